@@ -1,0 +1,90 @@
+# make help says what there is. Everything is incremental; nothing outside this directory is changed.
+
+SHELL       := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS   += --no-print-directory
+.DEFAULT_GOAL := build
+
+VERSION ?= $(shell scripts/version.sh)
+
+# The product is built and tested without cgo: the driver library is opened at run time, so one binary serves hosts with and
+# without a GPU. git's state reaches the binary through VERSION alone.
+export CGO_ENABLED := 0
+GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
+
+PKGS         ?= ./...
+TESTFLAGS    ?=
+TEST_TIMEOUT ?= 20m
+
+# What `make gpu-bundle` takes along as test binaries.
+GPU_TEST_PACKAGES ?= ./cudackpt ./criuutil ./test/e2e
+
+GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+##@ Build
+
+.PHONY: build
+build: need-go ## bin/cucriu and bin/cucriu-hook, and build/test/cucriu-hook, which fails where a test asks it to
+	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
+	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu-hook
+
+.PHONY: sim
+sim: need-gcc ## the simulated driver, build/cudasim
+	$(MAKE) -C test/cudasim
+
+.PHONY: workload
+workload: need-gcc ## the CUDA workload, build/workload
+	$(MAKE) -C test/workload
+
+.PHONY: tools
+tools: ## CRIU >= 4.0: the system's, or an unpacked one in .tools, tried once
+	@scripts/provide-criu.sh >/dev/null
+
+.PHONY: which-criu
+which-criu: ## print the path of the CRIU in use (with make -s)
+	@scripts/provide-criu.sh
+
+##@ Run
+
+.PHONY: demo
+demo: build sim workload tools ## dump and restore a job on the simulated driver
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/demo.sh
+
+.PHONY: test
+test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
+	go vet $(PKGS)
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+
+.PHONY: lint
+lint: need-go ## gofumpt, go vet, staticcheck, and shellcheck where installed
+	GOFUMPT=$(GOFUMPT) STATICCHECK=$(STATICCHECK) scripts/lint.sh $(PKGS)
+
+##@ Machines with a GPU, without Go or a network
+
+.PHONY: gpu-bundle
+gpu-bundle: build sim workload ## build/gpu-bundle and its .tar.gz (GPU_TEST_PACKAGES='./cudackpt ...')
+	scripts/gpu-bundle.sh $(GPU_TEST_PACKAGES)
+
+.PHONY: test-gpu
+test-gpu: gpu-bundle ## run the bundle here, on this machine's GPUs
+	build/gpu-bundle/run.sh
+
+##@ Housekeeping
+
+.PHONY: clean
+clean: ## remove build outputs
+	rm -rf bin build
+
+.PHONY: distclean
+distclean: clean ## and the CRIU provided in .tools
+	rm -rf .tools
+
+.PHONY: help
+help: ## this text
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+need-%:
+	@scripts/need.sh $*

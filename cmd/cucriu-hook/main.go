@@ -1,0 +1,101 @@
+// Command cucriu-hook is criu's action script for processes that use NVIDIA
+// GPUs: criu dump --action-script /usr/bin/cucriu-hook …, or a line
+// "action-script /usr/bin/cucriu-hook" in criu's configuration file.
+//
+// criu starts it without arguments and tells it the stage through the
+// environment. The hook starts itself again as the watcher of a session.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/config"
+	"cucriu/internal/logging"
+	"cucriu/internal/version"
+)
+
+const usage = `cucriu-hook: criu's action script for processes that use NVIDIA GPUs
+
+Give its path to criu, and nothing else:
+  criu dump    -t PID -D DIR --shell-job --action-script /usr/bin/cucriu-hook
+  criu restore        -D DIR --shell-job --action-script /usr/bin/cucriu-hook -d
+or, for runc and podman, a line in /etc/criu/runc.conf:
+  action-script /usr/bin/cucriu-hook
+
+Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
+`
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "cucriu-hook: error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	watch := len(args) == 2 && args[0] == "watch"
+	switch {
+	case len(args) == 1 && args[0] == "--version":
+		fmt.Println("cucriu-hook", version.Version)
+		return nil
+	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h"):
+		fmt.Print(usage)
+		return nil
+	case len(args) != 0 && !watch:
+		return fmt.Errorf("unknown arguments %q: criu starts this program without any (see --help)", args)
+	}
+	cfg, err := config.Load(os.Getenv)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	component := "hook"
+	if watch {
+		component = "watcher"
+	}
+	log, err := logging.New(cfg.Log, component)
+	if err != nil {
+		return err
+	}
+	hook := &hooks.Hook{Config: cfg, Log: log, Watcher: []string{self, "watch"}}
+	if watch {
+		return runWatcher(hook, args[1])
+	}
+	stage := hooks.StageFrom(os.Getenv)
+	hook.Log = log.With("stage", stage.Action)
+	return hook.Run(context.Background(), stage)
+}
+
+// runWatcher watches over a session. Its life is bounded by criu's, and what
+// it holds is a job that waits to be brought back, so it does not let itself
+// be ended by the signals that end a service or a terminal session.
+func runWatcher(hook *hooks.Hook, dir string) error {
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
+	ready := os.Stdout
+	err := hook.Watch(context.Background(), dir, readyOnce{ready})
+	if err != nil {
+		slog.Error("watcher", "error", err)
+	}
+	return err
+}
+
+// readyOnce closes the pipe to the hook after the one byte that it waits for.
+type readyOnce struct{ pipe *os.File }
+
+func (r readyOnce) Write(data []byte) (int, error) {
+	n, err := r.pipe.Write(data)
+	if closeErr := r.pipe.Close(); err == nil {
+		err = closeErr
+	}
+	return n, err
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/hooks"
+)
+
+func mapCommand() *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "map",
+		Short: "Explain which of this host's GPUs would take the place of each GPU of an image",
+		Long: `Explain which of this host's GPUs would take the place of each GPU of an image.
+
+The plan is made as the restore would make it, from the image's manifest, this
+host's GPUs and the configuration. Nothing is restored or changed. The exit
+status is 1 if the map cannot be met.`,
+		Example: "  cucriu map -D /var/lib/images/job1",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			manifest, err := hooks.ReadManifest(dir)
+			if err != nil {
+				return err
+			}
+			driver, err := hook.OpenDriver()
+			if err != nil {
+				return err
+			}
+			plan, err := hook.CheckHost(cmd.Context(), driver, manifest)
+			for _, line := range plan.Explain() {
+				fmt.Fprintln(cmd.OutOrStdout(), line)
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&dir, "images-dir", "D", ".", "the image directory")
+	return cmd
+}

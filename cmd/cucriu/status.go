@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/hooks"
+)
+
+func statusCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "status",
+		Short:   "Show the dumps and restores on this host and what became of the jobs",
+		Example: "  cucriu status\n  cucriu status --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			sessions, err := hooks.Sessions(hook.Config.RunDir)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), sessions)
+			}
+			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(table, "BEGUN\tKIND\tPROCESSES\tOUTCOME\tIMAGES\tMESSAGE")
+			for _, s := range sessions {
+				outcome := string(s.Outcome)
+				if outcome == "" {
+					outcome = "open: " + s.Step
+				}
+				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Created.Local().Format("2006-01-02 15:04:05"), s.Kind, pids(s), outcome, s.ImageDir, s.Message)
+			}
+			return table.Flush()
+		},
+	}
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func pids(s *hooks.Session) []int {
+	pids := make([]int, len(s.Members))
+	for i, member := range s.Members {
+		pids[i] = member.PID
+	}
+	return pids
+}

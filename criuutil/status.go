@@ -1,0 +1,64 @@
+package criuutil
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Status is what /proc/PID/status says that the dump and restore sides need.
+type Status struct {
+	Name      string
+	PPID      int
+	TracerPID int
+	// NSPID is the pid in every pid namespace that the process is in, from
+	// that of the reader inwards. The last is the pid in the CRIU image.
+	NSPID []int
+}
+
+// ImagePID is the pid by which a CRIU image names the process: the one in its
+// innermost pid namespace.
+func (s Status) ImagePID() int { return s.NSPID[len(s.NSPID)-1] }
+
+// ReadStatus reads the status of a process, or of a thread by its tid.
+func ReadStatus(pid int) (Status, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return Status{}, goneOr(pid, err)
+	}
+	return parseStatus(pid, data)
+}
+
+func parseStatus(pid int, data []byte) (Status, error) {
+	var s Status
+	for line := range bytes.Lines(data) {
+		key, value, _ := strings.Cut(string(line), ":")
+		value = strings.TrimSpace(value)
+		var err error
+		switch key {
+		case "Name":
+			s.Name = value
+		case "PPid":
+			s.PPID, err = strconv.Atoi(value)
+		case "TracerPid":
+			s.TracerPID, err = strconv.Atoi(value)
+		case "NSpid":
+			for _, field := range strings.Fields(value) {
+				n, fieldErr := strconv.Atoi(field)
+				if fieldErr != nil {
+					err = fieldErr
+				}
+				s.NSPID = append(s.NSPID, n)
+			}
+		}
+		if err != nil {
+			return Status{}, fmt.Errorf("status of process %d: %s: %w", pid, key, err)
+		}
+	}
+	if len(s.NSPID) == 0 {
+		return Status{}, fmt.Errorf("status of process %d has no NSpid line: the kernel is too old (4.1 has it)", pid)
+	}
+	return s, nil
+}

@@ -1,0 +1,78 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stopped reports whether every thread of a process is stopped: in the
+// group-stop (state T), or in a ptrace-stop (t), or has ended.
+func Stopped(pid int) (bool, error) {
+	tids, err := Threads(pid)
+	if err != nil {
+		return false, err
+	}
+	for _, tid := range tids {
+		stat, err := procStat(tid)
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		switch stat.State {
+		case "T", "t", "Z", "X", "x":
+		default:
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Stop sends SIGSTOP to the processes and waits until every thread of each is
+// stopped. Processes that end meanwhile count as stopped.
+func Stop(ctx context.Context, procs ...*Process) error {
+	for _, p := range procs {
+		if err := p.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, ErrGone) {
+			return err
+		}
+	}
+	return WaitStopped(ctx, procs...)
+}
+
+// WaitStopped waits until every thread of each process is stopped. The kernel
+// has no event that tells a stranger of it, so it looks again and again.
+func WaitStopped(ctx context.Context, procs ...*Process) error {
+	for _, p := range procs {
+		for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+			stopped, err := Stopped(p.PID)
+			if stopped || errors.Is(err, ErrGone) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%v has threads that do not stop (a system call that cannot be interrupted?): %w", p, ctx.Err())
+			case <-time.After(pause):
+			}
+		}
+	}
+	return nil
+}
+
+// Exiting reports whether the process has ended or is about to without
+// running any more code of its own: killed, exiting, or a zombie.
+func (p *Process) Exiting() bool {
+	const pfExiting = 0x4 // PF_EXITING in the kernel's include/linux/sched.h
+	if !p.Alive() {
+		return true
+	}
+	stat, err := procStat(p.PID)
+	return errors.Is(err, ErrGone) || stat.Flags&pfExiting != 0 || stat.State == "Z" || stat.State == "X"
+}

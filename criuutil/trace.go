@@ -1,0 +1,191 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Tracer lets single threads of stopped processes run while all their other
+// threads stay in the group-stop. If the tracing process dies, even by
+// SIGKILL, the kernel puts the threads back into the group-stop.
+type Tracer struct {
+	requests chan func(*tracees)
+	done     chan struct{}
+}
+
+var errReleased = errors.New("tracer has been released")
+
+// NewTracer starts a tracer; Release ends it.
+func NewTracer() *Tracer {
+	t := &Tracer{requests: make(chan func(*tracees)), done: make(chan struct{})}
+	sigchld := make(chan os.Signal, 1)
+	signal.Notify(sigchld, unix.SIGCHLD)
+	go func() {
+		defer close(t.done)
+		defer signal.Stop(sigchld)
+		// ptrace requests are only taken from the thread that seized. It is
+		// never unlocked, so it ends with the goroutine and the kernel detaches
+		// whatever it may still trace.
+		runtime.LockOSThread()
+		(&tracees{sigchld: sigchld}).serve(t.requests)
+	}()
+	return t
+}
+
+// Run lets the thread tid run although its process is stopped.
+func (t *Tracer) Run(tid int) error {
+	return t.do(func(s *tracees) error { return s.seize(tid) })
+}
+
+// Release stops every thread again, lets go of it so that it falls back into
+// the group-stop of its process, and ends the tracer. A thread that has ended
+// is no error, and neither is a second Release.
+func (t *Tracer) Release(ctx context.Context) error {
+	err := t.do(func(s *tracees) error {
+		s.released = true
+		return s.release(ctx)
+	})
+	if errors.Is(err, errReleased) {
+		return nil
+	}
+	<-t.done
+	return err
+}
+
+func (t *Tracer) do(f func(*tracees) error) error {
+	reply := make(chan error, 1)
+	select {
+	case t.requests <- func(s *tracees) { reply <- f(s) }:
+		return <-reply
+	case <-t.done:
+		return errReleased
+	}
+}
+
+// tracees is owned by the one OS thread that traces.
+type tracees struct {
+	sigchld  chan os.Signal // the kernel announces every ptrace-stop by SIGCHLD
+	tids     []int
+	released bool
+}
+
+func (s *tracees) serve(requests <-chan func(*tracees)) {
+	for !s.released {
+		select {
+		case request := <-requests:
+			request(s)
+		case <-s.sigchld:
+			s.resumeStopped()
+		}
+	}
+}
+
+func (s *tracees) seize(tid int) error {
+	if err := unix.PtraceSeize(tid); err != nil {
+		hint := ""
+		if errors.Is(err, unix.EPERM) {
+			hint = " (another tracer such as a debugger, or no CAP_SYS_PTRACE)"
+		}
+		return fmt.Errorf("PTRACE_SEIZE of thread %d: %w%s", tid, err, hint)
+	}
+	s.tids = append(s.tids, tid)
+	return nil
+}
+
+// resumeStopped continues every tracee that has reported a stop: the
+// group-stop it was in when it was seized, one that came later, or a signal,
+// which it is then given.
+func (s *tracees) resumeStopped() {
+	alive := s.tids[:0]
+	for _, tid := range s.tids {
+		ended := false
+		for {
+			status, reported, err := waitNoHang(tid)
+			if ended = err != nil || reported && !status.Stopped(); ended || !reported {
+				break
+			}
+			_ = unix.PtraceCont(tid, toDeliver(status)) // ESRCH: it was killed, and the next wait says so
+		}
+		if !ended {
+			alive = append(alive, tid)
+		}
+	}
+	s.tids = alive
+}
+
+func (s *tracees) release(ctx context.Context) error {
+	var errs []error
+	for _, tid := range s.tids {
+		if err := s.detach(ctx, tid); err != nil {
+			errs = append(errs, fmt.Errorf("let go of thread %d: %w", tid, err))
+		}
+	}
+	s.tids = nil
+	return errors.Join(errs...)
+}
+
+// detach interrupts a running tracee, waits until it has stopped, and detaches
+// from it. A signal that arrives first is delivered: the interrupt stays
+// pending behind it.
+func (s *tracees) detach(ctx context.Context, tid int) error {
+	if err := unix.PtraceInterrupt(tid); err != nil {
+		return ignoreESRCH(err)
+	}
+	for {
+		status, reported, err := waitNoHang(tid)
+		switch {
+		case err != nil || reported && !status.Stopped():
+			return nil // it has ended
+		case reported && isEventStop(status):
+			return ignoreESRCH(unix.PtraceDetach(tid))
+		case reported:
+			if err := unix.PtraceCont(tid, toDeliver(status)); err != nil {
+				return ignoreESRCH(err)
+			}
+		default:
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("it does not stop: %w", ctx.Err())
+			case <-s.sigchld:
+			case <-time.After(50 * time.Millisecond): // SIGCHLDs coalesce
+			}
+		}
+	}
+}
+
+// waitNoHang returns what a tracee has to report, if anything.
+func waitNoHang(tid int) (status unix.WaitStatus, reported bool, err error) {
+	for {
+		got, err := unix.Wait4(tid, &status, unix.WNOHANG|unix.WALL, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return status, got == tid, err
+		}
+	}
+}
+
+// isEventStop tells the stops that PTRACE_INTERRUPT and a group-stop cause
+// from the stop before the delivery of a signal.
+func isEventStop(status unix.WaitStatus) bool {
+	return int(status)>>16 == unix.PTRACE_EVENT_STOP
+}
+
+func toDeliver(status unix.WaitStatus) int {
+	if isEventStop(status) {
+		return 0
+	}
+	return int(status.StopSignal())
+}
+
+func ignoreESRCH(err error) error {
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,201 @@
+package criuutil
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The test binary is its own target: two threads that print their tid and
+// then write a byte each few milliseconds.
+func TestMain(m *testing.M) {
+	if os.Getenv("CRIUUTIL_TARGET") != "" {
+		for fd := range 2 {
+			go func() {
+				runtime.LockOSThread()
+				fmt.Printf("%d %d\n", fd, unix.Gettid())
+				// Raw system calls: Go's scheduler would need the other threads.
+				dot, pause := byte('.'), unix.Timespec{Nsec: 2e6}
+				for {
+					if _, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(3+fd), uintptr(unsafe.Pointer(&dot)), 1); errno != 0 {
+						os.Exit(0)
+					}
+					unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&pause)), 0, 0)
+				}
+			}()
+		}
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+// ticking is a process with two threads whose progress can be seen.
+type ticking struct {
+	*Process
+	tids  [2]int
+	pipes [2]*os.File
+}
+
+func startTicking(t *testing.T) *ticking {
+	t.Helper()
+	target := &ticking{}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=1", "GOMAXPROCS=4")
+	for i := range target.pipes {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		target.pipes[i] = r
+		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewScanner(out)
+	for range 2 {
+		lines.Scan()
+		index, tid, _ := strings.Cut(lines.Text(), " ")
+		i, err := strconv.Atoi(index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target.tids[i], _ = strconv.Atoi(tid)
+	}
+	target.Process = open(t, cmd.Process.Pid)
+	return target
+}
+
+// ticks reports whether a thread runs: whether a byte arrives that it wrote
+// after the question.
+func (p *ticking) ticks(t *testing.T, thread int) bool {
+	t.Helper()
+	pipe := p.pipes[thread]
+	buffer := make([]byte, 1<<16) // as much as a pipe holds: one read drains it
+	_ = pipe.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, _ = pipe.Read(buffer)
+	_ = pipe.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	_, err := pipe.Read(buffer)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func (p *ticking) want(t *testing.T, when string, first, second bool) {
+	t.Helper()
+	if got := [2]bool{p.ticks(t, 0), p.ticks(t, 1)}; got != [2]bool{first, second} {
+		t.Fatalf("%s: threads run: %v, want %v", when, got, [2]bool{first, second})
+	}
+}
+
+func TestOneThreadOfAStoppedProcessRuns(t *testing.T) {
+	p := startTicking(t)
+	p.want(t, "at first", true, true)
+	if err := Stop(t.Context(), p.Process); err != nil {
+		t.Fatal(err)
+	}
+	p.want(t, "stopped", false, false)
+	for range 2 { // and a second time the same
+		tracer := NewTracer()
+		if err := tracer.Run(p.tids[0]); err != nil {
+			t.Fatal(err)
+		}
+		p.want(t, "first thread traced", true, false)
+		if err := tracer.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := WaitStopped(t.Context(), p.Process); err != nil {
+			t.Fatal(err)
+		}
+		p.want(t, "released", false, false)
+		if err := tracer.Release(t.Context()); err != nil {
+			t.Fatalf("a second release: %v", err)
+		}
+		if err := tracer.Run(p.tids[0]); err == nil {
+			t.Fatal("a released tracer traces")
+		}
+	}
+	if err := p.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	p.want(t, "continued", true, true)
+}
+
+func TestATracedThreadThatDiesIsNoError(t *testing.T) {
+	p := startTicking(t)
+	if err := Stop(t.Context(), p.Process); err != nil {
+		t.Fatal(err)
+	}
+	tracer := NewTracer()
+	if err := tracer.Run(p.tids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.WaitExit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tracer.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestASecondTracerIsRefusedWithTheReason(t *testing.T) {
+	p := startTicking(t)
+	if err := Stop(t.Context(), p.Process); err != nil {
+		t.Fatal(err)
+	}
+	first, second := NewTracer(), NewTracer()
+	if err := first.Run(p.tids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Run(p.tids[0]); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "debugger") {
+		t.Fatalf("second tracer: %v", err)
+	}
+	for _, tracer := range []*Tracer{first, second} {
+		if err := tracer.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestStopEndsWithItsContext(t *testing.T) {
+	p := startTicking(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	// A traced thread is not in the group-stop and never gets there.
+	if err := Stop(t.Context(), p.Process); err != nil {
+		t.Fatal(err)
+	}
+	tracer := NewTracer()
+	defer tracer.Release(context.Background())
+	if err := tracer.Run(p.tids[0]); err != nil {
+		t.Fatal(err)
+	}
+	p.want(t, "traced", true, false)
+	if err := WaitStopped(ctx, p.Process); !errors.Is(err, context.Canceled) {
+		t.Fatalf("wait: %v", err)
+	}
+}

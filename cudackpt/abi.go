@@ -1,0 +1,156 @@
+package cudackpt
+
+import (
+	"runtime"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// This file is the whole of the driver's ABI that the package relies on: the
+// names of the entry points, the layout of what they are given, and one function
+// for each call. Source: cuda.h of CUDA 12.8 to 13.4, LP64 Linux, which amd64
+// and arm64 share.
+
+// Entry points of libcuda.so.1.
+const (
+	callGetVersion         = "cuDriverGetVersion"
+	callGetState           = "cuCheckpointProcessGetState"
+	callGetRestoreThreadID = "cuCheckpointProcessGetRestoreThreadId"
+	callLock               = "cuCheckpointProcessLock"
+	callCheckpoint         = "cuCheckpointProcessCheckpoint"
+	callRestore            = "cuCheckpointProcessRestore"
+	callUnlock             = "cuCheckpointProcessUnlock"
+)
+
+// argsSize is the size in bytes of every CUcheckpoint…Args on LP64, in every
+// version so far.
+const argsSize = 64
+
+// lockArgs is CUcheckpointLockArgs. What is reserved must be zero.
+type lockArgs struct {
+	timeoutMillis uint32 // 0 = wait for ever
+	reserved      [60]byte
+}
+
+// checkpointArgs is CUcheckpointCheckpointArgs. CUDA 13.4 gave the reserved bytes
+// a meaning (pointers to custom storage); older drivers refuse or misread them, so
+// they stay zero, which every version reads as "no options".
+type checkpointArgs struct {
+	reserved [argsSize]byte
+}
+
+// restoreArgs is CUcheckpointRestoreArgs as of CUDA 13.0. In 12.8 all of it is
+// reserved, so pairs are sent only to a driver that knows them.
+type restoreArgs struct {
+	pairs      *gpuPair
+	pairsCount uint32
+	reserved   [52]byte
+}
+
+// unlockArgs is CUcheckpointUnlockArgs.
+type unlockArgs struct {
+	reserved [argsSize]byte
+}
+
+// gpuPair is CUcheckpointGpuPair: two CUuuid of 16 raw bytes.
+type gpuPair struct {
+	oldUUID [16]byte
+	newUUID [16]byte
+}
+
+// The compiler holds the sizes; abi_test.go holds the offsets.
+var (
+	_ [argsSize]byte = [unsafe.Sizeof(lockArgs{})]byte{}
+	_ [argsSize]byte = [unsafe.Sizeof(checkpointArgs{})]byte{}
+	_ [argsSize]byte = [unsafe.Sizeof(restoreArgs{})]byte{}
+	_ [argsSize]byte = [unsafe.Sizeof(unlockArgs{})]byte{}
+	_ [32]byte       = [unsafe.Sizeof(gpuPair{})]byte{}
+)
+
+// checkpointAPI holds the addresses of the six calls; an address is 0 when the
+// library does not export the call.
+type checkpointAPI struct {
+	getState, getRestoreThreadID, lock, checkpoint, restore, unlock uintptr
+}
+
+// resolve looks the six calls up. Absence is not an error here: a driver older
+// than 570 is still good for its version and its GPUs.
+func (api *checkpointAPI) resolve(handle uintptr) {
+	for name, address := range map[string]*uintptr{
+		callGetState:           &api.getState,
+		callGetRestoreThreadID: &api.getRestoreThreadID,
+		callLock:               &api.lock,
+		callCheckpoint:         &api.checkpoint,
+		callRestore:            &api.restore,
+		callUnlock:             &api.unlock,
+	} {
+		*address = symbol(handle, name)
+	}
+}
+
+// complete says that all six calls are there.
+func (api *checkpointAPI) complete() bool {
+	return api.getState != 0 && api.getRestoreThreadID != 0 && api.lock != 0 &&
+		api.checkpoint != 0 && api.restore != 0 && api.unlock != 0
+}
+
+// The raw calls block their thread for as long as the driver takes. Everything
+// that C is given a pointer to is on the heap and lives until the call returns:
+// SyscallN's arguments do so by its go:uintptrescapes, what they point on to is
+// pinned.
+
+func rawGetVersion(fn uintptr) (int32, Result) {
+	version := new(int32)
+	r, _, _ := purego.SyscallN(fn, uintptr(unsafe.Pointer(version)))
+	return *version, result(r)
+}
+
+func (api *checkpointAPI) rawGetState(pid int32) (uint32, Result) {
+	state := new(uint32)
+	r, _, _ := purego.SyscallN(api.getState, uintptr(pid), uintptr(unsafe.Pointer(state)))
+	return *state, result(r)
+}
+
+func (api *checkpointAPI) rawGetRestoreThreadID(pid int32) (int32, Result) {
+	tid := new(int32)
+	r, _, _ := purego.SyscallN(api.getRestoreThreadID, uintptr(pid), uintptr(unsafe.Pointer(tid)))
+	return *tid, result(r)
+}
+
+func (api *checkpointAPI) rawLock(pid int32, timeoutMillis uint32) Result {
+	args := &lockArgs{timeoutMillis: timeoutMillis}
+	r, _, _ := purego.SyscallN(api.lock, uintptr(pid), uintptr(unsafe.Pointer(args)))
+	return result(r)
+}
+
+func (api *checkpointAPI) rawCheckpoint(pid int32) Result {
+	args := &checkpointArgs{}
+	r, _, _ := purego.SyscallN(api.checkpoint, uintptr(pid), uintptr(unsafe.Pointer(args)))
+	return result(r)
+}
+
+func (api *checkpointAPI) rawRestore(pid int32, pairs []gpuPair) Result {
+	args := &restoreArgs{}
+	var pinner runtime.Pinner
+	defer pinner.Unpin()
+	if len(pairs) > 0 {
+		args.pairs = &pairs[0]
+		args.pairsCount = uint32(len(pairs))
+		pinner.Pin(args.pairs)
+	}
+	r, _, _ := purego.SyscallN(api.restore, uintptr(pid), uintptr(unsafe.Pointer(args)))
+	return result(r)
+}
+
+func (api *checkpointAPI) rawUnlock(pid int32) Result {
+	args := &unlockArgs{}
+	r, _, _ := purego.SyscallN(api.unlock, uintptr(pid), uintptr(unsafe.Pointer(args)))
+	return result(r)
+}
+
+// result takes the CUresult out of a return register: a C int, whose upper half
+// of the register is not defined.
+func result(register uintptr) Result {
+	return Result(uint32(register))
+}

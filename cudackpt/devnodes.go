@@ -1,0 +1,86 @@
+package cudackpt
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"golang.org/x/sys/unix"
+)
+
+// nvidiaMajor is the character device major of the GPUs; the kernel reserves it.
+// Minors 254 and 255 are nvidia-modeset and nvidiactl.
+const (
+	nvidiaMajor    = 195
+	lastGPUMinor   = 253
+	gpuNodePattern = `^nvidia[0-9]+$`
+)
+
+// visibleMinors returns the minors of the GPU device nodes in <base>/dev of the
+// file system tree whose root is processRoot, "/proc/PID/root". The number of the
+// device decides, not the name: it is what an open reaches.
+func visibleMinors(processRoot, base string) (map[int]bool, error) {
+	tree, err := unix.Open(processRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: processRoot, Err: err}
+	}
+	defer unix.Close(tree)
+	dev := filepath.Join(base, "dev")
+	dir, err := openIn(tree, dev, unix.O_RDONLY|unix.O_DIRECTORY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // no /dev, so it sees none
+	}
+	if err != nil {
+		return nil, fmt.Errorf("in %s: %w", processRoot, err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("in %s: %w", processRoot, err)
+	}
+	isGPU := regexp.MustCompile(gpuNodePattern)
+	minors := make(map[int]bool)
+	for _, name := range names {
+		if !isGPU.MatchString(name) {
+			continue
+		}
+		node, err := openIn(tree, filepath.Join(dev, name), unix.O_PATH)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile, or a link to nothing
+		}
+		if err != nil {
+			return nil, fmt.Errorf("in %s: %w", processRoot, err)
+		}
+		var st unix.Stat_t
+		err = unix.Fstat(int(node.Fd()), &st)
+		node.Close()
+		if err != nil {
+			return nil, &fs.PathError{Op: "fstat", Path: filepath.Join(processRoot, dev, name), Err: err}
+		}
+		device := uint64(st.Rdev)
+		if st.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Major(device) == nvidiaMajor && unix.Minor(device) <= lastGPUMinor {
+			minors[int(unix.Minor(device))] = true
+		}
+	}
+	return minors, nil
+}
+
+// openIn opens path in the tree whose root is tree. Absolute links in it lead to
+// where they lead for a process with that root; a plain open of /proc/PID/root/…
+// would follow them in our own tree.
+func openIn(tree int, path string, flags uint64) (*os.File, error) {
+	how := &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
+	for {
+		fd, err := unix.Openat2(tree, path, how)
+		switch {
+		case err == nil:
+			return os.NewFile(uintptr(fd), path), nil
+		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename raced with the look-up
+			continue
+		}
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+}

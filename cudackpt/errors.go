@@ -1,0 +1,95 @@
+package cudackpt
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrInvalidArgument is what errors.Is finds in the error for an argument that is
+// refused before the driver is asked.
+var ErrInvalidArgument = errors.New("invalid argument")
+
+// Error is a driver call that the driver refused or that failed. errors.Is finds
+// its Result.
+type Error struct {
+	Call   string // the driver's name of the call, "cuCheckpointProcessLock"
+	PID    int    // the target
+	Result Result
+	// Gone says that the target was dead when the call had failed. It is looked
+	// up for ResultOperatingSystem alone, which otherwise has several causes.
+	Gone bool
+}
+
+// Error says what was called on which process, what the driver answered, what
+// that means for this call and what to do.
+func (e *Error) Error() string {
+	text := fmt.Sprintf("%s of process %d: %v", e.Call, e.PID, e.Result)
+	m := e.meaning()
+	if m.means != "" {
+		text += ": " + m.means
+	}
+	if m.remedy != "" {
+		text += ": " + m.remedy
+	}
+	return text
+}
+
+// Meaning returns what the result means for this call, "" if that is not known.
+func (e *Error) Meaning() string { return e.meaning().means }
+
+// Remedy returns what to do about it, "" if nothing is known to help.
+func (e *Error) Remedy() string { return e.meaning().remedy }
+
+// Unwrap returns the Result.
+func (e *Error) Unwrap() error { return e.Result }
+
+// InterruptedError says that a context ended before a driver call did. errors.Is
+// finds context.Canceled or context.DeadlineExceeded in it.
+type InterruptedError struct {
+	Call string // the driver's name of the call
+	PID  int    // the target; 0 if the call is about no process
+	// Started says that the driver has been called. It cannot be called back: the
+	// operation may still complete in the target, at any time. Later calls to that
+	// process wait for it; so does Process.Settle, after which State says what
+	// became of it.
+	Started bool
+	// InTheWay is the earlier call, given up by its caller and still under way,
+	// that this one waited for. "" if there was none.
+	InTheWay string
+	Err      error // the context's error
+}
+
+// Error says whether the operation may still complete.
+func (e *InterruptedError) Error() string {
+	what := e.Call
+	if e.PID != 0 {
+		what = fmt.Sprintf("%s of process %d", e.Call, e.PID)
+	}
+	switch {
+	case e.Started:
+		return fmt.Sprintf("%s: %v: the driver call cannot be interrupted, the operation may still complete in the target: let it settle and read the state before deciding", what, e.Err)
+	case e.InTheWay != "":
+		return fmt.Sprintf("%s: not started: %v while an earlier %s was still under way", what, e.Err, e.InTheWay)
+	}
+	return fmt.Sprintf("%s: not started: %v", what, e.Err)
+}
+
+// Unwrap returns the context's error.
+func (e *InterruptedError) Unwrap() error { return e.Err }
+
+// StateError says that an operation makes no sense for the state in which the
+// process is. errors.Is finds ResultIllegalState in it.
+type StateError struct {
+	Op    string // "toggle", "wait for locked"
+	PID   int
+	State State  // what the process was found in
+	Hint  string // what to do
+}
+
+// Error names the operation, the process and its state.
+func (e *StateError) Error() string {
+	return fmt.Sprintf("%s: process %d is %v: %s", e.Op, e.PID, e.State, e.Hint)
+}
+
+// Is makes errors.Is(err, ResultIllegalState) true.
+func (e *StateError) Is(target error) bool { return target == error(ResultIllegalState) }

@@ -1,0 +1,84 @@
+package cudackpt
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Version is the CUDA version that a driver implements, as cuDriverGetVersion
+// gives it: 1000*major + 10*minor, 13000 for 13.0. Versions compare as integers.
+type Version int
+
+// Major returns 13 of 13.0.
+func (v Version) Major() int { return int(v) / 1000 }
+
+// Minor returns 8 of 12.8.
+func (v Version) Minor() int { return int(v) % 1000 / 10 }
+
+// String returns "13.0".
+func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major(), v.Minor()) }
+
+// Feature is something that only newer drivers can do.
+type Feature string
+
+const (
+	// FeatureCheckpoint is the checkpoint API as a whole: driver 570, CUDA 12.8.
+	FeatureCheckpoint Feature = "the checkpoint API"
+	// FeatureGPUPairs is restoring onto other GPUs than those that were captured:
+	// driver 580, CUDA 13.0.
+	FeatureGPUPairs Feature = "GPU pairs at restore"
+)
+
+// cudaWithGPUPairs is the CUDA version whose RestoreArgs carries GPU pairs. The
+// library's version decides, not the kernel module's: the library reads the
+// arguments, and a cuda-compat library may be newer than the module.
+const cudaWithGPUPairs Version = 13000
+
+// Supports returns nil when the driver has the feature, else an
+// [*UnsupportedError].
+func (d *Driver) Supports(feature Feature) error {
+	switch feature {
+	case FeatureCheckpoint:
+		if d.api.complete() {
+			return nil
+		}
+		return d.unsupported(feature, "570")
+	case FeatureGPUPairs:
+		if d.api.complete() && d.version >= cudaWithGPUPairs {
+			return nil
+		}
+		return d.unsupported(feature, "580")
+	}
+	return fmt.Errorf("%w: unknown feature %q", ErrInvalidArgument, string(feature))
+}
+
+func (d *Driver) unsupported(feature Feature, minimum string) error {
+	found, err := d.DriverVersion()
+	if err != nil {
+		found = "" // the kernel module cannot be asked; the library's version says enough
+	}
+	return &UnsupportedError{Feature: feature, MinimumDriver: minimum, Driver: found, CUDA: d.version}
+}
+
+// ErrNotSupported is what errors.Is finds in every [*UnsupportedError].
+var ErrNotSupported = errors.New("not supported by this driver")
+
+// UnsupportedError says that the driver is too old for a feature.
+type UnsupportedError struct {
+	Feature       Feature
+	MinimumDriver string  // the first driver with the feature, "580"
+	Driver        string  // the driver that is installed, "570.86.15"; "" if the kernel module did not say
+	CUDA          Version // the CUDA version of the library that was loaded
+}
+
+// Error names the feature, the driver that has it and the one that was found.
+func (e *UnsupportedError) Error() string {
+	found := fmt.Sprintf("CUDA %v", e.CUDA)
+	if e.Driver != "" {
+		found = fmt.Sprintf("driver %s with CUDA %v", e.Driver, e.CUDA)
+	}
+	return fmt.Sprintf("%s needs NVIDIA driver %s or newer, this is %s: update the driver on this host", e.Feature, e.MinimumDriver, found)
+}
+
+// Is makes errors.Is(err, ErrNotSupported) true.
+func (e *UnsupportedError) Is(target error) bool { return target == ErrNotSupported }

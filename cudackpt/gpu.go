@@ -1,0 +1,146 @@
+package cudackpt
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// GPU is one GPU of this host, as /proc/driver/nvidia describes it.
+type GPU struct {
+	UUID     UUID   `json:"uuid"`
+	Model    string `json:"model"`        // "NVIDIA H200"
+	PCIBusID string `json:"pci"`          // "0000:41:00.0", lower case
+	Minor    int    `json:"device_minor"` // its device node is /dev/nvidia<Minor>
+}
+
+// HostGPUs returns the GPUs that the kernel's driver has on this host, in order of
+// their PCI bus ids.
+//
+// Assumption: that is also the order in which a restore without pairs assigns
+// them. NVML and CUDA_DEVICE_ORDER=PCI_BUS_ID count so, and on hosts whose GPUs
+// are all of one type, the only ones between which a process can move, CUDA's
+// default order is the same.
+func (d *Driver) HostGPUs() ([]GPU, error) { return hostGPUs(d.root) }
+
+// VisibleGPUs returns the GPUs that a process can see: those that have a device
+// node /dev/nvidiaN in its mount namespace, in the order of HostGPUs. This set,
+// used or not, is what the driver captures at a checkpoint, and
+// CUDA_VISIBLE_DEVICES plays no part in it. The process needs no CUDA, and may be
+// stopped. Reading another user's namespace takes CAP_SYS_PTRACE.
+func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
+	if pid <= 0 {
+		return nil, fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
+	}
+	host, err := hostGPUs(d.root)
+	if err != nil {
+		return nil, err
+	}
+	minors, err := visibleMinors(filepath.Join("/proc", strconv.Itoa(pid), "root"), d.root)
+	if err != nil {
+		return nil, fmt.Errorf("device nodes that process %d can see: %w", pid, err)
+	}
+	// A node without a GPU behind it (container engines make nodes ahead of need,
+	// and GPUs fall off the bus) shows the process nothing.
+	return slices.DeleteFunc(host, func(g GPU) bool { return !minors[g.Minor] }), nil
+}
+
+func hostGPUs(root string) ([]GPU, error) {
+	dir := filepath.Join(root, "proc/driver/nvidia/gpus")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the NVIDIA kernel driver is not loaded: %w: run modprobe nvidia, or install the driver", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	gpus := make([]GPU, 0, len(entries))
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name(), "information")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		gpu, err := parseInformation(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		gpus = append(gpus, gpu)
+	}
+	slices.SortFunc(gpus, func(a, b GPU) int {
+		// A domain beyond 16 bits has more digits, and comes last.
+		return cmp.Or(cmp.Compare(len(a.PCIBusID), len(b.PCIBusID)), cmp.Compare(a.PCIBusID, b.PCIBusID))
+	})
+	return gpus, nil
+}
+
+// parseInformation reads /proc/driver/nvidia/gpus/*/information: lines of "Name:",
+// blanks, value.
+func parseInformation(text []byte) (GPU, error) {
+	fields := make(map[string]string)
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(line, ":"); ok {
+			fields[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		}
+	}
+	gpu := GPU{Model: fields["Model"], PCIBusID: strings.ToLower(fields["Bus Location"])}
+	uuid := fields["GPU UUID"]
+	if strings.Contains(uuid, "?") {
+		return GPU{}, errors.New("the GPU has no UUID because it is not initialized: switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)")
+	}
+	var err error
+	if gpu.UUID, err = ParseUUID(uuid); err != nil {
+		return GPU{}, fmt.Errorf("GPU UUID: %w", err)
+	}
+	if gpu.PCIBusID == "" {
+		return GPU{}, errors.New("no Bus Location")
+	}
+	if gpu.Minor, err = strconv.Atoi(fields["Device Minor"]); err != nil || gpu.Minor < 0 {
+		return GPU{}, fmt.Errorf("%q is no Device Minor", fields["Device Minor"])
+	}
+	return gpu, nil
+}
+
+// DriverVersion returns the version of the kernel's driver, "580.159.04".
+func (d *Driver) DriverVersion() (string, error) {
+	path := filepath.Join(d.root, "proc/driver/nvidia/version")
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("the NVIDIA kernel driver is not loaded: %w: run modprobe nvidia, or install the driver", err)
+	}
+	if err != nil {
+		return "", err
+	}
+	version, err := parseDriverVersion(text)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return version, nil
+}
+
+// parseDriverVersion finds the version in the line that begins with "NVRM
+// version:". The words before it differ between the proprietary and the open
+// kernel module; it is the first word that is made of numbers and dots.
+func parseDriverVersion(text []byte) (string, error) {
+	isVersion := regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
+	for line := range bytes.Lines(text) {
+		rest, ok := strings.CutPrefix(string(line), "NVRM version:")
+		if !ok {
+			continue
+		}
+		for _, word := range strings.Fields(rest) {
+			if isVersion.MatchString(word) {
+				return word, nil
+			}
+		}
+	}
+	return "", errors.New("no NVRM version in it")
+}

@@ -1,0 +1,96 @@
+package cudackpt
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/ebitengine/purego"
+)
+
+// The sonames under which the driver's libraries are installed.
+const (
+	sonameCUDA = "libcuda.so.1"
+	sonameNVML = "libnvidia-ml.so.1"
+)
+
+// library is a shared library that is loaded for as long as this process lives:
+// neither libcuda nor NVML survives dlclose while a thread is inside it, and a
+// call that was given up may be.
+type library struct {
+	name   string // as dlopen was given it
+	handle uintptr
+}
+
+// openLibrary loads the first of candidates that can be loaded.
+func openLibrary(candidates []string) (library, error) {
+	failure := &LibraryError{}
+	for _, name := range candidates {
+		handle, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		if err == nil {
+			return library{name: name, handle: handle}, nil
+		}
+		failure.Tried = append(failure.Tried, name)
+		failure.Errs = append(failure.Errs, err)
+	}
+	return library{}, failure
+}
+
+// besides returns where to look for soname, given how libcuda was loaded: beside
+// it when it was loaded from a directory, so that a driver which was chosen by
+// path comes as one piece.
+func (l library) besides(soname string) []string {
+	if strings.Contains(l.name, "/") {
+		return []string{filepath.Join(filepath.Dir(l.name), soname)}
+	}
+	return []string{soname}
+}
+
+// defaultLibraries are the places of libcuda when none was named: the loader's
+// own search, then the directories of the common driver packages. CRIU and
+// container engines start hooks with an environment of their own, in which
+// LD_LIBRARY_PATH may be missing.
+func defaultLibraries() []string {
+	multiarch := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	return []string{
+		sonameCUDA,
+		filepath.Join("/usr/lib", multiarch, sonameCUDA),     // Debian, Ubuntu
+		filepath.Join("/usr/lib64", sonameCUDA),              // Fedora, RHEL, SUSE
+		filepath.Join("/usr/lib", sonameCUDA),                // Arch
+		filepath.Join("/usr/local/nvidia/lib64", sonameCUDA), // what Kubernetes device plugins mount
+	}
+}
+
+// symbol returns the address of name, or 0 when the library does not export it.
+func symbol(handle uintptr, name string) uintptr {
+	address, err := purego.Dlsym(handle, name)
+	if err != nil {
+		return 0
+	}
+	return address
+}
+
+// LibraryError says that a library of the driver could not be loaded.
+type LibraryError struct {
+	Tried []string // paths or sonames, in order
+	Errs  []error  // what the loader said of each
+}
+
+// Error names every place that was tried, with the loader's reason.
+func (e *LibraryError) Error() string {
+	var reasons []string
+	for i, name := range e.Tried {
+		reason := e.Errs[i].Error()
+		if !strings.Contains(reason, name) {
+			reason = name + ": " + reason
+		}
+		reasons = append(reasons, reason)
+	}
+	return fmt.Sprintf("cannot load the NVIDIA driver's library (%s): install the NVIDIA driver on this host, or name its library by path",
+		strings.Join(reasons, "; "))
+}
+
+// Unwrap returns what the loader said.
+func (e *LibraryError) Unwrap() error { return errors.Join(e.Errs...) }

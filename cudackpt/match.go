@@ -1,0 +1,101 @@
+package cudackpt
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// mappedFile is a file that is mapped into a process, as /proc/PID/maps shows it.
+type mappedFile struct {
+	path   string // as the mapping process names it
+	device string // "fe:01"
+	inode  string
+}
+
+// same says that both are one file, or two copies of one version of the library:
+// containers have the host's library mounted or copied in under the file name
+// that holds its version, "libcuda.so.580.159.04".
+func (f mappedFile) same(other mappedFile) bool {
+	if f.device == other.device && f.inode == other.inode {
+		return true
+	}
+	name := filepath.Base(f.path)
+	return name == filepath.Base(other.path) && strings.Count(name, ".") > 2
+}
+
+// LibraryMismatchError says that a process has another libcuda mapped than the one
+// that would drive it.
+type LibraryMismatchError struct {
+	PID    int
+	Target string // the file that the process has mapped
+	Ours   string // the file that this driver was loaded from
+}
+
+// Error names both files.
+func (e *LibraryMismatchError) Error() string {
+	return fmt.Sprintf("process %d uses %s, but this program would drive it with %s: the two must be one version of the driver's library: name the one that the process uses (a cuda-compat library in a container, as a rule)", e.PID, e.Target, e.Ours)
+}
+
+// CheckLibrary compares the libcuda that a process has mapped with the one that
+// this driver was loaded from: they talk a private protocol to each other, and
+// must be of one version. It gives a [*LibraryMismatchError] if they are not, and
+// nil for a process that has no libcuda mapped. It reads /proc alone and asks the
+// driver nothing.
+func (d *Driver) CheckLibrary(pid int) error {
+	if pid <= 0 {
+		return fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
+	}
+	ours, err := mappedAt("self", func(path string, from, to uint64) bool {
+		return from <= uint64(d.anchor) && uint64(d.anchor) < to
+	})
+	if err != nil {
+		return err
+	}
+	if ours == nil {
+		return errors.New("the driver's library is not in this program's own memory map")
+	}
+	target, err := mappedAt(strconv.Itoa(pid), func(path string, from, to uint64) bool {
+		return isLibcuda(filepath.Base(path))
+	})
+	if err != nil {
+		return err
+	}
+	if target == nil || ours.same(*target) {
+		return nil
+	}
+	return &LibraryMismatchError{PID: pid, Target: target.path, Ours: ours.path}
+}
+
+// isLibcuda tells libcuda from its neighbours, libcudart and libcudadebugger.
+func isLibcuda(base string) bool { return strings.HasPrefix(base, "libcuda.so") }
+
+// mappedAt returns the first file mapping of a process that wanted accepts, or nil.
+func mappedAt(process string, wanted func(path string, from, to uint64) bool) (*mappedFile, error) {
+	maps, err := os.ReadFile(filepath.Join("/proc", process, "maps"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(maps)) {
+		// from-to perms offset dev inode path, the path with its blanks
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
+		if len(fields) < 6 {
+			continue
+		}
+		path := strings.TrimSuffix(strings.TrimLeft(fields[5], " "), " (deleted)")
+		low, high, _ := strings.Cut(fields[0], "-")
+		from, err := strconv.ParseUint(low, 16, 64)
+		if err != nil {
+			continue
+		}
+		to, err := strconv.ParseUint(high, 16, 64)
+		if err != nil || !strings.HasPrefix(path, "/") || !wanted(path, from, to) {
+			continue
+		}
+		return &mappedFile{path: path, device: fields[3], inode: fields[4]}, nil
+	}
+	return nil, nil
+}

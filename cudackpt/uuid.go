@@ -1,0 +1,73 @@
+package cudackpt
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// UUID identifies one GPU, on whatever host it is. The zero UUID identifies none.
+type UUID [16]byte
+
+// uuidHyphens are the places of the hyphens in the 8-4-4-4-12 form.
+var uuidHyphens = [...]int{8, 13, 18, 23}
+
+// ParseUUID reads a GPU's UUID as nvidia-smi, NVML and /proc/driver/nvidia print
+// it ("GPU-5a3c…"), and the same without the prefix or without the hyphens, in
+// either case. A MIG instance ("MIG-…") is refused by name: the driver cannot
+// checkpoint processes that use one.
+func ParseUUID(text string) (UUID, error) {
+	if len(text) >= 4 && strings.EqualFold(text[:4], "MIG-") {
+		return UUID{}, fmt.Errorf("%w: %q names a MIG instance: the driver cannot checkpoint processes that use MIG; name a whole GPU (nvidia-smi -L)", ErrInvalidArgument, text)
+	}
+	digits := text
+	if len(digits) >= 4 && strings.EqualFold(digits[:4], "GPU-") {
+		digits = digits[4:]
+	}
+	var u UUID
+	switch len(digits) {
+	case 36:
+		for _, at := range uuidHyphens {
+			if digits[at] != '-' {
+				return UUID{}, uuidError(text)
+			}
+		}
+		digits = digits[:8] + digits[9:13] + digits[14:18] + digits[19:23] + digits[24:]
+	case 32:
+	default:
+		return UUID{}, uuidError(text)
+	}
+	if _, err := hex.Decode(u[:], []byte(digits)); err != nil {
+		return UUID{}, uuidError(text)
+	}
+	return u, nil
+}
+
+func uuidError(text string) error {
+	return fmt.Errorf("%w: %q is not the UUID of a GPU: want GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as nvidia-smi -L prints it", ErrInvalidArgument, text)
+}
+
+// String returns the UUID as nvidia-smi prints it, "GPU-" and lower case.
+func (u UUID) String() string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
+// IsZero says that u identifies no GPU.
+func (u UUID) IsZero() bool { return u == UUID{} }
+
+// Compare orders UUIDs by their bytes, as slices.SortFunc wants it.
+func (u UUID) Compare(other UUID) int { return bytes.Compare(u[:], other[:]) }
+
+// MarshalText gives the form of String.
+func (u UUID) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
+
+// UnmarshalText reads every form that ParseUUID reads.
+func (u *UUID) UnmarshalText(text []byte) error {
+	parsed, err := ParseUUID(string(text))
+	if err != nil {
+		return err
+	}
+	*u = parsed
+	return nil
+}

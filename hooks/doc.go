@@ -1,0 +1,46 @@
+// Package hooks makes stock CRIU dump and restore processes that use NVIDIA
+// GPUs. It is what criu's action script runs, and what follows up after criu
+// has gone.
+//
+// Three measured facts decide the protocol. A CPU thread that synchronizes
+// with the GPU while its process is checkpointed dies with SIGSEGV, so no
+// thread of a CUDA process runs between checkpoint and completed restore. The
+// driver works through one thread of the target, the restore thread, and waits
+// for ever if that thread is stopped. After a failed dump, and after a failed
+// post-resume, criu calls nobody and reports nothing.
+//
+// The dump side, all of it in criu's pre-dump stage, where the processes still
+// run (dump.go, one function a step):
+//
+//	thaw        a control group that the container engine froze
+//	inspect     walk the tree; a blocker → refuse here, nothing touched
+//	watch       journal into the run directory; start the watcher
+//	lock        all CUDA processes at once, all or none, short tries inside a deadline
+//	stop        SIGSTOP; wait until every thread is in state T; look for new processes
+//	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
+//	checkpoint  all of them in parallel
+//	release     PTRACE_INTERRUPT, PTRACE_DETACH: everything is in the group-stop
+//	freeze      a v1 freezer that criu will seize through, then SIGCONT
+//	manifest    into the image directory, atomically
+//
+// criu then seizes, dumps, and kills the processes (or not). The watcher
+// (watch.go) waits for criu's end: a target that is gone was dumped, a target
+// that lives is brought back to running. It is started before the first
+// process is touched, because this program, too, may be killed at any step.
+//
+// The restore side (restore.go):
+//
+//	pre-restore  the checks that need no process, the GPU map, the watcher;
+//	             a failure → criu creates nothing
+//	pre-resume   SIGSTOP every CUDA process: queued, nothing runs before it takes effect
+//	post-resume  all tasks are restored and in the group-stop:
+//	             trace, check free memory, Restore with pairs, Unlock, release, SIGCONT;
+//	             a failure → SIGKILL the tree: the image is intact, and a
+//	             half-restored job must not run
+//
+// There is one way back for everybody (bringup.go): whatever state the
+// processes are in, stop them, trace, Restore, Unlock, release, SIGCONT. A
+// failing dump, the watcher, and the recover command all take it, and the
+// restore side is the same road with GPU pairs. A process that was stopped
+// before we came stays stopped after we leave.
+package hooks

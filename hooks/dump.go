@@ -1,0 +1,417 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// dump is one run of the dump side.
+type dump struct {
+	*Hook
+	criu     *criuutil.Criu
+	root     int
+	imageDir string // criu's own descriptor of it: valid while criu lives
+
+	driver  *cudackpt.Driver
+	thawed  []criuutil.Freezer // by us; the engine had frozen them
+	found   inspection
+	session *Session
+	targets []*target
+	tracer  *criuutil.Tracer
+}
+
+// preDump makes the GPU state of a tree part of its CPU state, so that criu
+// can dump it. An error aborts criu's dump; everything has been undone then.
+func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
+	root, err := stage.root()
+	if err != nil {
+		return err
+	}
+	d := &dump{Hook: h, criu: criu, root: root, imageDir: stage.ImageDir}
+	if err := removeManifest(d.imageDir); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.undo())
+		}
+		d.letGo()
+	}()
+
+	if err := d.thaw(ctx); err != nil {
+		return err
+	}
+	if err := d.inspect(ctx); err != nil {
+		return err
+	}
+	if len(d.found.members) == 0 {
+		h.Log.Info("no process of the tree uses CUDA: nothing to do", "root", root)
+		return d.refreeze(ctx)
+	}
+	if err := d.watch(); err != nil {
+		return err
+	}
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"lock", d.lock},
+		{"stop", d.stop},
+		{"trace", d.trace},
+		{"checkpoint", d.checkpoint},
+		{"release", d.release},
+		{"freeze", d.freeze},
+		{"manifest", d.manifest},
+	} {
+		if err := d.session.step(step.name, func() error { return step.do(ctx) }); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	h.Log.Info("GPU state is in the processes' own memory, criu takes over", "processes", len(d.targets), "phases", d.session.Phases)
+	return d.session.step("dumping", func() error { return nil })
+}
+
+// thaw lets a tree run that the container engine froze before it called criu:
+// the driver could do nothing with frozen processes.
+func (d *dump) thaw(ctx context.Context) error {
+	pids, err := criuutil.Tree(d.root)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		frozen, err := criuutil.FrozenBy(pid)
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+		for _, freezer := range frozen {
+			d.Log.Info("thawing what the container engine froze", "cgroup", freezer.Dir)
+			if err := freezer.Thaw(ctx); err != nil {
+				return err
+			}
+			d.thawed = append(d.thawed, freezer)
+		}
+	}
+	return nil
+}
+
+// inspect finds the CUDA processes, and refuses what cannot be dumped.
+func (d *dump) inspect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	var err error
+	if d.found, err = inspectTree(ctx, d.root, d.open); err != nil || len(d.found.members) == 0 {
+		return err
+	}
+	if d.targets, err = openMembers(d.driver, d.found.members); err != nil {
+		return err
+	}
+	if len(d.targets) != len(d.found.members) {
+		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
+	}
+	// The state can only be asked of a process that runs; one that was stopped
+	// before needs its restore thread let go for it, as in the steps to come.
+	d.tracer = criuutil.NewTracer()
+	if err := d.runRestoreThreads(ctx, func(t *target) bool { return t.member.Stopped }); err != nil {
+		return err
+	}
+	return parallel(d.targets, func(t *target) error {
+		state, err := t.cuda.State(ctx)
+		if err == nil && state != cudackpt.StateRunning {
+			err = fmt.Errorf("process %d (%s) is already %v: something else checkpoints it, or an earlier dump was cut off: cucriu recover brings it back", t.PID, t.member.Name, state)
+		}
+		return err
+	})
+}
+
+// open opens the driver once.
+func (d *dump) open() (*cudackpt.Driver, error) {
+	if d.driver != nil {
+		return d.driver, nil
+	}
+	driver, err := d.OpenDriver()
+	if err == nil {
+		err = driver.Supports(cudackpt.FeatureCheckpoint)
+	}
+	if err == nil {
+		d.driver = driver
+	}
+	return driver, err
+}
+
+// watch writes the journal and starts the watcher: from here on, whoever is
+// killed, the job comes back.
+func (d *dump) watch() error {
+	imageDir, err := os.Readlink(d.imageDir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	root, err := criuutil.OpenProcess(d.root)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	d.session, err = newSession(d.Config.RunDir, Session{
+		Kind: KindDump, Criu: d.criu.Ident, ImageDir: imageDir, Root: &root.Ident,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, Members: d.found.members,
+	})
+	if err != nil {
+		return err
+	}
+	return d.startWatcher(d.session)
+}
+
+// lock keeps the GPU idle: no new work is taken, what runs has ended. All
+// processes at once, because ranks that wait for each other in a collective
+// can only be locked together; and all or none, because one that is locked
+// keeps the others' collectives from ending.
+func (d *dump) lock(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		err := parallel(d.targets, func(t *target) (err error) {
+			t.locked, err = t.cuda.TryLock(ctx, d.Config.Lock.Try)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		busy := slices.DeleteFunc(slices.Clone(d.targets), func(t *target) bool { return t.locked })
+		if len(busy) == 0 {
+			return d.measure(ctx)
+		}
+		d.Log.Info("GPU work still in flight, unlocking all and trying again", "try", try, "busy", pidsOf(busy))
+		err = parallel(d.targets, func(t *target) error {
+			if !t.locked {
+				return nil
+			}
+			return t.cuda.Unlock(ctx)
+		})
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("GPU work of processes %v did not end within lock.timeout (%v, %d tries): raise lock.timeout, or dump between two long kernels", pidsOf(busy), d.Config.Lock.Timeout, try)
+		case <-time.After(50 * time.Millisecond): // lets the ranks reach their collective
+		}
+	}
+}
+
+// measure notes how much memory each process holds on each GPU, which is what
+// its restore will take. While it is locked it cannot allocate more.
+func (d *dump) measure(ctx context.Context) error {
+	return parallel(d.targets, func(t *target) (err error) {
+		if t.member.MemoryBytes, err = d.driver.ProcessMemory(ctx, t.PID); err != nil {
+			err = fmt.Errorf("process %d (%s): how much GPU memory it holds cannot be told, and so not whether it could be restored: %w", t.PID, t.member.Name, err)
+		}
+		return err
+	})
+}
+
+// stop puts every thread of the CUDA processes into the group-stop: one that
+// synchronized with the GPU now would die. Processes that came to the tree
+// meanwhile are looked at again.
+func (d *dump) stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	processes := make([]*criuutil.Process, len(d.targets))
+	for i, t := range d.targets {
+		processes[i] = t.Process
+	}
+	if err := criuutil.Stop(ctx, processes...); err != nil {
+		return err
+	}
+	pids, err := criuutil.Tree(d.root)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if d.found.seen[pid] {
+			continue
+		}
+		member, err := inspectProcess(ctx, pid, d.open)
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+		if member != nil {
+			return fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, member.Name)
+		}
+	}
+	return nil
+}
+
+// trace lets the restore threads, and nothing else, run: the driver works
+// through them.
+func (d *dump) trace(ctx context.Context) error {
+	return d.runRestoreThreads(ctx, func(t *target) bool { return !t.member.Stopped })
+}
+
+func (d *dump) runRestoreThreads(ctx context.Context, which func(*target) bool) error {
+	for _, t := range d.targets {
+		if !which(t) {
+			continue
+		}
+		if err := runRestoreThread(ctx, d.tracer, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkpoint moves the GPU state of every process into its memory.
+func (d *dump) checkpoint(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
+	defer cancel()
+	return parallel(d.targets, func(t *target) error { return t.cuda.Checkpoint(ctx) })
+}
+
+// release puts the restore threads back into the group-stop, for criu to seize.
+func (d *dump) release(ctx context.Context) error {
+	return releaseRestoreThreads(ctx, d.tracer, d.targets)
+}
+
+// freeze meets how criu seizes containers. Through a v1 freezer it waits for
+// ever for a process in the group-stop, so such processes are frozen instead
+// of stopped. A v2 freezer that we thawed is put back as it was.
+func (d *dump) freeze(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	if err := d.refreeze(ctx); err != nil {
+		return err
+	}
+	for _, t := range d.targets {
+		if t.member.Stopped {
+			continue
+		}
+		frozen, err := d.freezeV1(ctx, t)
+		if err != nil {
+			return err
+		}
+		if frozen {
+			// Nothing runs: it goes from stopped to frozen.
+			if err := t.Signal(unix.SIGCONT); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// freezeV1 freezes a target's v1 freezer if criu will seize through it. Under
+// RPC the option is not to be seen; there a container's is the usual case.
+func (d *dump) freezeV1(ctx context.Context, t *target) (bool, error) {
+	freezers, err := criuutil.FreezersOf(t.PID)
+	if err != nil {
+		return false, err
+	}
+	for _, freezer := range freezers {
+		if !freezer.V1 {
+			continue
+		}
+		if !slices.Contains(d.thawed, freezer) && !d.criu.FreezeCgroup && !d.criu.RPC {
+			return false, nil
+		}
+		return true, freezer.Freeze(ctx)
+	}
+	return false, nil
+}
+
+// refreeze puts the freezers back as the engine left them, for whoever thaws
+// them later.
+func (d *dump) refreeze(ctx context.Context) error {
+	for _, freezer := range d.thawed {
+		if err := freezer.Freeze(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// manifest tells the restore side what the image holds of CUDA.
+func (d *dump) manifest(context.Context) error {
+	version, err := d.driver.DriverVersion()
+	if err != nil {
+		return err
+	}
+	m := Manifest{Version: manifestVersion, Created: time.Now().UTC(), DriverVersion: version}
+	for _, t := range d.targets {
+		m.Processes = append(m.Processes, ManifestProcess{
+			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped,
+			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes,
+		})
+	}
+	return writeManifest(d.imageDir, m)
+}
+
+// undo brings the processes back to where they were before the dump. What it
+// cannot do now the watcher goes on trying once criu has gone.
+func (d *dump) undo() error {
+	ctx, cancel := context.WithTimeout(context.Background(), d.Config.Restore.Timeout)
+	defer cancel()
+	if d.tracer != nil {
+		if err := d.tracer.Release(ctx); err != nil {
+			return err
+		}
+	}
+	if d.session != nil {
+		if err := d.bringUp(ctx, d.driver, d.targets, d.session.LeaveStopped); err != nil {
+			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
+		}
+		if err := d.session.close(OutcomeRunning, "the dump failed at step "+d.session.Step+", the job runs on"); err != nil {
+			return err
+		}
+	}
+	return d.refreeze(ctx)
+}
+
+// letGo lets go of what the run holds. The processes do not notice.
+func (d *dump) letGo() {
+	if d.tracer != nil {
+		_ = d.tracer.Release(context.Background())
+	}
+	closeTargets(d.targets)
+	if d.session != nil {
+		d.session.unlock()
+	}
+}
+
+// postDump notes that criu has written a complete image.
+func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, _ Stage) error {
+	s, err := h.sessionOf(KindDump, criu)
+	if err != nil || s == nil {
+		return err
+	}
+	defer s.unlock()
+	return s.step("dumped", func() error { return nil })
+}
+
+// sessionOf finds the session of a running criu, nil if it has none: then no
+// process of its tree uses CUDA.
+func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+	sessions, err := sessionsDir(h.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	dir := sessionPath(sessions, kind, criu.Ident)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return loadSession(dir, true)
+}
+
+func pidsOf(targets []*target) []int {
+	pids := make([]int, len(targets))
+	for i, t := range targets {
+		pids[i] = t.PID
+	}
+	return pids
+}

@@ -1,0 +1,14 @@
+// Package gpumap decides which GPU takes the place of which when a job is
+// restored. It knows the driver's rules for the pairs that a restore is given,
+// and the order in which GPUs that the user did not name are filled in. It is a
+// pure function of its arguments: it reads no file and asks no driver, so that a
+// plan can be made, printed and refused before anything is touched.
+//
+// The driver's rules (seen on 580):
+//   - the old side of the pairs is exactly the set of GPUs that the process could
+//     see when it was checkpointed, used or not, each once;
+//   - the new side is injective, into the set that the process can see now;
+//   - the destination may show more GPUs than the source, never fewer, whatever
+//     the pairs say;
+//   - a GPU's content goes only onto a GPU of the same model.
+package gpumap

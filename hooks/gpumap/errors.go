@@ -1,0 +1,57 @@
+package gpumap
+
+import (
+	"errors"
+	"strings"
+
+	"cucriu/cudackpt"
+)
+
+// What a map can fail for; errors.Is on what Make returns tells them apart.
+var (
+	ErrInvalidSet    = errors.New("the list of GPUs is not usable")
+	ErrInvalidRule   = errors.New("a rule is not usable")
+	ErrTooFew        = errors.New("fewer GPUs are visible than were captured")
+	ErrConflict      = errors.New("two rules contradict each other")
+	ErrNotVisible    = errors.New("the destination of a rule is not visible")
+	ErrModelMismatch = errors.New("a rule pairs GPUs of different models")
+	ErrUnmapped      = errors.New("no rule names a captured GPU")
+	ErrNoSameModel   = errors.New("no GPU of the same model is free")
+	ErrNotPlanned    = errors.New("a process captured a GPU that the plan does not know")
+)
+
+// MapError says why there is no map, and what to do about it.
+type MapError struct {
+	Kind   error          // one of the values above
+	Rules  []Rule         // the rules that cannot be met, if the user's
+	GPUs   []cudackpt.GPU // the captured GPUs that cannot be placed, if it is about any
+	Cause  string
+	Remedy string
+}
+
+func (e *MapError) Error() string { return "GPU map: " + e.Cause + "; " + e.Remedy }
+
+func (e *MapError) Unwrap() error { return e.Kind }
+
+// describe names a GPU so that a person finds it in nvidia-smi -L and in lspci.
+func describe(gpu cudackpt.GPU) string {
+	model, pci := gpu.Model, gpu.PCIBusID
+	if model == "" {
+		model = "model unknown"
+	}
+	if pci == "" {
+		pci = "PCI address unknown"
+	}
+	return gpu.UUID.String() + " (" + model + ", " + pci + ")"
+}
+
+func describeAll(gpus []cudackpt.GPU) string {
+	if len(gpus) == 0 {
+		return "none"
+	}
+	names := make([]string, len(gpus))
+	for i, gpu := range gpus {
+		names[i] = describe(gpu)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,286 @@
+package gpumap
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"cucriu/cudackpt"
+)
+
+// gpu makes a GPU whose UUID is one byte repeated; an empty model is an H200.
+func gpu(id byte, pci, model string) cudackpt.GPU {
+	var u cudackpt.UUID
+	for i := range u {
+		u[i] = id
+	}
+	if model == "" {
+		model = "NVIDIA H200"
+	}
+	return cudackpt.GPU{UUID: u, Model: model, PCIBusID: pci, Minor: int(id)}
+}
+
+// The GPUs of two hosts: B sits where A's peer sits on the other host, and so on.
+var (
+	gpuA    = gpu(0xa, "0000:41:00.0", "")
+	gpuB    = gpu(0xb, "0000:61:00.0", "")
+	gpuC    = gpu(0xc, "0000:81:00.0", "")
+	otherX  = gpu(0x1, "0000:61:00.0", "") // in B's slot
+	otherY  = gpu(0x2, "0000:41:00.0", "") // in A's slot
+	otherZ  = gpu(0x3, "0000:c1:00.0", "")
+	h100    = gpu(0x5, "0000:41:00.0", "NVIDIA H100 80GB HBM3")
+	h100B   = gpu(0x6, "0000:42:00.0", "NVIDIA H100 80GB HBM3")
+	gpuNull = gpu(0, "0000:41:00.0", "")
+)
+
+func set(gpus ...cudackpt.GPU) []cudackpt.GPU { return gpus }
+
+func uuids(gpus ...cudackpt.GPU) []cudackpt.UUID {
+	var list []cudackpt.UUID
+	for _, g := range gpus {
+		list = append(list, g.UUID)
+	}
+	return list
+}
+
+func pair(from, to cudackpt.GPU) cudackpt.GPUPair {
+	return cudackpt.GPUPair{Old: from.UUID, New: to.UUID}
+}
+
+func rule(from, to Selector, line int) Rule { return Rule{From: from, To: to, Line: line} }
+
+func move(from, to cudackpt.GPU, line int) Rule {
+	return rule(ByUUID(from.UUID), ByUUID(to.UUID), line)
+}
+
+// The destinations in captured order, and the pairs for a process that captured
+// all of them. The cases on GPUs A and B are those that the driver was seen with.
+func TestMakePlacesEveryCapturedGPU(t *testing.T) {
+	for _, tt := range []struct {
+		name              string
+		captured, visible []cudackpt.GPU
+		rules             []Rule
+		policy            Policy
+		want              []cudackpt.GPU
+		reasons           []Reason
+		byOrder           bool // no pairs are sent
+		unused            int
+	}{
+		{name: "nothing captured", visible: set(gpuA)},
+		{name: "A stays", captured: set(gpuA), visible: set(gpuA), want: set(gpuA), reasons: []Reason{Identity}, byOrder: true},
+		{name: "A and B stay", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), want: set(gpuA, gpuB), reasons: []Reason{Identity, Identity}, byOrder: true},
+		{name: "A stays, more visible after it", captured: set(gpuA), visible: set(gpuA, gpuB), want: set(gpuA), reasons: []Reason{Identity}, byOrder: true},
+		{name: "A stays, more visible before it", captured: set(gpuA), visible: set(gpuB, gpuA), want: set(gpuA), reasons: []Reason{Identity}},
+		{name: "A and B stay in another order", captured: set(gpuA, gpuB), visible: set(gpuB, gpuA), want: set(gpuA, gpuB), reasons: []Reason{Identity, Identity}},
+		{name: "A to B, both visible", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4)}, want: set(gpuB), reasons: []Reason{ByRule}},
+		{name: "A to B, only B visible", captured: set(gpuA), visible: set(gpuB), want: set(gpuB), reasons: []Reason{SameModel}},
+		{name: "exchanged", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, ByRule}},
+		{name: "one rule, the other filled in", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, SameModel}},
+		{name: "a rule for a GPU that was not captured", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB), reasons: []Reason{ByRule}, unused: 1},
+		{name: "an unused rule may name what nobody sees", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuB, gpuC, 4), rule(ByIndex(7), ByIndex(9), 5)}, want: set(gpuA), reasons: []Reason{Identity}, byOrder: true, unused: 2},
+		{name: "a rule that keeps a GPU", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuA, gpuA, 4)}, policy: Error, want: set(gpuA), reasons: []Reason{ByRule}, byOrder: true},
+		{name: "another host, slot by slot", captured: set(gpuA, gpuB), visible: set(otherX, otherY), want: set(otherY, otherX), reasons: []Reason{SamePCI, SamePCI}},
+		{name: "another host, by order", captured: set(gpuC, gpuA), visible: set(otherZ, otherX), want: set(otherZ, otherX), reasons: []Reason{SameModel, SameModel}},
+		{name: "identity of a later GPU before the slot of an earlier one", captured: set(gpuA, otherY), visible: set(otherY, otherZ), want: set(otherZ, otherY), reasons: []Reason{SameModel, Identity}},
+		{name: "the slot of a later GPU before the order of an earlier one", captured: set(gpuC, gpuA), visible: set(otherY, otherZ), want: set(otherZ, otherY), reasons: []Reason{SameModel, SamePCI}},
+		{name: "the same slot with another model", captured: set(gpuA), visible: set(h100, otherZ), want: set(otherZ), reasons: []Reason{SameModel}},
+		{name: "two models", captured: set(h100, gpuB), visible: set(otherZ, h100B), want: set(h100B, otherZ), reasons: []Reason{SameModel, SameModel}},
+		{name: "by index to PCI without a domain", captured: set(gpuA, gpuB), visible: set(otherX, otherY), rules: []Rule{rule(ByIndex(1), ByPCI("41:00.0"), 4)}, want: set(otherX, otherY), reasons: []Reason{SameModel, ByRule}},
+		{name: "by PCI with NVML's domain to index", captured: set(gpuA, gpuC), visible: set(otherX, otherZ), rules: []Rule{rule(ByPCI("00000000:81:00.0"), ByIndex(0), 4)}, want: set(otherZ, otherX), reasons: []Reason{SameModel, ByRule}},
+		{name: "PCI in capitals", captured: set(gpuA), visible: set(gpuA, otherZ), rules: []Rule{rule(ByIndex(0), ByPCI("0000:C1:00.0"), 4)}, want: set(otherZ), reasons: []Reason{ByRule}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan, err := Make(tt.captured, tt.visible, tt.rules, tt.policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var to []cudackpt.GPU
+			var reasons []Reason
+			var wantPairs []cudackpt.GPUPair
+			for i, a := range plan.Assignments {
+				to, reasons = append(to, a.To), append(reasons, a.Reason)
+				if a.From != tt.captured[i] {
+					t.Errorf("assignment %d is for %v, want %v", i, a.From.UUID, tt.captured[i].UUID)
+				}
+			}
+			if diff := cmp.Diff(tt.want, to); diff != "" {
+				t.Errorf("destinations (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.reasons, reasons); diff != "" {
+				t.Errorf("reasons (-want +got):\n%s", diff)
+			}
+			if len(plan.Unused) != tt.unused {
+				t.Errorf("%d unused rules, want %d: %v", len(plan.Unused), tt.unused, plan.Unused)
+			}
+			if !tt.byOrder {
+				for i, from := range tt.captured {
+					wantPairs = append(wantPairs, pair(from, tt.want[i]))
+				}
+			}
+			if diff := cmp.Diff(wantPairs, plan.Pairs(uuids(tt.captured...))); diff != "" {
+				t.Errorf("pairs (-want +got):\n%s", diff)
+			}
+			if got, want := len(plan.Explain()), len(tt.captured)+tt.unused; got != want {
+				t.Errorf("Explain gives %d lines, want %d", got, want)
+			}
+		})
+	}
+}
+
+// Every refusal names the rule that cannot be met, the GPUs and the remedy.
+func TestMakeRefuses(t *testing.T) {
+	bothSet := ByIndex(0)
+	bothSet.PCI = "41:00.0"
+	for _, tt := range []struct {
+		name              string
+		captured, visible []cudackpt.GPU
+		rules             []Rule
+		policy            Policy
+		kind              error
+		words             []string
+	}{
+		{
+			name: "fewer visible", captured: set(gpuA, gpuB), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4)},
+			kind: ErrTooFew, words: []string{"no fewer GPUs", gpuA.UUID.String(), gpuB.UUID.String(), "/dev/nvidiaN"},
+		},
+		{
+			name: "none visible", captured: set(gpuA), kind: ErrTooFew, words: []string{"visible are 0 (none)"},
+		},
+		{
+			name: "two old on one new", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuC, 4), rule(ByIndex(1), ByPCI("81:00.0"), 7)},
+			kind: ErrConflict, words: []string{"line 4", "line 7", gpuC.UUID.String(), "both fill"},
+		},
+		{
+			name: "one old twice", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuB, 4), rule(ByPCI("41:00.0"), ByIndex(2), 5)},
+			kind: ErrConflict, words: []string{"line 4", "line 5", gpuA.UUID.String(), "both place"},
+		},
+		{
+			name: "one old twice, in agreement", captured: set(gpuA), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuA, gpuB, 5)},
+			kind: ErrConflict, words: []string{"line 4", "line 5"},
+		},
+		{
+			name: "unknown new", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuC, 4)},
+			kind: ErrNotVisible, words: []string{"line 4", gpuC.UUID.String(), gpuB.UUID.String()},
+		},
+		{
+			name: "unknown index", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(ByIndex(0), ByIndex(1), 0)},
+			kind: ErrNotVisible, words: []string{"the rule from index 0 to index 1", gpuA.UUID.String()},
+		},
+		{
+			name: "rule onto another model", captured: set(gpuA), visible: set(gpuA, h100), rules: []Rule{move(gpuA, h100, 4)},
+			kind: ErrModelMismatch, words: []string{"line 4", "NVIDIA H200", "NVIDIA H100", "same model"},
+		},
+		{
+			name: "no GPU of the model", captured: set(gpuA, gpuB), visible: set(otherZ, h100), rules: nil,
+			kind: ErrNoSameModel, words: []string{gpuB.UUID.String(), h100.UUID.String(), "same model"},
+		},
+		{
+			name: "strict, nothing named", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuA, 4)}, policy: Error,
+			kind: ErrUnmapped, words: []string{gpuB.UUID.String(), "unmapped"},
+		},
+		{
+			name: "a set with one GPU twice", captured: set(gpuA), visible: set(gpuB, gpuB),
+			kind: ErrInvalidSet, words: []string{"twice", "visible", gpuB.UUID.String()},
+		},
+		{
+			name: "a set with no UUID", captured: set(gpuNull), visible: set(gpuB),
+			kind: ErrInvalidSet, words: []string{"captured", "no UUID"},
+		},
+		{
+			name: "an ambiguous address", captured: set(gpuA, otherY), visible: set(gpuB, gpuC), rules: []Rule{rule(ByPCI("41:00.0"), ByIndex(0), 4)},
+			kind: ErrInvalidRule, words: []string{"line 4", "selects 2 captured GPUs", otherY.UUID.String()},
+		},
+		{
+			name: "a rule of two selectors", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(bothSet, ByIndex(0), 4)},
+			kind: ErrInvalidRule, words: []string{"line 4", "from: 2 of uuid, pci and index"},
+		},
+		{
+			name: "a rule of no selector", captured: set(gpuA), visible: set(gpuA), rules: []Rule{rule(ByIndex(0), Selector{}, 4)},
+			kind: ErrInvalidRule, words: []string{"to: 0 of uuid, pci and index"},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			plan, err := Make(tt.captured, tt.visible, tt.rules, tt.policy)
+			if !errors.Is(err, tt.kind) {
+				t.Fatalf("got plan %v and error %v, want %v", plan.Explain(), err, tt.kind)
+			}
+			var detail *MapError
+			if !errors.As(err, &detail) || detail.Cause == "" || detail.Remedy == "" {
+				t.Fatalf("%#v does not name cause and remedy", err)
+			}
+			for _, word := range tt.words {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("%q does not mention %q", err, word)
+				}
+			}
+			if len(plan.Assignments) != 0 {
+				t.Errorf("a refusal came with assignments: %v", plan.Explain())
+			}
+		})
+	}
+}
+
+// The processes of one job can see different GPUs of it.
+func TestPairsOfOneProcess(t *testing.T) {
+	stay, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), nil, Fill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name     string
+		captured []cudackpt.UUID
+		want     []cudackpt.GPUPair
+	}{
+		{"nothing", nil, nil},
+		{"all", uuids(gpuA, gpuB), nil},
+		{"the first", uuids(gpuA), nil},
+		{"the second: by order it would land on the first", uuids(gpuB), []cudackpt.GPUPair{pair(gpuB, gpuB)}},
+		{"in another order", uuids(gpuB, gpuA), []cudackpt.GPUPair{pair(gpuB, gpuB), pair(gpuA, gpuA)}},
+		{"unknown to the plan: never by order", uuids(gpuC), []cudackpt.GPUPair{pair(gpuC, gpuC)}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, stay.Pairs(tt.captured)); diff != "" {
+				t.Errorf("pairs (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if !stay.IsIdentity() {
+		t.Error("a plan in which all GPUs stay is no identity")
+	}
+	if err := stay.Covers(uuids(gpuB, gpuA)); err != nil {
+		t.Error(err)
+	}
+	if err := stay.Covers(uuids(gpuA, gpuC)); !errors.Is(err, ErrNotPlanned) {
+		t.Errorf("Covers of an unknown GPU: %v, want %v", err, ErrNotPlanned)
+	}
+
+	swap, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), []Rule{move(gpuA, gpuB, 4)}, Fill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]cudackpt.GPUPair{pair(gpuA, gpuB)}, swap.Pairs(uuids(gpuA))); diff != "" {
+		t.Errorf("pairs (-want +got):\n%s", diff)
+	}
+	if swap.IsIdentity() {
+		t.Error("an exchange is an identity")
+	}
+}
+
+func TestExplainSaysWhoGoesWhereAndWhy(t *testing.T) {
+	plan, err := Make(set(gpuA, gpuB, gpuC), set(gpuA, otherX, otherZ),
+		[]Rule{rule(ByIndex(2), ByPCI("c1:00.0"), 9), move(otherY, otherZ, 12)}, Fill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a (NVIDIA H200, 0000:41:00.0) stays: same GPU",
+		"GPU-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b (NVIDIA H200, 0000:61:00.0) goes to GPU-01010101-0101-0101-0101-010101010101 (NVIDIA H200, 0000:61:00.0): same PCI address",
+		"GPU-0c0c0c0c-0c0c-0c0c-0c0c-0c0c0c0c0c0c (NVIDIA H200, 0000:81:00.0) goes to GPU-03030303-0303-0303-0303-030303030303 (NVIDIA H200, 0000:c1:00.0): the rule on line 9 (from index 2 to pci c1:00.0)",
+		"note: the rule on line 12 (from GPU-02020202-0202-0202-0202-020202020202 to GPU-03030303-0303-0303-0303-030303030303) is unused: the job captured no GPU that GPU-02020202-0202-0202-0202-020202020202 selects",
+	}
+	if diff := cmp.Diff(want, plan.Explain()); diff != "" {
+		t.Errorf("Explain (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,133 @@
+package gpumap
+
+import (
+	"fmt"
+
+	"cucriu/cudackpt"
+)
+
+// Reason says why a captured GPU goes where it goes.
+type Reason int
+
+const (
+	ByRule    Reason = iota // the user asked for it
+	Identity                // the same GPU is visible
+	SamePCI                 // a GPU of the same model sits at the same PCI address
+	SameModel               // the next free GPU of the same model
+)
+
+func (r Reason) String() string {
+	switch r {
+	case ByRule:
+		return "rule"
+	case Identity:
+		return "same GPU"
+	case SamePCI:
+		return "same PCI address"
+	case SameModel:
+		return "same model, next in order"
+	}
+	return fmt.Sprintf("Reason(%d)", int(r))
+}
+
+// Assignment is the place of one captured GPU.
+type Assignment struct {
+	From   cudackpt.GPU
+	To     cudackpt.GPU
+	Reason Reason
+	Rule   *Rule // the rule that asked for it; nil unless Reason is ByRule
+}
+
+// Plan is the map of a whole job. Its zero value is the map of a job that
+// captured no GPU.
+type Plan struct {
+	Assignments []Assignment // one for each captured GPU, in the captured order
+	Unused      []Rule       // rules whose From selects no captured GPU
+
+	visible []cudackpt.UUID // in order: what the driver pairs by when given no map
+}
+
+// Pairs gives the map for one process of the job, which captured exactly these
+// GPUs. It is nil when everything stays where it was and the driver, which goes by
+// order when it is given no map, would do just that. A process that captured the
+// second GPU only is not that case: by order the driver would give it the first.
+//
+// A GPU that the plan does not know is paired with itself: left out it would be
+// moved by order or fail the whole map, so the driver is made to look. Covers
+// finds such a GPU beforehand.
+func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
+	if len(captured) == 0 {
+		return nil
+	}
+	byOrder := true
+	pairs := make([]cudackpt.GPUPair, len(captured))
+	for i, old := range captured {
+		to, known := p.destination(old)
+		if !known {
+			to = old
+		}
+		pairs[i] = cudackpt.GPUPair{Old: old, New: to}
+		if !known || to != old || i >= len(p.visible) || p.visible[i] != old {
+			byOrder = false
+		}
+	}
+	if byOrder {
+		return nil
+	}
+	return pairs
+}
+
+// Covers says whether the plan places every GPU that a process captured.
+func (p Plan) Covers(captured []cudackpt.UUID) error {
+	for _, old := range captured {
+		if _, known := p.destination(old); !known {
+			return &MapError{
+				Kind:   ErrNotPlanned,
+				GPUs:   []cudackpt.GPU{{UUID: old}},
+				Cause:  fmt.Sprintf("a process captured %v, which is not among the GPUs that the job captured", old),
+				Remedy: "the manifest contradicts itself: restore from another image",
+			}
+		}
+	}
+	return nil
+}
+
+// IsIdentity says whether every GPU stays where it was.
+func (p Plan) IsIdentity() bool {
+	for _, a := range p.Assignments {
+		if a.From.UUID != a.To.UUID {
+			return false
+		}
+	}
+	return true
+}
+
+// Explain puts the plan into words that a person can check: one line a GPU, then
+// a note for each rule that did not apply.
+func (p Plan) Explain() []string {
+	var lines []string
+	for _, a := range p.Assignments {
+		why := a.Reason.String()
+		if a.Rule != nil {
+			why = a.Rule.String()
+		}
+		if a.From.UUID == a.To.UUID {
+			lines = append(lines, fmt.Sprintf("%s stays: %s", describe(a.From), why))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s goes to %s: %s", describe(a.From), describe(a.To), why))
+	}
+	for _, r := range p.Unused {
+		lines = append(lines, fmt.Sprintf("note: %v is unused: the job captured no GPU that %v selects", r, r.From))
+	}
+	return lines
+}
+
+func (p Plan) destination(old cudackpt.UUID) (cudackpt.UUID, bool) {
+	for _, a := range p.Assignments {
+		if a.From.UUID == old {
+			return a.To.UUID, true
+		}
+	}
+	return cudackpt.UUID{}, false
+}

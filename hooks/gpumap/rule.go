@@ -1,0 +1,58 @@
+package gpumap
+
+import "fmt"
+
+// Rule is one pair that the user asked for.
+type Rule struct {
+	From Selector // among the captured GPUs
+	To   Selector // among the visible GPUs
+	Line int      // where it stands in the configuration file; 0 if in none
+}
+
+func (r Rule) String() string {
+	if r.Line > 0 {
+		return fmt.Sprintf("the rule on line %d (from %v to %v)", r.Line, r.From, r.To)
+	}
+	return fmt.Sprintf("the rule from %v to %v", r.From, r.To)
+}
+
+// Validate says why r can never apply.
+func (r Rule) Validate() error {
+	if err := r.From.Validate(); err != nil {
+		return fmt.Errorf("from: %w", err)
+	}
+	if err := r.To.Validate(); err != nil {
+		return fmt.Errorf("to: %w", err)
+	}
+	return nil
+}
+
+// Policy says what becomes of captured GPUs that no rule names.
+type Policy int
+
+const (
+	// Fill pairs them by identity, then by PCI address, then by order.
+	Fill Policy = iota
+	// Error refuses the restore.
+	Error
+)
+
+func (p Policy) String() string {
+	switch p {
+	case Fill:
+		return "fill"
+	case Error:
+		return "error"
+	}
+	return fmt.Sprintf("Policy(%d)", int(p))
+}
+
+// ParsePolicy reads the form of String.
+func ParsePolicy(text string) (Policy, error) {
+	for _, p := range []Policy{Fill, Error} {
+		if text == p.String() {
+			return p, nil
+		}
+	}
+	return Fill, fmt.Errorf("%q is neither fill nor error", text)
+}

@@ -1,0 +1,68 @@
+package gpumap
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestPCIAddressesAreComparedByValue(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		same bool
+	}{
+		{"41:00.0", "0000:41:00.0", true},
+		{"41:00.0", "00000000:41:00.0", true},
+		{"0000:C1:1F.7", "00000000:c1:1f.7", true},
+		{"10000:01:00.0", "00010000:01:00.0", true},
+		{"0001:41:00.0", "41:00.0", false},
+		{"41:00.0", "41:00.1", false},
+		{"41:00.0", "41:01.0", false},
+		{"", "", false},
+		{"41:00.0", "", false},
+	} {
+		if got := samePCI(tt.a, tt.b); got != tt.same {
+			t.Errorf("samePCI(%q, %q) = %v", tt.a, tt.b, got)
+		}
+	}
+}
+
+func TestTextThatIsNoPCIAddressIsRefused(t *testing.T) {
+	for _, text := range []string{
+		"", "41", "41:00", "0000:41:00", "41:00.8", "41:20.0", "4g:00.0", ":41:00.0", "000000000:41:00.0",
+		"0000:0041:00.0", "0000:41:00.0.0", "0000:41:00.00", "+1:41:00.0", "0x0:41:00.0", "0000:41:00.0 ", "0:0000:41:00.0",
+	} {
+		if err := ByPCI(text).Validate(); err == nil {
+			t.Errorf("%q passed as a PCI address", text)
+		}
+	}
+}
+
+func TestTheSpellingOfAPCIAddressDoesNotMatter(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tail := rapid.StringMatching(`[0-9a-f]{2}:[01][0-9a-f]\.[0-7]`).Draw(t, "tail")
+		spellings := []string{tail, "0000:" + tail, "00000000:" + strings.ToUpper(tail)}
+		a := rapid.SampledFrom(spellings).Draw(t, "a")
+		b := rapid.SampledFrom(spellings).Draw(t, "b")
+		if !samePCI(a, b) {
+			t.Fatalf("%q and %q differ", a, b)
+		}
+		if samePCI(a, "0001:"+tail) {
+			t.Fatalf("%q is the same in domain 1", a)
+		}
+	})
+}
+
+func TestPolicyIsReadAsItPrints(t *testing.T) {
+	for _, p := range []Policy{Fill, Error} {
+		if got, err := ParsePolicy(p.String()); err != nil || got != p {
+			t.Errorf("ParsePolicy(%q) = %v, %v", p, got, err)
+		}
+	}
+	for _, text := range []string{"", "Fill", "warn", "Policy(7)"} {
+		if _, err := ParsePolicy(text); err == nil {
+			t.Errorf("ParsePolicy took %q", text)
+		}
+	}
+}

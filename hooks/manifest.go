@@ -1,0 +1,162 @@
+package hooks
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+)
+
+// ManifestName is the manifest's file name in the image directory.
+const ManifestName = "cucriu.json"
+
+const (
+	manifestVersion  = 1
+	maxManifestBytes = 4 << 20
+	maxProcesses     = 1 << 14
+	maxGPUs          = 1 << 8
+)
+
+// Manifest says what criu's image holds of CUDA, for the restore side. It
+// lies beside criu's own files.
+type Manifest struct {
+	Version       int               `json:"version"`
+	Created       time.Time         `json:"created"`
+	DriverVersion string            `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
+	Processes     []ManifestProcess `json:"processes"`
+}
+
+// ManifestProcess is one CUDA process of the image.
+type ManifestProcess struct {
+	PID  int    `json:"pid"` // as in the image: in its innermost pid namespace
+	Name string `json:"name"`
+	// Stopped says that the process was stopped before it was dumped, and so
+	// stays stopped after it was restored.
+	Stopped bool `json:"stopped"`
+	// GPUs is what the process could see when it was checkpointed, used or
+	// not, in the driver's order: the old side of the restore's pairs.
+	GPUs []cudackpt.GPU `json:"gpus"`
+	// MemoryBytes is what the process held on each GPU. A GPU that is missing
+	// here was not used.
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+}
+
+// writeManifest replaces the manifest of an image directory atomically.
+func writeManifest(dir string, m Manifest) error {
+	data, err := json.MarshalIndent(m, "", "\t")
+	if err != nil {
+		return fmt.Errorf("manifest: %w", err)
+	}
+	path := filepath.Join(dir, ManifestName)
+	if err := renameio.WriteFile(path, append(data, '\n'), 0o600, renameio.WithTempDir(dir)); err != nil {
+		return fmt.Errorf("write the manifest: %w", err)
+	}
+	return syncDir(dir)
+}
+
+// removeManifest makes sure that an image directory which is used again does
+// not keep the manifest of an earlier dump.
+func removeManifest(dir string) error {
+	err := os.Remove(filepath.Join(dir, ManifestName))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the manifest of an earlier dump: %w", err)
+	}
+	return nil
+}
+
+// ReadManifest reads and checks the manifest of an image directory. The error
+// is [os.ErrNotExist] if there is none: the image holds no CUDA process.
+func ReadManifest(dir string) (Manifest, error) {
+	path := filepath.Join(dir, ManifestName)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("manifest: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return Manifest{}, fmt.Errorf("manifest: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxManifestBytes {
+		return Manifest{}, fmt.Errorf("manifest %s is not a regular file of at most %d bytes", path, maxManifestBytes)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxManifestBytes))
+	if err != nil {
+		return Manifest{}, fmt.Errorf("manifest: %w", err)
+	}
+	m, err := ParseManifest(data)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("manifest %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// ParseManifest reads a manifest and refuses one that no dump can have
+// written.
+func ParseManifest(data []byte) (Manifest, error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	var m Manifest
+	if err := decoder.Decode(&m); err != nil {
+		return Manifest{}, fmt.Errorf("damaged: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return Manifest{}, errors.New("damaged: it goes on after its end")
+	}
+	return m, m.validate()
+}
+
+func (m Manifest) validate() error {
+	switch {
+	case m.Version != manifestVersion:
+		return fmt.Errorf("is of version %d, and this cucriu reads version %d", m.Version, manifestVersion)
+	case m.DriverVersion == "":
+		return errors.New("damaged: no driver version")
+	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
+		return fmt.Errorf("damaged: %d processes", len(m.Processes))
+	}
+	pids := make(map[int]bool)
+	for _, p := range m.Processes {
+		if p.PID <= 0 || pids[p.PID] {
+			return fmt.Errorf("damaged: process %d is named twice or has no valid pid", p.PID)
+		}
+		pids[p.PID] = true
+		if len(p.GPUs) == 0 || len(p.GPUs) > maxGPUs {
+			return fmt.Errorf("damaged: process %d saw %d GPUs", p.PID, len(p.GPUs))
+		}
+		seen := make(map[cudackpt.UUID]bool)
+		for _, gpu := range p.GPUs {
+			if gpu.UUID == (cudackpt.UUID{}) || seen[gpu.UUID] {
+				return fmt.Errorf("damaged: process %d saw %v twice or without a UUID", p.PID, gpu.UUID)
+			}
+			seen[gpu.UUID] = true
+		}
+		for uuid := range p.MemoryBytes {
+			if !seen[uuid] {
+				return fmt.Errorf("damaged: process %d holds memory on %v, which it did not see", p.PID, uuid)
+			}
+		}
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("fsync %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,272 @@
+package hooks
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// Kind tells the sessions of a dump from those of a restore.
+type Kind string
+
+// The kinds of session.
+const (
+	KindDump    Kind = "dump"
+	KindRestore Kind = "restore"
+)
+
+// Outcome says what became of a session's processes. It is empty while the
+// session is open.
+type Outcome string
+
+// The outcomes of a session.
+const (
+	OutcomeDumped  Outcome = "dumped"  // criu wrote the image and ended the processes
+	OutcomeRunning Outcome = "running" // the processes run (or stay stopped as they were before)
+	OutcomeStopped Outcome = "stopped" // GPU state restored, left stopped as criu's -s asked
+	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were ended, the image is intact
+	OutcomeGone    Outcome = "gone"    // the processes ended by themselves or with a criu that failed
+	OutcomeLeft    Outcome = "left"    // a restore failed: left stopped for inspection, as configured
+)
+
+// Session is the journal of one dump or restore. It is written ahead of every
+// step, so that the watcher and the recover command can take a job to a good
+// end from wherever its hook died. It also carries what a restore's later
+// stages need, when criu's image directory is no longer in reach.
+type Session struct {
+	Kind         Kind              `json:"kind"`
+	BootID       string            `json:"boot_id"` // start times mean nothing after a reboot
+	Created      time.Time         `json:"created"`
+	Criu         criuutil.Ident    `json:"criu"`
+	ImageDir     string            `json:"image_dir"`
+	Root         *criuutil.Ident   `json:"root,omitempty"`
+	LeaveStopped bool              `json:"leave_stopped"` // criu -s
+	LeaveRunning bool              `json:"leave_running"` // criu -R
+	Step         string            `json:"step"`          // the step that was begun last
+	Members      []Member          `json:"members"`       // the CUDA processes
+	Manifest     *Manifest         `json:"manifest,omitempty"`
+	Phases       []Phase           `json:"phases"`
+	Outcome      Outcome           `json:"outcome"`
+	Message      string            `json:"message"`
+	dir          string
+	lock         *flock.Flock
+}
+
+// Member is one CUDA process of a session.
+type Member struct {
+	criuutil.Ident
+	ImagePID int    `json:"image_pid"`
+	Name     string `json:"name"`
+	// Stopped says that it was stopped before we came.
+	Stopped     bool                     `json:"stopped"`
+	GPUs        []cudackpt.GPU           `json:"gpus"`
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Pairs is the GPU map for its restore; none means the same devices.
+	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
+}
+
+// Phase is a finished step and the time it took.
+type Phase struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+}
+
+const (
+	sessionFile  = "session.json"
+	keepSessions = 64 // closed ones, as a record of what became of the jobs
+)
+
+var errSessionBusy = errors.New("session is in use by its hook or watcher")
+
+// sessionsDir makes the run directory, 0700 and owned by us, and returns the
+// folder of the sessions in it.
+func sessionsDir(runDir string) (string, error) {
+	dir := filepath.Join(runDir, "sessions")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("run directory: %w", err)
+	}
+	for _, d := range []string{runDir, dir} {
+		var stat unix.Stat_t
+		if err := unix.Lstat(d, &stat); err != nil {
+			return "", fmt.Errorf("run directory %s: %w", d, err)
+		}
+		if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o022 != 0 {
+			return "", fmt.Errorf("run directory %s must be a directory owned by uid %d that nobody else can write (mode 0700)", d, os.Geteuid())
+		}
+	}
+	return dir, nil
+}
+
+func sessionPath(sessions string, kind Kind, criu criuutil.Ident) string {
+	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
+}
+
+// newSession creates the session of a running criu and locks it.
+func newSession(runDir string, s Session) (*Session, error) {
+	sessions, err := sessionsDir(runDir)
+	if err != nil {
+		return nil, err
+	}
+	pruneSessions(sessions)
+	s.dir = sessionPath(sessions, s.Kind, s.Criu)
+	s.Created = time.Now().UTC()
+	if s.BootID, err = bootID(); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	if err := s.lockNow(); err != nil {
+		return nil, err
+	}
+	if err := s.save(); err != nil {
+		s.unlock()
+		return nil, err
+	}
+	return &s, nil
+}
+
+// loadSession reads a session and locks it, waiting for whoever has the lock
+// if wait is set.
+func loadSession(dir string, wait bool) (*Session, error) {
+	s := Session{dir: dir}
+	lock := s.lockNow
+	if wait {
+		lock = s.lockWait
+	}
+	if err := lock(); err != nil {
+		return nil, err
+	}
+	if err := s.read(); err != nil {
+		s.unlock()
+		return nil, err
+	}
+	return &s, nil
+}
+
+func (s *Session) read() error {
+	data, err := os.ReadFile(filepath.Join(s.dir, sessionFile))
+	if err != nil {
+		return fmt.Errorf("session: %w", err)
+	}
+	if err := json.Unmarshal(data, s); err != nil {
+		return fmt.Errorf("session %s: %w", s.dir, err)
+	}
+	return nil
+}
+
+func (s *Session) lockNow() error {
+	s.lock = flock.New(filepath.Join(s.dir, "lock"))
+	locked, err := s.lock.TryLock()
+	if err == nil && !locked {
+		err = errSessionBusy
+	}
+	return err
+}
+
+func (s *Session) lockWait() error {
+	s.lock = flock.New(filepath.Join(s.dir, "lock"))
+	return s.lock.Lock()
+}
+
+func (s *Session) unlock() { _ = s.lock.Close() }
+
+// save makes the session durable.
+func (s *Session) save() error {
+	data, err := json.MarshalIndent(s, "", "\t")
+	if err != nil {
+		return fmt.Errorf("session: %w", err)
+	}
+	if err := renameio.WriteFile(filepath.Join(s.dir, sessionFile), append(data, '\n'), 0o600, renameio.WithTempDir(s.dir)); err != nil {
+		return fmt.Errorf("write the session: %w", err)
+	}
+	return syncDir(s.dir)
+}
+
+// close records what became of the processes; nothing more is to be done.
+func (s *Session) close(outcome Outcome, message string) error {
+	s.Outcome, s.Message = outcome, message
+	return s.save()
+}
+
+// step writes ahead that a step begins, does it, and notes how long it took.
+func (s *Session) step(name string, do func() error) error {
+	s.Step = name
+	if err := s.save(); err != nil {
+		return err
+	}
+	if err := failpoint(string(s.Kind) + "." + name); err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := do(); err != nil {
+		return err
+	}
+	s.Phases = append(s.Phases, Phase{Name: name, Seconds: time.Since(start).Seconds()})
+	return nil
+}
+
+// Sessions lists all sessions of the run directory, the oldest first.
+func Sessions(runDir string) ([]*Session, error) {
+	dirs, err := sessionDirs(filepath.Join(runDir, "sessions"))
+	if err != nil {
+		return nil, err
+	}
+	var sessions []*Session
+	for _, dir := range dirs {
+		s := &Session{dir: dir}
+		if err := s.read(); err != nil {
+			if errors.Is(err, os.ErrNotExist) {
+				continue // just being made or removed
+			}
+			return nil, err
+		}
+		sessions = append(sessions, s)
+	}
+	slices.SortFunc(sessions, func(a, b *Session) int { return a.Created.Compare(b.Created) })
+	return sessions, nil
+}
+
+func sessionDirs(sessions string) ([]string, error) {
+	entries, err := os.ReadDir(sessions)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("sessions: %w", err)
+	}
+	var dirs []string
+	for _, entry := range entries {
+		if entry.IsDir() {
+			dirs = append(dirs, filepath.Join(sessions, entry.Name()))
+		}
+	}
+	return dirs, nil
+}
+
+// pruneSessions drops the oldest closed sessions. It is tidying: what it
+// cannot do is left for the next time.
+func pruneSessions(sessions string) {
+	all, err := Sessions(filepath.Dir(sessions))
+	if err != nil {
+		return
+	}
+	closed := slices.DeleteFunc(all, func(s *Session) bool { return s.Outcome == "" })
+	for _, s := range closed[:max(0, len(closed)-keepSessions)] {
+		_ = os.RemoveAll(s.dir)
+	}
+}
+
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(data)), err
+}

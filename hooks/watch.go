@@ -1,0 +1,234 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// startWatcher starts the watcher of a session and waits until it holds on to
+// criu: from then on the job comes back whoever is killed.
+func (h *Hook) startWatcher(s *Session) error {
+	log, err := os.OpenFile(filepath.Join(s.dir, "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("watcher: %w", err)
+	}
+	defer log.Close()
+	ready, readyEnd, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("watcher: %w", err)
+	}
+	defer ready.Close()
+	cmd := exec.Command(h.Watcher[0], append(h.Watcher[1:len(h.Watcher):len(h.Watcher)], s.dir)...)
+	// Its own session and its own output: it outlives criu, whose log may be a
+	// pipe that somebody reads to its end.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", readyEnd, log
+	err = cmd.Start()
+	readyEnd.Close()
+	if err != nil {
+		return fmt.Errorf("start the watcher: %w", err)
+	}
+	_ = ready.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return fmt.Errorf("the watcher did not start (its log: %s): %w", log.Name(), err)
+	}
+	return cmd.Process.Release()
+}
+
+// Watch is the watcher: it waits until criu has ended, and then takes the
+// session to a good end. It writes one byte to ready when it holds on to criu.
+func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
+	// The hook holds the lock of the session now; criu's identity does not
+	// change, so it may be read all the same.
+	s := &Session{dir: dir}
+	if err := s.read(); err != nil {
+		return err
+	}
+	criu, err := criuutil.Reopen(s.Criu)
+	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return err
+	}
+	if _, err := ready.Write([]byte{1}); err != nil {
+		return fmt.Errorf("report to the hook: %w", err)
+	}
+	if criu != nil {
+		defer criu.Close()
+		if err := criu.WaitExit(ctx); err != nil {
+			return fmt.Errorf("wait for criu: %w", err)
+		}
+	}
+	// The lock waits for a hook that outlived criu.
+	if s, err = loadSession(dir, true); err != nil {
+		return err
+	}
+	defer s.unlock()
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		err := h.finish(ctx, s)
+		if err == nil {
+			return nil
+		}
+		h.Log.Error("the job is not back yet", "session", filepath.Base(dir), "retry", pause, "error", err)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Recover takes every orphaned session (its criu has ended, and neither hook
+// nor watcher is at work) to a good end. It returns the sessions that it took
+// there, and the errors of those that it could not.
+func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
+	sessions, err := sessionsDir(h.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := sessionDirs(sessions)
+	if err != nil {
+		return nil, err
+	}
+	var recovered []*Session
+	var errs []error
+	for _, dir := range dirs {
+		s, err := h.recoverOne(ctx, dir)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("session %s: %w", filepath.Base(dir), err))
+		}
+		if s != nil {
+			recovered = append(recovered, s)
+		}
+	}
+	return recovered, errors.Join(errs...)
+}
+
+func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
+	s, err := loadSession(dir, false)
+	if errors.Is(err, errSessionBusy) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.unlock()
+	if s.Outcome != "" {
+		return nil, nil
+	}
+	criu, err := criuutil.Reopen(s.Criu)
+	if err == nil {
+		criu.Close()
+		return nil, nil // criu is still at work
+	}
+	if !errors.Is(err, criuutil.ErrGone) {
+		return nil, err
+	}
+	return s, h.finish(ctx, s)
+}
+
+// finish takes a session whose criu has ended to a good end.
+func (h *Hook) finish(ctx context.Context, s *Session) error {
+	if s.Outcome != "" {
+		return nil
+	}
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	if s.BootID != boot {
+		return s.close(OutcomeGone, "the host has rebooted since")
+	}
+	if s.Kind == KindRestore {
+		return h.finishRestore(ctx, s)
+	}
+	return h.finishDump(ctx, s)
+}
+
+// finishDump brings back what criu left alive, be it that the dump failed, that
+// criu was killed, or that the job was to run on.
+func (h *Hook) finishDump(ctx context.Context, s *Session) error {
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return err
+	}
+	targets, err := openMembers(driver, s.Members)
+	if err != nil {
+		return err
+	}
+	defer closeTargets(targets)
+	if err := settle(ctx, targets); err != nil {
+		return err
+	}
+	alive := 0
+	for _, t := range targets {
+		if t.Alive() {
+			targets[alive] = t
+			alive++
+		}
+	}
+	dumped := s.Step == "dumped"
+	switch {
+	case alive == 0 && dumped:
+		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
+	case alive == 0:
+		return s.close(OutcomeGone, "the processes ended, and criu did not complete its image")
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
+	defer cancel()
+	if err := h.bringUp(ctx, driver, targets[:alive], s.LeaveStopped); err != nil {
+		return err
+	}
+	message := "criu did not complete the dump; the job goes on"
+	if dumped {
+		message = "criu dumped the processes into " + s.ImageDir + " and left them alive"
+	}
+	outcome := OutcomeRunning
+	if s.LeaveStopped {
+		outcome = OutcomeStopped
+	}
+	h.Log.Info(message, "session", filepath.Base(s.dir), "outcome", outcome, "processes", pidsOf(targets[:alive]))
+	return s.close(outcome, message)
+}
+
+// settle waits until criu's hold on the processes is gone: those that it
+// killed have ended, the others are not traced any more.
+func settle(ctx context.Context, targets []*target) error {
+	warned := false
+	for _, t := range targets {
+		for pause := time.Millisecond; t.Alive(); pause = min(2*pause, 100*time.Millisecond) {
+			if t.Exiting() {
+				if err := t.WaitExit(ctx); err != nil {
+					return err
+				}
+				break
+			}
+			status, err := criuutil.ReadStatus(t.PID)
+			if errors.Is(err, criuutil.ErrGone) || err == nil && status.TracerPID == 0 {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			if pause == 100*time.Millisecond && !warned {
+				warned = true
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(pause):
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,97 @@
+package config
+
+import (
+	"log/slog"
+	"time"
+
+	"cucriu/hooks/gpumap"
+)
+
+// DefaultPath is the configuration file that is read when none is named. It may
+// be absent.
+const DefaultPath = "/etc/cucriu/config.yaml"
+
+// Config is a complete configuration. Default gives the one to start from.
+type Config struct {
+	File string // the file that was read; empty if none was
+
+	GPUs       GPUs
+	Driver     Driver
+	Lock       Lock
+	Checkpoint Checkpoint
+	Restore    Restore
+	Log        Log
+
+	// RunDir holds what must outlive one hook: journals, status files, what
+	// pre-restore leaves for post-resume. Not in the file: every part of one
+	// installation must agree on it.
+	RunDir string
+}
+
+// GPUs says which GPU takes the place of which at restore.
+type GPUs struct {
+	Map      []gpumap.Rule
+	Unmapped gpumap.Policy
+}
+
+// Driver says where the CUDA driver is found.
+type Driver struct {
+	Library string // soname, or absolute path, of libcuda
+	Root    string // under which dev/nvidiaN and proc/driver/nvidia are looked up
+}
+
+// Lock bounds the locking of all CUDA processes of a tree: within Timeout, in
+// tries of the length Try.
+type Lock struct {
+	Timeout, Try time.Duration
+}
+
+// Checkpoint bounds the copying of GPU memory into the processes.
+type Checkpoint struct {
+	Timeout time.Duration
+}
+
+// Restore bounds the way back, and says what becomes of a job that fails on it.
+type Restore struct {
+	Timeout   time.Duration
+	OnFailure OnFailure
+}
+
+// OnFailure says what becomes of processes whose GPU state cannot be restored.
+type OnFailure string
+
+const (
+	// Kill ends them: the image is intact and a half-restored job must not run.
+	Kill OnFailure = "kill"
+	// Leave keeps them stopped, for inspection.
+	Leave OnFailure = "leave"
+)
+
+// Log says what is logged, and where to besides CRIU's own log.
+type Log struct {
+	Level  slog.Level
+	Format Format
+	File   string // absolute path; empty for standard error
+}
+
+// Format is the form of the log's lines.
+type Format string
+
+// The formats of the log.
+const (
+	Text Format = "text"
+	JSON Format = "json"
+)
+
+// Default is the configuration of a host that has no configuration file.
+func Default() Config {
+	return Config{
+		GPUs:       GPUs{Unmapped: gpumap.Fill},
+		Driver:     Driver{Library: "libcuda.so.1", Root: "/"},
+		Lock:       Lock{Timeout: 10 * time.Second, Try: time.Second},
+		Checkpoint: Checkpoint{Timeout: 10 * time.Minute},
+		Restore:    Restore{Timeout: 10 * time.Minute, OnFailure: Kill},
+		Log:        Log{Level: slog.LevelInfo, Format: Text},
+		RunDir:     "/run/cucriu",
+	}
+}

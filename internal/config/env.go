@@ -1,0 +1,87 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+)
+
+// The environment variables, each of which overrides the file. An empty one counts
+// as absent.
+const (
+	EnvConfig     = "CUCRIU_CONFIG"      // the configuration file, which must exist
+	EnvLibrary    = "CUCRIU_LIBCUDA"     // driver.library
+	EnvDriverRoot = "CUCRIU_DRIVER_ROOT" // driver.root
+	EnvRunDir     = "CUCRIU_RUN_DIR"     // the run directory
+	EnvLog        = "CUCRIU_LOG"         // log.level, or "level,format"
+)
+
+// Load gives the configuration of this host: the file that CUCRIU_CONFIG names,
+// else DefaultPath if there is one, else Default; and over it the environment. env
+// is os.Getenv.
+func Load(env func(name string) string) (Config, error) {
+	return load(env, DefaultPath)
+}
+
+func load(env func(string) string, defaultPath string) (Config, error) {
+	path, mustExist := env(EnvConfig), true
+	if path == "" {
+		path, mustExist = defaultPath, false
+	}
+	if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+		return Config{}, &Error{
+			Source: EnvConfig, Cause: fmt.Sprintf("%q is not an absolute path", path),
+			Remedy: "give the path from / on: the hook runs in a working directory of CRIU's choice",
+		}
+	}
+	p := newParser(path)
+	data, exists, err := readTrusted(path)
+	if err != nil {
+		return Config{}, err
+	}
+	switch {
+	case exists:
+		if err := p.parse(data); err != nil {
+			return Config{}, err
+		}
+	case mustExist:
+		return Config{}, &Error{
+			Source: path, Cause: "there is no such file, but " + EnvConfig + " names it",
+			Remedy: "create it, or unset " + EnvConfig,
+		}
+	}
+	if err := p.override(env); err != nil {
+		return Config{}, err
+	}
+	return p.finish()
+}
+
+func (p *parser) override(env func(string) string) error {
+	for _, v := range []struct {
+		name, field string
+		target      *string
+	}{
+		{EnvLibrary, "driver.library", &p.cfg.Driver.Library},
+		{EnvDriverRoot, "driver.root", &p.cfg.Driver.Root},
+		{EnvRunDir, "run directory", &p.cfg.RunDir},
+	} {
+		if value := env(v.name); value != "" {
+			*v.target = value
+			p.origins[v.field] = origin{source: v.name}
+		}
+	}
+	value := env(EnvLog)
+	if value == "" {
+		return nil
+	}
+	level, format, both := strings.Cut(value, ",")
+	var err error
+	if p.cfg.Log.Level, err = parseLevel(level); err != nil {
+		return &Error{Source: EnvLog, Field: "log.level", Cause: err.Error(), Remedy: levelRemedy + ", and after a comma text or json"}
+	}
+	if both {
+		p.cfg.Log.Format = Format(format)
+		p.origins["log.format"] = origin{source: EnvLog}
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package config
+
+import (
+	"bytes"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"cucriu/hooks/gpumap"
+)
+
+const examplePath = "../../configs/config.yaml"
+
+// commentedRule is a rule that the example shows without applying it.
+var commentedRule = regexp.MustCompile(`(?m)^  #  - \{from`)
+
+// activate applies the rules that the example shows.
+func activate(example []byte) []byte {
+	return commentedRule.ReplaceAll(example, []byte("    - {from"))
+}
+
+func TestExampleStatesTheDefaults(t *testing.T) {
+	data, err := os.ReadFile(examplePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(examplePath, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.File = examplePath
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the example says that its values are the defaults (-default +example):\n%s", diff)
+	}
+	// A default that the example leaves out would pass the comparison.
+	for _, name := range []string{
+		"unmapped: fill", "library: libcuda.so.1", "root: /", "timeout: 10s", "try: 1s", "checkpoint:", "restore:",
+		"timeout: 10m", "on_failure: kill", "level: info", "format: text", `file: ""`,
+	} {
+		if !bytes.Contains(data, []byte("  "+name)) && !bytes.Contains(data, []byte("\n"+name)) {
+			t.Errorf("the example does not show %q", name)
+		}
+	}
+}
+
+func TestRulesThatTheExampleShowsCanBeUsed(t *testing.T) {
+	data, err := os.ReadFile(examplePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(examplePath, activate(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.File = examplePath
+	want.GPUs.Map = []gpumap.Rule{
+		{From: byUUID(t, uuidA), To: byUUID(t, uuidB)},
+		{From: gpumap.ByIndex(1), To: gpumap.ByPCI("0000:41:00.0")},
+	}
+	for i := range got.GPUs.Map {
+		line := strings.Split(string(data), "\n")[got.GPUs.Map[i].Line-1]
+		if !strings.Contains(line, "- {from") {
+			t.Errorf("rule %d is said to stand on the line %q", i, line)
+		}
+		got.GPUs.Map[i].Line = 0
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Both files for CRIU name the same hook and the same folder of plugins.
+func TestFilesForCRIUAgree(t *testing.T) {
+	lines := func(name string) (active []string) {
+		data, err := os.ReadFile("../../configs/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			line = strings.TrimSpace(line)
+			if line != "" && !strings.HasPrefix(line, "#") {
+				active = append(active, line)
+			}
+		}
+		return active
+	}
+	want := []string{"action-script /usr/libexec/cucriu/cucriu-hook", "libdir /usr/lib/cucriu/criu-plugins"}
+	for _, name := range []string{"criu.conf", "runc.conf"} {
+		if diff := cmp.Diff(want, lines(name)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSize is far above any real configuration file.
+const maxSize = 1 << 20 // bytes
+
+// readTrusted reads a file that nobody but root, or the user that we are, can have
+// written. Links are followed (Kubernetes mounts every configuration as a chain of
+// them), and what is checked is the file that was opened and the way to it, not the
+// names that led there. exists is false where there is nothing at path at all.
+func readTrusted(path string) (data []byte, exists bool, err error) {
+	fail := func(cause, remedy string, err error) ([]byte, bool, error) {
+		return nil, true, &Error{Source: path, Cause: cause, Remedy: remedy, Err: err}
+	}
+	// O_NONBLOCK: the open of a FIFO must not wait for a writer.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil, false, nil
+		}
+		return fail("it is a link to nothing", "restore what it points to, or remove it", nil)
+	}
+	if err != nil {
+		return fail("it cannot be opened", "make it a file that this user can read", err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fail("it cannot be examined", "", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fail("it is not a regular file", "make it one; a link to one will do", nil)
+	}
+	if cause, remedy := distrust(st, os.Geteuid()); cause != "" {
+		return fail("the file "+cause, remedy+" "+path, nil)
+	}
+	if err := checkDirectories(path, fd); err != nil {
+		return nil, true, err
+	}
+	data, err = io.ReadAll(io.LimitReader(file, maxSize+1))
+	if err != nil {
+		return fail("it cannot be read", "", err)
+	}
+	if len(data) > maxSize {
+		return fail(fmt.Sprintf("it is larger than %d bytes", maxSize), "a configuration has a few lines: is this the right file?", nil)
+	}
+	return data, true, nil
+}
+
+// checkDirectories goes up from the open file by its resolved path: who can write
+// to a directory on it can put another file in its place.
+func checkDirectories(path string, fd int) error {
+	resolved, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return &Error{Source: path, Cause: "its place in the file system cannot be found", Remedy: "mount /proc", Err: err}
+	}
+	for dir := filepath.Dir(resolved); ; dir = filepath.Dir(dir) {
+		var st unix.Stat_t
+		if err := unix.Lstat(dir, &st); err != nil {
+			return &Error{Source: path, Cause: fmt.Sprintf("the directory %s cannot be examined", dir), Remedy: "was the file replaced this moment? try again", Err: err}
+		}
+		if cause, remedy := distrust(st, os.Geteuid()); cause != "" {
+			return &Error{Source: path, Cause: fmt.Sprintf("the directory %s %s", dir, cause), Remedy: remedy + " " + dir}
+		}
+		if dir == "/" || dir == "." {
+			return nil
+		}
+	}
+}
+
+// distrust says why somebody else could have changed the thing that st describes,
+// and the command that mends it. In a sticky directory, such as /tmp, only their
+// owners replace files.
+func distrust(st unix.Stat_t, euid int) (cause, remedy string) {
+	if st.Uid != 0 && int(st.Uid) != euid {
+		return fmt.Sprintf("belongs to user %d, and neither to root nor to the user that reads it", st.Uid), "run: chown root"
+	}
+	sticky := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
+	if st.Mode&0o022 != 0 && !sticky {
+		return fmt.Sprintf("can be written by its group or by others (mode %04o)", st.Mode&0o7777), "run: chmod go-w"
+	}
+	return "", ""
+}

@@ -1,0 +1,36 @@
+// Package logging makes the loggers of the commands. The packages below take
+// a *slog.Logger; logrus, which writes the lines, is known only here.
+package logging
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/sirupsen/logrus"
+	logrusslog "github.com/sirupsen/logrus/hooks/slog"
+
+	"cucriu/internal/config"
+)
+
+// New returns the logger that a configuration asks for. Lines go to stderr
+// (criu's own log, under criu), and to the configured file as well.
+func New(c config.Log, component string) (*slog.Logger, error) {
+	logger := logrus.New()
+	logger.SetLevel(logrusslog.SlogLevel(c.Level).Level())
+	if c.Format == config.JSON {
+		logger.SetFormatter(&logrus.JSONFormatter{})
+	} else {
+		logger.SetFormatter(&logrus.TextFormatter{FullTimestamp: true, DisableColors: true})
+	}
+	logger.SetOutput(os.Stderr)
+	if c.File != "" {
+		file, err := os.OpenFile(c.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("log file: %w", err)
+		}
+		logger.SetOutput(io.MultiWriter(os.Stderr, file))
+	}
+	return slog.New(logrusslog.NewHandler(logger, nil)).With("component", component), nil
+}

@@ -1,0 +1,89 @@
+package testenv
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// CriuRun is a criu that has ended.
+type CriuRun struct {
+	Err error
+	Log string // criu's log, with the hook's lines in it
+}
+
+// Lines returns the lines of the log that are of interest when a test fails:
+// the hook's, and criu's errors and warnings.
+func (r CriuRun) Lines() string {
+	var lines []string
+	for line := range strings.Lines(r.Log) {
+		if strings.Contains(line, "Error") || strings.Contains(line, "level=") || strings.Contains(line, "cucriu") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// CriuCommand returns a criu command with the hook as its action script.
+func (h *Host) CriuCommand(verb, dir string, args ...string) *exec.Cmd {
+	h.t.Helper()
+	return h.CriuCommandScripts(verb, dir, []string{h.HookBin}, args...)
+}
+
+// CriuCommandScripts returns a criu command with several action scripts, of
+// which criu runs the last one first.
+func (h *Host) CriuCommandScripts(verb, dir string, scripts []string, args ...string) *exec.Cmd {
+	h.t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		h.t.Fatal(err)
+	}
+	all := []string{verb, "--no-default-config", "-D", dir, "-o", verb + ".log", "-v4"}
+	for _, script := range scripts {
+		all = append(all, "--action-script", script)
+	}
+	return h.Command(Criu(h.t), append(all, args...)...)
+}
+
+// RunCriu runs criu with the hook to its end.
+func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
+	h.t.Helper()
+	cmd := h.CriuCommand(verb, dir, args...)
+	out, err := cmd.CombinedOutput()
+	log, _ := os.ReadFile(filepath.Join(dir, verb+".log"))
+	return CriuRun{Err: err, Log: string(out) + string(log)}
+}
+
+// Dump dumps a job and fails the test if it cannot be dumped. Unless told to
+// leave it, the job is gone afterwards.
+func (h *Host) Dump(j *Job, args ...string) string {
+	h.t.Helper()
+	dir := filepath.Join(h.t.TempDir(), "images")
+	run := h.TryDump(j, dir, args...)
+	if run.Err != nil {
+		h.t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+	}
+	return dir
+}
+
+// TryDump dumps a job into a folder.
+func (h *Host) TryDump(j *Job, dir string, args ...string) CriuRun {
+	h.t.Helper()
+	return h.RunCriu("dump", dir, append([]string{"-t", strconv.Itoa(j.PID)}, args...)...)
+}
+
+// Restore restores a job and fails the test if it cannot be restored.
+func (h *Host) Restore(dir string, args ...string) {
+	h.t.Helper()
+	run := h.TryRestore(dir, args...)
+	if run.Err != nil {
+		h.t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+	}
+}
+
+// TryRestore restores from a folder, detached.
+func (h *Host) TryRestore(dir string, args ...string) CriuRun {
+	h.t.Helper()
+	return h.RunCriu("restore", dir, append([]string{"-d"}, args...)...)
+}

@@ -1,0 +1,58 @@
+// Package testenv gives tests a host to work on: real criu, the hook, the
+// workloads, and the simulated or the real driver. Nothing in it skips: what
+// is missing fails the test with the command that provides it.
+//
+// The variables that a machine with a GPU sets: CUCRIU_TEST_ROOT (the folder
+// that holds bin and build), CUCRIU_TEST_CRIU (criu's path),
+// CUCRIU_TEST_DRIVER=real (else the simulated driver), and
+// CUCRIU_TEST_NAMESPACES=off (a real driver may not know pid namespaces).
+package testenv
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// RealDriver reports whether the tests run against NVIDIA's driver.
+func RealDriver() bool { return os.Getenv("CUCRIU_TEST_DRIVER") == "real" }
+
+// Root is the folder that holds bin and build: the repository, or a bundle.
+func Root(t testing.TB) string {
+	t.Helper()
+	if root := os.Getenv("CUCRIU_TEST_ROOT"); root != "" {
+		return root
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	t.Fatal("no go.mod above the working directory: run the tests in the repository, or set CUCRIU_TEST_ROOT")
+	return ""
+}
+
+// Artefact returns the path of something that was built, and fails with the
+// remedy if it was not.
+func Artefact(t testing.TB, remedy string, path ...string) string {
+	t.Helper()
+	file := filepath.Join(append([]string{Root(t)}, path...)...)
+	if _, err := os.Stat(file); err != nil {
+		t.Fatalf("%v: run %s", err, remedy)
+	}
+	return file
+}
+
+// Criu returns the path of the criu that the tests use.
+func Criu(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("CUCRIU_TEST_CRIU")
+	if path == "" {
+		t.Fatal("CUCRIU_TEST_CRIU is not set: run make test, or export CUCRIU_TEST_CRIU=$(make -s which-criu)")
+	}
+	return path
+}

@@ -1,0 +1,132 @@
+package testenv
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Host is a machine with GPUs: one of any number of simulated ones, or this
+// machine with its real driver.
+type Host struct {
+	t       *testing.T
+	Dir     string // of the simulated host; empty on a real one
+	RunDir  string
+	Env     []string
+	HookBin string
+}
+
+// NewHost makes a simulated host with so many GPUs, or takes the real one,
+// which must have at least as many.
+func NewHost(t *testing.T, gpus int, options ...string) *Host {
+	t.Helper()
+	h := &Host{t: t, HookBin: Artefact(t, "make build", "bin", "cucriu-hook")}
+	h.RunDir = filepath.Join(t.TempDir(), "run")
+	if RealDriver() {
+		nodes, _ := filepath.Glob("/proc/driver/nvidia/gpus/*")
+		if len(nodes) < gpus {
+			t.Skipf("needs %d GPUs, this machine has %d", gpus, len(nodes))
+		}
+		h.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+h.RunDir)
+	} else {
+		h.Dir = filepath.Join(t.TempDir(), "host")
+		run := Artefact(t, "make sim", "build", "cudasim", "cudasim-run")
+		args := append([]string{"--gpus", strconv.Itoa(gpus), "--root", h.Dir}, options...)
+		out, err := exec.Command(run, append(args, "--", "/usr/bin/env", "-0")...).Output()
+		if err != nil {
+			t.Fatalf("make a simulated host: %v%s", err, stderrOf(err))
+		}
+		h.Env = append(strings.Split(strings.TrimRight(string(out), "\x00"), "\x00"), "CUCRIU_RUN_DIR="+h.RunDir)
+	}
+	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
+	return h
+}
+
+// Setenv sets a variable for whatever is started on the host from now on.
+func (h *Host) Setenv(name, value string) {
+	h.Env = append(h.Env, name+"="+value)
+}
+
+// Config writes a configuration file and returns its path.
+func (h *Host) Config(text string) string {
+	h.t.Helper()
+	// Below a directory that only root can write, as the hook demands.
+	dir := filepath.Join(h.t.TempDir(), "etc")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		h.t.Fatal(err)
+	}
+	path := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	return path
+}
+
+// UUIDs lists the GPUs of the host in the driver's order.
+func (h *Host) UUIDs() []string {
+	h.t.Helper()
+	root := h.Dir
+	if root == "" {
+		root = "/"
+	}
+	files, err := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
+	if err != nil || len(files) == 0 {
+		h.t.Fatalf("no GPUs below %s: %v", root, err)
+	}
+	var uuids []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		_, rest, _ := bytes.Cut(data, []byte("GPU UUID:"))
+		uuids = append(uuids, string(bytes.Fields(rest)[0]))
+	}
+	return uuids
+}
+
+// Faults sets the simulated driver's fault rules.
+func (h *Host) Faults(rules ...string) {
+	h.t.Helper()
+	if err := os.WriteFile(filepath.Join(h.Dir, "faults"), []byte(strings.Join(rules, "\n")+"\n"), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// Command returns a command that will run on the host.
+func (h *Host) Command(name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(h.t.Context(), name, args...)
+	cmd.Env = h.Env
+	return cmd
+}
+
+// Cucriu runs the cucriu command and returns what it printed.
+func (h *Host) Cucriu(args ...string) (string, error) {
+	h.t.Helper()
+	out, err := h.Command(Artefact(h.t, "make build", "bin", "cucriu"), args...).CombinedOutput()
+	return string(out), err
+}
+
+// Eventually waits until a condition holds and fails the test if it does not
+// within the time.
+func Eventually(t testing.TB, within time.Duration, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(within); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+	}
+}
+
+func stderrOf(err error) string {
+	if exit, ok := err.(*exec.ExitError); ok {
+		return fmt.Sprintf(": %s", exit.Stderr)
+	}
+	return ""
+}

@@ -1,0 +1,254 @@
+package testenv
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// Job is a workload: a process tree with CUDA in it. It lives on across dump
+// and restore, on any host.
+type Job struct {
+	t   *testing.T
+	PID int // of the root; criu restores it to the same
+	// Dirs are the status folders of the CUDA processes.
+	Dirs []string
+}
+
+// Status is what a CUDA process of a workload reports after each tick.
+type Status struct {
+	PID  int `json:"pid"`
+	Tick int `json:"tick"`
+	GPUs []struct {
+		UUID string `json:"uuid"`
+		PCI  string `json:"pci"`
+	} `json:"gpus"`
+	Bad int `json:"bad"`
+}
+
+// Start starts cudawork and waits until it ticks. Several processes need
+// --procs or --ranks with their number given as processes.
+func (h *Host) Start(processes int, args ...string) *Job {
+	h.t.Helper()
+	return h.StartUnder(nil, processes, args...)
+}
+
+// StartUnder is [Host.Start] below another command, which is given cudawork's
+// command line as its arguments and is the root of the tree.
+func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
+	h.t.Helper()
+	dir := h.t.TempDir()
+	job := &Job{t: h.t, Dirs: []string{dir}}
+	if processes > 1 {
+		job.Dirs = nil
+		for i := range processes {
+			job.Dirs = append(job.Dirs, filepath.Join(dir, "rank-"+strconv.Itoa(i)))
+		}
+	}
+	work := Artefact(h.t, "make workload", "build", "workload", "cudawork")
+	command := append(append(slices.Clone(parent), work, "--dir", dir), args...)
+	job.PID = h.Spawn(dir, command[0], command[1:]...)
+	job.WaitTicks(3)
+	return job
+}
+
+// Spawn starts a program as criu likes it: a session of its own, and standard
+// streams that exist inside the namespaces. Its stderr is shown if the test
+// fails.
+func (h *Host) Spawn(dir, name string, args ...string) int {
+	h.t.Helper()
+	log, err := os.Create(filepath.Join(dir, "stderr"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer log.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer null.Close()
+	cmd := h.Command(name, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, log
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	go func() { _ = cmd.Wait() }()
+	h.t.Cleanup(func() {
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		if data, _ := os.ReadFile(log.Name()); h.t.Failed() && len(data) > 0 {
+			h.t.Logf("stderr of %s:\n%s", filepath.Base(name), data)
+		}
+	})
+	return cmd.Process.Pid
+}
+
+// Status reads the last status of one CUDA process of the job.
+func (j *Job) Status(process int) (Status, error) {
+	var s Status
+	data, err := os.ReadFile(filepath.Join(j.Dirs[process], "status"))
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	return s, err
+}
+
+// MustStatus reads the last status of one CUDA process.
+func (j *Job) MustStatus(process int) Status {
+	j.t.Helper()
+	s, err := j.Status(process)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	return s
+}
+
+// Ticks returns the counter of every CUDA process.
+func (j *Job) Ticks() []int {
+	ticks := make([]int, len(j.Dirs))
+	for i := range j.Dirs {
+		if s, err := j.Status(i); err == nil {
+			ticks[i] = s.Tick
+		}
+	}
+	return ticks
+}
+
+// WaitTicks waits until every process has ticked n times more, and then until
+// it has compared all its GPU memory with what it must be.
+func (j *Job) WaitTicks(n int) {
+	j.t.Helper()
+	from := j.Ticks()
+	Eventually(j.t, 20*time.Second, fmt.Sprintf("every process of the job ticks %d times from %v", n, from), func() bool {
+		for i, tick := range j.Ticks() {
+			if tick < from[i]+n {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// Check makes every process compare all its GPU memory with what it must be.
+func (j *Job) Check() {
+	j.t.Helper()
+	for i, dir := range j.Dirs {
+		request := filepath.Join(dir, "check")
+		if err := os.WriteFile(request, nil, 0o600); err != nil {
+			j.t.Fatal(err)
+		}
+		Eventually(j.t, 30*time.Second, "the job checks its memory", func() bool {
+			_, err := os.Stat(request)
+			return os.IsNotExist(err)
+		})
+		var checked struct{ Tick, Bad, Words int }
+		data, err := os.ReadFile(filepath.Join(dir, "checked"))
+		if err == nil {
+			err = json.Unmarshal(data, &checked)
+		}
+		if err != nil || checked.Bad != 0 || checked.Words == 0 {
+			j.t.Fatalf("process %d of the job: GPU memory is not what it must be: %s %v", i, data, err)
+		}
+		if s := j.MustStatus(i); s.Bad != 0 {
+			j.t.Fatalf("process %d of the job saw wrong GPU memory: %+v", i, s)
+		}
+	}
+}
+
+// Runs fails the test unless the job goes on with its memory whole, with
+// every thread out of every stop.
+func (j *Job) Runs() {
+	j.t.Helper()
+	j.WaitTicks(3)
+	j.Check()
+	for i := range j.Dirs {
+		for tid, state := range ThreadStates(j.t, j.MustStatus(i).PID) {
+			if state == 'T' || state == 't' {
+				j.t.Fatalf("thread %d of the job is left in state %c", tid, state)
+			}
+		}
+	}
+}
+
+// Alive reports whether the root of the job exists and is no zombie.
+func (j *Job) Alive() bool { return processState(j.PID) != 0 && processState(j.PID) != 'Z' }
+
+// Stopped reports whether every thread of every CUDA process is stopped.
+func (j *Job) Stopped() bool {
+	for i := range j.Dirs {
+		for _, state := range ThreadStates(j.t, j.MustStatus(i).PID) {
+			if state != 'T' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Signal sends a signal to every CUDA process of the job.
+func (j *Job) Signal(sig unix.Signal) {
+	j.t.Helper()
+	for i := range j.Dirs {
+		if err := unix.Kill(j.MustStatus(i).PID, sig); err != nil {
+			j.t.Fatal(err)
+		}
+	}
+}
+
+// ThreadStates returns the state letter of every thread of a process.
+func ThreadStates(t testing.TB, pid int) map[int]byte {
+	t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := make(map[int]byte)
+	for _, entry := range entries {
+		tid, _ := strconv.Atoi(entry.Name())
+		states[tid] = processState(tid)
+	}
+	return states
+}
+
+func processState(pid int) byte {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	rest := string(data[strings.LastIndexByte(string(data), ')')+1:])
+	return strings.TrimSpace(rest)[0]
+}
+
+// JobOf is a job without CUDA.
+func JobOf(t *testing.T, pid int) *Job { return &Job{t: t, PID: pid} }
+
+// Root is the pid of the root as criu's -t takes it.
+func (j *Job) Root() string { return strconv.Itoa(j.PID) }
+
+// Kill ends the whole job and waits until its pids are free.
+func (j *Job) Kill() {
+	j.t.Helper()
+	_ = unix.Kill(-j.PID, unix.SIGKILL)
+	Eventually(j.t, Soon, "the job is gone", func() bool { return processState(j.PID) == 0 })
+}
+
+// Tracer returns the pid of whoever traces the root of the job now, or 0.
+func (j *Job) Tracer() int {
+	status, err := criuutil.ReadStatus(j.PID)
+	if err != nil {
+		return 0
+	}
+	return status.TracerPID
+}

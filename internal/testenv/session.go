@@ -1,0 +1,125 @@
+package testenv
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks"
+)
+
+// Sessions lists the host's sessions, the oldest first.
+func (h *Host) Sessions() []*hooks.Session {
+	h.t.Helper()
+	sessions, err := hooks.Sessions(h.RunDir)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return sessions
+}
+
+// Step is the step that the youngest session has begun.
+func (h *Host) Step() string {
+	if sessions := h.Sessions(); len(sessions) > 0 {
+		return sessions[len(sessions)-1].Step
+	}
+	return ""
+}
+
+// LastOutcome is the outcome of the youngest session, empty while it is open.
+func (h *Host) LastOutcome() string {
+	if sessions := h.Sessions(); len(sessions) > 0 {
+		return string(sessions[len(sessions)-1].Outcome)
+	}
+	return ""
+}
+
+// WaitOutcome waits until the youngest session has been closed and fails the
+// test if its outcome is another.
+func (h *Host) WaitOutcome(want string) {
+	h.t.Helper()
+	Eventually(h.t, Soon, "the session is closed", func() bool { return h.LastOutcome() != "" })
+	if got := h.LastOutcome(); got != want {
+		h.t.Fatalf("outcome %q, want %q", got, want)
+	}
+}
+
+// UseFailpoint makes the hook go wrong at a step.
+func (h *Host) UseFailpoint(point string) {
+	h.t.Helper()
+	h.HookBin = Artefact(h.t, "make build", "build", "test", "cucriu-hook")
+	h.Setenv("CUCRIU_FAILPOINT", point)
+}
+
+// KillHook kills the hook that a criu is running.
+func (h *Host) KillHook(criu int) {
+	h.t.Helper()
+	killed := h.killWhere(func(pid int, args []string, parent int) bool { return len(args) == 1 && parent == criu })
+	if killed != 1 {
+		h.t.Fatalf("killed %d hooks, want 1", killed)
+	}
+}
+
+// KillWatcher kills the watcher of the host's sessions.
+func (h *Host) KillWatcher() {
+	h.t.Helper()
+	killed := h.killWhere(func(_ int, args []string, _ int) bool {
+		return len(args) == 3 && args[1] == "watch" && strings.HasPrefix(args[2], h.RunDir)
+	})
+	if killed != 1 {
+		h.t.Fatalf("killed %d watchers, want 1", killed)
+	}
+}
+
+func (h *Host) killWhere(match func(pid int, args []string, parent int) bool) int {
+	h.t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	killed := 0
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		args := strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
+		if err != nil || args[0] != h.HookBin {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		parent, _ := strconv.Atoi(fields[1])
+		if match(pid, args, parent) && unix.Kill(pid, unix.SIGKILL) == nil {
+			killed++
+		}
+	}
+	return killed
+}
+
+// Driver opens the host's driver in the test itself.
+func (h *Host) Driver() *cudackpt.Driver {
+	h.t.Helper()
+	var options []cudackpt.Option
+	for _, variable := range h.Env {
+		switch name, value, _ := strings.Cut(variable, "="); name {
+		case "CUCRIU_LIBCUDA":
+			options = append(options, cudackpt.WithLibrary(value))
+		case "CUCRIU_DRIVER_ROOT":
+			options = append(options, cudackpt.WithRoot(value))
+		case "CUDASIM_ROOT":
+			// The simulated library reads its environment itself.
+			h.t.Setenv(name, value)
+		}
+	}
+	driver, err := cudackpt.Open(options...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return driver
+}

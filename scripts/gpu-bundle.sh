@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# gpu-bundle.sh PACKAGES...: build/gpu-bundle and build/gpu-bundle.tar.gz, with everything that a machine with a GPU needs to run
+# these packages' tests and the workloads: neither Go, gcc, a network nor an installed CRIU.
+#
+# The bundle is laid out like the repository (go.mod at its top, each test binary and its testdata in its package's directory),
+# so that a test finds bin/, build/ and its own data where it finds them here.
+set -euo pipefail
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+. "$scripts/common.sh"
+cd "$repo"
+
+limit_mib=50
+# criu's dynamic loader has a fixed path inside the binary; link-criu.sh makes this a link to wherever the bundle lies.
+prefix=/tmp/cucriu-gpu
+
+bundle=$repo/build/gpu-bundle
+new=$bundle.new
+run=$scripts/gpu-run.sh
+[[ -f $run ]] || die "$run, which becomes the bundle's run.sh, is missing"
+
+"$scripts/provide-criu.sh" --unpacked >/dev/null
+
+rm -rf "$new"
+mkdir -p "$new/bin" "$new/build" "$new/criu"
+trap 'rm -rf "$new"' EXIT
+
+cp go.mod "$new/"
+cp bin/cucriu bin/cucriu-hook "$new/bin/"
+cp -a build/cudasim build/workload build/test "$new/build/"
+rm -rf "$new"/build/*/obj
+
+if compgen -G 'test/workload/torch/*.py' >/dev/null; then
+	mkdir -p "$new/test/workload/torch"
+	cp test/workload/torch/*.py "$new/test/workload/torch/"
+fi
+if [[ -d configs ]]; then
+	cp -a configs "$new/"
+fi
+
+for package in "$@"; do
+	source=$(go list -f '{{.Dir}}' "$package") || die "GPU_TEST_PACKAGES names $package, which is no package"
+	target=$new${source#"$repo"}
+	mkdir -p "$target"
+	go test -c -trimpath -ldflags '-s -w' -o "$target/" "$package"
+	compgen -G "$target/*.test" >/dev/null || die "GPU_TEST_PACKAGES names $package, which has no tests"
+	if [[ -d $source/testdata ]]; then
+		cp -a "$source/testdata" "$target/"
+	fi
+	printf '%s\n' ".${source#"$repo"}" >>"$new/packages"
+done
+
+CRIU_ROOT=$tools/criu/root "$scripts/relocate-criu.sh" "$new/criu" "$prefix/criu"
+rm "$new/criu/at"
+sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
+cp "$run" "$new/run.sh"
+chmod +x "$new/run.sh" "$new/link-criu.sh"
+
+rm -rf "$bundle"
+mv "$new" "$bundle"
+# gzip rather than zstd: every machine can unpack it.
+tar -C "$repo/build" --owner=0 --group=0 --numeric-owner -czf "$bundle.tar.gz.new" gpu-bundle
+mv "$bundle.tar.gz.new" "$bundle.tar.gz"
+
+mib() { # of the bytes in $1, rounded up
+	printf '%d' $((($1 + 1048575) / 1048576))
+}
+packed=$(stat -c %s "$bundle.tar.gz")
+unpacked=$(du -s --apparent-size --block-size=1 "$bundle" | cut -f1)
+note "build/gpu-bundle: $(mib "$unpacked") MiB; build/gpu-bundle.tar.gz: $(mib "$packed") MiB; test packages: $*"
+if ((packed > limit_mib * 1048576)); then
+	du -a --apparent-size -m "$bundle" | sort -rn | head -n 12 >&2
+	die "the bundle is larger than $limit_mib MiB (its largest parts, in MiB, are above)"
+fi

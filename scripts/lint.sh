@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# lint.sh PACKAGES...: formatting, vet and staticcheck, at the versions that the Makefile pins (GOFUMPT, STATICCHECK), fetched
+# through the Go module proxy. All of them run, so that one call shows everything.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$repo"
+
+: "${GOFUMPT:?run through make lint}" "${STATICCHECK:?run through make lint}"
+failed=()
+
+mapfile -t sources < <(find . \( -path ./.tools -o -path ./build -o -path ./.git \) -prune -o -name '*.go' -print)
+if ((${#sources[@]} > 0)); then
+	note "lint: gofumpt"
+	unformatted=$(go run "$GOFUMPT" -l "${sources[@]}") || failed+=(gofumpt)
+	if [[ -n $unformatted ]]; then
+		note "$unformatted"
+		note "not formatted; remedy: go run $GOFUMPT -w FILE"
+		failed+=(gofumpt)
+	fi
+fi
+
+note "lint: go vet"
+go vet "$@" || failed+=("go vet")
+
+note "lint: staticcheck"
+go run "$STATICCHECK" "$@" || failed+=(staticcheck)
+
+note "lint: scripts"
+scripts=(scripts/*.sh .ci/run)
+for script in "${scripts[@]}"; do
+	bash -n "$script" || failed+=("$script")
+done
+if have shellcheck; then
+	shellcheck --external-sources --source-path=scripts "${scripts[@]}" || failed+=(shellcheck)
+fi
+
+((${#failed[@]} == 0)) || die "failed: ${failed[*]}"

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Prints the path of the CRIU to use, and provides it first where there is none:
+#   1. CUCRIU_TEST_CRIU, taken as it is (it may be a wrapper that a test made)
+#   2. criu in PATH, when it is 4.0 or newer
+#   3. Debian's criu with its libraries, unpacked into .tools/criu: nothing is installed in the system
+# The choice is tried once by a real dump and restore, and again when the binary or the kernel changes.
+# --unpacked goes straight to 3: what is carried to another machine cannot use this system's libraries.
+set -euo pipefail
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+. "$scripts/common.sh"
+
+unpacked=$tools/criu
+
+choose_system() {
+	local criu
+	criu=$(PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin type -P criu) || return 1
+	criu_new_enough "$criu" && printf '%s\n' "$criu"
+}
+
+provide_unpacked() {
+	if [[ ! -x $unpacked/criu ]]; then
+		if ! have apt-get || ! have dpkg-deb; then
+			die "no CRIU >= 4.0 in PATH, and this system has no apt to fetch Debian's with" \
+				"Install CRIU >= 4.0 (Fedora: dnf install criu; Arch: pacman -S criu; or from https://criu.org), or set CUCRIU_TEST_CRIU=/path/to/criu."
+		fi
+		"$scripts/unpack-criu.sh" "$unpacked" >&2
+	elif [[ $(cat "$unpacked/at" 2>/dev/null) != "$unpacked" ]]; then
+		# The tree was moved or copied; the loader's path is inside the binary.
+		"$scripts/relocate-criu.sh" "$unpacked" >&2
+	fi
+	criu_new_enough "$unpacked/criu" ||
+		die "$unpacked/criu does not run, or is older than 4.0" "Provide it again: rm -rf $unpacked && make tools"
+}
+
+# verify CRIU: skipped when the stamp says that this very binary already passed on this kernel.
+verify() {
+	local criu=$1 identity stamp=$tools/criu-verified
+	identity="$criu $(stat -L -c '%s %Y' "$criu") $(uname -r)"
+	if [[ -r $stamp ]] && grep -qxF "$identity" "$stamp"; then
+		return
+	fi
+	if ((EUID != 0)); then
+		note "CRIU at $criu is not verified: dumping and restoring a process needs root"
+		return
+	fi
+	"$scripts/verify-criu.sh" "$criu" >&2
+	printf '%s\n' "$identity" >>"$stamp"
+	note "CRIU $(criu_version "$criu") at $criu dumps and restores a process on kernel $(uname -r)"
+}
+
+only_unpacked=no
+case ${1:-} in
+--unpacked) only_unpacked=yes ;;
+'') ;;
+*) die "unknown argument $1" "usage: provide-criu.sh [--unpacked]" ;;
+esac
+
+if [[ $only_unpacked == no && -n ${CUCRIU_TEST_CRIU:-} ]]; then
+	criu=$(type -P "$CUCRIU_TEST_CRIU") || die "CUCRIU_TEST_CRIU=$CUCRIU_TEST_CRIU is no executable file"
+	realpath -s "$criu"
+	exit
+fi
+
+# One at a time: several makes and tests may ask at once.
+mkdir -p "$tools"
+have flock || die "flock is missing" "Install util-linux."
+exec 9>"$tools/lock"
+flock -w 900 9 || die "another process has been providing CRIU for 15 minutes" "It holds $tools/lock (fuser $tools/lock names it)."
+
+if [[ $only_unpacked == yes ]] || ! criu=$(choose_system); then
+	provide_unpacked
+	criu=$unpacked/criu
+fi
+verify "$criu"
+printf '%s\n' "$criu"

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Prints the version to build in: git's description of this tree, or "dev" outside a usable repository.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# A source archive unpacked inside another repository must not take that one's version.
+if [[ -e .git ]] && version=$(git describe --tags --always --dirty 2>/dev/null) && [[ -n $version ]]; then
+	printf '%s\n' "$version"
+else
+	printf 'dev\n'
+fi

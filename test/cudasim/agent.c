@@ -1,0 +1,285 @@
+/*
+ * agent.c: the restore thread, one in every CUDA process. All signals are
+ * blocked in it, so it never runs the job's handlers, and it takes no lock that
+ * another thread of the job may hold: it must work while it is the only thread
+ * that runs, the others stopped at any instruction. So no malloc and no stdio.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "collective.h"
+#include "faults.h"
+#include "gpumap.h"
+#include "memory.h"
+#include "stream.h"
+#include "wire.h"
+
+static struct {
+	CUuuid captured[SIM_MAX_GPUS]; /* the GPUs visible at checkpoint, in order */
+	int captured_gpu[SIM_MAX_GPUS];
+	int ncaptured;
+	struct staging staging;
+	bool lost; /* a restore ran out of memory: never again */
+	struct sim_process next; /* what a restore in progress will make of `sim` */
+	struct sim_host rules;	 /* whose fault rules hold: the controller's, the target's may be gone */
+} agent;
+
+static CUprocessState state_now(void) { return (CUprocessState)atomic_load(&sim_block.state); }
+static void state_set(CUprocessState s) { atomic_store(&sim_block.state, (uint32_t)s); }
+
+/* The point in the middle of an operation where scripted faults strike. */
+static void midway(const struct fault_plan *plan)
+{
+	sleep_ns(plan->delay_ns);
+	if (plan->crash)
+		kill(getpid(), SIGKILL);
+	if (plan->hang) {
+		uint64_t version = faults_version(&agent.rules);
+		while (faults_version(&agent.rules) == version)
+			sleep_ns(10000000);
+	}
+}
+
+static CUresult lock(const struct sim_command *c, const struct fault_plan *plan)
+{
+	if (state_now() != CU_PROCESS_STATE_RUNNING)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	uint64_t deadline = now_ns() + (uint64_t)c->timeout_ms * 1000000u;
+	gate_close();
+	midway(plan);
+	while (!gate_idle() || !streams_idle()) {
+		if (c->timeout_ms && now_ns() >= deadline) {
+			gate_open();
+			return CUDA_ERROR_NOT_READY;
+		}
+		sleep_ns(200000);
+	}
+	state_set(CU_PROCESS_STATE_LOCKED);
+	return CUDA_SUCCESS;
+}
+
+static CUresult unlock(const struct fault_plan *plan)
+{
+	if (state_now() != CU_PROCESS_STATE_LOCKED)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	midway(plan);
+	state_set(CU_PROCESS_STATE_RUNNING);
+	gate_open();
+	return CUDA_SUCCESS;
+}
+
+static void drop_accounts(const struct sim_process *p)
+{
+	for (int i = 0; i < p->ndevices; i++)
+		if (p->device[i].gpu >= 0)
+			account_drop(&p->host, p->device[i].gpu, p->name);
+}
+
+static CUresult checkpoint(const struct fault_plan *plan)
+{
+	if (state_now() != CU_PROCESS_STATE_LOCKED)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	if (memory_has_managed())
+		return CUDA_ERROR_NOT_SUPPORTED;
+	hazard_set(true);
+	CUresult r = memory_stage(&agent.staging);
+	if (r) {
+		hazard_set(false);
+		return r;
+	}
+	midway(plan);
+	uint32_t visible = host_visible(&sim.host);
+	agent.ncaptured = 0;
+	for (int i = 0; i < sim.host.ngpus; i++)
+		if (visible & 1u << i) {
+			agent.captured_gpu[agent.ncaptured] = i;
+			agent.captured[agent.ncaptured++] = sim.host.gpu[i].uuid;
+		}
+	drop_accounts(&sim);
+	sim_release(&sim);
+	state_set(CU_PROCESS_STATE_CHECKPOINTED);
+	return CUDA_SUCCESS;
+}
+
+/* Moves the devices of agent.next to where the map sends their GPUs. */
+static CUresult move_devices(const int *target)
+{
+	for (int d = 0; d < agent.next.ndevices; d++) {
+		struct sim_device *device = &agent.next.device[d];
+		int to = -1;
+		for (int i = 0; i < agent.ncaptured; i++)
+			if (agent.captured_gpu[i] == device->gpu)
+				to = target[i];
+		if (to < 0 && !device->bytes) {
+			device->gpu = -1; /* was hidden and unused at checkpoint */
+			continue;
+		}
+		if (to < 0) /* hidden at checkpoint although in use: only the same one will do */
+			to = host_find(&agent.next.host, &device->uuid);
+		if (to < 0)
+			return CUDA_ERROR_NOT_SUPPORTED;
+		device->gpu = to;
+		device->uuid = agent.next.host.gpu[to].uuid;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Takes the memory on the new GPUs and fills it. */
+static CUresult refill(bool lose)
+{
+	CUresult r = lose ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+	for (int i = 0; i < agent.next.ndevices && !r; i++) {
+		struct sim_device *d = &agent.next.device[i];
+		if (d->bytes)
+			r = account_add(&agent.next.host, d->gpu, agent.next.name, (int64_t)d->bytes);
+	}
+	if (r == CUDA_ERROR_OUT_OF_MEMORY)
+		agent.lost = true;
+	return r ? r : memory_unstage(&agent.staging, &agent.next);
+}
+
+static CUresult restore(const struct sim_command *c, const struct fault_plan *plan)
+{
+	if (state_now() != CU_PROCESS_STATE_CHECKPOINTED)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	if (agent.lost)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	agent.next = sim;
+	if (c->root[0]) {
+		int err = host_load(&agent.next.host, c->root);
+		if (err) {
+			sim_log("restore: %s is not a simulated host here: %s", c->root, strerror(-err));
+			return CUDA_ERROR_UNKNOWN;
+		}
+	}
+	if (strcmp(agent.next.host.driver, sim.host.driver)) {
+		sim_log("restore: checkpointed by driver %s, this host has %s", sim.host.driver, agent.next.host.driver);
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+	int target[SIM_MAX_GPUS];
+	CUresult r = gpumap_resolve(agent.captured, agent.ncaptured, &agent.next.host,
+				    host_visible(&agent.next.host), c->pair, c->npairs, target);
+	if (!r && atomic_load(&sim.ipc))
+		r = CUDA_ERROR_NOT_SUPPORTED; /* CUDA IPC does not come back: the process is lost */
+	if (!r)
+		r = move_devices(target);
+	if (r)
+		return r;
+	if (sim_hold(&agent.next) < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	r = refill(plan->lose);
+	if (r) {
+		drop_accounts(&agent.next);
+		sim_release(&agent.next);
+		return r;
+	}
+	midway(plan);
+	staging_free(&agent.staging);
+	sim = agent.next;
+	collective_rejoin();
+	state_set(CU_PROCESS_STATE_LOCKED);
+	hazard_set(false);
+	return CUDA_SUCCESS;
+}
+
+static CUresult perform(const struct sim_command *c, const struct fault_plan *plan)
+{
+	switch (c->op) {
+	case OP_STATE:
+		midway(plan);
+		return CUDA_SUCCESS;
+	case OP_LOCK:
+		return lock(c, plan);
+	case OP_CHECKPOINT:
+		return checkpoint(plan);
+	case OP_RESTORE:
+		return restore(c, plan);
+	case OP_UNLOCK:
+		return unlock(plan);
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+}
+
+static CUresult serve(const struct sim_command *c)
+{
+	struct fault_plan plan = c->plan;
+	if (!c->root[0] || host_load(&agent.rules, c->root))
+		agent.rules = sim.host;
+	faults_from_file(&plan, &agent.rules, SIDE_TARGET, (enum sim_op)c->op, c->pid, getpid(), false);
+	faults_from_env(&plan, SIDE_TARGET, (enum sim_op)c->op, c->pid, getpid());
+	if (plan.has_result && !plan.after) {
+		midway(&plan);
+		return plan.result;
+	}
+	CUresult r = perform(c, &plan);
+	return plan.has_result ? plan.result : r;
+}
+
+static void *restore_thread(void *unused)
+{
+	(void)unused;
+	static struct sim_command c;
+	sim_block.tid = (int32_t)syscall(SYS_gettid);
+	for (;;) {
+		ssize_t n = read(sim_block.command_read, &c, sizeof c);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0) /* the job closed the descriptor: nobody can reach this thread again */
+			return NULL;
+		if (n != (ssize_t)sizeof c || c.magic != SIM_WIRE_MAGIC)
+			continue;
+		struct sim_reply reply = {.magic = SIM_WIRE_MAGIC, .seq = c.seq};
+		reply.result = serve(&c);
+		reply.state = (uint32_t)state_now();
+		/* Does not block: a full pipe holds replies that nobody waits for. */
+		while (write(sim_block.reply_write, &reply, sizeof reply) < 0 && errno == EINTR)
+			;
+	}
+}
+
+/* A pipe on high descriptors, both ends kept by this process itself. */
+static int make_pipe(int32_t *read_end, int32_t *write_end)
+{
+	int p[2];
+	if (pipe2(p, O_CLOEXEC) < 0)
+		return -errno;
+	int32_t *out[2] = {read_end, write_end};
+	for (int i = 0; i < 2; i++) {
+		int high = fcntl(p[i], F_DUPFD_CLOEXEC, 200);
+		*out[i] = high < 0 ? p[i] : high;
+		if (high >= 0)
+			close(p[i]);
+	}
+	return 0;
+}
+
+int agent_start(void)
+{
+	if (make_pipe(&sim_block.command_read, &sim_block.command_write) ||
+	    make_pipe(&sim_block.reply_read, &sim_block.reply_write))
+		return -EMFILE;
+	fcntl(sim_block.reply_write, F_SETFL, O_NONBLOCK);
+	pthread_attr_t attr;
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, 512 << 10);
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_t thread;
+	sim_block.tid = 0;
+	int err = pthread_create(&thread, &attr, restore_thread, NULL);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	while (!err && !*(volatile int32_t *)&sim_block.tid)
+		sleep_ns(50000);
+	return -err;
+}

@@ -1,0 +1,70 @@
+/*
+ * ipc.c: CUDA IPC. It works while the processes run; a process that took part
+ * is locked and checkpointed like any other and then never restores: 801.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "context.h"
+#include "memory.h"
+
+struct handle {
+	uint64_t offset;
+	uint64_t size;
+	uint32_t magic;
+	int32_t gpu;
+	char exporter[40];
+};
+_Static_assert(sizeof(struct handle) == sizeof(CUipcMemHandle), "IPC handle");
+#define HANDLE_MAGIC 0x69706331u
+
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
+{
+	CUcontext context;
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult r = context_enter(&context);
+	if (r)
+		return r;
+	struct allocation *a = memory_find(p);
+	if (!a || a->kind != MEMORY_DEVICE) {
+		r = CUDA_ERROR_INVALID_VALUE;
+	} else {
+		struct handle h = {.magic = HANDLE_MAGIC, .gpu = sim.device[a->device].gpu, .offset = a->offset, .size = a->size};
+		memcpy(h.exporter, sim.name, sizeof h.exporter - 1);
+		memcpy(out, &h, sizeof h);
+		atomic_store(&sim.ipc, true);
+	}
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigned flags)
+{
+	CUcontext context;
+	struct handle h;
+	memcpy(&h, &in, sizeof h);
+	h.exporter[sizeof h.exporter - 1] = 0;
+	if (!p || flags > 1 || h.magic != HANDLE_MAGIC)
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult r = context_enter(&context);
+	if (r)
+		return r;
+	if (!strcmp(h.exporter, sim.name)) {
+		r = CUDA_ERROR_INVALID_CONTEXT; /* not in the process that exported it */
+	} else {
+		struct allocation *a = memory_new(MEMORY_IMPORTED, context_device(context), context, h.size);
+		if (a) {
+			a->offset = h.offset;
+			a->exporter_gpu = h.gpu;
+			memcpy(a->exporter, h.exporter, sizeof h.exporter);
+			*p = a->va;
+			atomic_store(&sim.ipc, true);
+		} else {
+			r = CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	gate_leave();
+	return r;
+}
+ALIAS(cuIpcOpenMemHandle_v2) CUresult cuIpcOpenMemHandle(CUdeviceptr *p, CUipcMemHandle in, unsigned flags);

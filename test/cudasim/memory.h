@@ -1,0 +1,60 @@
+/*
+ * memory.h: device memory. A device pointer is SIM_VA_BASE plus an offset into
+ * the process's memory file on the GPU where the pointer's device is now, so
+ * pointers stay what they are when the process moves.
+ */
+#ifndef CUDASIM_MEMORY_H
+#define CUDASIM_MEMORY_H
+
+#include "process.h"
+
+#define SIM_VA_BASE 0x300000000000ull
+
+enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_PINNED, MEMORY_IMPORTED };
+
+struct allocation {
+	struct allocation *next;
+	CUdeviceptr va;
+	uint64_t size; /* rounded up to whole pages */
+	enum memory_kind kind;
+	int device; /* index in sim.device */
+	CUcontext context;
+	uint64_t staged;      /* offset in the staging memory while checkpointed */
+	uint64_t offset;      /* in the file: of imported memory the exporter's */
+	char exporter[SIM_NAME];
+	int exporter_gpu;
+};
+
+/* A stretch of memory opened for one operation. */
+struct region {
+	int fd; /* -1: host memory at `host` */
+	uint64_t offset;
+	unsigned char *host;
+};
+
+CUresult region_open(struct region *r, CUdeviceptr p, uint64_t n);
+CUresult region_read(const struct region *r, uint64_t at, void *buf, uint64_t n);
+CUresult region_write(const struct region *r, uint64_t at, const void *buf, uint64_t n);
+void region_close(struct region *r);
+
+/* The allocation that has p, for callers inside the gate. */
+struct allocation *memory_find(CUdeviceptr p);
+struct allocation *memory_new(enum memory_kind kind, int device, CUcontext context, uint64_t size);
+/* Frees everything of a context that ends. */
+void memory_drop_context(CUcontext context);
+
+/* Accounts delta bytes to a device of this process. */
+CUresult device_account(int device, int64_t delta);
+
+/* For the restore thread; no other thread is inside the gate. */
+bool memory_has_managed(void);
+struct staging {
+	unsigned char *base; /* one private anonymous mapping between two guard pages */
+	uint64_t size;
+};
+CUresult memory_stage(struct staging *s);
+/* Writes staged content into the memory files of process p. */
+CUresult memory_unstage(const struct staging *s, const struct sim_process *p);
+void staging_free(struct staging *s);
+
+#endif

@@ -1,0 +1,233 @@
+/* process.c: cuInit, the gate and the hazard. */
+#define _GNU_SOURCE
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "faults.h"
+
+struct sim_block sim_block = {.magic = SIM_BLOCK_MAGIC, .size = sizeof sim_block};
+struct sim_process sim = {.alive = -1, .hold = -1};
+
+static _Atomic uint32_t gate_closed;
+static _Atomic uint32_t gate_inside;
+static _Atomic bool hazard;
+static int *volatile taken_away; /* volatile: the compiler must not see the NULL */
+
+uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void sleep_ns(uint64_t ns)
+{
+	struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+	nanosleep(&t, NULL);
+}
+
+CUresult sim_ready(void)
+{
+	if (!atomic_load(&sim_block.ready) || sim_block.pid != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	return CUDA_SUCCESS;
+}
+
+struct sim_device *sim_device_of(CUdevice ordinal)
+{
+	if (ordinal < 0 || ordinal >= sim.nvisible)
+		return NULL;
+	return &sim.device[sim.visible[ordinal]];
+}
+
+CUresult gate_enter(void)
+{
+	CUresult r = sim_ready();
+	if (r)
+		return r;
+	for (;;) {
+		atomic_fetch_add(&gate_inside, 1);
+		if (!atomic_load(&gate_closed))
+			return CUDA_SUCCESS;
+		atomic_fetch_sub(&gate_inside, 1);
+		syscall(SYS_futex, &gate_closed, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+	}
+}
+
+void gate_leave(void) { atomic_fetch_sub(&gate_inside, 1); }
+
+void gate_close(void) { atomic_store(&gate_closed, 1); }
+
+void gate_open(void)
+{
+	atomic_store(&gate_closed, 0);
+	syscall(SYS_futex, &gate_closed, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+bool gate_idle(void) { return atomic_load(&gate_inside) == 0; }
+
+void hazard_set(bool on) { atomic_store(&hazard, on); }
+
+void hazard_check(void)
+{
+	if (atomic_load(&hazard))
+		*(volatile int *)taken_away = 0;
+}
+
+/* Out of the way of a program that counts on low descriptor numbers. */
+static int move_high(int fd)
+{
+	if (fd < 0)
+		return -errno;
+	int high = fcntl(fd, F_DUPFD_CLOEXEC, 200);
+	if (high < 0)
+		return fd;
+	close(fd);
+	return high;
+}
+
+int sim_hold(struct sim_process *p)
+{
+	char path[SIM_FULLPATH];
+	host_path(&p->host, path, "dev/nvidiactl");
+	int fd = move_high(open(path, O_RDWR | O_CLOEXEC));
+	if (fd < 0) {
+		sim_log("%s: %s", path, strerror(-fd));
+		return fd;
+	}
+	/* Not duplicated: closing any descriptor of the file drops its lock. */
+	int alive = process_register(&p->host, p->name);
+	if (alive < 0) {
+		sim_log("%s/procs: %s", p->host.root, strerror(-alive));
+		close(fd);
+		return alive;
+	}
+	p->hold = fd;
+	p->alive = alive;
+	return 0;
+}
+
+void sim_release(struct sim_process *p)
+{
+	process_unregister(&p->host, p->name, p->alive);
+	if (p->hold >= 0)
+		close(p->hold);
+	p->alive = p->hold = -1;
+}
+
+/* CUDA_VISIBLE_DEVICES: indices or UUIDs (or their beginnings); the first bad one ends the list. */
+static int find_listed(const char *word)
+{
+	if (!strncmp(word, "GPU-", 4)) {
+		int found = -1;
+		for (int i = 0; i < sim.ndevices; i++) {
+			char text[SIM_UUID_TEXT];
+			uuid_format(&sim.device[i].uuid, text);
+			if (!strncmp(text, word, strlen(word))) {
+				if (found >= 0)
+					return -1;
+				found = i;
+			}
+		}
+		return found;
+	}
+	char *end;
+	long i = strtol(word, &end, 10);
+	return end == word || *end || i < 0 || i >= sim.ndevices ? -1 : (int)i;
+}
+
+static void enumerate(void)
+{
+	uint32_t seen = host_visible(&sim.host);
+	for (int i = 0; i < sim.host.ngpus; i++) {
+		if (!(seen & 1u << i))
+			continue;
+		struct sim_device *d = &sim.device[sim.ndevices++];
+		d->uuid = sim.host.gpu[i].uuid;
+		memcpy(d->pci, sim.host.gpu[i].pci, sizeof d->pci);
+		d->gpu = i;
+	}
+	const char *list = getenv("CUDA_VISIBLE_DEVICES");
+	if (!list) {
+		for (int i = 0; i < sim.ndevices; i++)
+			sim.visible[sim.nvisible++] = i;
+		return;
+	}
+	char text[1024], *state = NULL;
+	strncpy(text, list, sizeof text - 1);
+	text[sizeof text - 1] = 0;
+	for (char *word = strtok_r(text, ", ", &state); word; word = strtok_r(NULL, ", ", &state)) {
+		int i = find_listed(word);
+		if (i < 0)
+			return;
+		for (int j = 0; j < sim.nvisible; j++)
+			if (sim.visible[j] == i) { /* twice: no device at all */
+				sim.nvisible = 0;
+				return;
+			}
+		sim.visible[sim.nvisible++] = i;
+	}
+}
+
+static void in_child(void) { atomic_store(&sim_block.ready, 0); }
+
+static CUresult initialise(void)
+{
+	const char *root = getenv("CUDASIM_ROOT");
+	if (!root) {
+		sim_log("cuInit: CUDASIM_ROOT is not set; start the program with cudasim-run");
+		return CUDA_ERROR_NO_DEVICE;
+	}
+	int err = host_load(&sim.host, root);
+	if (err) {
+		sim_log("cuInit: %s is not a simulated host: %s", root, strerror(-err));
+		return CUDA_ERROR_NO_DEVICE;
+	}
+	sim.ndevices = sim.nvisible = 0;
+	enumerate();
+	if (!sim.nvisible)
+		return CUDA_ERROR_NO_DEVICE;
+	if (sim_hold(&sim) < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	faults_init();
+	sim_block.pid = getpid();
+	if (agent_start() < 0) {
+		sim_release(&sim);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	pthread_atfork(NULL, NULL, in_child);
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuInit(unsigned flags)
+{
+	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (sim_block.pid && sim_block.pid != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED; /* forked from a CUDA process */
+	pthread_mutex_lock(&once);
+	CUresult r = CUDA_SUCCESS;
+	if (!atomic_load(&sim_block.ready)) {
+		r = initialise();
+		if (r)
+			sim_block.pid = 0;
+		else
+			atomic_store(&sim_block.ready, 1);
+	}
+	pthread_mutex_unlock(&once);
+	return r;
+}
+
+/* For NVML in the same process, which must not open this process's own name. */
+EXPORT const char *cudasim_process_name(void) { return sim_ready() ? NULL : sim.name; }

@@ -1,0 +1,243 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// undumpable is a parent that holds a device which criu refuses to dump.
+func undumpable(t *testing.T) []string {
+	t.Helper()
+	device := filepath.Join(t.TempDir(), "device")
+	if err := unix.Mknod(device, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))); err != nil { // fuse
+		t.Fatal(err)
+	}
+	return []string{"/bin/sh", "-c", `exec 9<>"$1"; shift; "$@" & wait`, "sh", device}
+}
+
+func TestCriuFailsAfterPreDump(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder(undumpable(t), 1)
+		run := host.TryDump(job, t.TempDir())
+		if run.Err == nil {
+			t.Fatal("criu dumped a device")
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+func TestCriuIsKilled(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		args []string
+		when func(host *testenv.Host, job *testenv.Job) bool
+	}{
+		{"before it seizes", nil, func(host *testenv.Host, _ *testenv.Job) bool { return host.Step() == "checkpoint" }},
+		{"while it dumps", nil, func(_ *testenv.Host, job *testenv.Job) bool { return job.Tracer() != 0 }},
+		{"after it dumped", nil, func(host *testenv.Host, _ *testenv.Job) bool { return host.Step() == "dumped" }},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--mib", "128", "--spin", "stream-sync")
+				dir := t.TempDir()
+				slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && sleep 2; exit 0`)
+				// criu runs the last script first: ours has noted its step then.
+				criu := host.CriuCommandScripts("dump", dir, []string{slow, host.HookBin}, "-t", job.Root())
+				if err := criu.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "criu is "+test.name, func() bool { return test.when(host, job) })
+				if err := criu.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				_ = criu.Wait()
+				host.WaitOutcome("running")
+				job.Runs()
+			})
+		})
+	}
+}
+
+var dumpSteps = []string{"lock", "stop", "trace", "checkpoint", "release", "freeze", "manifest", "dumping"}
+
+func TestTheHookIsKilledAtEachStepOfTheDump(t *testing.T) {
+	for _, step := range dumpSteps {
+		for _, how := range []string{"kill", "error"} {
+			t.Run(step+"-"+how, func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) {
+					host := testenv.NewHost(t, 1)
+					host.UseFailpoint("dump." + step + "=" + how)
+					job := host.Start(2, "--procs", "2", "--spin", "event-sync")
+					run := host.TryDump(job, t.TempDir())
+					if run.Err == nil {
+						t.Fatal("criu dumped although its hook failed")
+					}
+					host.WaitOutcome("running")
+					job.Runs()
+				})
+			})
+		}
+	}
+}
+
+func TestTheHookIsKilledInTheMiddleOfACall(t *testing.T) {
+	for _, call := range []string{"lock", "checkpoint"} {
+		t.Run(call, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				host.Faults(call + " delay 1s")
+				job := host.Start(1)
+				criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root())
+				if err := criu.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "the hook is in "+call, func() bool { return host.Step() == call })
+				time.Sleep(200 * time.Millisecond)
+				host.KillHook(criu.Process.Pid)
+				if err := criu.Wait(); err == nil {
+					t.Fatal("criu dumped although its hook was killed")
+				}
+				host.WaitOutcome("running")
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestTheWatcherIsKilledAndRecoverBringsTheJobBack(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(2, "--procs", "2")
+		criu := host.CriuCommandScripts("dump", t.TempDir(), []string{testenv.Script(t, `
+			[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && { touch `+t.TempDir()+`/reached; sleep 60; }; exit 0`), host.HookBin}, "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu has dumped", func() bool { return host.Step() == "dumped" })
+		host.KillWatcher()
+		_ = criu.Process.Kill()
+		_ = criu.Wait()
+		time.Sleep(300 * time.Millisecond)
+		if !job.Stopped() {
+			t.Fatal("without hook, watcher and criu somebody let the checkpointed job run")
+		}
+		out, err := host.Cucriu("recover")
+		if err != nil || !strings.Contains(out, "running") {
+			t.Fatalf("cucriu recover: %v\n%s", err, out)
+		}
+		job.Runs()
+		if out, err := host.Cucriu("recover"); err != nil || !strings.Contains(out, "nothing to recover") {
+			t.Fatalf("a second recover: %v\n%s", err, out)
+		}
+	})
+}
+
+func TestTheHookIsKilledAtEachStepOfTheRestore(t *testing.T) {
+	for _, test := range []struct {
+		step, how string
+		runs      bool // the job runs in the end; else nothing is left of it and the image restores
+	}{
+		{"pre-restore", "kill", false},
+		{"pre-restore", "error", false},
+		{"pre-resume", "kill", false},
+		{"pre-resume", "error", false},
+		{"post-resume", "kill", true},
+		{"post-resume", "error", false},
+	} {
+		t.Run(test.step+"-"+test.how, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(2, "--procs", "2", "--spin", "stream-sync")
+				images := host.Dump(job)
+				good := *host
+				host.UseFailpoint("restore." + test.step + "=" + test.how)
+				run := host.TryRestore(images)
+				if test.step == "pre-restore" && run.Err == nil {
+					t.Fatal("criu restored although pre-restore failed")
+				}
+				if test.runs {
+					testenv.Eventually(t, testenv.Soon, "the watcher completes the restore", func() bool { return host.LastOutcome() == "running" })
+					job.Runs()
+					return
+				}
+				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return host.LastOutcome() != "" && !job.Alive() })
+				good.Restore(images)
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestTheHookIsKilledWhileTheDriverRestores(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0")
+		images := host.Dump(job)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 1}}]}\n"))
+		host.Faults("restore delay 1s")
+		criu := host.CriuCommand("restore", images, "-d")
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the hook is in post-resume", func() bool { return host.Step() == "post-resume" })
+		time.Sleep(300 * time.Millisecond)
+		host.KillHook(criu.Process.Pid)
+		_ = criu.Wait()
+		testenv.Eventually(t, testenv.Soon, "the watcher completes the restore", func() bool { return host.LastOutcome() == "running" })
+		job.Runs()
+		if got := job.MustStatus(0).GPUs[0].UUID; got != host.UUIDs()[1] {
+			t.Fatalf("the job is on %s, want %s", got, host.UUIDs()[1])
+		}
+	})
+}
+
+func TestCriuIsKilledInTheMiddleOfTheRestore(t *testing.T) {
+	for _, stage := range []string{"setup-namespaces", "post-restore", "pre-resume"} {
+		t.Run(stage, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1)
+				images := host.Dump(job)
+				reached := filepath.Join(t.TempDir(), "reached")
+				slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = `+stage+` ] && { touch `+reached+`; sleep 60; }; exit 0`)
+				criu := host.CriuCommandScripts("restore", images, []string{slow, host.HookBin}, "-d")
+				if err := criu.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "criu is at "+stage, func() bool { _, err := os.Stat(reached); return err == nil })
+				_ = criu.Process.Kill()
+				_ = criu.Wait()
+				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return host.LastOutcome() != "" && !job.Alive() })
+				host.Restore(images)
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestTheDriverFailsAtRestoreAndTheImageStaysGood(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(2, "--procs", "2")
+		images := host.Dump(job)
+		host.Faults("restore return 999 times 1")
+		run := host.TryRestore(images)
+		testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return !job.Alive() })
+		if host.LastOutcome() != "killed" || !strings.Contains(run.Log, "999") {
+			t.Fatalf("outcome %s\n%s", host.LastOutcome(), run.Lines())
+		}
+		host.Faults()
+		host.Restore(images)
+		job.Runs()
+	})
+}

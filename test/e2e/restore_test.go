@@ -1,0 +1,219 @@
+package e2e
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+func TestARestoredProcessIsDumpedAndRestoredAgain(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		for round := range 2 {
+			before := job.Ticks()[0]
+			images := host.Dump(job)
+			if job.Alive() {
+				t.Fatal("the job lives on after it was dumped")
+			}
+			host.Restore(images)
+			job.Runs()
+			if after := job.Ticks()[0]; after <= before {
+				t.Fatalf("round %d: the counter was %d before and is %d after", round, before, after)
+			}
+		}
+	})
+}
+
+// remap restores a job with a map and returns the GPUs that it is on then, as
+// indexes of the host's.
+func remap(t *testing.T, host *testenv.Host, images, yaml string, job *testenv.Job) []int {
+	t.Helper()
+	host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\n"+yaml))
+	host.Restore(images)
+	job.Runs()
+	var on []int
+	for _, gpu := range job.MustStatus(0).GPUs {
+		on = append(on, slices.Index(host.UUIDs(), gpu.UUID))
+	}
+	return on
+}
+
+func TestRemapOnOneHost(t *testing.T) {
+	for _, test := range []struct {
+		name, gpus, yaml string
+		want             []int
+	}{
+		{"identity", "0,1", "", []int{0, 1}},
+		{"zero to one", "0", "gpus: {map: [{from: {index: 0}, to: {index: 1}}]}", []int{1}},
+		{"swap", "0,1", "gpus: {map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 0}}]}", []int{1, 0}},
+		{"one pair named, the other filled", "0,1", "gpus: {map: [{from: {index: 1}, to: {index: 0}}]}", []int{1, 0}},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				job := host.Start(1, "--gpus", test.gpus)
+				images := host.Dump(job)
+				if on := remap(t, host, images, test.yaml, job); !slices.Equal(on, test.want) {
+					t.Fatalf("the job is on GPUs %v, want %v", on, test.want)
+				}
+			})
+		})
+	}
+}
+
+func TestAnotherHost(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		gpus        int // of the destination
+		yaml        bool
+		destination []int
+	}{
+		{"two GPUs filled", 2, false, []int{0, 1}},
+		{"two GPUs by YAML", 2, true, []int{1, 0}},
+		{"three GPUs filled", 3, false, []int{0, 1}},
+		{"three GPUs by YAML", 3, true, []int{1, 0}},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				source, destination := testenv.NewHost(t, 2), testenv.NewHost(t, test.gpus)
+				a, b := source.UUIDs(), destination.UUIDs()
+				if slices.ContainsFunc(a, func(uuid string) bool { return slices.Contains(b, uuid) }) {
+					t.Fatalf("the hosts share a GPU: %v %v", a, b)
+				}
+				job := source.Start(1, "--gpus", "0,1")
+				images := source.Dump(job)
+				copied := filepath.Join(t.TempDir(), "copied")
+				testenv.Copy(t, images, copied)
+				yaml := ""
+				if test.yaml {
+					yaml = fmt.Sprintf("gpus:\n  map:\n  - {from: %s, to: %s}\n  - {from: %s, to: %s}\n", a[0], b[1], a[1], b[0])
+				}
+				if on := remap(t, destination, copied, yaml, job); !slices.Equal(on, test.destination) {
+					t.Fatalf("the job is on GPUs %v, want %v", on, test.destination)
+				}
+			})
+		})
+	}
+}
+
+func TestAMapThatCannotBeMetCreatesNothing(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		source, smaller := testenv.NewHost(t, 2), testenv.NewHost(t, 1)
+		job := source.Start(1, "--gpus", "0,1")
+		images := source.Dump(job)
+		run := smaller.TryRestore(images)
+		if run.Err == nil || job.Alive() {
+			t.Fatalf("restored two GPUs on one: %v\n%s", run.Err, run.Lines())
+		}
+		if !strings.Contains(run.Log, "sees fewer") && !strings.Contains(run.Log, "2") {
+			t.Errorf("the log does not say why:\n%s", run.Lines())
+		}
+		source.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestRestoreIsRefusedWhileMemoryIsShort(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
+		job := host.Start(1, "--mib", "40")
+		images := host.Dump(job)
+		other := host.Start(1, "--mib", "40")
+		run := host.TryRestore(images)
+		if run.Err == nil || job.Alive() || !strings.Contains(run.Log, "MiB free") {
+			t.Fatalf("restored with too little GPU memory: %v\n%s", run.Err, run.Lines())
+		}
+		other.Signal(unix.SIGKILL)
+		testenv.Eventually(t, testenv.Soon, "the other job ends", func() bool { return !other.Alive() })
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestTreeOfAShellAndFourCUDAProcesses(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & wait`, "sh"}, 4, "--procs", "4")
+		images := host.Dump(job)
+		if job.Alive() {
+			t.Fatal("the job lives on after it was dumped")
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestATreeWithoutCUDAIsLeftToCriu(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
+		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")
+		job := testenv.JobOf(t, pid)
+		host.Restore(host.Dump(job))
+		if !job.Alive() {
+			t.Fatal("sleep is gone")
+		}
+	})
+}
+
+func TestAProcessStoppedBeforehandStaysStopped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--threads", "2")
+		job.Signal(unix.SIGSTOP)
+		testenv.Eventually(t, testenv.Soon, "the job stops", job.Stopped)
+		images := host.Dump(job)
+		host.Restore(images)
+		if !job.Stopped() {
+			t.Fatal("the job was stopped when it was dumped, and runs after its restore")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+	})
+}
+
+func TestLeaveRunning(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job, "--leave-running")
+		job.Runs()
+		job.Kill()
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestLeaveStopped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		host.Dump(job, "--leave-stopped")
+		host.WaitOutcome("stopped")
+		if !job.Stopped() {
+			t.Fatal("criu dump -s left the job running")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+	})
+}
+
+func TestRestoreStopped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		host.Restore(host.Dump(job), "--leave-stopped")
+		if !job.Stopped() {
+			t.Fatal("criu restore -s left the job running")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+	})
+}

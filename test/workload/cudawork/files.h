@@ -1,0 +1,28 @@
+/*
+ * The files by which a test talks to the workload. None stays open: a path is
+ * all that the process holds across a dump.
+ */
+#ifndef CUDAWORK_FILES_H
+#define CUDAWORK_FILES_H
+
+#include <stddef.h>
+
+#define PATH_LEN 4096
+
+/* "dir/name" into out[PATH_LEN]. */
+void path_join(char *out, const char *dir, const char *name);
+
+void dir_make(const char *dir); /* ends the process when it cannot */
+int file_exists(const char *dir, const char *name);
+void file_remove(const char *dir, const char *name);
+
+/* Writes dir/name.tmp and renames it to dir/name: 0, or -1 with errno. */
+int file_write(const char *dir, const char *name, const void *data, size_t len);
+
+/* Reads exactly len bytes: 0, or -1 with errno. */
+int file_read(const char *dir, const char *name, void *data, size_t len);
+
+/* A relative sleep: no absolute time survives a move to another machine. May end early. */
+void sleep_ms(long ms);
+
+#endif

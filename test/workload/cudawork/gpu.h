@@ -1,0 +1,60 @@
+/* One GPU of the process: its primary context, its stream, its kernels, its memory. */
+#ifndef CUDAWORK_GPU_H
+#define CUDAWORK_GPU_H
+
+#include <stdint.h>
+
+#include "driver.h"
+
+/* Device or managed memory whose content is known at every tick: word[i] == pattern_word(seed, i) + steps. */
+struct buffer {
+	CUdeviceptr ptr;
+	uint64_t nwords;
+	uint32_t seed;
+	const char *kind; /* "device" or "managed", for messages */
+};
+
+#define MAX_BUFFERS 2
+
+struct gpu {
+	int ordinal;
+	CUdevice dev;
+	CUcontext ctx;
+	CUstream stream; /* non-blocking: the spin threads' streams never wait for it */
+	CUfunction spin, fill, step;
+	CUfunction collective; /* NULL unless asked for */
+	struct buffer buffers[MAX_BUFFERS];
+	int nbuffers;
+};
+
+/* All of these end the process on a CUDA error. gpu_open leaves the GPU's context current. */
+void gpu_open(struct gpu *g, int ordinal, int with_collective);
+void gpu_close(struct gpu *g);
+void gpu_use(const struct gpu *g);
+struct buffer *gpu_add_buffer(struct gpu *g, uint64_t bytes, uint32_t seed);
+struct buffer *gpu_add_managed(struct gpu *g, uint64_t bytes, uint32_t seed);
+
+/* These submit work to the GPU's stream and do not wait. */
+void gpu_submit_busy(struct gpu *g, long ms);
+void gpu_submit_step(struct gpu *g);
+void gpu_submit_collective(struct gpu *g, uint64_t group, uint32_t rank, uint32_t size, uint64_t generation);
+void gpu_wait(struct gpu *g);
+
+/* Compares a few words of each buffer, by way of scratch (at least GPU_SAMPLE_BYTES). */
+#define GPU_SAMPLE_WORDS 16
+#define GPU_SAMPLE_BYTES (GPU_SAMPLE_WORDS * sizeof(uint32_t))
+void gpu_check_sample(struct gpu *g, uint64_t steps, uint32_t *scratch);
+
+struct tally {
+	uint64_t words, bad;
+};
+
+/* Compares every word of every buffer. */
+struct tally gpu_check_all(struct gpu *g, uint64_t steps);
+
+/* What the driver calls this GPU now: after a restore it can be another one. */
+#define UUID_LEN 41 /* GPU-8-4-4-4-12 and the zero */
+#define PCI_LEN 32
+void gpu_identity(const struct gpu *g, char uuid[UUID_LEN], char pci[PCI_LEN]);
+
+#endif

@@ -1,0 +1,93 @@
+#include "ipc.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "report.h"
+
+#define CONNECT_MS 60000
+#define UNMAP_MS 10000
+
+struct offer {
+	CUipcMemHandle handle;
+	uint32_t seed;
+};
+
+static struct {
+	CUdeviceptr ptr;
+	uint32_t seed;
+	uint32_t seen[GPU_SAMPLE_WORDS]; /* steps that each word had counted when last read */
+} import;
+
+static void offer_memory(const struct role *r, struct gpu *g)
+{
+	struct offer o = {.seed = g->buffers[0].seed};
+
+	need(cu.IpcGetMemHandle, "cuIpcGetMemHandle", "--ipc");
+	must(cu.IpcGetMemHandle(&o.handle, g->buffers[0].ptr), "cuIpcGetMemHandle on GPU %d", g->ordinal);
+	if (file_write(r->common, IPC_HANDLE, &o, sizeof(o)))
+		die(EXIT_USAGE, "cannot write %s/" IPC_HANDLE ": %s", r->common, strerror(errno));
+}
+
+static void map_memory(const struct role *r, struct gpu *g)
+{
+	struct offer o;
+
+	need(cu.IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", "--ipc");
+	need(cu.IpcCloseMemHandle, "cuIpcCloseMemHandle", "--ipc");
+	for (long waited = 0; file_read(r->common, IPC_HANDLE, &o, sizeof(o)); waited += 10) {
+		if (waited > CONNECT_MS)
+			die(EXIT_USAGE, "--ipc: the exporter has not written %s/" IPC_HANDLE, r->common);
+		sleep_ms(10);
+	}
+	must(cu.IpcOpenMemHandle(&import.ptr, o.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
+	     "cuIpcOpenMemHandle on GPU %d", g->ordinal);
+	import.seed = o.seed;
+	file_remove(r->common, IPC_HANDLE);
+}
+
+void ipc_connect(const struct role *r, struct gpu *g)
+{
+	gpu_use(g);
+	if (r->part == EXPORTER)
+		offer_memory(r, g);
+	else if (r->part == IMPORTER)
+		map_memory(r, g);
+}
+
+void ipc_check(const struct role *r, struct gpu *g)
+{
+	uint32_t got[GPU_SAMPLE_WORDS];
+
+	if (r->part != IMPORTER)
+		return;
+	gpu_use(g);
+	must(cu.MemcpyDtoH(got, import.ptr, sizeof(got)), "cuMemcpyDtoH from imported memory on GPU %d", g->ordinal);
+	for (uint32_t i = 0; i < GPU_SAMPLE_WORDS; i++) {
+		uint32_t steps = got[i] - pattern_word(import.seed, i);
+
+		/* The exporter may be in the middle of a step, so words differ by one; but each only grows. */
+		if ((int32_t)(steps - import.seen[i]) < 0)
+			bad("imported memory: word %u has counted %u steps, and %u before", i, steps, import.seen[i]);
+		import.seen[i] = steps;
+	}
+}
+
+void ipc_disconnect(const struct role *r, struct gpu *g)
+{
+	if (r->part == IMPORTER) {
+		gpu_use(g);
+		must(cu.IpcCloseMemHandle(import.ptr), "cuIpcCloseMemHandle on GPU %d", g->ordinal);
+		if (file_write(r->common, IPC_UNMAPPED, "", 0))
+			say("cannot write %s/" IPC_UNMAPPED ": %s", r->common, strerror(errno));
+	} else if (r->part == EXPORTER) {
+		for (long waited = 0; !file_exists(r->common, IPC_UNMAPPED); waited += 10) {
+			if (waited > UNMAP_MS) {
+				say("--ipc: the importer still maps our memory after %d s; ending all the same", UNMAP_MS / 1000);
+				return;
+			}
+			sleep_ms(10);
+		}
+	}
+}

@@ -1,0 +1,24 @@
+/*
+ * CUDA IPC: the exporter's first buffer, mapped by a second process on the same GPU.
+ * The handle travels through a file, so that no socket lies between the two.
+ */
+#ifndef CUDAWORK_IPC_H
+#define CUDAWORK_IPC_H
+
+#include "gpu.h"
+#include "role.h"
+
+/* Called by both sides when their own memory is ready; the importer waits for the exporter here. */
+void ipc_connect(const struct role *r, struct gpu *g);
+
+/* At each tick of the importer: the exporter's counts never run backwards. */
+void ipc_check(const struct role *r, struct gpu *g);
+
+/* The importer unmaps; the exporter waits until it has, because its memory must outlive the mapping. */
+void ipc_disconnect(const struct role *r, struct gpu *g);
+
+/* In the common directory; left-overs of an earlier run are removed before the processes start. */
+#define IPC_HANDLE "ipc-handle"
+#define IPC_UNMAPPED "ipc-unmapped"
+
+#endif

@@ -1,0 +1,119 @@
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "report.h"
+
+static const char usage[] =
+	"usage: cudawork --dir DIR [options]\n"
+	"  --dir DIR       status, check, checked and stop live here; made if missing\n"
+	"  --gpus 0,1      GPUs to use, by ordinal (default 0)\n"
+	"  --mib M         device memory on each GPU, in MiB (default 8)\n"
+	"  --tick-ms MS    pause between ticks (default 10)\n"
+	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
+	"  --threads T     ordinary CPU threads that count\n"
+	"  --spin MODE     a thread on each GPU that repeats one call: none, stream-sync,\n"
+	"                  event-sync, ctx-sync, stream-query or event-query\n"
+	"  --managed       1 MiB of managed memory\n"
+	"  --pinned        pinned host memory, checked all the time by a CPU thread\n"
+	"  --fork-child    a child forked after cuInit that only waits\n"
+	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
+	"  --ranks N       the same with a collective in each tick (simulated driver only)\n"
+	"  --ipc           two processes; the first exports memory that the second reads\n"
+	"exit status: 0 stopped, 1 stopped and content was wrong, 2 CUDA error, 3 usage or system\n";
+
+static const char *const spin_names[] = {
+	[SPIN_NONE] = "none",
+	[SPIN_STREAM_SYNC] = "stream-sync",
+	[SPIN_EVENT_SYNC] = "event-sync",
+	[SPIN_CTX_SYNC] = "ctx-sync",
+	[SPIN_STREAM_QUERY] = "stream-query",
+	[SPIN_EVENT_QUERY] = "event-query",
+};
+
+static long number(const char *option, const char *text, long min, long max)
+{
+	char *end;
+	long n;
+
+	errno = 0;
+	n = strtol(text, &end, 10);
+	if (errno || end == text || *end || n < min || n > max)
+		die(EXIT_USAGE, "--%s %s: want a number from %ld to %ld", option, text, min, max);
+	return n;
+}
+
+static void parse_gpus(struct options *o, const char *list)
+{
+	char *copy = strdup(list), *save = NULL;
+
+	if (!copy)
+		die(EXIT_USAGE, "out of memory");
+	o->ngpus = 0;
+	for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
+		if (o->ngpus == MAX_GPUS)
+			die(EXIT_USAGE, "--gpus %s: more than %d", list, MAX_GPUS);
+		o->gpus[o->ngpus] = number("gpus", t, 0, 1023);
+		for (int i = 0; i < o->ngpus; i++)
+			if (o->gpus[i] == o->gpus[o->ngpus])
+				die(EXIT_USAGE, "--gpus %s: %s is named twice", list, t);
+		o->ngpus++;
+	}
+	free(copy);
+	if (!o->ngpus)
+		die(EXIT_USAGE, "--gpus: the list is empty");
+}
+
+static enum spin parse_spin(const char *name)
+{
+	for (size_t i = 0; i < sizeof(spin_names) / sizeof(spin_names[0]); i++)
+		if (!strcmp(name, spin_names[i]))
+			return i;
+	die(EXIT_USAGE, "--spin %s: no such mode (cudawork --help lists them)", name);
+}
+
+struct options options_parse(int argc, char **argv)
+{
+	enum { DIR_ = 256, GPUS, MIB, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IPC, RANKS, PROCS, HELP };
+	static const struct option longs[] = {
+		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
+		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
+		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
+		{"managed", 0, 0, MANAGED}, {"pinned", 0, 0, PINNED},
+		{"fork-child", 0, 0, FORK_CHILD}, {"ipc", 0, 0, IPC},
+		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
+	};
+	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10};
+	int c;
+
+	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+		switch (c) {
+		case DIR_: o.dir = optarg; break;
+		case GPUS: parse_gpus(&o, optarg); break;
+		case MIB: o.mib = number("mib", optarg, 1, 1 << 20); break;
+		case TICK_MS: o.tick_ms = number("tick-ms", optarg, 0, 3600 * 1000); break;
+		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
+		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
+		case SPIN: o.spin = parse_spin(optarg); break;
+		case MANAGED: o.managed = 1; break;
+		case PINNED: o.pinned = 1; break;
+		case FORK_CHILD: o.fork_child = 1; break;
+		case IPC: o.ipc = 1; break;
+		case RANKS: o.ranks = number("ranks", optarg, 1, MAX_PROCS); break;
+		case PROCS: o.procs = number("procs", optarg, 1, MAX_PROCS); break;
+		case HELP: fputs(usage, stdout); exit(EXIT_GOOD);
+		default: fputs(usage, stderr); exit(EXIT_USAGE);
+		}
+	}
+	if (optind < argc)
+		die(EXIT_USAGE, "%s: not an option (cudawork --help)", argv[optind]);
+	if (!o.dir)
+		die(EXIT_USAGE, "--dir is missing (cudawork --help)");
+	if (!!o.ipc + !!o.ranks + !!o.procs > 1)
+		die(EXIT_USAGE, "--ipc, --ranks and --procs exclude one another");
+	return o;
+}

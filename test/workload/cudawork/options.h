@@ -1,0 +1,37 @@
+/* The command line. */
+#ifndef CUDAWORK_OPTIONS_H
+#define CUDAWORK_OPTIONS_H
+
+#define MAX_GPUS 16
+#define MAX_PROCS 64
+
+/* The call that the spin threads repeat. */
+enum spin {
+	SPIN_NONE,
+	SPIN_STREAM_SYNC,
+	SPIN_EVENT_SYNC,
+	SPIN_CTX_SYNC,
+	SPIN_STREAM_QUERY,
+	SPIN_EVENT_QUERY,
+};
+
+struct options {
+	const char *dir;
+	int gpus[MAX_GPUS]; /* ordinals of cuDeviceGet */
+	int ngpus;
+	long mib;     /* of device memory on each GPU */
+	long tick_ms; /* pause between ticks */
+	long busy_ms; /* length of the long kernel of each tick, 0: none */
+	long threads; /* ordinary CPU threads */
+	enum spin spin;
+	int managed, pinned, fork_child;
+	/* At most one of these three is set. */
+	int ipc;
+	int ranks;
+	int procs;
+};
+
+/* Ends the process with EXIT_USAGE when the arguments make no sense. */
+struct options options_parse(int argc, char **argv);
+
+#endif

@@ -1,0 +1,165 @@
+#include "worker.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "companions.h"
+#include "gpu.h"
+#include "ipc.h"
+#include "report.h"
+
+#define MANAGED_BYTES (1u << 20) /* kept small: too much managed memory can hang a real GPU */
+
+struct worker {
+	const struct options *options;
+	const struct role *role;
+	struct gpu gpus[MAX_GPUS];
+	int ngpus;
+	uint64_t ticks;
+	uint32_t *scratch; /* GPU_SAMPLE_BYTES of host memory, pinned or not */
+	int status_failed, checked_failed; /* errno of the last write of each file, 0 when it was written */
+};
+
+static void set_up(struct worker *w)
+{
+	static uint32_t pageable[GPU_SAMPLE_WORDS];
+	const struct options *o = w->options;
+	uint32_t seed = 1 + 100 * w->role->rank;
+
+	driver_open();
+	w->ngpus = o->ngpus;
+	for (int i = 0; i < w->ngpus; i++) {
+		struct gpu *g = &w->gpus[i];
+
+		gpu_open(g, o->gpus[i], w->role->part == RANK);
+		gpu_add_buffer(g, (uint64_t)o->mib << 20, seed + i);
+	}
+	gpu_use(&w->gpus[0]);
+	if (o->managed)
+		gpu_add_managed(&w->gpus[0], MANAGED_BYTES, seed + 50);
+	/* Fork while there are no threads but the driver's. */
+	if (o->fork_child)
+		companions_fork_child();
+	w->scratch = o->pinned ? companions_pin(&w->gpus[0]) : pageable;
+	ipc_connect(w->role, &w->gpus[0]);
+	companions_spin(w->gpus, w->ngpus, o->spin);
+	companions_count(o->threads);
+}
+
+static void tick(struct worker *w)
+{
+	const struct role *r = w->role;
+
+	for (int i = 0; i < w->ngpus; i++) {
+		struct gpu *g = &w->gpus[i];
+
+		gpu_use(g);
+		if (w->options->busy_ms)
+			gpu_submit_busy(g, w->options->busy_ms);
+		gpu_submit_step(g);
+		if (r->part == RANK)
+			gpu_submit_collective(g, r->group, r->rank, r->size, w->ticks + 1);
+	}
+	for (int i = 0; i < w->ngpus; i++) {
+		gpu_use(&w->gpus[i]);
+		gpu_wait(&w->gpus[i]);
+	}
+	w->ticks++;
+	for (int i = 0; i < w->ngpus; i++) {
+		gpu_use(&w->gpus[i]);
+		gpu_check_sample(&w->gpus[i], w->ticks, w->scratch);
+	}
+	ipc_check(r, &w->gpus[0]);
+}
+
+/*
+ * Writes one of our files. The disk may be full: that is said once for each file, and
+ * the job goes on. Returns whether the file was written.
+ */
+static int publish(const struct worker *w, const char *name, const char *text, int len, int *failed)
+{
+	if (!file_write(w->role->dir, name, text, len)) {
+		if (*failed)
+			say("%s/%s can be written again", w->role->dir, name);
+		*failed = 0;
+		return 1;
+	}
+	if (*failed != errno) {
+		*failed = errno;
+		say("cannot write %s/%s: %s; going on", w->role->dir, name, strerror(*failed));
+	}
+	return 0;
+}
+
+static void write_status(struct worker *w)
+{
+	char text[256 + MAX_GPUS * 128];
+	int n = snprintf(text, sizeof(text), "{\"pid\":%d,\"tick\":%llu,\"gpus\":[", (int)getpid(),
+			 (unsigned long long)w->ticks);
+
+	for (int i = 0; i < w->ngpus; i++) {
+		char uuid[UUID_LEN], pci[PCI_LEN];
+
+		gpu_identity(&w->gpus[i], uuid, pci);
+		n += snprintf(text + n, sizeof(text) - n, "%s{\"uuid\":\"%s\",\"pci\":\"%s\"}", i ? "," : "", uuid, pci);
+	}
+	n += snprintf(text + n, sizeof(text) - n, "],\"bad\":%llu}\n", (unsigned long long)bad_count());
+
+	publish(w, "status", text, n, &w->status_failed);
+}
+
+/* Answers DIR/check. The request stays when the answer cannot be written, and is met at the next tick. */
+static void answer_check(struct worker *w)
+{
+	struct tally all = {0, 0};
+	char text[128];
+	int n;
+
+	if (!file_exists(w->role->dir, "check"))
+		return;
+	for (int i = 0; i < w->ngpus; i++) {
+		struct tally t;
+
+		gpu_use(&w->gpus[i]);
+		t = gpu_check_all(&w->gpus[i], w->ticks);
+		all.words += t.words;
+		all.bad += t.bad;
+	}
+	n = snprintf(text, sizeof(text), "{\"tick\":%llu,\"bad\":%llu,\"words\":%llu}\n", (unsigned long long)w->ticks,
+		     (unsigned long long)all.bad, (unsigned long long)all.words);
+	if (publish(w, "checked", text, n, &w->checked_failed))
+		file_remove(w->role->dir, "check");
+}
+
+static void tear_down(struct worker *w)
+{
+	ipc_disconnect(w->role, &w->gpus[0]);
+	companions_end();
+	for (int i = 0; i < w->ngpus; i++)
+		gpu_close(&w->gpus[i]);
+}
+
+int worker_run(const struct options *o, const struct role *r)
+{
+	static struct worker w;
+
+	w.options = o;
+	w.role = r;
+	set_up(&w);
+	write_status(&w); /* tick 0: everything is in place */
+	while (!role_stop(r, w.ticks + 1)) {
+		tick(&w);
+		write_status(&w);
+		answer_check(&w);
+		if (o->tick_ms)
+			sleep_ms(o->tick_ms);
+	}
+	tear_down(&w);
+	if (bad_count()) {
+		say("stopped after %llu ticks; %llu mismatches", (unsigned long long)w.ticks, (unsigned long long)bad_count());
+		return EXIT_BAD;
+	}
+	return EXIT_GOOD;
+}
