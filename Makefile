@@ -17,7 +17,7 @@ TESTFLAGS    ?=
 TEST_TIMEOUT ?= 20m
 
 # What `make gpu-bundle` takes along as test binaries.
-GPU_TEST_PACKAGES ?= ./cudackpt ./criuutil ./test/e2e
+GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -25,9 +25,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ##@ Build
 
 .PHONY: build
-build: need-go ## bin/cucriu and bin/cucriu-hook, and build/test/cucriu-hook, which fails where a test asks it to
+build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, and a hook that fails on request
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
-	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu-hook
+	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu-hook ./test/demo
 
 .PHONY: sim
 sim: need-gcc ## the simulated driver, build/cudasim
@@ -48,13 +48,14 @@ which-criu: ## print the path of the CRIU in use (with make -s)
 ##@ Run
 
 .PHONY: demo
-demo: build sim workload tools ## dump and restore a job on the simulated driver
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/demo.sh
+demo: build sim workload tools ## dump a CUDA job and restore it on another GPU; simulated ones where there are none
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/demo
 
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh \
+		go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: lint
 lint: need-go ## gofumpt, go vet, staticcheck, and shellcheck where installed
@@ -68,7 +69,7 @@ gpu-bundle: build sim workload ## build/gpu-bundle and its .tar.gz (GPU_TEST_PAC
 
 .PHONY: test-gpu
 test-gpu: gpu-bundle ## run the bundle here, on this machine's GPUs
-	build/gpu-bundle/run.sh
+	build/gpu-bundle/clean-exec.sh build/gpu-bundle/run.sh
 
 ##@ Housekeeping
 

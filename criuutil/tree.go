@@ -14,7 +14,7 @@ import (
 func Tree(root int) ([]int, error) {
 	pids := []int{root}
 	for i := 0; i < len(pids); i++ {
-		children, err := childrenOf(pids[i])
+		children, err := Children(pids[i])
 		if errors.Is(err, ErrGone) && i > 0 {
 			continue // a process that ended while we looked has no children any more
 		}
@@ -26,8 +26,8 @@ func Tree(root int) ([]int, error) {
 	return pids, nil
 }
 
-// childrenOf lists the children of all threads of a process.
-func childrenOf(pid int) ([]int, error) {
+// Children lists the children of all threads of a process.
+func Children(pid int) ([]int, error) {
 	tids, err := Threads(pid)
 	if err != nil {
 		return nil, err

@@ -19,50 +19,32 @@ import (
 // finished before the next begins. It may be cut off at any point and begun
 // again.
 //
-// With leaveStopped, and for processes that were stopped before we came, the
-// GPU state is brought back and the process stays stopped.
+// With criu's -s, and for processes that were stopped before we came, the GPU
+// state is brought back and the process stays stopped.
 //
 // After an error the processes are in the group-stop, for the next try or for
 // the caller's verdict.
-func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, targets []*target, leaveStopped bool) error {
-	if err := hold(ctx, targets); err != nil {
-		return err
-	}
+func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
 	tracer := criuutil.NewTracer()
 	defer tracer.Release(context.Background())
-	for _, t := range targets {
-		if err := runRestoreThread(ctx, tracer, t); err != nil {
-			return err
-		}
-	}
-	need := make(map[cudackpt.UUID]uint64)
-	for _, t := range targets {
-		state, err := t.cuda.State(ctx)
-		if err != nil {
-			return err
-		}
-		if state == cudackpt.StateCheckpointed {
-			t.member.addNeed(need)
-		}
-	}
-	if err := requireMemory(ctx, driver, need); err != nil {
-		return err
-	}
-	if err := parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateLocked) }); err != nil {
-		return err
-	}
-	if err := parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateRunning) }); err != nil {
-		return err
-	}
-	if err := releaseRestoreThreads(ctx, tracer, targets); err != nil {
-		return err
-	}
-	for _, t := range targets {
-		if leaveStopped || t.member.Stopped {
-			continue
-		}
-		if err := t.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
-			return err
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"stop", func() error { return hold(ctx, targets) }},
+		{"trace", func() error { return runRestoreThreads(ctx, tracer, targets) }},
+		{"free memory", func() error { return requireMemoryFor(ctx, driver, targets) }},
+		{"restore", func() error {
+			return parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateLocked) })
+		}},
+		{"unlock", func() error {
+			return parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateRunning) })
+		}},
+		{"release", func() error { return releaseRestoreThreads(ctx, tracer, targets) }},
+		{"continue", func() error { return resumeThreads(targets, s.LeaveStopped) }},
+	} {
+		if err := s.timed(step.name, step.do); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
 	return nil
@@ -71,9 +53,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, targets []*
 // hold brings every thread into the group-stop, out of a freezer too: the
 // queued SIGSTOP takes effect before a thawed thread runs on.
 func hold(ctx context.Context, targets []*target) error {
-	processes := make([]*criuutil.Process, len(targets))
-	for i, t := range targets {
-		processes[i] = t.Process
+	for _, t := range targets {
 		if err := t.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, criuutil.ErrGone) {
 			return err
 		}
@@ -89,17 +69,50 @@ func hold(ctx context.Context, targets []*target) error {
 			}
 		}
 	}
-	return criuutil.WaitStopped(ctx, processes...)
+	return criuutil.WaitStopped(ctx, processesOf(targets)...)
 }
 
-// runRestoreThread lets the thread through which the driver works run, while
-// the rest of its process stays stopped.
-func runRestoreThread(ctx context.Context, tracer *criuutil.Tracer, t *target) error {
-	tid, err := t.cuda.RestoreThreadID(ctx)
-	if err != nil {
-		return err
+// runRestoreThreads lets the threads through which the driver works run, while
+// the rest of their processes stays stopped.
+func runRestoreThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*target) error {
+	for _, t := range targets {
+		tid, err := t.cuda.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		if err := tracer.Run(tid); err != nil {
+			return err
+		}
 	}
-	return tracer.Run(tid)
+	return nil
+}
+
+// requireMemoryFor checks free memory for those that hold none now.
+func requireMemoryFor(ctx context.Context, driver *cudackpt.Driver, targets []*target) error {
+	need := make(map[cudackpt.UUID]uint64)
+	for _, t := range targets {
+		state, err := t.cuda.State(ctx)
+		if err != nil {
+			return err
+		}
+		if state == cudackpt.StateCheckpointed {
+			t.member.addNeed(need)
+		}
+	}
+	return requireMemory(ctx, driver, need)
+}
+
+// resumeThreads lets go on what was not stopped before we came.
+func resumeThreads(targets []*target, leaveStopped bool) error {
+	for _, t := range targets {
+		if leaveStopped || t.member.Stopped {
+			continue
+		}
+		if err := t.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+	}
+	return nil
 }
 
 // releaseRestoreThreads puts the restore threads back into the group-stop.
@@ -109,11 +122,7 @@ func releaseRestoreThreads(ctx context.Context, tracer *criuutil.Tracer, targets
 	if err := tracer.Release(ctx); err != nil {
 		return err
 	}
-	processes := make([]*criuutil.Process, len(targets))
-	for i, t := range targets {
-		processes[i] = t.Process
-	}
-	return criuutil.WaitStopped(ctx, processes...)
+	return criuutil.WaitStopped(ctx, processesOf(targets)...)
 }
 
 // drive takes a target to state locked, or on to running. A checkpoint or

@@ -120,7 +120,8 @@ func (d *dump) inspect(ctx context.Context) error {
 	// The state can only be asked of a process that runs; one that was stopped
 	// before needs its restore thread let go for it, as in the steps to come.
 	d.tracer = criuutil.NewTracer()
-	if err := d.runRestoreThreads(ctx, func(t *target) bool { return t.member.Stopped }); err != nil {
+	stopped, _ := d.byStopped()
+	if err := runRestoreThreads(ctx, d.tracer, stopped); err != nil {
 		return err
 	}
 	return parallel(d.targets, func(t *target) error {
@@ -223,11 +224,8 @@ func (d *dump) measure(ctx context.Context) error {
 func (d *dump) stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
-	processes := make([]*criuutil.Process, len(d.targets))
-	for i, t := range d.targets {
-		processes[i] = t.Process
-	}
-	if err := criuutil.Stop(ctx, processes...); err != nil {
+	_, running := d.byStopped()
+	if err := criuutil.Stop(ctx, processesOf(running)...); err != nil {
 		return err
 	}
 	pids, err := criuutil.Tree(d.root)
@@ -252,19 +250,21 @@ func (d *dump) stop(ctx context.Context) error {
 // trace lets the restore threads, and nothing else, run: the driver works
 // through them.
 func (d *dump) trace(ctx context.Context) error {
-	return d.runRestoreThreads(ctx, func(t *target) bool { return !t.member.Stopped })
+	_, running := d.byStopped()
+	return runRestoreThreads(ctx, d.tracer, running)
 }
 
-func (d *dump) runRestoreThreads(ctx context.Context, which func(*target) bool) error {
+// byStopped parts the targets into those that were stopped before we came,
+// whose restore threads run since they were inspected, and the others.
+func (d *dump) byStopped() (stopped, running []*target) {
 	for _, t := range d.targets {
-		if !which(t) {
-			continue
-		}
-		if err := runRestoreThread(ctx, d.tracer, t); err != nil {
-			return err
+		if t.member.Stopped {
+			stopped = append(stopped, t)
+		} else {
+			running = append(running, t)
 		}
 	}
-	return nil
+	return stopped, running
 }
 
 // checkpoint moves the GPU state of every process into its memory.
@@ -342,7 +342,11 @@ func (d *dump) manifest(context.Context) error {
 	if err != nil {
 		return err
 	}
-	m := Manifest{Version: manifestVersion, Created: time.Now().UTC(), DriverVersion: version}
+	root, err := criuutil.ReadStatus(d.root)
+	if err != nil {
+		return err
+	}
+	m := Manifest{Version: manifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.targets {
 		m.Processes = append(m.Processes, ManifestProcess{
 			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped,
@@ -363,7 +367,7 @@ func (d *dump) undo() error {
 		}
 	}
 	if d.session != nil {
-		if err := d.bringUp(ctx, d.driver, d.targets, d.session.LeaveStopped); err != nil {
+		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
 			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
 		if err := d.session.close(OutcomeRunning, "the dump failed at step "+d.session.Step+", the job runs on"); err != nil {

@@ -26,6 +26,14 @@ func closeTargets(targets []*target) {
 	}
 }
 
+func processesOf(targets []*target) []*criuutil.Process {
+	processes := make([]*criuutil.Process, len(targets))
+	for i, t := range targets {
+		processes[i] = t.Process
+	}
+	return processes
+}
+
 // inspection is what a walk over a process tree found.
 type inspection struct {
 	members []Member

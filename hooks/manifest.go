@@ -32,6 +32,7 @@ type Manifest struct {
 	Version       int               `json:"version"`
 	Created       time.Time         `json:"created"`
 	DriverVersion string            `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
+	RootPID       int               `json:"root_pid"`       // of the dumped tree, as in the image
 	Processes     []ManifestProcess `json:"processes"`
 }
 
@@ -121,6 +122,8 @@ func (m Manifest) validate() error {
 		return fmt.Errorf("is of version %d, and this cucriu reads version %d", m.Version, manifestVersion)
 	case m.DriverVersion == "":
 		return errors.New("damaged: no driver version")
+	case m.RootPID <= 0:
+		return fmt.Errorf("damaged: the root has pid %d", m.RootPID)
 	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
 		return fmt.Errorf("damaged: %d processes", len(m.Processes))
 	}

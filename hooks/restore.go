@@ -217,6 +217,9 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, _ Stage) err
 	if s.Outcome != "" {
 		return nil // pre-resume failed and has ended the tree
 	}
+	if len(s.Members) == 0 {
+		return h.fail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
+	}
 	if err := s.step("post-resume", func() error { return h.resume(ctx, s) }); err != nil {
 		return h.fail(s, err)
 	}
@@ -252,7 +255,7 @@ func (h *Hook) resume(ctx context.Context, s *Session) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	return h.bringUp(ctx, driver, targets, s.LeaveStopped)
+	return h.bringUp(ctx, driver, s, targets)
 }
 
 // mapGPUs makes the plan anew from what the restored processes really see (a
@@ -292,7 +295,7 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 		return h.failQuietly(s, err)
 	}
 	if s.Root == nil {
-		return s.close(OutcomeGone, "criu ended before it created a process")
+		return s.close(OutcomeGone, "criu ended before it created a process; the image is intact")
 	}
 	root, err := criuutil.Reopen(*s.Root)
 	if errors.Is(err, criuutil.ErrGone) {
@@ -363,16 +366,20 @@ func killTree(id criuutil.Ident) error {
 			defer process.Close()
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
 	for _, process := range processes {
 		if err := process.Signal(unix.SIGKILL); err != nil && !errors.Is(err, criuutil.ErrGone) {
 			return err
 		}
 	}
+	// Not until it is reaped: at pre-resume criu traces the threads, and reaps
+	// none of them before this program has ended.
+	deadline := time.Now().Add(time.Minute)
 	for _, process := range processes {
-		if err := process.WaitExit(ctx); err != nil {
-			return fmt.Errorf("%v does not end after SIGKILL: %w", process, err)
+		for !process.Exiting() {
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%v does not end after SIGKILL", process)
+			}
+			time.Sleep(time.Millisecond)
 		}
 	}
 	return nil

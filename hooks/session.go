@@ -46,20 +46,20 @@ const (
 // end from wherever its hook died. It also carries what a restore's later
 // stages need, when criu's image directory is no longer in reach.
 type Session struct {
-	Kind         Kind              `json:"kind"`
-	BootID       string            `json:"boot_id"` // start times mean nothing after a reboot
-	Created      time.Time         `json:"created"`
-	Criu         criuutil.Ident    `json:"criu"`
-	ImageDir     string            `json:"image_dir"`
-	Root         *criuutil.Ident   `json:"root,omitempty"`
-	LeaveStopped bool              `json:"leave_stopped"` // criu -s
-	LeaveRunning bool              `json:"leave_running"` // criu -R
-	Step         string            `json:"step"`          // the step that was begun last
-	Members      []Member          `json:"members"`       // the CUDA processes
-	Manifest     *Manifest         `json:"manifest,omitempty"`
-	Phases       []Phase           `json:"phases"`
-	Outcome      Outcome           `json:"outcome"`
-	Message      string            `json:"message"`
+	Kind         Kind            `json:"kind"`
+	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
+	Created      time.Time       `json:"created"`
+	Criu         criuutil.Ident  `json:"criu"`
+	ImageDir     string          `json:"image_dir"`
+	Root         *criuutil.Ident `json:"root,omitempty"`
+	LeaveStopped bool            `json:"leave_stopped"` // criu -s
+	LeaveRunning bool            `json:"leave_running"` // criu -R
+	Step         string          `json:"step"`          // the step that was begun last
+	Members      []Member        `json:"members"`       // the CUDA processes
+	Manifest     *Manifest       `json:"manifest,omitempty"`
+	Phases       []Phase         `json:"phases"`
+	Outcome      Outcome         `json:"outcome"`
+	Message      string          `json:"message"`
 	dir          string
 	lock         *flock.Flock
 }
@@ -210,6 +210,11 @@ func (s *Session) step(name string, do func() error) error {
 	if err := failpoint(string(s.Kind) + "." + name); err != nil {
 		return err
 	}
+	return s.timed(name, do)
+}
+
+// timed notes how long a phase took that succeeded.
+func (s *Session) timed(name string, do func() error) error {
 	start := time.Now()
 	if err := do(); err != nil {
 		return err

@@ -63,8 +63,12 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if _, err := ready.Write([]byte{1}); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
 	}
+	var root *criuutil.Ident
 	if criu != nil {
 		defer criu.Close()
+		if s.Kind == KindRestore {
+			root = awaitRoot(ctx, criu, s.Manifest.RootPID)
+		}
 		if err := criu.WaitExit(ctx); err != nil {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
@@ -74,6 +78,9 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		return err
 	}
 	defer s.unlock()
+	if s.Root == nil {
+		s.Root = root
+	}
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := h.finish(ctx, s)
 		if err == nil {
@@ -86,6 +93,43 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// awaitRoot waits until the root task of a restore exists, and returns nil if
+// criu ends before. criu names the root to its action scripts only once all
+// tasks are restored; if it is killed before that, the tasks wait for it for
+// ever, hold their pids, and only who has seen them as children of this criu
+// may end them. The root is criu's child, or its sibling under an engine that
+// asked for that.
+func awaitRoot(ctx context.Context, criu *criuutil.Process, imagePID int) *criuutil.Ident {
+	status, err := criuutil.ReadStatus(criu.PID)
+	if err != nil {
+		return nil
+	}
+	for criu.Alive() && ctx.Err() == nil {
+		for _, parent := range []int{criu.PID, status.PPID} {
+			children, err := criuutil.Children(parent)
+			if err != nil {
+				continue
+			}
+			for _, pid := range children {
+				child, err := criuutil.ReadStatus(pid)
+				if err != nil || child.ImagePID() != imagePID {
+					continue
+				}
+				process, err := criuutil.OpenProcess(pid)
+				if err != nil {
+					continue
+				}
+				process.Close()
+				if process.StartTime >= criu.StartTime {
+					return &process.Ident
+				}
+			}
+		}
+		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
+	}
+	return nil
 }
 
 // Recover takes every orphaned session (its criu has ended, and neither hook
@@ -186,7 +230,7 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
 	defer cancel()
-	if err := h.bringUp(ctx, driver, targets[:alive], s.LeaveStopped); err != nil {
+	if err := h.bringUp(ctx, driver, s, targets[:alive]); err != nil {
 		return err
 	}
 	message := "criu did not complete the dump; the job goes on"

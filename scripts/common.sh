@@ -2,6 +2,7 @@
 # Sourced by the other scripts: messages, and where things lie. Standard output belongs to results; messages go to standard error.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck disable=SC2034 # for those that source this
 tools=$repo/.tools
 
 note() {

@@ -52,6 +52,7 @@ done
 CRIU_ROOT=$tools/criu/root "$scripts/relocate-criu.sh" "$new/criu" "$prefix/criu"
 rm "$new/criu/at"
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
+cp "$scripts/clean-exec.sh" "$new/"
 cp "$run" "$new/run.sh"
 chmod +x "$new/run.sh" "$new/link-criu.sh"
 

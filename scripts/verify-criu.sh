@@ -2,17 +2,12 @@
 # verify-criu.sh CRIU: dumps and restores a sleep(1) with it, in a pid and mount namespace of its own, where the dumped pid is
 # sure to be free again. Needs root.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+. "$scripts/common.sh"
 
 # The first process of the namespace: it adopts and reaps what criu leaves behind.
 inside() {
-	local criu=$1 images=$2 pid fd
-
-	# A descriptor from outside the namespace cannot be dumped: make's jobserver and our caller's locks are such.
-	for fd in /proc/self/fd/*; do
-		fd=${fd##*/}
-		if ((fd > 2 && fd < 255)); then eval "exec $fd>&-"; fi
-	done
+	local criu=$1 images=$2 pid
 
 	cd /
 	setsid sleep 1000 </dev/null >/dev/null 2>&1 &
@@ -44,7 +39,7 @@ if ! timeout 20 unshare --pid --mount --fork --mount-proc true 2>"$images/unshar
 fi
 
 rc=0
-timeout 150 unshare --pid --mount --fork --kill-child --mount-proc \
+timeout 150 "$scripts/clean-exec.sh" unshare --pid --mount --fork --kill-child --mount-proc \
 	bash "${BASH_SOURCE[0]}" --inside "$criu" "$images" 2>"$images/inside.log" || rc=$?
 if ((rc == 0)); then
 	exit 0

@@ -52,7 +52,9 @@ func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
 	cmd := h.CriuCommand(verb, dir, args...)
 	out, err := cmd.CombinedOutput()
 	log, _ := os.ReadFile(filepath.Join(dir, verb+".log"))
-	return CriuRun{Err: err, Log: string(out) + string(log)}
+	run := CriuRun{Err: err, Log: string(out) + string(log)}
+	h.t.Logf("criu %s: %v\n%s", verb, err, run.Lines())
+	return run
 }
 
 // Dump dumps a job and fails the test if it cannot be dumped. Unless told to

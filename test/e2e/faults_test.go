@@ -170,7 +170,11 @@ func TestTheHookIsKilledAtEachStepOfTheRestore(t *testing.T) {
 					job.Runs()
 					return
 				}
-				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return host.LastOutcome() != "" && !job.Alive() })
+				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return !job.Alive() })
+				if out, err := good.Cucriu("recover"); err != nil {
+					t.Fatalf("cucriu recover: %v\n%s", err, out)
+				}
+				testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" })
 				good.Restore(images)
 				job.Runs()
 			})
@@ -202,11 +206,11 @@ func TestTheHookIsKilledWhileTheDriverRestores(t *testing.T) {
 }
 
 func TestCriuIsKilledInTheMiddleOfTheRestore(t *testing.T) {
-	for _, stage := range []string{"setup-namespaces", "post-restore", "pre-resume"} {
+	for _, stage := range []string{"first-process", "post-restore", "pre-resume"} {
 		t.Run(stage, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
-				job := host.Start(1)
+				job := host.Start(1, "--mib", "64")
 				images := host.Dump(job)
 				reached := filepath.Join(t.TempDir(), "reached")
 				slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = `+stage+` ] && { touch `+reached+`; sleep 60; }; exit 0`)
@@ -214,7 +218,11 @@ func TestCriuIsKilledInTheMiddleOfTheRestore(t *testing.T) {
 				if err := criu.Start(); err != nil {
 					t.Fatal(err)
 				}
-				testenv.Eventually(t, testenv.Soon, "criu is at "+stage, func() bool { _, err := os.Stat(reached); return err == nil })
+				testenv.Eventually(t, testenv.Soon, "criu is at "+stage, func() bool {
+					_, err := os.Stat(reached)
+					return err == nil || stage == "first-process" && job.Alive()
+				})
+				time.Sleep(10 * time.Millisecond)
 				_ = criu.Process.Kill()
 				_ = criu.Wait()
 				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return host.LastOutcome() != "" && !job.Alive() })

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# run.sh: runs the bundle's tests on this machine's GPUs. Needs root and NVIDIA's driver, and PyTorch for some tests.
+#   run.sh                       everything
+#   run.sh conformance           the conformance table alone
+#   run.sh demo                  the demo alone
+#   run.sh e2e [TEST REGEX]      the tests on real criu
+# CUCRIU_OUT names a folder that the tables and logs are written to.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+cd "$here" || exit 1
+
+criu=$(./link-criu.sh) || exit 1
+export CUCRIU_TEST_ROOT=$here CUCRIU_TEST_CRIU=$criu CUCRIU_TEST_DRIVER=real CUCRIU_TEST_NAMESPACES=off
+out=${CUCRIU_OUT:-$here/out}
+mkdir -p "$out"
+
+echo "machine: $(uname -srm), $(nproc) cores; criu $("$criu" --version | sed -n 's/^Version: //p'); $(date -u +%FT%TZ)"
+nvidia-smi --query-gpu=name,uuid,pci.bus_id,driver_version,memory.free --format=csv,noheader || exit 1
+echo "THP: $(cat /sys/kernel/mm/transparent_hugepage/enabled)"
+
+failed=0
+# The tests of one binary run in their own folder, as go test would run them.
+tests() { # NAME TIMEOUT PACKAGE [ARGUMENT...]
+	local name=$1 timeout=$2 package=$3
+	shift 3
+	echo "=== $name"
+	(cd "$package" && timeout --kill-after=10 "$timeout" ../../clean-exec.sh ./*.test -test.v "$@" 2>&1) | tee "$out/$name.log"
+	if ((PIPESTATUS[0] != 0)); then
+		echo "=== $name FAILED"
+		failed=1
+	fi
+}
+
+what=${1:-all}
+if [[ $what == all || $what == demo ]]; then
+	echo "=== demo"
+	./clean-exec.sh build/test/demo 2>&1 | tee "$out/demo.log"
+	((PIPESTATUS[0] == 0)) || failed=1
+fi
+if [[ $what == all || $what == conformance ]]; then
+	CUCRIU_CONFORMANCE_OUT=$out/conformance.md tests conformance "${CUCRIU_LIMIT:-400}" test/conformance
+fi
+if [[ $what == all || $what == e2e ]]; then
+	tests e2e "${CUCRIU_LIMIT:-550}" test/e2e -test.parallel=1 -test.run "${2:-.}"
+fi
+exit "$failed"
