@@ -77,11 +77,17 @@ type tracees struct {
 }
 
 func (s *tracees) serve(requests <-chan func(*tracees)) {
+	// Not to depend on the one signal: a tracee that is left stopped would hang
+	// the driver.
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
 	for !s.released {
 		select {
 		case request := <-requests:
 			request(s)
 		case <-s.sigchld:
+			s.resumeStopped()
+		case <-tick.C:
 			s.resumeStopped()
 		}
 	}

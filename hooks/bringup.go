@@ -40,7 +40,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		{"unlock", func() error {
 			return parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateRunning) })
 		}},
-		{"release", func() error { return releaseRestoreThreads(ctx, tracer, targets) }},
+		{"release", func() error { return releaseThreads(ctx, tracer, targets) }},
 		{"continue", func() error { return resumeThreads(targets, s.LeaveStopped) }},
 	} {
 		if err := s.timed(step.name, step.do); err != nil {
@@ -115,8 +115,9 @@ func resumeThreads(targets []*target, leaveStopped bool) error {
 	return nil
 }
 
-// releaseRestoreThreads puts the restore threads back into the group-stop.
-func releaseRestoreThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*target) error {
+// releaseThreads puts the threads that a tracer let run back into the
+// group-stop.
+func releaseThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*target) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := tracer.Release(ctx); err != nil {

@@ -117,20 +117,25 @@ func (d *dump) inspect(ctx context.Context) error {
 	if len(d.targets) != len(d.found.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
 	}
-	// The state can only be asked of a process that runs; one that was stopped
-	// before needs its restore thread let go for it, as in the steps to come.
-	d.tracer = criuutil.NewTracer()
-	stopped, _ := d.byStopped()
-	if err := runRestoreThreads(ctx, d.tracer, stopped); err != nil {
+	// The state can only be asked of a process that runs; of one that was stopped
+	// before we came the restore thread must, for as long as the answer takes.
+	tracer := criuutil.NewTracer()
+	defer tracer.Release(context.Background())
+	if err := runRestoreThreads(ctx, tracer, d.stoppedBefore()); err != nil {
 		return err
 	}
-	return parallel(d.targets, func(t *target) error {
+	err = parallel(d.targets, func(t *target) error {
 		state, err := t.cuda.State(ctx)
 		if err == nil && state != cudackpt.StateRunning {
 			err = fmt.Errorf("process %d (%s) is already %v: something else checkpoints it, or an earlier dump was cut off: cucriu recover brings it back", t.PID, t.member.Name, state)
 		}
 		return err
 	})
+	return errors.Join(err, releaseThreads(ctx, tracer, d.stoppedBefore()))
+}
+
+func (d *dump) stoppedBefore() []*target {
+	return slices.DeleteFunc(slices.Clone(d.targets), func(t *target) bool { return !t.member.Stopped })
 }
 
 // open opens the driver once.
@@ -174,9 +179,35 @@ func (d *dump) watch() error {
 // processes at once, because ranks that wait for each other in a collective
 // can only be locked together; and all or none, because one that is locked
 // keeps the others' collectives from ending.
+//
+// Locking takes more of a process than its restore thread (the driver waits for
+// ever for one of its other threads, whatever the timeout), so those that were
+// stopped before we came run under trace for the moment that it takes.
 func (d *dump) lock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
+	d.tracer = criuutil.NewTracer()
+	for _, t := range d.stoppedBefore() {
+		tids, err := criuutil.Threads(t.PID)
+		if err != nil {
+			return err
+		}
+		for _, tid := range tids {
+			if err := d.tracer.Run(tid); err != nil {
+				return err
+			}
+		}
+	}
+	if err := d.lockAll(ctx); err != nil {
+		return err
+	}
+	if err := d.measure(ctx); err != nil {
+		return err
+	}
+	return releaseThreads(ctx, d.tracer, d.stoppedBefore())
+}
+
+func (d *dump) lockAll(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := parallel(d.targets, func(t *target) (err error) {
 			t.locked, err = t.cuda.TryLock(ctx, d.Config.Lock.Try)
@@ -187,7 +218,7 @@ func (d *dump) lock(ctx context.Context) error {
 		}
 		busy := slices.DeleteFunc(slices.Clone(d.targets), func(t *target) bool { return t.locked })
 		if len(busy) == 0 {
-			return d.measure(ctx)
+			return nil
 		}
 		d.Log.Info("GPU work still in flight, unlocking all and trying again", "try", try, "busy", pidsOf(busy))
 		err = parallel(d.targets, func(t *target) error {
@@ -224,8 +255,7 @@ func (d *dump) measure(ctx context.Context) error {
 func (d *dump) stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
-	_, running := d.byStopped()
-	if err := criuutil.Stop(ctx, processesOf(running)...); err != nil {
+	if err := criuutil.Stop(ctx, processesOf(d.targets)...); err != nil {
 		return err
 	}
 	pids, err := criuutil.Tree(d.root)
@@ -250,21 +280,8 @@ func (d *dump) stop(ctx context.Context) error {
 // trace lets the restore threads, and nothing else, run: the driver works
 // through them.
 func (d *dump) trace(ctx context.Context) error {
-	_, running := d.byStopped()
-	return runRestoreThreads(ctx, d.tracer, running)
-}
-
-// byStopped parts the targets into those that were stopped before we came,
-// whose restore threads run since they were inspected, and the others.
-func (d *dump) byStopped() (stopped, running []*target) {
-	for _, t := range d.targets {
-		if t.member.Stopped {
-			stopped = append(stopped, t)
-		} else {
-			running = append(running, t)
-		}
-	}
-	return stopped, running
+	d.tracer = criuutil.NewTracer()
+	return runRestoreThreads(ctx, d.tracer, d.targets)
 }
 
 // checkpoint moves the GPU state of every process into its memory.
@@ -276,7 +293,7 @@ func (d *dump) checkpoint(ctx context.Context) error {
 
 // release puts the restore threads back into the group-stop, for criu to seize.
 func (d *dump) release(ctx context.Context) error {
-	return releaseRestoreThreads(ctx, d.tracer, d.targets)
+	return releaseThreads(ctx, d.tracer, d.targets)
 }
 
 // freeze meets how criu seizes containers. Through a v1 freezer it waits for

@@ -83,6 +83,17 @@ type Phase struct {
 	Seconds float64 `json:"seconds"`
 }
 
+// Phases are the finished steps of a session in their order.
+type Phases []Phase
+
+func (p Phases) String() string {
+	parts := make([]string, len(p))
+	for i, phase := range p {
+		parts[i] = fmt.Sprintf("%s %.1f ms", phase.Name, 1000*phase.Seconds)
+	}
+	return strings.Join(parts, ", ")
+}
+
 const (
 	sessionFile  = "session.json"
 	keepSessions = 64 // closed ones, as a record of what became of the jobs

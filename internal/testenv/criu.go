@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // CriuRun is a criu that has ended.
@@ -50,7 +51,12 @@ func (h *Host) CriuCommandScripts(verb, dir string, scripts []string, args ...st
 func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
 	h.t.Helper()
 	cmd := h.CriuCommand(verb, dir, args...)
+	hung := time.AfterFunc(30*time.Second, func() {
+		h.diagnose(cmd.Process.Pid)
+		_ = cmd.Process.Kill()
+	})
 	out, err := cmd.CombinedOutput()
+	hung.Stop()
 	log, _ := os.ReadFile(filepath.Join(dir, verb+".log"))
 	run := CriuRun{Err: err, Log: string(out) + string(log)}
 	h.t.Logf("criu %s: %v\n%s", verb, err, run.Lines())

@@ -15,6 +15,7 @@
 #include "stream.h"
 
 #define PAGE 4096ull
+#define GUARD 65536ull /* whole pages on every kernel */
 #define VA_STEP (2ull << 20)
 #define CHUNK (1u << 20)
 
@@ -238,11 +239,12 @@ CUresult memory_stage(struct staging *s)
 		}
 	if (!s->size)
 		return CUDA_SUCCESS;
+	s->size = (s->size + GUARD - 1) / GUARD * GUARD;
 	/* Guards keep the kernel from merging it with a neighbour: it must show as new in maps. */
-	unsigned char *all = mmap(NULL, s->size + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	unsigned char *all = mmap(NULL, s->size + 2 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (all == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	s->base = all + PAGE;
+	s->base = all + GUARD;
 	if (mprotect(s->base, s->size, PROT_READ | PROT_WRITE)) {
 		staging_free(s);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -289,7 +291,7 @@ CUresult memory_unstage(const struct staging *s, const struct sim_process *p)
 void staging_free(struct staging *s)
 {
 	if (s->base)
-		munmap(s->base - PAGE, s->size + 2 * PAGE);
+		munmap(s->base - GUARD, s->size + 2 * GUARD);
 	*s = (struct staging){0};
 }
 

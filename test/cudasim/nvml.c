@@ -1,7 +1,6 @@
 /* nvml.c: the simulated libnvidia-ml.so.1: what is where on the host's GPUs. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -13,7 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "faults.h"
 
 struct sim_block sim_block = {.magic = SIM_BLOCK_MAGIC, .size = sizeof sim_block};
 struct sim_process sim = {.alive = -1, .hold = -1};
@@ -105,7 +104,6 @@ int sim_hold(struct sim_process *p)
 		sim_log("%s: %s", path, strerror(-fd));
 		return fd;
 	}
-	/* Not duplicated: closing any descriptor of the file drops its lock. */
 	int alive = process_register(&p->host, p->name);
 	if (alive < 0) {
 		sim_log("%s/procs: %s", p->host.root, strerror(-alive));
@@ -199,7 +197,6 @@ static CUresult initialise(void)
 		return CUDA_ERROR_NO_DEVICE;
 	if (sim_hold(&sim) < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	faults_init();
 	sim_block.pid = getpid();
 	if (agent_start() < 0) {
 		sim_release(&sim);

@@ -192,11 +192,7 @@ func (d *demo) phases(kind hooks.Kind) error {
 		if s.Kind != kind {
 			continue
 		}
-		var parts []string
-		for _, phase := range s.Phases {
-			parts = append(parts, fmt.Sprintf("%s %.1f ms", phase.Name, 1000*phase.Seconds))
-		}
-		fmt.Printf("         hook: %s\n\n", strings.Join(parts, ", "))
+		fmt.Printf("         hook: %v\n\n", s.Phases)
 	}
 	return nil
 }

@@ -1,0 +1,65 @@
+package testenv
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// diagnose shows what every process of the test does when criu hangs: its
+// threads' states and system calls, the hook's goroutines (SIGQUIT, into
+// criu's log) and, where there is a debugger, the jobs' stacks.
+func (h *Host) diagnose(criu int) {
+	h.t.Helper()
+	h.t.Logf("criu (process %d) hangs", criu)
+	statuses, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/stat")
+	var hooks, jobs []int
+	for _, file := range statuses {
+		thread := filepath.Dir(file)
+		pid, _ := strconv.Atoi(strings.Split(thread, "/")[2])
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		line := exe
+		for _, name := range []string{"comm", "stat", "wchan", "syscall"} {
+			data, _ := os.ReadFile(filepath.Join(thread, name))
+			text := strings.TrimSpace(string(data))
+			if name == "stat" {
+				text = text[strings.LastIndexByte(text, ')')+1:][:2]
+			}
+			line += " | " + text
+		}
+		relevant := exe == h.HookBin || strings.Contains(exe, "cudawork") || strings.Contains(exe, "criu") || strings.Contains(exe, "python")
+		if relevant {
+			h.t.Logf("%s: %s", thread, line)
+		}
+		leader := filepath.Base(thread) == strconv.Itoa(pid)
+		switch {
+		case leader && exe == h.HookBin:
+			hooks = append(hooks, pid)
+		case leader && (strings.Contains(exe, "cudawork") || strings.Contains(exe, "python")):
+			jobs = append(jobs, pid)
+		}
+	}
+	for _, pid := range hooks {
+		_ = unix.Kill(pid, unix.SIGQUIT)
+	}
+	time.Sleep(time.Second)
+	debugger, err := exec.LookPath("cuda-gdb")
+	if err != nil {
+		return
+	}
+	for _, pid := range jobs {
+		cmd := exec.Command("timeout", "-s", "KILL", "30", debugger, "-p", strconv.Itoa(pid), "-batch", "-ex", "thread apply all bt 12")
+		cmd.Env = append(os.Environ(), "CUDBG_USE_LEGACY_DEBUGGER=1")
+		out, err := cmd.CombinedOutput()
+		h.t.Logf("stacks of process %d: %v\n%s", pid, err, out)
+	}
+}

@@ -1,0 +1,435 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+	"cucriu/internal/testenv"
+)
+
+const (
+	startTime  = 60 * time.Second       // for a target to compute: the first cuInit of a machine is slow
+	patience   = 20 * time.Second       // for what takes at most some seconds
+	blockTime  = 700 * time.Millisecond // a call that has not returned by then blocks
+	atOnce     = 300 * time.Millisecond // for what takes a millisecond, on a busy machine
+	slowOnSim  = time.Second            // how long an operation is made to take by the simulated driver
+	hurriedGap = 20 * time.Millisecond
+)
+
+// bench is where a case is measured.
+type bench struct {
+	t          *testing.T // of the case
+	host       *testenv.Host
+	driver     *cudackpt.Driver
+	calls      *driverCalls
+	spawner    spawner
+	gpus       []cudackpt.GPU // A and, if there are two, B
+	root       string         // below which dev is
+	dir        string
+	self       string
+	cudawork   string
+	real       bool
+	stagingMiB int // what targets with much memory hold
+	slackMiB   int // what the memory hog of the out-of-memory case leaves
+
+	// Of one case:
+	targets []*target
+	tracer  *criuutil.Tracer
+	undo    []func()
+	pending []*pending
+}
+
+// errStuck says that a call has not returned within patience.
+var errStuck = fmt.Errorf("not returned within %v", patience)
+
+// notHere is a circumstance that this machine does not let us make.
+type notHere string
+
+func (reason notHere) Error() string { return string(reason) }
+
+// within is a context for what must end soon.
+func within(timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), timeout)
+}
+
+// main is the pid of the target that a case is about.
+func (b *bench) main() (int, error) {
+	if len(b.targets) == 0 {
+		return 0, errors.New("no target")
+	}
+	return b.targets[0].process(0)
+}
+
+// process is another CUDA process of the target.
+func process(i int) func(*bench) (int, error) {
+	return func(b *bench) (int, error) { return b.targets[0].process(i) }
+}
+
+// second is the second target of a case.
+func second(b *bench) (int, error) { return b.targets[1].process(0) }
+
+// pending is a call under way. It cannot be taken back.
+type pending struct {
+	answer chan answer
+	begun  time.Time
+}
+
+// answer is what a call gave.
+type answer struct {
+	result cudackpt.Result
+	out    uint32
+	took   time.Duration
+}
+
+func (a answer) String() string { return fmt.Sprintf("%d after %s", uint32(a.result), millis(a.took)) }
+
+func millis(d time.Duration) string {
+	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+}
+
+// begin makes a call on a goroutine of its own.
+func (b *bench) begin(c call, pid int) *pending {
+	var args *arguments
+	var pairs []uuidPair
+	if c.args != nil {
+		args = c.args()
+	}
+	if c.pairs != nil {
+		pairs = c.pairs(b)
+	}
+	p := &pending{answer: make(chan answer, 1), begun: time.Now()}
+	b.pending = append(b.pending, p)
+	go func() {
+		begun := time.Now()
+		result, out := b.calls.call(c.op, int32(pid), args, pairs)
+		p.answer <- answer{result, out, time.Since(begun)}
+	}()
+	return p
+}
+
+// wait returns the answer, or false if there is none in that time. The answer can
+// be asked for again.
+func (p *pending) wait(timeout time.Duration) (answer, bool) {
+	select {
+	case a := <-p.answer:
+		p.answer <- a
+		return a, true
+	case <-time.After(timeout):
+		return answer{}, false
+	}
+}
+
+// ask makes a call that should not block.
+func (b *bench) ask(c call, pid int) (answer, error) {
+	a, ok := b.begin(c, pid).wait(patience)
+	if !ok {
+		return a, fmt.Errorf("%s of %d: %w", c.text, pid, errStuck)
+	}
+	return a, nil
+}
+
+// must makes a call that must succeed.
+func (b *bench) must(c call, pid int) error {
+	a, err := b.ask(c, pid)
+	if err == nil && a.result != success {
+		err = fmt.Errorf("%s: %v", c.text, a.result)
+	}
+	return err
+}
+
+// state asks for the state of a process.
+func (b *bench) state(pid int) (state, error) {
+	a, err := b.ask(getState, pid)
+	switch {
+	case err != nil:
+		return anyState, err
+	case a.result == noProcess:
+		return gone, nil
+	case a.result != success:
+		return anyState, fmt.Errorf("GetState: %v", a.result)
+	}
+	return stateOf(a.out), nil
+}
+
+// bring takes a process to a state by legal calls.
+func (b *bench) bring(pid int, want state) error {
+	for range 4 {
+		is, err := b.state(pid)
+		if err != nil || is == want {
+			return err
+		}
+		var next call
+		switch {
+		case is == running:
+			next = lock(patience)
+		case is == locked && want == checkpointed:
+			next = checkpoint
+		case is == locked:
+			next = unlock
+		case is == checkpointed:
+			next = restore
+		default:
+			return fmt.Errorf("no way from %v to %v", is, want)
+		}
+		if err := b.must(next, pid); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("it does not get to %v", want)
+}
+
+// stop stops the target and waits for its group-stop.
+func (b *bench) stop() error {
+	pid, err := b.main()
+	if err != nil {
+		return err
+	}
+	p, err := criuutil.OpenProcess(pid)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	ctx, cancel := within(patience)
+	defer cancel()
+	return criuutil.Stop(ctx, p)
+}
+
+// resume ends the group-stop.
+func (b *bench) resume() error {
+	pid, err := b.main()
+	if err != nil {
+		return err
+	}
+	return unix.Kill(pid, unix.SIGCONT)
+}
+
+// restoreThread asks for the thread to trace.
+func (b *bench) restoreThread() (int, error) {
+	pid, err := b.main()
+	if err != nil {
+		return 0, err
+	}
+	a, err := b.ask(getThread, pid)
+	if err == nil && a.result != success {
+		err = fmt.Errorf("GetRestoreThreadId: %v", a.result)
+	}
+	return int(a.out), err
+}
+
+// trace lets the restore thread alone run.
+func (b *bench) trace() error {
+	tid, err := b.restoreThread()
+	if err != nil {
+		return err
+	}
+	b.tracer = criuutil.NewTracer()
+	return b.tracer.Run(tid)
+}
+
+// release lets the restore thread fall back into the group-stop.
+func (b *bench) release() error {
+	if b.tracer == nil {
+		return nil
+	}
+	tracer := b.tracer
+	b.tracer = nil
+	ctx, cancel := within(patience)
+	defer cancel()
+	return tracer.Release(ctx)
+}
+
+// othersStopped demands that no thread but the restore thread can run, and neither
+// that one if alone is false.
+func othersStopped(restoreThreadToo bool) func(*bench) error {
+	return func(b *bench) error {
+		pid, err := b.main()
+		if err != nil {
+			return err
+		}
+		tid, err := b.restoreThread()
+		if err != nil {
+			return err
+		}
+		deadline := time.Now().Add(patience)
+		for {
+			runs := 0
+			for thread, letter := range testenv.ThreadStates(b.t, pid) {
+				if letter != 'T' && (restoreThreadToo || thread != tid) {
+					runs = thread
+				}
+			}
+			// Being put back into the group-stop is not instantaneous; staying there is.
+			if runs == 0 || !restoreThreadToo || time.Now().After(deadline) {
+				if runs != 0 {
+					return fmt.Errorf("thread %d is not stopped", runs)
+				}
+				return nil
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// show changes which GPUs the target sees.
+func show(letters string) func(*bench) error {
+	return func(b *bench) error {
+		pid, err := b.main()
+		if err != nil {
+			return err
+		}
+		return b.see(pid, letters)
+	}
+}
+
+func (b *bench) see(pid int, letters string) error {
+	if err := showOnly(pid, b.root, b.gpus, b.gpusOf(letters)); err != nil {
+		return err
+	}
+	gpus, err := b.driver.VisibleGPUs(pid)
+	if err == nil && len(gpus) != len(b.gpusOf(letters)) {
+		err = fmt.Errorf("process %d sees %v, not %s", pid, gpus, letters)
+	}
+	return err
+}
+
+// slow makes an operation take a while: the simulated driver is told to, and for the
+// real one the target has much memory.
+func (b *bench) slow(op string) func() {
+	if b.real {
+		return func() {}
+	}
+	b.host.Faults(fmt.Sprintf("%s delay %dms", op, slowOnSim.Milliseconds()))
+	end := func() { _ = os.Remove(filepath.Join(b.host.Dir, "faults")) }
+	b.undo = append(b.undo, end)
+	return end
+}
+
+// midway is when an operation that was made slow is in its middle.
+func (b *bench) midway(o op) time.Duration {
+	switch {
+	case !b.real:
+		return slowOnSim / 4
+	case o == opRestore: // 1 GiB takes some 200 ms
+		return 50 * time.Millisecond
+	}
+	return 100 * time.Millisecond // some 500 ms
+}
+
+// freeze puts the target into a freezer of its own.
+func (b *bench) freeze() error {
+	pid, err := b.main()
+	if err != nil {
+		return err
+	}
+	freezer, err := newFreezer(fmt.Sprintf("cucriu-conformance-%d", pid))
+	if err != nil {
+		return err
+	}
+	b.undo = append(b.undo, func() {
+		_ = freezer.set(false)
+		_ = unix.Kill(pid, unix.SIGKILL)
+		freezer.remove()
+	})
+	if err := os.WriteFile(filepath.Join(freezer.dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
+		return notHere("no control group takes the target: " + err.Error())
+	}
+	return freezer.set(true)
+}
+
+// thaw lets the target out.
+func (b *bench) thaw() error {
+	pid, err := b.main()
+	if err != nil {
+		return err
+	}
+	return (&freezer{dir: freezerDir(fmt.Sprintf("cucriu-conformance-%d", pid))}).set(false)
+}
+
+// memory is the free memory of GPU A in MiB.
+func (b *bench) memory() (int, error) {
+	ctx, cancel := within(patience)
+	defer cancel()
+	info, err := b.driver.Memory(ctx, b.gpus[0].UUID)
+	return int(info.Free >> 20), err
+}
+
+// hog starts a second target that leaves too little memory on GPU A for the first.
+func hog(b *bench) error {
+	free, err := b.memory()
+	if err != nil {
+		return err
+	}
+	// What its context takes is not known before, so it is asked for less and less.
+	for take := free - b.slackMiB; take > free/2; take -= b.slackMiB / 2 {
+		_, err = b.startTarget(program{mib: take, args: []string{"--tick-ms", "2000"}})
+		if err == nil {
+			left, err := b.memory()
+			if err == nil && left >= b.stagingMiB {
+				err = fmt.Errorf("the hog left %d MiB, which are enough", left)
+			}
+			return err
+		}
+		if last := b.targets[len(b.targets)-1]; !strings.Contains(last.end(), "cuMemAlloc") {
+			return err
+		}
+	}
+	return fmt.Errorf("no hog fits: %w", err)
+}
+
+// unhog ends it and waits until the memory is back.
+func unhog(b *bench) error {
+	if err := b.targets[len(b.targets)-1].kill(); err != nil {
+		return err
+	}
+	deadline := time.Now().Add(patience)
+	for {
+		free, err := b.memory()
+		if err != nil || free > 2*b.stagingMiB {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("only %d MiB are free after the hog's end", free)
+		}
+		time.Sleep(hurriedGap)
+	}
+}
+
+// atTick waits for the beginning of a tick of the target.
+func atTick(b *bench) error {
+	err := b.targets[0].waitTicks(1, patience)
+	time.Sleep(hurriedGap) // until its kernel is on the GPU
+	return err
+}
+
+// clear ends all that a case has begun.
+func (b *bench) clear() {
+	_ = b.release()
+	for _, undo := range b.undo {
+		undo()
+	}
+	for _, t := range b.targets {
+		if err := t.kill(); err != nil {
+			b.t.Error(err)
+		}
+	}
+	for _, p := range b.pending {
+		// The death of its target ends every call.
+		if _, ok := p.wait(5 * time.Second); !ok {
+			b.t.Error("a call is still under way although its target is dead")
+		}
+	}
+	for _, t := range b.targets {
+		_ = os.RemoveAll(t.dir)
+	}
+	b.targets, b.undo, b.pending = nil, nil, nil
+}

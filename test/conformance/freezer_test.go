@@ -1,0 +1,80 @@
+package conformance
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// freezer is a control group that can freeze: of cgroup v2, or of the v1 controller.
+type freezer struct{ dir string }
+
+// freezerDir is where a freezer of that name is or would be, "" if nowhere.
+func freezerDir(name string) string {
+	mounts, _ := os.ReadFile("/proc/self/mounts")
+	v1 := ""
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line)
+		switch {
+		case len(fields) < 4:
+		case fields[2] == "cgroup2":
+			return filepath.Join(fields[1], name)
+		case fields[2] == "cgroup" && strings.Contains(","+fields[3]+",", ",freezer,"):
+			v1 = filepath.Join(fields[1], name)
+		}
+	}
+	return v1
+}
+
+func newFreezer(name string) (*freezer, error) {
+	f := &freezer{dir: freezerDir(name)}
+	if f.dir == "" {
+		return nil, notHere("no control groups are mounted")
+	}
+	if err := os.Mkdir(f.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, notHere("no control group can be made: " + err.Error())
+	}
+	if file, _, _ := f.control(); file == "" {
+		f.remove()
+		return nil, notHere("the control group " + f.dir + " cannot freeze")
+	}
+	return f, nil
+}
+
+// control is the file that freezes, and what it is told.
+func (f *freezer) control() (file, frozen, thawed string) {
+	file = filepath.Join(f.dir, "cgroup.freeze")
+	if _, err := os.Stat(file); err == nil {
+		return file, "1", "0"
+	}
+	file = filepath.Join(f.dir, "freezer.state")
+	if _, err := os.Stat(file); err == nil {
+		return file, "FROZEN", "THAWED"
+	}
+	return "", "", ""
+}
+
+func (f *freezer) set(frozen bool) error {
+	file, on, off := f.control()
+	value := off
+	if frozen {
+		value = on
+	}
+	if err := os.WriteFile(file, []byte(value), 0); err != nil {
+		return err
+	}
+	time.Sleep(50 * time.Millisecond) // tasks freeze when they are next interrupted
+	return nil
+}
+
+func (f *freezer) remove() {
+	for range 100 {
+		if os.Remove(f.dir) == nil {
+			return
+		}
+		time.Sleep(hurriedGap) // it still holds a process that dies
+	}
+}

@@ -1,0 +1,179 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"cucriu/criuutil"
+)
+
+// entryCases: the six calls, from where they are legal, and for whom.
+func entryCases() []testCase {
+	const long = 5 * time.Second
+	return []testCase{
+		{
+			// No controller here ever calls cuInit.
+			name: "cycle",
+			rows: []row{
+				{from: running, call: getState, want: results(success), to: running, atMost: atOnce},
+				{name: "GetRestoreThreadId names a thread", from: running, do: namesThread, text: "a thread of it"},
+				{from: running, call: lock(long), want: results(success), to: locked},
+				{from: locked, call: getState, want: results(success), to: locked, atMost: atOnce},
+				{from: locked, call: getThread, want: results(success), to: locked, atMost: atOnce},
+				{from: locked, call: checkpoint, want: results(success), to: checkpointed},
+				{from: checkpointed, call: getState, want: results(success), to: checkpointed, atMost: atOnce},
+				{from: checkpointed, call: getThread, want: results(success), to: checkpointed, atMost: atOnce},
+				{from: checkpointed, call: restore, want: results(success), to: locked},
+				{from: locked, call: unlock, want: results(success), to: running, atMost: atOnce},
+			},
+		},
+		{
+			name: "NULL for arguments",
+			rows: []row{
+				{from: running, call: withNull(lock(0)), want: results(success), to: locked},
+				{from: locked, call: withNull(checkpoint), want: results(success), to: checkpointed},
+				{from: checkpointed, call: withNull(restore), want: results(success), to: locked},
+				{from: locked, call: withNull(unlock), want: results(success), to: running},
+			},
+		},
+		{
+			name: "illegal state",
+			rows: []row{
+				refused(running, checkpoint), refused(running, restore), refused(running, unlock),
+				refused(locked, lock(long)), refused(locked, restore),
+				refused(checkpointed, lock(long)), refused(checkpointed, checkpoint), refused(checkpointed, unlock),
+			},
+		},
+		{
+			name: "GPU work in flight",
+			with: program{args: []string{"--busy-ms", "1200", "--tick-ms", "0"}},
+			rows: []row{
+				{from: running, given: atTick, call: lock(300 * time.Millisecond), want: results(notReady), to: running, atLeast: 290 * time.Millisecond, atMost: 900 * time.Millisecond},
+				{from: running, given: atTick, call: lock(0), want: results(success), to: locked, atLeast: 500 * time.Millisecond, atMost: 3 * time.Second},
+			},
+		},
+		{name: "pid that does not exist", bare: true, rows: allSix(noPID, noProcess)},
+		{name: "pid 0", bare: true, rows: allSix(constant(0), noProcess)},
+		{name: "pid -1", bare: true, rows: allSix(constant(-1), noProcess)},
+		{name: "pid 1", bare: true, rows: allSix(constant(1), noCUDA)},
+		{name: "self, cuInit never called", bare: true, rows: allSix(constant(os.Getpid()), noCUDA)},
+		{
+			name: "dead target",
+			lost: true,
+			rows: append([]row{{name: "SIGKILL", from: running, do: killed, text: "killed by SIGKILL"}}, allSix((*bench).main, noProcess)...),
+		},
+		{
+			name: "forked child of a CUDA process",
+			with: program{args: []string{"--fork-child"}},
+			rows: append(allSix(forkedChild, noCUDA),
+				row{name: "descriptors of /dev/nvidia* in the child", do: childDescriptors, text: "some"},
+				row{name: "mappings of /dev/nvidia* in the child", do: childMappings, text: "some", notSim: "its device nodes open without hardware, and those of the kernel that do cannot be mapped"}),
+		},
+		{
+			name: "cuCheckpointOperationComplete",
+			bare: true,
+			rows: []row{{name: "custom storage, driver 615 or newer", do: customStorage, text: "as the version says"}},
+		},
+	}
+}
+
+func constant(pid int) func(*bench) (int, error) {
+	return func(*bench) (int, error) { return pid, nil }
+}
+
+// noPID is the first number that no process can have.
+func noPID(*bench) (int, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+func namesThread(b *bench) (string, error) {
+	pid, err := b.main()
+	if err != nil {
+		return "", err
+	}
+	tid, err := b.restoreThread()
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", pid, tid)); err != nil || tid == pid {
+		return "", fmt.Errorf("thread %d of process %d: %v", tid, pid, err)
+	}
+	return "a thread of it", nil
+}
+
+func killed(b *bench) (string, error) {
+	if err := b.targets[0].kill(); err != nil {
+		return "", err
+	}
+	return b.targets[0].end(), nil
+}
+
+func forkedChild(b *bench) (int, error) {
+	pid, err := b.main()
+	if err != nil {
+		return 0, err
+	}
+	tree, err := criuutil.Tree(pid)
+	if err == nil && len(tree) != 2 {
+		err = fmt.Errorf("the tree is %v", tree)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return tree[1], nil
+}
+
+// device is how the driver's nodes are named among descriptors and mappings.
+const device = "/dev/nvidia"
+
+func childDescriptors(b *bench) (string, error) {
+	pid, err := forkedChild(b)
+	if err != nil {
+		return "", err
+	}
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, file := range files {
+		if name, _ := os.Readlink(file); strings.Contains(name, device) {
+			return "some", nil
+		}
+	}
+	return "none", err
+}
+
+func childMappings(b *bench) (string, error) {
+	pid, err := forkedChild(b)
+	if err != nil {
+		return "", err
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if strings.Contains(string(maps), device) {
+		return "some", nil
+	}
+	return "none", err
+}
+
+// customStorage came with driver 615: only there is its entry point exported.
+func customStorage(b *bench) (string, error) {
+	version, err := b.driver.DriverVersion()
+	if err != nil {
+		return "", err
+	}
+	branch, _, _ := strings.Cut(version, ".")
+	number, err := strconv.Atoi(branch)
+	if err != nil {
+		return "", err
+	}
+	if exported := b.calls.exports("cuCheckpointOperationComplete"); exported != (number >= 615) {
+		return "", errors.New("driver " + version + ": exported is " + strconv.FormatBool(exported))
+	}
+	return "as the version says", nil
+}

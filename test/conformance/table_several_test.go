@@ -1,0 +1,149 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// severalCases: processes that depend on each other, and some at once.
+func severalCases() []testCase {
+	const short = 300 * time.Millisecond
+	return []testCase{
+		{
+			name:    "collective",
+			notReal: "cudawork's collective is the simulated driver's; on this one it takes NCCL",
+			with:    program{args: []string{"--ranks", "2"}, procs: 2},
+			rows: []row{
+				{name: "Lock of rank 0", on: process(0), from: running, call: lock(2 * time.Second), want: results(success), to: locked},
+				{name: "Lock of rank 1, rank 0 locked", on: process(1), given: rankStalls, call: lock(short), want: results(notReady), to: running},
+				{name: "Unlock of rank 0", on: process(0), call: unlock, want: results(success), to: running},
+				{name: "both at once, in short tries", do: lockRanks, text: "both locked"},
+			},
+		},
+		{
+			name: "CUDA IPC", lost: true,
+			with: program{args: []string{"--ipc"}, procs: 2},
+			rows: []row{
+				{name: "Lock of the exporter", on: process(0), from: running, call: lock(5 * time.Second), want: results(success), to: locked},
+				{name: "Lock of the importer", on: process(1), from: running, call: lock(5 * time.Second), want: results(success), to: locked},
+				{name: "Checkpoint of the exporter", on: process(0), call: checkpoint, want: results(success), to: checkpointed},
+				{name: "Checkpoint of the importer", on: process(1), call: checkpoint, want: results(success), to: checkpointed},
+				{name: "Restore of the exporter", on: process(0), call: restore, probe: true},
+				{name: "Restore of the importer", on: process(1), call: restore, want: results(notSupported, invalidValue), to: checkpointed},
+				{name: "Restore of the importer, for ever", on: process(1), call: restore, want: results(notSupported, invalidValue), to: checkpointed},
+			},
+		},
+		{
+			name: "two processes at once",
+			with: program{mib: staging}, also: []program{{mib: staging}},
+			rows: []row{
+				{name: "Checkpoint and Restore", do: atOnceAndInTurn, text: "faster at once"},
+			},
+		},
+	}
+}
+
+// rankStalls waits until rank 1's collective is on the GPU and waits for rank 0, which
+// is locked.
+func rankStalls(b *bench) error {
+	const still = 200 * time.Millisecond
+	deadline := time.Now().Add(patience)
+	for tick := -1; time.Now().Before(deadline); time.Sleep(still) {
+		now := b.targets[0].ticks(1)
+		if now == tick {
+			return nil
+		}
+		tick = now
+	}
+	return errors.New("rank 1 goes on although rank 0 is locked")
+}
+
+// lockRanks locks two ranks at once until neither is left unlocked.
+func lockRanks(b *bench) (string, error) {
+	var pids [2]int
+	for i := range pids {
+		pid, err := b.targets[0].process(i)
+		if err != nil {
+			return "", err
+		}
+		pids[i] = pid
+	}
+	for try := 1; try <= 20; try++ {
+		var calls [2]*pending
+		for i, pid := range pids {
+			calls[i] = b.begin(lock(500*time.Millisecond), pid)
+		}
+		have := 0
+		for i, pid := range pids {
+			a, ok := calls[i].wait(patience)
+			if !ok {
+				return "", errors.New("a lock does not return")
+			}
+			if a.result == success {
+				have++
+				defer func() { _ = b.bring(pid, running) }()
+			}
+		}
+		if have == len(pids) {
+			return "both locked", nil
+		}
+		for _, pid := range pids {
+			if err := b.bring(pid, running); err != nil {
+				return "", err
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return "not in 20 tries", nil
+}
+
+// atOnceAndInTurn takes two processes through checkpoint and restore, one after the
+// other and then together.
+func atOnceAndInTurn(b *bench) (string, error) {
+	one, err := b.main()
+	if err != nil {
+		return "", err
+	}
+	two, err := second(b)
+	if err != nil {
+		return "", err
+	}
+	inTurn, together := time.Duration(0), time.Duration(0)
+	for _, step := range []struct {
+		call
+		from state
+	}{{checkpoint, locked}, {restore, checkpointed}} {
+		for _, parallel := range []bool{false, true} {
+			for _, pid := range []int{one, two} {
+				if err := b.bring(pid, step.from); err != nil {
+					return "", err
+				}
+			}
+			end := b.slow(step.name())
+			begun := time.Now()
+			first := b.begin(step.call, one)
+			if !parallel {
+				first.wait(patience)
+			}
+			other := b.begin(step.call, two)
+			for _, p := range []*pending{first, other} {
+				if a, ok := p.wait(patience); !ok || a.result != success {
+					return "", fmt.Errorf("%s: %v", step.text, a)
+				}
+			}
+			took := time.Since(begun)
+			end()
+			if parallel {
+				together += took
+			} else {
+				inTurn += took
+			}
+		}
+	}
+	verdict := "faster at once"
+	if together*10 > inTurn*9 {
+		verdict = "not faster at once"
+	}
+	return fmt.Sprintf("%s (in turn %v, at once %v)", verdict, inTurn.Round(time.Millisecond), together.Round(time.Millisecond)), nil
+}

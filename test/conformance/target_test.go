@@ -1,0 +1,294 @@
+package conformance
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/testenv"
+)
+
+// program says how a target is started.
+type program struct {
+	args  []string // of cudawork, without --dir
+	mib   int      // device memory on each GPU, 0: cudawork's default; staging: enough that a checkpoint takes a while
+	sees  string   // the GPUs that it sees: "A", "B" or "AB"; "" is A
+	env   []string
+	procs int  // CUDA processes below it, 0: it is one itself
+	own   bool // the test program's own CUDA program (extras_test.go) instead of cudawork
+}
+
+// staging stands for the size of device memory whose checkpoint takes a while.
+const staging = -1
+
+// target is a process tree with CUDA in it.
+type target struct {
+	program
+	pid    int
+	dir    string
+	dirs   []string // of the CUDA processes
+	exited chan struct{}
+	status syscall.WaitStatus // after exited
+}
+
+// spawner starts processes from one OS thread that lives as long as the tests:
+// the parent death signal is sent when the thread ends that started a process, and
+// Go ends threads.
+type spawner chan func()
+
+func newSpawner() spawner {
+	s := make(spawner)
+	go func() {
+		runtime.LockOSThread()
+		for start := range s {
+			start()
+		}
+	}()
+	return s
+}
+
+func (s spawner) start(cmd *exec.Cmd) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setsid = true
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+	failed := make(chan error)
+	s <- func() { failed <- cmd.Start() }
+	return <-failed
+}
+
+// startTarget starts a program and waits until each of its CUDA processes computes.
+func (b *bench) startTarget(p program) (*target, error) {
+	dir, err := os.MkdirTemp(b.dir, "target-")
+	if err != nil {
+		return nil, err
+	}
+	t := &target{program: p, dir: dir, dirs: []string{dir}, exited: make(chan struct{})}
+	if p.procs > 0 {
+		t.dirs = nil
+		for i := range p.procs {
+			t.dirs = append(t.dirs, filepath.Join(dir, "rank-"+strconv.Itoa(i)))
+		}
+	}
+	command := []string{b.cudawork}
+	if p.own {
+		command = []string{b.self}
+	}
+	command = append(append(command, "--dir", dir), p.args...)
+	switch {
+	case p.mib == staging:
+		command = append(command, "--mib", strconv.Itoa(b.stagingMiB))
+	case p.mib > 0:
+		command = append(command, "--mib", strconv.Itoa(p.mib))
+	}
+	cmd := b.host.Command(b.self, append([]string{filepath.Join(b.root, "dev"), minorsText(b.gpusOf(p.sees))}, command...)...)
+	cmd.Env = append(append(cmd.Env, "CUDA_DEVICE_ORDER=PCI_BUS_ID", roleVariable+"="+roleTarget), p.env...)
+	cmd.Dir = "/"
+	log, err := os.Create(filepath.Join(dir, "stderr"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stderr = log
+	if err := b.spawner.start(cmd); err != nil {
+		return nil, err
+	}
+	t.pid = cmd.Process.Pid
+	go func() {
+		_ = cmd.Wait()
+		t.status = cmd.ProcessState.Sys().(syscall.WaitStatus)
+		close(t.exited)
+	}()
+	b.targets = append(b.targets, t)
+	return t, t.waitTicks(1, startTime)
+}
+
+// stderr is the last that the target said, for messages.
+func (t *target) stderr() string {
+	data, _ := os.ReadFile(filepath.Join(t.dir, "stderr"))
+	text := strings.TrimSpace(string(data))
+	return text[max(0, len(text)-300):]
+}
+
+// end describes how the target ended, "" while it lives.
+func (t *target) end() string {
+	select {
+	case <-t.exited:
+	default:
+		return ""
+	}
+	if t.status.Signaled() {
+		return "killed by " + unix.SignalName(t.status.Signal())
+	}
+	return fmt.Sprintf("exit %d (%s)", t.status.ExitStatus(), t.stderr())
+}
+
+// waitEnd waits until the target has ended.
+func (t *target) waitEnd(within time.Duration) bool {
+	select {
+	case <-t.exited:
+		return true
+	case <-time.After(within):
+		return false
+	}
+}
+
+func (t *target) read(process int) (status testenv.Status, err error) {
+	data, err := os.ReadFile(filepath.Join(t.dirs[process], "status"))
+	if err == nil {
+		err = json.Unmarshal(data, &status)
+	}
+	return status, err
+}
+
+// process is the pid of one of the target's CUDA processes.
+func (t *target) process(i int) (int, error) {
+	if t.procs == 0 {
+		return t.pid, nil
+	}
+	status, err := t.read(i)
+	return status.PID, err
+}
+
+// ticks is the counter of a CUDA process, -1 before its first status.
+func (t *target) ticks(process int) int {
+	status, err := t.read(process)
+	if err != nil {
+		return -1
+	}
+	return status.Tick
+}
+
+// waitTicks waits until every CUDA process has ticked n times more.
+func (t *target) waitTicks(n int, within time.Duration) error {
+	for i := range t.dirs {
+		from := max(0, t.ticks(i))
+		if err := t.wait(within, fmt.Sprintf("process %d ticks on from %d", i, from), func() bool { return t.ticks(i) >= from+n }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole has every CUDA process compare all of its GPU memory with what must be there.
+func (t *target) whole(within time.Duration) error {
+	if err := t.waitTicks(2, within); err != nil {
+		return err
+	}
+	for i, dir := range t.dirs {
+		request, answer := filepath.Join(dir, "check"), filepath.Join(dir, "checked")
+		_ = os.Remove(answer)
+		if err := os.WriteFile(request, nil, 0o600); err != nil {
+			return err
+		}
+		err := t.wait(within, "it checks its memory", func() bool {
+			_, err := os.Stat(request)
+			return errors.Is(err, os.ErrNotExist)
+		})
+		if err != nil {
+			return err
+		}
+		var checked struct{ Tick, Bad, Words int }
+		data, err := os.ReadFile(answer)
+		if err == nil {
+			err = json.Unmarshal(data, &checked)
+		}
+		if err != nil {
+			return err
+		}
+		if checked.Bad != 0 || checked.Words == 0 {
+			return fmt.Errorf("%d of %d words wrong", checked.Bad, checked.Words)
+		}
+		if status, err := t.read(i); err != nil || status.Bad != 0 {
+			return fmt.Errorf("%d samples wrong %v", status.Bad, err)
+		}
+	}
+	return nil
+}
+
+// wait polls: a target says what it does in files.
+func (t *target) wait(within time.Duration, what string, done func() bool) error {
+	deadline := time.Now().Add(within)
+	for !done() {
+		if end := t.end(); end != "" {
+			return fmt.Errorf("target %s before %s", end, what)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not in %v: %s", within, what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return nil
+}
+
+// gpuNames says on which GPUs the target says that it is, as letters.
+func (b *bench) gpuNames(t *target) (string, error) {
+	status, err := t.read(0)
+	if err != nil {
+		return "", err
+	}
+	names := ""
+	for _, gpu := range status.GPUs {
+		uuid, err := cudackpt.ParseUUID(gpu.UUID)
+		if err != nil {
+			return "", err
+		}
+		names += b.letter(func(g cudackpt.GPU) bool { return g.UUID == uuid })
+	}
+	return names, nil
+}
+
+// busNames says which GPUs' bus ids the target's driver gives, as letters.
+func (b *bench) busNames(t *target) (string, error) {
+	status, err := t.read(0)
+	if err != nil {
+		return "", err
+	}
+	names := ""
+	for _, gpu := range status.GPUs {
+		names += b.letter(func(g cudackpt.GPU) bool { return strings.EqualFold(g.PCIBusID, gpu.PCI) })
+	}
+	return names, nil
+}
+
+func (b *bench) letter(is func(cudackpt.GPU) bool) string {
+	for i, gpu := range b.gpus {
+		if is(gpu) {
+			return string(rune('A' + i))
+		}
+	}
+	return "?"
+}
+
+// gpusOf turns letters into GPUs.
+func (b *bench) gpusOf(letters string) []cudackpt.GPU {
+	if letters == "" {
+		letters = "A"
+	}
+	var gpus []cudackpt.GPU
+	for _, letter := range letters {
+		gpus = append(gpus, b.gpus[letter-'A'])
+	}
+	return gpus
+}
+
+// kill ends the whole tree and waits until the root is gone.
+func (t *target) kill() error {
+	_ = unix.Kill(-t.pid, unix.SIGKILL)
+	if !t.waitEnd(patience) {
+		return fmt.Errorf("target %d does not die", t.pid)
+	}
+	return nil
+}
