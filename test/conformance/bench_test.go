@@ -21,7 +21,7 @@ const (
 	startTime  = 60 * time.Second       // for a target to compute: the first cuInit of a machine is slow
 	patience   = 20 * time.Second       // for what takes at most some seconds
 	blockTime  = 700 * time.Millisecond // a call that has not returned by then blocks
-	atOnce     = 300 * time.Millisecond // for what takes a millisecond, on a busy machine
+	atOnce     = 500 * time.Millisecond // for what takes a millisecond, on a busy machine
 	slowOnSim  = time.Second            // how long an operation is made to take by the simulated driver
 	hurriedGap = 20 * time.Millisecond
 )

@@ -139,7 +139,8 @@ func (b *bench) measure(r row) (got string, took time.Duration, err error) {
 	if pid, err = r.pidOr(b); err != nil {
 		return "", 0, err
 	}
-	got, took, err = b.makeCall(r, pid)
+	got, a, err := b.makeCall(r, pid)
+	took = a.took
 	if err != nil {
 		return got, took, err
 	}
@@ -160,6 +161,9 @@ func (b *bench) measure(r row) (got string, took time.Duration, err error) {
 		}
 		got += fmt.Sprintf(" ≥%v", r.atLeast)
 	}
+	if len(r.want) > 1 {
+		got += fmt.Sprintf(" (%d)", uint32(a.result))
+	}
 	return got, took, err
 }
 
@@ -171,7 +175,7 @@ func (r row) pidOr(b *bench) (int, error) {
 }
 
 // makeCall makes the row's call, with whatever is done while it is under way.
-func (b *bench) makeCall(r row, pid int) (got string, took time.Duration, err error) {
+func (b *bench) makeCall(r row, pid int) (got string, a answer, err error) {
 	if r.kill == theController {
 		return b.killController(r, pid)
 	}
@@ -181,15 +185,15 @@ func (b *bench) makeCall(r row, pid int) (got string, took time.Duration, err er
 	p := b.begin(r.call, pid)
 	if r.kill == theTarget {
 		if a, over := p.wait(b.midway(r.call.op)); over {
-			return a.String(), a.took, errors.New("the call was over before the target was killed")
+			return a.String(), a, errors.New("the call was over before the target was killed")
 		}
 		if err := b.targets[0].kill(); err != nil {
-			return "", 0, err
+			return "", a, err
 		}
 	}
 	if r.blocks {
 		if a, returned := p.wait(blockTime); returned {
-			return r.code(a), a.took, fmt.Errorf("it did not block, and returned after %s", millis(a.took))
+			return r.code(a), a, fmt.Errorf("it did not block, and returned after %s", millis(a.took))
 		}
 		got = "blocks "
 		free := r.free
@@ -197,14 +201,14 @@ func (b *bench) makeCall(r row, pid int) (got string, took time.Duration, err er
 			free = (*bench).resume
 		}
 		if err := free(b); err != nil {
-			return got, time.Since(p.begun), err
+			return got, a, err
 		}
 	}
 	a, returned := p.wait(patience)
 	if !returned {
-		return got + "never returns", patience, errStuck
+		return got + "never returns", answer{took: patience}, errStuck
 	}
-	return got + r.code(a), a.took, nil
+	return got + r.code(a), a, nil
 }
 
 // code is the result as the row's expected text has it.
@@ -224,29 +228,29 @@ func (c call) name() string {
 }
 
 // killController has the call made by another process, which is killed midway.
-func (b *bench) killController(r row, pid int) (got string, took time.Duration, err error) {
+func (b *bench) killController(r row, pid int) (got string, a answer, err error) {
 	defer b.slow(r.call.name())()
 	k, err := b.newController(r.call, pid, false)
 	if err != nil {
-		return "", 0, err
+		return "", a, err
 	}
 	begun := time.Now()
 	if err := k.proceed(); err != nil {
-		return "", 0, err
+		return "", a, err
 	}
 	time.Sleep(b.midway(r.call.op))
 	if err := k.kill(); err != nil {
-		return "", time.Since(begun), err
+		return "", a, err
 	}
 	ctx, cancel := within(patience)
 	defer cancel()
 	for ctx.Err() == nil {
 		if is, err := b.state(pid); err != nil || is == r.to {
-			return "by itself", time.Since(begun), err
+			return "by itself", answer{took: time.Since(begun)}, err
 		}
 		time.Sleep(hurriedGap)
 	}
-	return "not by itself", time.Since(begun), nil
+	return "not by itself", answer{took: time.Since(begun)}, nil
 }
 
 // settled is the state of a process after a row's call.

@@ -1,0 +1,82 @@
+package hooks
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cucriu/criuutil"
+)
+
+func testSession(t *testing.T, runDir string, pid int) *Session {
+	t.Helper()
+	s, err := newSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: pid, StartTime: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.unlock)
+	return s
+}
+
+func TestASessionIsLockedByOne(t *testing.T) {
+	s := testSession(t, t.TempDir(), 7)
+	if _, err := loadSession(s.dir, false); !errors.Is(err, errSessionBusy) {
+		t.Fatalf("a second user of a session: %v", err)
+	}
+	s.unlock()
+	again, err := loadSession(s.dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.unlock()
+}
+
+func TestTheRunDirectoryMustBeOurs(t *testing.T) {
+	for name, spoil := range map[string]func(dir string) error{
+		"writable by others": func(dir string) error { return os.Chmod(dir, 0o777) },
+		"of another user":    func(dir string) error { return os.Chown(dir, 12345, -1) },
+		"a symbolic link": func(dir string) error {
+			if err := os.Rename(dir, dir+".real"); err != nil {
+				return err
+			}
+			return os.Symlink(dir+".real", dir)
+		},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		if _, err := sessionsDir(dir); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Fatalf("the run directory is made with mode %v, %v", info.Mode(), err)
+		}
+		if err := spoil(dir); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sessionsDir(dir); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
+	runDir := t.TempDir()
+	open := testSession(t, runDir, 1)
+	for i := range keepSessions + 10 {
+		s := testSession(t, runDir, 2+i)
+		if err := s.close(OutcomeRunning, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testSession(t, runDir, 1000)
+	sessions, err := Sessions(runDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(sessions) != keepSessions+2 {
+		t.Errorf("%d sessions are kept, want %d", len(sessions), keepSessions+2)
+	}
+	if sessions[0].dir != open.dir {
+		t.Error("an open session was dropped")
+	}
+}
