@@ -50,6 +50,7 @@ type Session struct {
 	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time       `json:"created"`
 	Criu         criuutil.Ident  `json:"criu"`
+	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
 	ImageDir     string          `json:"image_dir"`
 	Root         *criuutil.Ident `json:"root,omitempty"`
 	LeaveStopped bool            `json:"leave_stopped"` // criu -s
@@ -136,8 +137,8 @@ func newSession(runDir string, s Session) (*Session, error) {
 	if s.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(s.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("session: %w", err)
+	if err := s.makeDir(); err != nil {
+		return nil, err
 	}
 	if err := s.lockNow(); err != nil {
 		return nil, err
@@ -147,6 +148,27 @@ func newSession(runDir string, s Session) (*Session, error) {
 		return nil, err
 	}
 	return &s, nil
+}
+
+// makeDir makes the folder of a new session. One criu may serve several
+// requests, one after the other; two sessions at a time it cannot have.
+func (s *Session) makeDir() error {
+	err := os.Mkdir(s.dir, 0o700)
+	if !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	old, err := loadSession(s.dir, false)
+	if err != nil {
+		return fmt.Errorf("session %s: %w", s.dir, err)
+	}
+	defer old.unlock()
+	if old.Outcome == "" {
+		return fmt.Errorf("criu (process %d) already has a session: is cucriu-hook configured twice, in two of criu's configuration files?", s.Criu.PID)
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		return fmt.Errorf("session: %w", err)
+	}
+	return os.Mkdir(s.dir, 0o700)
 }
 
 // loadSession reads a session and locks it, waiting for whoever has the lock
@@ -206,10 +228,29 @@ func (s *Session) save() error {
 	return syncDir(s.dir)
 }
 
-// close records what became of the processes; nothing more is to be done.
+// close records what became of the processes. Nothing more is to be done, so
+// the watcher is ended: criu may live on for as long as the job that it has
+// restored.
 func (s *Session) close(outcome Outcome, message string) error {
 	s.Outcome, s.Message = outcome, message
-	return s.save()
+	if err := s.save(); err != nil {
+		return err
+	}
+	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
+		return nil
+	}
+	watcher, err := criuutil.Reopen(*s.Watcher)
+	if errors.Is(err, criuutil.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return err
+	}
+	return nil
 }
 
 // step writes ahead that a step begins, does it, and notes how long it took.

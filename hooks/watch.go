@@ -44,6 +44,15 @@ func (h *Hook) startWatcher(s *Session) error {
 		_ = cmd.Wait()
 		return fmt.Errorf("the watcher did not start (its log: %s): %w", log.Name(), err)
 	}
+	watcher, err := criuutil.OpenProcess(cmd.Process.Pid)
+	if err != nil {
+		return fmt.Errorf("the watcher ended as soon as it had started (its log: %s): %w", log.Name(), err)
+	}
+	defer watcher.Close()
+	s.Watcher = &watcher.Ident
+	if err := s.save(); err != nil {
+		return err
+	}
 	return cmd.Process.Release()
 }
 

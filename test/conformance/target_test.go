@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -112,7 +114,30 @@ func (b *bench) startTarget(p program) (*target, error) {
 		close(t.exited)
 	}()
 	b.targets = append(b.targets, t)
-	return t, t.waitTicks(1, startTime)
+	if err := t.waitTicks(1, startTime); err != nil || !slices.Contains(p.args, "--spin") {
+		return t, err
+	}
+	// A thread that has not come to its loop yet would be held by the lock, and live.
+	return t, t.wait(patience, "a thread of it spins", t.spins)
+}
+
+// spins says whether a thread beside the main one has computed for a while.
+func (t *target) spins() bool {
+	const enough = 5 // clock ticks of 10 ms
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", t.pid))
+	for _, file := range files {
+		data, _ := os.ReadFile(file)
+		fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+		if len(fields) < 13 || filepath.Base(filepath.Dir(file)) == strconv.Itoa(t.pid) {
+			continue
+		}
+		user, _ := strconv.Atoi(fields[11]) // the 14th and 15th field of the line
+		system, _ := strconv.Atoi(fields[12])
+		if user+system >= enough {
+			return true
+		}
+	}
+	return false
 }
 
 // stderr is the last that the target said, for messages.

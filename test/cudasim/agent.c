@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,16 @@ static struct {
 	struct sim_host rules;	 /* whose fault rules hold: the controller's, the target's may be gone */
 } agent;
 
+/*
+ * A second thread of the driver, of which the real one has several. It has a
+ * part in the lock and in nothing else here: a lock of a process of which only
+ * the restore thread runs waits for it, whatever the timeout.
+ */
+static struct {
+	sem_t asked;
+	_Atomic uint32_t questions, answers;
+} helper;
+
 static CUprocessState state_now(void) { return (CUprocessState)atomic_load(&sim_block.state); }
 static void state_set(CUprocessState s) { atomic_store(&sim_block.state, (uint32_t)s); }
 
@@ -51,6 +62,10 @@ static CUresult lock(const struct sim_command *c, const struct fault_plan *plan)
 {
 	if (state_now() != CU_PROCESS_STATE_RUNNING)
 		return CUDA_ERROR_ILLEGAL_STATE;
+	uint32_t question = atomic_fetch_add(&helper.questions, 1) + 1;
+	sem_post(&helper.asked);
+	while ((int32_t)(atomic_load(&helper.answers) - question) < 0)
+		sleep_ns(100000);
 	uint64_t deadline = now_ns() + (uint64_t)c->timeout_ms * 1000000u;
 	gate_close();
 	midway(plan);
@@ -223,6 +238,17 @@ static CUresult serve(const struct sim_command *c)
 	return plan.has_result ? plan.result : r;
 }
 
+static void *helper_thread(void *unused)
+{
+	(void)unused;
+	for (;;) {
+		while (sem_wait(&helper.asked) < 0)
+			;
+		atomic_fetch_add(&helper.answers, 1);
+	}
+	return NULL;
+}
+
 static void *restore_thread(void *unused)
 {
 	(void)unused;
@@ -276,7 +302,10 @@ int agent_start(void)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_t thread;
 	sim_block.tid = 0;
-	int err = pthread_create(&thread, &attr, restore_thread, NULL);
+	sem_init(&helper.asked, 0, 0);
+	int err = pthread_create(&thread, &attr, helper_thread, NULL);
+	if (!err)
+		err = pthread_create(&thread, &attr, restore_thread, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attr);
 	while (!err && !*(volatile int32_t *)&sim_block.tid)
