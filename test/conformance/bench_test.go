@@ -236,7 +236,26 @@ func (b *bench) trace() error {
 	return b.tracer.Run(tid)
 }
 
-// release lets the restore thread fall back into the group-stop.
+// traceAll lets every thread of the target run.
+func (b *bench) traceAll() error {
+	pid, err := b.main()
+	if err != nil {
+		return err
+	}
+	tids, err := criuutil.Threads(pid)
+	if err != nil {
+		return err
+	}
+	b.tracer = criuutil.NewTracer()
+	for _, tid := range tids {
+		if err := b.tracer.Run(tid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release lets what is traced fall back into the group-stop.
 func (b *bench) release() error {
 	if b.tracer == nil {
 		return nil

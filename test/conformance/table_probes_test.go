@@ -13,9 +13,14 @@ import (
 func probeCases() []testCase {
 	return []testCase{
 		{
-			name: "probe, stopped, restore thread traced", probe: true,
+			name: "probe, stopped, all threads traced", probe: true,
 			rows: []row{
-				{name: "Lock(2000)", from: running, given: stopped(true), call: lock(2 * time.Second), to: locked},
+				{name: "Lock(2000)", from: running, given: func(b *bench) error {
+					if err := b.stop(); err != nil {
+						return err
+					}
+					return b.traceAll()
+				}, call: lock(2 * time.Second), to: locked},
 				{name: "Unlock", call: unlock, to: running},
 			},
 		},

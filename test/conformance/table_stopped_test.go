@@ -22,6 +22,18 @@ func stoppedCases() []testCase {
 	return []testCase{
 		{name: "stopped", rows: blocked(stopped(false), resume)},
 		{name: "frozen", rows: blocked((*bench).freeze, (*bench).thaw)},
+		{
+			// A lock needs more of the target than its restore thread.
+			name: "stopped before the lock",
+			rows: []row{
+				{name: "Lock(200), the restore thread alone traced", from: running, given: stopped(true), call: lock(short), want: results(success, notReady), blocks: true, free: func(b *bench) error {
+					if err := b.release(); err != nil {
+						return err
+					}
+					return b.resume()
+				}},
+			},
+		},
 		{name: "dump order, plain", rows: dumpOrder()},
 		{name: "dump order, cuStreamSynchronize spins", with: program{args: []string{"--spin", "stream-sync"}}, rows: dumpOrder()},
 		{name: "dump order, cuStreamQuery spins", with: program{args: []string{"--spin", "stream-query"}}, rows: dumpOrder()},

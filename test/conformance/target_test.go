@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
@@ -108,7 +110,15 @@ func (b *bench) startTarget(p program) (*target, error) {
 		return nil, err
 	}
 	t.pid = cmd.Process.Pid
+	held, err := criuutil.OpenProcess(t.pid)
+	if err != nil {
+		return nil, err
+	}
 	go func() {
+		defer held.Close()
+		// Not a wait for the child yet: it would take the stops of a traced target
+		// away from the tracer, which is this process too.
+		_ = held.WaitExit(context.Background())
 		_ = cmd.Wait()
 		t.status = cmd.ProcessState.Sys().(syscall.WaitStatus)
 		close(t.exited)
