@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,62 +15,206 @@ import (
 
 // bringUp is the one way back. From whatever state the processes are in
 // (running, locked or checkpointed; running, stopped or frozen) it takes them
-// to running: stop, trace, check free memory, Restore with the members' pairs,
-// Unlock, release, SIGCONT. Each step is done for all of them in parallel, and
-// finished before the next begins. It may be cut off at any point and begun
-// again.
+// to running. Each step is done for all of them in parallel, and finished
+// before the next begins. It may be cut off at any point and begun again.
 //
-// With criu's -s, and for processes that were stopped before we came, the GPU
-// state is brought back and the process stays stopped.
+// What may be checkpointed is restored with every other thread stopped, since a
+// thread that synchronized would die. What is locked is unlocked with every
+// thread running: the driver's unlock waits for ever for a thread that was
+// stopped inside the driver, and a thread that runs is safe from the restore on.
 //
-// After an error the processes are in the group-stop, for the next try or for
+// A process that was stopped before we came, and all of them under criu's -s,
+// stay stopped: their threads run under trace while they are unlocked.
+//
+// After an error the processes are left as they are, for the next try or for
 // the caller's verdict.
 func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
-	tracer := criuutil.NewTracer()
-	defer tracer.Release(context.Background())
+	b := &bringUp{Session: s, driver: driver, all: targets, leaveStopped: s.leavesStopped()}
+	defer b.letGo()
+	if err := b.findCUDA(ctx); err != nil {
+		return err
+	}
+	if s.mayBeCheckpointed() {
+		for _, step := range []struct {
+			name string
+			do   func(context.Context) error
+		}{
+			{"stop", b.stop},
+			{"trace", b.trace},
+			{"free memory", b.checkMemory},
+			{"restore", b.restore},
+			{"release", b.release},
+		} {
+			if err := s.timed(step.name, func() error { return step.do(ctx) }); err != nil {
+				return fmt.Errorf("%s: %w", step.name, err)
+			}
+		}
+	}
 	for _, step := range []struct {
 		name string
-		do   func() error
+		do   func(context.Context) error
 	}{
-		{"stop", func() error { return hold(ctx, targets) }},
-		{"trace", func() error { return runRestoreThreads(ctx, tracer, targets) }},
-		{"free memory", func() error { return requireMemoryFor(ctx, driver, targets) }},
-		{"restore", func() error {
-			return parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateLocked) })
-		}},
-		{"unlock", func() error {
-			return parallel(targets, func(t *target) error { return t.drive(ctx, cudackpt.StateRunning) })
-		}},
-		{"release", func() error { return releaseThreads(ctx, tracer, targets) }},
-		{"continue", func() error { return resumeThreads(targets, s.LeaveStopped) }},
+		{"continue", b.letRun},
+		{"unlock", b.unlock},
+		{"release", b.release},
 	} {
-		if err := s.timed(step.name, step.do); err != nil {
+		if err := s.timed(step.name, func() error { return step.do(ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
 	return nil
 }
 
-// hold brings every thread into the group-stop, out of a freezer too: the
-// queued SIGSTOP takes effect before a thawed thread runs on.
-func hold(ctx context.Context, targets []*target) error {
-	for _, t := range targets {
-		if err := t.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, criuutil.ErrGone) {
+// mayBeCheckpointed reports whether the session has come so far that GPU state
+// may be in the processes' memory.
+func (s *Session) mayBeCheckpointed() bool {
+	return s.Kind == KindRestore || !slices.Contains([]string{"", "lock", "stop", "trace"}, s.Step)
+}
+
+// leavesStopped reports whether criu was told to leave the processes stopped,
+// and got as far as that.
+func (s *Session) leavesStopped() bool {
+	return s.LeaveStopped && (s.Kind == KindRestore || s.Step == "dumped")
+}
+
+// bringUp is one run of the way back.
+type bringUp struct {
+	*Session
+	driver       *cudackpt.Driver
+	leaveStopped bool
+	all          []*target // those that are alive
+	cuda         []*target // of these, those that have CUDA state
+	tracer       *criuutil.Tracer
+	traced       []*target // those of which the tracer lets threads run
+}
+
+// findCUDA parts the processes: one that has executed another program since
+// has no CUDA state to bring back, and needs only to go on.
+func (b *bringUp) findCUDA(ctx context.Context) error {
+	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *target) bool { return !t.Alive() })
+	for _, t := range b.all {
+		_, err := t.cuda.RestoreThreadID(ctx)
+		if errors.Is(err, cudackpt.ResultNotInitialized) && b.Kind == KindDump {
+			continue
+		}
+		if err != nil {
 			return err
+		}
+		b.cuda = append(b.cuda, t)
+	}
+	return nil
+}
+
+// stop brings every thread into the group-stop, out of a freezer too: the
+// queued SIGSTOP takes effect before a thawed thread runs on.
+func (b *bringUp) stop(ctx context.Context) error {
+	if err := signalAll(b.cuda, unix.SIGSTOP); err != nil {
+		return err
+	}
+	if err := thawAll(ctx, b.cuda); err != nil {
+		return err
+	}
+	return criuutil.WaitStopped(ctx, processesOf(b.cuda)...)
+}
+
+// trace lets the restore threads, and nothing else, run.
+func (b *bringUp) trace(ctx context.Context) error {
+	b.tracer, b.traced = criuutil.NewTracer(), b.cuda
+	return runRestoreThreads(ctx, b.tracer, b.traced)
+}
+
+// checkMemory fails if a GPU lacks the memory for those that are checkpointed.
+func (b *bringUp) checkMemory(ctx context.Context) error {
+	need := make(memoryNeed)
+	for _, t := range b.cuda {
+		// A checkpoint or restore that a killed controller began goes on by
+		// itself; the driver answers when it is through.
+		state, err := t.cuda.State(ctx)
+		if err != nil {
+			return err
+		}
+		if state == cudackpt.StateCheckpointed {
+			need.add(t.member)
 		}
 	}
-	for _, t := range targets {
-		frozen, err := criuutil.FrozenBy(t.PID)
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+	return need.require(ctx, b.driver)
+}
+
+// restore moves the GPU state of those that are checkpointed back.
+func (b *bringUp) restore(ctx context.Context) error {
+	return b.parallel(func(t *target) error {
+		state, err := t.cuda.State(ctx)
+		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return err
 		}
-		for _, freezer := range frozen {
-			if err := freezer.Thaw(ctx); err != nil {
+		return t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
+	})
+}
+
+// release puts the threads that were let run under trace back into the
+// group-stop.
+func (b *bringUp) release(ctx context.Context) error {
+	return releaseThreads(ctx, b.tracer, b.traced)
+}
+
+func (b *bringUp) goesOn(t *target) bool { return !b.leaveStopped && !t.member.Stopped }
+
+// letRun lets every thread run, of those that stay stopped under trace.
+func (b *bringUp) letRun(ctx context.Context) error {
+	b.tracer, b.traced = criuutil.NewTracer(), nil
+	if err := thawAll(ctx, b.all); err != nil {
+		return err
+	}
+	for _, t := range b.all {
+		if b.goesOn(t) {
+			if err := t.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
 				return err
 			}
 		}
 	}
-	return criuutil.WaitStopped(ctx, processesOf(targets)...)
+	for _, t := range b.cuda {
+		if !b.goesOn(t) {
+			b.traced = append(b.traced, t)
+			if err := runAllThreads(b.tracer, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// unlock lets the GPU take work again.
+func (b *bringUp) unlock(ctx context.Context) error {
+	return b.parallel(func(t *target) error {
+		state, err := t.cuda.State(ctx)
+		switch {
+		case err != nil || state == cudackpt.StateRunning:
+			return err
+		case state == cudackpt.StateLocked:
+			return t.cuda.Unlock(ctx)
+		}
+		return fmt.Errorf("process %d (%s) is in CUDA state %v, from which nothing leads back here", t.PID, t.member.Name, state)
+	})
+}
+
+// parallel does a step for every process with CUDA state. One that ends
+// meanwhile has no way back and needs none, unless it was to be restored.
+func (b *bringUp) parallel(do func(*target) error) error {
+	return parallel(b.cuda, func(t *target) error {
+		err := do(t)
+		if err != nil && b.Kind == KindDump && !t.Alive() {
+			return nil
+		}
+		return err
+	})
+}
+
+func (b *bringUp) letGo() {
+	if b.tracer != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+		defer cancel()
+		_ = b.tracer.Release(ctx)
+	}
 }
 
 // runRestoreThreads lets the threads through which the driver works run, while
@@ -87,38 +232,29 @@ func runRestoreThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*
 	return nil
 }
 
-// requireMemoryFor checks free memory for those that hold none now.
-func requireMemoryFor(ctx context.Context, driver *cudackpt.Driver, targets []*target) error {
-	need := make(map[cudackpt.UUID]uint64)
-	for _, t := range targets {
-		state, err := t.cuda.State(ctx)
-		if err != nil {
-			return err
-		}
-		if state == cudackpt.StateCheckpointed {
-			t.member.addNeed(need)
-		}
+// runAllThreads lets every thread of a stopped process run, without the
+// SIGCONT that the process and its parent would notice.
+func runAllThreads(tracer *criuutil.Tracer, t *target) error {
+	tids, err := criuutil.Threads(t.PID)
+	if err != nil {
+		return err
 	}
-	return requireMemory(ctx, driver, need)
-}
-
-// resumeThreads lets go on what was not stopped before we came.
-func resumeThreads(targets []*target, leaveStopped bool) error {
-	for _, t := range targets {
-		if leaveStopped || t.member.Stopped {
-			continue
-		}
-		if err := t.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+	for _, tid := range tids {
+		if err := tracer.Run(tid); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// releaseTimeout bounds how long a traced thread may take to stop. Past it the
+// end of this program makes the kernel let go of it.
+const releaseTimeout = 30 * time.Second
+
 // releaseThreads puts the threads that a tracer let run back into the
-// group-stop.
+// group-stop of their processes.
 func releaseThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*target) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	if err := tracer.Release(ctx); err != nil {
 		return err
@@ -126,49 +262,27 @@ func releaseThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*tar
 	return criuutil.WaitStopped(ctx, processesOf(targets)...)
 }
 
-// drive takes a target to state locked, or on to running. A checkpoint or
-// restore that an earlier controller began goes on in the driver by itself
-// after that controller was killed; until it is through, the driver answers
-// with an illegal state, and the question is asked again.
-func (t *target) drive(ctx context.Context, to cudackpt.State) error {
-	for {
-		state, err := t.cuda.State(ctx)
-		switch {
-		case err != nil:
-			return err
-		case state == cudackpt.StateCheckpointed:
-			err = t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
-		case state == cudackpt.StateRunning || state == to:
-			return nil
-		case state == cudackpt.StateLocked:
-			err = t.cuda.Unlock(ctx)
-		default:
-			return fmt.Errorf("process %d (%s) is in CUDA state %v, from which the driver offers no way back", t.PID, t.member.Name, state)
-		}
-		if err != nil && !errors.Is(err, cudackpt.ResultIllegalState) {
+func signalAll(targets []*target, signal unix.Signal) error {
+	for _, t := range targets {
+		if err := t.Signal(signal); err != nil && !errors.Is(err, criuutil.ErrGone) {
 			return err
 		}
-		if err != nil {
-			select {
-			case <-ctx.Done():
-				return errors.Join(err, ctx.Err())
-			case <-time.After(20 * time.Millisecond):
+	}
+	return nil
+}
+
+// thawAll thaws whatever keeps the processes frozen.
+func thawAll(ctx context.Context, targets []*target) error {
+	for _, t := range targets {
+		frozen, err := criuutil.FrozenBy(t.PID)
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+		for _, freezer := range frozen {
+			if err := freezer.Thaw(ctx); err != nil {
+				return err
 			}
 		}
 	}
-}
-
-// addNeed adds the memory that the member's restore takes on the GPUs that it
-// goes to.
-func (m *Member) addNeed(need map[cudackpt.UUID]uint64) {
-	to := make(map[cudackpt.UUID]cudackpt.UUID)
-	for _, pair := range m.Pairs {
-		to[pair.Old] = pair.New
-	}
-	for uuid, size := range m.MemoryBytes {
-		if moved, ok := to[uuid]; ok {
-			uuid = moved
-		}
-		need[uuid] += size
-	}
+	return nil
 }

@@ -23,7 +23,7 @@ type dump struct {
 
 	driver  *cudackpt.Driver
 	thawed  []criuutil.Freezer // by us; the engine had frozen them
-	found   inspection
+	members []Member
 	session *Session
 	targets []*target
 	tracer  *criuutil.Tracer
@@ -37,9 +37,6 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		return err
 	}
 	d := &dump{Hook: h, criu: criu, root: root, imageDir: stage.ImageDir}
-	if err := removeManifest(d.imageDir); err != nil {
-		return err
-	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.undo())
@@ -53,8 +50,11 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	if err := d.inspect(ctx); err != nil {
 		return err
 	}
-	if len(d.found.members) == 0 {
+	if len(d.members) == 0 {
 		h.Log.Info("no process of the tree uses CUDA: nothing to do", "root", root)
+		if err := removeManifest(d.imageDir); err != nil {
+			return err
+		}
 		return d.refreeze(ctx)
 	}
 	if err := d.watch(); err != nil {
@@ -107,22 +107,32 @@ func (d *dump) thaw(ctx context.Context) error {
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
+	if err := d.awaitEarlier(ctx); err != nil {
+		return err
+	}
 	var err error
-	if d.found, err = inspectTree(ctx, d.root, d.open); err != nil || len(d.found.members) == 0 {
+	if d.members, err = inspectTree(ctx, d.root, d.open); err != nil || len(d.members) == 0 {
 		return err
 	}
-	if d.targets, err = openMembers(d.driver, d.found.members); err != nil {
+	if d.targets, err = openMembers(d.driver, d.members); err != nil {
 		return err
 	}
-	if len(d.targets) != len(d.found.members) {
+	if len(d.targets) != len(d.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
+	}
+	for _, t := range d.targets {
+		// Their GPUs could be paired only one process at a time, and then two
+		// processes that share a GPU could be parted.
+		if !slices.Equal(t.member.GPUs, d.targets[0].member.GPUs) {
+			return fmt.Errorf("processes %d (%s) and %d (%s) of one tree see different GPUs, which a restore could not map together: dump them as trees of their own",
+				d.targets[0].PID, d.targets[0].member.Name, t.PID, t.member.Name)
+		}
 	}
 	// The state can only be asked of a process that runs; of one that was stopped
 	// before we came the restore thread must, for as long as the answer takes.
 	tracer := criuutil.NewTracer()
-	defer tracer.Release(context.Background())
 	if err := runRestoreThreads(ctx, tracer, d.stoppedBefore()); err != nil {
-		return err
+		return errors.Join(err, releaseThreads(ctx, tracer, nil))
 	}
 	err = parallel(d.targets, func(t *target) error {
 		state, err := t.cuda.State(ctx)
@@ -132,6 +142,33 @@ func (d *dump) inspect(ctx context.Context) error {
 		return err
 	})
 	return errors.Join(err, releaseThreads(ctx, tracer, d.stoppedBefore()))
+}
+
+// awaitEarlier waits until an earlier dump of the same processes is over: after
+// criu dump -R its watcher needs a moment to let them run on.
+func (d *dump) awaitEarlier(ctx context.Context) error {
+	pids, err := criuutil.Tree(d.root)
+	if err != nil {
+		return err
+	}
+	var members []Member
+	for _, pid := range pids {
+		if process, err := criuutil.OpenProcess(pid); err == nil {
+			process.Close()
+			members = append(members, Member{Ident: process.Ident})
+		}
+	}
+	for {
+		other, err := openSessionOf(d.Config.RunDir, d.criu.Ident, members)
+		if err != nil || other == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return other.conflict()
+		case <-time.After(20 * time.Millisecond): // no event tells of it
+		}
+	}
 }
 
 func (d *dump) stoppedBefore() []*target {
@@ -167,7 +204,7 @@ func (d *dump) watch() error {
 	defer root.Close()
 	d.session, err = newSession(d.Config.RunDir, Session{
 		Kind: KindDump, Criu: d.criu.Ident, ImageDir: imageDir, Root: &root.Ident,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, Members: d.found.members,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members,
 	})
 	if err != nil {
 		return err
@@ -188,14 +225,8 @@ func (d *dump) lock(ctx context.Context) error {
 	defer cancel()
 	d.tracer = criuutil.NewTracer()
 	for _, t := range d.stoppedBefore() {
-		tids, err := criuutil.Threads(t.PID)
-		if err != nil {
+		if err := runAllThreads(d.tracer, t); err != nil {
 			return err
-		}
-		for _, tid := range tids {
-			if err := d.tracer.Run(tid); err != nil {
-				return err
-			}
 		}
 	}
 	if err := d.lockAll(ctx); err != nil {
@@ -243,9 +274,14 @@ func (d *dump) lockAll(ctx context.Context) error {
 func (d *dump) measure(ctx context.Context) error {
 	return parallel(d.targets, func(t *target) (err error) {
 		if t.member.MemoryBytes, err = d.driver.ProcessMemory(ctx, t.PID); err != nil {
-			err = fmt.Errorf("process %d (%s): how much GPU memory it holds cannot be told, and so not whether it could be restored: %w", t.PID, t.member.Name, err)
+			return fmt.Errorf("process %d (%s): how much GPU memory it holds cannot be told, and so not whether it could be restored: %w", t.PID, t.member.Name, err)
 		}
-		return err
+		for gpu, size := range t.member.MemoryBytes {
+			if size == cudackpt.UnknownMemory {
+				return fmt.Errorf("process %d (%s): the driver does not tell how much memory it holds on %v, and so not whether it could be restored", t.PID, t.member.Name, gpu)
+			}
+		}
+		return nil
 	})
 }
 
@@ -263,7 +299,7 @@ func (d *dump) stop(ctx context.Context) error {
 		return err
 	}
 	for _, pid := range pids {
-		if d.found.seen[pid] {
+		if slices.ContainsFunc(d.targets, func(t *target) bool { return t.PID == pid }) {
 			continue
 		}
 		member, err := inspectProcess(ctx, pid, d.open)
@@ -324,20 +360,29 @@ func (d *dump) freeze(ctx context.Context) error {
 }
 
 // freezeV1 freezes a target's v1 freezer if criu will seize through it. Under
-// RPC the option is not to be seen; there a container's is the usual case.
+// RPC the option is not to be seen; there a container's is the usual case. A
+// group that holds criu itself is never frozen.
 func (d *dump) freezeV1(ctx context.Context, t *target) (bool, error) {
 	freezers, err := criuutil.FreezersOf(t.PID)
 	if err != nil {
 		return false, err
 	}
+	own, err := criuutil.FreezersOf(d.criu.PID)
+	if err != nil {
+		return false, err
+	}
 	for _, freezer := range freezers {
-		if !freezer.V1 {
-			continue
+		if freezer.V1 && slices.Contains(d.thawed, freezer) {
+			return true, nil // put back as it was
 		}
-		if !slices.Contains(d.thawed, freezer) && !d.criu.FreezeCgroup && !d.criu.RPC {
-			return false, nil
+	}
+	if !d.criu.FreezeCgroup && !d.criu.RPC {
+		return false, nil
+	}
+	for _, freezer := range freezers {
+		if freezer.V1 && !slices.Contains(own, freezer) {
+			return true, freezer.Freeze(ctx)
 		}
-		return true, freezer.Freeze(ctx)
 	}
 	return false, nil
 }
@@ -383,7 +428,12 @@ func (d *dump) undo() error {
 			return err
 		}
 	}
-	if d.session != nil {
+	if d.session != nil && d.session.Step == "" {
+		// The watcher did not start: nothing has been touched.
+		if err := d.session.close(OutcomeRunning, "the dump was refused, nothing was touched"); err != nil {
+			return err
+		}
+	} else if d.session != nil {
 		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
 			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
@@ -397,7 +447,9 @@ func (d *dump) undo() error {
 // letGo lets go of what the run holds. The processes do not notice.
 func (d *dump) letGo() {
 	if d.tracer != nil {
-		_ = d.tracer.Release(context.Background())
+		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+		defer cancel()
+		_ = d.tracer.Release(ctx)
 	}
 	closeTargets(d.targets)
 	if d.session != nil {
@@ -415,8 +467,8 @@ func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, _ Stage) error {
 	return s.step("dumped", func() error { return nil })
 }
 
-// sessionOf finds the session of a running criu, nil if it has none: then no
-// process of its tree uses CUDA.
+// sessionOf finds and locks the open session of a running criu, nil if it has
+// none: then no process of its tree uses CUDA, or the session is over.
 func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 	sessions, err := sessionsDir(h.Config.RunDir)
 	if err != nil {
@@ -426,7 +478,15 @@ func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	return loadSession(dir, true)
+	s, err := loadSession(dir, true)
+	if err != nil {
+		return nil, err
+	}
+	if s.Outcome != "" {
+		s.unlock()
+		return nil, nil
+	}
+	return s, nil
 }
 
 func pidsOf(targets []*target) []int {

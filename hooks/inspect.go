@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
@@ -34,36 +32,29 @@ func processesOf(targets []*target) []*criuutil.Process {
 	return processes
 }
 
-// inspection is what a walk over a process tree found.
-type inspection struct {
-	members []Member
-	seen    map[int]bool // every pid of the tree
-}
-
 // inspectTree walks the tree below root, and finds its CUDA processes and
 // whatever would make the dump fail after GPU state has been touched. It
 // touches nothing. open is called once the first process turns up that has
 // libcuda mapped: a tree without CUDA needs no driver.
-func inspectTree(ctx context.Context, root int, open func() (*cudackpt.Driver, error)) (inspection, error) {
-	found := inspection{seen: make(map[int]bool)}
+func inspectTree(ctx context.Context, root int, open func() (*cudackpt.Driver, error)) ([]Member, error) {
 	pids, err := criuutil.Tree(root)
 	if err != nil {
-		return found, err
+		return nil, err
 	}
+	var members []Member
 	for _, pid := range pids {
 		member, err := inspectProcess(ctx, pid, open)
 		if errors.Is(err, criuutil.ErrGone) && pid != root {
 			continue
 		}
 		if err != nil {
-			return found, err
+			return nil, err
 		}
-		found.seen[pid] = true
 		if member != nil {
-			found.members = append(found.members, *member)
+			members = append(members, *member)
 		}
 	}
-	return found, nil
+	return members, nil
 }
 
 // inspectProcess returns the member that a CUDA process will be, or nil for a
@@ -111,6 +102,9 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 		return nil, fmt.Errorf("%s is traced by process %d (a debugger?): detach it before the dump", name, status.TracerPID)
 	}
 	member := &Member{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
+	if err := driver.CheckLibrary(pid); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	if member.Stopped, err = criuutil.Stopped(pid); err != nil {
 		return nil, err
 	}
@@ -155,32 +149,4 @@ func unionOfGPUs(lists ...[]cudackpt.GPU) []cudackpt.GPU {
 		}
 	}
 	return union
-}
-
-// requireMemory fails if the GPUs lack the free memory that a restore will
-// take. It must be known before the driver is asked: a restore that runs out
-// of memory loses the process for ever.
-func requireMemory(ctx context.Context, driver *cudackpt.Driver, need map[cudackpt.UUID]uint64) error {
-	for _, uuid := range slices.SortedFunc(maps.Keys(need), compareUUID) {
-		memory, err := driver.Memory(ctx, uuid)
-		if err != nil {
-			return fmt.Errorf("free memory of %v cannot be told, and a restore that runs out of it would lose the process: %w", uuid, err)
-		}
-		if memory.Free < need[uuid] {
-			return &MemoryError{GPU: uuid, Need: need[uuid], Free: memory.Free}
-		}
-	}
-	return nil
-}
-
-func compareUUID(a, b cudackpt.UUID) int { return slices.Compare(a[:], b[:]) }
-
-// MemoryError says that a GPU has less free memory than a restore would take.
-type MemoryError struct {
-	GPU        cudackpt.UUID
-	Need, Free uint64 // bytes
-}
-
-func (e *MemoryError) Error() string {
-	return fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB: free memory on it, or map to another GPU", e.GPU, e.Free>>20, e.Need>>20)
 }

@@ -24,6 +24,7 @@ const (
 	maxManifestBytes = 4 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
+	maxMemoryBytes   = 1 << 50 // of one process on one GPU
 )
 
 // Manifest says what criu's image holds of CUDA, for the restore side. It
@@ -143,7 +144,10 @@ func (m Manifest) validate() error {
 			}
 			seen[gpu.UUID] = true
 		}
-		for uuid := range p.MemoryBytes {
+		for uuid, size := range p.MemoryBytes {
+			if size > maxMemoryBytes {
+				return fmt.Errorf("damaged: process %d holds %d bytes on %v", p.PID, size, uuid)
+			}
 			if !seen[uuid] {
 				return fmt.Errorf("damaged: process %d holds memory on %v, which it did not see", p.PID, uuid)
 			}

@@ -79,17 +79,17 @@ func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest 
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
-	need := make(map[cudackpt.UUID]uint64)
+	need := make(memoryNeed)
 	for _, p := range manifest.Processes {
-		member := Member{MemoryBytes: p.MemoryBytes, Pairs: plan.Pairs(uuidsOf(p.GPUs))}
+		member := &Member{MemoryBytes: p.MemoryBytes, Pairs: plan.Pairs(uuidsOf(p.GPUs))}
 		if len(member.Pairs) > 0 {
 			if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
 				return plan, err
 			}
 		}
-		member.addNeed(need)
+		need.add(member)
 	}
-	return plan, requireMemory(ctx, driver, need)
+	return plan, need.require(ctx, driver)
 }
 
 // plan makes the GPU map for an image's processes from what they will be able
@@ -208,15 +208,15 @@ func (s *Session) matchMembers() error {
 
 // postResume gives the restored processes their GPU state back and lets them
 // run. criu ignores how it ends, so on a failure it ends the tree itself.
-func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, _ Stage) error {
+func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(KindRestore, criu)
-	if err != nil || s == nil {
-		return err
+	if err != nil {
+		return err // the watcher goes on
+	}
+	if s == nil {
+		return h.refuseForeign(ctx, stage)
 	}
 	defer s.unlock()
-	if s.Outcome != "" {
-		return nil // pre-resume failed and has ended the tree
-	}
 	if len(s.Members) == 0 {
 		return h.fail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
@@ -224,6 +224,36 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, _ Stage) err
 		return h.fail(s, err)
 	}
 	return s.close(s.resumedOutcome(), "restored from "+s.ImageDir)
+}
+
+// refuseForeign ends a restored tree that has CUDA in it although its image has
+// no manifest: its GPU state could only have been lost.
+func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
+	root, err := stage.root()
+	if err != nil {
+		return err
+	}
+	pids, err := criuutil.Tree(root)
+	if errors.Is(err, criuutil.ErrGone) {
+		return nil // pre-resume failed and has ended it
+	}
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		held, err := footprintOf(pid)
+		if err != nil || !held.libcuda {
+			continue
+		}
+		driver, err := h.OpenDriver()
+		if err != nil {
+			return err
+		}
+		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
+			return h.endTree(stage, fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that tells how to restore it: was the image directory copied without it?", pid, ManifestName))
+		}
+	}
+	return nil
 }
 
 func (s *Session) resumedOutcome() Outcome {
@@ -283,11 +313,16 @@ func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
 	return nil
 }
 
-// finishRestore takes a restore whose criu has ended to a good end: forward if
-// criu had completed its part and called post-resume, else the half-restored
-// tree is ended.
+// finishRestore takes a restore that was cut off to a good end: forward if criu
+// has completed its part, else the half-restored tree is ended. Of a criu that
+// has ended only post-resume tells that it did: it may as well have been killed,
+// and whoever saw that may have restored the image elsewhere.
 func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
-	if s.Step == "post-resume" {
+	criu, err := criuutil.Reopen(s.Criu)
+	if err == nil {
+		criu.Close()
+	}
+	if s.Step == "post-resume" || err == nil && s.criuIsThrough() {
 		err := h.resume(ctx, s)
 		if err == nil {
 			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+" by the watcher, after the hook was cut off")
@@ -299,6 +334,9 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 	}
 	root, err := criuutil.Reopen(*s.Root)
 	if errors.Is(err, criuutil.ErrGone) {
+		if err := s.end(); err != nil {
+			return err
+		}
 		return s.close(OutcomeGone, "the restore failed and criu ended its processes; the image is intact")
 	}
 	if err != nil {
@@ -317,13 +355,14 @@ func (h *Hook) fail(s *Session, cause error) error {
 func (h *Hook) failQuietly(s *Session, cause error) error {
 	if h.Config.Restore.OnFailure == config.Leave {
 		h.Log.Error("the restore failed; its processes are left stopped for inspection and must not be continued", "root", s.Root, "image", s.ImageDir, "error", cause)
+		if err := s.signalTree(unix.SIGSTOP); err != nil {
+			return err
+		}
 		return s.close(OutcomeLeft, cause.Error())
 	}
 	h.Log.Error("the restore failed; its processes are ended, the image is intact and can be restored again", "root", s.Root, "image", s.ImageDir, "error", cause)
-	if s.Root != nil {
-		if err := killTree(*s.Root); err != nil {
-			return err
-		}
+	if err := s.end(); err != nil {
+		return err
 	}
 	return s.close(OutcomeKilled, cause.Error())
 }
@@ -340,49 +379,87 @@ func (h *Hook) endTree(stage Stage, cause error) error {
 		return errors.Join(cause, err)
 	}
 	defer root.Close()
-	return errors.Join(cause, killTree(root.Ident))
+	return errors.Join(cause, (&Session{Root: &root.Ident}).end())
 }
 
-// killTree ends a process and all its descendants.
-func killTree(id criuutil.Ident) error {
-	root, err := criuutil.Reopen(id)
-	if errors.Is(err, criuutil.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	// Held before the first is killed: an orphan would leave the tree.
-	pids, err := criuutil.Tree(root.PID)
-	if err != nil {
-		return err
-	}
-	processes := []*criuutil.Process{}
-	for _, pid := range pids {
-		process, err := criuutil.OpenProcess(pid)
-		if err == nil {
-			processes = append(processes, process)
-			defer process.Close()
-		}
-	}
-	for _, process := range processes {
-		if err := process.Signal(unix.SIGKILL); err != nil && !errors.Is(err, criuutil.ErrGone) {
+// end ends the root, all its descendants, and the members wherever they are.
+func (s *Session) end() error {
+	// Again, until a walk finds nobody: what is not stopped may fork meanwhile.
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		processes, err := s.tree()
+		if err != nil {
 			return err
 		}
-	}
-	// Not until it is reaped: at pre-resume criu traces the threads, and reaps
-	// none of them before this program has ended.
-	deadline := time.Now().Add(time.Minute)
-	for _, process := range processes {
-		for !process.Exiting() {
-			if time.Now().After(deadline) {
-				return fmt.Errorf("%v does not end after SIGKILL", process)
+		// Not until they are reaped: at pre-resume criu traces the threads, and
+		// reaps none of them before this program has ended.
+		alive := slices.DeleteFunc(slices.Clone(processes), (*criuutil.Process).Exiting)
+		for _, process := range alive {
+			if killErr := process.Signal(unix.SIGKILL); killErr != nil && !errors.Is(killErr, criuutil.ErrGone) {
+				err = killErr
 			}
-			time.Sleep(time.Millisecond)
+		}
+		for _, process := range processes {
+			process.Close()
+		}
+		if err != nil || len(alive) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d processes do not end after SIGKILL", len(alive))
 		}
 	}
-	return nil
+}
+
+func (s *Session) signalTree(signal unix.Signal) error {
+	processes, err := s.tree()
+	if err != nil {
+		return err
+	}
+	for _, process := range processes {
+		if signalErr := process.Signal(signal); signalErr != nil && !errors.Is(signalErr, criuutil.ErrGone) {
+			err = signalErr
+		}
+		process.Close()
+	}
+	return err
+}
+
+// tree takes hold of the living processes of the session.
+func (s *Session) tree() ([]*criuutil.Process, error) {
+	var processes []*criuutil.Process
+	held := make(map[int]bool)
+	hold := func(process *criuutil.Process, err error) {
+		switch {
+		case err != nil: // it has ended
+		case held[process.PID]:
+			process.Close()
+		default:
+			held[process.PID] = true
+			processes = append(processes, process)
+		}
+	}
+	for _, member := range s.Members {
+		hold(criuutil.Reopen(member.Ident))
+	}
+	if s.Root == nil {
+		return processes, nil
+	}
+	root, err := criuutil.Reopen(*s.Root)
+	if errors.Is(err, criuutil.ErrGone) {
+		return processes, nil
+	}
+	if err != nil {
+		return processes, err
+	}
+	pids, err := criuutil.Tree(root.PID)
+	hold(root, nil)
+	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return processes, err
+	}
+	for _, pid := range pids {
+		hold(criuutil.OpenProcess(pid))
+	}
+	return processes, nil
 }
 
 func uuidsOf(gpus []cudackpt.GPU) []cudackpt.UUID {

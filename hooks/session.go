@@ -55,6 +55,7 @@ type Session struct {
 	Root         *criuutil.Ident `json:"root,omitempty"`
 	LeaveStopped bool            `json:"leave_stopped"` // criu -s
 	LeaveRunning bool            `json:"leave_running"` // criu -R
+	RPC          bool            `json:"rpc"`           // criu was driven over RPC: its options are not known
 	Step         string          `json:"step"`          // the step that was begun last
 	Members      []Member        `json:"members"`       // the CUDA processes
 	Manifest     *Manifest       `json:"manifest,omitempty"`
@@ -125,20 +126,35 @@ func sessionPath(sessions string, kind Kind, criu criuutil.Ident) string {
 	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }
 
-// newSession creates the session of a running criu and locks it.
+// newSession creates the session of a running criu and locks it. A process may
+// be in one open session only, and so may a criu.
 func newSession(runDir string, s Session) (*Session, error) {
 	sessions, err := sessionsDir(runDir)
 	if err != nil {
 		return nil, err
 	}
-	pruneSessions(sessions)
+	creating := flock.New(filepath.Join(runDir, "lock"))
+	if err := creating.Lock(); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	defer creating.Close()
+	if err := tidySessions(runDir); err != nil {
+		return nil, err
+	}
+	if other, err := openSessionOf(runDir, s.Criu, s.Members); err != nil || other != nil {
+		return nil, errors.Join(err, other.conflict())
+	}
 	s.dir = sessionPath(sessions, s.Kind, s.Criu)
 	s.Created = time.Now().UTC()
 	if s.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
-	if err := s.makeDir(); err != nil {
-		return nil, err
+	// One criu may serve several requests, one after the other.
+	if err := os.RemoveAll(s.dir); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
 	}
 	if err := s.lockNow(); err != nil {
 		return nil, err
@@ -150,25 +166,35 @@ func newSession(runDir string, s Session) (*Session, error) {
 	return &s, nil
 }
 
-// makeDir makes the folder of a new session. One criu may serve several
-// requests, one after the other; two sessions at a time it cannot have.
-func (s *Session) makeDir() error {
-	err := os.Mkdir(s.dir, 0o700)
-	if !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	old, err := loadSession(s.dir, false)
+// openSessionOf finds an open session of a criu or of any of the processes.
+func openSessionOf(runDir string, criu criuutil.Ident, members []Member) (*Session, error) {
+	all, err := Sessions(runDir)
 	if err != nil {
-		return fmt.Errorf("session %s: %w", s.dir, err)
+		return nil, err
 	}
-	defer old.unlock()
-	if old.Outcome == "" {
-		return fmt.Errorf("criu (process %d) already has a session: is cucriu-hook configured twice, in two of criu's configuration files?", s.Criu.PID)
+	for _, s := range all {
+		if s.Outcome != "" {
+			continue
+		}
+		if s.Criu == criu {
+			return s, nil
+		}
+		for _, member := range s.Members {
+			if slices.ContainsFunc(members, func(m Member) bool { return m.Ident == member.Ident }) {
+				return s, nil
+			}
+		}
 	}
-	if err := os.RemoveAll(s.dir); err != nil {
-		return fmt.Errorf("session: %w", err)
+	return nil, nil
+}
+
+func (s *Session) conflict() error {
+	if s == nil {
+		return nil
 	}
-	return os.Mkdir(s.dir, 0o700)
+	return fmt.Errorf("a %s by criu process %d, begun %s, is not over (step %s): wait for it; if criu and its watcher are gone, cucriu recover ends it; "+
+		"if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
+		s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step)
 }
 
 // loadSession reads a session and locks it, waiting for whoever has the lock
@@ -275,7 +301,9 @@ func (s *Session) timed(name string, do func() error) error {
 	return nil
 }
 
-// Sessions lists all sessions of the run directory, the oldest first.
+// Sessions lists all sessions of the run directory, the oldest first. What
+// cannot be read for a session is left out: one that is just being made, or a
+// damaged one, which must not keep the others from being seen.
 func Sessions(runDir string) ([]*Session, error) {
 	dirs, err := sessionDirs(filepath.Join(runDir, "sessions"))
 	if err != nil {
@@ -284,13 +312,9 @@ func Sessions(runDir string) ([]*Session, error) {
 	var sessions []*Session
 	for _, dir := range dirs {
 		s := &Session{dir: dir}
-		if err := s.read(); err != nil {
-			if errors.Is(err, os.ErrNotExist) {
-				continue // just being made or removed
-			}
-			return nil, err
+		if err := s.read(); err == nil {
+			sessions = append(sessions, s)
 		}
-		sessions = append(sessions, s)
 	}
 	slices.SortFunc(sessions, func(a, b *Session) int { return a.Created.Compare(b.Created) })
 	return sessions, nil
@@ -310,17 +334,19 @@ func sessionDirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// pruneSessions drops the oldest closed sessions. It is tidying: what it
-// cannot do is left for the next time.
-func pruneSessions(sessions string) {
-	all, err := Sessions(filepath.Dir(sessions))
+// tidySessions drops the oldest closed sessions.
+func tidySessions(runDir string) error {
+	all, err := Sessions(runDir)
 	if err != nil {
-		return
+		return err
 	}
 	closed := slices.DeleteFunc(all, func(s *Session) bool { return s.Outcome == "" })
 	for _, s := range closed[:max(0, len(closed)-keepSessions)] {
-		_ = os.RemoveAll(s.dir)
+		if err := os.RemoveAll(s.dir); err != nil {
+			return fmt.Errorf("drop an old session: %w", err)
+		}
 	}
+	return nil
 }
 
 func bootID() (string, error) {

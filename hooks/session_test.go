@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"cucriu/criuutil"
@@ -62,13 +63,13 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 	runDir := t.TempDir()
 	open := testSession(t, runDir, 1)
-	for i := range keepSessions + 10 {
+	for i := range keepSessions + 9 {
 		s := testSession(t, runDir, 2+i)
 		if err := s.close(OutcomeRunning, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
-	testSession(t, runDir, 1000)
+	testSession(t, runDir, 1000) // drops all but keepSessions
 	sessions, err := Sessions(runDir)
 	if err != nil {
 		t.Fatal(err)
@@ -79,4 +80,31 @@ func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 	if sessions[0].dir != open.dir {
 		t.Error("an open session was dropped")
 	}
+}
+
+func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
+	runDir := t.TempDir()
+	member := Member{Ident: criuutil.Ident{PID: 4711, StartTime: 5}}
+	make := func(criu int) (*Session, error) {
+		return newSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: criu, StartTime: 1}, Members: []Member{member}})
+	}
+	first, err := make(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.unlock()
+	if _, err := make(2); err == nil || !strings.Contains(err.Error(), "is not over") {
+		t.Fatalf("a second session of the same process: %v", err)
+	}
+	if _, err := make(1); err == nil || !strings.Contains(err.Error(), "configured twice") {
+		t.Fatalf("a second session of the same criu: %v", err)
+	}
+	if err := first.close(OutcomeRunning, ""); err != nil {
+		t.Fatal(err)
+	}
+	second, err := make(1)
+	if err != nil {
+		t.Fatalf("the next request of the same criu: %v", err)
+	}
+	second.unlock()
 }

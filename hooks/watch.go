@@ -78,7 +78,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		if s.Kind == KindRestore {
 			root = awaitRoot(ctx, criu, s.Manifest.RootPID)
 		}
-		if err := criu.WaitExit(ctx); err != nil {
+		if err := h.awaitTurn(ctx, s, criu); err != nil {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
@@ -104,37 +104,84 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	}
 }
 
+// awaitTurn waits until criu has ended, or its restore has been cut off: criu
+// lives on for as long as the job that it restored, unless it was told to
+// detach, and does not notice that its hook died.
+func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process) error {
+	if s.Kind == KindDump {
+		return criu.WaitExit(ctx)
+	}
+	for cutOff := 0; ctx.Err() == nil; {
+		slice, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		err := criu.WaitExit(slice)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if !isCutOff(s.dir) {
+			cutOff = 0
+		} else if cutOff++; cutOff == 20 { // two seconds: long enough for criu to start the next stage
+			return nil
+		}
+	}
+	return ctx.Err()
+}
+
+// isCutOff reports whether criu has done its part of a restore and no hook is
+// at work on ours.
+func isCutOff(dir string) bool {
+	s, err := loadSession(dir, false)
+	if err != nil {
+		return false
+	}
+	defer s.unlock()
+	return s.Kind == KindRestore && s.Outcome == "" && s.criuIsThrough()
+}
+
+// criuIsThrough reports whether criu has let go of the processes that it
+// restored, with all of them held by our SIGSTOP.
+func (s *Session) criuIsThrough() bool {
+	if s.Step == "post-resume" {
+		return true
+	}
+	if s.Step != "pre-resume" || len(s.Members) == 0 {
+		return false
+	}
+	for _, member := range s.Members {
+		status, err := criuutil.ReadStatus(member.PID)
+		if err != nil || status.TracerPID != 0 {
+			return false
+		}
+		if stopped, err := criuutil.Stopped(member.PID); err != nil || !stopped {
+			return false
+		}
+	}
+	return true
+}
+
 // awaitRoot waits until the root task of a restore exists, and returns nil if
 // criu ends before. criu names the root to its action scripts only once all
 // tasks are restored; if it is killed before that, the tasks wait for it for
 // ever, hold their pids, and only who has seen them as children of this criu
-// may end them. The root is criu's child, or its sibling under an engine that
-// asked for that.
+// may end them. (An engine may have asked criu to make the root its sibling.
+// Such a one cannot be told from the engine's other children, and is left.)
 func awaitRoot(ctx context.Context, criu *criuutil.Process, imagePID int) *criuutil.Ident {
-	status, err := criuutil.ReadStatus(criu.PID)
-	if err != nil {
-		return nil
-	}
 	for criu.Alive() && ctx.Err() == nil {
-		for _, parent := range []int{criu.PID, status.PPID} {
-			children, err := criuutil.Children(parent)
+		children, err := criuutil.Children(criu.PID)
+		if err != nil {
+			return nil
+		}
+		for _, pid := range children {
+			child, err := criuutil.ReadStatus(pid)
+			if err != nil || child.PPID != criu.PID || child.ImagePID() != imagePID {
+				continue
+			}
+			process, err := criuutil.OpenProcess(pid)
 			if err != nil {
 				continue
 			}
-			for _, pid := range children {
-				child, err := criuutil.ReadStatus(pid)
-				if err != nil || child.ImagePID() != imagePID {
-					continue
-				}
-				process, err := criuutil.OpenProcess(pid)
-				if err != nil {
-					continue
-				}
-				process.Close()
-				if process.StartTime >= criu.StartTime {
-					return &process.Ident
-				}
-			}
+			process.Close()
+			return &process.Ident
 		}
 		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
 	}
@@ -182,9 +229,10 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 	criu, err := criuutil.Reopen(s.Criu)
 	if err == nil {
 		criu.Close()
-		return nil, nil // criu is still at work
-	}
-	if !errors.Is(err, criuutil.ErrGone) {
+		if s.Kind == KindDump || !s.criuIsThrough() {
+			return nil, nil // criu is still at work
+		}
+	} else if !errors.Is(err, criuutil.ErrGone) {
 		return nil, err
 	}
 	return s, h.finish(ctx, s)
@@ -237,6 +285,14 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	case alive == 0:
 		return s.close(OutcomeGone, "the processes ended, and criu did not complete its image")
 	}
+	if alive < len(s.Members) && dumped && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
+		// criu was cut off while it ended them. The image is complete, and a
+		// part of the job must not run beside it.
+		if err := s.end(); err != nil {
+			return err
+		}
+		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and was cut off while it ended them")
+	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
 	defer cancel()
 	if err := h.bringUp(ctx, driver, s, targets[:alive]); err != nil {
@@ -247,7 +303,7 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 		message = "criu dumped the processes into " + s.ImageDir + " and left them alive"
 	}
 	outcome := OutcomeRunning
-	if s.LeaveStopped {
+	if s.leavesStopped() {
 		outcome = OutcomeStopped
 	}
 	h.Log.Info(message, "session", filepath.Base(s.dir), "outcome", outcome, "processes", pidsOf(targets[:alive]))
@@ -257,7 +313,6 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 // settle waits until criu's hold on the processes is gone: those that it
 // killed have ended, the others are not traced any more.
 func settle(ctx context.Context, targets []*target) error {
-	warned := false
 	for _, t := range targets {
 		for pause := time.Millisecond; t.Alive(); pause = min(2*pause, 100*time.Millisecond) {
 			if t.Exiting() {
@@ -272,9 +327,6 @@ func settle(ctx context.Context, targets []*target) error {
 			}
 			if err != nil {
 				return err
-			}
-			if pause == 100*time.Millisecond && !warned {
-				warned = true
 			}
 			select {
 			case <-ctx.Done():

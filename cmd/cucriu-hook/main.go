@@ -71,6 +71,9 @@ func run(args []string) error {
 	if watch {
 		return runWatcher(hook, args[1])
 	}
+	// criu's log may be a pipe whose reader has gone: no reason to leave a job
+	// in the middle of its protocol.
+	signal.Ignore(unix.SIGPIPE)
 	stage := hooks.StageFrom(os.Getenv)
 	hook.Log = log.With("stage", stage.Action)
 	return hook.Run(context.Background(), stage)

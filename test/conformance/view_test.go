@@ -48,7 +48,14 @@ func enterView(dev string, minors []int) error {
 	if err := unix.Fstat(before, &top); err != nil {
 		return err
 	}
-	return copyNodes(fmt.Sprintf("/proc/self/fd/%d", before), dev, top.Dev, minors)
+	if err := copyNodes(fmt.Sprintf("/proc/self/fd/%d", before), dev, top.Dev, minors); err != nil {
+		return err
+	}
+	// The real driver makes the nodes that it misses by itself, where it may.
+	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_MKNOD, 0, 0, 0); err != nil {
+		return fmt.Errorf("drop CAP_MKNOD: %w", err)
+	}
+	return nil
 }
 
 // copyNodes copies device nodes, links and folders; what is mounted there (shm, pts)

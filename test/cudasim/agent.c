@@ -1,8 +1,9 @@
 /*
  * agent.c: the restore thread, one in every CUDA process. All signals are
- * blocked in it, so it never runs the job's handlers, and it takes no lock that
- * another thread of the job may hold: it must work while it is the only thread
- * that runs, the others stopped at any instruction. So no malloc and no stdio.
+ * blocked in it, so it never runs the job's handlers, and but for lock and unlock
+ * it takes no lock that another thread of the job may hold: it must work while it
+ * is the only thread that runs, the others stopped at any instruction. So no malloc
+ * and no stdio.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -85,8 +86,10 @@ static CUresult unlock(const struct fault_plan *plan)
 	if (state_now() != CU_PROCESS_STATE_LOCKED)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	midway(plan);
+	driver_enter();
 	state_set(CU_PROCESS_STATE_RUNNING);
 	gate_open();
+	driver_leave();
 	return CUDA_SUCCESS;
 }
 

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -77,10 +78,21 @@ bool gate_idle(void) { return atomic_load(&gate_inside) == 0; }
 
 void hazard_set(bool on) { atomic_store(&hazard, on); }
 
+static pthread_mutex_t driver_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+void driver_enter(void) { pthread_mutex_lock(&driver_mutex); }
+void driver_leave(void) { pthread_mutex_unlock(&driver_mutex); }
+
 void hazard_check(void)
 {
+	driver_enter();
 	if (atomic_load(&hazard))
 		*(volatile int *)taken_away = 0;
+	/* Long enough for a stop to strike a thread that spins in here as often as not. */
+	for (uint64_t end = now_ns() + 20000; now_ns() < end;)
+		;
+	driver_leave();
+	sched_yield();
 }
 
 /* Out of the way of a program that counts on low descriptor numbers. */

@@ -78,6 +78,14 @@ bool gate_idle(void); /* nobody is inside */
  * memory that checkpoint takes away: SIGSEGV in the calling thread.
  */
 void hazard_set(bool on);
+
+/*
+ * The driver's own mutex. The synchronizing calls take it, and so does unlock,
+ * alone among the controller's calls: while a thread is stopped that holds it,
+ * an unlock through the restore thread waits.
+ */
+void driver_enter(void);
+void driver_leave(void);
 void hazard_check(void);
 
 uint64_t now_ns(void);
