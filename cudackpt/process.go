@@ -51,15 +51,18 @@ func (p Process) State(ctx context.Context) (State, error) {
 }
 
 // RestoreThreadID asks for the id of the thread through which the driver works in
-// the target. It answers for a stopped target too, and gives ResultNotInitialized
-// for a process without CUDA.
+// the target. It gives ResultNotInitialized for a process without CUDA. The driver
+// answers it without the target: at once, for one that is stopped too, and while
+// another call to it is under way.
 func (p Process) RestoreThreadID(ctx context.Context) (int, error) {
-	var tid int32
-	err := p.call(ctx, callGetRestoreThreadID, func(pid int32) (r Result) {
-		tid, r = p.driver.api.rawGetRestoreThreadID(pid)
-		return r
-	})
-	if err != nil {
+	if err := p.check(callGetRestoreThreadID); err != nil {
+		return 0, err
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, &InterruptedError{Call: callGetRestoreThreadID, PID: p.pid, Err: err}
+	}
+	tid, result := p.driver.api.rawGetRestoreThreadID(int32(p.pid))
+	if err := callError(callGetRestoreThreadID, p.pid, result); err != nil {
 		return 0, err
 	}
 	return int(tid), nil
@@ -154,15 +157,23 @@ func (p Process) Settle(ctx context.Context) error {
 
 // call makes one driver call on the process.
 func (p Process) call(ctx context.Context, name string, raw func(pid int32) Result) error {
+	if err := p.check(name); err != nil {
+		return err
+	}
+	return p.driver.turns.do(ctx, name, p.pid, func() error {
+		return callError(name, p.pid, raw(int32(p.pid)))
+	})
+}
+
+// check refuses a call that could not be made.
+func (p Process) check(name string) error {
 	if err := p.driver.Supports(FeatureCheckpoint); err != nil {
 		return err
 	}
 	if p.pid <= 0 || p.pid > math.MaxInt32 {
 		return fmt.Errorf("%w: %s: %d is not the id of a process", ErrInvalidArgument, name, p.pid)
 	}
-	return p.driver.turns.do(ctx, name, p.pid, func() error {
-		return callError(name, p.pid, raw(int32(p.pid)))
-	})
+	return nil
 }
 
 // callError turns the result of a call on pid into an error.

@@ -50,7 +50,12 @@ func (h *Host) CriuCommandScripts(verb, dir string, scripts []string, args ...st
 // RunCriu runs criu with the hook to its end.
 func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
 	h.t.Helper()
-	cmd := h.CriuCommand(verb, dir, args...)
+	return h.run(verb, dir, h.CriuCommand(verb, dir, args...))
+}
+
+// run runs a criu to its end. One that hangs is shown and ended.
+func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
+	h.t.Helper()
 	hung := time.AfterFunc(30*time.Second, func() {
 		h.diagnose(cmd.Process.Pid)
 		_ = cmd.Process.Kill()

@@ -29,9 +29,9 @@ func severalCases() []testCase {
 				{name: "Lock of the importer", on: process(1), from: running, call: lock(5 * time.Second), want: results(success), to: locked},
 				{name: "Checkpoint of the exporter", on: process(0), call: checkpoint, want: results(success), to: checkpointed},
 				{name: "Checkpoint of the importer", on: process(1), call: checkpoint, want: results(success), to: checkpointed},
-				{name: "Restore of the exporter", on: process(0), call: restore, probe: true},
+				{name: "Restore of the exporter", on: process(0), call: restore, want: results(success), to: locked},
 				{name: "Restore of the importer", on: process(1), call: restore, want: results(notSupported, invalidValue), to: checkpointed},
-				{name: "Restore of the importer, for ever", on: process(1), call: restore, want: results(notSupported, invalidValue), to: checkpointed},
+				{name: "Restore of the importer, for ever", on: process(1), call: restore, want: results(noProcess), to: checkpointed},
 			},
 		},
 		{

@@ -28,7 +28,7 @@ static struct {
 	int captured_gpu[SIM_MAX_GPUS];
 	int ncaptured;
 	struct staging staging;
-	bool lost; /* a restore ran out of memory: never again */
+	bool lost; /* a restore ran out of memory, or met imported memory: never again */
 	struct sim_process next; /* what a restore in progress will make of `sim` */
 	struct sim_host rules;	 /* whose fault rules hold: the controller's, the target's may be gone */
 } agent;
@@ -184,8 +184,10 @@ static CUresult restore(const struct sim_command *c, const struct fault_plan *pl
 	int target[SIM_MAX_GPUS];
 	CUresult r = gpumap_resolve(agent.captured, agent.ncaptured, &agent.next.host,
 				    host_visible(&agent.next.host), c->pair, c->npairs, target);
-	if (!r && atomic_load(&sim.ipc))
-		r = CUDA_ERROR_NOT_SUPPORTED; /* CUDA IPC does not come back: the process is lost */
+	if (!r && atomic_load(&sim.ipc)) {
+		agent.lost = true;
+		r = CUDA_ERROR_INVALID_VALUE; /* imported memory does not come back: the process is lost */
+	}
 	if (!r)
 		r = move_devices(target);
 	if (r)

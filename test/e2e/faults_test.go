@@ -249,3 +249,68 @@ func TestTheDriverFailsAtRestoreAndTheImageStaysGood(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestTheHookIsKilledUnderACriuThatStays: without -d criu lives as long as the
+// job, and does not notice that its hook has died.
+func TestTheHookIsKilledUnderACriuThatStays(t *testing.T) {
+	for _, step := range []string{"pre-resume", "post-resume"} {
+		t.Run(step, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--spin", "event-query")
+				images := host.Dump(job)
+				good := *host
+				host.UseFailpoint("restore." + step + "=kill")
+				criu := host.CriuCommand("restore", images)
+				if err := criu.Start(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = criu.Wait() })
+				testenv.Eventually(t, testenv.Soon, "the restore is taken to an end", func() bool { return host.LastOutcome() != "" })
+				if step == "post-resume" {
+					job.Runs()
+					job.Signal(unix.SIGKILL)
+					return
+				}
+				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return !job.Alive() })
+				good.Restore(images)
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestAFailedDumpThatWasToLeaveTheJobStoppedLeavesItRunning(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder(undumpable(t), 1)
+		if run := host.TryDump(job, t.TempDir(), "--leave-stopped"); run.Err == nil {
+			t.Fatal("criu dumped a device")
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+// TestTheJobIsStoppedDuringTheLock as by Ctrl-Z: the lock does not return until
+// the job runs again.
+func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s}\n"))
+		host.Faults("lock delay 300ms times 1")
+		job := host.Start(1)
+		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the hook locks", func() bool { return host.Step() == "lock" })
+		time.Sleep(100 * time.Millisecond)
+		job.Signal(unix.SIGSTOP)
+		if err := criu.Wait(); err == nil {
+			t.Fatal("a job that was stopped during the lock was dumped")
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}

@@ -2,13 +2,17 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
 
@@ -216,4 +220,94 @@ func TestRestoreStopped(t *testing.T) {
 		job.Signal(unix.SIGCONT)
 		job.Runs()
 	})
+}
+
+func TestTwoDumpsInARowOfARunningJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		host.Dump(job, "--leave-running")
+		images := host.Dump(job) // its watcher may still be bringing it back
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestARefusedDumpLeavesTheImageOfAnEarlierOneGood(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job, "--leave-running")
+		job.Runs()
+		host.UseFailpoint("dump.lock=error")
+		if run := host.TryDump(job, images); run.Err == nil {
+			t.Fatal("criu dumped although its hook failed")
+		}
+		job.Runs()
+		job.Kill()
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestAnImageThatLostItsManifestDoesNotPassForRestored(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		manifest := filepath.Join(images, hooks.ManifestName)
+		if err := os.Rename(manifest, manifest+".lost"); err != nil {
+			t.Fatal(err)
+		}
+		run := host.TryRestore(images)
+		testenv.Eventually(t, testenv.Soon, "the job is ended", func() bool { return !job.Alive() })
+		if !strings.Contains(run.Log, "no manifest") {
+			t.Errorf("the log does not say why:\n%s", run.Lines())
+		}
+		if err := os.Rename(manifest+".lost", manifest); err != nil {
+			t.Fatal(err)
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
+	for _, engine := range []string{"freezes first", "leaves it to criu"} {
+		t.Run(strings.ReplaceAll(engine, " ", "-"), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				const hierarchy = "/sys/fs/cgroup/freezer"
+				if _, err := os.Stat(filepath.Join(hierarchy, "cgroup.procs")); err != nil {
+					t.Skip("this kernel mounts no v1 freezer hierarchy")
+				}
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--spin", "stream-sync")
+				group := filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
+				if err := os.Mkdir(group, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					job.Kill()
+					if err := os.Remove(group); err != nil {
+						t.Error(err)
+					}
+				})
+				write := func(name, text string) {
+					t.Helper()
+					if err := os.WriteFile(filepath.Join(group, name), []byte(text), 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				write("cgroup.procs", job.Root())
+				if engine == "freezes first" {
+					write("freezer.state", "FROZEN")
+				}
+				images := host.Dump(job, "--freeze-cgroup", group, "--manage-cgroups=ignore")
+				write("freezer.state", "THAWED") // as the engine would
+				host.Restore(images, "--manage-cgroups=ignore")
+				job.Runs()
+			})
+		})
+	}
 }
