@@ -7,7 +7,8 @@ scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
 
 dir=${1:?usage: unpack-criu.sh DIR}
-release=trixie # the first Debian release with CRIU >= 4.0
+# CRIU 4.2 is the first that dumps TCP sockets on kernel 6.16 and newer; trixie has 4.1.
+releases=(sid trixie)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 work=$dir.work
@@ -79,18 +80,29 @@ find_archive() {
 			if read_archive "$mirror" "$found"; then return; fi
 		done
 	fi
-	grep -E '^(==|E:|W:|Err:)' "$work/log" >&2 || true
-	die "cannot read Debian $release's package lists from ${mirrors[*]} (apt's messages are above)" \
-		"No network: install CRIU >= 4.0 yourself, in PATH or named by CUCRIU_TEST_CRIU." \
-		"NO_PUBKEY or not signed: apt-get update && apt-get install debian-archive-keyring (Debian, Ubuntu), then again."
+	return 1
 }
 
-note "providing CRIU: reading Debian $release's package lists"
-find_archive
-note "providing CRIU: downloading criu and its libraries"
-if ! apt install --no-install-recommends --download-only criu patchelf; then
-	tail -n 20 "$work/log" >&2
-	die "cannot download criu from Debian $release (apt's messages are above)"
+download() {
+	note "providing CRIU: reading Debian $release's package lists"
+	find_archive || return 1
+	note "providing CRIU: downloading criu and its libraries"
+	rm -f "$work"/apt/cache/archives/*.deb
+	apt install --no-install-recommends --download-only criu patchelf
+}
+
+downloaded=no
+for release in "${releases[@]}"; do
+	if download; then
+		downloaded=yes
+		break
+	fi
+done
+if [[ $downloaded == no ]]; then
+	grep -E '^(==|E:|W:|Err:)' "$work/log" >&2 || true
+	die "cannot download criu from Debian (${releases[*]}) at ${mirrors[*]} (apt's messages are above)" \
+		"No network: install CRIU >= 4.0 yourself, in PATH or named by CUCRIU_TEST_CRIU." \
+		"NO_PUBKEY or not signed: apt-get update && apt-get install debian-archive-keyring (Debian, Ubuntu), then again."
 fi
 
 for deb in "$work"/apt/cache/archives/*.deb; do

@@ -182,6 +182,9 @@ func (j *Job) Runs() {
 	}
 }
 
+// Gone reports whether the pid of the root is free.
+func (j *Job) Gone() bool { return processState(j.PID) == 0 }
+
 // Alive reports whether the root of the job exists and is no zombie.
 func (j *Job) Alive() bool { return processState(j.PID) != 0 && processState(j.PID) != 'Z' }
 
@@ -241,7 +244,7 @@ func (j *Job) Root() string { return strconv.Itoa(j.PID) }
 func (j *Job) Kill() {
 	j.t.Helper()
 	_ = unix.Kill(-j.PID, unix.SIGKILL)
-	Eventually(j.t, Soon, "the job is gone", func() bool { return processState(j.PID) == 0 })
+	Eventually(j.t, Soon, "the job is gone", j.Gone)
 }
 
 // Tracer returns the pid of whoever traces the root of the job now, or 0.

@@ -38,6 +38,15 @@ func (h *Host) LastOutcome() string {
 	return ""
 }
 
+// RestoreOutcome is the outcome of the youngest restore, empty while it is open
+// or not begun.
+func (h *Host) RestoreOutcome() string {
+	if sessions := h.Sessions(); len(sessions) > 0 && sessions[len(sessions)-1].Kind == hooks.KindRestore {
+		return string(sessions[len(sessions)-1].Outcome)
+	}
+	return ""
+}
+
 // WaitOutcome waits until the youngest session has been closed and fails the
 // test if its outcome is another.
 func (h *Host) WaitOutcome(want string) {

@@ -266,13 +266,13 @@ func TestTheHookIsKilledUnderACriuThatStays(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { _ = criu.Wait() })
-				testenv.Eventually(t, testenv.Soon, "the restore is taken to an end", func() bool { return host.LastOutcome() != "" })
+				testenv.Eventually(t, testenv.Soon, "the restore is taken to an end", func() bool { return host.RestoreOutcome() != "" })
 				if step == "post-resume" {
 					job.Runs()
 					job.Signal(unix.SIGKILL)
 					return
 				}
-				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return !job.Alive() })
+				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", job.Gone)
 				good.Restore(images)
 				job.Runs()
 			})
