@@ -2,12 +2,15 @@
 // GPUs. It is what criu's action script runs, and what follows up after criu
 // has gone.
 //
-// Three measured facts decide the protocol. A CPU thread that synchronizes
+// Four measured facts decide the protocol. A CPU thread that synchronizes
 // with the GPU while its process is checkpointed dies with SIGSEGV, so no
 // thread of a CUDA process runs between checkpoint and completed restore. The
 // driver works through one thread of the target, the restore thread, and waits
-// for ever if that thread is stopped. After a failed dump, and after a failed
-// post-resume, criu calls nobody and reports nothing.
+// for ever if that thread is stopped. For lock and unlock that thread is not
+// enough: the driver waits for ever for one of its other threads, or for one
+// that was stopped inside the driver, so the processes run while they are locked
+// and unlocked. After a failed dump, and after a failed post-resume, criu calls
+// nobody and reports nothing.
 //
 // The dump side, all of it in criu's pre-dump stage, where the processes still
 // run (dump.go, one function a step):
@@ -33,14 +36,24 @@
 //	pre-restore  the checks that need no process, the GPU map, the watcher;
 //	             a failure → criu creates nothing
 //	pre-resume   SIGSTOP every CUDA process: queued, nothing runs before it takes effect
-//	post-resume  all tasks are restored and in the group-stop:
-//	             trace, check free memory, Restore with pairs, Unlock, release, SIGCONT;
+//	post-resume  all tasks are restored and in the group-stop: bring them up;
 //	             a failure → SIGKILL the tree: the image is intact, and a
 //	             half-restored job must not run
 //
-// There is one way back for everybody (bringup.go): whatever state the
-// processes are in, stop them, trace, Restore, Unlock, release, SIGCONT. A
-// failing dump, the watcher, and the recover command all take it, and the
-// restore side is the same road with GPU pairs. A process that was stopped
-// before we came stays stopped after we leave.
+// There is one way back for everybody (bringup.go), whatever state the
+// processes are in:
+//
+//	stop         SIGSTOP, out of a freezer too      ┐
+//	trace        the restore threads alone          │ only from the checkpoint on
+//	free memory  checked before, never learned from │ (before it nothing need be
+//	             a restore that fails               │  stopped)
+//	restore      with GPU pairs, or none            │
+//	release                                         ┘
+//	continue     SIGCONT; what stays stopped runs under trace
+//	unlock       with every thread running
+//	release      what stays stopped
+//
+// A failing dump, the watcher, and the recover command all take it; on the
+// restore side it has GPU pairs. A process that was stopped before we came
+// stays stopped after we leave.
 package hooks

@@ -59,7 +59,7 @@ type Session struct {
 	Step         string          `json:"step"`          // the step that was begun last
 	Members      []Member        `json:"members"`       // the CUDA processes
 	Manifest     *Manifest       `json:"manifest,omitempty"`
-	Phases       []Phase         `json:"phases"`
+	Phases       Phases          `json:"phases"`
 	Outcome      Outcome         `json:"outcome"`
 	Message      string          `json:"message"`
 	dir          string
