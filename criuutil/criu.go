@@ -15,8 +15,8 @@ import (
 // Criu is a running criu, as an action script can see it.
 type Criu struct {
 	*Process
-	// What its command line says. Under RPC (criu swrk, criu service) the
-	// options are not on the command line and all of these stay false.
+	// What its command line and its configuration files say. Under RPC (criu
+	// swrk, criu service) the options come over a socket and are not to be seen.
 	LeaveStopped  bool // -s
 	LeaveRunning  bool // -R
 	FreezeCgroup  bool // --freeze-cgroup
@@ -60,6 +60,13 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 	}
 	criu := &Criu{Process: process}
 	criu.readArguments(args)
+	for _, file := range configurationFiles(args, os.Getenv("HOME")) {
+		data, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, errors.Join(fmt.Errorf("criu's configuration: %w", err), process.Close())
+		}
+		criu.readConfiguration(string(data))
+	}
 	criu.WorkDirectory, _ = os.Readlink(filepath.Join("/proc", match[1], "cwd"))
 	return criu, nil
 }
@@ -103,4 +110,36 @@ func (c *Criu) readArguments(args []string) {
 
 func abbreviates(name, option, shortest string) bool {
 	return strings.HasPrefix(option, name) && strings.HasPrefix(name, shortest)
+}
+
+// configurationFiles lists the files that criu reads its options from.
+func configurationFiles(args []string, home string) []string {
+	files := []string{"/etc/criu/default.conf", filepath.Join(home, ".criu", "default.conf")}
+	for i, arg := range args {
+		name, value, hasValue := strings.Cut(arg, "=")
+		switch {
+		case name == "--no-default-config":
+			return nil
+		case name == "--config" && hasValue:
+			return []string{value}
+		case name == "--config" && i+1 < len(args):
+			return []string{args[i+1]}
+		}
+	}
+	return files
+}
+
+// readConfiguration finds the options in one of criu's configuration files: a
+// long option a line, without its dashes.
+func (c *Criu) readConfiguration(text string) {
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t\n=", r) })
+		if len(fields) == 0 {
+			continue
+		}
+		c.LeaveStopped = c.LeaveStopped || fields[0] == "leave-stopped"
+		c.LeaveRunning = c.LeaveRunning || fields[0] == "leave-running"
+		c.FreezeCgroup = c.FreezeCgroup || fields[0] == "freeze-cgroup"
+	}
 }

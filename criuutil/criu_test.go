@@ -2,6 +2,7 @@ package criuutil
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,6 +30,24 @@ func TestCriuArguments(t *testing.T) {
 		got.readArguments(strings.Fields(test.args))
 		if got != test.want {
 			t.Errorf("%s: %+v, want %+v", test.args, got, test.want)
+		}
+	}
+}
+
+func TestCriuConfiguration(t *testing.T) {
+	var got Criu
+	got.readConfiguration("# leave-running\n\n  leave-stopped # as it were\nfreeze-cgroup = /x\nlog-file leave-running\n")
+	if want := (Criu{LeaveStopped: true, FreezeCgroup: true}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	for args, want := range map[string][]string{
+		"criu dump":                       {"/etc/criu/default.conf", "/root/.criu/default.conf"},
+		"criu dump --no-default-config":   nil,
+		"criu dump --config file -D x":    {"file"},
+		"criu restore --config=file -D x": {"file"},
+	} {
+		if files := configurationFiles(strings.Fields(args), "/root"); !slices.Equal(files, want) {
+			t.Errorf("%s reads %v, want %v", args, files, want)
 		}
 	}
 }

@@ -256,7 +256,7 @@ func (d *dump) lockAll(ctx context.Context) error {
 			if !t.locked {
 				return nil
 			}
-			return t.cuda.Unlock(ctx)
+			return t.cuda.Unlock(context.WithoutCancel(ctx)) // past the deadline too
 		})
 		if err != nil {
 			return err

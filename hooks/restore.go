@@ -383,9 +383,12 @@ func (h *Hook) endTree(stage Stage, cause error) error {
 }
 
 // end ends the root, all its descendants, and the members wherever they are.
+// They are stopped first, so that no parent sees its child killed and acts on it.
 func (s *Session) end() error {
-	// Again, until a walk finds nobody: what is not stopped may fork meanwhile.
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	// Again, until a walk finds nobody: what is not stopped yet may fork.
+	for ; ; time.Sleep(time.Millisecond) {
 		processes, err := s.tree()
 		if err != nil {
 			return err
@@ -393,6 +396,9 @@ func (s *Session) end() error {
 		// Not until they are reaped: at pre-resume criu traces the threads, and
 		// reaps none of them before this program has ended.
 		alive := slices.DeleteFunc(slices.Clone(processes), (*criuutil.Process).Exiting)
+		stopping, cancelStopping := context.WithTimeout(ctx, 2*time.Second)
+		_ = criuutil.Stop(stopping, alive...) // what does not stop is killed all the same
+		cancelStopping()
 		for _, process := range alive {
 			if killErr := process.Signal(unix.SIGKILL); killErr != nil && !errors.Is(killErr, criuutil.ErrGone) {
 				err = killErr
@@ -404,7 +410,7 @@ func (s *Session) end() error {
 		if err != nil || len(alive) == 0 {
 			return err
 		}
-		if time.Now().After(deadline) {
+		if ctx.Err() != nil {
 			return fmt.Errorf("%d processes do not end after SIGKILL", len(alive))
 		}
 	}

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"cucriu/criuutil"
 )
 
 // Job is a workload: a process tree with CUDA in it. It lives on across dump
@@ -245,13 +243,4 @@ func (j *Job) Kill() {
 	j.t.Helper()
 	_ = unix.Kill(-j.PID, unix.SIGKILL)
 	Eventually(j.t, Soon, "the job is gone", j.Gone)
-}
-
-// Tracer returns the pid of whoever traces the root of the job now, or 0.
-func (j *Job) Tracer() int {
-	status, err := criuutil.ReadStatus(j.PID)
-	if err != nil {
-		return 0
-	}
-	return status.TracerPID
 }

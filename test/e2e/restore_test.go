@@ -311,3 +311,40 @@ func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
 		})
 	}
 }
+
+// TestTheExampleConfigurationOfCriu: the hook from criu's configuration file,
+// as the examples have it, and an option that is to be found only there.
+func TestTheExampleConfigurationOfCriu(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		example, err := os.ReadFile(testenv.Artefact(t, "git checkout configs", "configs", "criu.conf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(example), "/usr/libexec/cucriu/cucriu-hook", host.HookBin)
+		text = strings.ReplaceAll(text, "/usr/lib/cucriu/criu-plugins", t.TempDir())
+		config := filepath.Join(t.TempDir(), "criu.conf")
+		if err := os.WriteFile(config, []byte(text+"leave-stopped\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		job := host.Start(1)
+		images := t.TempDir()
+		out, err := host.Command(testenv.Criu(t), "dump", "--config", config, "-t", job.Root(), "-D", images, "-o", "dump.log").CombinedOutput()
+		if err != nil {
+			t.Fatalf("criu dump: %v\n%s", err, out)
+		}
+		host.WaitOutcome("stopped")
+		if !job.Stopped() {
+			t.Fatal("leave-stopped in criu's configuration left the job running")
+		}
+		job.Kill()
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err = host.Command(testenv.Criu(t), "restore", "--config", config, "-d", "-D", images, "-o", "restore.log").CombinedOutput()
+		if err != nil {
+			t.Fatalf("criu restore: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
