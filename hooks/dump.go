@@ -470,6 +470,20 @@ func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, _ Stage) error {
 // sessionOf finds and locks the open session of a running criu, nil if it has
 // none: then no process of its tree uses CUDA, or the session is over.
 func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+	s, err := h.latestSessionOf(kind, criu)
+	if err != nil || s == nil {
+		return nil, err
+	}
+	if s.Outcome != "" {
+		s.unlock()
+		return nil, nil
+	}
+	return s, nil
+}
+
+// latestSessionOf finds and locks the latest session of a running criu, open or
+// over, nil if it has none.
+func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 	sessions, err := sessionsDir(h.Config.RunDir)
 	if err != nil {
 		return nil, err
@@ -478,15 +492,7 @@ func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	s, err := loadSession(dir, true)
-	if err != nil {
-		return nil, err
-	}
-	if s.Outcome != "" {
-		s.unlock()
-		return nil, nil
-	}
-	return s, nil
+	return loadSession(dir, true)
 }
 
 func pidsOf(targets []*target) []int {

@@ -209,7 +209,7 @@ func (s *Session) matchMembers() error {
 // postResume gives the restored processes their GPU state back and lets them
 // run. criu ignores how it ends, so on a failure it ends the tree itself.
 func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	s, err := h.sessionOf(KindRestore, criu)
+	s, err := h.latestSessionOf(KindRestore, criu)
 	if err != nil {
 		return err // the watcher goes on
 	}
@@ -217,6 +217,12 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		return h.refuseForeign(ctx, stage)
 	}
 	defer s.unlock()
+	if s.Outcome != "" {
+		if s.isOf(stage) {
+			return nil // pre-resume has ended the tree, or the watcher has been faster
+		}
+		return h.refuseForeign(ctx, stage)
+	}
 	if len(s.Members) == 0 {
 		return h.fail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
@@ -224,6 +230,21 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		return h.fail(s, err)
 	}
 	return s.close(s.resumedOutcome(), "restored from "+s.ImageDir)
+}
+
+// isOf reports whether the session is about the tree that criu names now, and
+// not about one that the same criu restored before.
+func (s *Session) isOf(stage Stage) bool {
+	pid, err := stage.root()
+	if err != nil || s.Root == nil || s.Root.PID != pid {
+		return false
+	}
+	root, err := criuutil.Reopen(*s.Root)
+	if err != nil {
+		return errors.Is(err, criuutil.ErrGone)
+	}
+	root.Close()
+	return true
 }
 
 // refuseForeign ends a restored tree that has CUDA in it although its image has

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -271,21 +272,15 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	if err := settle(ctx, targets); err != nil {
 		return err
 	}
-	alive := 0
-	for _, t := range targets {
-		if t.Alive() {
-			targets[alive] = t
-			alive++
-		}
-	}
+	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
 	dumped := s.Step == "dumped"
 	switch {
-	case alive == 0 && dumped:
+	case len(alive) == 0 && dumped:
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
-	case alive == 0:
+	case len(alive) == 0:
 		return s.close(OutcomeGone, "the processes ended, and criu did not complete its image")
 	}
-	if alive < len(s.Members) && dumped && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
+	if len(alive) < len(s.Members) && dumped && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
 		// criu was cut off while it ended them. The image is complete, and a
 		// part of the job must not run beside it.
 		if err := s.end(); err != nil {
@@ -295,7 +290,7 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
 	defer cancel()
-	if err := h.bringUp(ctx, driver, s, targets[:alive]); err != nil {
+	if err := h.bringUp(ctx, driver, s, alive); err != nil {
 		return err
 	}
 	message := "criu did not complete the dump; the job goes on"
@@ -306,7 +301,7 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	if s.leavesStopped() {
 		outcome = OutcomeStopped
 	}
-	h.Log.Info(message, "session", filepath.Base(s.dir), "outcome", outcome, "processes", pidsOf(targets[:alive]))
+	h.Log.Info(message, "session", filepath.Base(s.dir), "outcome", outcome, "processes", pidsOf(alive))
 	return s.close(outcome, message)
 }
 

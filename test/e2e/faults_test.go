@@ -323,3 +323,23 @@ func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestTheWatcherIsFasterThanALatePostResume: another script holds criu up
+// between its resume and our post-resume, so that the restore looks cut off.
+func TestTheWatcherIsFasterThanALatePostResume(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] && sleep 4; exit 0`)
+		// criu runs the last script first.
+		out, err := host.CriuCommandScripts("restore", images, []string{host.HookBin, slow}, "-d").CombinedOutput()
+		if err != nil {
+			t.Fatalf("criu restore: %v\n%s", err, out)
+		}
+		if got := host.RestoreOutcome(); got != "running" {
+			t.Fatalf("outcome %q, want running", got)
+		}
+		job.Runs()
+	})
+}
