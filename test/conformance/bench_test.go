@@ -1,11 +1,13 @@
 package conformance
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,6 +109,7 @@ func (b *bench) begin(c call, pid int) *pending {
 	if c.pairs != nil {
 		pairs = c.pairs(b)
 	}
+	b.calm(c, pid)
 	p := &pending{answer: make(chan answer, 1), begun: time.Now()}
 	b.pending = append(b.pending, p)
 	go func() {
@@ -115,6 +118,29 @@ func (b *bench) begin(c call, pid int) *pending {
 		p.answer <- answer{result, out, time.Since(begun)}
 	}()
 	return p
+}
+
+// calm lets the threads of a running target get to their next launch, which the lock
+// holds back, before a checkpoint: on a busy machine one may have launched before the
+// lock and come to its synchronizing call only now, and would die of it. Threads
+// that spin never get there.
+func (b *bench) calm(c call, pid int) {
+	spins := slices.ContainsFunc(b.targets, func(t *target) bool { return slices.Contains(t.args, "--spin") })
+	if c.op != opCheckpoint || spins {
+		return
+	}
+	for range 500 {
+		busy := false
+		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		for _, stat := range stats {
+			data, _ := os.ReadFile(stat)
+			busy = busy || strings.HasPrefix(string(data[bytes.LastIndexByte(data, ')')+1:]), " R")
+		}
+		if !busy {
+			return
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 // wait returns the answer, or false if there is none in that time. The answer can

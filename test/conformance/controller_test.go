@@ -60,6 +60,7 @@ func (b *bench) newController(c call, pid int, trace bool) (*controller, error) 
 	if err == nil && line != "ready" {
 		err = errors.New("controller: " + line)
 	}
+	b.calm(c, pid)
 	return k, err
 }
 
