@@ -287,18 +287,19 @@ func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
 				if err := os.Mkdir(group, 0o755); err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() {
-					job.Kill()
-					if err := os.Remove(group); err != nil {
-						t.Error(err)
-					}
-				})
 				write := func(name, text string) {
 					t.Helper()
 					if err := os.WriteFile(filepath.Join(group, name), []byte(text), 0); err != nil {
 						t.Fatal(err)
 					}
 				}
+				t.Cleanup(func() {
+					write("freezer.state", "THAWED") // a frozen process does not die
+					job.Kill()
+					if err := os.Remove(group); err != nil {
+						t.Error(err)
+					}
+				})
 				write("cgroup.procs", job.Root())
 				if engine == "freezes first" {
 					write("freezer.state", "FROZEN")
