@@ -17,11 +17,12 @@ type Criu struct {
 	*Process
 	// What its command line and its configuration files say. Under RPC (criu
 	// swrk, criu service) the options come over a socket and are not to be seen.
-	LeaveStopped  bool // -s
-	LeaveRunning  bool // -R
-	FreezeCgroup  bool // --freeze-cgroup
-	RPC           bool // driven over RPC
-	WorkDirectory string
+	LeaveStopped bool // -s
+	LeaveRunning bool // -R
+	FreezeCgroup bool // --freeze-cgroup
+	RPC          bool // driven over RPC
+	// RootParent will be the parent of the restored root task, nil if criu is.
+	RootParent *Ident
 }
 
 // imageDir is the form of CRTOOLS_IMAGE_DIR: a descriptor of criu itself.
@@ -67,7 +68,6 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 		}
 		criu.readConfiguration(string(data))
 	}
-	criu.WorkDirectory, _ = os.Readlink(filepath.Join("/proc", match[1], "cwd"))
 	return criu, nil
 }
 

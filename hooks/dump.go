@@ -18,6 +18,7 @@ import (
 type dump struct {
 	*Hook
 	criu     *criuutil.Criu
+	stage    Stage
 	root     int
 	imageDir string // criu's own descriptor of it: valid while criu lives
 
@@ -36,7 +37,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	if err != nil {
 		return err
 	}
-	d := &dump{Hook: h, criu: criu, root: root, imageDir: stage.ImageDir}
+	d := &dump{Hook: h, criu: criu, stage: stage, root: root, imageDir: stage.ImageDir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.undo())
@@ -193,17 +194,18 @@ func (d *dump) open() (*cudackpt.Driver, error) {
 // watch writes the journal and starts the watcher: from here on, whoever is
 // killed, the job comes back.
 func (d *dump) watch() error {
-	imageDir, err := os.Readlink(d.imageDir)
+	imageDir, err := d.stage.imagePath()
 	if err != nil {
-		return fmt.Errorf("image directory: %w", err)
+		return err
 	}
 	root, err := criuutil.OpenProcess(d.root)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	d.session, err = newSession(d.Config.RunDir, Session{
-		Kind: KindDump, Criu: d.criu.Ident, ImageDir: imageDir, Root: &root.Ident,
+	d.session, err = d.newSession(Session{
+		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
+		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members,
 	})
 	if err != nil {
@@ -457,14 +459,42 @@ func (d *dump) letGo() {
 	}
 }
 
-// postDump notes that criu has written a complete image.
-func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, _ Stage) error {
+// postDump notes that criu has written a complete image, and gives it its name.
+// An error makes criu leave the processes alive.
+func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(KindDump, criu)
-	if err != nil || s == nil {
+	if err != nil {
 		return err
 	}
+	publishing := func() error {
+		if stage.PublishAs == "" {
+			return nil
+		}
+		return publish(stage.ImageDir, stage.PublishAs)
+	}
+	if s == nil {
+		return publishing() // no process of the tree uses CUDA
+	}
 	defer s.unlock()
+	if err := s.step("publish", publishing); err != nil {
+		return err
+	}
 	return s.step("dumped", func() error { return nil })
+}
+
+// servedByClient reports whether the latest session of a running criu is
+// another process's, which serves criu over RPC.
+func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
+	all, err := Sessions(h.Config.RunDir)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range slices.Backward(all) {
+		if s.Criu == criu.Ident {
+			return s.Client != nil, nil
+		}
+	}
+	return false, nil
 }
 
 // sessionOf finds and locks the open session of a running criu, nil if it has
@@ -492,7 +522,11 @@ func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	return loadSession(dir, true)
+	s, err := loadSession(dir, true)
+	if err == nil {
+		s.progress = h.Progress
+	}
+	return s, err
 }
 
 func pidsOf(targets []*target) []int {

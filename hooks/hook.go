@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strconv"
 
 	"cucriu/criuutil"
@@ -18,13 +19,22 @@ type Hook struct {
 	// Watcher is the command that runs [Hook.Watch]; the session's directory
 	// is appended to it.
 	Watcher []string
+	// Progress, if set, is told of every step of a session as it begins.
+	Progress func(s *Session, step string)
 }
 
 // Stage is what criu tells an action script through its environment.
 type Stage struct {
 	Action   string // CRTOOLS_SCRIPT_ACTION
-	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself
+	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, its path
 	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
+
+	// PublishAs is where a complete image goes at post-dump, before criu ends
+	// the processes; empty if it stays where criu writes it.
+	PublishAs string
+	// Client is who serves criu's notifications over RPC, if this is not an
+	// action script.
+	Client *criuutil.Ident
 }
 
 // StageFrom reads the stage from an environment.
@@ -40,23 +50,10 @@ func StageFrom(getenv func(string) string) Stage {
 // once. criu aborts on an error at pre-dump and pre-restore, and ignores one at
 // pre-resume and post-resume, where Run therefore ends the tree itself.
 func (h *Hook) Run(ctx context.Context, stage Stage) error {
-	var do func(context.Context, *criuutil.Criu, Stage) error
-	switch stage.Action {
-	case "pre-dump":
-		do = h.preDump
-	case "post-dump":
-		do = h.postDump
-	case "pre-restore":
-		do = h.preRestore
-	case "setup-namespaces", "post-setup-namespaces", "post-restore":
-		do = h.noteRoot
-	case "pre-resume":
-		do = h.preResume
-	case "post-resume":
-		do = h.postResume
-	case "":
+	if stage.Action == "" {
 		return fmt.Errorf("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script %s …), not a command", "cucriu-hook")
-	default:
+	}
+	if h.handler(stage) == nil {
 		return nil
 	}
 	criu, err := criuutil.CriuOf(stage.ImageDir)
@@ -64,7 +61,52 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 		return err
 	}
 	defer criu.Close()
+	// criu's configuration files may name this hook for a dump or restore that
+	// is served over RPC; criu notifies its client first.
+	if served, err := h.servedByClient(criu); err != nil || served {
+		return err
+	}
+	return h.runStage(ctx, criu, stage)
+}
+
+// runStage does what a stage of this criu asks for.
+func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	do := h.handler(stage)
+	if do == nil {
+		return nil
+	}
 	return do(ctx, criu, stage)
+}
+
+// handler is the function of a stage, nil if the stage needs nothing of us.
+func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage) error {
+	switch stage.Action {
+	case "pre-dump":
+		return h.preDump
+	case "post-dump":
+		return h.postDump
+	case "pre-restore":
+		return h.preRestore
+	case "setup-namespaces", "post-setup-namespaces", "post-restore":
+		return h.noteRoot
+	case "pre-resume":
+		return h.preResume
+	case "post-resume":
+		return h.postResume
+	}
+	return nil
+}
+
+// imagePath is the path of the image directory, for messages and the journal.
+func (s Stage) imagePath() (string, error) {
+	if s.Client != nil {
+		return s.ImageDir, nil
+	}
+	path, err := os.Readlink(s.ImageDir)
+	if err != nil {
+		return "", fmt.Errorf("image directory: %w", err)
+	}
+	return path, nil
 }
 
 // root parses CRTOOLS_INIT_PID.

@@ -62,7 +62,7 @@ func writeManifest(dir string, m Manifest) error {
 	if err := renameio.WriteFile(path, append(data, '\n'), 0o600, renameio.WithTempDir(dir)); err != nil {
 		return fmt.Errorf("write the manifest: %w", err)
 	}
-	return syncDir(dir)
+	return syncPath(dir)
 }
 
 // removeManifest makes sure that an image directory which is used again does
@@ -152,18 +152,6 @@ func (m Manifest) validate() error {
 				return fmt.Errorf("damaged: process %d holds memory on %v, which it did not see", p.PID, uuid)
 			}
 		}
-	}
-	return nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Sync(); err != nil {
-		return fmt.Errorf("fsync %s: %w", dir, err)
 	}
 	return nil
 }

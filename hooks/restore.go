@@ -39,13 +39,13 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
-	imageDir, err := os.Readlink(stage.ImageDir)
+	imageDir, err := stage.imagePath()
 	if err != nil {
-		return fmt.Errorf("image directory: %w", err)
+		return err
 	}
-	s, err := newSession(h.Config.RunDir, Session{
-		Kind: KindRestore, Criu: criu.Ident, ImageDir: imageDir, LeaveStopped: criu.LeaveStopped,
-		Manifest: &manifest,
+	s, err := h.newSession(Session{
+		Kind: KindRestore, Criu: criu.Ident, Client: stage.Client, ImageDir: imageDir,
+		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
 	if err != nil {
 		return err

@@ -51,19 +51,24 @@ type Session struct {
 	Created      time.Time       `json:"created"`
 	Criu         criuutil.Ident  `json:"criu"`
 	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
+	Client       *criuutil.Ident `json:"client,omitempty"` // who serves criu over RPC, if not an action script
 	ImageDir     string          `json:"image_dir"`
+	PublishAs    string          `json:"publish_as,omitempty"` // where the complete image goes
 	Root         *criuutil.Ident `json:"root,omitempty"`
-	LeaveStopped bool            `json:"leave_stopped"` // criu -s
-	LeaveRunning bool            `json:"leave_running"` // criu -R
-	RPC          bool            `json:"rpc"`           // criu was driven over RPC: its options are not known
-	Step         string          `json:"step"`          // the step that was begun last
-	Members      []Member        `json:"members"`       // the CUDA processes
+	RootParent   *criuutil.Ident `json:"root_parent,omitempty"` // of a restore, if it is not criu
+	LeaveStopped bool            `json:"leave_stopped"`         // criu -s
+	LeaveRunning bool            `json:"leave_running"`         // criu -R
+	RPC          bool            `json:"rpc"`                   // criu was driven over RPC: its options are not known
+	Step         string          `json:"step"`                  // the step that was begun last
+	Members      []Member        `json:"members"`               // the CUDA processes
 	Manifest     *Manifest       `json:"manifest,omitempty"`
 	Phases       Phases          `json:"phases"`
 	Outcome      Outcome         `json:"outcome"`
 	Message      string          `json:"message"`
-	dir          string
-	lock         *flock.Flock
+
+	dir      string
+	lock     *flock.Flock
+	progress func(*Session, string)
 }
 
 // Member is one CUDA process of a session.
@@ -128,7 +133,8 @@ func sessionPath(sessions string, kind Kind, criu criuutil.Ident) string {
 
 // newSession creates the session of a running criu and locks it. A process may
 // be in one open session only, and so may a criu.
-func newSession(runDir string, s Session) (*Session, error) {
+func (h *Hook) newSession(s Session) (*Session, error) {
+	runDir := h.Config.RunDir
 	sessions, err := sessionsDir(runDir)
 	if err != nil {
 		return nil, err
@@ -144,7 +150,7 @@ func newSession(runDir string, s Session) (*Session, error) {
 	if other, err := openSessionOf(runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.conflict())
 	}
-	s.dir = sessionPath(sessions, s.Kind, s.Criu)
+	s.dir, s.progress = sessionPath(sessions, s.Kind, s.Criu), h.Progress
 	s.Created = time.Now().UTC()
 	if s.BootID, err = bootID(); err != nil {
 		return nil, err
@@ -251,7 +257,7 @@ func (s *Session) save() error {
 	if err := renameio.WriteFile(filepath.Join(s.dir, sessionFile), append(data, '\n'), 0o600, renameio.WithTempDir(s.dir)); err != nil {
 		return fmt.Errorf("write the session: %w", err)
 	}
-	return syncDir(s.dir)
+	return syncPath(s.dir)
 }
 
 // close records what became of the processes. Nothing more is to be done, so
@@ -293,6 +299,9 @@ func (s *Session) step(name string, do func() error) error {
 
 // timed notes how long a phase took that succeeded.
 func (s *Session) timed(name string, do func() error) error {
+	if s.progress != nil {
+		s.progress(s, name)
+	}
 	start := time.Now()
 	if err := do(); err != nil {
 		return err

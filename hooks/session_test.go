@@ -8,11 +8,17 @@ import (
 	"testing"
 
 	"cucriu/criuutil"
+	"cucriu/internal/config"
 )
+
+func newTestSession(runDir string, s Session) (*Session, error) {
+	h := &Hook{Config: config.Config{RunDir: runDir}}
+	return h.newSession(s)
+}
 
 func testSession(t *testing.T, runDir string, pid int) *Session {
 	t.Helper()
-	s, err := newSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: pid, StartTime: 1}})
+	s, err := newTestSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: pid, StartTime: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +92,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
 	member := Member{Ident: criuutil.Ident{PID: 4711, StartTime: 5}}
 	make := func(criu int) (*Session, error) {
-		return newSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: criu, StartTime: 1}, Members: []Member{member}})
+		return newTestSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: criu, StartTime: 1}, Members: []Member{member}})
 	}
 	first, err := make(1)
 	if err != nil {

@@ -77,7 +77,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if criu != nil {
 		defer criu.Close()
 		if s.Kind == KindRestore {
-			root = awaitRoot(ctx, criu, s.Manifest.RootPID)
+			root = awaitRoot(ctx, criu, s.RootParent, s.Manifest.RootPID)
 		}
 		if err := h.awaitTurn(ctx, s, criu); err != nil {
 			return fmt.Errorf("wait for criu: %w", err)
@@ -164,17 +164,21 @@ func (s *Session) criuIsThrough() bool {
 // criu ends before. criu names the root to its action scripts only once all
 // tasks are restored; if it is killed before that, the tasks wait for it for
 // ever, hold their pids, and only who has seen them as children of this criu
-// may end them. (An engine may have asked criu to make the root its sibling.
-// Such a one cannot be told from the engine's other children, and is left.)
-func awaitRoot(ctx context.Context, criu *criuutil.Process, imagePID int) *criuutil.Ident {
+// may end them. (Or of parent, which has asked criu to make the root its sibling.
+// Where an engine has asked for that, the root cannot be told from the engine's
+// other children, and is left.)
+func awaitRoot(ctx context.Context, criu *criuutil.Process, parent *criuutil.Ident, imagePID int) *criuutil.Ident {
+	if parent == nil {
+		parent = &criu.Ident
+	}
 	for criu.Alive() && ctx.Err() == nil {
-		children, err := criuutil.Children(criu.PID)
+		children, err := criuutil.Children(parent.PID)
 		if err != nil {
 			return nil
 		}
 		for _, pid := range children {
 			child, err := criuutil.ReadStatus(pid)
-			if err != nil || child.PPID != criu.PID || child.ImagePID() != imagePID {
+			if err != nil || child.PPID != parent.PID || child.ImagePID() != imagePID {
 				continue
 			}
 			process, err := criuutil.OpenProcess(pid)
@@ -182,7 +186,9 @@ func awaitRoot(ctx context.Context, criu *criuutil.Process, imagePID int) *criuu
 				continue
 			}
 			process.Close()
-			return &process.Ident
+			if process.StartTime >= criu.StartTime {
+				return &process.Ident
+			}
 		}
 		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
 	}
@@ -254,7 +260,10 @@ func (h *Hook) finish(ctx context.Context, s *Session) error {
 	if s.Kind == KindRestore {
 		return h.finishRestore(ctx, s)
 	}
-	return h.finishDump(ctx, s)
+	if err := h.finishDump(ctx, s); err != nil {
+		return err
+	}
+	return s.dropPartial()
 }
 
 // finishDump brings back what criu left alive, be it that the dump failed, that

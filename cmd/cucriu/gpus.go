@@ -24,7 +24,7 @@ func gpusCommand() *cobra.Command {
 		Use:     "gpus",
 		Short:   "Show the GPUs of this host, or those that a process can see",
 		Example: "  cucriu gpus\n  cucriu gpus --pid 4711",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {

@@ -2,19 +2,16 @@
 package main
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-
-	"golang.org/x/sys/unix"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-	defer stop()
-	if err := rootCommand().ExecuteContext(ctx); err != nil {
+	ctx := untilSignal()
+	err := rootCommand().ExecuteContext(ctx)
+	if err != nil && !errors.As(err, new(exitStatus)) {
 		fmt.Fprintln(os.Stderr, "cucriu: error:", err)
-		os.Exit(1)
 	}
+	os.Exit(exitCode(ctx, err))
 }

@@ -19,7 +19,7 @@ The plan is made as the restore would make it, from the image's manifest, this
 host's GPUs and the configuration. Nothing is restored or changed. The exit
 status is 1 if the map cannot be met.`,
 		Example: "  cucriu map -D /var/lib/images/job1",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {

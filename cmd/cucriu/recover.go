@@ -18,7 +18,7 @@ watcher, too, was killed, this command does what it would have done. Sessions
 whose criu, hook or watcher is still at work are left alone. It can be run at
 any time, and again.`,
 		Example: "  cucriu recover",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {

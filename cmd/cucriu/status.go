@@ -15,7 +15,7 @@ func statusCommand() *cobra.Command {
 		Use:     "status",
 		Short:   "Show the dumps and restores on this host and what became of the jobs",
 		Example: "  cucriu status\n  cucriu status --json",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {

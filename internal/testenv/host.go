@@ -45,6 +45,7 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 		h.Env = append(strings.Split(strings.TrimRight(string(out), "\x00"), "\x00"), "CUCRIU_RUN_DIR="+h.RunDir)
 	}
 	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
+	h.Setenv("CUCRIU_CRIU", Criu(t))
 	return h
 }
 
@@ -109,8 +110,15 @@ func (h *Host) Command(name string, args ...string) *exec.Cmd {
 // Cucriu runs the cucriu command and returns what it printed.
 func (h *Host) Cucriu(args ...string) (string, error) {
 	h.t.Helper()
-	out, err := h.Command(Artefact(h.t, "make build", "bin", "cucriu"), args...).CombinedOutput()
+	out, err := h.CucriuCommand(args...).CombinedOutput()
 	return string(out), err
+}
+
+// CucriuCommand returns a cucriu command, which fails on request where the hook
+// does.
+func (h *Host) CucriuCommand(args ...string) *exec.Cmd {
+	h.t.Helper()
+	return h.Command(filepath.Join(filepath.Dir(h.HookBin), "cucriu"), args...)
 }
 
 // Eventually waits until a condition holds and fails the test if it does not

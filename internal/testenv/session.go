@@ -67,35 +67,53 @@ func (h *Host) UseFailpoint(point string) {
 // KillHook kills the hook that a criu is running.
 func (h *Host) KillHook(criu int) {
 	h.t.Helper()
-	killed := h.killWhere(func(pid int, args []string, parent int) bool { return len(args) == 1 && parent == criu })
+	killed := 0
+	h.eachProcess(func(pid int, args []string, parent int) {
+		if args[0] == h.HookBin && len(args) == 1 && parent == criu && unix.Kill(pid, unix.SIGKILL) == nil {
+			killed++
+		}
+	})
 	if killed != 1 {
 		h.t.Fatalf("killed %d hooks, want 1", killed)
 	}
 }
 
+// Watchers are the watchers of the host's sessions.
+func (h *Host) Watchers() []int {
+	h.t.Helper()
+	var pids []int
+	h.eachProcess(func(pid int, args []string, _ int) {
+		if len(args) == 3 && args[1] == "watch" && strings.HasPrefix(args[2], h.RunDir) {
+			pids = append(pids, pid)
+		}
+	})
+	return pids
+}
+
 // KillWatcher kills the watcher of the host's sessions.
 func (h *Host) KillWatcher() {
 	h.t.Helper()
-	killed := h.killWhere(func(_ int, args []string, _ int) bool {
-		return len(args) == 3 && args[1] == "watch" && strings.HasPrefix(args[2], h.RunDir)
-	})
-	if killed != 1 {
-		h.t.Fatalf("killed %d watchers, want 1", killed)
+	watchers := h.Watchers()
+	if len(watchers) != 1 {
+		h.t.Fatalf("%d watchers, want 1", len(watchers))
+	}
+	if err := unix.Kill(watchers[0], unix.SIGKILL); err != nil {
+		h.t.Fatal(err)
 	}
 }
 
-func (h *Host) killWhere(match func(pid int, args []string, parent int) bool) int {
+// eachProcess visits every process.
+func (h *Host) eachProcess(visit func(pid int, args []string, parent int)) {
 	h.t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	killed := 0
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		args := strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
-		if err != nil || args[0] != h.HookBin {
+		if err != nil {
 			continue
 		}
 		stat, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
@@ -104,11 +122,8 @@ func (h *Host) killWhere(match func(pid int, args []string, parent int) bool) in
 		}
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		parent, _ := strconv.Atoi(fields[1])
-		if match(pid, args, parent) && unix.Kill(pid, unix.SIGKILL) == nil {
-			killed++
-		}
+		visit(pid, args, parent)
 	}
-	return killed
 }
 
 // Driver opens the host's driver in the test itself.

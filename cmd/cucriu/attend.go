@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// attend stays with a restored job that is our child: it passes signals on to
+// its root process and returns the root's exit status as an error. A shell's job
+// is given the terminal meanwhile.
+func attend(root int, shellJob bool) error {
+	process, err := os.FindProcess(root)
+	if err != nil {
+		return fmt.Errorf("the restored job: %w", err)
+	}
+	passed := make(chan os.Signal, 16)
+	signal.Notify(passed, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
+	go func() {
+		for s := range passed {
+			_ = process.Signal(s) // it may have ended
+		}
+	}()
+	if shellJob {
+		defer giveTerminal(root)()
+	}
+	state, err := process.Wait()
+	if err != nil {
+		return fmt.Errorf("wait for the restored job: %w", err)
+	}
+	status := state.Sys().(syscall.WaitStatus)
+	switch {
+	case status.Signaled():
+		return exitStatus(exitSignal + int(status.Signal()))
+	case status.ExitStatus() != 0:
+		return exitStatus(status.ExitStatus())
+	}
+	return nil
+}
+
+// giveTerminal makes the job's process group the foreground one of our terminal,
+// if we have one, and returns how to take it back.
+func giveTerminal(root int) func() {
+	group, err := unix.Getpgid(root)
+	ours, ttyErr := unix.IoctlGetInt(0, unix.TIOCGPGRP)
+	if err != nil || ttyErr != nil {
+		return func() {}
+	}
+	signal.Ignore(unix.SIGTTOU) // which setting it back would bring upon us
+	_ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, group)
+	return func() { _ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, ours) }
+}

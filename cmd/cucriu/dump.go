@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/hooks"
+)
+
+func dumpCommand() *cobra.Command {
+	var criu criuFlags
+	var pid int
+	var leaveRunning, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "dump -t PID -D DIR",
+		Short: "Dump a process tree with its GPU state, with criu",
+		Long: `Dump a process tree with its GPU state, with criu.
+
+DIR is complete or absent at any time: it must not exist yet (or be empty), and
+appears once the whole image is on disk, before the job is ended. If anything
+fails, or the dump is interrupted (Ctrl-C), the job runs on as before.
+
+The options are criu's; those that are not here can be given in a configuration
+file of criu with --criu-config. criu's default configuration files count too.`,
+		Example: `  cucriu dump -t 4711 -D /var/lib/images/job1
+  cucriu dump -t 4711 -D /var/lib/images/job1 --leave-running
+  cucriu dump -t 4711 -D /tmp/images -j --tcp-established --json`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if pid <= 0 {
+				return usageError{errors.New("name the root of the tree with -t")}
+			}
+			options, err := criu.options()
+			if err != nil {
+				return err
+			}
+			options.RPC.Pid = proto.Int32(int32(pid))
+			options.RPC.LeaveRunning = proto.Bool(leaveRunning)
+			return drive(cmd, "dump", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (hooks.Result, error) {
+				return hook.Dump(ctx, criu.images, options)
+			})
+		},
+	}
+	criu.add(cmd)
+	flags := cmd.Flags()
+	flags.IntVarP(&pid, "tree", "t", 0, "the root of the process tree (required)")
+	flags.BoolVarP(&leaveRunning, "leave-running", "R", false, "leave the job running afterwards")
+	flags.BoolVar(&criu.skipInFlight, "skip-in-flight", false, "skip TCP connections that are not established yet")
+	flags.StringVar(&criu.ghostLimit, "ghost-limit", "", "up to which size deleted files are dumped, such as 256M")
+	flags.StringVar(&criu.freezeCgroup, "freeze-cgroup", "", "the control group through which criu freezes the tree")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+// drive runs a dump or restore with its progress and its summary.
+func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(context.Context, *hooks.Hook) (hooks.Result, error)) error {
+	hook, err := newHook()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	// An earlier job that nobody watches any more comes first: it may be this one.
+	if _, err := hook.Recover(ctx); err != nil {
+		hook.Log.Warn("an earlier job is not back yet", "error", err)
+	}
+	p := newProgress(os.Stderr, images)
+	hook.Progress = p.step
+	undone := context.AfterFunc(ctx, func() {
+		p.say(fmt.Sprintf("%v: undoing what was begun, as soon as criu comes to a point where it can be", context.Cause(ctx)))
+	})
+	result, err := do(ctx, hook)
+	undone()
+	p.stop()
+	if asJSON {
+		if jsonErr := writeJSON(cmd.OutOrStdout(), newSummary(verb, result, err)); err == nil {
+			err = jsonErr
+		}
+		return err
+	}
+	if err == nil {
+		fmt.Fprint(cmd.OutOrStdout(), newSummary(verb, result, nil))
+	}
+	return err
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/hooks"
+)
+
+// progress tells people what a dump or restore does: on a terminal in one line
+// that changes, else in a line for each phase and, in long ones, some more.
+type progress struct {
+	out    *os.File
+	tty    bool
+	images string
+
+	mu      sync.Mutex
+	phase   string
+	begun   time.Time
+	said    time.Time
+	measure func() (done, total int64) // bytes; nil if nothing can be measured
+	done    chan struct{}
+}
+
+func newProgress(out *os.File, images string) *progress {
+	_, err := unix.IoctlGetTermios(int(out.Fd()), unix.TCGETS)
+	p := &progress{out: out, tty: err == nil, images: images, done: make(chan struct{})}
+	go p.run()
+	return p
+}
+
+// phases are the steps that may take long, in words.
+var phases = map[string]string{
+	"lock":        "waiting until the GPU is idle",
+	"checkpoint":  "moving GPU memory into the processes",
+	"dumping":     "criu writes the image",
+	"publish":     "waiting until the image is on disk",
+	"pre-restore": "criu restores the processes",
+	"restore":     "moving GPU memory back to the GPUs",
+}
+
+// step is told of every step of the session as it begins.
+func (p *progress) step(s *hooks.Session, step string) {
+	text, known := phases[step]
+	if !known {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.phase, p.begun, p.said = text, time.Now(), time.Now()
+	p.measure = measureOf(s, step)
+	if p.tty {
+		p.line()
+	} else {
+		fmt.Fprintf(p.out, "cucriu: %s\n", text)
+	}
+}
+
+// say prints a line of its own.
+func (p *progress) say(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.tty {
+		io.WriteString(p.out, "\r\x1b[K")
+	}
+	fmt.Fprintf(p.out, "cucriu: %s\n", text)
+}
+
+func (p *progress) stop() {
+	close(p.done)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.phase = ""
+	if p.tty {
+		io.WriteString(p.out, "\r\x1b[K")
+	}
+}
+
+func (p *progress) run() {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.done:
+			return
+		case <-tick.C:
+		}
+		p.mu.Lock()
+		if p.phase != "" && (p.tty || time.Since(p.said) > 10*time.Second) {
+			p.line()
+		}
+		p.mu.Unlock()
+	}
+}
+
+// line shows the phase as it stands.
+func (p *progress) line() {
+	text := p.phase
+	elapsed := time.Since(p.begun)
+	if p.measure != nil {
+		if done, total := p.measure(); total > 0 && done > 0 {
+			text += fmt.Sprintf(": %s of %s, %s/s", size(min(done, total)), size(total), size(int64(float64(done)/max(elapsed.Seconds(), 0.1))))
+		}
+	}
+	text += fmt.Sprintf(" (%s)", elapsed.Round(time.Second))
+	if p.tty {
+		text = "\r\x1b[K" + text
+	} else {
+		text = "cucriu: " + text + "\n"
+	}
+	io.WriteString(p.out, text)
+	p.said = time.Now()
+}
+
+// measureOf is how far a step is, where that shows: GPU memory that is staged
+// makes the processes grow, and shrink again on the way back; an image grows in
+// its directory.
+func measureOf(s *hooks.Session, step string) func() (done, total int64) {
+	var pids []int
+	var memory int64
+	for _, member := range s.Members {
+		pids = append(pids, member.PID)
+		for _, size := range member.MemoryBytes {
+			memory += int64(size)
+		}
+	}
+	switch step {
+	case "checkpoint":
+		before := resident(pids)
+		return func() (int64, int64) { return resident(pids) - before, memory }
+	case "restore":
+		before := resident(pids)
+		return func() (int64, int64) { return before - resident(pids), memory }
+	case "dumping":
+		tree, err := criuutil.Tree(s.Root.PID)
+		if err != nil {
+			return nil
+		}
+		total, dir := resident(tree), s.ImageDir
+		return func() (int64, int64) { return written(dir), total }
+	}
+	return nil
+}
+
+func resident(pids []int) int64 {
+	var sum int64
+	for _, pid := range pids {
+		if proc, err := procfs.NewProc(pid); err == nil {
+			if stat, err := proc.Stat(); err == nil {
+				sum += int64(stat.ResidentMemory())
+			}
+		}
+	}
+	return sum
+}
+
+func written(dir string) int64 {
+	var sum int64
+	files, _ := filepath.Glob(filepath.Join(dir, "pages-*.img"))
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil {
+			sum += info.Size()
+		}
+	}
+	return sum
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/google/renameio/v2"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/hooks"
+)
+
+func restoreCommand() *cobra.Command {
+	var criu criuFlags
+	var pidFile string
+	var foreground, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "restore -D DIR",
+		Short: "Restore a process tree with its GPU state, with criu",
+		Long: `Restore a process tree with its GPU state, with criu.
+
+It returns once the job runs, and leaves it running; with --foreground it stays,
+passes signals on to the job's root process and ends with its exit status.
+
+The checks that can be made beforehand (driver version, GPU map, free GPU memory)
+are made before criu creates anything. If the restore fails later, what exists of
+the job is ended, and the image is intact.`,
+		Example: `  cucriu restore -D /var/lib/images/job1
+  cucriu restore -D /var/lib/images/job1 -j --foreground
+  CUCRIU_CONFIG=/root/swap.yaml cucriu restore -D /var/lib/images/job1 --pidfile /run/job1.pid`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if foreground && cmd.Flags().Changed("restore-detached") {
+				return usageError{errors.New("either --foreground or -d")}
+			}
+			options, err := criu.options()
+			if err != nil {
+				return err
+			}
+			options.RPC.RstSibling = proto.Bool(foreground) // then the root is our child, and tells us its status
+			root := 0
+			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (hooks.Result, error) {
+				result, err := hook.Restore(ctx, criu.images, options)
+				root = result.RootPID
+				return result, err
+			})
+			if err != nil {
+				return err
+			}
+			if pidFile != "" {
+				if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(root)+"\n"), 0o644); err != nil {
+					fmt.Fprintln(os.Stderr, "cucriu: the job runs, but its pid file could not be written:", err)
+				}
+			}
+			if foreground {
+				return attend(root, criu.shellJob)
+			}
+			return nil
+		},
+	}
+	criu.add(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&foreground, "foreground", false, "stay, pass signals on, and end with the job's exit status")
+	flags.BoolP("restore-detached", "d", true, "return once the job runs (the default)")
+	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"cucriu/hooks"
+)
+
+// summary is what a dump or restore says at its end.
+type summary struct {
+	Verb            string       `json:"verb"` // dump or restore
+	Success         bool         `json:"success"`
+	Error           string       `json:"error,omitempty"`
+	RootPID         int          `json:"root_pid"`
+	ImagesDir       string       `json:"images_dir"`
+	ImageBytes      int64        `json:"image_bytes"`
+	GPUBytes        uint64       `json:"gpu_bytes"`
+	Processes       int          `json:"cuda_processes"`
+	Outcome         string       `json:"outcome,omitempty"`
+	TotalSeconds    float64      `json:"total_seconds"`
+	DowntimeSeconds float64      `json:"downtime_seconds"`
+	Phases          hooks.Phases `json:"phases"`
+	Log             string       `json:"log"`
+}
+
+func newSummary(verb string, r hooks.Result, err error) summary {
+	s := summary{
+		Verb: verb, Success: err == nil, RootPID: r.RootPID, ImagesDir: r.ImagesDir, ImageBytes: r.Bytes,
+		TotalSeconds: r.Total.Seconds(), DowntimeSeconds: r.Downtime.Seconds(), Log: r.Log,
+	}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	if r.Session != nil {
+		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases, len(r.Session.Members)
+		for _, member := range r.Session.Members {
+			for _, size := range member.MemoryBytes {
+				s.GPUBytes += size
+			}
+		}
+	}
+	return s
+}
+
+func (s summary) String() string {
+	var text strings.Builder
+	what := "no CUDA process"
+	if s.Processes > 0 {
+		what = fmt.Sprintf("%d CUDA process(es), %s of GPU memory", s.Processes, size(int64(s.GPUBytes)))
+	}
+	switch {
+	case s.Verb == "restore":
+		fmt.Fprintf(&text, "restored process %d from %s: %s\n", s.RootPID, s.ImagesDir, what)
+	case s.Outcome == "running":
+		fmt.Fprintf(&text, "dumped process %d into %s, it runs on: %s\n", s.RootPID, s.ImagesDir, what)
+	default:
+		fmt.Fprintf(&text, "dumped process %d into %s: %s\n", s.RootPID, s.ImagesDir, what)
+	}
+	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
+	if len(s.Phases) > 0 {
+		fmt.Fprintf(&text, "  %v\n", s.Phases)
+	}
+	return text.String()
+}
+
+func seconds(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
+}
+
+func size(bytes int64) string {
+	const units = "KMGT"
+	if bytes < 1024 {
+		return fmt.Sprintf("%d B", bytes)
+	}
+	value, unit := float64(bytes)/1024, 0
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", value, units[unit])
+}

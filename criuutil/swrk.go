@@ -1,0 +1,154 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+// Swrk is one criu that serves one request over a socket: "criu swrk".
+//
+// It does what go-criu's client does not: it says which process criu is, hands
+// on the pre-resume stage, answers criu when a stage fails (instead of hanging
+// up), takes answers of any length, and leaves no descriptor to other children.
+type Swrk struct {
+	*Process
+	cmd  *exec.Cmd
+	conn *net.UnixConn
+}
+
+// StartSwrk starts the criu at path, with env as its environment and this
+// process's standard streams.
+//
+// It is given a process group of its own: what a terminal sends to the
+// foreground group must not end criu in the middle of its work.
+func StartSwrk(path string, env []string) (*Swrk, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket for criu: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "swrk"), os.NewFile(uintptr(fds[1]), "swrk")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("socket for criu: %w", err)
+	}
+	cmd := exec.Command(path, "swrk", "3")
+	cmd.Env = env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("start criu: %w", err)
+	}
+	process, err := OpenProcess(cmd.Process.Pid)
+	if err != nil {
+		conn.Close()
+		return nil, errors.Join(err, cmd.Wait())
+	}
+	return &Swrk{Process: process, cmd: cmd, conn: conn.(*net.UnixConn)}, nil
+}
+
+// Notify is called at each stage that criu announces. pid is the root task as
+// criu's caller sees it, 0 if criu does not name it. An error makes criu fail
+// the stage; which of them it then heeds, and which it ignores, is criu's.
+type Notify func(ctx context.Context, stage string, pid int) error
+
+// Do makes a request and serves criu's notifications until criu has answered.
+// The error is that of the stage that failed first, else what criu says.
+//
+// The end of ctx reaches the notify function alone: a criu that is killed while
+// it works in a process may take the process with it.
+func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts, notify Notify) (*rpc.CriuResp, error) {
+	opts.NotifyScripts = proto.Bool(true)
+	request := &rpc.CriuReq{Type: kind.Enum(), Opts: opts}
+	var failed error
+	for {
+		response, err := s.exchange(request)
+		if err != nil {
+			return nil, errors.Join(failed, err)
+		}
+		if response.GetType() != rpc.CriuReqType_NOTIFY {
+			if failed == nil && !response.GetSuccess() {
+				failed = &CriuError{Message: response.GetCrErrmsg(), Errno: unix.Errno(response.GetCrErrno())}
+			}
+			return response, failed
+		}
+		event := response.GetNotify()
+		err = notify(ctx, event.GetScript(), int(event.GetPid()))
+		if err != nil && failed == nil {
+			failed = err
+		}
+		request = &rpc.CriuReq{Type: rpc.CriuReqType_NOTIFY.Enum(), NotifySuccess: proto.Bool(err == nil)}
+	}
+}
+
+// maxResponse is far beyond what criu answers: some error lines at most.
+const maxResponse = 1 << 20
+
+func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
+	data, err := proto.Marshal(request)
+	if err != nil {
+		return nil, fmt.Errorf("request to criu: %w", err)
+	}
+	if _, err := s.conn.Write(data); err != nil {
+		return nil, fmt.Errorf("request to criu: %w", err)
+	}
+	buffer := make([]byte, maxResponse)
+	n, _, flags, _, err := s.conn.ReadMsgUnix(buffer, nil)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("answer of criu: %w", err)
+	case n == 0:
+		return nil, errors.New("criu ended without an answer")
+	case flags&unix.MSG_TRUNC != 0:
+		return nil, fmt.Errorf("answer of criu: longer than %d bytes", maxResponse)
+	}
+	response := new(rpc.CriuResp)
+	if err := proto.Unmarshal(buffer[:n], response); err != nil {
+		return nil, fmt.Errorf("answer of criu: %w", err)
+	}
+	return response, nil
+}
+
+// Close hangs up, which ends criu once it is through with its request, and
+// waits for its end.
+func (s *Swrk) Close() error {
+	s.conn.Close()
+	err := s.cmd.Wait()
+	s.Process.Close()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return nil // its status repeats what its answer said
+	}
+	if err != nil {
+		return fmt.Errorf("criu: %w", err)
+	}
+	return nil
+}
+
+// CriuError is criu's own word on why it failed: the first error that it
+// logged, which is not always the cause. See [LogErrors] for all of them.
+type CriuError struct {
+	Message string
+	Errno   unix.Errno
+}
+
+func (e *CriuError) Error() string {
+	switch {
+	case e.Message != "":
+		return "criu failed: " + e.Message
+	case e.Errno != 0:
+		return "criu failed: " + e.Errno.Error()
+	}
+	return "criu failed"
+}

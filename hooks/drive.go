@@ -1,0 +1,291 @@
+package hooks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/criuutil"
+)
+
+// ErrNotBack is wrapped by the error of a dump or restore that failed and whose
+// job is not in a good state yet: its watcher goes on trying, and the recover
+// command shows why.
+var ErrNotBack = errors.New("the job is not back yet")
+
+// CriuOptions is how a dump or restore drives criu.
+type CriuOptions struct {
+	// Path of the criu to run; empty looks it up in PATH and where root's
+	// programs lie.
+	Path string
+	// RPC are the options by criu's own names. What Dump and Restore decide by
+	// themselves (the folders, notifications, log) they set in it.
+	RPC *rpc.CriuOpts
+	// ConfigFile holds options that have no place in RPC, in the form of
+	// criu's configuration files; empty if there is none.
+	ConfigFile string
+	// WorkDir is where criu's log and statistics go; empty for a folder in the
+	// run directory.
+	WorkDir string
+	// LeaveStopped is criu's -s.
+	LeaveStopped bool
+}
+
+// Result is what a dump or restore was.
+type Result struct {
+	// Session is the journal; nil if no process uses CUDA.
+	Session   *Session      `json:"session,omitempty"`
+	RootPID   int           `json:"root_pid"` // as criu's caller sees it
+	ImagesDir string        `json:"images_dir"`
+	Log       string        `json:"log"` // criu's
+	Bytes     int64         `json:"image_bytes"`
+	Total     time.Duration `json:"total_ns"`
+	// Downtime is how long the job did not run: on a dump from the lock on, on
+	// a restore the whole of it.
+	Downtime time.Duration `json:"downtime_ns"`
+}
+
+// drive is one request to a criu that we started.
+type drive struct {
+	*Hook
+	kind    Kind
+	options CriuOptions
+	workDir string
+	swrk    *criuutil.Swrk
+	criu    *criuutil.Criu
+	stage   Stage // what all stages have in common
+	begun   time.Time
+}
+
+// start starts criu for a request about an image directory.
+func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, error) {
+	d := &drive{Hook: h, kind: kind, options: options, begun: time.Now()}
+	path, err := FindCriu(options.Path)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.prepareWorkDir(); err != nil {
+		return nil, err
+	}
+	self, err := criuutil.OpenProcess(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	defer self.Close()
+	d.stage = Stage{ImageDir: imagesDir, Client: &self.Ident}
+	empty, err := h.emptyDir()
+	if err != nil {
+		return nil, err
+	}
+	// criu's own CUDA plugin would do our work once more, without the map.
+	env := append(os.Environ(), "CRIU_LIBS_DIR="+empty)
+	if d.swrk, err = criuutil.StartSwrk(path, env); err != nil {
+		return nil, err
+	}
+	d.criu = &criuutil.Criu{
+		Process: d.swrk.Process, LeaveStopped: options.LeaveStopped,
+		LeaveRunning: options.RPC.GetLeaveRunning(), FreezeCgroup: options.RPC.GetFreezeCgroup() != "",
+	}
+	if options.RPC.GetRstSibling() {
+		d.criu.RootParent = &self.Ident
+	}
+	return d, nil
+}
+
+// FindCriu finds the criu program: path if it is not empty, else criu in PATH
+// and in the folders of root's programs.
+func FindCriu(path string) (string, error) {
+	if path != "" {
+		found, err := exec.LookPath(path)
+		if err != nil {
+			return "", fmt.Errorf("criu: %w", err)
+		}
+		return filepath.Abs(found)
+	}
+	if found, err := exec.LookPath("criu"); err == nil {
+		return filepath.Abs(found)
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+		if found, err := exec.LookPath(filepath.Join(dir, "criu")); err == nil {
+			return found, nil
+		}
+	}
+	return "", errors.New("criu is not installed (neither in PATH nor in /usr/sbin): install CRIU 4.0 or newer, or name it with --criu")
+}
+
+// emptyDir is a folder of plugins without any.
+func (h *Hook) emptyDir() (string, error) {
+	if _, err := sessionsDir(h.Config.RunDir); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(h.Config.RunDir, "no-plugins")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("run directory: %w", err)
+	}
+	return dir, nil
+}
+
+const keepLogs = 32 // folders of criu's logs in the run directory
+
+// prepareWorkDir makes a folder for criu's log, where the user has named none,
+// and drops the oldest of them.
+func (d *drive) prepareWorkDir() error {
+	if d.options.WorkDir != "" {
+		d.workDir = d.options.WorkDir
+		return nil
+	}
+	if _, err := sessionsDir(d.Config.RunDir); err != nil {
+		return err
+	}
+	logs := filepath.Join(d.Config.RunDir, "logs")
+	// Names that sort by time.
+	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
+	if err := os.MkdirAll(d.workDir, 0o700); err != nil {
+		return fmt.Errorf("folder for criu's log: %w", err)
+	}
+	entries, err := os.ReadDir(logs)
+	if err != nil {
+		return fmt.Errorf("folder for criu's log: %w", err)
+	}
+	for _, entry := range entries[:max(0, len(entries)-keepLogs)] {
+		if err := os.RemoveAll(filepath.Join(logs, entry.Name())); err != nil {
+			return fmt.Errorf("drop an old log: %w", err)
+		}
+	}
+	return nil
+}
+
+// do makes the request and serves criu's stages, until criu has ended.
+func (d *drive) do(ctx context.Context) (*rpc.CriuResp, error) {
+	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
+	images, err := os.Open(d.stage.ImageDir)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("image directory: %w", err), d.swrk.Close())
+	}
+	defer images.Close()
+	work, err := os.Open(d.workDir)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("folder for criu's log: %w", err), d.swrk.Close())
+	}
+	defer work.Close()
+	opts.ImagesDirFd = proto.Int32(int32(images.Fd()))
+	opts.WorkDirFd = proto.Int32(int32(work.Fd()))
+	if opts.LogFile == nil {
+		opts.LogFile = proto.String(string(d.kind) + ".log")
+	}
+	d.options.RPC.LogFile = opts.LogFile
+	config, err := d.configFile()
+	if err != nil {
+		return nil, errors.Join(err, d.swrk.Close())
+	}
+	if config != "" {
+		opts.ConfigFile = proto.String(config)
+	}
+	request := rpc.CriuReqType_DUMP
+	if d.kind == KindRestore {
+		request = rpc.CriuReqType_RESTORE
+	}
+	response, err := d.swrk.Do(ctx, request, opts, d.notified)
+	if closeErr := d.swrk.Close(); err == nil {
+		err = closeErr
+	}
+	return response, d.explained(err)
+}
+
+// configFile is the user's file with the options that RPC has no place for, or
+// has only in the newest criu: older ones would pass over them in silence.
+func (d *drive) configFile() (string, error) {
+	if !d.options.LeaveStopped {
+		return d.options.ConfigFile, nil
+	}
+	text := "leave-stopped\n"
+	if d.options.ConfigFile != "" {
+		user, err := os.ReadFile(d.options.ConfigFile)
+		if err != nil {
+			return "", fmt.Errorf("criu's configuration: %w", err)
+		}
+		text = string(user) + "\n" + text
+	}
+	path := filepath.Join(d.workDir, "criu.conf")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return "", fmt.Errorf("criu's configuration: %w", err)
+	}
+	return path, nil
+}
+
+// notified does a stage. Once the caller has given up, the next stage that can
+// still abort does: everything is undone then, in criu and here.
+func (d *drive) notified(ctx context.Context, action string, pid int) error {
+	abortable := []string{"pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-setup-namespaces", "post-restore"}
+	if slices.Contains(abortable, action) && ctx.Err() != nil {
+		return fmt.Errorf("interrupted at criu's stage %s: %w", action, context.Cause(ctx))
+	}
+	if !slices.Contains(abortable, action) {
+		ctx = context.WithoutCancel(ctx)
+	}
+	stage := d.stage
+	stage.Action = action
+	if pid == 0 && action == "pre-dump" {
+		pid = int(d.options.RPC.GetPid())
+	}
+	if pid > 0 {
+		stage.InitPID = strconv.Itoa(pid)
+		d.stage.InitPID = stage.InitPID // not every stage names it
+	}
+	return d.runStage(ctx, d.criu, stage)
+}
+
+func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
+
+// explained adds criu's own errors to that of a request.
+func (d *drive) explained(err error) error {
+	failed := new(criuutil.CriuError)
+	if !errors.As(err, &failed) {
+		return err
+	}
+	log, readErr := os.ReadFile(d.logPath())
+	if readErr != nil {
+		return err
+	}
+	if lines := criuutil.LogErrors(bytes.NewReader(log), 5); len(lines) > 0 {
+		return fmt.Errorf("%w\ncriu's last errors:\n  %s\nits log: %s", err, strings.Join(lines, "\n  "), d.logPath())
+	}
+	return fmt.Errorf("%w; its log: %s", err, d.logPath())
+}
+
+// finishSession takes the session of a criu that has ended to a good end, as
+// its watcher would, and returns it; nil if there is none.
+func (d *drive) finishSession(ctx context.Context) (*Session, error) {
+	ctx = context.WithoutCancel(ctx)
+	s, err := d.latestSessionOf(d.kind, d.criu) // waits while the watcher is at work
+	if err != nil || s == nil {
+		return nil, err
+	}
+	defer s.unlock()
+	if err := d.finish(ctx, s); err != nil {
+		return s, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
+	}
+	return s, nil
+}
+
+func (d *drive) result(s *Session, root int, dir string) Result {
+	r := Result{Session: s, RootPID: root, ImagesDir: dir, Log: d.logPath(), Total: time.Since(d.begun)}
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil && info.Mode().IsRegular() {
+			r.Bytes += info.Size()
+		}
+	}
+	return r
+}

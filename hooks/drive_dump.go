@@ -1,0 +1,86 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or
+// absent at any time: criu writes beside it, and what it has written gets the
+// name of dir once it is on disk and before the processes are ended.
+//
+// After an error the job runs on as before, unless the error wraps
+// [ErrNotBack]. The end of ctx makes the dump fail at the next point where
+// everything can be undone.
+func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Result, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return Result{}, fmt.Errorf("image directory: %w", err)
+	}
+	partial, err := newPartial(dir)
+	if err != nil {
+		return Result{}, err
+	}
+	defer os.RemoveAll(partial) // not there any more after a success
+	var locked time.Time        // when the job came to a halt
+	noting := *h
+	noting.Progress = func(s *Session, step string) {
+		if step == "lock" && locked.IsZero() {
+			locked = time.Now()
+		}
+		if h.Progress != nil {
+			h.Progress(s, step)
+		}
+	}
+	d, err := noting.start(KindDump, options, partial)
+	if err != nil {
+		return Result{}, err
+	}
+	leavesRunning := options.RPC.GetLeaveRunning()
+	if !leavesRunning {
+		d.stage.PublishAs = dir
+	}
+	_, dumpErr := d.do(ctx)
+	ended := time.Now()
+	s, err := d.finishSession(ctx)
+	if s != nil && s.Outcome == OutcomeRunning {
+		ended = time.Now()
+	}
+	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != OutcomeDumped) {
+		return Result{Session: s, Log: d.logPath()}, err
+	}
+	if leavesRunning {
+		if err := publish(partial, dir); err != nil {
+			return Result{Session: s, Log: d.logPath()}, fmt.Errorf("the job runs on, but its image could not be completed: %w", err)
+		}
+	}
+	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {
+		if err := copyFile(filepath.Join(d.workDir, name), filepath.Join(dir, name)); err != nil && options.WorkDir == "" {
+			h.Log.Debug("criu's log is not beside the image", "error", err)
+		}
+	}
+	r := d.result(s, int(options.RPC.GetPid()), dir)
+	if !locked.IsZero() {
+		r.Downtime = ended.Sub(locked)
+	}
+	return r, nil
+}
+
+func copyFile(from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(target, source)
+	return errors.Join(err, target.Close())
+}

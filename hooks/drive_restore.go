@@ -1,0 +1,34 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+)
+
+// Restore has criu restore the image in dir, and returns once the job runs.
+// After an error no process of it is left and the image is intact, unless the
+// error wraps [ErrNotBack] or the configuration says to leave them.
+func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Result, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return Result{}, fmt.Errorf("image directory: %w", err)
+	}
+	d, err := h.start(KindRestore, options, dir)
+	if err != nil {
+		return Result{}, err
+	}
+	response, err := d.do(ctx)
+	s, finishErr := d.finishSession(ctx)
+	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != OutcomeRunning && s.Outcome != OutcomeStopped {
+		// criu does not heed what fails after its own part.
+		err = errors.New(s.Message)
+	}
+	if err != nil {
+		return Result{Session: s, Log: d.logPath()}, err
+	}
+	r := d.result(s, int(response.GetRestore().GetPid()), dir)
+	r.Downtime = r.Total
+	return r, nil
+}

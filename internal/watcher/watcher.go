@@ -1,0 +1,38 @@
+// Package watcher is the process that watches over a session: a program started
+// as "PROGRAM watch DIR".
+package watcher
+
+import (
+	"context"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+)
+
+// Run watches over the session in dir and returns when it has come to a good end.
+//
+// Its life is bounded by criu's, and what it holds is a job that waits to be
+// brought back, so it does not let itself be ended by the signals that end a
+// service or a terminal session.
+func Run(hook *hooks.Hook, dir string) error {
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
+	err := hook.Watch(context.Background(), dir, readyOnce{os.Stdout})
+	if err != nil {
+		hook.Log.Error("watcher", "error", err)
+	}
+	return err
+}
+
+// readyOnce closes the pipe to the hook after the one byte that it waits for.
+type readyOnce struct{ pipe *os.File }
+
+func (r readyOnce) Write(data []byte) (int, error) {
+	n, err := r.pipe.Write(data)
+	if closeErr := r.pipe.Close(); err == nil {
+		err = closeErr
+	}
+	return n, err
+}

@@ -1,0 +1,410 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// The exit statuses of the cucriu command.
+const (
+	failed = 1
+	usage  = 2
+)
+
+// cucriu runs the command to its end and fails the test unless it exits with
+// the status.
+func cucriu(t *testing.T, host *testenv.Host, status int, args ...string) string {
+	t.Helper()
+	cmd := host.CucriuCommand(args...)
+	watchdog := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer watchdog.Stop()
+	out, err := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != status {
+		t.Fatalf("cucriu %s: exit status %d (%v), want %d\n%s", args[0], code, err, status, out)
+	}
+	return string(out)
+}
+
+// dumped fails the test unless there is a complete image and nothing beside it.
+func dumped(t *testing.T, images string) {
+	t.Helper()
+	for _, name := range []string{"inventory.img", "pstree.img", hooks.ManifestName, "dump.log", "stats-dump"} {
+		if _, err := os.Stat(filepath.Join(images, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	onlyImage(t, images)
+}
+
+// onlyImage fails the test if a partial image is left.
+func onlyImage(t *testing.T, images string) {
+	t.Helper()
+	left, err := filepath.Glob(images + "?*")
+	if err != nil || len(left) > 0 {
+		t.Errorf("left beside the image: %v %v", left, err)
+	}
+}
+
+// notDumped fails the test unless the job runs on and there is no image.
+func notDumped(t *testing.T, job *testenv.Job, images string) {
+	t.Helper()
+	job.Runs()
+	if _, err := os.Stat(images); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the dump failed, but there is an image directory: %v", err)
+	}
+	onlyImage(t, images)
+}
+
+func newImages(t *testing.T) string { return filepath.Join(t.TempDir(), "images") }
+
+func TestCommandDumpAndRestore(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(2, "--procs", "2", "--gpus", "0,1", "--spin", "stream-sync")
+		images := newImages(t)
+		out := cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		if job.Alive() || host.LastOutcome() != "dumped" {
+			t.Fatalf("the job is not dumped but %q\n%s", host.LastOutcome(), out)
+		}
+		dumped(t, images)
+		if !strings.Contains(out, "moving GPU memory") || !strings.Contains(out, "2 CUDA process(es)") {
+			t.Errorf("neither progress nor summary:\n%s", out)
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		var summary struct {
+			Success bool
+			RootPID int    `json:"root_pid"`
+			GPU     uint64 `json:"gpu_bytes"`
+			Phases  hooks.Phases
+		}
+		cmd := host.CucriuCommand("restore", "-D", images, "--json")
+		data, err := cmd.Output()
+		if err == nil {
+			err = json.Unmarshal(data, &summary)
+		}
+		if err != nil || !summary.Success || summary.RootPID != job.PID || summary.GPU == 0 || len(summary.Phases) == 0 {
+			t.Fatalf("cucriu restore --json: %v\n%s", err, data)
+		}
+		job.Runs()
+		noWatcher(t, host)
+	})
+}
+
+// noWatcher fails the test if a watcher of the host is left.
+func noWatcher(t *testing.T, host *testenv.Host) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Soon, "no watcher is left", func() bool { return len(host.Watchers()) == 0 })
+}
+
+func TestCommandDumpLeavesRunning(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-R")
+		job.Runs()
+		dumped(t, images)
+		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images) // never over another
+		job.Runs()
+		job.Kill()
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}
+
+func TestCommandLeavesStopped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-s")
+		if !job.Stopped() {
+			t.Fatal("cucriu dump -s left the job running")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+		job.Kill()
+		cucriu(t, host, 0, "restore", "-D", images, "-s")
+		if !job.Stopped() {
+			t.Fatal("cucriu restore -s left the job running")
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+	})
+}
+
+func TestCommandTreeWithoutCUDA(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
+		job := testenv.JobOf(t, host.Spawn(t.TempDir(), "/bin/sleep", "1000"))
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		cucriu(t, host, 0, "restore", "-D", images)
+		if !job.Alive() {
+			t.Fatal("sleep is gone")
+		}
+	})
+}
+
+func TestCommandForegroundPassesSignalsAndTheStatus(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `trap 'kill $!; exit 42' TERM; "$@" & wait`, "sh"}, 1)
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		cmd := host.CucriuCommand("restore", "-D", images, "--foreground")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is restored", func() bool { return host.RestoreOutcome() == "running" })
+		job.Runs()
+		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 42 {
+			t.Fatalf("exit status %d, and the job's is 42", code)
+		}
+	})
+}
+
+func TestCommandBesideTheHookInCriusConfiguration(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		config := filepath.Join(t.TempDir(), "criu.conf")
+		if err := os.WriteFile(config, []byte("action-script "+host.HookBin+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--criu-config", config)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		cucriu(t, host, 0, "restore", "-D", images, "--criu-config", config)
+		job.Runs()
+		if n := len(host.Sessions()); n != 2 {
+			t.Errorf("%d sessions for one dump and one restore", n)
+		}
+	})
+}
+
+func TestCommandRefuses(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		full := t.TempDir()
+		if err := os.WriteFile(filepath.Join(full, "precious"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		images := newImages(t)
+		for _, test := range []struct {
+			status int
+			says   string
+			args   []string
+		}{
+			{usage, "-t", []string{"dump", "-D", images}},
+			{usage, "-D", []string{"dump", "-t", job.Root()}},
+			{usage, "unknown flag", []string{"dump", "--no-such-flag"}},
+			{usage, "-o", []string{"dump", "-t", job.Root(), "-D", images, "-o", "a/b"}},
+			{usage, "ghost-limit", []string{"dump", "-t", job.Root(), "-D", images, "--ghost-limit", "lots"}},
+			{failed, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
+			{failed, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
+			{failed, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
+			{failed, "99999", []string{"dump", "-t", "99999", "-D", images}},
+			{failed, "no such file", []string{"restore", "-D", images}},
+			{usage, "foreground", []string{"restore", "-D", full, "--foreground", "-d"}},
+		} {
+			if out := cucriu(t, host, test.status, test.args...); !strings.Contains(out, test.says) {
+				t.Errorf("cucriu %v says nothing of %q:\n%s", test.args, test.says, out)
+			}
+			notDumped(t, job, images)
+		}
+		if names, _ := os.ReadDir(full); len(names) != 1 {
+			t.Errorf("a refused dump has left %v", names)
+		}
+	})
+}
+
+// TestCommandGivesUpOnASignal: at every stage at which a signal can come.
+func TestCommandGivesUpOnASignal(t *testing.T) {
+	stage := func(name string) func(*testing.T, *testenv.Host) []string {
+		// An action script that waits until the signal has come.
+		return func(t *testing.T, host *testenv.Host) []string {
+			script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = `+name+` ] || exit 0
+: >`+host.RunDir+`/reached; while [ -e `+host.RunDir+`/reached ]; do sleep 0.02; done`)
+			config := filepath.Join(t.TempDir(), "criu.conf")
+			if err := os.WriteFile(config, []byte("action-script "+script+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return []string{"--criu-config", config}
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		signal unix.Signal
+		hold   func(*testing.T, *testenv.Host) []string
+	}{
+		{"while it locks", unix.SIGINT, func(_ *testing.T, host *testenv.Host) []string {
+			host.Faults("lock delay 700ms")
+			return nil
+		}},
+		{"after pre-dump", unix.SIGTERM, stage("pre-dump")},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1)
+				images := newImages(t)
+				if err := os.MkdirAll(host.RunDir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				extra := test.hold(t, host)
+				reached := func() bool {
+					_, err := os.Stat(filepath.Join(host.RunDir, "reached"))
+					return err == nil
+				}
+				if extra == nil {
+					reached = func() bool { return host.Step() == "lock" }
+				}
+				out := new(strings.Builder)
+				cmd := host.CucriuCommand(append([]string{"dump", "-t", job.Root(), "-D", images}, extra...)...)
+				cmd.Stdout, cmd.Stderr = out, out
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "the dump gets there", reached)
+				if err := cmd.Process.Signal(test.signal); err != nil {
+					t.Fatal(err)
+				}
+				// It is told of the signal, and only then goes on.
+				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
+				_ = os.Remove(filepath.Join(host.RunDir, "reached"))
+				_ = cmd.Wait()
+				if code := cmd.ProcessState.ExitCode(); code != 128+int(test.signal) {
+					t.Fatalf("exit status %d\n%s", code, out)
+				}
+				notDumped(t, job, images)
+				noWatcher(t, host)
+			})
+		})
+	}
+}
+
+// TestCommandIsKilledAtAStep: kill -9 of the command that serves criu.
+func TestCommandIsKilledAtAStep(t *testing.T) {
+	for _, step := range []string{"dump.lock", "dump.checkpoint", "dump.dumping", "dump.publish", "dump.dumped"} {
+		t.Run(step, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--spin", "stream-sync")
+				images := newImages(t)
+				host.UseFailpoint(step + "=kill")
+				err := host.CucriuCommand("dump", "-t", job.Root(), "-D", images).Run()
+				var exit *exec.ExitError
+				if !errors.As(err, &exit) || exit.Exited() {
+					t.Fatalf("the command was not killed: %v", err)
+				}
+				host.WaitOutcome("running")
+				job.Runs()
+				complete := step == "dump.dumped" // it has its name already
+				if _, err := os.Stat(filepath.Join(images, "inventory.img")); (err == nil) != complete {
+					t.Errorf("the image: %v", err)
+				}
+				noWatcher(t, host)
+				onlyImage(t, images)
+			})
+		})
+	}
+	for _, step := range []string{"restore.pre-restore", "restore.pre-resume", "restore.post-resume"} {
+		t.Run(step, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1)
+				images := host.Dump(job)
+				host.UseFailpoint(step + "=kill")
+				if err := host.CucriuCommand("restore", "-D", images).Run(); err == nil {
+					t.Fatal("the command was not killed")
+				}
+				host.Setenv("CUCRIU_FAILPOINT", "")
+				if step != "restore.pre-restore" { // there it has no watcher yet, and nothing to watch over
+					testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
+				}
+				if !job.Alive() {
+					testenv.Eventually(t, testenv.Soon, "the pid is free", job.Gone)
+					cucriu(t, host, 0, "restore", "-D", images)
+				}
+				job.Runs()
+				for _, s := range host.Sessions() {
+					if s.Outcome == "" {
+						t.Errorf("a session is left open at step %s", s.Step)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestCommandDumpWhoseCriuIsKilled(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && kill -9 $PPID; exit 0`)
+		config := filepath.Join(t.TempDir(), "criu.conf")
+		if err := os.WriteFile(config, []byte("action-script "+script+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images, "--criu-config", config)
+		if got := host.LastOutcome(); got != "running" {
+			t.Fatalf("outcome %q", got)
+		}
+		job.Runs()
+	})
+}
+
+func TestCommandFailedDumpNamesCriusReason(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		// A deleted file that is larger than criu takes along.
+		job := host.StartUnder([]string{"/bin/sh", "-c", `exec 3>/tmp/gone-$$; rm /tmp/gone-$$; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
+		images := newImages(t)
+		out := cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images)
+		if !strings.Contains(out, "ghost") || !strings.Contains(out, "dump.log") {
+			t.Errorf("the error names neither criu's reason nor its log:\n%s", out)
+		}
+		notDumped(t, job, images)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--ghost-limit", "4M")
+	})
+}
+
+func TestCommandRestoreThatFailsLateIsAnError(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		host.Faults("restore return 999")
+		cucriu(t, host, failed, "restore", "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is ended", job.Gone)
+		host.Faults("")
+		pidFile := filepath.Join(t.TempDir(), "pid")
+		cucriu(t, host, 0, "restore", "-D", images, "--pidfile", pidFile)
+		job.Runs()
+		if data, err := os.ReadFile(pidFile); err != nil || strings.TrimSpace(string(data)) != strconv.Itoa(job.PID) {
+			t.Errorf("pid file: %q %v", data, err)
+		}
+	})
+}
