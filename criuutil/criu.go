@@ -55,7 +55,7 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 	if err != nil {
 		return nil, errors.Join(goneOr(pid, err), process.Close())
 	}
-	args, err := proc.CmdLine()
+	args, err := arguments(proc)
 	if err != nil {
 		return nil, errors.Join(goneOr(pid, err), process.Close())
 	}
@@ -74,6 +74,19 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 // shortOptions are criu's, in getopt's notation (crtools.c of criu 4.2).
 const shortOptions = "dSsRt:hD:o:v::x::Vr:jJ:lW:L:M:"
 
+// arguments is a process's command line. While it serves a request over RPC,
+// criu's is a title, "criu: dump --rpc -t 4711", and the rest of the old one.
+func arguments(proc procfs.Proc) ([]string, error) {
+	args, err := proc.CmdLine()
+	if err != nil {
+		return nil, err
+	}
+	if words := strings.Fields(strings.Join(args[:min(1, len(args))], "")); len(words) > 1 && strings.HasSuffix(words[0], ":") {
+		return words, nil
+	}
+	return args, nil
+}
+
 // readArguments finds the options in criu's command line as getopt_long does:
 // clusters of short options, unambiguous abbreviations of long ones.
 func (c *Criu) readArguments(args []string) {
@@ -87,6 +100,7 @@ func (c *Criu) readArguments(args []string) {
 			c.LeaveStopped = c.LeaveStopped || abbreviates(name, "leave-stopped", "leave-s")
 			c.LeaveRunning = c.LeaveRunning || abbreviates(name, "leave-running", "leave-r")
 			c.FreezeCgroup = c.FreezeCgroup || abbreviates(name, "freeze-cgroup", "fr")
+			c.RPC = c.RPC || name == "rpc"
 		case len(arg) > 1 && arg[0] == '-':
 			for j, option := range arg[1:] {
 				c.LeaveStopped = c.LeaveStopped || option == 's'

@@ -25,6 +25,8 @@ func TestCriuArguments(t *testing.T) {
 		{"criu restore -d -s -D .", Criu{LeaveStopped: true}},
 		{"criu exec -- -s", Criu{}},
 		{"criu swrk 3", Criu{RPC: true}},
+		{"criu: dump --rpc -t 7", Criu{RPC: true}},
+		{"criu: restore --rpc", Criu{RPC: true}},
 	} {
 		var got Criu
 		got.readArguments(strings.Fields(test.args))

@@ -7,8 +7,10 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
@@ -90,6 +92,34 @@ func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts,
 		}
 		request = &rpc.CriuReq{Type: rpc.CriuReqType_NOTIFY.Enum(), NotifySuccess: proto.Bool(err == nil)}
 	}
+}
+
+// FindSwrk finds the criu swrk among the children of a process that works in
+// an image directory.
+func FindSwrk(parent int, imageDir string) (int, error) {
+	children, err := Children(parent)
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range children {
+		proc, err := procfs.NewProc(pid)
+		if err != nil {
+			continue
+		}
+		args, err := arguments(proc)
+		if err != nil {
+			continue
+		}
+		var criu Criu
+		if criu.readArguments(args); !criu.RPC {
+			continue
+		}
+		open, err := proc.FileDescriptorTargets()
+		if err == nil && slices.Contains(open, imageDir) {
+			return pid, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d has no child that is criu swrk and works in %s", parent, imageDir)
 }
 
 // maxResponse is far beyond what criu answers: some error lines at most.

@@ -37,6 +37,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	if err != nil {
 		return err
 	}
+	h.recoverFirst(ctx)
 	d := &dump{Hook: h, criu: criu, stage: stage, root: root, imageDir: stage.ImageDir}
 	defer func() {
 		if err != nil {
@@ -351,7 +352,7 @@ func (d *dump) freeze(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if frozen {
+		if t.frozen = frozen; frozen {
 			// Nothing runs: it goes from stopped to frozen.
 			if err := t.Signal(unix.SIGCONT); err != nil {
 				return err
@@ -413,7 +414,7 @@ func (d *dump) manifest(context.Context) error {
 	m := Manifest{Version: manifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.targets {
 		m.Processes = append(m.Processes, ManifestProcess{
-			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped,
+			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, Running: t.frozen,
 			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes,
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 
 	"cucriu/criuutil"
@@ -21,6 +23,27 @@ type Hook struct {
 	Watcher []string
 	// Progress, if set, is told of every step of a session as it begins.
 	Progress func(s *Session, step string)
+}
+
+// New makes a hook with this host's configuration ($CUCRIU_CONFIG, else
+// /etc/cucriu/config.yaml, else defaults). Its watcher is cucriu-hook, which must
+// lie beside this program, in PATH, or in /usr/libexec/cucriu.
+func New(log *slog.Logger) (*Hook, error) {
+	cfg, err := config.Load(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	const name = "cucriu-hook"
+	for _, path := range []string{filepath.Join(filepath.Dir(self), name), name, "/usr/libexec/cucriu/" + name} {
+		if found, err := exec.LookPath(path); err == nil {
+			return &Hook{Config: cfg, Log: log, Watcher: []string{found, "watch"}}, nil
+		}
+	}
+	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither beside %s nor in PATH nor in /usr/libexec/cucriu", name, self)
 }
 
 // Stage is what criu tells an action script through its environment.

@@ -16,6 +16,7 @@ type target struct {
 	member *Member
 	cuda   cudackpt.Process
 	locked bool // by the dump's current try
+	frozen bool // by a v1 freezer instead of stopped, for criu to dump
 }
 
 func closeTargets(targets []*target) {

@@ -44,6 +44,9 @@ type ManifestProcess struct {
 	// Stopped says that the process was stopped before it was dumped, and so
 	// stays stopped after it was restored.
 	Stopped bool `json:"stopped"`
+	// Running says that criu's image has the process running, not in the
+	// group-stop: it was held by a v1 freezer while it was dumped.
+	Running bool `json:"running,omitempty"`
 	// GPUs is what the process could see when it was checkpointed, used or
 	// not, in the driver's order: the old side of the restore's pairs.
 	GPUs []cudackpt.GPU `json:"gpus"`

@@ -28,6 +28,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
+	h.recoverFirst(ctx)
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return err

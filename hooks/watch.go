@@ -221,6 +221,20 @@ func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 	return recovered, errors.Join(errs...)
 }
 
+// recoverFirst brings orphaned jobs back before another is begun: this one may
+// be among them. One that does not come back at once is left to cucriu recover.
+func (h *Hook) recoverFirst(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+	defer cancel()
+	recovered, err := h.Recover(ctx)
+	for _, s := range recovered {
+		h.Log.Info("brought an orphaned job to its end first", "session", filepath.Base(s.dir), "outcome", s.Outcome)
+	}
+	if err != nil {
+		h.Log.Warn("an earlier job is not back yet: cucriu status shows it", "error", err)
+	}
+}
+
 func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 	s, err := loadSession(dir, false)
 	if errors.Is(err, errSessionBusy) {

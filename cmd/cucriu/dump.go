@@ -64,10 +64,6 @@ func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(
 		return err
 	}
 	ctx := cmd.Context()
-	// An earlier job that nobody watches any more comes first: it may be this one.
-	if _, err := hook.Recover(ctx); err != nil {
-		hook.Log.Warn("an earlier job is not back yet", "error", err)
-	}
 	p := newProgress(os.Stderr, images)
 	hook.Progress = p.step
 	undone := context.AfterFunc(ctx, func() {

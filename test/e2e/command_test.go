@@ -408,3 +408,29 @@ func TestCommandRestoreThatFailsLateIsAnError(t *testing.T) {
 		}
 	})
 }
+
+// TestAnOrphanedJobIsBroughtBackByTheNextDump: criu and the watcher were killed,
+// and nobody has called recover.
+func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && sleep 60; exit 0`)
+		criu := host.CriuCommandScripts("dump", t.TempDir(), []string{hold, host.HookBin}, "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu has dumped", func() bool { return host.Step() == "dumped" })
+		host.KillWatcher()
+		_ = criu.Process.Kill()
+		_ = criu.Wait()
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		if got := host.Sessions()[0].Outcome; got != hooks.OutcomeRunning {
+			t.Errorf("the orphaned session ended as %q", got)
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}

@@ -1,0 +1,145 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+
+	"cucriu/criuutil"
+)
+
+// Notify puts the protocol behind go-criu's Notify interface, for programs that
+// drive criu with go-criu's own client:
+//
+//	opts := &rpc.CriuOpts{Pid: …, ImagesDirFd: …}
+//	err := criu.MakeCriu().Dump(opts, hooks.NewNotify(ctx, hook, opts))
+//
+// That client does not hand on criu's pre-resume stage. What was stopped when it
+// was dumped (every CUDA process is, but for those in a container on control
+// groups v1) is restored stopped, so that nothing is missed; an image with
+// processes that are not is refused at pre-restore. [Hook.Restore] restores
+// those too.
+//
+// criu does not heed what fails after its own part of a restore, and go-criu
+// returns it as an error: the job has been ended then, and the image is intact.
+type Notify struct {
+	hook *Hook
+	ctx  context.Context
+	opts *rpc.CriuOpts
+	root int
+	criu *criuutil.Ident // which serves us; nil before the first stage
+}
+
+// NewNotify makes the callbacks for one dump or restore with these options. The
+// Watcher of the hook must name a program that watches, such as cucriu-hook.
+func NewNotify(ctx context.Context, hook *Hook, opts *rpc.CriuOpts) *Notify {
+	return &Notify{hook: hook, ctx: ctx, opts: opts, root: int(opts.GetPid())}
+}
+
+// PreDump prepares the processes for criu's dump.
+func (n *Notify) PreDump() error { return n.do("pre-dump") }
+
+// PostDump notes that the image is complete.
+func (n *Notify) PostDump() error { return n.do("post-dump") }
+
+// PreRestore makes the checks that need no process.
+func (n *Notify) PreRestore() error {
+	manifest, err := ReadManifest(n.imageDir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, p := range manifest.Processes {
+		if p.Running {
+			return fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name)
+		}
+	}
+	return n.do("pre-restore")
+}
+
+// SetupNamespaces notes the root task.
+func (n *Notify) SetupNamespaces(pid int32) error { return n.doFor("setup-namespaces", pid) }
+
+// PostSetupNamespaces needs nothing of us.
+func (n *Notify) PostSetupNamespaces() error { return nil }
+
+// PostRestore notes the root task.
+func (n *Notify) PostRestore(pid int32) error { return n.doFor("post-restore", pid) }
+
+// NetworkLock needs nothing of us.
+func (n *Notify) NetworkLock() error { return nil }
+
+// NetworkUnlock needs nothing of us.
+func (n *Notify) NetworkUnlock() error { return nil }
+
+// PostResume gives the processes their GPU state back and lets them run.
+func (n *Notify) PostResume() error {
+	// They are stopped as they were dumped; the signals of pre-resume change
+	// nothing about it, but the session is to know its members.
+	if err := n.do("pre-resume"); err != nil {
+		return err
+	}
+	return n.do("post-resume")
+}
+
+func (n *Notify) doFor(action string, pid int32) error {
+	n.root = int(pid)
+	return n.do(action)
+}
+
+func (n *Notify) do(action string) error {
+	self, err := criuutil.OpenProcess(os.Getpid())
+	if err != nil {
+		return err
+	}
+	defer self.Close()
+	criu, err := n.openCriu()
+	if err != nil {
+		return err
+	}
+	defer criu.Close()
+	stage := Stage{Action: action, ImageDir: n.imageDir(), Client: &self.Ident}
+	if n.root > 0 {
+		stage.InitPID = strconv.Itoa(n.root)
+	}
+	return n.hook.runStage(n.ctx, criu, stage)
+}
+
+// imageDir is the path of the folder that the options name by its descriptor.
+func (n *Notify) imageDir() string {
+	if fd := n.opts.GetImagesDirFd(); fd >= 0 {
+		if path, err := os.Readlink(filepath.Join("/proc/self/fd", strconv.Itoa(int(fd)))); err == nil {
+			return path
+		}
+	}
+	return n.opts.GetImagesDir()
+}
+
+// openCriu takes hold of the criu that serves us, which go-criu does not name: our
+// child that works as criu swrk in the same image directory. (Later it closes that.)
+func (n *Notify) openCriu() (*criuutil.Criu, error) {
+	if n.criu == nil {
+		pid, err := criuutil.FindSwrk(os.Getpid(), n.imageDir())
+		if err != nil {
+			return nil, err
+		}
+		process, err := criuutil.OpenProcess(pid)
+		if err != nil {
+			return nil, fmt.Errorf("criu: %w", err)
+		}
+		process.Close()
+		n.criu = &process.Ident
+	}
+	process, err := criuutil.Reopen(*n.criu)
+	if err != nil {
+		return nil, fmt.Errorf("criu: %w", err)
+	}
+	return &criuutil.Criu{
+		Process: process, LeaveRunning: n.opts.GetLeaveRunning(), LeaveStopped: n.opts.GetLeaveStopped(),
+		FreezeCgroup: n.opts.GetFreezeCgroup() != "",
+	}, nil
+}
