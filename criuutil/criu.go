@@ -77,6 +77,9 @@ const shortOptions = "dSsRt:hD:o:v::x::Vr:jJ:lW:L:M:"
 // readArguments finds the options in criu's command line as getopt_long does:
 // clusters of short options, unambiguous abbreviations of long ones.
 func (c *Criu) readArguments(args []string) {
+	// Once it has read a request, criu shows "criu: dump --rpc -t PID" in the
+	// place of its command line, as one word.
+	c.RPC = strings.Contains(strings.Join(args, " ")+" ", " --rpc ")
 	for i := 1; i < len(args); i++ {
 		arg := args[i]
 		switch {

@@ -25,9 +25,15 @@ func TestCriuArguments(t *testing.T) {
 		{"criu restore -d -s -D .", Criu{LeaveStopped: true}},
 		{"criu exec -- -s", Criu{}},
 		{"criu swrk 3", Criu{RPC: true}},
+		{"criu:_dump_--rpc_-t_7", Criu{RPC: true}}, // one word, which criu itself has set
+		{"criu:_restore_--rpc", Criu{RPC: true}},
 	} {
 		var got Criu
-		got.readArguments(strings.Fields(test.args))
+		args := strings.Fields(test.args)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "_", " ")
+		}
+		got.readArguments(args)
 		if got != test.want {
 			t.Errorf("%s: %+v, want %+v", test.args, got, test.want)
 		}
