@@ -204,7 +204,7 @@ func (d *dump) watch() error {
 	defer root.Close()
 	d.session, err = newSession(d.Config.RunDir, Session{
 		Kind: KindDump, Criu: d.criu.Ident, ImageDir: imageDir, Root: &root.Ident,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Paused: d.thawed,
 	})
 	if err != nil {
 		return err
@@ -390,12 +390,7 @@ func (d *dump) freezeV1(ctx context.Context, t *target) (bool, error) {
 // refreeze puts the freezers back as the engine left them, for whoever thaws
 // them later.
 func (d *dump) refreeze(ctx context.Context) error {
-	for _, freezer := range d.thawed {
-		if err := freezer.Freeze(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return freezeAll(ctx, d.thawed)
 }
 
 // manifest tells the restore side what the image holds of CUDA.
@@ -457,14 +452,15 @@ func (d *dump) letGo() {
 	}
 }
 
-// postDump notes that criu has written a complete image.
+// postDump notes that criu has written a complete image. See [Hook.hold] for
+// the stop.
 func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, _ Stage) error {
 	s, err := h.sessionOf(KindDump, criu)
 	if err != nil || s == nil {
 		return err
 	}
 	defer s.unlock()
-	return s.step("dumped", func() error { return nil })
+	return s.step("dumped", s.stopMembers)
 }
 
 // sessionOf finds and locks the open session of a running criu, nil if it has

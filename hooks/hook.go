@@ -46,6 +46,8 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 		do = h.preDump
 	case "post-dump":
 		do = h.postDump
+	case "network-unlock":
+		do = h.hold
 	case "pre-restore":
 		do = h.preRestore
 	case "setup-namespaces", "post-setup-namespaces", "post-restore":

@@ -53,12 +53,7 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 		bind(c.deviceNodes(gpus), filepath.Join(h.Dir, "dev"), "rw"),
 		bind(c.Job.dir, "/job", "rw"),
 	)
-	config := filepath.Join(c.bundle, "runc.conf")
-	text := h.ExampleConfiguration("runc.conf")
-	if _, err := exec.LookPath("iptables-restore"); err != nil {
-		text = strings.Replace(text, "# network-lock skip", "network-lock skip", 1)
-	}
-	WriteFile(h.t, config, text)
+	c.Configure("")
 	spec, err := json.MarshalIndent(map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
@@ -67,7 +62,7 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 		},
 		"root":        map[string]any{"path": "rootfs"},
 		"mounts":      mounts,
-		"annotations": map[string]string{"org.criu.config": config},
+		"annotations": map[string]string{"org.criu.config": c.configuration()},
 		"linux": map[string]any{
 			"cgroupsPath": "/" + c.id,
 			"namespaces":  []map[string]string{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}},
@@ -84,6 +79,19 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 	c.WaitTicks(3)
 	return c
 }
+
+// Configure writes the container's configuration file for criu: the example of
+// the product, and what the test adds to it.
+func (c *Container) Configure(more string) {
+	c.host.t.Helper()
+	text := c.host.ExampleConfiguration("runc.conf")
+	if _, err := exec.LookPath("iptables-restore"); err != nil {
+		text = strings.Replace(text, "# network-lock skip", "network-lock skip", 1)
+	}
+	WriteFile(c.host.t, c.configuration(), text+more+"\n")
+}
+
+func (c *Container) configuration() string { return filepath.Join(c.bundle, "runc.conf") }
 
 // mount is one of the mounts of a container.
 type mount struct {
@@ -194,10 +202,11 @@ func (c *Container) State() string {
 	return c.state().Status
 }
 
-// Exists reports whether runc knows the container.
-func (c *Container) Exists() bool {
+// Delete ends the container, and its control groups with it.
+func (c *Container) Delete() {
 	c.host.t.Helper()
-	return c.command("state", c.id).Run() == nil
+	c.must("delete", "--force", c.id)
+	Eventually(c.host.t, Soon, "the container is gone", c.Gone)
 }
 
 type containerState struct {
