@@ -24,13 +24,18 @@ import (
 // stopped inside the driver, and a thread that runs is safe from the restore on.
 //
 // A process that was stopped before we came, and all of them under criu's -s,
-// stay stopped: their threads run under trace while they are unlocked.
+// stay stopped: their threads run under trace while they are unlocked. A
+// container that was paused stays paused.
 //
 // After an error the processes are left as they are, for the next try or for
 // the caller's verdict.
 func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
 	b := &bringUp{Session: s, driver: driver, all: targets, leaveStopped: s.leavesStopped()}
 	defer b.letGo()
+	var err error
+	if b.paused, err = s.toPauseAgain(); err != nil {
+		return err
+	}
 	if err := b.findCUDA(ctx); err != nil {
 		return err
 	}
@@ -57,6 +62,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		{"continue", b.letRun},
 		{"unlock", b.unlock},
 		{"release", b.release},
+		{"pause", b.pause},
 	} {
 		if err := s.timed(step.name, func() error { return step.do(ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
@@ -86,6 +92,7 @@ type bringUp struct {
 	cuda         []*target // of these, those that have CUDA state
 	tracer       *criuutil.Tracer
 	traced       []*target // those of which the tracer lets threads run
+	paused       []criuutil.Freezer
 }
 
 // findCUDA parts the processes: one that has executed another program since
@@ -196,6 +203,9 @@ func (b *bringUp) unlock(ctx context.Context) error {
 		return fmt.Errorf("process %d (%s) is in CUDA state %v, from which nothing leads back here", t.PID, t.member.Name, state)
 	})
 }
+
+// pause freezes a container again that was paused before.
+func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.paused) }
 
 // parallel does a step for every process with CUDA state. One that ends
 // meanwhile has no way back and needs none, unless it was to be restored.

@@ -207,7 +207,7 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Paused: d.thawed,
 	})
 	if err != nil {
 		return err
@@ -393,12 +393,7 @@ func (d *dump) freezeV1(ctx context.Context, t *target) (bool, error) {
 // refreeze puts the freezers back as the engine left them, for whoever thaws
 // them later.
 func (d *dump) refreeze(ctx context.Context) error {
-	for _, freezer := range d.thawed {
-		if err := freezer.Freeze(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return freezeAll(ctx, d.thawed)
 }
 
 // manifest tells the restore side what the image holds of CUDA.
@@ -461,7 +456,7 @@ func (d *dump) letGo() {
 }
 
 // postDump notes that criu has written a complete image, and gives it its name.
-// An error makes criu leave the processes alive.
+// An error makes criu leave the processes alive. See [Hook.hold] for the stop.
 func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(KindDump, criu)
 	if err != nil {
@@ -480,7 +475,7 @@ func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, stage Stage) err
 	if err := s.step("publish", publishing); err != nil {
 		return err
 	}
-	return s.step("dumped", func() error { return nil })
+	return s.step("dumped", s.stopMembers)
 }
 
 // servedByClient reports whether the latest session of a running criu is

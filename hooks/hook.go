@@ -108,6 +108,8 @@ func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage)
 		return h.preDump
 	case "post-dump":
 		return h.postDump
+	case "network-unlock":
+		return h.hold
 	case "pre-restore":
 		return h.preRestore
 	case "setup-namespaces", "post-setup-namespaces", "post-restore":

@@ -61,10 +61,13 @@ type Session struct {
 	RPC          bool            `json:"rpc"`                   // criu was driven over RPC: its options are not known
 	Step         string          `json:"step"`                  // the step that was begun last
 	Members      []Member        `json:"members"`               // the CUDA processes
-	Manifest     *Manifest       `json:"manifest,omitempty"`
-	Phases       Phases          `json:"phases"`
-	Outcome      Outcome         `json:"outcome"`
-	Message      string          `json:"message"`
+	// Paused are the freezers that were frozen when the dump began: the
+	// container was paused.
+	Paused   []criuutil.Freezer `json:"paused,omitempty"`
+	Manifest *Manifest          `json:"manifest,omitempty"`
+	Phases   Phases             `json:"phases"`
+	Outcome  Outcome            `json:"outcome"`
+	Message  string             `json:"message"`
 
 	dir      string
 	lock     *flock.Flock

@@ -91,6 +91,11 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if s.Root == nil {
 		s.Root = root
 	}
+	if s.Outcome == "" && len(s.Paused) > 0 {
+		if err := h.awaitResume(ctx, s); err != nil {
+			h.Log.Error("cannot wait for the container to be resumed", "session", filepath.Base(dir), "error", err)
+		}
+	}
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := h.finish(ctx, s)
 		if err == nil {

@@ -27,3 +27,11 @@ func Copy(t testing.TB, from, to string) {
 		t.Fatal(err)
 	}
 }
+
+// WriteFile writes a file that only its owner can read.
+func WriteFile(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -137,4 +138,29 @@ func stderrOf(err error) string {
 		return fmt.Sprintf(": %s", exit.Stderr)
 	}
 	return ""
+}
+
+// env returns the value of a variable of what runs on the host.
+func (h *Host) env(name string) string {
+	cmd := h.Command("")
+	for _, variable := range slices.Backward(cmd.Environ()) {
+		if value, found := strings.CutPrefix(variable, name+"="); found {
+			return value
+		}
+	}
+	return ""
+}
+
+// ExampleConfiguration returns the text of one of the example configuration
+// files for criu, with the hook of the tests and an empty folder for libdir.
+func (h *Host) ExampleConfiguration(name string) string {
+	h.t.Helper()
+	example, err := os.ReadFile(Artefact(h.t, "git checkout configs", "configs", name))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return strings.NewReplacer(
+		"/usr/libexec/cucriu/cucriu-hook", h.HookBin,
+		"/usr/lib/cucriu/criu-plugins", h.t.TempDir(),
+	).Replace(string(example))
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
 )
 
 // Job is a workload: a process tree with CUDA in it. It lives on across dump
@@ -20,6 +22,7 @@ import (
 type Job struct {
 	t   *testing.T
 	PID int // of the root; criu restores it to the same
+	dir string
 	// Dirs are the status folders of the CUDA processes.
 	Dirs []string
 }
@@ -46,18 +49,24 @@ func (h *Host) Start(processes int, args ...string) *Job {
 // command line as its arguments and is the root of the tree.
 func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
 	h.t.Helper()
+	job := h.newJob(processes)
+	work := Artefact(h.t, "make workload", "build", "workload", "cudawork")
+	command := append(append(slices.Clone(parent), work, "--dir", job.dir), args...)
+	job.PID = h.Spawn(job.dir, command[0], command[1:]...)
+	job.WaitTicks(3)
+	return job
+}
+
+func (h *Host) newJob(processes int) *Job {
+	h.t.Helper()
 	dir := h.t.TempDir()
-	job := &Job{t: h.t, Dirs: []string{dir}}
+	job := &Job{t: h.t, dir: dir, Dirs: []string{dir}}
 	if processes > 1 {
 		job.Dirs = nil
 		for i := range processes {
 			job.Dirs = append(job.Dirs, filepath.Join(dir, "rank-"+strconv.Itoa(i)))
 		}
 	}
-	work := Artefact(h.t, "make workload", "build", "workload", "cudawork")
-	command := append(append(slices.Clone(parent), work, "--dir", dir), args...)
-	job.PID = h.Spawn(dir, command[0], command[1:]...)
-	job.WaitTicks(3)
 	return job
 }
 
@@ -111,6 +120,24 @@ func (j *Job) MustStatus(process int) Status {
 		j.t.Fatal(err)
 	}
 	return s
+}
+
+// pid returns the pid of one CUDA process of the job as the test sees it. The
+// process itself reports the one that it has in its container.
+func (j *Job) pid(process int) int {
+	j.t.Helper()
+	inside := j.MustStatus(process).PID
+	pids, err := criuutil.Tree(j.PID)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	for _, pid := range pids {
+		if status, err := criuutil.ReadStatus(pid); err == nil && status.ImagePID() == inside {
+			return pid
+		}
+	}
+	j.t.Fatalf("process %d of the job, pid %d where it runs, is not in the tree of process %d", process, inside, j.PID)
+	return 0
 }
 
 // Ticks returns the counter of every CUDA process.
@@ -172,7 +199,7 @@ func (j *Job) Runs() {
 	j.WaitTicks(3)
 	j.Check()
 	for i := range j.Dirs {
-		for tid, state := range ThreadStates(j.t, j.MustStatus(i).PID) {
+		for tid, state := range ThreadStates(j.t, j.pid(i)) {
 			if state == 'T' || state == 't' {
 				j.t.Fatalf("thread %d of the job is left in state %c", tid, state)
 			}
@@ -189,7 +216,7 @@ func (j *Job) Alive() bool { return processState(j.PID) != 0 && processState(j.P
 // Stopped reports whether every thread of every CUDA process is stopped.
 func (j *Job) Stopped() bool {
 	for i := range j.Dirs {
-		for _, state := range ThreadStates(j.t, j.MustStatus(i).PID) {
+		for _, state := range ThreadStates(j.t, j.pid(i)) {
 			if state != 'T' {
 				return false
 			}
@@ -202,7 +229,7 @@ func (j *Job) Stopped() bool {
 func (j *Job) Signal(sig unix.Signal) {
 	j.t.Helper()
 	for i := range j.Dirs {
-		if err := unix.Kill(j.MustStatus(i).PID, sig); err != nil {
+		if err := unix.Kill(j.pid(i), sig); err != nil {
 			j.t.Fatal(err)
 		}
 	}

@@ -1,0 +1,136 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// A paused container is one whose control group the engine has frozen; some
+// engines pause every container before they checkpoint it. The driver can do
+// nothing with frozen processes, so the hook thaws them, and freezes them again
+// while the engine still waits for criu: before criu takes over, or when the
+// dump fails in the hook itself.
+//
+// Once criu has ended, the engine may resume the container at any moment, and it
+// only can while the container is frozen: runc refuses to resume one that is not
+// paused. So the watcher never thaws it. It waits for the engine to do so, and
+// then brings the GPU state back.
+
+// handedOver reports whether the hook has done its part of a dump: the freezers
+// are as the engine left them, or as criu or the engine did since.
+func (s *Session) handedOver() bool { return s.Step == "dumping" || s.Step == "dumped" }
+
+// toPauseAgain returns the freezers that a bring-up must freeze when it is done.
+func (s *Session) toPauseAgain() ([]criuutil.Freezer, error) {
+	if !s.handedOver() {
+		return s.Paused, nil
+	}
+	return s.pausedStill()
+}
+
+// pausedStill returns those of the freezers that the engine had frozen which
+// are frozen now.
+func (s *Session) pausedStill() ([]criuutil.Freezer, error) {
+	var frozen []criuutil.Freezer
+	for _, freezer := range s.Paused {
+		isFrozen, err := freezer.Frozen()
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		if isFrozen {
+			frozen = append(frozen, freezer)
+		}
+	}
+	return frozen, nil
+}
+
+// freezeAll freezes the freezers that still exist.
+func freezeAll(ctx context.Context, freezers []criuutil.Freezer) error {
+	for _, freezer := range freezers {
+		if err := freezer.Freeze(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// hold stops the CUDA processes of a dump before criu lets go of them. Through a
+// v1 freezer they were handed over without a stop, and would run checkpointed as
+// soon as somebody thaws it. criu traces them now, so the signal waits.
+func (h *Hook) hold(_ context.Context, criu *criuutil.Criu, _ Stage) error {
+	s, err := h.sessionOf(KindDump, criu)
+	if err != nil || s == nil {
+		return err
+	}
+	defer s.unlock()
+	return s.stopMembers()
+}
+
+// stopMembers sends SIGSTOP to the processes that may be checkpointed.
+func (s *Session) stopMembers() error {
+	if !s.mayBeCheckpointed() {
+		return nil
+	}
+	for _, member := range s.Members {
+		process, err := criuutil.Reopen(member.Ident)
+		if err == nil {
+			err = errors.Join(process.Signal(unix.SIGSTOP), process.Close())
+		}
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitResume leaves a paused container to the engine: it puts the freeze back if
+// the hook was cut off before it could, and waits until the engine has resumed
+// the container, or ended it.
+func (h *Hook) awaitResume(ctx context.Context, s *Session) error {
+	if err := s.stopMembers(); err != nil {
+		return err
+	}
+	if !s.handedOver() {
+		freezing, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+		defer cancel()
+		if err := freezeAll(freezing, s.Paused); err != nil {
+			return err
+		}
+	}
+	for pause := time.Millisecond; s.alive() && ctx.Err() == nil; pause = min(2*pause, 50*time.Millisecond) {
+		if still, err := s.pausedStill(); err != nil || len(still) == 0 {
+			if err != nil {
+				return err
+			}
+			break
+		}
+		if s.Message == "" {
+			s.Message = "the container is paused as it was before the dump; its GPU state comes back when it is resumed"
+			h.Log.Info(s.Message, "session", filepath.Base(s.dir))
+			if err := s.save(); err != nil {
+				return err
+			}
+		}
+		time.Sleep(pause) // a v1 freezer has no event that tells of it
+	}
+	s.Paused = nil // whatever freezes it from now on is not ours to put back
+	return errors.Join(s.save(), ctx.Err())
+}
+
+func (s *Session) alive() bool {
+	return slices.ContainsFunc(s.Members, func(member Member) bool {
+		process, err := criuutil.Reopen(member.Ident)
+		if err == nil {
+			process.Close()
+		}
+		return err == nil
+	})
+}

@@ -1,0 +1,295 @@
+package testenv
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// Runc returns the path of the runc that the tests use.
+func Runc(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("CUCRIU_TEST_RUNC")
+	if path == "" {
+		t.Fatal("CUCRIU_TEST_RUNC is not set: run make test, or export CUCRIU_TEST_RUNC=$(scripts/provide-runc.sh)")
+	}
+	return path
+}
+
+// Container is a [Job] in a container of runc: cudawork is its first process,
+// in namespaces and a control group of its own. It sees the programs of this
+// machine, the simulated host, and of that one's GPUs those that it is given.
+type Container struct {
+	*Job
+	host   *Host
+	id     string
+	bundle string
+}
+
+// StartContainer is [Host.Start] in a container that sees these GPUs of the
+// host. An action-script line in the configuration file that runc names to
+// criu is all that criu hears of the hook.
+func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Container {
+	h.t.Helper()
+	c := &Container{Job: h.newJob(processes), host: h, id: "cucriu-" + strings.ToLower(rand.Text()), bundle: h.t.TempDir()}
+	work := Artefact(h.t, "make workload", "build", "workload", "cudawork")
+	libraries := h.env("LD_LIBRARY_PATH")
+	mounts := append(hostPrograms(h.t, filepath.Join(c.bundle, "rootfs")),
+		mount{Source: "proc", Destination: "/proc", Type: "proc"},
+		bind(work, "/cudawork", "ro"),
+		bind(libraries, libraries, "ro"),
+		bind(h.Dir, h.Dir, "rw"),
+		bind(c.deviceNodes(gpus), filepath.Join(h.Dir, "dev"), "rw"),
+		bind(c.Job.dir, "/job", "rw"),
+	)
+	c.Configure("")
+	spec, err := json.MarshalIndent(map[string]any{
+		"ociVersion": "1.0.2",
+		"process": map[string]any{
+			"cwd": "/", "user": map[string]int{"uid": 0, "gid": 0}, "env": []string{"CUDASIM_ROOT=" + h.Dir, "LD_LIBRARY_PATH=" + libraries},
+			"args": append([]string{"/cudawork", "--dir", "/job"}, args...),
+		},
+		"root":        map[string]any{"path": "rootfs"},
+		"mounts":      mounts,
+		"annotations": map[string]string{"org.criu.config": c.configuration()},
+		"linux": map[string]any{
+			"cgroupsPath": "/" + c.id,
+			"namespaces":  []map[string]string{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}},
+			"resources":   map[string]any{"devices": []map[string]any{{"allow": true, "access": "rwm"}}},
+		},
+	}, "", "\t")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	WriteFile(h.t, filepath.Join(c.bundle, "config.json"), string(spec))
+	h.t.Cleanup(c.remove)
+	c.must("run", "--detach", "--bundle", c.bundle, c.id)
+	c.findRoot()
+	c.WaitTicks(3)
+	return c
+}
+
+// Configure writes the container's configuration file for criu: the example of
+// the product, and what the test adds to it.
+func (c *Container) Configure(more string) {
+	c.host.t.Helper()
+	text := c.host.ExampleConfiguration("runc.conf")
+	if _, err := exec.LookPath("iptables-restore"); err != nil {
+		text = strings.Replace(text, "# network-lock skip", "network-lock skip", 1)
+	}
+	WriteFile(c.host.t, c.configuration(), text+more+"\n")
+}
+
+func (c *Container) configuration() string { return filepath.Join(c.bundle, "runc.conf") }
+
+// mount is one of the mounts of a container.
+type mount struct {
+	Destination string   `json:"destination"`
+	Source      string   `json:"source"`
+	Type        string   `json:"type,omitempty"`
+	Options     []string `json:"options,omitempty"`
+}
+
+func bind(source, destination, access string) mount {
+	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"rbind", access}}
+}
+
+// hostPrograms gives a container's root this machine's programs and libraries.
+func hostPrograms(t testing.TB, root string) []mount {
+	t.Helper()
+	var mounts []mount
+	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc"} {
+		info, err := os.Lstat(dir)
+		switch {
+		case err != nil: // not every machine has a /lib64
+		case info.Mode()&os.ModeSymlink != 0: // /lib is usr/lib
+			target, err := os.Readlink(dir)
+			if err == nil {
+				err = os.MkdirAll(root, 0o755)
+			}
+			if err == nil {
+				err = os.Symlink(target, filepath.Join(root, dir))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		default:
+			mounts = append(mounts, bind(dir, dir, "ro"))
+		}
+	}
+	return mounts
+}
+
+// deviceNodes makes a folder with the host's device nodes less those of the
+// GPUs that the container is not to see.
+func (c *Container) deviceNodes(gpus []int) string {
+	c.host.t.Helper()
+	dir := filepath.Join(c.bundle, "dev")
+	names := []string{"nvidiactl", "nvidia-uvm"}
+	for _, gpu := range gpus {
+		names = append(names, fmt.Sprintf("nvidia%d", gpu))
+	}
+	err := os.Mkdir(dir, 0o755)
+	for _, name := range names {
+		var node unix.Stat_t
+		if err == nil {
+			err = unix.Stat(filepath.Join(c.host.Dir, "dev", name), &node)
+		}
+		if err == nil {
+			err = unix.Mknod(filepath.Join(dir, name), node.Mode, int(node.Rdev))
+		}
+	}
+	if err != nil {
+		c.host.t.Fatal(err)
+	}
+	return dir
+}
+
+// Checkpoint checkpoints the container and fails the test if that fails.
+func (c *Container) Checkpoint(args ...string) {
+	c.host.t.Helper()
+	if run := c.TryCheckpoint(args...); run.Err != nil {
+		c.host.t.Fatalf("runc checkpoint: %v\n%s", run.Err, run.Lines())
+	}
+}
+
+// TryCheckpoint checkpoints the container into its image folder.
+func (c *Container) TryCheckpoint(args ...string) CriuRun {
+	c.host.t.Helper()
+	all := []string{"checkpoint", "--image-path", c.images(), "--work-path", c.images()}
+	return c.criuRun("dump", append(append(all, args...), c.id)...)
+}
+
+// Restore restores the container from its image folder and fails the test if
+// that fails.
+func (c *Container) Restore() {
+	c.host.t.Helper()
+	run := c.criuRun("restore", "restore", "--detach", "--bundle", c.bundle, "--image-path", c.images(), "--work-path", c.images(), c.id)
+	if run.Err != nil {
+		c.host.t.Fatalf("runc restore: %v\n%s", run.Err, run.Lines())
+	}
+	c.findRoot()
+}
+
+func (c *Container) criuRun(log string, args ...string) CriuRun {
+	c.host.t.Helper()
+	return c.host.run(log, c.images(), c.command(args...))
+}
+
+func (c *Container) images() string { return filepath.Join(c.bundle, "images") }
+
+// Pause and Resume are the engine's: they freeze the container's control group
+// and thaw it.
+func (c *Container) Pause() { c.host.t.Helper(); c.must("pause", c.id) }
+
+// Resume thaws the container.
+func (c *Container) Resume() { c.host.t.Helper(); c.must("resume", c.id) }
+
+// State is what runc says of the container: running, paused, stopped.
+func (c *Container) State() string {
+	c.host.t.Helper()
+	return c.state().Status
+}
+
+// Delete ends the container, and its control groups with it.
+func (c *Container) Delete() {
+	c.host.t.Helper()
+	c.must("delete", "--force", c.id)
+	Eventually(c.host.t, Soon, "the container is gone", c.Gone)
+}
+
+type containerState struct {
+	PID    int    `json:"pid"`
+	Status string `json:"status"`
+}
+
+func (c *Container) state() containerState {
+	c.host.t.Helper()
+	var state containerState
+	if err := json.Unmarshal([]byte(c.must("state", c.id)), &state); err != nil {
+		c.host.t.Fatal(err)
+	}
+	return state
+}
+
+func (c *Container) findRoot() { c.PID = c.state().PID }
+
+// command returns a runc command that finds the criu of the tests in its PATH.
+func (c *Container) command(args ...string) *exec.Cmd {
+	c.host.t.Helper()
+	dir := filepath.Join(c.bundle, "bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		c.host.t.Fatal(err)
+	}
+	if err := os.Symlink(Criu(c.host.t), filepath.Join(dir, "criu")); err != nil && !os.IsExist(err) {
+		c.host.t.Fatal(err)
+	}
+	cmd := c.host.Command(Runc(c.host.t), append([]string{"--root", filepath.Join(c.bundle, "state")}, args...)...)
+	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
+	return cmd
+}
+
+// must runs runc and returns its standard output. The container keeps the null
+// device that it is given: criu could not dump a pipe of ours.
+func (c *Container) must(args ...string) string {
+	c.host.t.Helper()
+	cmd := c.command(args...)
+	if args[0] == "state" {
+		out, err := cmd.Output()
+		if err != nil {
+			c.host.t.Fatalf("runc %s: %v%s", args[0], err, stderrOf(err))
+		}
+		return string(out)
+	}
+	log := filepath.Join(c.bundle, args[0]+".log")
+	cmd.Args = append([]string{cmd.Args[0], "--log", log}, cmd.Args[1:]...)
+	if err := cmd.Run(); err != nil {
+		said, _ := os.ReadFile(log)
+		c.host.t.Fatalf("runc %s: %v\n%s", args[0], err, said)
+	}
+	return ""
+}
+
+// remove ends whatever is left of the container. A frozen process does not
+// die, so its control groups are thawed first.
+func (c *Container) remove() {
+	ctx, cancel := context.WithTimeout(context.Background(), Soon)
+	defer cancel()
+	for _, freezer := range []criuutil.Freezer{
+		{Dir: filepath.Join("/sys/fs/cgroup/freezer", c.id), V1: true},
+		{Dir: filepath.Join("/sys/fs/cgroup", c.id)},
+	} {
+		if _, err := os.Stat(freezer.Dir); err != nil {
+			continue
+		}
+		if err := freezer.Thaw(ctx); err != nil {
+			c.host.t.Error(err)
+		}
+	}
+	cmd := exec.CommandContext(ctx, Runc(c.host.t), "--root", filepath.Join(c.bundle, "state"), "delete", "--force", c.id)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		c.host.t.Errorf("runc delete: %v\n%s", err, out)
+	}
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + c.id)
+	for _, dir := range append(groups, filepath.Join("/sys/fs/cgroup", c.id)) {
+		for time.Sleep(0); ; time.Sleep(5 * time.Millisecond) {
+			if err := os.Remove(dir); err == nil || os.IsNotExist(err) {
+				break
+			} else if ctx.Err() != nil {
+				c.host.t.Errorf("control group of the container is left: %v", err)
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,214 @@
+// Package container shows the hook at work under a container runtime: Debian's
+// runc checkpoints and restores containers on simulated hosts, and all that it
+// and criu are told of the hook is an action-script line in runc's
+// configuration file for criu.
+package container
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// engines are what a container engine does before it checkpoints: Podman
+// nothing, containerd and CRI-O pause the container.
+var engines = []struct {
+	name   string
+	pauses bool
+}{{"running", false}, {"paused", true}}
+
+// onEach runs a test with cgroup v1 and v2, with a container that runs when it
+// is checkpointed and with a paused one.
+func onEach(t *testing.T, test func(t *testing.T, paused bool)) {
+	t.Helper()
+	for _, version := range []int{1, 2} {
+		for _, engine := range engines {
+			t.Run(fmt.Sprintf("cgroup-v%d-%s", version, engine.name), func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) {
+					testenv.MountCgroups(t, version)
+					test(t, engine.pauses)
+				})
+			})
+		}
+	}
+}
+
+// onBoth runs a test with cgroup v1 and v2.
+func onBoth(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	for _, version := range []int{1, 2} {
+		t.Run(fmt.Sprintf("cgroup-v%d", version), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				testenv.MountCgroups(t, version)
+				test(t)
+			})
+		})
+	}
+}
+
+func pauseIf(container *testenv.Container, paused bool) {
+	if paused {
+		container.Pause()
+	}
+}
+
+// wantAsFound fails the test unless the container is what it was before its
+// checkpoint, and runs once the engine has resumed it.
+func wantAsFound(t *testing.T, container *testenv.Container, paused bool) {
+	t.Helper()
+	if paused {
+		wantPaused(t, container)
+		container.Resume()
+	}
+	container.Runs()
+	if state := container.State(); state != "running" {
+		t.Fatalf("runc calls the container %s", state)
+	}
+}
+
+// wantPaused looks for a while: whatever goes on behind the container's back, it
+// must be there to be resumed all the time.
+func wantPaused(t *testing.T, container *testenv.Container) {
+	t.Helper()
+	ticks := container.Ticks()
+	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); {
+		if state := container.State(); state != "paused" {
+			t.Fatalf("the container was paused before its checkpoint, and is %s after it", state)
+		}
+	}
+	if now := container.Ticks(); !slices.Equal(now, ticks) {
+		t.Fatalf("the paused container went on from %v to %v", ticks, now)
+	}
+}
+
+func TestTwoGPUsOfThreeAreSwapped(t *testing.T) {
+	onEach(t, func(t *testing.T, paused bool) {
+		host := testenv.NewHost(t, 3)
+		container := host.StartContainer([]int{0, 2}, 1, "--gpus", "0,1", "--spin", "stream-sync")
+		before := container.Ticks()[0]
+		pauseIf(container, paused)
+		container.Checkpoint()
+		if container.Alive() {
+			t.Fatal("the container lives on after it was checkpointed")
+		}
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 0}}]}\n"))
+		container.Restore()
+		wantAsFound(t, container, false)
+		status := container.MustStatus(0)
+		if status.Tick <= before {
+			t.Fatalf("the counter was %d before and is %d after", before, status.Tick)
+		}
+		var on []int
+		for _, gpu := range status.GPUs {
+			on = append(on, slices.Index(host.UUIDs(), gpu.UUID))
+		}
+		if !slices.Equal(on, []int{2, 0}) {
+			t.Fatalf("the job was on GPUs 0 and 2 of the host, and is on %v", on)
+		}
+	})
+}
+
+func TestSeveralProcesses(t *testing.T) {
+	onEach(t, func(t *testing.T, paused bool) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 3, "--procs", "3", "--threads", "2")
+		pauseIf(container, paused)
+		container.Checkpoint()
+		container.Restore()
+		wantAsFound(t, container, false)
+	})
+}
+
+func TestLeaveRunning(t *testing.T) {
+	onEach(t, func(t *testing.T, paused bool) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "event-sync")
+		for range 2 {
+			pauseIf(container, paused)
+			container.Checkpoint("--leave-running")
+			wantAsFound(t, container, paused)
+		}
+		host.WaitOutcome("running")
+		container.Delete()
+		container.Restore()
+		wantAsFound(t, container, false)
+	})
+}
+
+// TestLeaveRunningAndResumeAtOnce: what containerd and CRI-O do.
+func TestLeaveRunningAndResumeAtOnce(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")
+		for range 4 {
+			container.Pause()
+			container.Checkpoint("--leave-running")
+			container.Resume()
+			container.Runs()
+		}
+	})
+}
+
+func TestAPausedContainerIsCheckpointedTwice(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1)
+		container.Pause()
+		container.Checkpoint("--leave-running")
+		container.Checkpoint("--leave-running")
+		wantAsFound(t, container, true)
+	})
+}
+
+func TestAFailedCheckpointPutsTheContainerBackAsFound(t *testing.T) {
+	for _, test := range []struct{ name, failpoint, script string }{
+		{"the hook fails", "dump.checkpoint=error", ""},
+		{"the hook is killed while it locks", "dump.lock=kill", ""},
+		{"the hook is killed while it checkpoints", "dump.manifest=kill", ""},
+		{"criu fails in the middle", "", "network-lock"},
+		{"criu fails in the end", "", "post-dump"},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			onEach(t, func(t *testing.T, paused bool) {
+				host := testenv.NewHost(t, 1)
+				if test.failpoint != "" {
+					host.UseFailpoint(test.failpoint)
+				}
+				container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "stream-sync")
+				if test.script != "" {
+					container.Configure("action-script " + testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != `+test.script+` ]`))
+				}
+				pauseIf(container, paused)
+				if run := container.TryCheckpoint(); run.Err == nil {
+					t.Fatal("the checkpoint succeeded")
+				}
+				if paused {
+					testenv.Eventually(t, testenv.Soon, "the container is paused", func() bool { return container.State() == "paused" })
+				}
+				wantAsFound(t, container, paused)
+				host.WaitOutcome("running")
+			})
+		})
+	}
+}
+
+func TestRecoverLeavesAPausedContainerPaused(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")
+		container.Pause()
+		container.Checkpoint("--leave-running")
+		host.KillWatcher()
+		out, err := host.Cucriu("recover")
+		if err != nil || !strings.Contains(out, "running") {
+			t.Fatalf("cucriu recover: %v\n%s", err, out)
+		}
+		wantAsFound(t, container, true)
+	})
+}
