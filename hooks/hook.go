@@ -18,6 +18,9 @@ type Hook struct {
 	// Watcher is the command that runs [Hook.Watch]; the session's directory
 	// is appended to it.
 	Watcher []string
+	// Force names the findings that are errors and are to be overridden: see
+	// [Forceable]. The environment and the configuration cannot set it.
+	Force []string
 }
 
 // Stage is what criu tells an action script through its environment.

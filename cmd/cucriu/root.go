@@ -26,7 +26,7 @@ GPUs of an image map to this host's.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(recoverCommand(), statusCommand(), mapCommand(), gpusCommand())
+	root.AddCommand(checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand())
 	return root
 }
 
