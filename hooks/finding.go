@@ -107,7 +107,7 @@ func (f Finding) Subject() string {
 func (f Finding) String() string {
 	text := f.Name + ":"
 	if subject := f.Subject(); subject != "" {
-		text += " " + subject
+		text += " " + subject + ":"
 	}
 	text += " " + f.Message
 	if f.Remedy != "" {

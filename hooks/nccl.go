@@ -89,11 +89,11 @@ func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
 	}
 	switch {
 	case len(users) > 1:
-		f.Message = fmt.Sprintf("uses NCCL (%s), and so do %s of its tree", strings.Join(first.evidence, ", "), others(users, at))
+		f.Message = fmt.Sprintf("uses NCCL (%s), and so %s of its tree", strings.Join(first.evidence, ", "), others(users, at))
 	case len(outside) > 0:
 		// It may be of another job.
 		f.Severity = SeverityWarning
-		f.Message = fmt.Sprintf("uses NCCL (%s), and so do %s of the same user, outside the tree", strings.Join(first.evidence, ", "), others(outside, -1))
+		f.Message = fmt.Sprintf("uses NCCL (%s), and so %s of the same user, outside the tree", strings.Join(first.evidence, ", "), others(outside, -1))
 	default:
 		return nil
 	}
@@ -107,7 +107,7 @@ func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
 	return Findings{f}
 }
 
-// others names all users but one.
+// others says of all users but one that they do.
 func others(users []ncclUse, but int) string {
 	var pids []string
 	for i, u := range users {
@@ -119,9 +119,9 @@ func others(users []ncclUse, but int) string {
 		pids = append(pids[:8], "…")
 	}
 	if len(pids) == 1 {
-		return "process " + pids[0]
+		return "does process " + pids[0]
 	}
-	return "processes " + strings.Join(pids, ", ")
+	return "do processes " + strings.Join(pids, ", ")
 }
 
 // ncclUseOf looks for NCCL in a process.

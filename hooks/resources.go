@@ -80,7 +80,7 @@ func stagingFindings(system criuutil.System, members []Member) (Findings, error)
 		if short := need[group.Dir]; short > group.Room() {
 			findings = append(findings, first[group.Dir].found(Finding{
 				Name: FindingMemoryCgroup, Severity: SeverityError,
-				Message: fmt.Sprintf("the checkpoint moves %s of GPU memory into control group %s, which has %s left of its limit of %s",
+				Message: fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s, which has %s left of its limit of %s",
 					mib(short), group.Dir, mib(group.Room()), mib(group.Limit)),
 				Remedy: fmt.Sprintf("raise its %s by %s, for the restore too", group.LimitFile(), mib(short-group.Room())),
 			}))

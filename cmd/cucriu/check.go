@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -62,6 +63,8 @@ forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
 			if err != nil {
 				return err
 			}
+			// A job or an image that fails for the machine's driver says so again.
+			more = slices.DeleteFunc(more, func(f hooks.Finding) bool { return slices.Contains(findings, f) })
 			findings = append(findings, more...).Force(force)
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), findings)

@@ -19,8 +19,8 @@ func rootCommand() *cobra.Command {
 		Short: "Dump, restore and migrate processes that use NVIDIA GPUs, with stock CRIU",
 		Long: `cucriu lets stock CRIU dump and restore processes that use NVIDIA GPUs.
 
-The work is done by cucriu-hook, criu's action script. This command shows what
-became of jobs, brings back those whose dump was cut off, and explains how the
+The work is done by cucriu-hook, criu's action script. This command finds out
+beforehand what would be refused, shows what became of jobs, brings back those whose dump was cut off, and explains how the
 GPUs of an image map to this host's.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
