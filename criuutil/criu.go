@@ -21,6 +21,14 @@ type Criu struct {
 	LeaveRunning bool // -R
 	FreezeCgroup bool // --freeze-cgroup
 	RPC          bool // driven over RPC
+	// PagesElsewhere says that not all of the memory goes into the image
+	// directory: to a page server, or only what changed since an earlier image.
+	PagesElsewhere bool
+	// LibDir is the folder whose plugins it loads, empty if it loads none.
+	LibDir string
+	// LibDirGiven says that the folder was named, and not left to the default:
+	// then criu fails if it is missing.
+	LibDirGiven bool
 	// RootParent will be the parent of the restored root task, nil if criu is.
 	RootParent *Ident
 }
@@ -47,6 +55,11 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 	if !ancestor {
 		return nil, fmt.Errorf("CRTOOLS_IMAGE_DIR names process %d, which is not an ancestor of this action script: was this started by criu?", pid)
 	}
+	return OpenCriu(pid)
+}
+
+// OpenCriu takes hold of a running criu and finds out its options.
+func OpenCriu(pid int) (*Criu, error) {
 	process, err := OpenProcess(pid)
 	if err != nil {
 		return nil, fmt.Errorf("criu: %w", err)
@@ -60,15 +73,51 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 		return nil, errors.Join(goneOr(pid, err), process.Close())
 	}
 	criu := &Criu{Process: process}
-	criu.readArguments(args)
-	for _, file := range configurationFiles(args, os.Getenv("HOME")) {
-		data, err := os.ReadFile(file)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, errors.Join(fmt.Errorf("criu's configuration: %w", err), process.Close())
-		}
-		criu.readConfiguration(string(data))
+	exe, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+	// An action script inherits criu's environment, and criu that of who drives it.
+	if err := criu.readOptions(exe, args, os.Getenv); err != nil {
+		return nil, errors.Join(err, process.Close())
 	}
 	return criu, nil
+}
+
+// Executable is a path under which criu's program can be run, even if its file
+// has been replaced since.
+func (c *Criu) Executable() string { return fmt.Sprintf("/proc/%d/exe", c.PID) }
+
+// readOptions finds the options where criu does, of which the last one counts:
+// its configuration files, then its command line.
+func (c *Criu) readOptions(exe string, args []string, getenv func(string) string) error {
+	for _, file := range configurationFiles(args, getenv) {
+		data, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("criu's configuration: %w", err)
+		}
+		c.readConfiguration(string(data))
+	}
+	c.readArguments(args)
+	if c.LibDir == "" {
+		c.LibDir = getenv("CRIU_LIBS_DIR")
+	}
+	c.LibDirGiven = c.LibDir != ""
+	if !c.LibDirGiven {
+		c.LibDir = defaultLibDir(exe)
+	}
+	return nil
+}
+
+// defaultLibDir is the folder that a criu was built to load plugins from: the
+// packages' one, or that of the prefix that its makefile defaults to. criu goes
+// without plugins if it is missing.
+func defaultLibDir(exe string) string {
+	dir := "/usr/lib/criu"
+	if strings.HasPrefix(exe, "/usr/local/") {
+		dir = "/usr/local/lib/criu"
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return ""
+	}
+	return dir
 }
 
 // shortOptions are criu's, in getopt's notation (crtools.c of criu 4.2).
@@ -96,11 +145,20 @@ func (c *Criu) readArguments(args []string) {
 		case arg == "--":
 			return
 		case strings.HasPrefix(arg, "--"):
-			name, _, _ := strings.Cut(arg[2:], "=")
+			name, value, hasValue := strings.Cut(arg[2:], "=")
 			c.LeaveStopped = c.LeaveStopped || abbreviates(name, "leave-stopped", "leave-s")
 			c.LeaveRunning = c.LeaveRunning || abbreviates(name, "leave-running", "leave-r")
 			c.FreezeCgroup = c.FreezeCgroup || abbreviates(name, "freeze-cgroup", "fr")
 			c.RPC = c.RPC || name == "rpc"
+			c.PagesElsewhere = c.PagesElsewhere || abbreviates(name, "page-server", "pa") ||
+				abbreviates(name, "prev-images-dir", "pr") || abbreviates(name, "lazy-pages", "la") || abbreviates(name, "stream", "str")
+			if abbreviates(name, "libdir", "lib") {
+				if !hasValue && i+1 < len(args) {
+					i++
+					value = args[i]
+				}
+				c.LibDir = value
+			}
 		case len(arg) > 1 && arg[0] == '-':
 			for j, option := range arg[1:] {
 				c.LeaveStopped = c.LeaveStopped || option == 's'
@@ -111,8 +169,14 @@ func (c *Criu) readArguments(args []string) {
 				}
 				// The rest of the cluster is its argument, or the next word is,
 				// unless its argument is optional.
-				if j+2 == len(arg) && !strings.HasPrefix(shortOptions[at+1:], "::") {
-					i++
+				value := arg[j+2:]
+				if value == "" && !strings.HasPrefix(shortOptions[at+1:], "::") {
+					if i++; i < len(args) {
+						value = args[i]
+					}
+				}
+				if option == 'L' {
+					c.LibDir = value
 				}
 				break
 			}
@@ -126,18 +190,25 @@ func abbreviates(name, option, shortest string) bool {
 	return strings.HasPrefix(option, name) && strings.HasPrefix(name, shortest)
 }
 
-// configurationFiles lists the files that criu reads its options from.
-func configurationFiles(args []string, home string) []string {
-	files := []string{"/etc/criu/default.conf", filepath.Join(home, ".criu", "default.conf")}
+// configurationFiles lists the files that criu reads its options from, in its
+// order (config.c of criu 4.2).
+func configurationFiles(args []string, getenv func(string) string) []string {
+	files := []string{"/etc/criu/default.conf", filepath.Join(getenv("HOME"), ".criu", "default.conf")}
+	named := ""
 	for i, arg := range args {
 		name, value, hasValue := strings.Cut(arg, "=")
 		switch {
 		case name == "--no-default-config":
-			return nil
+			files = nil
 		case name == "--config" && hasValue:
-			return []string{value}
+			files, named = nil, value
 		case name == "--config" && i+1 < len(args):
-			return []string{args[i+1]}
+			files, named = nil, args[i+1]
+		}
+	}
+	for _, file := range []string{getenv("CRIU_CONFIG_FILE"), named} {
+		if file != "" {
+			files = append(files, file)
 		}
 	}
 	return files
@@ -155,5 +226,13 @@ func (c *Criu) readConfiguration(text string) {
 		c.LeaveStopped = c.LeaveStopped || fields[0] == "leave-stopped"
 		c.LeaveRunning = c.LeaveRunning || fields[0] == "leave-running"
 		c.FreezeCgroup = c.FreezeCgroup || fields[0] == "freeze-cgroup"
+		switch fields[0] {
+		case "page-server", "prev-images-dir", "lazy-pages", "stream":
+			c.PagesElsewhere = true
+		case "libdir":
+			if len(fields) > 1 {
+				c.LibDir = strings.Trim(fields[1], `"`)
+			}
+		}
 	}
 }

@@ -2,6 +2,7 @@ package criuutil
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +28,11 @@ func TestCriuArguments(t *testing.T) {
 		{"criu swrk 3", Criu{RPC: true}},
 		{"criu: dump --rpc -t 7", Criu{RPC: true}},
 		{"criu: restore --rpc", Criu{RPC: true}},
+		{"criu dump --libdir /a -t 7 -s", Criu{LibDir: "/a", LeaveStopped: true}},
+		{"criu dump --lib=/a -jL /b", Criu{LibDir: "/b"}},
+		{"criu dump -L/c --prev-images-dir ../1", Criu{LibDir: "/c", PagesElsewhere: true}},
+		{"criu dump -t 7 --page-server --port 9", Criu{PagesElsewhere: true}},
+		{"criu dump -t 7 -L", Criu{}},
 	} {
 		var got Criu
 		got.readArguments(strings.Fields(test.args))
@@ -38,8 +44,8 @@ func TestCriuArguments(t *testing.T) {
 
 func TestCriuConfiguration(t *testing.T) {
 	var got Criu
-	got.readConfiguration("# leave-running\n\n  leave-stopped # as it were\nfreeze-cgroup = /x\nlog-file leave-running\n")
-	if want := (Criu{LeaveStopped: true, FreezeCgroup: true}); got != want {
+	got.readConfiguration("# leave-running\n\n  leave-stopped # as it were\nfreeze-cgroup = /x\nlog-file leave-running\nlibdir \"/a\"\n")
+	if want := (Criu{LeaveStopped: true, FreezeCgroup: true, LibDir: "/a"}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	for args, want := range map[string][]string{
@@ -48,8 +54,39 @@ func TestCriuConfiguration(t *testing.T) {
 		"criu dump --config file -D x":    {"file"},
 		"criu restore --config=file -D x": {"file"},
 	} {
-		if files := configurationFiles(strings.Fields(args), "/root"); !slices.Equal(files, want) {
+		getenv := func(name string) string { return map[string]string{"HOME": "/root"}[name] }
+		if files := configurationFiles(strings.Fields(args), getenv); !slices.Equal(files, want) {
 			t.Errorf("%s reads %v, want %v", args, files, want)
+		}
+	}
+}
+
+func TestTheLastLibdirCounts(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	fromEnv, named := file("env", "libdir /env"), file("named", "libdir=/named")
+	for _, test := range []struct {
+		args string
+		env  map[string]string
+		want string
+	}{
+		{"criu dump --no-default-config", map[string]string{"CRIU_LIBS_DIR": "/libs"}, "/libs"},
+		{"criu dump --no-default-config", map[string]string{"CRIU_LIBS_DIR": "/libs", "CRIU_CONFIG_FILE": fromEnv}, "/env"},
+		{"criu dump --config " + named, map[string]string{"CRIU_CONFIG_FILE": fromEnv}, "/named"},
+		{"criu dump -L /args --config " + named, nil, "/args"},
+	} {
+		var got Criu
+		if err := got.readOptions("/usr/sbin/criu", strings.Fields(test.args), func(name string) string { return test.env[name] }); err != nil {
+			t.Fatal(err)
+		}
+		if got.LibDir != test.want || !got.LibDirGiven {
+			t.Errorf("%s with %v: libdir %q, want %q", test.args, test.env, got.LibDir, test.want)
 		}
 	}
 }

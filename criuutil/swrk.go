@@ -94,6 +94,16 @@ func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts,
 	}
 }
 
+// SetOptions adds what the client has asked of a criu over RPC, which is all that
+// there is to know then.
+func (c *Criu) SetOptions(opts *rpc.CriuOpts) {
+	c.RPC = false
+	c.LeaveRunning = c.LeaveRunning || opts.GetLeaveRunning()
+	c.LeaveStopped = c.LeaveStopped || opts.GetLeaveStopped()
+	c.FreezeCgroup = c.FreezeCgroup || opts.GetFreezeCgroup() != ""
+	c.PagesElsewhere = c.PagesElsewhere || opts.Ps != nil || opts.GetParentImg() != "" || opts.GetLazyPages()
+}
+
 // FindSwrk finds the criu swrk among the children of a process that works in
 // an image directory.
 func FindSwrk(parent int, imageDir string) (int, error) {

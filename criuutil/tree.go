@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"github.com/prometheus/procfs"
 )
 
 // Tree returns the pids of root and all its descendants, parents before their
@@ -72,6 +74,19 @@ func Threads(pid int) ([]int, error) {
 func threadExists(pid, tid int) bool {
 	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
 	return err == nil
+}
+
+// Processes lists the pids of all processes.
+func Processes() ([]int, error) {
+	procs, err := procfs.AllProcs()
+	if err != nil {
+		return nil, fmt.Errorf("list the processes: %w", err)
+	}
+	pids := make([]int, len(procs))
+	for i, proc := range procs {
+		pids[i] = proc.PID
+	}
+	return pids, nil
 }
 
 // IsAncestor reports whether pid is an ancestor of process of, by the parents

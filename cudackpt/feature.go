@@ -72,13 +72,19 @@ type UnsupportedError struct {
 }
 
 // Error names the feature, the driver that has it and the one that was found.
-func (e *UnsupportedError) Error() string {
+func (e *UnsupportedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning is the error without its remedy.
+func (e *UnsupportedError) Meaning() string {
 	found := fmt.Sprintf("CUDA %v", e.CUDA)
 	if e.Driver != "" {
 		found = fmt.Sprintf("driver %s with CUDA %v", e.Driver, e.CUDA)
 	}
-	return fmt.Sprintf("%s needs NVIDIA driver %s or newer, this is %s: update the driver on this host", e.Feature, e.MinimumDriver, found)
+	return fmt.Sprintf("%s needs NVIDIA driver %s or newer, this is %s", e.Feature, e.MinimumDriver, found)
 }
+
+// Remedy says what to do about it.
+func (e *UnsupportedError) Remedy() string { return "update the driver on this host" }
 
 // Is makes errors.Is(err, ErrNotSupported) true.
 func (e *UnsupportedError) Is(target error) bool { return target == ErrNotSupported }

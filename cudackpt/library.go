@@ -79,7 +79,10 @@ type LibraryError struct {
 }
 
 // Error names every place that was tried, with the loader's reason.
-func (e *LibraryError) Error() string {
+func (e *LibraryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning is the error without its remedy.
+func (e *LibraryError) Meaning() string {
 	var reasons []string
 	for i, name := range e.Tried {
 		reason := e.Errs[i].Error()
@@ -88,8 +91,12 @@ func (e *LibraryError) Error() string {
 		}
 		reasons = append(reasons, reason)
 	}
-	return fmt.Sprintf("cannot load the NVIDIA driver's library (%s): install the NVIDIA driver on this host, or name its library by path",
-		strings.Join(reasons, "; "))
+	return fmt.Sprintf("cannot load the NVIDIA driver's library (%s)", strings.Join(reasons, "; "))
+}
+
+// Remedy says what to do about it.
+func (e *LibraryError) Remedy() string {
+	return "install the NVIDIA driver on this host, or name its library by path"
 }
 
 // Unwrap returns what the loader said.

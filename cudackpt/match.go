@@ -37,7 +37,17 @@ type LibraryMismatchError struct {
 
 // Error names both files.
 func (e *LibraryMismatchError) Error() string {
-	return fmt.Sprintf("process %d uses %s, but this program would drive it with %s: the two must be one version of the driver's library: name the one that the process uses (a cuda-compat library in a container, as a rule)", e.PID, e.Target, e.Ours)
+	return fmt.Sprintf("process %d %s: %s", e.PID, e.Meaning(), e.Remedy())
+}
+
+// Meaning is the error without its process and its remedy.
+func (e *LibraryMismatchError) Meaning() string {
+	return fmt.Sprintf("uses %s, but this program would drive it with %s: the two must be one version of the driver's library", e.Target, e.Ours)
+}
+
+// Remedy says what to do about it.
+func (e *LibraryMismatchError) Remedy() string {
+	return "name the one that the process uses (a cuda-compat library in a container, as a rule)"
 }
 
 // CheckLibrary compares the libcuda that a process has mapped with the one that

@@ -16,7 +16,7 @@
 // run (dump.go, one function a step):
 //
 //	thaw        a control group that the container engine froze
-//	inspect     walk the tree; a blocker → refuse here, nothing touched
+//	inspect     walk the tree; errors among the findings → refuse here, nothing touched
 //	watch       journal into the run directory; start the watcher
 //	lock        all CUDA processes at once, all or none, short tries inside a deadline
 //	stop        SIGSTOP; wait until every thread is in state T; look for new processes

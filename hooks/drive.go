@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -71,7 +70,7 @@ type drive struct {
 // start starts criu for a request about an image directory.
 func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, error) {
 	d := &drive{Hook: h, kind: kind, options: options, begun: time.Now()}
-	path, err := FindCriu(options.Path)
+	path, err := criuutil.LookCriu(options.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -93,35 +92,18 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 	if d.swrk, err = criuutil.StartSwrk(path, env); err != nil {
 		return nil, err
 	}
-	d.criu = &criuutil.Criu{
-		Process: d.swrk.Process, LeaveStopped: options.LeaveStopped,
-		LeaveRunning: options.RPC.GetLeaveRunning(), FreezeCgroup: options.RPC.GetFreezeCgroup() != "",
+	if d.criu, err = criuutil.OpenCriu(d.swrk.PID); err != nil {
+		return nil, errors.Join(err, d.swrk.Close())
+	}
+	d.criu.SetOptions(options.RPC)
+	d.criu.LeaveStopped = d.criu.LeaveStopped || options.LeaveStopped
+	if !d.criu.LibDirGiven {
+		d.criu.LibDir = empty
 	}
 	if options.RPC.GetRstSibling() {
 		d.criu.RootParent = &self.Ident
 	}
 	return d, nil
-}
-
-// FindCriu finds the criu program: path if it is not empty, else criu in PATH
-// and in the folders of root's programs.
-func FindCriu(path string) (string, error) {
-	if path != "" {
-		found, err := exec.LookPath(path)
-		if err != nil {
-			return "", fmt.Errorf("criu: %w", err)
-		}
-		return filepath.Abs(found)
-	}
-	if found, err := exec.LookPath("criu"); err == nil {
-		return filepath.Abs(found)
-	}
-	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
-		if found, err := exec.LookPath(filepath.Join(dir, "criu")); err == nil {
-			return found, nil
-		}
-	}
-	return "", errors.New("criu is not installed (neither in PATH nor in /usr/sbin): install CRIU 4.0 or newer, or name it with --criu")
 }
 
 // emptyDir is a folder of plugins without any.

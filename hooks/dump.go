@@ -112,23 +112,29 @@ func (d *dump) inspect(ctx context.Context) error {
 	if err := d.awaitEarlier(ctx); err != nil {
 		return err
 	}
-	var err error
-	if d.members, err = inspectTree(ctx, d.root, d.open); err != nil || len(d.members) == 0 {
+	imageDir := d.imageDir
+	if d.criu.PagesElsewhere {
+		imageDir = "" // how much of it will go there is not known
+	}
+	seen, err := inspectTree(ctx, d.root, imageDir, d.open)
+	if err != nil {
 		return err
 	}
+	if seen.usesCUDA() {
+		seen.findings = append(seen.findings, criuFindings(ctx, d.criu)...)
+	}
+	if d.criu.RPC { // these depend on options that cannot be seen then
+		seen.findings = seen.findings.suspected(FindingCUDAPlugin, FindingPluginDir, FindingDiskSpace)
+	}
+	if err := d.refuse(seen.findings); err != nil || len(seen.members) == 0 {
+		return err
+	}
+	d.members = seen.members
 	if d.targets, err = openMembers(d.driver, d.members); err != nil {
 		return err
 	}
 	if len(d.targets) != len(d.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
-	}
-	for _, t := range d.targets {
-		// Their GPUs could be paired only one process at a time, and then two
-		// processes that share a GPU could be parted.
-		if !slices.Equal(t.member.GPUs, d.targets[0].member.GPUs) {
-			return fmt.Errorf("processes %d (%s) and %d (%s) of one tree see different GPUs, which a restore could not map together: dump them as trees of their own",
-				d.targets[0].PID, d.targets[0].member.Name, t.PID, t.member.Name)
-		}
 	}
 	// The state can only be asked of a process that runs; of one that was stopped
 	// before we came the restore thread must, for as long as the answer takes.
@@ -138,10 +144,10 @@ func (d *dump) inspect(ctx context.Context) error {
 	}
 	err = parallel(d.targets, func(t *target) error {
 		state, err := t.cuda.State(ctx)
-		if err == nil && state != cudackpt.StateRunning {
-			err = fmt.Errorf("process %d (%s) is already %v: something else checkpoints it, or an earlier dump was cut off: cucriu recover brings it back", t.PID, t.member.Name, state)
+		if err != nil {
+			return err
 		}
-		return err
+		return stateFindings(t.member, state).Err()
 	})
 	return errors.Join(err, releaseThreads(ctx, tracer, d.stoppedBefore()))
 }
@@ -182,10 +188,7 @@ func (d *dump) open() (*cudackpt.Driver, error) {
 	if d.driver != nil {
 		return d.driver, nil
 	}
-	driver, err := d.OpenDriver()
-	if err == nil {
-		err = driver.Supports(cudackpt.FeatureCheckpoint)
-	}
+	driver, err := d.openCheckpointDriver()
 	if err == nil {
 		d.driver = driver
 	}
@@ -276,13 +279,8 @@ func (d *dump) lockAll(ctx context.Context) error {
 // its restore will take. While it is locked it cannot allocate more.
 func (d *dump) measure(ctx context.Context) error {
 	return parallel(d.targets, func(t *target) (err error) {
-		if t.member.MemoryBytes, err = d.driver.ProcessMemory(ctx, t.PID); err != nil {
-			return fmt.Errorf("process %d (%s): how much GPU memory it holds cannot be told, and so not whether it could be restored: %w", t.PID, t.member.Name, err)
-		}
-		for gpu, size := range t.member.MemoryBytes {
-			if size == cudackpt.UnknownMemory {
-				return fmt.Errorf("process %d (%s): the driver does not tell how much memory it holds on %v, and so not whether it could be restored", t.PID, t.member.Name, gpu)
-			}
+		if t.member.MemoryBytes, err = memoryHeld(ctx, d.driver, t.member); err != nil {
+			return fmt.Errorf("process %d (%s): %w", t.PID, t.member.Name, err)
 		}
 		return nil
 	})
@@ -305,12 +303,18 @@ func (d *dump) stop(ctx context.Context) error {
 		if slices.ContainsFunc(d.targets, func(t *target) bool { return t.PID == pid }) {
 			continue
 		}
-		member, err := inspectProcess(ctx, pid, d.open)
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		p, err := inspectProcess(ctx, pid, d.open)
+		if errors.Is(err, criuutil.ErrGone) {
+			continue
+		}
+		if err != nil {
 			return err
 		}
-		if member != nil {
-			return fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, member.Name)
+		if err := d.refuse(p.findings); err != nil {
+			return err
+		}
+		if p.member != nil {
+			return fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
 		}
 	}
 	return nil

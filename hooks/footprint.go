@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,28 +17,36 @@ import (
 	"cucriu/criuutil"
 )
 
-// footprint is what /proc shows a process to hold of the NVIDIA driver.
+// footprint is what /proc shows a process to hold of the NVIDIA driver, and of
+// what criu cannot dump.
 type footprint struct {
-	libcuda bool     // a libcuda is mapped: only then can it be a CUDA process
-	devices []string // open or mapped device files
+	libcuda    bool     // a libcuda is mapped: only then can it be a CUDA process
+	devices    []string // open or mapped device files of NVIDIA's
+	nccl       []string // NCCL's library, or its shared memory: open or mapped files
+	anonymous  []string // open anonymous inodes that criu cannot dump
+	infiniband []string // open device files of InfiniBand
 }
 
 var (
-	libcudaFile  = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
-	nvidiaDevice = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
+	libcudaFile      = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
+	nvidiaDevice     = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
+	ncclFile         = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
+	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
+	// Those that criu 4.2.1 was seen to refuse.
+	undumpableInode = regexp.MustCompile(`^anon_inode:\[(io_uring|userfaultfd|perf_event)\]$`)
 )
 
 // footprintOf reads a process's mappings and descriptors. It does not need the
 // process to run.
 func footprintOf(pid int) (footprint, error) {
 	var f footprint
-	devices := make(map[string]bool)
-	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	devices, nccl, anonymous, infiniband := make(set), make(set), make(set), make(set)
+	mappings, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return f, goneOr(pid, err)
 	}
-	defer maps.Close()
-	lines := bufio.NewScanner(maps)
+	defer mappings.Close()
+	lines := bufio.NewScanner(mappings)
 	for lines.Scan() {
 		line := lines.Text()
 		start := strings.IndexByte(line, '/')
@@ -46,9 +55,8 @@ func footprintOf(pid int) (footprint, error) {
 		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
 		f.libcuda = f.libcuda || libcudaFile.MatchString(path)
-		if nvidiaDevice.MatchString(path) {
-			devices[path] = true
-		}
+		devices.addIf(nvidiaDevice, path)
+		nccl.addIf(ncclFile, path)
 	}
 	if err := lines.Err(); err != nil {
 		return f, goneOr(pid, err)
@@ -60,16 +68,30 @@ func footprintOf(pid int) (footprint, error) {
 	}
 	for _, entry := range entries {
 		path, err := os.Readlink(filepath.Join(dir, entry.Name()))
-		if err == nil && nvidiaDevice.MatchString(path) {
-			devices[path] = true
+		if err != nil {
+			continue // closed meanwhile
 		}
+		path = strings.TrimSuffix(path, " (deleted)")
+		devices.addIf(nvidiaDevice, path)
+		nccl.addIf(ncclFile, path)
+		anonymous.addIf(undumpableInode, path)
+		infiniband.addIf(infinibandDevice, path)
 	}
-	for device := range devices {
-		f.devices = append(f.devices, device)
-	}
-	slices.Sort(f.devices)
+	f.devices, f.nccl = devices.sorted(), nccl.sorted()
+	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
 	return f, nil
 }
+
+// set is a set of paths.
+type set map[string]bool
+
+func (s set) addIf(pattern *regexp.Regexp, path string) {
+	if pattern.MatchString(path) {
+		s[path] = true
+	}
+}
+
+func (s set) sorted() []string { return slices.Sorted(maps.Keys(s)) }
 
 // goneOr turns the errors that /proc gives for an ended process into
 // [criuutil.ErrGone].

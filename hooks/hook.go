@@ -23,6 +23,9 @@ type Hook struct {
 	Watcher []string
 	// Progress, if set, is told of every step of a session as it begins.
 	Progress func(s *Session, step string)
+	// Force names the findings that are errors and are to be overridden: see
+	// [Forceable]. The environment and the configuration cannot set it.
+	Force []string
 }
 
 // New makes a hook with this host's configuration ($CUCRIU_CONFIG, else

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
@@ -33,89 +35,231 @@ func processesOf(targets []*target) []*criuutil.Process {
 	return processes
 }
 
+// inspection is what a look at a tree found. Nothing is touched for it.
+type inspection struct {
+	pids     []int
+	members  []Member
+	findings Findings
+}
+
+// usesCUDA reports whether there is anything for us to do or to refuse: a tree
+// without CUDA is left to criu.
+func (in *inspection) usesCUDA() bool { return len(in.members) > 0 || len(in.findings) > 0 }
+
 // inspectTree walks the tree below root, and finds its CUDA processes and
-// whatever would make the dump fail after GPU state has been touched. It
-// touches nothing. open is called once the first process turns up that has
-// libcuda mapped: a tree without CUDA needs no driver.
-func inspectTree(ctx context.Context, root int, open func() (*cudackpt.Driver, error)) ([]Member, error) {
+// whatever would make the dump fail after GPU state has been touched. imageDir
+// is where the images are to go, empty if that is not known. open is called
+// once the first process turns up that has libcuda mapped: a tree without CUDA
+// needs no driver.
+func inspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*inspection, error) {
 	pids, err := criuutil.Tree(root)
 	if err != nil {
 		return nil, err
 	}
-	var members []Member
+	in := &inspection{}
+	var general Findings // of interest only if there is CUDA in the tree
 	for _, pid := range pids {
-		member, err := inspectProcess(ctx, pid, open)
+		p, err := inspectProcess(ctx, pid, open)
 		if errors.Is(err, criuutil.ErrGone) && pid != root {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if member != nil {
-			members = append(members, *member)
+		in.pids = append(in.pids, pid)
+		in.findings = append(in.findings, p.findings...)
+		general = append(general, p.general...)
+		if p.member != nil {
+			in.members = append(in.members, *p.member)
 		}
 	}
-	return members, nil
-}
-
-// inspectProcess returns the member that a CUDA process will be, or nil for a
-// process without CUDA.
-func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (*Member, error) {
-	held, err := footprintOf(pid)
+	if !in.usesCUDA() {
+		return in, nil
+	}
+	in.findings = append(in.findings, general...)
+	in.findings = append(in.findings, differentGPUs(in.members)...)
+	if len(in.members) == 0 {
+		return in, nil
+	}
+	driver, err := open()
 	if err != nil {
 		return nil, err
 	}
+	for i := range in.members {
+		m := &in.members[i]
+		if m.MemoryBytes, err = memoryHeld(ctx, driver, m); err != nil {
+			in.findings = append(in.findings, m.found(found(FindingMemoryUnknown, err, "ask with nvidia-smi; in a virtual machine or container, the driver may have to be told to account for processes")))
+		}
+	}
+	resources, err := resourceFindings(criuutil.System{}, in, imageDir)
+	if err != nil {
+		return nil, err
+	}
+	nccl, err := ncclOf(driver, in)
+	if err != nil {
+		return nil, err
+	}
+	in.findings = slices.Concat(in.findings, resources, nccl)
+	return in, nil
+}
+
+// refuse fails if errors are among the findings that are not overridden. What
+// is overridden is logged, and so are warnings.
+func (h *Hook) refuse(findings Findings) error {
+	if err := CheckForce(h.Force); err != nil {
+		return err
+	}
+	findings = findings.Force(h.Force)
+	for _, f := range findings.Of(SeverityWarning) {
+		h.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
+	}
+	return findings.Err()
+}
+
+// inspected is what was found out about one process.
+type inspected struct {
+	name     string
+	member   *Member  // what it is in a session, nil if it is no CUDA process
+	findings Findings // that come from its use of the NVIDIA driver
+	general  Findings // that stand in criu's way, with or without CUDA
+}
+
+// inspectProcess looks at one process.
+func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (inspected, error) {
+	held, err := footprintOf(pid)
+	if err != nil {
+		return inspected{}, err
+	}
+	status, err := criuutil.ReadStatus(pid)
+	if err != nil {
+		return inspected{}, err
+	}
+	p := inspected{name: status.Name, general: generalFindings(pid, status, held)}
 	if !held.libcuda && len(held.devices) == 0 {
-		return nil, nil
+		return p, nil
 	}
 	process, err := criuutil.OpenProcess(pid)
 	if err != nil {
-		return nil, err
+		return inspected{}, err
 	}
 	defer process.Close()
-	status, err := criuutil.ReadStatus(pid)
-	if err != nil {
-		return nil, err
-	}
-	name := fmt.Sprintf("process %d (%s)", pid, status.Name)
+	m := Member{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
 	driver, err := open()
 	if err != nil {
-		return nil, fmt.Errorf("%s uses CUDA, and its GPU state cannot be saved: %w", name, err)
+		p.findings = append(p.findings, m.found(driverFinding(err)))
+		return p, nil
 	}
 	// Asking for the restore thread is the one call that does not block if the
 	// process is stopped or frozen.
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
 		if len(held.devices) > 0 {
-			return nil, fmt.Errorf("%s holds %v but has no CUDA state that the driver could save: a child forked from a CUDA process "+
-				"without exec (a PyTorch DataLoader worker with the fork start method is one), or a user of NVML or of graphics; "+
-				"criu cannot dump it: end it, or start such children with spawn or forkserver, before the dump", name, held.devices)
+			p.findings = append(p.findings, m.found(Finding{
+				Name: FindingForkedChild, Severity: SeverityError,
+				Message: fmt.Sprintf("holds %v but has no CUDA state that the driver could save: a child forked from a CUDA process without exec "+
+					"(a PyTorch DataLoader worker with the fork start method is one), or a user of NVML or of graphics; criu cannot dump it", held.devices),
+				Remedy: "end it, or start such children with spawn or forkserver, before the dump",
+			}))
 		}
-		return nil, nil // libcuda is loaded but was never used
+		return p, nil // else libcuda is loaded but was never used
 	}
 	if err != nil {
 		if !process.Alive() {
-			return nil, goneOr(pid, criuutil.ErrGone)
+			return inspected{}, goneOr(pid, criuutil.ErrGone)
 		}
-		return nil, err
+		p.findings = append(p.findings, m.found(found(FindingCUDAState, err, "look for Xid messages in the kernel log (dmesg)")))
+		return p, nil
+	}
+	var mismatch *cudackpt.LibraryMismatchError
+	if err := driver.CheckLibrary(pid); errors.As(err, &mismatch) {
+		p.findings = append(p.findings, m.found(found(FindingMismatch, err, "")))
+	} else if err != nil {
+		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
+	}
+	if m.Stopped, err = criuutil.Stopped(pid); err != nil {
+		return inspected{}, err
+	}
+	if m.GPUs, err = driver.VisibleGPUs(pid); err != nil {
+		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
+	}
+	if len(m.GPUs) == 0 {
+		p.findings = append(p.findings, m.found(Finding{
+			Name: FindingNoGPU, Severity: SeverityError, Message: "uses CUDA but no GPU's device node is in its /dev",
+			Remedy: "make the /dev/nvidia* nodes of its GPUs visible in its mount namespace",
+		}))
+	}
+	p.member = &m
+	return p, nil
+}
+
+// generalFindings are the things that criu refuses, or cannot get past, as far as
+// /proc shows them.
+func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
+	var findings Findings
+	add := func(name, message, remedy string) {
+		findings = append(findings, Finding{Name: name, Severity: SeverityError, PID: pid, Process: status.Name, Message: message, Remedy: remedy})
 	}
 	if status.TracerPID != 0 {
-		return nil, fmt.Errorf("%s is traced by process %d (a debugger?): detach it before the dump", name, status.TracerPID)
+		tracer := strconv.Itoa(status.TracerPID)
+		if t, err := criuutil.ReadStatus(status.TracerPID); err == nil {
+			tracer += " (" + t.Name + ")"
+		}
+		add(FindingTraced, "is traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
 	}
-	member := &Member{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
-	if err := driver.CheckLibrary(pid); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	for _, inode := range held.anonymous {
+		name := FindingAnonymousInode
+		if inode == "anon_inode:[io_uring]" {
+			name = FindingIOURing
+		}
+		add(name, "has "+inode+" open, which criu cannot dump", "let the job close it, or run it without")
 	}
-	if member.Stopped, err = criuutil.Stopped(pid); err != nil {
-		return nil, err
+	if len(held.infiniband) > 0 {
+		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")
 	}
-	if member.GPUs, err = driver.VisibleGPUs(pid); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+	return findings
+}
+
+// found makes a finding one about this process.
+func (m *Member) found(f Finding) Finding {
+	f.PID, f.Process = m.PID, m.Name
+	return f
+}
+
+// driverFinding says why a driver cannot be used.
+func driverFinding(err error) Finding {
+	if errors.Is(err, cudackpt.ErrNotSupported) {
+		return found(FindingDriverOld, err, "")
 	}
-	if len(member.GPUs) == 0 {
-		return nil, fmt.Errorf("%s uses CUDA but no GPU's device node is in its /dev", name)
+	return found(FindingDriverMissing, err, "install the NVIDIA driver on this host")
+}
+
+// differentGPUs refuses a tree whose processes see different GPUs. They could be
+// paired only one process at a time, and then two processes that share a GPU
+// could be parted.
+func differentGPUs(members []Member) Findings {
+	for i := range members {
+		if m := &members[i]; !slices.Equal(m.GPUs, members[0].GPUs) {
+			return Findings{m.found(Finding{
+				Name: FindingDifferentGPUs, Severity: SeverityError,
+				Message: fmt.Sprintf("sees other GPUs (%d) than process %d (%s) of the same tree (%d), and a restore could not map them together",
+					len(m.GPUs), members[0].PID, members[0].Name, len(members[0].GPUs)),
+				Remedy: "dump them as trees of their own",
+			})}
+		}
 	}
-	return member, nil
+	return nil
+}
+
+// stateFindings refuses a CUDA process that is not running.
+func stateFindings(m *Member, state cudackpt.State) Findings {
+	if state == cudackpt.StateRunning {
+		return nil
+	}
+	return Findings{m.found(Finding{
+		Name: FindingCUDAState, Severity: SeverityError,
+		Message: fmt.Sprintf("is already %v: something else checkpoints it, or an earlier dump was cut off", state),
+		Remedy:  "cucriu recover brings it back",
+	})}
 }
 
 // openMembers takes hold of the members of a session. Those that have ended

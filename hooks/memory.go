@@ -34,6 +34,22 @@ func (n memoryNeed) add(m *Member) {
 	}
 }
 
+// memoryHeld returns how many bytes a process holds on each GPU, which is what its
+// checkpoint moves to the host and what its restore will take. It fails if that
+// cannot be told: then it is not known either whether it could be restored.
+func memoryHeld(ctx context.Context, driver *cudackpt.Driver, m *Member) (map[cudackpt.UUID]uint64, error) {
+	held, err := driver.ProcessMemory(ctx, m.PID)
+	if err != nil {
+		return nil, fmt.Errorf("how much GPU memory it holds cannot be told, and so not whether it could be restored: %w", err)
+	}
+	for gpu, size := range held {
+		if size == cudackpt.UnknownMemory {
+			return nil, fmt.Errorf("the driver does not tell how much memory it holds on %v, and so not whether it could be restored", gpu)
+		}
+	}
+	return held, nil
+}
+
 // require fails if a GPU has less free memory than the restore will take. It
 // must be known before the driver is asked: a restore that runs out of memory
 // loses the process for ever.
@@ -56,6 +72,12 @@ type MemoryError struct {
 	Need, Free uint64 // bytes
 }
 
-func (e *MemoryError) Error() string {
-	return fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB: free memory on it, or map to another GPU", e.GPU, e.Free>>20, e.Need>>20)
+func (e *MemoryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning is the error without its remedy.
+func (e *MemoryError) Meaning() string {
+	return fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", e.GPU, e.Free>>20, e.Need>>20)
 }
+
+// Remedy says what to do about it.
+func (e *MemoryError) Remedy() string { return "free memory on it, or map to another GPU" }

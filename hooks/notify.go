@@ -134,12 +134,13 @@ func (n *Notify) openCriu() (*criuutil.Criu, error) {
 		process.Close()
 		n.criu = &process.Ident
 	}
-	process, err := criuutil.Reopen(*n.criu)
+	criu, err := criuutil.OpenCriu(n.criu.PID)
 	if err != nil {
-		return nil, fmt.Errorf("criu: %w", err)
+		return nil, err
 	}
-	return &criuutil.Criu{
-		Process: process, LeaveRunning: n.opts.GetLeaveRunning(), LeaveStopped: n.opts.GetLeaveStopped(),
-		FreezeCgroup: n.opts.GetFreezeCgroup() != "",
-	}, nil
+	if criu.Ident != *n.criu {
+		return nil, errors.Join(fmt.Errorf("criu: %w", criuutil.ErrGone), criu.Close())
+	}
+	criu.SetOptions(n.opts)
+	return criu, nil
 }

@@ -45,7 +45,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		return err
 	}
 	s, err := h.newSession(Session{
-		Kind: KindRestore, Criu: criu.Ident, Client: stage.Client, ImageDir: imageDir,
+		Kind: KindRestore, Criu: criu.Ident, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
 		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
 	if err != nil {
@@ -70,7 +70,7 @@ func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest 
 		return gpumap.Plan{}, err
 	}
 	if version != manifest.DriverVersion {
-		return gpumap.Plan{}, fmt.Errorf("the image was made with driver %s and this host has %s: the driver's own state is part of the image, so both must be the same version", manifest.DriverVersion, version)
+		return gpumap.Plan{}, &DriverVersionError{Image: manifest.DriverVersion, Host: version}
 	}
 	visible, err := driver.HostGPUs()
 	if err != nil {
@@ -91,6 +91,24 @@ func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest 
 		need.add(member)
 	}
 	return plan, need.require(ctx, driver)
+}
+
+// DriverVersionError says that an image was made with another driver than this
+// host's.
+type DriverVersionError struct {
+	Image, Host string // "580.159.04"
+}
+
+func (e *DriverVersionError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning is the error without its remedy.
+func (e *DriverVersionError) Meaning() string {
+	return fmt.Sprintf("the image was made with driver %s and this host has %s", e.Image, e.Host)
+}
+
+// Remedy says what to do about it.
+func (e *DriverVersionError) Remedy() string {
+	return "restore it on a host with driver " + e.Image + ": the driver's own state is part of the image, so both must be the same version"
 }
 
 // plan makes the GPU map for an image's processes from what they will be able
@@ -350,6 +368,12 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+" by the watcher, after the hook was cut off")
 		}
 		return h.failQuietly(s, err)
+	}
+	if s.Root == nil {
+		s.Root, err = s.orphanedRoot()
+	}
+	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return err
 	}
 	if s.Root == nil {
 		return s.close(OutcomeGone, "criu ended before it created a process; the image is intact")

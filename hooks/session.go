@@ -50,6 +50,7 @@ type Session struct {
 	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time       `json:"created"`
 	Criu         criuutil.Ident  `json:"criu"`
+	CriuExe      string          `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
 	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
 	Client       *criuutil.Ident `json:"client,omitempty"` // who serves criu over RPC, if not an action script
 	ImageDir     string          `json:"image_dir"`

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -198,6 +199,43 @@ func awaitRoot(ctx context.Context, criu *criuutil.Process, parent *criuutil.Ide
 		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
 	}
 	return nil
+}
+
+// orphanedRoot finds the root task that a killed criu has left behind before
+// anybody saw it: a process that still executes criu, bears the pid that the
+// image has for the root, is younger than criu, and has lost its parent to it.
+func (s *Session) orphanedRoot() (*criuutil.Ident, error) {
+	if s.CriuExe == "" {
+		return nil, nil
+	}
+	pids, err := criuutil.Processes()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		if executable(pid) != s.CriuExe {
+			continue
+		}
+		status, err := criuutil.ReadStatus(pid)
+		if err != nil || status.ImagePID() != s.Manifest.RootPID || executable(status.PPID) == s.CriuExe {
+			continue
+		}
+		process, err := criuutil.OpenProcess(pid)
+		if err != nil {
+			continue
+		}
+		process.Close()
+		if process.StartTime >= s.Criu.StartTime {
+			return &process.Ident, nil
+		}
+	}
+	return nil, nil
+}
+
+// executable is the path of a process's program, "" if that cannot be told.
+func executable(pid int) string {
+	path, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
+	return path
 }
 
 // Recover takes every orphaned session (its criu has ended, and neither hook

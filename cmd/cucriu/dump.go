@@ -16,10 +16,14 @@ func dumpCommand() *cobra.Command {
 	var criu criuFlags
 	var pid int
 	var leaveRunning, asJSON bool
+	var force []string
 	cmd := &cobra.Command{
 		Use:   "dump -t PID -D DIR",
 		Short: "Dump a process tree with its GPU state, with criu",
 		Long: `Dump a process tree with its GPU state, with criu.
+
+What cucriu check -t PID finds is looked at first; an error among it refuses the
+dump before anything is touched.
 
 DIR is complete or absent at any time: it must not exist yet (or be empty), and
 appears once the whole image is on disk, before the job is ended. If anything
@@ -35,6 +39,9 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			if pid <= 0 {
 				return usageError{errors.New("name the root of the tree with -t")}
 			}
+			if err := hooks.CheckForce(force); err != nil {
+				return usageError{err}
+			}
 			options, err := criu.options()
 			if err != nil {
 				return err
@@ -42,6 +49,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			options.RPC.Pid = proto.Int32(int32(pid))
 			options.RPC.LeaveRunning = proto.Bool(leaveRunning)
 			return drive(cmd, "dump", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (hooks.Result, error) {
+				hook.Force = force
 				return hook.Dump(ctx, criu.images, options)
 			})
 		},
@@ -53,6 +61,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 	flags.BoolVar(&criu.skipInFlight, "skip-in-flight", false, "skip TCP connections that are not established yet")
 	flags.StringVar(&criu.ghostLimit, "ghost-limit", "", "up to which size deleted files are dumped, such as 256M")
 	flags.StringVar(&criu.freezeCgroup, "freeze-cgroup", "", "the control group through which criu freezes the tree")
+	flags.StringArrayVar(&force, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }

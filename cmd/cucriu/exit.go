@@ -36,6 +36,8 @@ func exitCode(ctx context.Context, err error) int {
 		return exitUsage
 	case errors.Is(err, hooks.ErrNotBack):
 		return exitNotBack
+	case errors.As(err, new(*hooks.RefusedError)):
+		return exitRefused
 	case errors.As(err, &own):
 		return own.ExitCode()
 	case errors.As(context.Cause(ctx), &signalled):

@@ -434,3 +434,35 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestRecoverEndsWhatAKilledRestoreHasLeftBehind: nobody has seen the root task
+// that criu had forked; it would wait for criu, and hold the pid, for ever.
+func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		images := host.Dump(job)
+		gate := filepath.Join(t.TempDir(), "gate")
+		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0
+: >`+gate+`; while [ -e `+gate+` ]; do sleep 0.01; done`)
+		criu := host.CriuCommandScripts("restore", images, []string{hold, host.HookBin}, "-d")
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu waits", func() bool {
+			_, err := os.Stat(gate)
+			return err == nil
+		})
+		host.KillWatcher()
+		if err := os.Remove(gate); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu has forked the root", job.Alive)
+		_ = criu.Process.Kill()
+		_ = criu.Wait()
+		cucriu(t, host, 0, "recover")
+		testenv.Eventually(t, testenv.Soon, "nothing is left", job.Gone)
+		host.Restore(images)
+		job.Runs()
+	})
+}

@@ -1,11 +1,13 @@
 #include "companions.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -56,6 +58,14 @@ void companions_fork_child(void)
 	while (getppid() == parent)
 		pause();
 	_exit(0);
+}
+
+void companions_io_uring(void)
+{
+	static unsigned char params[120]; /* struct io_uring_params, all defaults */
+
+	if (syscall(SYS_io_uring_setup, 1, params) < 0)
+		die(EXIT_USAGE, "--io-uring: %s", strerror(errno));
 }
 
 struct spinner {

@@ -17,6 +17,9 @@
  */
 void companions_fork_child(void);
 
+/* An io_uring that stays open and unused. */
+void companions_io_uring(void);
+
 /* One thread for each GPU that repeats the call of --spin and never submits work. */
 void companions_spin(struct gpu *gpus, int n, enum spin mode);
 

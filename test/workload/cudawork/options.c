@@ -21,6 +21,7 @@ static const char usage[] =
 	"  --managed       1 MiB of managed memory\n"
 	"  --pinned        pinned host memory, checked all the time by a CPU thread\n"
 	"  --fork-child    a child forked after cuInit that only waits\n"
+	"  --io-uring      an open io_uring\n"
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
 	"  --ranks N       the same with a collective in each tick (simulated driver only)\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
@@ -78,13 +79,13 @@ static enum spin parse_spin(const char *name)
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IPC, RANKS, PROCS, HELP };
+	enum { DIR_ = 256, GPUS, MIB, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"pinned", 0, 0, PINNED},
-		{"fork-child", 0, 0, FORK_CHILD}, {"ipc", 0, 0, IPC},
+		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
 	};
 	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10};
@@ -102,6 +103,7 @@ struct options options_parse(int argc, char **argv)
 		case MANAGED: o.managed = 1; break;
 		case PINNED: o.pinned = 1; break;
 		case FORK_CHILD: o.fork_child = 1; break;
+		case IO_URING: o.io_uring = 1; break;
 		case IPC: o.ipc = 1; break;
 		case RANKS: o.ranks = number("ranks", optarg, 1, MAX_PROCS); break;
 		case PROCS: o.procs = number("procs", optarg, 1, MAX_PROCS); break;

@@ -42,6 +42,8 @@ static void set_up(struct worker *w)
 	/* Fork while there are no threads but the driver's. */
 	if (o->fork_child)
 		companions_fork_child();
+	if (o->io_uring)
+		companions_io_uring();
 	w->scratch = o->pinned ? companions_pin(&w->gpus[0]) : pageable;
 	ipc_connect(w->role, &w->gpus[0]);
 	companions_spin(w->gpus, w->ngpus, o->spin);

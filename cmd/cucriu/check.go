@@ -1,0 +1,130 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/hooks"
+)
+
+func checkCommand() *cobra.Command {
+	var (
+		pid       int
+		dir, criu string
+		force     []string
+		asJSON    bool
+	)
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Find out beforehand whether a dump or a restore would be refused",
+		Long: `Find out beforehand whether a dump or a restore would be refused.
+
+Without options this machine is looked at: the driver, criu, the kernel, and
+what this process may do. With -t the job below a process is looked at as well,
+as the dump looks at it; with -t and -D, whether its image fits. With -D alone an
+image is looked at, and whether this machine can take it. Nothing is touched.
+
+Managed memory cannot be seen from outside: the checkpoint refuses it, and the
+job then runs on.
+
+The exit status is 0 if nothing stands in the way, 3 if something does, and 1 if
+that could not be found out. --force turns an error into a warning; these can be
+forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
+		Example: "  cucriu check\n  cucriu check -t 4711 -D /var/lib/images/job1\n  cucriu check -D /var/lib/images/job1",
+		Args:    noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := hooks.CheckForce(force); err != nil {
+				return usageError{err}
+			}
+			if cmd.Flags().Changed("tree") && pid <= 0 {
+				return usageError{fmt.Errorf("--tree %d: a pid is a positive number", pid)}
+			}
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			findings, err := hook.CheckMachine(cmd.Context(), criu)
+			if err != nil {
+				return err
+			}
+			var more hooks.Findings
+			switch {
+			case pid != 0:
+				more, err = hook.CheckJob(cmd.Context(), pid, dir)
+			case dir != "":
+				more, err = hook.CheckImage(cmd.Context(), dir)
+			}
+			if err != nil {
+				return err
+			}
+			// A job or an image that fails for the machine's driver says so again.
+			more = slices.DeleteFunc(more, func(f hooks.Finding) bool { return slices.Contains(findings, f) })
+			findings = append(findings, more...).Force(force)
+			if asJSON {
+				err = writeJSON(cmd.OutOrStdout(), findings)
+			} else {
+				err = writeFindings(cmd.OutOrStdout(), findings)
+			}
+			return errors.Join(err, verdict(findings))
+		},
+	}
+	flags := cmd.Flags()
+	flags.IntVarP(&pid, "tree", "t", 0, "the root process of a job")
+	flags.StringVarP(&dir, "images-dir", "D", "", "with -t: where its images would go; alone: the image to look at")
+	flags.StringVar(&criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to look at (default: $CUCRIU_CRIU, else the system's)")
+	flags.StringArrayVar(&force, "force", nil, "override the error of this name; may be given again")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func writeFindings(out io.Writer, findings hooks.Findings) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "SEVERITY\tPROCESS\tFINDING\tWHAT -> REMEDY")
+	for _, f := range findings {
+		process := "-"
+		if f.PID != 0 {
+			process = strings.TrimPrefix(f.Subject(), "process ")
+		}
+		severity := string(f.Severity)
+		if f.Forced {
+			severity += " (forced)"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", severity, process, f.Name, f.Message)
+		if f.Remedy != "" {
+			fmt.Fprintf(table, "\t\t\t-> %s\n", f.Remedy)
+		}
+	}
+	return table.Flush()
+}
+
+// verdict is an error if errors are among the findings.
+func verdict(findings hooks.Findings) error {
+	if errs := findings.Of(hooks.SeverityError); len(errs) > 0 {
+		return findingsError{errs}
+	}
+	return nil
+}
+
+// findingsError says that a check has found errors, which have been printed.
+type findingsError struct{ findings hooks.Findings }
+
+func (e findingsError) Error() string {
+	names := make([]string, len(e.findings))
+	for i, f := range e.findings {
+		names[i] = f.Name
+	}
+	if len(names) == 1 {
+		return "1 finding stands in the way: " + names[0]
+	}
+	return fmt.Sprintf("%d findings stand in the way: %s", len(names), strings.Join(names, ", "))
+}
+
+// ExitCode tells what was found from what could not be found out.
+func (e findingsError) ExitCode() int { return exitRefused }

@@ -1,0 +1,88 @@
+package criuutil
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Installed is a criu that could be started on this host.
+type Installed struct {
+	Path        string
+	Version     string // "4.2.1"
+	LibDir      string // the folder whose plugins it would load by default, empty if none
+	LibDirGiven bool   // by its configuration or CRIU_LIBS_DIR
+}
+
+// LookCriu finds the criu program by name or path; "" is the system's: criu in
+// PATH, or in one of the folders of root's programs.
+func LookCriu(name string) (string, error) {
+	names := []string{name}
+	if name == "" {
+		names = []string{"criu", "/usr/local/sbin/criu", "/usr/sbin/criu", "/sbin/criu"}
+	}
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
+			return filepath.Abs(path)
+		}
+	}
+	return "", fmt.Errorf("no program %s: install CRIU 4.0 or newer, or name its path with --criu", names[0])
+}
+
+// FindCriu finds a criu as [LookCriu] does, asks it for its version, and reads its
+// configuration. getenv gives the environment that it would be started in.
+func FindCriu(ctx context.Context, name string, getenv func(string) string) (Installed, error) {
+	path, err := LookCriu(name)
+	if err != nil {
+		return Installed{}, err
+	}
+	version, err := CriuVersion(ctx, path)
+	if err != nil {
+		return Installed{}, err
+	}
+	var options Criu
+	if err := options.readOptions(path, []string{path, "dump"}, getenv); err != nil {
+		return Installed{}, err
+	}
+	return Installed{Path: path, Version: version, LibDir: options.LibDir, LibDirGiven: options.LibDirGiven}, nil
+}
+
+// CriuVersion runs a criu to ask for its version, "4.2.1".
+func CriuVersion(ctx context.Context, path string) (string, error) {
+	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s --version: %w: %s", path, err, firstLine(string(out)))
+	}
+	for line := range strings.Lines(string(out)) {
+		if version, ok := strings.CutPrefix(line, "Version:"); ok {
+			return strings.TrimSpace(version), nil
+		}
+	}
+	return "", fmt.Errorf("%s --version does not say a version: is it criu?", path)
+}
+
+// CheckKernel runs criu check: whether this kernel, and what this process may
+// do, are enough for criu. The error is the first that criu reports.
+func CheckKernel(ctx context.Context, path string) error {
+	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	lines := bufio.NewScanner(strings.NewReader(string(out)))
+	for lines.Scan() {
+		// Without CAP_SYS_RESOURCE its first complaint is a harmless one.
+		if line := lines.Text(); strings.HasPrefix(line, "Error") && !strings.Contains(line, "RLIMIT_NOFILE") {
+			return errors.New(line)
+		}
+	}
+	return fmt.Errorf("criu check: %w: %s", err, firstLine(string(out)))
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return line
+}

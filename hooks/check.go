@@ -1,0 +1,151 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+	"cucriu/hooks/gpumap"
+)
+
+// CheckJob finds what a dump of the tree below root would be refused for, and
+// what there is to say of it otherwise. imageDir is where its images would go,
+// empty if that is not known. It touches nothing. Managed memory cannot be seen:
+// only the checkpoint tells, and the job then runs on.
+func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Findings, error) {
+	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+	defer cancel()
+	var driver *cudackpt.Driver
+	open := func() (_ *cudackpt.Driver, err error) {
+		if driver == nil {
+			driver, err = h.openCheckpointDriver()
+		}
+		return driver, err
+	}
+	in, err := inspectTree(ctx, root, imageDir, open)
+	if err != nil {
+		return nil, err
+	}
+	if !in.usesCUDA() {
+		return Findings{{Name: FindingCUDA, Severity: SeverityOK, PID: root, Message: "no process of its tree uses CUDA: criu dumps it by itself"}}, nil
+	}
+	var findings Findings
+	for i := range in.members {
+		m := &in.members[i]
+		halted, err := haltedFindings(m)
+		if errors.Is(err, criuutil.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		findings = append(findings, m.summary())
+		findings = append(findings, halted...)
+		if len(halted) > 0 {
+			continue // the driver's answer would wait until it runs
+		}
+		state, err := driver.Process(m.PID).State(ctx)
+		if err != nil {
+			findings = append(findings, m.found(found(FindingCUDAState, err, "look whether something else checkpoints it")))
+			continue
+		}
+		findings = append(findings, stateFindings(m, state)...)
+	}
+	return append(findings, in.findings...), nil
+}
+
+// summary says what a CUDA process holds.
+func (m *Member) summary() Finding {
+	parts := make([]string, len(m.GPUs))
+	for i, gpu := range m.GPUs {
+		parts[i] = fmt.Sprintf("%v %s", gpu.UUID, mib(m.MemoryBytes[gpu.UUID]))
+	}
+	return m.found(Finding{
+		Name: FindingCUDA, Severity: SeverityOK,
+		Message: fmt.Sprintf("sees %d GPUs and holds %s on them (%s)", len(m.GPUs), mib(m.stagedBytes()), strings.Join(parts, ", ")),
+	})
+}
+
+// haltedFindings says that a process does not run, which is no obstacle.
+func haltedFindings(m *Member) (Findings, error) {
+	frozen, err := criuutil.FrozenBy(m.PID)
+	if err != nil {
+		return nil, err
+	}
+	var findings Findings
+	for _, freezer := range frozen {
+		findings = append(findings, m.found(Finding{
+			Name: FindingFrozen, Severity: SeverityOK, Message: "is frozen by control group " + freezer.Dir + ", which a dump thaws for its time",
+		}))
+	}
+	if m.Stopped && len(frozen) == 0 {
+		findings = append(findings, m.found(Finding{
+			Name: FindingStopped, Severity: SeverityOK, Message: "is stopped, and stays so through dump and restore",
+		}))
+	}
+	return findings, nil
+}
+
+// CheckImage finds what a restore of an image on this host would be refused for.
+func (h *Hook) CheckImage(ctx context.Context, dir string) (Findings, error) {
+	manifest, err := ReadManifest(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		if _, statErr := os.Stat(dir); statErr != nil {
+			return nil, statErr
+		}
+		return Findings{{Name: FindingImage, Severity: SeverityOK, Message: "holds no CUDA process: criu restores it by itself"}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	findings := Findings{{
+		Name: FindingImage, Severity: SeverityOK,
+		Message: fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion),
+	}}
+	driver, err := h.openCheckpointDriver()
+	if err != nil {
+		return append(findings, driverFinding(err)), nil
+	}
+	plan, err := h.CheckHost(ctx, driver, manifest)
+	for _, line := range plan.Explain() {
+		findings = append(findings, Finding{Name: FindingGPUMap, Severity: SeverityOK, Message: line})
+	}
+	if err != nil {
+		findings = append(findings, imageFinding(err))
+	}
+	return findings, nil
+}
+
+// imageFinding names the reason why a host cannot take an image.
+func imageFinding(err error) Finding {
+	var mapError *gpumap.MapError
+	var version *DriverVersionError
+	var memory *MemoryError
+	switch {
+	case errors.As(err, &version):
+		return found(FindingDriverVersion, err, "")
+	case errors.As(err, &memory):
+		return found(FindingGPUMemory, err, "")
+	case errors.As(err, &mapError):
+		return Finding{Name: FindingGPUMap, Severity: SeverityError, Message: mapError.Cause, Remedy: mapError.Remedy}
+	case errors.Is(err, cudackpt.ErrNotSupported):
+		return driverFinding(err)
+	}
+	return found(FindingGPUMemory, err, "see nvidia-smi on this host")
+}
+
+// openCheckpointDriver opens the driver if it can checkpoint.
+func (h *Hook) openCheckpointDriver() (*cudackpt.Driver, error) {
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return nil, err
+	}
+	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
+		return nil, err
+	}
+	return driver, nil
+}

@@ -1,0 +1,189 @@
+package hooks
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Severity says what a finding means for a dump or a restore.
+type Severity string
+
+// The severities of findings.
+const (
+	SeverityError   Severity = "error"   // it is refused
+	SeverityWarning Severity = "warning" // it is done, and something about it is not as it should be
+	SeverityOK      Severity = "ok"      // what was found to be in order
+)
+
+// The names of the findings. They are part of the interface: scripts match
+// them, and an error may be overridden by its name.
+const (
+	// About a machine.
+	FindingDriver        = "driver"         // the driver and its version
+	FindingDriverMissing = "driver-missing" // no NVIDIA driver, or no libcuda
+	FindingDriverOld     = "driver-old"     // the library lacks the checkpoint API, or GPU pairs
+	FindingCriu          = "criu"           // criu's version and path
+	FindingCriuMissing   = "criu-missing"   // no criu, or one that does not run
+	FindingCriuVersion   = "criu-version"   // criu is older than 4.0, or too old for this kernel
+	FindingCriuCheck     = "criu-check"     // criu says that this kernel is not enough for it
+	FindingCUDAPlugin    = "cuda-plugin"    // criu would load its own CUDA plugin beside the hook
+	FindingPluginDir     = "plugin-dir"     // criu's plugin folder is named and does not exist
+	FindingCapabilities  = "capabilities"   // this process may not do what is needed
+	FindingKernel        = "kernel"         // the kernel's version
+	FindingTHP           = "thp"            // transparent huge pages are not always on
+	// About a job.
+	FindingCUDA           = "cuda"             // a CUDA process and what it holds
+	FindingCUDAState      = "cuda-state"       // it is not running, or the driver cannot tell
+	FindingNoGPU          = "no-gpu"           // a CUDA process to which no GPU is visible
+	FindingForkedChild    = "forked-child"     // NVIDIA devices without CUDA state: a forked child
+	FindingMismatch       = "library-mismatch" // another libcuda than the one that would drive it
+	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
+	FindingTraced         = "traced"           // by a debugger
+	FindingFrozen         = "frozen"           // by its control group
+	FindingStopped        = "stopped"          // by SIGSTOP; stays so
+	FindingIOURing        = "io-uring"         // an open io_uring
+	FindingAnonymousInode = "anonymous-inode"  // another descriptor of a kind that criu cannot dump
+	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
+	FindingNCCL           = "nccl-ipc"         // NCCL that may share device memory between processes
+	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds cannot be told
+	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
+	FindingMemoryCgroup   = "memory-cgroup"    // a control group does
+	FindingDiskSpace      = "disk-space"       // the image directory's file system does
+	// About an image.
+	FindingImage         = "image"          // what the image holds
+	FindingDriverVersion = "driver-version" // the image was made with another driver
+	FindingGPUMap        = "gpu-map"        // its GPUs cannot be mapped to this host's
+	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
+)
+
+// forceable are the errors that can be overridden: where what was found may be
+// wrong, or the user may know better. The others could not be got over.
+var forceable = [...]string{
+	FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities,
+	FindingForkedChild, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL,
+	FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+}
+
+// Forceable lists the names of the errors that can be overridden.
+func Forceable() []string { return slices.Clone(forceable[:]) }
+
+// CheckForce refuses names that override nothing.
+func CheckForce(names []string) error {
+	for _, name := range names {
+		if !slices.Contains(forceable[:], name) {
+			return fmt.Errorf("%q cannot be forced: name one of %s", name, strings.Join(forceable[:], ", "))
+		}
+	}
+	return nil
+}
+
+// Finding is one thing that was found about a machine, a job or an image,
+// without anything having been touched.
+type Finding struct {
+	Name     string   `json:"name"`
+	Severity Severity `json:"severity"`
+	PID      int      `json:"pid,omitempty"`     // of the process that it is about, 0 if about none
+	Process  string   `json:"process,omitempty"` // that process's name
+	Message  string   `json:"message"`
+	Remedy   string   `json:"remedy,omitempty"`
+	// Forced says that it was an error, and was overridden.
+	Forced bool `json:"forced,omitempty"`
+}
+
+// Subject names the process that the finding is about, "" if about none.
+func (f Finding) Subject() string {
+	switch {
+	case f.PID == 0:
+		return ""
+	case f.Process == "":
+		return fmt.Sprintf("process %d", f.PID)
+	}
+	return fmt.Sprintf("process %d (%s)", f.PID, f.Process)
+}
+
+// String is the finding in one line.
+func (f Finding) String() string {
+	text := f.Name + ":"
+	if subject := f.Subject(); subject != "" {
+		text += " " + subject + ":"
+	}
+	text += " " + f.Message
+	if f.Remedy != "" {
+		text += ": " + f.Remedy
+	}
+	return text
+}
+
+// Findings are in the order in which they were found.
+type Findings []Finding
+
+// Of returns those of one severity.
+func (fs Findings) Of(severity Severity) Findings {
+	return slices.DeleteFunc(slices.Clone(fs), func(f Finding) bool { return f.Severity != severity })
+}
+
+// Force returns the findings with the errors of these names turned into
+// warnings.
+func (fs Findings) Force(names []string) Findings {
+	forced := slices.Clone(fs)
+	for i, f := range forced {
+		if f.Severity == SeverityError && slices.Contains(names, f.Name) && slices.Contains(forceable[:], f.Name) {
+			forced[i].Severity, forced[i].Forced = SeverityWarning, true
+		}
+	}
+	return forced
+}
+
+// suspected turns the errors of these names into warnings, because they cannot be
+// known for certain.
+func (fs Findings) suspected(names ...string) Findings {
+	softened := slices.Clone(fs)
+	for i, f := range softened {
+		if f.Severity == SeverityError && slices.Contains(names, f.Name) {
+			softened[i].Severity = SeverityWarning
+		}
+	}
+	return softened
+}
+
+// Err is a [*RefusedError] with the errors among the findings, nil if there are
+// none.
+func (fs Findings) Err() error {
+	if errs := fs.Of(SeverityError); len(errs) > 0 {
+		return &RefusedError{Findings: errs}
+	}
+	return nil
+}
+
+// RefusedError says that something was not begun because of what was found
+// beforehand. Nothing has been touched.
+type RefusedError struct {
+	Findings Findings // errors all
+}
+
+// Error has one line for each finding.
+func (e *RefusedError) Error() string {
+	if len(e.Findings) == 1 {
+		return "refused, nothing was touched: " + e.Findings[0].String()
+	}
+	lines := []string{fmt.Sprintf("refused for %d reasons, nothing was touched:", len(e.Findings))}
+	for _, f := range e.Findings {
+		lines = append(lines, "  "+f.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// found turns an error into a finding. An error of the driver's knows its
+// remedy itself; for another, the given one is taken.
+func found(name string, err error, remedy string) Finding {
+	var known interface {
+		Meaning() string
+		Remedy() string
+	}
+	if errors.As(err, &known) && known.Meaning() != "" && known.Remedy() != "" {
+		return Finding{Name: name, Severity: SeverityError, Message: known.Meaning(), Remedy: known.Remedy()}
+	}
+	return Finding{Name: name, Severity: SeverityError, Message: err.Error(), Remedy: remedy}
+}

@@ -1,0 +1,196 @@
+package hooks
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// severities are the findings as "name=severity", "name=forced" among them.
+func severities(findings Findings) string {
+	var all []string
+	for _, f := range findings {
+		severity := string(f.Severity)
+		if f.Forced {
+			severity = "forced"
+		}
+		all = append(all, f.Name+"="+severity)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestOnlyWhatIsNamedAndCanBeForcedIsOverridden(t *testing.T) {
+	findings := Findings{
+		{Name: FindingNCCL, Severity: SeverityError, PID: 7, Process: "python", Message: "a", Remedy: "b"},
+		{Name: FindingTraced, Severity: SeverityError, Message: "c", Remedy: "d"},
+		{Name: FindingDiskSpace, Severity: SeverityError, Message: "e", Remedy: "f"},
+		{Name: FindingTHP, Severity: SeverityWarning, Message: "g"},
+	}
+	forced := findings.Force([]string{FindingNCCL, FindingTraced, FindingTHP})
+	if got, want := severities(forced), "nccl-ipc=forced traced=error disk-space=error thp=warning"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := severities(findings); strings.Contains(got, "forced") {
+		t.Errorf("the findings themselves have changed: %s", got)
+	}
+	var refused *RefusedError
+	if err := forced.Err(); !errors.As(err, &refused) || len(refused.Findings) != 2 || !strings.Contains(err.Error(), "\n  disk-space: e: f") {
+		t.Errorf("refused with %v", err)
+	}
+	if err := findings[:1].Err(); err == nil || err.Error() != "refused, nothing was touched: nccl-ipc: process 7 (python): a: b" {
+		t.Errorf("refused with %v", err)
+	}
+	if err := forced.Of(SeverityWarning).Err(); err != nil {
+		t.Errorf("warnings refuse: %v", err)
+	}
+	if CheckForce([]string{FindingNCCL}) != nil || CheckForce([]string{FindingTraced}) == nil || CheckForce([]string{"nccl"}) == nil {
+		t.Error("what can be forced is not told from what cannot")
+	}
+}
+
+func TestNCCLFindings(t *testing.T) {
+	sharing := func(pid int) ncclUse { return ncclUse{pid: pid, name: "rank", evidence: []string{"libnccl.so.2"}} }
+	harmless := func(pid int) ncclUse {
+		return ncclUse{pid: pid, name: "rank", evidence: []string{"libnccl.so.2"}, harmless: true}
+	}
+	for _, test := range []struct {
+		name           string
+		users, outside []ncclUse
+		driver         criuutil.Version
+		want           string
+	}{
+		{"two ranks", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 580, Minor: 159}, "nccl-ipc=error"},
+		{"one of two has it switched off", []ncclUse{harmless(1), sharing(2)}, nil, criuutil.Version{Major: 580}, "nccl-ipc=error"},
+		{"both have it switched off", []ncclUse{harmless(1), harmless(2)}, nil, criuutil.Version{Major: 580}, ""},
+		{"a driver that is said to do it", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
+		{"the last driver before it", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 609, Minor: 99}, "nccl-ipc=error"},
+		{"alone", []ncclUse{sharing(1)}, nil, criuutil.Version{Major: 580}, ""},
+		{"alone in its tree", []ncclUse{sharing(1)}, []ncclUse{sharing(9)}, criuutil.Version{Major: 580}, "nccl-ipc=warning"},
+	} {
+		if got := severities(ncclFindings(test.users, test.outside, test.driver)); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+	for environment, want := range map[string]bool{
+		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1":                    true,
+		"NCCL_P2P_DISABLE=1":                                       false,
+		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=0":                    false,
+		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=":                     false,
+		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=yes":                  false,
+		"NCCL_P2P_DISABLE=2 NCCL_SHM_DISABLE=0x1":                  true,
+		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=0 NCCL_SHM_DISABLE=1": false,
+	} {
+		if got := ncclIsHarmless(strings.Fields(environment)); got != want {
+			t.Errorf("%s: harmless %v, want %v", environment, got, want)
+		}
+	}
+}
+
+func TestPluginFindings(t *testing.T) {
+	plugins, empty, tools := t.TempDir(), t.TempDir(), t.TempDir()
+	for path, mode := range map[string]os.FileMode{filepath.Join(plugins, cudaPlugin): 0o600, filepath.Join(tools, cudaCheckpoint): 0o700} {
+		if err := os.WriteFile(path, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	missing := filepath.Join(empty, "missing")
+	for _, test := range []struct {
+		libdir string
+		given  bool
+		path   string
+		want   string
+	}{
+		{plugins, true, "/nonexistent:" + tools, "cuda-plugin=error"},
+		{plugins, false, empty, "cuda-plugin=warning"},
+		{empty, true, tools, ""},
+		{missing, true, tools, "plugin-dir=error"},
+		{missing, false, tools, ""},
+		{"", false, tools, ""},
+	} {
+		if got := severities(pluginFindings(test.libdir, test.given, test.path)); got != test.want {
+			t.Errorf("libdir %q, PATH %q: %q, want %q", test.libdir, test.path, got, test.want)
+		}
+	}
+}
+
+func TestMachineFindings(t *testing.T) {
+	for _, test := range []struct{ criu, kernel, want string }{
+		{"4.2.1", "6.18.2", ""},
+		{"4.1.1", "6.15.9", ""},
+		{"4.1.1", "6.16-rc1", "criu-version=warning"},
+		{"3.17.1", "5.10.0", "criu-version=error"},
+		{"v4", "6.18", "criu-version=warning"},
+	} {
+		if got := severities(criuVersionFindings(test.criu, test.kernel)); got != test.want {
+			t.Errorf("criu %s on %s: %q, want %q", test.criu, test.kernel, got, test.want)
+		}
+	}
+	const all = 1<<41 - 1
+	for effective, want := range map[uint64]string{
+		all: "capabilities=ok", all &^ (1 << 24): "capabilities=ok",
+		all &^ (1 << 12): "capabilities=warning", all &^ (1 << 19): "capabilities=error", 0: "capabilities=error",
+	} {
+		if got := severities(capabilityFindings(effective)); got != want {
+			t.Errorf("capabilities %#x: %q, want %q", effective, got, want)
+		}
+	}
+	for mode, want := range map[string]string{"always": "thp=ok", "madvise": "thp=warning", "": "thp=warning"} {
+		if got := severities(hugePageFindings(mode)); got != want {
+			t.Errorf("huge pages %q: %q, want %q", mode, got, want)
+		}
+	}
+}
+
+// TestStagingFindings: two processes of 3 MiB each below a group of 8 MiB, one
+// of them in a group of its own inside it.
+func TestStagingFindings(t *testing.T) {
+	root := t.TempDir()
+	const dir = "sys/fs/cgroup/job"
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+	write("proc/1/cgroup", "0::/job\n")
+	write("proc/2/cgroup", "0::/job/inner\n")
+	for _, group := range []string{dir, dir + "/inner"} {
+		write(group+"/memory.current", "1048576\n")
+		write(group+"/memory.stat", "")
+	}
+	member := func(pid int) Member {
+		return Member{Ident: criuutil.Ident{PID: pid}, MemoryBytes: map[cudackpt.UUID]uint64{{1}: 1 << 20, {2}: 2 << 20}}
+	}
+	for _, test := range []struct {
+		available, outer, inner string
+		want                    string
+	}{
+		{"6144", "7340032", "4194304", ""}, // 6 MiB, 7 and 4 MiB with 1 in use: just enough
+		{"6143", "7340032", "4194304", "staging-memory=error"},
+		{"6144", "7340031", "4194304", "memory-cgroup=error"},
+		{"6144", "7340032", "4194303", "memory-cgroup=error"},
+		{"6144", "max", "max", ""},
+		{"0", "0", "0", "staging-memory=error memory-cgroup=error memory-cgroup=error"},
+	} {
+		write("proc/meminfo", "MemAvailable: "+test.available+" kB\n")
+		write(dir+"/memory.max", test.outer+"\n")
+		write(dir+"/inner/memory.max", test.inner+"\n")
+		findings, err := stagingFindings(criuutil.System{Root: root}, []Member{member(1), member(2)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := severities(findings); got != test.want {
+			t.Errorf("%+v: %q, want %q", test, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// CheckMachine finds out whether jobs can be dumped and restored on this
+// machine: the driver, criu (its name, or path), the kernel, and what this
+// process may do. It changes nothing.
+func (h *Hook) CheckMachine(ctx context.Context, criu string) (Findings, error) {
+	var system criuutil.System
+	release, err := system.KernelVersion()
+	if err != nil {
+		return nil, err
+	}
+	findings := append(h.driverFindings(), installedFindings(ctx, criu, release)...)
+	capabilities, err := system.Capabilities()
+	if err != nil {
+		return nil, err
+	}
+	findings = append(findings, capabilityFindings(capabilities)...)
+	findings = append(findings, Finding{Name: FindingKernel, Severity: SeverityOK, Message: "Linux " + release})
+	mode, err := system.HugePages()
+	if err != nil {
+		return nil, err
+	}
+	return append(findings, hugePageFindings(mode)...), nil
+}
+
+// driverFindings are about the driver and its library.
+func (h *Hook) driverFindings() Findings {
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return Findings{driverFinding(err)}
+	}
+	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
+		return Findings{driverFinding(err)}
+	}
+	version, err := driver.DriverVersion()
+	if err != nil {
+		return Findings{found(FindingDriverMissing, err, "load the kernel module: modprobe nvidia")}
+	}
+	gpus, err := driver.HostGPUs()
+	if err != nil {
+		return Findings{found(FindingDriverMissing, err, "load the kernel module: modprobe nvidia")}
+	}
+	findings := Findings{{
+		Name: FindingDriver, Severity: SeverityOK,
+		Message: fmt.Sprintf("NVIDIA driver %s, CUDA %v, %d GPUs", version, driver.Version(), len(gpus)),
+	}}
+	if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
+		old := found(FindingDriverOld, err, "")
+		old.Severity = SeverityWarning // the same GPUs will do
+		findings = append(findings, old)
+	}
+	return findings
+}
+
+// installedFindings are about the criu that a command line would start.
+func installedFindings(ctx context.Context, name, release string) Findings {
+	criu, err := criuutil.FindCriu(ctx, name, os.Getenv)
+	if err != nil {
+		return Findings{{
+			Name: FindingCriuMissing, Severity: SeverityError, Message: "criu cannot be run: " + err.Error(),
+			Remedy: "install CRIU 4.2 or newer, or name its path with --criu",
+		}}
+	}
+	findings := Findings{{Name: FindingCriu, Severity: SeverityOK, Message: "CRIU " + criu.Version + " at " + criu.Path}}
+	findings = append(findings, criuVersionFindings(criu.Version, release)...)
+	if err := criuutil.CheckKernel(ctx, criu.Path); err != nil {
+		findings = append(findings, Finding{
+			Name: FindingCriuCheck, Severity: SeverityError, Message: "criu check fails: " + err.Error(),
+			Remedy: "run it as root and see criu check -v4: a newer kernel or a newer CRIU may be needed",
+		})
+	}
+	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
+}
+
+// criuFindings are about the criu that runs this hook.
+func criuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
+	var findings Findings
+	release, err := criuutil.System{}.KernelVersion()
+	if err == nil {
+		var version string
+		if version, err = criuutil.CriuVersion(ctx, criu.Executable()); err == nil {
+			findings = criuVersionFindings(version, release)
+		}
+	}
+	if err != nil {
+		findings = append(findings, Finding{
+			Name: FindingCriuVersion, Severity: SeverityWarning,
+			Message: "the version of this criu cannot be told: " + err.Error(), Remedy: "use CRIU 4.2 or newer",
+		})
+	}
+	// An action script inherits criu's environment.
+	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
+}
+
+// criuVersionFindings refuses a criu that is too old.
+func criuVersionFindings(text, release string) Findings {
+	version, err := criuutil.ParseVersion(text)
+	if err != nil {
+		return Findings{{
+			Name: FindingCriuVersion, Severity: SeverityWarning, Message: "the version of CRIU cannot be read: " + err.Error(),
+			Remedy: "use CRIU 4.2 or newer",
+		}}
+	}
+	if version.Before(4, 0) {
+		return Findings{{
+			Name: FindingCriuVersion, Severity: SeverityError, Message: "CRIU " + text + " is older than 4.0",
+			Remedy: "install CRIU 4.2 or newer",
+		}}
+	}
+	kernel, err := criuutil.ParseVersion(release)
+	if err == nil && version.Before(4, 2) && !kernel.Before(6, 16) {
+		return Findings{{
+			Name: FindingCriuVersion, Severity: SeverityWarning,
+			Message: fmt.Sprintf("CRIU %s cannot dump TCP sockets on kernel 6.16 and newer, this is %s", text, release),
+			Remedy:  "install CRIU 4.2 or newer",
+		}}
+	}
+	return nil
+}
+
+const (
+	cudaPlugin     = "cuda_plugin.so"
+	cudaCheckpoint = "cuda-checkpoint"
+)
+
+// pluginFindings refuses a criu that would load its own CUDA plugin from libdir.
+// The plugin asks every CUDA process for its state once criu has begun, and that
+// question waits for ever for a process that we have stopped; at restore it works
+// without a GPU map. It switches itself off (cuda_plugin.c of criu 4.2) if there
+// is no cuda-checkpoint in criu's PATH, and then only waits for the day on which
+// somebody installs that.
+func pluginFindings(libdir string, given bool, path string) Findings {
+	if libdir == "" {
+		return nil
+	}
+	remedy := "point criu's libdir at an empty folder that exists, in criu's configuration file or with --libdir"
+	if _, err := os.Stat(libdir); given && errors.Is(err, os.ErrNotExist) {
+		return Findings{{
+			Name: FindingPluginDir, Severity: SeverityError, Message: "criu's libdir " + libdir + " does not exist, and criu fails without it",
+			Remedy: "mkdir -p " + libdir,
+		}}
+	}
+	plugin := filepath.Join(libdir, cudaPlugin)
+	if _, err := os.Stat(plugin); err != nil {
+		return nil
+	}
+	for _, dir := range filepath.SplitList(path) {
+		if tool, err := exec.LookPath(filepath.Join(dir, cudaCheckpoint)); err == nil {
+			return Findings{{
+				Name: FindingCUDAPlugin, Severity: SeverityError,
+				Message: fmt.Sprintf("criu would load its own CUDA plugin, %s, which works with %s on the same processes", plugin, tool), Remedy: remedy,
+			}}
+		}
+	}
+	return Findings{{
+		Name: FindingCUDAPlugin, Severity: SeverityWarning,
+		Message: fmt.Sprintf("criu would load its own CUDA plugin, %s, which does nothing only as long as there is no cuda-checkpoint in criu's PATH", plugin), Remedy: remedy,
+	}}
+}
+
+// capabilityFindings are about the effective capabilities, of which root in a
+// container may lack some.
+func capabilityFindings(effective uint64) Findings {
+	var missing, missingForTCP []string
+	for _, c := range []struct {
+		bit  int
+		name string
+	}{{unix.CAP_KILL, "CAP_KILL"}, {unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"}, {unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}} {
+		if effective&(1<<c.bit) == 0 {
+			missing = append(missing, c.name)
+		}
+	}
+	if effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		missingForTCP = []string{"CAP_NET_ADMIN"}
+	}
+	switch {
+	case len(missing) > 0:
+		return Findings{{
+			Name: FindingCapabilities, Severity: SeverityError,
+			Message: "lacks " + strings.Join(append(missing, missingForTCP...), ", "), Remedy: "run as root, with these capabilities",
+		}}
+	case len(missingForTCP) > 0:
+		return Findings{{
+			Name: FindingCapabilities, Severity: SeverityWarning,
+			Message: "lacks CAP_NET_ADMIN, which criu needs for processes that have TCP connections", Remedy: "run with it",
+		}}
+	}
+	return Findings{{Name: FindingCapabilities, Severity: SeverityOK, Message: "has all capabilities that are needed"}}
+}
+
+// hugePageFindings has a tip: the checkpoint's first touch of fresh memory is
+// what bounds its speed.
+func hugePageFindings(mode string) Findings {
+	switch mode {
+	case "always":
+		return Findings{{Name: FindingTHP, Severity: SeverityOK, Message: "transparent huge pages: always"}}
+	case "":
+		mode = "not there"
+	}
+	return Findings{{
+		Name: FindingTHP, Severity: SeverityWarning,
+		Message: "transparent huge pages: " + mode + "; a checkpoint fills fresh memory, and with 4 KiB pages dump and restore take half as long again",
+		Remedy:  "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
+	}}
+}

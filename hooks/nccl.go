@@ -1,0 +1,209 @@
+package hooks
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// ncclUse is what /proc shows of NCCL in a CUDA process.
+type ncclUse struct {
+	pid  int
+	name string
+	// evidence is what tells that it uses NCCL, or could: the library mapped,
+	// shared memory of a communicator, threads of PyTorch's. None: it does not.
+	evidence []string
+	// harmless says that it was started with the transports switched off that
+	// share device memory.
+	harmless bool
+}
+
+// ncclOf looks for the trap in which a job is lost: on a driver before 610, a
+// process that shares device memory with another is locked and checkpointed
+// without a complaint, and its restore then fails for ever. The driver tells
+// nobody of it, so that only the most common cause can be looked for: NCCL,
+// whose P2P and SHM transports share device memory between the processes of a
+// communicator. It is safe with both switched off, and within one process.
+//
+// What cannot be seen: NCCL that is linked statically (but for PyTorch, whose
+// threads have names, and for its shared memory); other users of cuIpc* and of
+// exported allocations, such as PyTorch's CUDA tensors in
+// torch.multiprocessing; variables that the program has set in itself or that
+// are in an nccl.conf, for which the finding must be overridden. PyTorch maps
+// NCCL's library in every process, so two processes that have nothing to do
+// with each other are refused as well: the other mistake would cost the job.
+func ncclOf(driver *cudackpt.Driver, in *inspection) (Findings, error) {
+	var users []ncclUse
+	for i := range in.members {
+		use, err := ncclUseOf(in.members[i].PID, in.members[i].Name)
+		if errors.Is(err, criuutil.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(use.evidence) > 0 {
+			users = append(users, use)
+		}
+	}
+	if len(users) == 0 {
+		return nil, nil
+	}
+	text, err := driver.DriverVersion()
+	if err != nil {
+		return nil, err
+	}
+	version, err := criuutil.ParseVersion(text)
+	if err != nil {
+		return nil, fmt.Errorf("driver version: %w", err)
+	}
+	var outside []ncclUse
+	if len(users) == 1 && !users[0].harmless {
+		outside = ncclOutside(users[0].pid, in.pids)
+	}
+	return ncclFindings(users, outside, version), nil
+}
+
+// ncclFindings judges the users of NCCL in the tree, and those outside that one
+// of them may share memory with.
+func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
+	at := slices.IndexFunc(users, func(u ncclUse) bool { return !u.harmless })
+	if at < 0 {
+		return nil
+	}
+	first := users[at]
+	f := Finding{
+		Name: FindingNCCL, PID: first.pid, Process: first.name, Severity: SeverityError,
+		Remedy: "start the job with NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 in its environment; " +
+			"override this if its processes share no device memory, or if the program itself or an nccl.conf sets both",
+	}
+	switch {
+	case len(users) > 1:
+		f.Message = fmt.Sprintf("uses NCCL (%s), and so %s of its tree", strings.Join(first.evidence, ", "), others(users, at))
+	case len(outside) > 0:
+		// It may be of another job.
+		f.Severity = SeverityWarning
+		f.Message = fmt.Sprintf("uses NCCL (%s), and so %s of the same user, outside the tree", strings.Join(first.evidence, ", "), others(outside, -1))
+	default:
+		return nil
+	}
+	f.Message += ", with transports that share device memory between processes"
+	if !driver.Before(610, 0) {
+		f.Severity = SeverityWarning
+		f.Message += ", which this driver is said to restore within one job"
+		return Findings{f}
+	}
+	f.Message += fmt.Sprintf(": driver %v (any before 610) checkpoints that and can then never restore it", driver)
+	return Findings{f}
+}
+
+// others says of all users but one that they do.
+func others(users []ncclUse, but int) string {
+	var pids []string
+	for i, u := range users {
+		if i != but {
+			pids = append(pids, strconv.Itoa(u.pid))
+		}
+	}
+	if len(pids) > 8 {
+		pids = append(pids[:8], "…")
+	}
+	if len(pids) == 1 {
+		return "does process " + pids[0]
+	}
+	return "do processes " + strings.Join(pids, ", ")
+}
+
+// ncclUseOf looks for NCCL in a process.
+func ncclUseOf(pid int, name string) (ncclUse, error) {
+	use := ncclUse{pid: pid, name: name}
+	held, err := footprintOf(pid)
+	if err != nil {
+		return use, err
+	}
+	for _, file := range held.nccl {
+		use.evidence = append(use.evidence, filepath.Base(file))
+	}
+	comms, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
+	if err != nil {
+		return use, err
+	}
+	for _, file := range comms {
+		comm, err := os.ReadFile(file)
+		// Those of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
+		if err == nil && strings.HasPrefix(string(comm), "pt_nccl") {
+			use.evidence = append(use.evidence, "thread "+strings.TrimSpace(string(comm)))
+		}
+	}
+	if len(use.evidence) == 0 {
+		return use, nil
+	}
+	const most = 3 // a communicator has many segments
+	if more := len(use.evidence) - most; more > 0 {
+		use.evidence = append(use.evidence[:most], fmt.Sprintf("and %d more", more))
+	}
+	proc, err := procfs.NewProc(pid)
+	if err != nil {
+		return use, goneOr(pid, err)
+	}
+	environment, err := proc.Environ()
+	if err != nil {
+		return use, goneOr(pid, err)
+	}
+	use.harmless = ncclIsHarmless(environment)
+	return use, nil
+}
+
+// ncclIsHarmless reports whether an environment switches off both transports
+// that share device memory. NCCL takes any number but 0.
+func ncclIsHarmless(environment []string) bool {
+	off := make(map[string]bool)
+	for _, variable := range environment {
+		name, value, _ := strings.Cut(variable, "=")
+		if _, seen := off[name]; seen {
+			continue // getenv finds the first
+		}
+		number, err := strconv.ParseInt(value, 0, 64)
+		off[name] = err == nil && number != 0
+	}
+	return off["NCCL_P2P_DISABLE"] && off["NCCL_SHM_DISABLE"]
+}
+
+// ncclOutside finds the CUDA processes of the same user, outside the tree, that
+// use NCCL. What cannot be read is not the same user's.
+func ncclOutside(pid int, tree []int) []ncclUse {
+	var self unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &self); err != nil {
+		return nil
+	}
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return nil
+	}
+	var users []ncclUse
+	for _, p := range all {
+		var stat unix.Stat_t
+		if err := unix.Stat(fmt.Sprintf("/proc/%d", p.PID), &stat); err != nil || stat.Uid != self.Uid || slices.Contains(tree, p.PID) {
+			continue
+		}
+		held, err := footprintOf(p.PID)
+		if err != nil || !held.libcuda || len(held.nccl) == 0 {
+			continue
+		}
+		name, _ := p.Comm()
+		if use, err := ncclUseOf(p.PID, name); err == nil && !use.harmless {
+			users = append(users, use)
+		}
+	}
+	return users
+}

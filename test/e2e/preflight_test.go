@@ -1,0 +1,306 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/hooks"
+	"cucriu/internal/config"
+	"cucriu/internal/testenv"
+)
+
+// check runs cucriu check with JSON and fails the test if its exit status is not
+// what its findings say.
+func check(t *testing.T, host *testenv.Host, args ...string) hooks.Findings {
+	t.Helper()
+	args = append([]string{"check", "--json", "--criu", testenv.Criu(t)}, args...)
+	out, err := host.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), args...).Output()
+	var findings hooks.Findings
+	if jsonErr := json.Unmarshal(out, &findings); jsonErr != nil {
+		t.Fatalf("cucriu %v: %v, %v\n%s", args, err, jsonErr, out)
+	}
+	status := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		status = exit.ExitCode()
+	}
+	want := 0
+	if len(findings.Of(hooks.SeverityError)) > 0 {
+		want = 3
+	}
+	if status != want {
+		t.Fatalf("cucriu %v: exit status %d (%v), want %d for %+v", args, status, err, want, findings)
+	}
+	return findings
+}
+
+// only fails the test unless exactly one of the findings is an error, of this
+// name, with a remedy.
+func only(t *testing.T, findings hooks.Findings, name string) hooks.Finding {
+	t.Helper()
+	errs := findings.Of(hooks.SeverityError)
+	if len(errs) != 1 || errs[0].Name != name || errs[0].Message == "" || errs[0].Remedy == "" {
+		t.Fatalf("found %+v, want one error %s", findings, name)
+	}
+	return errs[0]
+}
+
+// refused fails the test unless cucriu check finds exactly one error in a job,
+// and a dump by criu is refused for it, in the same words, with nothing touched.
+func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images string, dumpArgs ...string) hooks.Finding {
+	t.Helper()
+	found := only(t, check(t, host, "-t", job.Root(), "-D", images), name)
+	run := host.TryDump(job, images, dumpArgs...)
+	// Up to the first figure: what is free changes from one look to the next.
+	words := "refused, nothing was touched: " + regexp.MustCompile(`^.*: [^0-9]*`).FindString(strings.TrimSuffix(found.String(), ": "+found.Remedy))
+	if run.Err == nil || !strings.Contains(run.Log, words) {
+		t.Fatalf("criu dump: %v; want %q\n%s", run.Err, words, run.Lines())
+	}
+	if sessions := host.Sessions(); len(sessions) != 0 {
+		t.Fatalf("a refusal is to touch nothing, but made a session: %+v", sessions)
+	}
+	job.Runs()
+	return found
+}
+
+func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
+	for _, test := range []struct {
+		finding string
+		start   func(t *testing.T, host *testenv.Host) *testenv.Job
+	}{
+		{hooks.FindingForkedChild, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--fork-child") }},
+		{hooks.FindingIOURing, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--io-uring") }},
+		{hooks.FindingInfiniBand, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			device := filepath.Join(t.TempDir(), "dev/infiniband/uverbs0")
+			if err := os.MkdirAll(filepath.Dir(device), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			return host.StartUnder([]string{"/bin/sh", "-c", `exec 9<>"$1"; shift; "$@" 9>&- & wait`, "sh", device}, 1)
+		}},
+		{hooks.FindingTraced, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			job := host.Start(1)
+			tracer := criuutil.NewTracer()
+			t.Cleanup(func() { _ = tracer.Release(context.Background()) })
+			if err := tracer.Run(job.PID); err != nil {
+				t.Fatal(err)
+			}
+			return job
+		}},
+		{hooks.FindingDifferentGPUs, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			other := t.TempDir()
+			job := host.StartUnder([]string{
+				"/bin/sh", "-c",
+				`unshare -m /bin/sh -c 'mount --bind /dev/null "$0" && exec "$@"' "$1" "$3" --dir "$2" & shift 2; "$@" & wait`,
+				"sh", filepath.Join(host.Dir, "dev/nvidia1"), other,
+			}, 1)
+			testenv.Eventually(t, testenv.Soon, "the process that sees fewer GPUs ticks", func() bool {
+				data, err := os.ReadFile(filepath.Join(other, "status"))
+				return err == nil && !strings.Contains(string(data), `"tick":0,`)
+			})
+			return job
+		}},
+		{hooks.FindingCUDAPlugin, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			job := host.Start(1)
+			plugins, tools := t.TempDir(), t.TempDir()
+			if err := os.WriteFile(filepath.Join(plugins, "cuda_plugin.so"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(tools, "cuda-checkpoint"), []byte("#!/bin/sh\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			host.Setenv("CRIU_LIBS_DIR", plugins)
+			host.Setenv("PATH", tools+":"+os.Getenv("PATH"))
+			return job
+		}},
+	} {
+		t.Run(test.finding, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				refused(t, host, test.start(t, host), test.finding, t.TempDir())
+			})
+		})
+	}
+}
+
+func TestAControlGroupThatIsTooSmall(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		if _, err := os.Stat(filepath.Join(hierarchy, limitFile)); err != nil {
+			hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
+			controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
+			if err != nil || !strings.Contains(string(controllers), "memory") {
+				t.Skip("this kernel mounts no memory controller in which a group could be made")
+			}
+		}
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		group := filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
+		if err := os.Mkdir(group, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			job.Kill()
+			if err := os.Remove(group); err != nil {
+				t.Error(err)
+			}
+		})
+		write := func(name, text string) {
+			t.Helper()
+			if err := os.WriteFile(filepath.Join(group, name), []byte(text), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(limitFile, "48M")
+		write("cgroup.procs", job.Root())
+		found := refused(t, host, job, hooks.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
+		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
+			t.Errorf("neither the group nor its limit is named: %v", found)
+		}
+		write(limitFile, "512M")
+		host.Restore(host.Dump(job, "--manage-cgroups=ignore"), "--manage-cgroups=ignore")
+		job.Runs()
+	})
+}
+
+func TestADiskThatIsTooSmall(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		images := t.TempDir()
+		if err := unix.Mount("tmpfs", images, "tmpfs", 0, "size=32m"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(images, unix.MNT_DETACH) })
+		refused(t, host, job, hooks.FindingDiskSpace, images)
+	})
+}
+
+// ncclJob starts a job of two processes that look like ranks.
+func ncclJob(t *testing.T, host *testenv.Host, environment ...string) *testenv.Job {
+	t.Helper()
+	stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
+	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + stub}, environment), 2, "--procs", "2")
+}
+
+func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
+		refused(t, host, job, hooks.FindingNCCL, t.TempDir())
+
+		findings := check(t, host, "-t", job.Root(), "--force", hooks.FindingNCCL)
+		if !slices.ContainsFunc(findings, func(f hooks.Finding) bool { return f.Name == hooks.FindingNCCL && f.Forced }) {
+			t.Fatalf("forced, and the finding is gone: %+v", findings)
+		}
+		// One rank alone: the other is outside then.
+		rank := strconv.Itoa(job.MustStatus(0).PID)
+		warnings := check(t, host, "-t", rank).Of(hooks.SeverityWarning)
+		if !slices.ContainsFunc(warnings, func(f hooks.Finding) bool {
+			return f.Name == hooks.FindingNCCL && strings.Contains(f.Message, "outside")
+		}) {
+			t.Fatalf("no warning of the rank outside: %+v", warnings)
+		}
+
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		forced := *host
+		forced.Setenv(forcingHook, hooks.FindingNCCL+" "+host.HookBin)
+		forced.HookBin = self
+		images := forced.Dump(job)
+		if job.Alive() {
+			t.Fatal("the job lives on after it was dumped")
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestNCCLOverSocketsIsDumped(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1")
+		if errs := check(t, host, "-t", job.Root()).Of(hooks.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		host.Restore(host.Dump(job))
+		job.Runs()
+	})
+}
+
+func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
+		job := source.Start(1, "--gpus", "0,1", "--mib", "40")
+		images := source.Dump(job)
+		if errs := check(t, source, "-D", images).Of(hooks.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v on the host where it was made", errs)
+		}
+		source.Start(1, "--gpus", "1", "--mib", "40")
+		only(t, check(t, source, "-D", images), hooks.FindingGPUMemory)
+		only(t, check(t, testenv.NewHost(t, 1), "-D", images), hooks.FindingGPUMap)
+		only(t, check(t, testenv.NewHost(t, 2, "--driver", "570"), "-D", images), hooks.FindingDriverVersion)
+		only(t, check(t, testenv.NewHost(t, 2, "--driver", "550"), "-D", images), hooks.FindingDriverOld)
+	})
+}
+
+func TestCheckOfATreeWithoutCUDAAndOfAStoppedJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")
+		if errs := check(t, host, "-t", strconv.Itoa(pid)).Of(hooks.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		job := host.Start(1)
+		job.Signal(unix.SIGSTOP)
+		testenv.Eventually(t, testenv.Soon, "the job stops", job.Stopped)
+		findings := check(t, host, "-t", job.Root())
+		if errs := findings.Of(hooks.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		if !slices.ContainsFunc(findings, func(f hooks.Finding) bool { return f.Name == hooks.FindingStopped }) || !job.Stopped() {
+			t.Fatalf("stopped %v, found %+v", job.Stopped(), findings)
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+	})
+}
+
+// forcingHook is the variable that makes the test binary a hook that overrides
+// findings, as a program can: its value is their names and the real hook, whose
+// watcher it starts.
+const forcingHook = "CUCRIU_TEST_FORCING_HOOK"
+
+// runForcingHook is what criu starts as its action script.
+func runForcingHook() int {
+	fields := strings.Fields(os.Getenv(forcingHook))
+	cfg, err := config.Load(os.Getenv)
+	if err == nil {
+		hook := &hooks.Hook{
+			Config: cfg, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+			Watcher: []string{fields[len(fields)-1], "watch"}, Force: fields[:len(fields)-1],
+		}
+		err = hook.Run(context.Background(), hooks.StageFrom(os.Getenv))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "forcing hook: error:", err)
+		return 1
+	}
+	return 0
+}
