@@ -106,6 +106,8 @@ func (h *Host) killWhere(match func(pid int, args []string, parent int) bool) in
 		parent, _ := strconv.Atoi(fields[1])
 		if match(pid, args, parent) && unix.Kill(pid, unix.SIGKILL) == nil {
 			killed++
+			// Only its end lets go of what it has locked.
+			Eventually(h.t, Soon, "it has ended", func() bool { state := processState(pid); return state == 0 || state == 'Z' })
 		}
 	}
 	return killed
