@@ -38,12 +38,17 @@ workload: need-gcc ## the CUDA workload, build/workload
 	$(MAKE) -C test/workload
 
 .PHONY: tools
-tools: ## CRIU >= 4.0: the system's, or an unpacked one in .tools, tried once
+tools: ## CRIU >= 4.0 and runc: the system's, or unpacked ones in .tools
 	@scripts/provide-criu.sh >/dev/null
+	@scripts/provide-runc.sh >/dev/null
 
 .PHONY: which-criu
 which-criu: ## print the path of the CRIU in use (with make -s)
 	@scripts/provide-criu.sh
+
+.PHONY: which-runc
+which-runc: ## print the path of the runc in use (with make -s)
+	@scripts/provide-runc.sh
 
 ##@ Run
 
@@ -54,7 +59,7 @@ demo: build sim workload tools ## dump a CUDA job and restore it on another GPU;
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh \
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" scripts/clean-exec.sh \
 		go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: lint
@@ -78,7 +83,7 @@ clean: ## remove build outputs
 	rm -rf bin build
 
 .PHONY: distclean
-distclean: clean ## and the CRIU provided in .tools
+distclean: clean ## and what was provided in .tools
 	rm -rf .tools
 
 .PHONY: help

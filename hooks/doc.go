@@ -23,13 +23,18 @@
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
 //	checkpoint  all of them in parallel
 //	release     PTRACE_INTERRUPT, PTRACE_DETACH: everything is in the group-stop
-//	freeze      a v1 freezer that criu will seize through, then SIGCONT
+//	freeze      what the engine had frozen, and a v1 freezer that criu will seize
+//	            through, then SIGCONT
 //	manifest    into the image directory, atomically
 //
-// criu then seizes, dumps, and kills the processes (or not). The watcher
+// criu then seizes, dumps, and kills the processes (or not). Before it lets go of
+// them, in post-dump and network-unlock, they are sent a SIGSTOP: one that was
+// only frozen must not run checkpointed when it is thawed. The watcher
 // (watch.go) waits for criu's end: a target that is gone was dumped, a target
 // that lives is brought back to running. It is started before the first
-// process is touched, because this program, too, may be killed at any step.
+// process is touched, because this program, too, may be killed at any step. A
+// container that was paused it leaves paused, and brings the GPU state back when
+// the engine resumes it (paused.go).
 //
 // The restore side (restore.go):
 //
@@ -52,6 +57,7 @@
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running
 //	release      what stays stopped
+//	pause        freeze what was frozen before (not in the watcher)
 //
 // A failing dump, the watcher, and the recover command all take it; on the
 // restore side it has GPU pairs. A process that was stopped before we came

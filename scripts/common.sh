@@ -34,3 +34,30 @@ criu_new_enough() {
 	version=$(criu_version "$1")
 	[[ $version =~ ^([0-9]+)\. ]] && ((BASH_REMATCH[1] >= 4))
 }
+
+# lock_tools: one provider at a time works in .tools, until the script ends; several makes and tests may ask at once.
+lock_tools() {
+	mkdir -p "$tools"
+	have flock || die "flock is missing" "Install util-linux."
+	exec 9>"$tools/lock"
+	flock -w 900 9 || die "another process has been providing tools for 15 minutes" "It holds $tools/lock (fuser $tools/lock names it)."
+}
+
+# provide_unpacked NAME BINARY RELEASES REMEDY PACKAGE...: makes .tools/NAME/NAME, which runs from there on any distribution, from
+# Debian's packages (with patchelf, which relocating takes), unless it is there and at its place.
+provide_unpacked() {
+	local name=$1 binary=$2 releases=$3 remedy=$4 dir=$tools/$1
+	shift 4
+	if [[ -x $dir/$name && $(cat "$dir/at" 2>/dev/null) == "$dir" ]]; then
+		return
+	fi
+	if [[ ! -e $dir/root/$binary ]]; then
+		if ! have apt-get || ! have dpkg-deb; then
+			die "there is no fitting $name in PATH, and this system has no apt to fetch Debian's with" "$remedy"
+		fi
+		note "providing $name"
+		"$repo/scripts/unpack-debian.sh" "$dir" "$releases" "$@" patchelf >&2
+	fi
+	# New, or moved or copied: the loader's path is inside the binary.
+	"$repo/scripts/relocate.sh" "$dir" "$binary" >&2
+}

@@ -49,7 +49,7 @@ for package in "$@"; do
 	printf '%s\n' ".${source#"$repo"}" >>"$new/packages"
 done
 
-CRIU_ROOT=$tools/criu/root "$scripts/relocate-criu.sh" "$new/criu" "$prefix/criu"
+UNPACKED=$tools/criu/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
 rm "$new/criu/at"
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
 cp "$scripts/clean-exec.sh" "$new/"

@@ -17,17 +17,10 @@ choose_system() {
 	criu_new_enough "$criu" && printf '%s\n' "$criu"
 }
 
-provide_unpacked() {
-	if [[ ! -x $unpacked/criu ]]; then
-		if ! have apt-get || ! have dpkg-deb; then
-			die "no CRIU >= 4.0 in PATH, and this system has no apt to fetch Debian's with" \
-				"Install CRIU >= 4.0 (Fedora: dnf install criu; Arch: pacman -S criu; or from https://criu.org), or set CUCRIU_TEST_CRIU=/path/to/criu."
-		fi
-		"$scripts/unpack-criu.sh" "$unpacked" >&2
-	elif [[ $(cat "$unpacked/at" 2>/dev/null) != "$unpacked" ]]; then
-		# The tree was moved or copied; the loader's path is inside the binary.
-		"$scripts/relocate-criu.sh" "$unpacked" >&2
-	fi
+# CRIU 4.2 is the first that dumps TCP sockets on kernel 6.16 and newer; trixie has 4.1.
+provide_criu() {
+	provide_unpacked criu usr/sbin/criu "sid trixie" \
+		"Install CRIU >= 4.0 (Fedora: dnf install criu; Arch: pacman -S criu; or from https://criu.org), or set CUCRIU_TEST_CRIU=/path/to/criu." criu
 	criu_new_enough "$unpacked/criu" ||
 		die "$unpacked/criu does not run, or is older than 4.0" "Provide it again: rm -rf $unpacked && make tools"
 }
@@ -61,14 +54,9 @@ if [[ $only_unpacked == no && -n ${CUCRIU_TEST_CRIU:-} ]]; then
 	exit
 fi
 
-# One at a time: several makes and tests may ask at once.
-mkdir -p "$tools"
-have flock || die "flock is missing" "Install util-linux."
-exec 9>"$tools/lock"
-flock -w 900 9 || die "another process has been providing CRIU for 15 minutes" "It holds $tools/lock (fuser $tools/lock names it)."
-
+lock_tools
 if [[ $only_unpacked == yes ]] || ! criu=$(choose_system); then
-	provide_unpacked
+	provide_criu
 	criu=$unpacked/criu
 fi
 verify "$criu"

@@ -16,7 +16,7 @@ import (
 func MountCgroups(t *testing.T, version int) {
 	t.Helper()
 	if !namespaces() {
-		t.Skip("mounts control groups, and so needs a mount namespace of its own")
+		t.Fatal("this test mounts control groups, and needs a mount namespace of its own")
 	}
 	const dir = "/sys/fs/cgroup"
 	// With all that is mounted below: mountinfo lists what is merely covered, too.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ func Runc(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("CUCRIU_TEST_RUNC")
 	if path == "" {
-		t.Fatal("CUCRIU_TEST_RUNC is not set: run make test, or export CUCRIU_TEST_RUNC=$(scripts/provide-runc.sh)")
+		t.Fatal("CUCRIU_TEST_RUNC is not set: run make test, or export CUCRIU_TEST_RUNC=$(make -s which-runc)")
 	}
 	return path
 }
@@ -235,8 +236,10 @@ func (c *Container) command(args ...string) *exec.Cmd {
 	if err := os.Symlink(Criu(c.host.t), filepath.Join(dir, "criu")); err != nil && !os.IsExist(err) {
 		c.host.t.Fatal(err)
 	}
-	cmd := c.host.Command(Runc(c.host.t), append([]string{"--root", filepath.Join(c.bundle, "state")}, args...)...)
-	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
+	ctx, cancel := context.WithTimeout(c.host.t.Context(), time.Minute)
+	c.host.t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, Runc(c.host.t), append([]string{"--root", filepath.Join(c.bundle, "state")}, args...)...)
+	cmd.Env = append(slices.Clone(c.host.Env), "PATH="+dir+":"+os.Getenv("PATH"))
 	return cmd
 }
 
@@ -283,7 +286,7 @@ func (c *Container) remove() {
 	}
 	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + c.id)
 	for _, dir := range append(groups, filepath.Join("/sys/fs/cgroup", c.id)) {
-		for time.Sleep(0); ; time.Sleep(5 * time.Millisecond) {
+		for ; ; time.Sleep(5 * time.Millisecond) {
 			if err := os.Remove(dir); err == nil || os.IsNotExist(err) {
 				break
 			} else if ctx.Err() != nil {

@@ -60,6 +60,7 @@ func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
 		h.diagnose(cmd.Process.Pid)
 		_ = cmd.Process.Kill()
 	})
+	cmd.WaitDelay = 10 * time.Second // what it started may hold its output open
 	out, err := cmd.CombinedOutput()
 	hung.Stop()
 	log, _ := os.ReadFile(filepath.Join(dir, verb+".log"))

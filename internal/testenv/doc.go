@@ -3,8 +3,8 @@
 // is missing fails the test with the command that provides it.
 //
 // The variables that a machine with a GPU sets: CUCRIU_TEST_ROOT (the folder
-// that holds bin and build), CUCRIU_TEST_CRIU (criu's path),
-// CUCRIU_TEST_DRIVER=real (else the simulated driver), and
+// that holds bin and build), CUCRIU_TEST_CRIU (criu's path), CUCRIU_TEST_RUNC
+// (runc's, for the tests with containers), CUCRIU_TEST_DRIVER=real (else the simulated driver), and
 // CUCRIU_TEST_NAMESPACES=off (a real driver may not know pid namespaces).
 package testenv
 

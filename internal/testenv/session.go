@@ -69,7 +69,8 @@ func (h *Host) KillHook(criu int) {
 	h.t.Helper()
 	killed := 0
 	h.eachProcess(func(pid int, args []string, parent int) {
-		if args[0] == h.HookBin && len(args) == 1 && parent == criu && unix.Kill(pid, unix.SIGKILL) == nil {
+		if args[0] == h.HookBin && len(args) == 1 && parent == criu {
+			h.kill(pid)
 			killed++
 		}
 	})
@@ -97,9 +98,16 @@ func (h *Host) KillWatcher() {
 	if len(watchers) != 1 {
 		h.t.Fatalf("%d watchers, want 1", len(watchers))
 	}
-	if err := unix.Kill(watchers[0], unix.SIGKILL); err != nil {
+	h.kill(watchers[0])
+}
+
+// kill kills a process of ours. Only its end lets go of what it has locked.
+func (h *Host) kill(pid int) {
+	h.t.Helper()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		h.t.Fatal(err)
 	}
+	Eventually(h.t, Soon, "it has ended", func() bool { state := processState(pid); return state == 0 || state == 'Z' })
 }
 
 // eachProcess visits every process.

@@ -16,30 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// engines are what a container engine does before it checkpoints: Podman
-// nothing, containerd and CRI-O pause the container.
-var engines = []struct {
-	name   string
-	pauses bool
-}{{"running", false}, {"paused", true}}
-
-// onEach runs a test with cgroup v1 and v2, with a container that runs when it
-// is checkpointed and with a paused one.
-func onEach(t *testing.T, test func(t *testing.T, paused bool)) {
-	t.Helper()
-	for _, version := range []int{1, 2} {
-		for _, engine := range engines {
-			t.Run(fmt.Sprintf("cgroup-v%d-%s", version, engine.name), func(t *testing.T) {
-				testenv.Isolated(t, func(t *testing.T) {
-					testenv.MountCgroups(t, version)
-					test(t, engine.pauses)
-				})
-			})
-		}
-	}
-}
-
-// onBoth runs a test with cgroup v1 and v2.
+// onBoth runs a test with cgroup v1 and with cgroup v2.
 func onBoth(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	for _, version := range []int{1, 2} {
@@ -49,6 +26,16 @@ func onBoth(t *testing.T, test func(t *testing.T)) {
 				test(t)
 			})
 		})
+	}
+}
+
+// withAndWithoutPause runs a test, with cgroup v1 and v2, as Podman has it, which
+// checkpoints a running container, and as containerd and CRI-O have it, which
+// pause it before.
+func withAndWithoutPause(t *testing.T, test func(t *testing.T, paused bool)) {
+	t.Helper()
+	for name, paused := range map[string]bool{"running": false, "paused": true} {
+		t.Run(name, func(t *testing.T) { onBoth(t, func(t *testing.T) { test(t, paused) }) })
 	}
 }
 
@@ -77,7 +64,7 @@ func wantAsFound(t *testing.T, container *testenv.Container, paused bool) {
 func wantPaused(t *testing.T, container *testenv.Container) {
 	t.Helper()
 	ticks := container.Ticks()
-	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); {
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
 		if state := container.State(); state != "paused" {
 			t.Fatalf("the container was paused before its checkpoint, and is %s after it", state)
 		}
@@ -88,7 +75,7 @@ func wantPaused(t *testing.T, container *testenv.Container) {
 }
 
 func TestTwoGPUsOfThreeAreSwapped(t *testing.T) {
-	onEach(t, func(t *testing.T, paused bool) {
+	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 3)
 		container := host.StartContainer([]int{0, 2}, 1, "--gpus", "0,1", "--spin", "stream-sync")
 		before := container.Ticks()[0]
@@ -115,7 +102,7 @@ func TestTwoGPUsOfThreeAreSwapped(t *testing.T) {
 }
 
 func TestSeveralProcesses(t *testing.T) {
-	onEach(t, func(t *testing.T, paused bool) {
+	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 3, "--procs", "3", "--threads", "2")
 		pauseIf(container, paused)
@@ -126,14 +113,12 @@ func TestSeveralProcesses(t *testing.T) {
 }
 
 func TestLeaveRunning(t *testing.T) {
-	onEach(t, func(t *testing.T, paused bool) {
+	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "event-sync")
-		for range 2 {
-			pauseIf(container, paused)
-			container.Checkpoint("--leave-running")
-			wantAsFound(t, container, paused)
-		}
+		pauseIf(container, paused)
+		container.Checkpoint("--leave-running")
+		wantAsFound(t, container, paused)
 		host.WaitOutcome("running")
 		container.Delete()
 		container.Restore()
@@ -146,7 +131,7 @@ func TestLeaveRunningAndResumeAtOnce(t *testing.T) {
 	onBoth(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")
-		for range 4 {
+		for range 3 {
 			container.Pause()
 			container.Checkpoint("--leave-running")
 			container.Resume()
@@ -166,30 +151,36 @@ func TestAPausedContainerIsCheckpointedTwice(t *testing.T) {
 	})
 }
 
-func TestAFailedCheckpointPutsTheContainerBackAsFound(t *testing.T) {
-	for _, test := range []struct{ name, failpoint, script string }{
-		{"the hook fails", "dump.checkpoint=error", ""},
-		{"the hook is killed while it locks", "dump.lock=kill", ""},
-		{"the hook is killed while it checkpoints", "dump.manifest=kill", ""},
-		{"criu fails in the middle", "", "network-lock"},
-		{"criu fails in the end", "", "post-dump"},
-	} {
-		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
-			onEach(t, func(t *testing.T, paused bool) {
+func TestAPausedContainerStaysPausedIfTheHookFails(t *testing.T) {
+	for _, failpoint := range []string{"dump.checkpoint=error", "dump.lock=kill", "dump.manifest=kill"} {
+		t.Run(failpoint, func(t *testing.T) {
+			onBoth(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
-				if test.failpoint != "" {
-					host.UseFailpoint(test.failpoint)
-				}
+				host.UseFailpoint(failpoint)
 				container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "stream-sync")
-				if test.script != "" {
-					container.Configure("action-script " + testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != `+test.script+` ]`))
-				}
-				pauseIf(container, paused)
+				container.Pause()
 				if run := container.TryCheckpoint(); run.Err == nil {
 					t.Fatal("the checkpoint succeeded")
 				}
-				if paused {
-					testenv.Eventually(t, testenv.Soon, "the container is paused", func() bool { return container.State() == "paused" })
+				// Of a hook that was killed the watcher has to take over.
+				testenv.Eventually(t, testenv.Soon, "the container is paused", func() bool { return container.State() == "paused" })
+				wantAsFound(t, container, true)
+				host.WaitOutcome("running")
+			})
+		})
+	}
+}
+
+func TestTheContainerIsPutBackAsFoundIfCriuFails(t *testing.T) {
+	for _, stage := range []string{"network-lock", "post-dump"} {
+		t.Run(stage, func(t *testing.T) {
+			withAndWithoutPause(t, func(t *testing.T, paused bool) {
+				host := testenv.NewHost(t, 1)
+				container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "stream-sync")
+				container.Configure("action-script " + testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != `+stage+` ]`))
+				pauseIf(container, paused)
+				if run := container.TryCheckpoint(); run.Err == nil {
+					t.Fatal("the checkpoint succeeded")
 				}
 				wantAsFound(t, container, paused)
 				host.WaitOutcome("running")

@@ -318,12 +318,7 @@ func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
 func TestTheExampleConfigurationOfCriu(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		example, err := os.ReadFile(testenv.Artefact(t, "git checkout configs", "configs", "criu.conf"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		text := strings.ReplaceAll(string(example), "/usr/libexec/cucriu/cucriu-hook", host.HookBin)
-		text = strings.ReplaceAll(text, "/usr/lib/cucriu/criu-plugins", t.TempDir())
+		text := host.ExampleConfiguration("criu.conf")
 		config := filepath.Join(t.TempDir(), "criu.conf")
 		if err := os.WriteFile(config, []byte(text+"leave-stopped\n"), 0o600); err != nil {
 			t.Fatal(err)

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# unpack-criu.sh DIR: downloads CRIU 4 with every library that it needs from Debian, unpacks the packages below DIR/root and
-# makes DIR/criu, a binary that runs from there on any distribution. Nothing outside DIR is written: apt works on a state
-# directory of its own, with an empty list of installed packages, so that it resolves the whole set down to libc.
+# unpack-debian.sh DIR RELEASES PACKAGE...: downloads packages with every library that they need from the first of these releases
+# of Debian that has them (a list in one word), unpacks all below DIR/root and lists them in DIR/packages. Nothing outside DIR is
+# written: apt works on a state directory of its own, with an empty list of installed packages, so that it resolves the whole set
+# down to libc. What runs a binary from there is relocate.sh.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
 
-dir=${1:?usage: unpack-criu.sh DIR}
-# CRIU 4.2 is the first that dumps TCP sockets on kernel 6.16 and newer; trixie has 4.1.
-releases=(sid trixie)
+dir=${1:?usage: unpack-debian.sh DIR RELEASES PACKAGE...}
+read -ra releases <<<"${2:?usage: unpack-debian.sh DIR RELEASES PACKAGE...}"
+shift 2
+packages=("$@")
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 work=$dir.work
@@ -84,11 +86,11 @@ find_archive() {
 }
 
 download() {
-	note "providing CRIU: reading Debian $release's package lists"
+	note "reading Debian $release's package lists"
 	find_archive || return 1
-	note "providing CRIU: downloading criu and its libraries"
+	note "downloading ${packages[*]} and their libraries"
 	rm -f "$work"/apt/cache/archives/*.deb
-	apt install --no-install-recommends --download-only criu patchelf
+	apt install --no-install-recommends --download-only "${packages[@]}"
 }
 
 downloaded=no
@@ -100,8 +102,8 @@ for release in "${releases[@]}"; do
 done
 if [[ $downloaded == no ]]; then
 	grep -E '^(==|E:|W:|Err:)' "$work/log" >&2 || true
-	die "cannot download criu from Debian (${releases[*]}) at ${mirrors[*]} (apt's messages are above)" \
-		"No network: install CRIU >= 4.0 yourself, in PATH or named by CUCRIU_TEST_CRIU." \
+	die "cannot download ${packages[*]} from Debian (${releases[*]}) at ${mirrors[*]} (apt's messages are above)" \
+		"No network: install ${packages[0]} yourself and run this again." \
 		"NO_PUBKEY or not signed: apt-get update && apt-get install debian-archive-keyring (Debian, Ubuntu), then again."
 fi
 
@@ -113,5 +115,3 @@ done
 
 rm -rf "$dir"
 mv "$work/new" "$dir"
-"$scripts/relocate-criu.sh" "$dir"
-note "providing CRIU: $(criu_version "$dir/criu") in $dir"
