@@ -25,9 +25,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ##@ Build
 
 .PHONY: build
-build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, and a hook that fails on request
+build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, and both failing on request
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
-	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu-hook ./test/demo
+	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/demo
 
 .PHONY: sim
 sim: need-gcc ## the simulated driver, build/cudasim

@@ -75,7 +75,11 @@ func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest 
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
-	plan, err := h.plan(manifest, visible)
+	captured := make([][]cudackpt.GPU, len(manifest.Processes))
+	for i, p := range manifest.Processes {
+		captured[i] = p.GPUs
+	}
+	plan, err := h.plan(captured, visible)
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
@@ -92,14 +96,10 @@ func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest 
 	return plan, need.require(ctx, driver)
 }
 
-// plan makes the GPU map for an image's processes from what they will be able
-// to see and the user's configuration.
-func (h *Hook) plan(manifest Manifest, visible []cudackpt.GPU) (gpumap.Plan, error) {
-	lists := make([][]cudackpt.GPU, len(manifest.Processes))
-	for i, p := range manifest.Processes {
-		lists[i] = p.GPUs
-	}
-	return gpumap.Make(unionOfGPUs(lists...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
+// plan makes the GPU map for processes from what each of them saw when it was
+// checkpointed, what they will be able to see, and the user's configuration.
+func (h *Hook) plan(captured [][]cudackpt.GPU, visible []cudackpt.GPU) (gpumap.Plan, error) {
+	return gpumap.Make(unionOfGPUs(captured...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
 }
 
 // noteRoot records the root task at the stages where criu first names it: if
@@ -313,18 +313,20 @@ func (h *Hook) resume(ctx context.Context, s *Session) error {
 // container may see less than its host) and gives every member its pairs.
 func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
 	var visible []cudackpt.GPU
+	captured := make([][]cudackpt.GPU, len(s.Members))
 	for i, member := range s.Members {
 		sees, err := driver.VisibleGPUs(member.PID)
 		if err != nil {
 			return fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
 		}
+		captured[i] = member.GPUs
 		if i == 0 {
 			visible = sees
 		} else {
 			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
 		}
 	}
-	plan, err := h.plan(*s.Manifest, visible)
+	plan, err := h.plan(captured, visible)
 	if err != nil {
 		return err
 	}

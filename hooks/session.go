@@ -25,6 +25,8 @@ type Kind string
 const (
 	KindDump    Kind = "dump"
 	KindRestore Kind = "restore"
+	// KindSuspend is a checkpoint in place, without criu, until its resume.
+	KindSuspend Kind = "suspend"
 )
 
 // Outcome says what became of a session's processes. It is empty while the
@@ -49,7 +51,7 @@ type Session struct {
 	Kind         Kind            `json:"kind"`
 	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time       `json:"created"`
-	Criu         criuutil.Ident  `json:"criu"`
+	Criu         criuutil.Ident  `json:"criu"` // of KindSuspend: the command that suspends or resumes
 	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
 	ImageDir     string          `json:"image_dir"`
 	Root         *criuutil.Ident `json:"root,omitempty"`
@@ -192,6 +194,9 @@ func (s *Session) conflict() error {
 	if s == nil {
 		return nil
 	}
+	if s.Kind == KindSuspend {
+		return s.suspendConflict()
+	}
 	return fmt.Errorf("a %s by criu process %d, begun %s, is not over (step %s): wait for it; if criu and its watcher are gone, cucriu recover ends it; "+
 		"if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
 		s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step)
@@ -262,6 +267,11 @@ func (s *Session) close(outcome Outcome, message string) error {
 	if err := s.save(); err != nil {
 		return err
 	}
+	return s.endWatcher()
+}
+
+// endWatcher ends the watcher of a session that waits for nobody.
+func (s *Session) endWatcher() error {
 	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
 		return nil
 	}
@@ -309,7 +319,7 @@ func Sessions(runDir string) ([]*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	var sessions []*Session
+	sessions := []*Session{} // not nil: null is no list in JSON
 	for _, dir := range dirs {
 		s := &Session{dir: dir}
 		if err := s.read(); err == nil {

@@ -9,7 +9,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 
@@ -19,6 +18,7 @@ import (
 	"cucriu/internal/config"
 	"cucriu/internal/logging"
 	"cucriu/internal/version"
+	"cucriu/internal/watcher"
 )
 
 const usage = `cucriu-hook: criu's action script for processes that use NVIDIA GPUs
@@ -69,7 +69,7 @@ func run(args []string) error {
 	}
 	hook := &hooks.Hook{Config: cfg, Log: log, Watcher: []string{self, "watch"}}
 	if watch {
-		return runWatcher(hook, args[1])
+		return watcher.Run(hook, args[1])
 	}
 	// criu's log may be a pipe whose reader has gone: no reason to leave a job
 	// in the middle of its protocol.
@@ -77,28 +77,4 @@ func run(args []string) error {
 	stage := hooks.StageFrom(os.Getenv)
 	hook.Log = log.With("stage", stage.Action)
 	return hook.Run(context.Background(), stage)
-}
-
-// runWatcher watches over a session. Its life is bounded by criu's, and what
-// it holds is a job that waits to be brought back, so it does not let itself
-// be ended by the signals that end a service or a terminal session.
-func runWatcher(hook *hooks.Hook, dir string) error {
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
-	ready := os.Stdout
-	err := hook.Watch(context.Background(), dir, readyOnce{ready})
-	if err != nil {
-		slog.Error("watcher", "error", err)
-	}
-	return err
-}
-
-// readyOnce closes the pipe to the hook after the one byte that it waits for.
-type readyOnce struct{ pipe *os.File }
-
-func (r readyOnce) Write(data []byte) (int, error) {
-	n, err := r.pipe.Write(data)
-	if closeErr := r.pipe.Close(); err == nil {
-		err = closeErr
-	}
-	return n, err
 }

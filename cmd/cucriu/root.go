@@ -26,7 +26,8 @@ GPUs of an image map to this host's.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(recoverCommand(), statusCommand(), mapCommand(), gpusCommand())
+	root.AddCommand(recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
+		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand())
 	return root
 }
 
