@@ -27,7 +27,7 @@ GPUs of an image map to this host's.`,
 		SilenceErrors: true,
 	}
 	root.AddCommand(recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
-		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand())
+		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), inspectCommand(), watchCommand())
 	return root
 }
 

@@ -50,17 +50,17 @@ func writeProcesses(out io.Writer, processes []hooks.CUDAProcess) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "PID\tNAME\tSTATE\tGPU MEMORY\tSEES\tNOTE")
 	for _, p := range processes {
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\n", p.PID, p.Name, p.State, memoryOf(p), count(len(p.GPUs), "GPU"), p.Note)
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\n", p.PID, p.Name, p.State, memoryText(p.MemoryBytes), count(len(p.GPUs), "GPU"), p.Note)
 	}
 	return table.Flush()
 }
 
-// memoryOf sums up what a process holds on all GPUs, and names them.
-func memoryOf(p hooks.CUDAProcess) string {
+// memoryText names the GPUs on which a process holds memory, and how much.
+func memoryText(held map[cudackpt.UUID]uint64) string {
 	var parts []string
-	for _, uuid := range slices.SortedFunc(maps.Keys(p.MemoryBytes), cudackpt.UUID.Compare) {
-		size := fmt.Sprintf("%d MiB", p.MemoryBytes[uuid]>>20)
-		if p.MemoryBytes[uuid] == cudackpt.UnknownMemory {
+	for _, uuid := range slices.SortedFunc(maps.Keys(held), cudackpt.UUID.Compare) {
+		size := fmt.Sprintf("%d MiB", held[uuid]>>20)
+		if held[uuid] == cudackpt.UnknownMemory {
 			size = "?"
 		}
 		parts = append(parts, fmt.Sprintf("%s on %v", size, uuid))
