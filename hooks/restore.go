@@ -28,6 +28,9 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
+	if err := manifest.matchImages(stage.ImageDir); err != nil {
+		return err
+	}
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return err
@@ -108,12 +111,36 @@ func (h *Hook) noteRoot(_ context.Context, criu *criuutil.Criu, stage Stage) err
 	if stage.InitPID == "" {
 		return nil
 	}
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
 	s, err := h.sessionOf(KindRestore, criu)
 	if err != nil || s == nil {
 		return err
 	}
 	defer s.unlock()
 	return s.setRoot(stage)
+}
+
+// checkRestored refuses a root task that criu cannot have restored, because it
+// is older: what fails on the restore side is ended.
+func (s Stage) checkRestored(criu *criuutil.Criu) error {
+	pid, err := s.root()
+	if err != nil {
+		return nil // the stage that needs it says so
+	}
+	root, err := criuutil.OpenProcess(pid)
+	if errors.Is(err, criuutil.ErrGone) {
+		return nil // it has been ended already
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if root.StartTime < criu.StartTime {
+		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, criu.PID)
+	}
+	return nil
 }
 
 func (s *Session) setRoot(stage Stage) error {
@@ -133,6 +160,9 @@ func (s *Session) setRoot(stage Stage) error {
 // preResume sends every CUDA process a SIGSTOP. They are in criu's ptrace-stop
 // now; the signal takes effect before a single instruction of theirs runs.
 func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
 	s, err := h.sessionOf(KindRestore, criu)
 	if err == nil && s == nil {
 		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
@@ -209,6 +239,9 @@ func (s *Session) matchMembers() error {
 // postResume gives the restored processes their GPU state back and lets them
 // run. criu ignores how it ends, so on a failure it ends the tree itself.
 func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
 	s, err := h.latestSessionOf(KindRestore, criu)
 	if err != nil {
 		return err // the watcher goes on

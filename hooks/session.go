@@ -225,8 +225,40 @@ func (s *Session) read() error {
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
+	if err := s.parse(data); err != nil {
+		return fmt.Errorf("session %s is damaged: %w: look for processes that it left stopped (cucriu status), then remove it", s.dir, err)
+	}
+	return nil
+}
+
+// parse refuses what nobody here can have written: the pids in it are signalled.
+func (s *Session) parse(data []byte) error {
 	if err := json.Unmarshal(data, s); err != nil {
-		return fmt.Errorf("session %s: %w", s.dir, err)
+		return err
+	}
+	idents := []criuutil.Ident{s.Criu}
+	for _, id := range []*criuutil.Ident{s.Root, s.Watcher} {
+		if id != nil {
+			idents = append(idents, *id)
+		}
+	}
+	for _, member := range s.Members {
+		idents = append(idents, member.Ident)
+	}
+	for _, id := range idents {
+		if id.PID <= 0 {
+			return fmt.Errorf("it names a process with pid %d", id.PID)
+		}
+	}
+	switch {
+	case s.Kind == KindRestore && s.Manifest == nil:
+		return errors.New("it is of a restore and has no manifest")
+	case s.Kind == KindSuspend && len(s.Members) == 0:
+		return errors.New("it suspends no process")
+	case s.Kind != KindDump && s.Kind != KindRestore && s.Kind != KindSuspend:
+		return fmt.Errorf("it is of kind %q", s.Kind)
+	case s.Manifest != nil:
+		return s.Manifest.validate()
 	}
 	return nil
 }
