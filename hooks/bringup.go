@@ -101,7 +101,7 @@ func (b *bringUp) findCUDA(ctx context.Context) error {
 	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *target) bool { return !t.Alive() })
 	for _, t := range b.all {
 		_, err := t.cuda.RestoreThreadID(ctx)
-		if errors.Is(err, cudackpt.ResultNotInitialized) && b.Kind == KindDump {
+		if errors.Is(err, cudackpt.ResultNotInitialized) && b.Kind != KindRestore {
 			continue
 		}
 		if err != nil {
@@ -212,7 +212,7 @@ func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.pau
 func (b *bringUp) parallel(do func(*target) error) error {
 	return parallel(b.cuda, func(t *target) error {
 		err := do(t)
-		if err != nil && b.Kind == KindDump && !t.Alive() {
+		if err != nil && b.Kind != KindRestore && !t.Alive() {
 			return nil
 		}
 		return err

@@ -59,7 +59,11 @@
 //	release      what stays stopped
 //	pause        freeze what was frozen before (not in the watcher)
 //
-// A failing dump, the watcher, and the recover command all take it; on the
+// An operator's suspend (suspend.go) goes the way of a dump as far as release,
+// without criu: its session stays open, and the processes stopped, until resume
+// takes them the one way back. The watcher is there while either is at work.
+//
+// A failing dump, the watcher, resume, and the recover command all take it; on the
 // restore side it has GPU pairs. A process that was stopped before we came
 // stays stopped after we leave.
 package hooks

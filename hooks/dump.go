@@ -136,21 +136,29 @@ func (d *dump) inspect(ctx context.Context) error {
 	if len(d.targets) != len(d.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
 	}
-	// The state can only be asked of a process that runs; of one that was stopped
-	// before we came the restore thread must, for as long as the answer takes.
+	return statesOf(ctx, d.targets, wantRunning)
+}
+
+// statesOf asks for the state of every process. It can only be asked of one
+// that runs; of one that was stopped before we came the restore thread must, for
+// as long as the answer takes.
+func statesOf(ctx context.Context, targets []*target, tell func(*target, cudackpt.State) error) error {
+	stopped := stoppedBefore(targets)
 	tracer := criuutil.NewTracer()
-	if err := runRestoreThreads(ctx, tracer, d.stoppedBefore()); err != nil {
+	if err := runRestoreThreads(ctx, tracer, stopped); err != nil {
 		return errors.Join(err, releaseThreads(ctx, tracer, nil))
 	}
-	err = parallel(d.targets, func(t *target) error {
+	err := parallel(targets, func(t *target) error {
 		state, err := t.cuda.State(ctx)
 		if err != nil {
 			return err
 		}
-		return stateFindings(t.member, state).Err()
+		return tell(t, state)
 	})
-	return errors.Join(err, releaseThreads(ctx, tracer, d.stoppedBefore()))
+	return errors.Join(err, releaseThreads(ctx, tracer, stopped))
 }
+
+func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t.member, state).Err() }
 
 // awaitEarlier waits until an earlier dump of the same processes is over: after
 // criu dump -R its watcher needs a moment to let them run on.
@@ -171,6 +179,9 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		if err != nil || other == nil {
 			return err
 		}
+		if other.suspended() {
+			return other.conflict()
+		}
 		select {
 		case <-ctx.Done():
 			return other.conflict()
@@ -179,8 +190,8 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 	}
 }
 
-func (d *dump) stoppedBefore() []*target {
-	return slices.DeleteFunc(slices.Clone(d.targets), func(t *target) bool { return !t.member.Stopped })
+func stoppedBefore(targets []*target) []*target {
+	return slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.member.Stopped })
 }
 
 // open opens the driver once.
@@ -230,7 +241,7 @@ func (d *dump) lock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	d.tracer = criuutil.NewTracer()
-	for _, t := range d.stoppedBefore() {
+	for _, t := range stoppedBefore(d.targets) {
 		if err := runAllThreads(d.tracer, t); err != nil {
 			return err
 		}
@@ -241,7 +252,7 @@ func (d *dump) lock(ctx context.Context) error {
 	if err := d.measure(ctx); err != nil {
 		return err
 	}
-	return releaseThreads(ctx, d.tracer, d.stoppedBefore())
+	return releaseThreads(ctx, d.tracer, stoppedBefore(d.targets))
 }
 
 func (d *dump) lockAll(ctx context.Context) error {
@@ -292,7 +303,7 @@ func (d *dump) measure(ctx context.Context) error {
 func (d *dump) stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
-	if err := criuutil.Stop(ctx, processesOf(d.targets)...); err != nil {
+	if err := d.stopTargets(ctx); err != nil {
 		return err
 	}
 	pids, err := criuutil.Tree(d.root)
@@ -318,6 +329,12 @@ func (d *dump) stop(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (d *dump) stopTargets(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	return criuutil.Stop(ctx, processesOf(d.targets)...)
 }
 
 // trace lets the restore threads, and nothing else, run: the driver works
@@ -432,14 +449,14 @@ func (d *dump) undo() error {
 	}
 	if d.session != nil && d.session.Step == "" {
 		// The watcher did not start: nothing has been touched.
-		if err := d.session.close(OutcomeRunning, "the dump was refused, nothing was touched"); err != nil {
+		if err := d.session.close(OutcomeRunning, "the "+string(d.session.Kind)+" was refused, nothing was touched"); err != nil {
 			return err
 		}
 	} else if d.session != nil {
 		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
 			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
-		if err := d.session.close(OutcomeRunning, "the dump failed at step "+d.session.Step+", the job runs on"); err != nil {
+		if err := d.session.close(OutcomeRunning, "the "+string(d.session.Kind)+" failed at step "+d.session.Step+", the job runs on"); err != nil {
 			return err
 		}
 	}

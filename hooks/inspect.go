@@ -233,7 +233,7 @@ func driverFinding(err error) Finding {
 	return found(FindingDriverMissing, err, "install the NVIDIA driver on this host")
 }
 
-// differentGPUs refuses a tree whose processes see different GPUs. They could be
+// differentGPUs refuses processes that see different GPUs. They could be
 // paired only one process at a time, and then two processes that share a GPU
 // could be parted.
 func differentGPUs(members []Member) Findings {
@@ -241,9 +241,9 @@ func differentGPUs(members []Member) Findings {
 		if m := &members[i]; !slices.Equal(m.GPUs, members[0].GPUs) {
 			return Findings{m.found(Finding{
 				Name: FindingDifferentGPUs, Severity: SeverityError,
-				Message: fmt.Sprintf("sees other GPUs (%d) than process %d (%s) of the same tree (%d), and a restore could not map them together",
+				Message: fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
 					len(m.GPUs), members[0].PID, members[0].Name, len(members[0].GPUs)),
-				Remedy: "dump them as trees of their own",
+				Remedy: "dump them as trees of their own, or suspend them one by one",
 			})}
 		}
 	}
@@ -258,7 +258,7 @@ func stateFindings(m *Member, state cudackpt.State) Findings {
 	return Findings{m.found(Finding{
 		Name: FindingCUDAState, Severity: SeverityError,
 		Message: fmt.Sprintf("is already %v: something else checkpoints it, or an earlier dump was cut off", state),
-		Remedy:  "cucriu recover brings it back",
+		Remedy:  fmt.Sprintf("cucriu recover brings it back, or cucriu resume -p %d", m.PID),
 	})}
 }
 

@@ -82,6 +82,9 @@ func removeManifest(dir string) error {
 // is [os.ErrNotExist] if there is none: the image holds no CUDA process.
 func ReadManifest(dir string) (Manifest, error) {
 	path := filepath.Join(dir, ManifestName)
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return Manifest{}, fmt.Errorf("manifest: %s is not an image directory", dir)
+	}
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("manifest: %w", err)
@@ -118,6 +121,24 @@ func ParseManifest(data []byte) (Manifest, error) {
 		return Manifest{}, errors.New("damaged: it goes on after its end")
 	}
 	return m, m.validate()
+}
+
+// matchImages refuses a manifest whose processes criu's images beside it do not
+// hold. (A streamed dump has no images in its folder.)
+func (m Manifest) matchImages(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	pids := []int{m.RootPID}
+	for _, p := range m.Processes {
+		pids = append(pids, p.PID)
+	}
+	for _, pid := range pids {
+		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("core-%d.img", pid))); err != nil {
+			return fmt.Errorf("the manifest names process %d, which criu's images do not hold: it is damaged or of another dump", pid)
+		}
+	}
+	return nil
 }
 
 func (m Manifest) validate() error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
 )
@@ -131,4 +132,26 @@ func FuzzParseManifest(f *testing.F) {
 			t.Fatalf("accepted what is not valid: %s", data)
 		}
 	})
+}
+
+func TestManifestMustBeAFileInAnImageDirectory(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"a FIFO":           func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"a directory":      func(path string) error { return os.Mkdir(path, 0o700) },
+		"a dangling link":  func(path string) error { return os.Symlink("nowhere", path) },
+		"a socket":         func(path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) },
+		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // zeros without end
+		"larger than sane": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
+	} {
+		dir := t.TempDir()
+		if err := put(filepath.Join(dir, ManifestName)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadManifest(dir); err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ManifestName) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := ReadManifest("nowhere"); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a folder that is not there passes for one without CUDA: %v", err)
+	}
 }

@@ -28,6 +28,9 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
+	if err := manifest.matchImages(stage.ImageDir); err != nil {
+		return err
+	}
 	h.recoverFirst(ctx)
 	driver, err := h.OpenDriver()
 	if err != nil {
@@ -76,7 +79,11 @@ func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest 
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
-	plan, err := h.plan(manifest, visible)
+	captured := make([][]cudackpt.GPU, len(manifest.Processes))
+	for i, p := range manifest.Processes {
+		captured[i] = p.GPUs
+	}
+	plan, err := h.plan(captured, visible)
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
@@ -111,14 +118,10 @@ func (e *DriverVersionError) Remedy() string {
 	return "restore it on a host with driver " + e.Image + ": the driver's own state is part of the image, so both must be the same version"
 }
 
-// plan makes the GPU map for an image's processes from what they will be able
-// to see and the user's configuration.
-func (h *Hook) plan(manifest Manifest, visible []cudackpt.GPU) (gpumap.Plan, error) {
-	lists := make([][]cudackpt.GPU, len(manifest.Processes))
-	for i, p := range manifest.Processes {
-		lists[i] = p.GPUs
-	}
-	return gpumap.Make(unionOfGPUs(lists...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
+// plan makes the GPU map for processes from what each of them saw when it was
+// checkpointed, what they will be able to see, and the user's configuration.
+func (h *Hook) plan(captured [][]cudackpt.GPU, visible []cudackpt.GPU) (gpumap.Plan, error) {
+	return gpumap.Make(unionOfGPUs(captured...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
 }
 
 // noteRoot records the root task at the stages where criu first names it: if
@@ -127,12 +130,36 @@ func (h *Hook) noteRoot(_ context.Context, criu *criuutil.Criu, stage Stage) err
 	if stage.InitPID == "" {
 		return nil
 	}
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
 	s, err := h.sessionOf(KindRestore, criu)
 	if err != nil || s == nil {
 		return err
 	}
 	defer s.unlock()
 	return s.setRoot(stage)
+}
+
+// checkRestored refuses a root task that criu cannot have restored, because it
+// is older: what fails on the restore side is ended.
+func (s Stage) checkRestored(criu *criuutil.Criu) error {
+	pid, err := s.root()
+	if err != nil {
+		return nil // the stage that needs it says so
+	}
+	root, err := criuutil.OpenProcess(pid)
+	if errors.Is(err, criuutil.ErrGone) {
+		return nil // it has been ended already
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if root.StartTime < criu.StartTime {
+		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, criu.PID)
+	}
+	return nil
 }
 
 func (s *Session) setRoot(stage Stage) error {
@@ -152,6 +179,9 @@ func (s *Session) setRoot(stage Stage) error {
 // preResume sends every CUDA process a SIGSTOP. They are in criu's ptrace-stop
 // now; the signal takes effect before a single instruction of theirs runs.
 func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
 	s, err := h.sessionOf(KindRestore, criu)
 	if err == nil && s == nil {
 		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
@@ -228,6 +258,9 @@ func (s *Session) matchMembers() error {
 // postResume gives the restored processes their GPU state back and lets them
 // run. criu ignores how it ends, so on a failure it ends the tree itself.
 func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
 	s, err := h.latestSessionOf(KindRestore, criu)
 	if err != nil {
 		return err // the watcher goes on
@@ -332,18 +365,20 @@ func (h *Hook) resume(ctx context.Context, s *Session) error {
 // container may see less than its host) and gives every member its pairs.
 func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
 	var visible []cudackpt.GPU
+	captured := make([][]cudackpt.GPU, len(s.Members))
 	for i, member := range s.Members {
 		sees, err := driver.VisibleGPUs(member.PID)
 		if err != nil {
 			return fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
 		}
+		captured[i] = member.GPUs
 		if i == 0 {
 			visible = sees
 		} else {
 			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
 		}
 	}
-	plan, err := h.plan(*s.Manifest, visible)
+	plan, err := h.plan(captured, visible)
 	if err != nil {
 		return err
 	}

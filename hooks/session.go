@@ -25,6 +25,8 @@ type Kind string
 const (
 	KindDump    Kind = "dump"
 	KindRestore Kind = "restore"
+	// KindSuspend is a checkpoint in place, without criu, until its resume.
+	KindSuspend Kind = "suspend"
 )
 
 // Outcome says what became of a session's processes. It is empty while the
@@ -49,7 +51,7 @@ type Session struct {
 	Kind         Kind            `json:"kind"`
 	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time       `json:"created"`
-	Criu         criuutil.Ident  `json:"criu"`
+	Criu         criuutil.Ident  `json:"criu"`               // of KindSuspend: the command that suspends or resumes
 	CriuExe      string          `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
 	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
 	Client       *criuutil.Ident `json:"client,omitempty"` // who serves criu over RPC, if not an action script
@@ -202,6 +204,9 @@ func (s *Session) conflict() error {
 	if s == nil {
 		return nil
 	}
+	if s.Kind == KindSuspend {
+		return s.suspendConflict()
+	}
 	return fmt.Errorf("a %s by criu process %d, begun %s, is not over (step %s): wait for it; if criu and its watcher are gone, cucriu recover ends it; "+
 		"if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
 		s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step)
@@ -230,8 +235,40 @@ func (s *Session) read() error {
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
+	if err := s.parse(data); err != nil {
+		return fmt.Errorf("session %s is damaged: %w: look for processes that it left stopped (cucriu status), then remove it", s.dir, err)
+	}
+	return nil
+}
+
+// parse refuses what nobody here can have written: the pids in it are signalled.
+func (s *Session) parse(data []byte) error {
 	if err := json.Unmarshal(data, s); err != nil {
-		return fmt.Errorf("session %s: %w", s.dir, err)
+		return err
+	}
+	idents := []criuutil.Ident{s.Criu}
+	for _, id := range []*criuutil.Ident{s.Root, s.Watcher} {
+		if id != nil {
+			idents = append(idents, *id)
+		}
+	}
+	for _, member := range s.Members {
+		idents = append(idents, member.Ident)
+	}
+	for _, id := range idents {
+		if id.PID <= 0 {
+			return fmt.Errorf("it names a process with pid %d", id.PID)
+		}
+	}
+	switch {
+	case s.Kind == KindRestore && s.Manifest == nil:
+		return errors.New("it is of a restore and has no manifest")
+	case s.Kind == KindSuspend && len(s.Members) == 0:
+		return errors.New("it suspends no process")
+	case s.Kind != KindDump && s.Kind != KindRestore && s.Kind != KindSuspend:
+		return fmt.Errorf("it is of kind %q", s.Kind)
+	case s.Manifest != nil:
+		return s.Manifest.validate()
 	}
 	return nil
 }
@@ -272,6 +309,11 @@ func (s *Session) close(outcome Outcome, message string) error {
 	if err := s.save(); err != nil {
 		return err
 	}
+	return s.endWatcher()
+}
+
+// endWatcher ends the watcher of a session that waits for nobody.
+func (s *Session) endWatcher() error {
 	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
 		return nil
 	}
@@ -322,7 +364,7 @@ func Sessions(runDir string) ([]*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	var sessions []*Session
+	sessions := []*Session{} // not nil: null is no list in JSON
 	for _, dir := range dirs {
 		s := &Session{dir: dir}
 		if err := s.read(); err == nil {

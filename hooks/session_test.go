@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -113,4 +114,43 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 		t.Fatalf("the next request of the same criu: %v", err)
 	}
 	second.unlock()
+}
+
+func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
+	for name, text := range map[string]string{
+		"nothing":                    "",
+		"no object":                  "[]",
+		"another kind":               `{"kind":"nonsense","criu":{"pid":7}}`,
+		"no criu":                    `{"kind":"dump"}`,
+		"a process group":            `{"kind":"dump","criu":{"pid":7},"members":[{"pid":-7}]}`,
+		"every process":              `{"kind":"restore","criu":{"pid":7},"manifest":{},"root":{"pid":-1}}`,
+		"a restore without manifest": `{"kind":"restore","criu":{"pid":7}}`,
+		"a suspend of nobody":        `{"kind":"suspend","criu":{"pid":7}}`,
+	} {
+		if err := new(Session).parse([]byte(text)); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func FuzzParseSession(f *testing.F) {
+	manifest := goodManifest(f)
+	id := criuutil.Ident{PID: 7, StartTime: 8}
+	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {
+		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Ident: id}}, Manifest: &manifest})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s Session
+		if s.parse(data) != nil {
+			return
+		}
+		_ = s.conflict().Error()
+		if s.suspended() && len(s.Members) == 0 || s.Kind == KindRestore && s.Manifest == nil {
+			t.Fatalf("accepted: %s", data)
+		}
+	})
 }

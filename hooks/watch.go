@@ -115,7 +115,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 // lives on for as long as the job that it restored, unless it was told to
 // detach, and does not notice that its hook died.
 func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process) error {
-	if s.Kind == KindDump {
+	if s.Kind != KindRestore {
 		return criu.WaitExit(ctx)
 	}
 	for cutOff := 0; ctx.Err() == nil; {
@@ -250,7 +250,7 @@ func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	var recovered []*Session
+	recovered := []*Session{}
 	var errs []error
 	for _, dir := range dirs {
 		s, err := h.recoverOne(ctx, dir)
@@ -287,13 +287,13 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 		return nil, err
 	}
 	defer s.unlock()
-	if s.Outcome != "" {
+	if s.Outcome != "" || s.suspended() && slices.ContainsFunc(s.Members, Member.alive) {
 		return nil, nil
 	}
 	criu, err := criuutil.Reopen(s.Criu)
 	if err == nil {
 		criu.Close()
-		if s.Kind == KindDump || !s.criuIsThrough() {
+		if s.Kind != KindRestore || !s.criuIsThrough() {
 			return nil, nil // criu is still at work
 		}
 	} else if !errors.Is(err, criuutil.ErrGone) {
@@ -314,8 +314,11 @@ func (h *Hook) finish(ctx context.Context, s *Session) error {
 	if s.BootID != boot {
 		return s.close(OutcomeGone, "the host has rebooted since")
 	}
-	if s.Kind == KindRestore {
+	switch s.Kind {
+	case KindRestore:
 		return h.finishRestore(ctx, s)
+	case KindSuspend:
+		return h.finishSuspend(ctx, s)
 	}
 	if err := h.finishDump(ctx, s); err != nil {
 		return err

@@ -34,7 +34,8 @@ number: given up on a signal, everything is undone.`,
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(dumpCommand(), restoreCommand(), checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand(), watchCommand())
+	root.AddCommand(dumpCommand(), restoreCommand(), checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
+		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), inspectCommand(), watchCommand())
 	return root
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
@@ -9,11 +10,17 @@ import (
 	"cucriu/hooks"
 )
 
+// statusReport is the status command's JSON.
+type statusReport struct {
+	Sessions  []*hooks.Session    `json:"sessions"`
+	Processes []hooks.CUDAProcess `json:"processes"`
+}
+
 func statusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "status",
-		Short:   "Show the dumps and restores on this host and what became of the jobs",
+		Short:   "Show the CUDA processes of this host, its dumps and restores, and what became of the jobs",
 		Example: "  cucriu status\n  cucriu status --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -25,8 +32,16 @@ func statusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			processes, err := hook.Processes(cmd.Context())
 			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), sessions)
+				if jsonErr := writeJSON(cmd.OutOrStdout(), statusReport{sessions, processes}); jsonErr != nil {
+					return jsonErr
+				}
+				return err
+			}
+			if err == nil {
+				err = writeProcesses(cmd.OutOrStdout(), processes)
+				fmt.Fprintln(cmd.OutOrStdout())
 			}
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "BEGUN\tKIND\tPROCESSES\tOUTCOME\tIMAGES\tMESSAGE")
@@ -37,7 +52,7 @@ func statusCommand() *cobra.Command {
 				}
 				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Created.Local().Format("2006-01-02 15:04:05"), s.Kind, pids(s), outcome, s.ImageDir, s.Message)
 			}
-			return table.Flush()
+			return errors.Join(err, table.Flush())
 		},
 	}
 	jsonFlag(cmd, &asJSON)

@@ -50,6 +50,9 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 	return h
 }
 
+// T is the test that the host is of.
+func (h *Host) T() *testing.T { return h.t }
+
 // Setenv sets a variable for whatever is started on the host from now on.
 func (h *Host) Setenv(name, value string) {
 	h.Env = append(h.Env, name+"="+value)

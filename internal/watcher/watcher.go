@@ -14,7 +14,8 @@ import (
 
 // Run watches over the session in dir and returns when it has come to a good end.
 //
-// Its life is bounded by criu's, and what it holds is a job that waits to be
+// Its life is bounded by that of criu, or of the command that the session belongs
+// to, and what it holds is a job that waits to be
 // brought back, so it does not let itself be ended by the signals that end a
 // service or a terminal session.
 func Run(hook *hooks.Hook, dir string) error {

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/criuutil/images"
+	"cucriu/hooks"
+)
+
+// inspection is what the inspect command shows.
+type inspection struct {
+	Images   images.Info     `json:"images"`
+	Manifest *hooks.Manifest `json:"manifest"` // nil: no process uses CUDA
+}
+
+func inspectCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "inspect DIR",
+		Short: "Show what an image directory holds: its processes, their memory, and their GPU state",
+		Long: `Show what an image directory holds: its processes, their memory, and their GPU state.
+
+The images of criu and the manifest are read and compared, and nothing is
+changed. A damaged or incomplete image is an error that names the file.`,
+		Example: "  cucriu inspect /var/lib/images/job1\n  cucriu inspect --json .",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			report, err := inspect(args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), report)
+			}
+			return report.write(cmd.OutOrStdout())
+		},
+	}
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func inspect(dir string) (inspection, error) {
+	info, err := images.Read(dir)
+	if err != nil {
+		return inspection{}, err
+	}
+	report := inspection{Images: info}
+	manifest, err := hooks.ReadManifest(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return report, nil
+	}
+	if err != nil {
+		return inspection{}, err
+	}
+	report.Manifest = &manifest
+	held := make(map[int]bool)
+	for _, process := range info.Processes {
+		held[process.PID] = true
+	}
+	for _, process := range manifest.Processes {
+		if !held[process.PID] {
+			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which criu's images do not hold: it is of another dump", process.PID, process.Name)
+		}
+	}
+	return report, nil
+}
+
+func (r inspection) write(out io.Writer) error {
+	fmt.Fprintf(out, "criu images of version %d, %d MiB\n", r.Images.Version, r.Images.Bytes>>20)
+	if dump := r.Images.Dump; dump != nil {
+		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
+	}
+	cuda := make(map[int]hooks.ManifestProcess)
+	if r.Manifest != nil {
+		fmt.Fprintf(out, "made %s with driver %s\n", r.Manifest.Created.Local().Format(time.DateTime), r.Manifest.DriverVersion)
+		for _, process := range r.Manifest.Processes {
+			cuda[process.PID] = process
+		}
+	}
+	depth := make(map[int]int)
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\nPID\tNAME\tSTATE\tTHREADS\tMAPPED\tIN IMAGE\tGPU MEMORY\tSAW")
+	for _, p := range r.Images.Processes {
+		depth[p.PID] = depth[p.PPID] + 1
+		memory, saw := "no CUDA", ""
+		if c, uses := cuda[p.PID]; uses {
+			memory, saw = memoryText(c.MemoryBytes), count(len(c.GPUs), "GPU")
+		}
+		fmt.Fprintf(table, "%d\t%s%s\t%s\t%d\t%d MiB\t%d MiB\t%s\t%s\n",
+			p.PID, strings.Repeat("  ", depth[p.PID]-1), p.Name, p.State, p.Threads, p.MappedBytes>>20, p.ImageBytes>>20, memory, saw)
+	}
+	return table.Flush()
+}

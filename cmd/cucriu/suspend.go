@@ -1,0 +1,43 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func suspendCommand() *cobra.Command {
+	var asJSON bool
+	var processes []int
+	cmd := &cobra.Command{
+		Use:   "suspend -p PID",
+		Short: "Free the GPUs of processes: move their GPU memory into host memory and stop them",
+		Long: `Free the GPUs of processes: move their GPU memory into host memory and stop them.
+
+They stay stopped until cucriu resume. Do not continue them by SIGCONT: a thread
+that synchronizes with the GPU while its process is checkpointed dies. If this
+command fails or is killed, the processes run on.`,
+		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			s, err := hook.Suspend(cmd.Context(), processes)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), s)
+			}
+			for _, pid := range pids(s) {
+				fmt.Fprintf(cmd.OutOrStdout(), "process %d is checkpointed and stopped; cucriu resume -p %d brings it back\n", pid, pid)
+			}
+			return nil
+		},
+	}
+	pidsFlag(cmd, &processes)
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}

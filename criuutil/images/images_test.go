@@ -1,0 +1,81 @@
+package images
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/pstree"
+	"github.com/checkpoint-restore/go-criu/v7/magic"
+	"google.golang.org/protobuf/proto"
+)
+
+// image makes the bytes of an image.
+func image(t testing.TB, kind string, entries ...proto.Message) []byte {
+	t.Helper()
+	byName := magic.LoadMagic().ByName
+	data := binary.LittleEndian.AppendUint32(nil, uint32(byName["IMG_COMMON"]))
+	data = binary.LittleEndian.AppendUint32(data, uint32(byName[kind]))
+	for _, entry := range entries {
+		encoded, err := proto.Marshal(entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = append(binary.LittleEndian.AppendUint32(data, uint32(len(encoded))), encoded...)
+	}
+	return data
+}
+
+func task(pid, ppid uint32) *pstree.PstreeEntry {
+	return &pstree.PstreeEntry{Pid: &pid, Ppid: &ppid, Pgid: &pid, Sid: &pid, Threads: []uint32{pid}}
+}
+
+func readTasks(t testing.TB, data []byte) ([]proto.Message, error) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "pstree.img"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return readImage(dir, "pstree.img", "PSTREE", &pstree.PstreeEntry{})
+}
+
+func TestATruncatedImageIsDamaged(t *testing.T) {
+	first, both := image(t, "PSTREE", task(7, 0)), image(t, "PSTREE", task(7, 0), task(8, 7))
+	for cut := range both {
+		tasks, err := readTasks(t, both[:cut])
+		switch {
+		case cut == 8 && err == nil && len(tasks) == 0:
+		case cut == len(first) && err == nil && len(tasks) == 1:
+		case err == nil || !strings.Contains(err.Error(), "pstree.img is damaged"):
+			t.Errorf("cut off after %d of %d bytes: %d tasks, %v", cut, len(both), len(tasks), err)
+		}
+	}
+	if tasks, err := readTasks(t, both); err != nil || len(tasks) != 2 {
+		t.Errorf("the whole image: %d tasks, %v", len(tasks), err)
+	}
+}
+
+func TestAnImageOfAnotherKindIsDamaged(t *testing.T) {
+	if _, err := readTasks(t, image(t, "MM", task(7, 0))); err == nil || !strings.Contains(err.Error(), "is of kind MM") {
+		t.Error(err)
+	}
+}
+
+func TestAnImageThatIsNoFileIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "pstree.img"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readImage(dir, "pstree.img", "PSTREE", &pstree.PstreeEntry{}); err == nil {
+		t.Error("a folder was read as an image")
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(image(f, "PSTREE", task(7, 0), task(8, 7)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, _ = readTasks(t, data)
+	})
+}

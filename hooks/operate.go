@@ -1,0 +1,131 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// The operators' commands name processes, where criu's stages name a tree: what
+// is below the processes is left alone.
+
+// Lock locks processes as a dump does: all of them or none, within
+// lock.timeout. Nothing is journaled, and who locks unlocks.
+func (h *Hook) Lock(ctx context.Context, pids []int) error {
+	d := &dump{Hook: h}
+	defer d.letGo()
+	if err := d.take(ctx, pids); err != nil {
+		return err
+	}
+	if err := d.requireRunning(ctx); err != nil {
+		return err
+	}
+	if err := d.lock(ctx); err != nil {
+		return errors.Join(err, d.unlockAll(context.Background()))
+	}
+	return nil
+}
+
+// unlockAll unlocks what is locked, by this program or not. A session that has
+// got as far as its locks is brought up by unlocking.
+func (d *dump) unlockAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	if d.tracer != nil {
+		if err := d.tracer.Release(ctx); err != nil {
+			return err
+		}
+	}
+	return d.bringUp(ctx, d.driver, &Session{Kind: KindSuspend, Step: "lock", Members: d.members}, d.targets)
+}
+
+// Unlock unlocks processes. One that runs is left as it is, and one that was
+// stopped stays stopped.
+func (h *Hook) Unlock(ctx context.Context, pids []int) error {
+	d := &dump{Hook: h}
+	defer d.letGo()
+	if err := d.take(ctx, pids); err != nil {
+		return err
+	}
+	asking, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+	defer cancel()
+	// A process that is checkpointed must not run, not even under trace.
+	err := statesOf(asking, d.targets, func(t *target, state cudackpt.State) error {
+		if state == cudackpt.StateRunning || state == cudackpt.StateLocked {
+			return nil
+		}
+		return fmt.Errorf("process %d (%s) is %v, not locked: cucriu resume -p %d restores it", t.PID, t.member.Name, state, t.PID)
+	})
+	if err != nil {
+		return err
+	}
+	return d.unlockAll(ctx)
+}
+
+// take takes hold of processes that nobody else is at work on.
+func (d *dump) take(ctx context.Context, pids []int) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	pids = slices.Compact(slices.Sorted(slices.Values(pids)))
+	for _, pid := range pids {
+		other, err := sessionOfProcess(d.Config.RunDir, pid)
+		if err != nil || other != nil {
+			return errors.Join(err, other.conflict())
+		}
+	}
+	for _, pid := range pids {
+		member, err := d.inspectNamed(ctx, pid)
+		if err != nil {
+			return err
+		}
+		d.members = append(d.members, *member)
+	}
+	var err error
+	if d.targets, err = openMembers(d.driver, d.members); err != nil {
+		return err
+	}
+	if len(d.targets) != len(d.members) {
+		return errors.New("a process ended while it was inspected")
+	}
+	return nil
+}
+
+// inspectNamed inspects a process that must have CUDA and be reachable.
+func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
+	frozen, err := criuutil.FrozenBy(pid)
+	if err != nil {
+		return nil, err
+	}
+	if len(frozen) > 0 {
+		return nil, fmt.Errorf("process %d is frozen by control group %s, and the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
+	}
+	seen, err := inspectProcess(ctx, pid, d.open)
+	if err == nil {
+		err = seen.findings.Err()
+	}
+	if err == nil && seen.member == nil {
+		err = fmt.Errorf("process %d uses no CUDA: it is not one for this command", pid)
+	}
+	return seen.member, err
+}
+
+// sessionOfProcess finds the open session that a process is in.
+func sessionOfProcess(runDir string, pid int) (*Session, error) {
+	process, err := criuutil.OpenProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer process.Close()
+	return openSessionOf(runDir, process.Ident, []Member{{Ident: process.Ident}})
+}
+
+// requireRunning refuses processes that do not run, within lock.timeout.
+func (d *dump) requireRunning(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	return statesOf(ctx, d.targets, wantRunning)
+}

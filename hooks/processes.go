@@ -1,0 +1,167 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// CUDAProcess is a CUDA process as an operator sees it.
+type CUDAProcess struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+	// State is the driver's ("running", "locked", "checkpointed", "failed"), or
+	// "unknown"; Note says why, or that it is stopped.
+	State string `json:"state"`
+	Note  string `json:"note,omitempty"`
+	// GPUs are those that it can see.
+	GPUs []cudackpt.GPU `json:"gpus"`
+	// MemoryBytes is what it holds on each GPU now: nothing while checkpointed.
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+}
+
+const (
+	unknownState = "unknown"
+	noteStopped  = "stopped"
+)
+
+// askTimeout bounds how long the driver is asked about one process.
+const askTimeout = 5 * time.Second
+
+// Processes finds the CUDA processes of this host that this program may look
+// at. It disturbs none of them: of one that is stopped or frozen, which cannot
+// answer, the state stays unknown.
+func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, proc := range all {
+		// One that has ended, or that is another user's, is none of ours.
+		if held, err := footprintOf(proc.PID); err == nil && held.libcuda && proc.PID != os.Getpid() {
+			pids = append(pids, proc.PID)
+		}
+	}
+	if len(pids) == 0 {
+		return []CUDAProcess{}, nil // and no driver is needed to say so
+	}
+	slices.Sort(pids)
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return nil, err
+	}
+	found := make([]*CUDAProcess, len(pids))
+	var wg sync.WaitGroup
+	for i, pid := range pids {
+		wg.Go(func() { found[i] = look(ctx, driver, pid) })
+	}
+	wg.Wait()
+	processes := []CUDAProcess{}
+	for _, p := range found {
+		if p != nil {
+			processes = append(processes, *p)
+		}
+	}
+	return processes, nil
+}
+
+// look describes a process, nil if it has no CUDA or has ended.
+func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	status, err := criuutil.ReadStatus(pid)
+	if err != nil {
+		return nil
+	}
+	p := &CUDAProcess{PID: pid, Name: status.Name, State: unknownState}
+	// The one call that does not block if the process is stopped or frozen.
+	if _, err := driver.Process(pid).RestoreThreadID(ctx); err != nil {
+		if errors.Is(err, cudackpt.ResultNotInitialized) {
+			return nil
+		}
+		if _, gone := criuutil.ReadStatus(pid); gone != nil {
+			return nil
+		}
+		p.Note = err.Error()
+		return p
+	}
+	p.State, p.Note = stateOf(ctx, driver, pid)
+	if p.GPUs, err = driver.VisibleGPUs(pid); err != nil && p.Note == "" {
+		p.Note = err.Error()
+	}
+	if p.MemoryBytes, err = driver.ProcessMemory(ctx, pid); err != nil && p.Note == "" {
+		p.Note = err.Error()
+	}
+	return p
+}
+
+// stateOf asks for the state of a process if it can answer.
+func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note string) {
+	if frozen, err := criuutil.FrozenBy(pid); err == nil && len(frozen) > 0 {
+		return unknownState, "frozen by " + frozen[0].Dir
+	}
+	if stopped, err := criuutil.Stopped(pid); err == nil && stopped {
+		return unknownState, noteStopped
+	}
+	answer, err := driver.Process(pid).State(ctx)
+	if err != nil {
+		return unknownState, err.Error()
+	}
+	return answer.String(), ""
+}
+
+// States describes the processes with these pids, which must have CUDA. The
+// restore thread of one that is stopped is let run for the moment of the answer,
+// unless a dump, a restore, a suspend or a resume is at work on it.
+func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
+	driver, err := h.OpenDriver()
+	if err == nil {
+		err = driver.Supports(cudackpt.FeatureCheckpoint)
+	}
+	if err != nil {
+		return nil, err
+	}
+	processes := make([]CUDAProcess, 0, len(pids))
+	for _, pid := range pids {
+		s, err := sessionOfProcess(h.Config.RunDir, pid)
+		if err != nil {
+			return nil, err
+		}
+		p := look(ctx, driver, pid)
+		if p == nil {
+			return nil, fmt.Errorf("process %d uses no CUDA", pid)
+		}
+		if p.Note == noteStopped && (s == nil || s.suspended()) {
+			if err := askStopped(ctx, driver, p); err != nil {
+				return nil, err
+			}
+		}
+		processes = append(processes, *p)
+	}
+	return processes, nil
+}
+
+func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	process, err := criuutil.OpenProcess(p.PID)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	t := &target{Process: process, member: &Member{Stopped: true}, cuda: driver.Process(p.PID)}
+	return statesOf(ctx, []*target{t}, func(_ *target, state cudackpt.State) error {
+		p.State = state.String()
+		return nil
+	})
+}

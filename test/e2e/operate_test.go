@@ -1,0 +1,198 @@
+package e2e
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/testenv"
+)
+
+// failing runs the cucriu that fails on request.
+func failing(t *testing.T, host *testenv.Host, point string, args ...string) (string, error) {
+	t.Helper()
+	cmd := host.Command(testenv.Artefact(t, "make build", "build", "test", "cucriu"), args...)
+	cmd.Env = append(cmd.Env, "CUCRIU_FAILPOINT="+point)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func TestTheSuspendFailsOrIsKilledAtEachStep(t *testing.T) {
+	for _, step := range []string{"lock", "stop", "trace", "checkpoint", "release", "suspended"} {
+		for _, how := range []string{"kill", "error"} {
+			t.Run(step+"-"+how, func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) {
+					host := testenv.NewHost(t, 1)
+					job := host.Start(1, "--spin", "stream-sync")
+					if out, err := failing(t, host, "suspend."+step+"="+how, "suspend", "-p", job.Root()); err == nil {
+						t.Fatalf("the suspend did not fail:\n%s", out)
+					}
+					if step == "suspended" && how == "kill" {
+						// It was complete: as if it had been killed a moment later.
+						if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
+							t.Fatalf("cucriu resume: %v\n%s", err, out)
+						}
+					}
+					host.WaitOutcome("running")
+					job.Runs()
+				})
+			})
+		}
+	}
+}
+
+// TestTheSuspendIsKilledWithItsWatcher in the middle of the checkpoint: resume
+// brings the job back from there.
+func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Faults("checkpoint delay 500ms")
+		job := host.Start(1, "--spin", "event-sync")
+		host.HookBin = testenv.Artefact(t, "make build", "bin", "cucriu") // which is the watcher here
+		suspend := host.Command(host.HookBin, "suspend", "-p", job.Root())
+		if err := suspend.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the suspend checkpoints", func() bool { return host.Step() == "checkpoint" })
+		host.KillWatcher()
+		_ = suspend.Process.Kill()
+		_ = suspend.Wait()
+		testenv.Eventually(t, testenv.Soon, "the job is stopped", job.Stopped)
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu resume: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+func TestTheResumeIsKilled(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0", "--spin", "stream-query")
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		if out, err := failing(t, host, "suspend.resume=error", "resume", "-p", job.Root()); err == nil || !job.Stopped() {
+			t.Fatalf("a resume that fails leaves the job suspended: %v\n%s", err, out)
+		}
+		host.Faults("restore delay 500ms")
+		resume := host.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), "resume", "-p", job.Root(), "--map", "{from: {index: 0}, to: {index: 1}}")
+		if err := resume.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the driver restores", func() bool { return host.Step() == "resume" })
+		time.Sleep(200 * time.Millisecond)
+		_ = resume.Process.Kill()
+		_ = resume.Wait()
+		host.WaitOutcome("running")
+		job.Runs()
+		if got := job.MustStatus(0).GPUs[0].UUID; got != host.UUIDs()[1] {
+			t.Fatalf("the job is on %s, want %s", got, host.UUIDs()[1])
+		}
+	})
+}
+
+func TestRanksAreSuspendedTogether(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(2, "--ranks", "2", "--gpus", "0,1")
+		pids := []string{strconv.Itoa(job.MustStatus(0).PID), strconv.Itoa(job.MustStatus(1).PID)}
+		if out, err := host.Cucriu("suspend", "-p", pids[0], "-p", pids[1]); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		if out, err := host.Cucriu("resume", "-p", pids[1]); err != nil || !strings.Contains(out, pids[0]) {
+			t.Fatalf("cucriu resume of one: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+// TestAProcessThatSomethingElseCheckpointed is not restored blindly, never
+// unlocked, and brought back on request.
+func TestAProcessThatSomethingElseCheckpointed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--spin", "stream-sync")
+		// As its hook would, and without a journal.
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		if err := os.RemoveAll(host.RunDir); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := host.Cucriu("unlock", "-p", job.Root()); err == nil || !strings.Contains(out, "cucriu resume") {
+			t.Fatalf("cucriu unlock of a checkpointed process: %v\n%s", err, out)
+		}
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err == nil || !strings.Contains(out, "--force") || !job.Stopped() {
+			t.Fatalf("cucriu resume without knowing what it takes: %v\n%s", err, out)
+		}
+		if out, err := host.Cucriu("resume", "--force", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu resume: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+func TestAResumeThatLacksMemoryChangesNothing(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "256")
+		job := host.Start(1, "--mib", "150")
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		other := host.Start(1, "--mib", "150")
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err == nil || !strings.Contains(out, "MiB free") || !job.Stopped() {
+			t.Fatalf("cucriu resume without memory: %v\n%s", err, out)
+		}
+		other.Kill()
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu resume: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+// TestSuspendIsInterrupted as by Ctrl-C.
+func TestSuspendIsInterrupted(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Faults("checkpoint delay 500ms")
+		job := host.Start(1)
+		suspend := host.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), "suspend", "-p", job.Root())
+		if err := suspend.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the suspend checkpoints", func() bool { return host.Step() == "checkpoint" })
+		_ = suspend.Process.Signal(unix.SIGINT)
+		if err := suspend.Wait(); err == nil {
+			t.Fatal("an interrupted suspend succeeded")
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+func TestThreadsThatSynchronizeSurviveASuspend(t *testing.T) {
+	for _, mode := range spinModes {
+		t.Run(mode, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--spin", mode, "--threads", "3")
+				for _, verb := range []string{"suspend", "resume"} {
+					if out, err := host.Cucriu(verb, "-p", job.Root()); err != nil {
+						t.Fatalf("cucriu %s: %v\n%s", verb, err, out)
+					}
+				}
+				job.Runs()
+				if state, err := host.Driver().Process(job.PID).State(t.Context()); err != nil || state != cudackpt.StateRunning {
+					t.Fatalf("the job is %v, %v", state, err)
+				}
+			})
+		})
+	}
+}
