@@ -4,18 +4,12 @@
 package e2e
 
 import (
-	"os"
 	"testing"
 
 	"cucriu/internal/testenv"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv(forcingHook) != "" && os.Getenv("CRTOOLS_SCRIPT_ACTION") != "" {
-		os.Exit(runForcingHook())
-	}
-	testenv.Main(m)
-}
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 // simulated marks a test that needs what only the simulated driver offers:
 // several hosts on one machine, and faults on request.

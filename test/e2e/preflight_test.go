@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +18,6 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks"
-	"cucriu/internal/config"
 	"cucriu/internal/testenv"
 )
 
@@ -216,17 +213,16 @@ func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 			t.Fatalf("no warning of the rank outside: %+v", warnings)
 		}
 
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
+		images := newImages(t)
+		out := cucriu(t, host, 3, "dump", "-t", job.Root(), "-D", images)
+		if !strings.Contains(out, "refused, nothing was touched: nccl-ipc") {
+			t.Errorf("cucriu dump does not say why:\n%s", out)
 		}
-		forced := *host
-		forced.Setenv(forcingHook, hooks.FindingNCCL+" "+host.HookBin)
-		forced.HookBin = self
-		images := forced.Dump(job)
-		if job.Alive() {
-			t.Fatal("the job lives on after it was dumped")
-		}
+		notDumped(t, job, images)
+		cucriu(t, host, usage, "dump", "-t", job.Root(), "-D", images, "--force", hooks.FindingTraced)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", hooks.FindingNCCL)
+		dumped(t, images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images)
 		job.Runs()
 	})
@@ -280,27 +276,4 @@ func TestCheckOfATreeWithoutCUDAAndOfAStoppedJob(t *testing.T) {
 		job.Signal(unix.SIGCONT)
 		job.Runs()
 	})
-}
-
-// forcingHook is the variable that makes the test binary a hook that overrides
-// findings, as a program can: its value is their names and the real hook, whose
-// watcher it starts.
-const forcingHook = "CUCRIU_TEST_FORCING_HOOK"
-
-// runForcingHook is what criu starts as its action script.
-func runForcingHook() int {
-	fields := strings.Fields(os.Getenv(forcingHook))
-	cfg, err := config.Load(os.Getenv)
-	if err == nil {
-		hook := &hooks.Hook{
-			Config: cfg, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-			Watcher: []string{fields[len(fields)-1], "watch"}, Force: fields[:len(fields)-1],
-		}
-		err = hook.Run(context.Background(), hooks.StageFrom(os.Getenv))
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "forcing hook: error:", err)
-		return 1
-	}
-	return 0
 }
