@@ -138,3 +138,10 @@ func TestParseStatus(t *testing.T) {
 		}
 	}
 }
+
+func TestANameIsPrintable(t *testing.T) {
+	status, err := parseStatus(7, []byte("Name:\ta\x1b[2J é\nNSpid:\t7\n"))
+	if err != nil || status.Name != "a?[2J é" {
+		t.Fatalf("%q, %v", status.Name, err)
+	}
+}

@@ -6,11 +6,12 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Status is what /proc/PID/status says that the dump and restore sides need.
 type Status struct {
-	Name      string
+	Name      string // printable: a process may give itself any name
 	PPID      int
 	TracerPID int
 	// NSPID is the pid in every pid namespace that the process is in, from
@@ -21,6 +22,16 @@ type Status struct {
 // ImagePID is the pid by which a CRIU image names the process: the one in its
 // innermost pid namespace.
 func (s Status) ImagePID() int { return s.NSPID[len(s.NSPID)-1] }
+
+// Printable replaces what a terminal or a log would not show as itself.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
+}
 
 // ReadStatus reads the status of a process, or of a thread by its tid.
 func ReadStatus(pid int) (Status, error) {
@@ -39,7 +50,7 @@ func parseStatus(pid int, data []byte) (Status, error) {
 		var err error
 		switch key {
 		case "Name":
-			s.Name = value
+			s.Name = Printable(value)
 		case "PPid":
 			s.PPID, err = strconv.Atoi(value)
 		case "TracerPid":

@@ -13,6 +13,7 @@ import (
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/cudackpt"
 )
 
@@ -147,6 +148,8 @@ func (m Manifest) validate() error {
 		return fmt.Errorf("is of version %d, and this cucriu reads version %d", m.Version, manifestVersion)
 	case m.DriverVersion == "":
 		return errors.New("damaged: no driver version")
+	case !isPrintable(m.DriverVersion):
+		return fmt.Errorf("damaged: the driver version is %q", m.DriverVersion)
 	case m.RootPID <= 0:
 		return fmt.Errorf("damaged: the root has pid %d", m.RootPID)
 	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
@@ -156,6 +159,9 @@ func (m Manifest) validate() error {
 	for _, p := range m.Processes {
 		if p.PID <= 0 || pids[p.PID] {
 			return fmt.Errorf("damaged: process %d is named twice or has no valid pid", p.PID)
+		}
+		if !isPrintable(p.Name) {
+			return fmt.Errorf("damaged: process %d has the name %q", p.PID, p.Name)
 		}
 		pids[p.PID] = true
 		if len(p.GPUs) == 0 || len(p.GPUs) > maxGPUs {
@@ -167,6 +173,9 @@ func (m Manifest) validate() error {
 				return fmt.Errorf("damaged: process %d saw %v twice or without a UUID", p.PID, gpu.UUID)
 			}
 			seen[gpu.UUID] = true
+			if !isPrintable(gpu.Model) || !isPrintable(gpu.PCIBusID) {
+				return fmt.Errorf("damaged: %v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
+			}
 		}
 		for uuid, size := range p.MemoryBytes {
 			if size > maxMemoryBytes {
@@ -179,3 +188,6 @@ func (m Manifest) validate() error {
 	}
 	return nil
 }
+
+// isPrintable: what an image says is shown on terminals and in logs.
+func isPrintable(text string) bool { return text == criuutil.Printable(text) }

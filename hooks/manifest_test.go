@@ -65,6 +65,9 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
 		"another version":          func(m *Manifest) { m.Version = 2 },
 		"no driver":                func(m *Manifest) { m.DriverVersion = "" },
+		"a line of its own":        func(m *Manifest) { m.DriverVersion = "580\nall is well" },
+		"a name that paints":       func(m *Manifest) { m.Processes[0].Name = "\x1b[2J" },
+		"a model that paints":      func(m *Manifest) { m.Processes[0].GPUs[1].Model = "\x1b[2J" },
 		"no root":                  func(m *Manifest) { m.RootPID = 0 },
 		"no process":               func(m *Manifest) { m.Processes = nil },
 		"a pid twice":              func(m *Manifest) { m.Processes = append(m.Processes, m.Processes[0]) },

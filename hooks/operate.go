@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
@@ -25,15 +26,15 @@ func (h *Hook) Lock(ctx context.Context, pids []int) error {
 		return err
 	}
 	if err := d.lock(ctx); err != nil {
-		return errors.Join(err, d.unlockAll(context.Background()))
+		return errors.Join(err, d.unlockAll(context.Background(), h.Config.Restore.Timeout))
 	}
 	return nil
 }
 
 // unlockAll unlocks what is locked, by this program or not. A session that has
 // got as far as its locks is brought up by unlocking.
-func (d *dump) unlockAll(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+func (d *dump) unlockAll(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if d.tracer != nil {
 		if err := d.tracer.Release(ctx); err != nil {
@@ -63,7 +64,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	if err != nil {
 		return err
 	}
-	return d.unlockAll(ctx)
+	return d.unlockAll(ctx, h.Config.Lock.Timeout)
 }
 
 // take takes hold of processes that nobody else is at work on.

@@ -21,6 +21,8 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/stats"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+
+	"cucriu/criuutil"
 )
 
 // Info is what CRIU's images say of a dump.
@@ -97,7 +99,7 @@ func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Name = core.GetTc().GetComm()
+	p.Name = criuutil.Printable(core.GetTc().GetComm())
 	// The states of criu's include/restorer.h.
 	switch core.GetTc().GetTaskState() {
 	case 1:

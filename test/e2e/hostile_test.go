@@ -71,7 +71,8 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 					m.Processes[0].MemoryBytes[uuid] = 1<<64 - 1
 				}
 			}), "damaged"},
-			{"another driver", change(func(m *hooks.Manifest) { m.DriverVersion = "1.2\nlevel=info ok" }), "must be the same version"},
+			{"another driver", change(func(m *hooks.Manifest) { m.DriverVersion = "1.2" }), "must be the same version"},
+			{"a line of its own", change(func(m *hooks.Manifest) { m.DriverVersion = "1.2\nError" }), "damaged"},
 		} {
 			if err := errors.Join(os.RemoveAll(path), test.put()); err != nil {
 				t.Fatal(err)

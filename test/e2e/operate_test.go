@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -9,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/cudackpt"
+	"cucriu/criuutil"
 	"cucriu/internal/testenv"
 )
 
@@ -178,21 +179,41 @@ func TestSuspendIsInterrupted(t *testing.T) {
 }
 
 func TestThreadsThatSynchronizeSurviveASuspend(t *testing.T) {
-	for _, mode := range spinModes {
-		t.Run(mode, func(t *testing.T) {
-			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 1)
-				job := host.Start(1, "--spin", mode, "--threads", "3")
-				for _, verb := range []string{"suspend", "resume"} {
-					if out, err := host.Cucriu(verb, "-p", job.Root()); err != nil {
-						t.Fatalf("cucriu %s: %v\n%s", verb, err, out)
-					}
-				}
-				job.Runs()
-				if state, err := host.Driver().Process(job.PID).State(t.Context()); err != nil || state != cudackpt.StateRunning {
-					t.Fatalf("the job is %v, %v", state, err)
-				}
-			})
-		})
-	}
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		var jobs []*testenv.Job
+		var args []string
+		for _, mode := range spinModes {
+			job := host.Start(1, "--spin", mode, "--threads", "3")
+			jobs, args = append(jobs, job), append(args, "-p", job.Root())
+		}
+		for _, verb := range []string{"suspend", "resume"} {
+			if out, err := host.Cucriu(append([]string{verb}, args...)...); err != nil {
+				t.Fatalf("cucriu %s: %v\n%s", verb, err, out)
+			}
+		}
+		for _, job := range jobs {
+			job.Runs()
+		}
+	})
+}
+
+// TestStatusInsideAnotherPidNamespace: the process is shown by the pid that the
+// asker sees.
+func TestStatusInsideAnotherPidNamespace(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"unshare", "--pid", "--fork", "--kill-child"}, 1)
+		children, err := criuutil.Children(job.PID)
+		if err != nil || len(children) != 1 {
+			t.Fatalf("children of unshare: %v %v", children, err)
+		}
+		if inner := job.MustStatus(0).PID; inner == children[0] {
+			t.Fatalf("the job is in no pid namespace of its own: %d", inner)
+		}
+		out, err := host.Cucriu("status")
+		if want := fmt.Sprintf("\n%d ", children[0]); err != nil || !strings.Contains(out, want) || !strings.Contains(out, "running") {
+			t.Fatalf("cucriu status: %v\n%s", err, out)
+		}
+	})
 }
