@@ -141,6 +141,53 @@ func TestPyTorchTrainingIsBitIdentical(t *testing.T) {
 	})
 }
 
+// TestCommandPyTorchTrainingIsBitIdentical: the same with preflight and cucriu's
+// own commands, and twice in a row: left running, then moved.
+func TestCommandPyTorchTrainingIsBitIdentical(t *testing.T) {
+	needsGPUs(t, 1, func(t *testing.T, host *testenv.Host) {
+		reference := startTraining(t, host, "train.py", 1, "--mib", "256")
+		reference.waitDone()
+		run := startTraining(t, host, "train.py", 1, "--mib", "256", "--step-ms", "5")
+		run.waitSteps(trainingSteps / 4)
+		t.Log(cucriu(t, host, 0, "check", "-t", run.job.Root()))
+		cucriu(t, host, 0, "dump", "-t", run.job.Root(), "-D", newImages(t), "-R")
+		run.waitSteps(run.lines(0) + 10)
+		images := newImages(t)
+		t.Log(cucriu(t, host, 0, "dump", "-t", run.job.Root(), "-D", images))
+		if run.lines(0) >= trainingSteps {
+			t.Fatal("the dump came after the training had ended")
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", run.job.Gone)
+		uuids := host.UUIDs()
+		if len(uuids) > 1 {
+			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 0}}]}\n"))
+		}
+		t.Log(cucriu(t, host, 0, "inspect", images))
+		t.Log(cucriu(t, host, 0, "restore", "-D", images))
+		run.waitDone()
+		if to := slices.Index(uuids, run.uuid(0)); to != min(1, len(uuids)-1) {
+			t.Fatalf("training ended on GPU %d of %v", to, uuids)
+		}
+		run.sameAs(reference)
+	})
+}
+
+// TestPyTorchRanksThatShareMemoryAreRefused: they would pass lock and checkpoint,
+// and be lost at the restore.
+func TestPyTorchRanksThatShareMemoryAreRefused(t *testing.T) {
+	needsGPUs(t, 2, func(t *testing.T, host *testenv.Host) {
+		run := startTraining(t, host, "ranks.py", 2, "--step-ms", "5", "--share-memory")
+		run.waitSteps(20)
+		const refused = 3
+		out := cucriu(t, host, refused, "dump", "-t", run.job.Root(), "-D", newImages(t), "--tcp-established", "--network-lock", "skip")
+		if !strings.Contains(out, "nccl-ipc") {
+			t.Fatalf("refused for another reason:\n%s", out)
+		}
+		run.waitSteps(run.lines(0) + 20)
+		_ = unix.Kill(-run.job.PID, unix.SIGKILL)
+	})
+}
+
 func TestPyTorchRanksOverNCCLAreBitIdentical(t *testing.T) {
 	needsGPUs(t, 2, func(t *testing.T, host *testenv.Host) {
 		reference := startTraining(t, host, "ranks.py", 2)

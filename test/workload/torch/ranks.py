@@ -52,6 +52,7 @@ def arguments():
     p.add_argument("--step-ms", type=int, default=0, help="pause after each step")
     p.add_argument("--mib", type=int, default=0, help="GPU memory for each rank to hold besides the model, in MiB")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl", help="gloo: on the CPU, to try this script")
+    p.add_argument("--share-memory", action="store_true", help="leave NCCL's P2P and SHM transports on, which drivers before 610 cannot restore")
     p.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     p.add_argument("--store", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -64,6 +65,8 @@ def parent(a):
     # A store of an earlier run would hand out its addresses.
     store = os.path.join(os.path.abspath(a.dir), f"store-{os.getpid()}-{time.time_ns()}")
     env = {**os.environ, **NCCL_SETTINGS}
+    if a.share_memory:
+        del env["NCCL_P2P_DISABLE"], env["NCCL_SHM_DISABLE"]
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--store", store, "--rank"]
     ranks = {}
     for rank in range(len(a.gpus)):
