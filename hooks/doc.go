@@ -45,6 +45,14 @@
 //	             a failure → SIGKILL the tree: the image is intact, and a
 //	             half-restored job must not run
 //
+// The stages reach us in one of three ways: as criu's action script (hook.go),
+// behind go-criu's callbacks (notify.go), or from a criu that we drive over its
+// RPC ourselves (drive.go, drive_dump.go, drive_restore.go). Only the last learns
+// how criu ended. It takes the session to its end at once, where the others leave
+// that to the watcher, and its image directory is complete or absent: at post-dump,
+// with the processes still held by criu, the image is brought to disk and given
+// its name (imagedir.go).
+//
 // There is one way back for everybody (bringup.go), whatever state the
 // processes are in:
 //
