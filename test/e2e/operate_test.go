@@ -217,3 +217,36 @@ func TestStatusInsideAnotherPidNamespace(t *testing.T) {
 		}
 	})
 }
+
+func TestOperatorsKeepOffADumpUnderWay(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images, reached, done := t.TempDir(), t.TempDir()+"/reached", t.TempDir()+"/done"
+		wait := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0; touch `+reached+`; while ! [ -e `+done+` ]; do sleep 0.05; done`)
+		criu := host.CriuCommandScripts("dump", images, []string{wait, host.HookBin}, "-t", job.Root())
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu has dumped", func() bool {
+			_, err := os.Stat(reached)
+			return err == nil
+		})
+		for _, verb := range []string{"lock", "suspend", "resume", "unlock"} {
+			if out, err := host.Cucriu(verb, "-p", job.Root()); err == nil || !strings.Contains(out, "a dump by criu process") {
+				t.Errorf("cucriu %s: %v\n%s", verb, err, out)
+			}
+		}
+		if out, err := host.Cucriu("state", "-p", job.Root()); err != nil || !strings.Contains(out, "unknown") {
+			t.Errorf("cucriu state: %v\n%s", err, out)
+		}
+		if err := os.WriteFile(done, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := criu.Wait(); err != nil {
+			t.Fatalf("criu dump: %v", err)
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
