@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -463,6 +464,45 @@ func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 		cucriu(t, host, 0, "recover")
 		testenv.Eventually(t, testenv.Soon, "nothing is left", job.Gone)
 		host.Restore(images)
+		job.Runs()
+	})
+}
+
+// TestCommandShowsProgressOnATerminal: in one line that changes, with bytes and
+// a rate.
+func TestCommandShowsProgressOnATerminal(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		host.Faults("checkpoint delay 700ms")
+		master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer master.Close()
+		number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+		if err == nil {
+			err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		terminal, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", newImages(t), "-R")
+		cmd.Stderr = terminal
+		if out, err := cmd.Output(); err != nil {
+			t.Fatalf("cucriu dump: %v\n%s", err, out)
+		}
+		terminal.Close()
+		shown, _ := io.ReadAll(master) // ends with EIO
+		for _, want := range []string{"\r\x1b[Kmoving GPU memory into the processes", "\r\x1b[Kwaiting until the GPU is idle"} {
+			if !strings.Contains(string(shown), want) {
+				t.Errorf("not shown: %q in %q", want, shown)
+			}
+		}
 		job.Runs()
 	})
 }
