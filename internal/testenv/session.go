@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 )
@@ -104,11 +105,19 @@ func (h *Host) killWhere(match func(pid int, args []string, parent int) bool) in
 		}
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		parent, _ := strconv.Atoi(fields[1])
-		if match(pid, args, parent) && unix.Kill(pid, unix.SIGKILL) == nil {
-			killed++
-			// Only its end lets go of what it has locked.
-			Eventually(h.t, Soon, "it has ended", func() bool { state := processState(pid); return state == 0 || state == 'Z' })
+		if !match(pid, args, parent) {
+			continue
 		}
+		process, err := criuutil.OpenProcess(pid)
+		if err != nil {
+			continue
+		}
+		if process.Signal(unix.SIGKILL) == nil {
+			killed++
+			// Only the end of its last thread lets go of what it has locked.
+			Eventually(h.t, Soon, "it has ended", func() bool { return !process.Alive() })
+		}
+		process.Close()
 	}
 	return killed
 }
