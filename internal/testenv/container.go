@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -186,6 +187,17 @@ func (c *Container) Restore() {
 func (c *Container) criuRun(log string, args ...string) CriuRun {
 	c.host.t.Helper()
 	return c.host.run(log, c.images(), c.command(args...))
+}
+
+// CaughtWriting reports whether the image was made while the job wrote one of
+// its files. It cannot be restored once the job has gone on and renamed that.
+func (c *Container) CaughtWriting() bool {
+	c.host.t.Helper()
+	files, err := os.ReadFile(filepath.Join(c.images(), "files.img"))
+	if err != nil {
+		c.host.t.Fatal(err)
+	}
+	return bytes.Contains(files, []byte(".tmp"))
 }
 
 func (c *Container) images() string { return filepath.Join(c.bundle, "images") }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 )
@@ -101,13 +102,19 @@ func (h *Host) KillWatcher() {
 	h.kill(watchers[0])
 }
 
-// kill kills a process of ours. Only its end lets go of what it has locked.
+// kill kills a process of ours. Only the end of its last thread lets go of what
+// it has locked.
 func (h *Host) kill(pid int) {
 	h.t.Helper()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+	process, err := criuutil.OpenProcess(pid)
+	if err != nil {
 		h.t.Fatal(err)
 	}
-	Eventually(h.t, Soon, "it has ended", func() bool { state := processState(pid); return state == 0 || state == 'Z' })
+	defer process.Close()
+	if err := process.Signal(unix.SIGKILL); err != nil {
+		h.t.Fatal(err)
+	}
+	Eventually(h.t, Soon, "it has ended", func() bool { return !process.Alive() })
 }
 
 // eachProcess visits every process.

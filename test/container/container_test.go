@@ -116,10 +116,12 @@ func TestLeaveRunning(t *testing.T) {
 	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "event-sync")
-		pauseIf(container, paused)
-		container.Checkpoint("--leave-running")
-		wantAsFound(t, container, paused)
-		host.WaitOutcome("running")
+		for again := true; again; again = container.CaughtWriting() {
+			pauseIf(container, paused)
+			container.Checkpoint("--leave-running")
+			wantAsFound(t, container, paused)
+			host.WaitOutcome("running")
+		}
 		container.Delete()
 		container.Restore()
 		wantAsFound(t, container, false)
