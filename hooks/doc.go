@@ -26,7 +26,8 @@
 //	freeze      a v1 freezer that criu will seize through, then SIGCONT
 //	manifest    into the image directory, atomically
 //
-// criu then seizes, dumps, and kills the processes (or not). The watcher
+// criu then seizes and dumps. In its post-dump stage, before it kills the
+// processes (or not), all that the manifest names must still be there. The watcher
 // (watch.go) waits for criu's end: a target that is gone was dumped, a target
 // that lives is brought back to running. It is started before the first
 // process is touched, because this program, too, may be killed at any step.

@@ -107,6 +107,9 @@ func (d *dump) thaw(ctx context.Context) error {
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
+	if err := failpoint(ctx, nil, "dump.inspect"); err != nil {
+		return err
+	}
 	if err := d.awaitEarlier(ctx); err != nil {
 		return err
 	}
@@ -207,6 +210,9 @@ func (d *dump) watch() error {
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members,
 	})
 	if err != nil {
+		return err
+	}
+	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
 		return err
 	}
 	return d.startWatcher(d.session)
@@ -458,13 +464,37 @@ func (d *dump) letGo() {
 }
 
 // postDump notes that criu has written a complete image.
-func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, _ Stage) error {
+func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, _ Stage) error {
 	s, err := h.sessionOf(KindDump, criu)
 	if err != nil || s == nil {
 		return err
 	}
 	defer s.unlock()
+	if err := failpoint(ctx, s, "dump.post-dump"); err != nil {
+		return err
+	}
+	if err := s.complete(); err != nil {
+		return err
+	}
 	return s.step("dumped", func() error { return nil })
+}
+
+// complete fails if a process of the manifest has ended since: criu dumps what
+// it finds, and from an image without it the others could not be restored.
+func (s *Session) complete() error {
+	for _, member := range s.Members {
+		process, err := criuutil.Reopen(member.Ident)
+		if err == nil {
+			if process.Exiting() {
+				err = criuutil.ErrGone
+			}
+			process.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("process %d (%s) is not there for the whole dump, and the image could not be restored without it (what is left of the job runs on): dump again: %w", member.PID, member.Name, err)
+		}
+	}
+	return nil
 }
 
 // sessionOf finds and locks the open session of a running criu, nil if it has

@@ -104,7 +104,7 @@ func (h *Hook) plan(manifest Manifest, visible []cudackpt.GPU) (gpumap.Plan, err
 
 // noteRoot records the root task at the stages where criu first names it: if
 // criu is killed from there on, the watcher knows what to end.
-func (h *Hook) noteRoot(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	if stage.InitPID == "" {
 		return nil
 	}
@@ -113,7 +113,10 @@ func (h *Hook) noteRoot(_ context.Context, criu *criuutil.Criu, stage Stage) err
 		return err
 	}
 	defer s.unlock()
-	return s.setRoot(stage)
+	if err := s.setRoot(stage); err != nil {
+		return err
+	}
+	return failpoint(ctx, s, "restore."+stage.Action)
 }
 
 func (s *Session) setRoot(stage Stage) error {
@@ -127,6 +130,7 @@ func (s *Session) setRoot(stage Stage) error {
 	}
 	defer root.Close()
 	s.Root, s.Step = &root.Ident, stage.Action
+	s.lookAtTree()
 	return s.save()
 }
 
@@ -303,9 +307,6 @@ func (h *Hook) resume(ctx context.Context, s *Session) error {
 	if err := h.mapGPUs(driver, s); err != nil {
 		return err
 	}
-	if err := s.save(); err != nil {
-		return err
-	}
 	return h.bringUp(ctx, driver, s, targets)
 }
 
@@ -467,6 +468,9 @@ func (s *Session) tree() ([]*criuutil.Process, error) {
 	}
 	for _, member := range s.Members {
 		hold(criuutil.Reopen(member.Ident))
+	}
+	for _, created := range s.Tree {
+		hold(criuutil.Reopen(created))
 	}
 	if s.Root == nil {
 		return processes, nil

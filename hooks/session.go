@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,22 +47,25 @@ const (
 // end from wherever its hook died. It also carries what a restore's later
 // stages need, when criu's image directory is no longer in reach.
 type Session struct {
-	Kind         Kind            `json:"kind"`
-	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
-	Created      time.Time       `json:"created"`
-	Criu         criuutil.Ident  `json:"criu"`
-	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
-	ImageDir     string          `json:"image_dir"`
-	Root         *criuutil.Ident `json:"root,omitempty"`
-	LeaveStopped bool            `json:"leave_stopped"` // criu -s
-	LeaveRunning bool            `json:"leave_running"` // criu -R
-	RPC          bool            `json:"rpc"`           // criu was driven over RPC: its options are not known
-	Step         string          `json:"step"`          // the step that was begun last
-	Members      []Member        `json:"members"`       // the CUDA processes
-	Manifest     *Manifest       `json:"manifest,omitempty"`
-	Phases       Phases          `json:"phases"`
-	Outcome      Outcome         `json:"outcome"`
-	Message      string          `json:"message"`
+	Kind         Kind             `json:"kind"`
+	BootID       string           `json:"boot_id"` // start times mean nothing after a reboot
+	Created      time.Time        `json:"created"`
+	Criu         criuutil.Ident   `json:"criu"`
+	Watcher      *criuutil.Ident  `json:"watcher,omitempty"`
+	ImageDir     string           `json:"image_dir"`
+	Root         *criuutil.Ident  `json:"root,omitempty"`
+	Tree         []criuutil.Ident `json:"tree,omitempty"` // what a restore was seen to create
+	LeaveStopped bool             `json:"leave_stopped"`  // criu -s
+	LeaveRunning bool             `json:"leave_running"`  // criu -R
+	RPC          bool             `json:"rpc"`            // criu was driven over RPC: its options are not known
+	Step         string           `json:"step"`           // the step that was begun last
+	Back         bool             `json:"back"`           // after criu's end, what it left alive was begun to be brought back
+	Restored     bool             `json:"restored"`       // no process is checkpointed any more: none is to be stopped
+	Members      []Member         `json:"members"`        // the CUDA processes
+	Manifest     *Manifest        `json:"manifest,omitempty"`
+	Phases       Phases           `json:"phases"`
+	Outcome      Outcome          `json:"outcome"`
+	Message      string           `json:"message"`
 	dir          string
 	lock         *flock.Flock
 }
@@ -161,7 +165,7 @@ func newSession(runDir string, s Session) (*Session, error) {
 	}
 	if err := s.save(); err != nil {
 		s.unlock()
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	return &s, nil
 }
@@ -254,11 +258,22 @@ func (s *Session) save() error {
 	return syncDir(s.dir)
 }
 
+// note writes the journal if it can be written: a full disk must not keep a job
+// from coming back.
+func (h *Hook) note(s *Session) {
+	if err := s.save(); err != nil {
+		h.Log.Warn("the run directory cannot be written; the job is brought back all the same", "error", err)
+	}
+}
+
 // close records what became of the processes. Nothing more is to be done, so
 // the watcher is ended: criu may live on for as long as the job that it has
 // restored.
 func (s *Session) close(outcome Outcome, message string) error {
 	s.Outcome, s.Message = outcome, message
+	if err := failpoint(context.Background(), s, string(s.Kind)+".close"); err != nil {
+		return err
+	}
 	if err := s.save(); err != nil {
 		return err
 	}
@@ -285,7 +300,7 @@ func (s *Session) step(name string, do func() error) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	if err := failpoint(string(s.Kind) + "." + name); err != nil {
+	if err := failpoint(context.Background(), s, string(s.Kind)+"."+name); err != nil {
 		return err
 	}
 	return s.timed(name, do)

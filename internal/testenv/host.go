@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -46,6 +47,14 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 	}
 	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
 	return h
+}
+
+// For returns the host for another test, or a part of one. What is set on it
+// does not show on the other.
+func (h *Host) For(t *testing.T) *Host {
+	host := *h
+	host.t, host.Env = t, slices.Clone(h.Env)
+	return &host
 }
 
 // Setenv sets a variable for whatever is started on the host from now on.
