@@ -22,6 +22,8 @@ import (
 // thread that synchronized would die. What is locked is unlocked with every
 // thread running: the driver's unlock waits for ever for a thread that was
 // stopped inside the driver, and a thread that runs is safe from the restore on.
+// So whoever begins again after the restore stops nothing: an unlock that was
+// given up may still be under way.
 //
 // A process that was stopped before we came, and all of them under criu's -s,
 // stay stopped: their threads run under trace while they are unlocked. A
@@ -50,10 +52,12 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 			{"restore", b.restore},
 			{"release", b.release},
 		} {
-			if err := s.timed(step.name, func() error { return step.do(ctx) }); err != nil {
-				return fmt.Errorf("%s: %w", step.name, err)
+			if err := b.do(ctx, step.name, step.do); err != nil {
+				return err
 			}
 		}
+		s.Restored = true
+		h.note(s)
 	}
 	for _, step := range []struct {
 		name string
@@ -64,8 +68,8 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		{"release", b.release},
 		{"pause", b.pause},
 	} {
-		if err := s.timed(step.name, func() error { return step.do(ctx) }); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
+		if err := b.do(ctx, step.name, step.do); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -74,6 +78,9 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 // mayBeCheckpointed reports whether the session has come so far that GPU state
 // may be in the processes' memory.
 func (s *Session) mayBeCheckpointed() bool {
+	if s.Restored {
+		return false
+	}
 	return s.Kind == KindRestore || !slices.Contains([]string{"", "lock", "stop", "trace"}, s.Step)
 }
 
@@ -93,6 +100,18 @@ type bringUp struct {
 	tracer       *criuutil.Tracer
 	traced       []*target // those of which the tracer lets threads run
 	paused       []criuutil.Freezer
+}
+
+// do does one step.
+func (b *bringUp) do(ctx context.Context, name string, step func(context.Context) error) error {
+	err := failpoint(ctx, b.Session, string(b.Kind)+".back."+name)
+	if err == nil {
+		err = b.timed(name, func() error { return step(ctx) })
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
 }
 
 // findCUDA parts the processes: one that has executed another program since

@@ -27,9 +27,10 @@
 //	            through, then SIGCONT
 //	manifest    into the image directory, atomically
 //
-// criu then seizes, dumps, and kills the processes (or not). Before it lets go of
-// them, in post-dump and network-unlock, they are sent a SIGSTOP: one that was
-// only frozen must not run checkpointed when it is thawed. The watcher
+// criu then seizes and dumps. In its post-dump stage, before it kills the
+// processes (or not), all that the manifest names must still be there; and before
+// it lets go of them, then and in network-unlock, they are sent a SIGSTOP: one that
+// was only frozen must not run checkpointed when it is thawed. The watcher
 // (watch.go) waits for criu's end: a target that is gone was dumped, a target
 // that lives is brought back to running. It is started before the first
 // process is touched, because this program, too, may be killed at any step. A

@@ -109,6 +109,9 @@ func (d *dump) thaw(ctx context.Context) error {
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
+	if err := failpoint(ctx, nil, "dump.inspect"); err != nil {
+		return err
+	}
 	if err := d.awaitEarlier(ctx); err != nil {
 		return err
 	}
@@ -224,6 +227,9 @@ func (d *dump) watch() error {
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Paused: d.thawed,
 	})
 	if err != nil {
+		return err
+	}
+	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
 		return err
 	}
 	return d.startWatcher(d.session)
@@ -478,7 +484,7 @@ func (d *dump) letGo() {
 
 // postDump notes that criu has written a complete image, and gives it its name.
 // An error makes criu leave the processes alive. See [Hook.hold] for the stop.
-func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(KindDump, criu)
 	if err != nil {
 		return err
@@ -493,6 +499,12 @@ func (h *Hook) postDump(_ context.Context, criu *criuutil.Criu, stage Stage) err
 		return publishing() // no process of the tree uses CUDA
 	}
 	defer s.unlock()
+	if err := failpoint(ctx, s, "dump.post-dump"); err != nil {
+		return err
+	}
+	if err := s.complete(); err != nil {
+		return err
+	}
 	if err := s.step("publish", publishing); err != nil {
 		return err
 	}
@@ -512,6 +524,24 @@ func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// complete fails if a process of the manifest has ended since: criu dumps what
+// it finds, and from an image without it the others could not be restored.
+func (s *Session) complete() error {
+	for _, member := range s.Members {
+		process, err := criuutil.Reopen(member.Ident)
+		if err == nil {
+			if process.Exiting() {
+				err = criuutil.ErrGone
+			}
+			process.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("process %d (%s) is not there for the whole dump, and the image could not be restored without it (what is left of the job runs on): dump again: %w", member.PID, member.Name, err)
+		}
+	}
+	return nil
 }
 
 // sessionOf finds and locks the open session of a running criu, nil if it has

@@ -2,6 +2,8 @@
 
 package hooks
 
+import "context"
+
 // failpoint does nothing in a real build; the fault tests build with -tags
 // failpoint.
-func failpoint(string) error { return nil }
+func failpoint(context.Context, *Session, string) error { return nil }

@@ -3,32 +3,135 @@
 package hooks
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
 )
 
-// failpoint makes the step that $CUCRIU_FAILPOINT names go wrong as it begins:
-// "dump.lock=kill" (SIGKILL of this process), "=error", or "=hang". Several
-// are separated by commas.
-func failpoint(step string) error {
+// failpoint makes a step go wrong as it begins. $CUCRIU_FAILPOINT says what
+// goes wrong where: "dump.lock=kill", several separated by commas. One point
+// may have several actions, joined by "+":
+//
+//	error         the step fails
+//	hang          the step lasts until its deadline, and fails then
+//	kill          SIGKILL of this process
+//	kill PID      SIGKILL of another process, until it runs no more
+//	kill-criu     the same of the criu that runs the hook
+//	kill-watcher  the same of the session's watcher
+//	fill DIR      takes all the room in the small tmpfs that holds DIR
+//
+// If $CUCRIU_FAILPOINT_MARKS names a folder, each point fires once, whoever
+// comes by it, and leaves a file of its name there.
+func failpoint(ctx context.Context, s *Session, step string) error {
 	for _, point := range strings.Split(os.Getenv("CUCRIU_FAILPOINT"), ",") {
-		name, what, _ := strings.Cut(point, "=")
-		if name != step {
+		name, actions, _ := strings.Cut(point, "=")
+		if name != step || !mark(step) {
 			continue
 		}
-		switch what {
-		case "kill":
-			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-			select {}
-		case "hang":
-			time.Sleep(time.Hour)
-		default:
-			return fmt.Errorf("failpoint %s", step)
+		for _, action := range strings.Split(actions, "+") {
+			if err := act(ctx, s, action); err != nil {
+				return fmt.Errorf("failpoint %s: %w", step, err)
+			}
 		}
 	}
 	return nil
+}
+
+// mark reports whether a point is to fire, and notes that it has.
+func mark(step string) bool {
+	dir := os.Getenv("CUCRIU_FAILPOINT_MARKS")
+	if dir == "" {
+		return true
+	}
+	f, err := os.OpenFile(filepath.Join(dir, step), os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil
+}
+
+func act(ctx context.Context, s *Session, action string) error {
+	verb, argument, _ := strings.Cut(action, " ")
+	switch verb {
+	case "error":
+		return errors.New("as requested")
+	case "hang":
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Hour):
+			return nil
+		}
+	case "kill":
+		pid := os.Getpid()
+		if argument != "" {
+			var err error
+			if pid, err = strconv.Atoi(argument); err != nil {
+				return err
+			}
+		}
+		return killAndWait(pid)
+	case "kill-criu":
+		var criu, fd int
+		if _, err := fmt.Sscanf(os.Getenv("CRTOOLS_IMAGE_DIR"), "/proc/%d/fd/%d", &criu, &fd); err != nil {
+			return err
+		}
+		return killAndWait(criu)
+	case "kill-watcher":
+		return killAndWait(s.Watcher.PID)
+	case "fill":
+		return fill(argument)
+	}
+	return fmt.Errorf("unknown action %q", action)
+}
+
+func killAndWait(pid int) error {
+	process, err := criuutil.OpenProcess(pid)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	if err := process.Signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	// Not its end, which a multi-threaded tracee of criu's keeps waiting.
+	for !process.Exiting() {
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// fill takes all the room of a tmpfs, but of no larger one than a test makes. The
+// file that takes it has the name ballast once there is no room.
+func fill(dir string) error {
+	const tmpfs, largest = 0x01021994, 256 << 20 // magic number; bytes
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return err
+	}
+	if fs.Type != tmpfs || fs.Blocks*uint64(fs.Bsize) > largest {
+		return fmt.Errorf("%s is not on a small tmpfs", dir)
+	}
+	ballast := filepath.Join(dir, "ballast")
+	f, err := os.Create(ballast + ".growing")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		if _, err := f.Write(make([]byte, 1<<20)); errors.Is(err, unix.ENOSPC) {
+			return os.Rename(f.Name(), ballast)
+		} else if err != nil {
+			return err
+		}
+	}
 }

@@ -126,7 +126,7 @@ func (h *Hook) plan(captured [][]cudackpt.GPU, visible []cudackpt.GPU) (gpumap.P
 
 // noteRoot records the root task at the stages where criu first names it: if
 // criu is killed from there on, the watcher knows what to end.
-func (h *Hook) noteRoot(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	if stage.InitPID == "" {
 		return nil
 	}
@@ -138,7 +138,10 @@ func (h *Hook) noteRoot(_ context.Context, criu *criuutil.Criu, stage Stage) err
 		return err
 	}
 	defer s.unlock()
-	return s.setRoot(stage)
+	if err := s.setRoot(stage); err != nil {
+		return err
+	}
+	return failpoint(ctx, s, "restore."+stage.Action)
 }
 
 // checkRestored refuses a root task that criu cannot have restored, because it
@@ -173,6 +176,7 @@ func (s *Session) setRoot(stage Stage) error {
 	}
 	defer root.Close()
 	s.Root, s.Step = &root.Ident, stage.Action
+	s.lookAtTree()
 	return s.save()
 }
 
@@ -355,9 +359,6 @@ func (h *Hook) resume(ctx context.Context, s *Session) error {
 	if err := h.mapGPUs(driver, s); err != nil {
 		return err
 	}
-	if err := s.save(); err != nil {
-		return err
-	}
 	return h.bringUp(ctx, driver, s, targets)
 }
 
@@ -527,6 +528,9 @@ func (s *Session) tree() ([]*criuutil.Process, error) {
 	}
 	for _, member := range s.Members {
 		hold(criuutil.Reopen(member.Ident))
+	}
+	for _, created := range s.Tree {
+		hold(criuutil.Reopen(created))
 	}
 	if s.Root == nil {
 		return processes, nil

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,22 +49,25 @@ const (
 // end from wherever its hook died. It also carries what a restore's later
 // stages need, when criu's image directory is no longer in reach.
 type Session struct {
-	Kind         Kind            `json:"kind"`
-	BootID       string          `json:"boot_id"` // start times mean nothing after a reboot
-	Created      time.Time       `json:"created"`
-	Criu         criuutil.Ident  `json:"criu"`               // of KindSuspend: the command that suspends or resumes
-	CriuExe      string          `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
-	Watcher      *criuutil.Ident `json:"watcher,omitempty"`
-	Client       *criuutil.Ident `json:"client,omitempty"` // who serves criu over RPC, if not an action script
-	ImageDir     string          `json:"image_dir"`
-	PublishAs    string          `json:"publish_as,omitempty"` // where the complete image goes
-	Root         *criuutil.Ident `json:"root,omitempty"`
-	RootParent   *criuutil.Ident `json:"root_parent,omitempty"` // of a restore, if it is not criu
-	LeaveStopped bool            `json:"leave_stopped"`         // criu -s
-	LeaveRunning bool            `json:"leave_running"`         // criu -R
-	RPC          bool            `json:"rpc"`                   // criu was driven over RPC: its options are not known
-	Step         string          `json:"step"`                  // the step that was begun last
-	Members      []Member        `json:"members"`               // the CUDA processes
+	Kind         Kind             `json:"kind"`
+	BootID       string           `json:"boot_id"` // start times mean nothing after a reboot
+	Created      time.Time        `json:"created"`
+	Criu         criuutil.Ident   `json:"criu"`               // of KindSuspend: the command that suspends or resumes
+	CriuExe      string           `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
+	Watcher      *criuutil.Ident  `json:"watcher,omitempty"`
+	Client       *criuutil.Ident  `json:"client,omitempty"` // who serves criu over RPC, if not an action script
+	ImageDir     string           `json:"image_dir"`
+	PublishAs    string           `json:"publish_as,omitempty"` // where the complete image goes
+	Root         *criuutil.Ident  `json:"root,omitempty"`
+	RootParent   *criuutil.Ident  `json:"root_parent,omitempty"` // of a restore, if it is not criu
+	Tree         []criuutil.Ident `json:"tree,omitempty"`        // what a restore was seen to create
+	LeaveStopped bool             `json:"leave_stopped"`         // criu -s
+	LeaveRunning bool             `json:"leave_running"`         // criu -R
+	RPC          bool             `json:"rpc"`                   // criu was driven over RPC: its options are not known
+	Step         string           `json:"step"`                  // the step that was begun last
+	Back         bool             `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
+	Restored     bool             `json:"restored"`              // no process is checkpointed any more: none is to be stopped
+	Members      []Member         `json:"members"`               // the CUDA processes
 	// Paused are the freezers that were frozen when the dump began: the
 	// container was paused.
 	Paused   []criuutil.Freezer `json:"paused,omitempty"`
@@ -173,7 +177,7 @@ func (h *Hook) newSession(s Session) (*Session, error) {
 	}
 	if err := s.save(); err != nil {
 		s.unlock()
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	return &s, nil
 }
@@ -301,11 +305,22 @@ func (s *Session) save() error {
 	return syncPath(s.dir)
 }
 
+// note writes the journal if it can be written: a full disk must not keep a job
+// from coming back.
+func (h *Hook) note(s *Session) {
+	if err := s.save(); err != nil {
+		h.Log.Warn("the run directory cannot be written; the job is brought back all the same", "error", err)
+	}
+}
+
 // close records what became of the processes. Nothing more is to be done, so
 // the watcher is ended: criu may live on for as long as the job that it has
 // restored.
 func (s *Session) close(outcome Outcome, message string) error {
 	s.Outcome, s.Message = outcome, message
+	if err := failpoint(context.Background(), s, string(s.Kind)+".close"); err != nil {
+		return err
+	}
 	if err := s.save(); err != nil {
 		return err
 	}
@@ -337,7 +352,7 @@ func (s *Session) step(name string, do func() error) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	if err := failpoint(string(s.Kind) + "." + name); err != nil {
+	if err := failpoint(context.Background(), s, string(s.Kind)+"."+name); err != nil {
 		return err
 	}
 	return s.timed(name, do)

@@ -67,6 +67,9 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if err := s.read(); err != nil {
 		return err
 	}
+	if err := failpoint(ctx, s, string(s.Kind)+".watcher"); err != nil {
+		return err
+	}
 	criu, err := criuutil.Reopen(s.Criu)
 	if err != nil && !errors.Is(err, criuutil.ErrGone) {
 		return err
@@ -80,7 +83,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		if s.Kind == KindRestore {
 			root = awaitRoot(ctx, criu, s.RootParent, s.Manifest.RootPID)
 		}
-		if err := h.awaitTurn(ctx, s, criu); err != nil {
+		if err := h.awaitTurn(ctx, s, criu, root); err != nil {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
@@ -114,7 +117,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 // awaitTurn waits until criu has ended, or its restore has been cut off: criu
 // lives on for as long as the job that it restored, unless it was told to
 // detach, and does not notice that its hook died.
-func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process) error {
+func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process, root *criuutil.Ident) error {
 	if s.Kind != KindRestore {
 		return criu.WaitExit(ctx)
 	}
@@ -125,7 +128,7 @@ func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
-		if !isCutOff(s.dir) {
+		if !isCutOff(s.dir, root) {
 			cutOff = 0
 		} else if cutOff++; cutOff == 20 { // two seconds: long enough for criu to start the next stage
 			return nil
@@ -135,14 +138,54 @@ func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process
 }
 
 // isCutOff reports whether criu has done its part of a restore and no hook is
-// at work on ours.
-func isCutOff(dir string) bool {
+// at work on ours. It notes what criu has created until now.
+func isCutOff(dir string, root *criuutil.Ident) bool {
 	s, err := loadSession(dir, false)
 	if err != nil {
 		return false
 	}
 	defer s.unlock()
-	return s.Kind == KindRestore && s.Outcome == "" && s.criuIsThrough()
+	if s.Kind != KindRestore || s.Outcome != "" {
+		return false
+	}
+	s.noteTree(root)
+	return s.criuIsThrough()
+}
+
+// noteTree writes into the journal what criu has created below root. If criu is
+// killed, any of it may end by itself, and its children are not to be found
+// any more when it is time to end them; they would hold pids of the image.
+func (s *Session) noteTree(root *criuutil.Ident) {
+	if s.Root == nil {
+		s.Root = root
+	}
+	if s.Root != nil && s.lookAtTree() {
+		_ = s.save() // the next look tries again
+	}
+}
+
+// lookAtTree adds what is below the root to the journal's tree, and reports
+// whether anything was new.
+func (s *Session) lookAtTree() bool {
+	process, err := criuutil.Reopen(*s.Root)
+	if err != nil {
+		return false
+	}
+	defer process.Close()
+	pids, err := criuutil.Tree(s.Root.PID)
+	if err != nil {
+		return false
+	}
+	before := len(s.Tree)
+	for _, pid := range pids {
+		if process, err := criuutil.OpenProcess(pid); err == nil {
+			process.Close()
+			if !slices.Contains(s.Tree, process.Ident) {
+				s.Tree = append(s.Tree, process.Ident)
+			}
+		}
+	}
+	return len(s.Tree) > before
 }
 
 // criuIsThrough reports whether criu has let go of the processes that it
@@ -280,8 +323,8 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 
 func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 	s, err := loadSession(dir, false)
-	if errors.Is(err, errSessionBusy) {
-		return nil, nil
+	if errors.Is(err, errSessionBusy) || errors.Is(err, os.ErrNotExist) {
+		return nil, nil // at work, or killed before it wrote its journal and touched anything
 	}
 	if err != nil {
 		return nil, err
@@ -305,7 +348,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 // finish takes a session whose criu has ended to a good end.
 func (h *Hook) finish(ctx context.Context, s *Session) error {
 	if s.Outcome != "" {
-		return nil
+		return s.close(s.Outcome, s.Message) // what could not be written before, the disk being full
 	}
 	boot, err := bootID()
 	if err != nil {
@@ -343,13 +386,14 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	}
 	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
 	dumped := s.Step == "dumped"
+	ended := dumped && !s.Back // by criu, those that are gone; later they ended by themselves
 	switch {
-	case len(alive) == 0 && dumped:
+	case len(alive) == 0 && ended:
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
 	case len(alive) == 0:
-		return s.close(OutcomeGone, "the processes ended, and criu did not complete its image")
+		return s.close(OutcomeGone, "the processes ended by themselves or with a dump that failed")
 	}
-	if len(alive) < len(s.Members) && dumped && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
+	if len(alive) < len(s.Members) && ended && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
 		// criu was cut off while it ended them. The image is complete, and a
 		// part of the job must not run beside it.
 		if err := s.end(); err != nil {
@@ -357,6 +401,8 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 		}
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and was cut off while it ended them")
 	}
+	s.Back = true
+	h.note(s)
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
 	defer cancel()
 	if err := h.bringUp(ctx, driver, s, alive); err != nil {

@@ -53,6 +53,14 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 // T is the test that the host is of.
 func (h *Host) T() *testing.T { return h.t }
 
+// For returns the host for another test, or a part of one. What is set on it
+// does not show on the other.
+func (h *Host) For(t *testing.T) *Host {
+	host := *h
+	host.t, host.Env = t, slices.Clone(h.Env)
+	return &host
+}
+
 // Setenv sets a variable for whatever is started on the host from now on.
 func (h *Host) Setenv(name, value string) {
 	h.Env = append(h.Env, name+"="+value)

@@ -102,6 +102,12 @@ func (h *Host) Spawn(dir, name string, args ...string) int {
 	return cmd.Process.Pid
 }
 
+// For returns the job for another test, or a part of one, with its first
+// processes only.
+func (j *Job) For(t *testing.T, processes int) *Job {
+	return &Job{t: t, PID: j.PID, Dirs: j.Dirs[:processes]}
+}
+
 // Status reads the last status of one CUDA process of the job.
 func (j *Job) Status(process int) (Status, error) {
 	var s Status

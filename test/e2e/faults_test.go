@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,58 +21,13 @@ func undumpable(t *testing.T) []string {
 	return []string{"/bin/sh", "-c", `exec 9<>"$1"; shift; "$@" & wait`, "sh", device}
 }
 
-func TestCriuFailsAfterPreDump(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.StartUnder(undumpable(t), 1)
-		run := host.TryDump(job, t.TempDir())
-		if run.Err == nil {
-			t.Fatal("criu dumped a device")
-		}
-		host.WaitOutcome("running")
-		job.Runs()
-	})
-}
-
-func TestCriuIsKilled(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		when func(host *testenv.Host, images string) bool
-	}{
-		{"before it seizes", func(host *testenv.Host, _ string) bool { return host.Step() == "checkpoint" }},
-		// Not in the millisecond before, in which it makes the job run code of its
-		// own, instruction by instruction: there the job dies with its tracer, with
-		// or without a hook.
-		{"while it writes pages", func(_ *testenv.Host, images string) bool {
-			pages, _ := filepath.Glob(filepath.Join(images, "pages-*.img"))
-			return slices.ContainsFunc(pages, func(file string) bool {
-				info, err := os.Stat(file)
-				return err == nil && info.Size() > 1<<20
-			})
-		}},
-		{"after it dumped", func(host *testenv.Host, _ string) bool { return host.Step() == "dumped" }},
-	} {
-		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
-			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 1)
-				job := host.Start(1, "--mib", "128", "--spin", "stream-sync")
-				dir := t.TempDir()
-				slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && sleep 2; exit 0`)
-				// criu runs the last script first: ours has noted its step then.
-				criu := host.CriuCommandScripts("dump", dir, []string{slow, host.HookBin}, "-t", job.Root())
-				if err := criu.Start(); err != nil {
-					t.Fatal(err)
-				}
-				testenv.Eventually(t, testenv.Soon, "criu is "+test.name, func() bool { return test.when(host, dir) })
-				if err := criu.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
-				_ = criu.Wait()
-				host.WaitOutcome("running")
-				job.Runs()
-			})
-		})
+// onlyOnAGPU marks a test whose simulated twin is the fault matrix.
+func onlyOnAGPU(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	if !testenv.RealDriver() {
+		t.Skip("on the simulated driver test/faults covers this, and more")
 	}
+	testenv.Isolated(t, test)
 }
 
 var dumpSteps = []string{"lock", "stop", "trace", "checkpoint", "release", "freeze", "manifest", "dumping"}
@@ -83,7 +36,7 @@ func TestTheHookIsKilledAtEachStepOfTheDump(t *testing.T) {
 	for _, step := range dumpSteps {
 		for _, how := range []string{"kill", "error"} {
 			t.Run(step+"-"+how, func(t *testing.T) {
-				testenv.Isolated(t, func(t *testing.T) {
+				onlyOnAGPU(t, func(t *testing.T) {
 					host := testenv.NewHost(t, 1)
 					host.UseFailpoint("dump." + step + "=" + how)
 					job := host.Start(2, "--procs", "2", "--spin", "event-sync")
@@ -123,34 +76,6 @@ func TestTheHookIsKilledInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
-func TestTheWatcherIsKilledAndRecoverBringsTheJobBack(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(2, "--procs", "2")
-		criu := host.CriuCommandScripts("dump", t.TempDir(), []string{testenv.Script(t, `
-			[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && { touch `+t.TempDir()+`/reached; sleep 60; }; exit 0`), host.HookBin}, "-t", job.Root())
-		if err := criu.Start(); err != nil {
-			t.Fatal(err)
-		}
-		testenv.Eventually(t, testenv.Soon, "criu has dumped", func() bool { return host.Step() == "dumped" })
-		host.KillWatcher()
-		_ = criu.Process.Kill()
-		_ = criu.Wait()
-		time.Sleep(300 * time.Millisecond)
-		if !job.Stopped() {
-			t.Fatal("without hook, watcher and criu somebody let the checkpointed job run")
-		}
-		out, err := host.Cucriu("recover")
-		if err != nil || !strings.Contains(out, "running") {
-			t.Fatalf("cucriu recover: %v\n%s", err, out)
-		}
-		job.Runs()
-		if out, err := host.Cucriu("recover"); err != nil || !strings.Contains(out, "nothing to recover") {
-			t.Fatalf("a second recover: %v\n%s", err, out)
-		}
-	})
-}
-
 func TestTheHookIsKilledAtEachStepOfTheRestore(t *testing.T) {
 	for _, test := range []struct {
 		step, how string
@@ -164,7 +89,7 @@ func TestTheHookIsKilledAtEachStepOfTheRestore(t *testing.T) {
 		{"post-resume", "error", false},
 	} {
 		t.Run(test.step+"-"+test.how, func(t *testing.T) {
-			testenv.Isolated(t, func(t *testing.T) {
+			onlyOnAGPU(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(2, "--procs", "2", "--spin", "stream-sync")
 				images := host.Dump(job)
@@ -212,34 +137,6 @@ func TestTheHookIsKilledWhileTheDriverRestores(t *testing.T) {
 			t.Fatalf("the job is on %s, want %s", got, host.UUIDs()[1])
 		}
 	})
-}
-
-func TestCriuIsKilledInTheMiddleOfTheRestore(t *testing.T) {
-	for _, stage := range []string{"first-process", "post-restore", "pre-resume"} {
-		t.Run(stage, func(t *testing.T) {
-			testenv.Isolated(t, func(t *testing.T) {
-				host := testenv.NewHost(t, 1)
-				job := host.Start(1, "--mib", "64")
-				images := host.Dump(job)
-				reached := filepath.Join(t.TempDir(), "reached")
-				slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = `+stage+` ] && { touch `+reached+`; sleep 60; }; exit 0`)
-				criu := host.CriuCommandScripts("restore", images, []string{slow, host.HookBin}, "-d")
-				if err := criu.Start(); err != nil {
-					t.Fatal(err)
-				}
-				testenv.Eventually(t, testenv.Soon, "criu is at "+stage, func() bool {
-					_, err := os.Stat(reached)
-					return err == nil || stage == "first-process" && job.Alive()
-				})
-				time.Sleep(10 * time.Millisecond)
-				_ = criu.Process.Kill()
-				_ = criu.Wait()
-				testenv.Eventually(t, testenv.Soon, "the half-restored job is gone", func() bool { return host.LastOutcome() != "" && !job.Alive() })
-				host.Restore(images)
-				job.Runs()
-			})
-		})
-	}
 }
 
 func TestTheDriverFailsAtRestoreAndTheImageStaysGood(t *testing.T) {

@@ -1,0 +1,170 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/internal/testenv"
+)
+
+// cell is one fault at one step.
+type cell struct {
+	row
+	fault fault
+	*world
+	t     *testing.T
+	host  *testenv.Host // on which the fault happens
+	marks string
+	log   string // of criu
+	err   error  // of criu
+	since time.Time
+
+	created bool   // criu had created processes
+	image   *lease // on what criu waits for, in its own part
+}
+
+// run makes the fault happen, and says what became of the job.
+func (c *cell) run() string {
+	c.begin(c.t, c.row)
+	defer c.explain()
+	c.since = time.Now()
+	c.host, c.marks = c.world.host.For(c.t), c.t.TempDir()
+	switch {
+	case c.byTest():
+	case c.fault == deadline && c.slow != nil:
+		c.host.Faults(c.slow...)
+	default:
+		c.host.Setenv("CUCRIU_FAILPOINT", c.point+"="+c.actions(c.fault, c.world))
+		c.host.Setenv("CUCRIU_FAILPOINT_MARKS", c.marks)
+	}
+	if c.fault == deadline {
+		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\ncheckpoint: {timeout: 1s}\nrestore: {timeout: 2s}\n"))
+	}
+	c.runCriu()
+	return c.verdict()
+}
+
+// runCriu runs criu to its end, which the fault may have brought about.
+func (c *cell) runCriu() {
+	c.t.Helper()
+	verb, scripts, args := "dump", []string{c.host.HookBin}, []string{"-t", c.job.Root()}
+	switch {
+	case c.restores():
+		verb, args = "restore", []string{"-d"}
+	case c.scene == goingBack:
+		// criu runs the last script first: the hook has noted nothing yet.
+		scripts = append(scripts, testenv.Script(c.t, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`))
+	}
+	cmd := c.host.CriuCommandScripts(verb, c.images, scripts, args...)
+	logs := c.t.TempDir() // the image directory may be full
+	cmd.Args = append(cmd.Args, "-o", filepath.Join(logs, "log"))
+	if c.byTest() {
+		c.image = c.takeLease()
+		c.t.Cleanup(func() { c.image.Close() })
+		if err := cmd.Start(); err != nil {
+			c.t.Fatal(err)
+		}
+		c.breakCriu(cmd)
+		if c.fault != criuKilled && c.fault != allKilled { // what those leave behind goes on waiting
+			c.image.Close()
+		}
+	} else if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	hung := time.AfterFunc(2*testenv.Soon, func() { _ = cmd.Process.Kill() })
+	c.err = cmd.Wait()
+	if !hung.Stop() {
+		c.t.Errorf("criu %s hung", verb)
+	}
+	data, _ := os.ReadFile(filepath.Join(logs, "log"))
+	c.log = testenv.CriuRun{Log: string(data)}.Lines()
+	c.created = strings.Contains(string(data), "Forking task")
+}
+
+// breakCriu makes the fault happen while criu itself is at work: late in a dump,
+// when it has seized and written all processes and is about to write the tree;
+// and in the middle of a restore, when it has created the tree and fills the
+// second CUDA process. criu waits there to open an image file, because the test
+// holds a lease on it. (Not while criu makes a process run its own code: who
+// kills it then may kill the process with it.)
+func (c *cell) breakCriu(criu *exec.Cmd) {
+	c.t.Helper()
+	testenv.Eventually(c.t, testenv.Soon, "criu opens "+c.image.Name(), c.image.wanted)
+	if c.restores() {
+		testenv.Eventually(c.t, testenv.Soon, "the watcher has seen what criu has created", func() bool {
+			sessions := c.sessions()
+			return len(sessions) > 0 && slices.ContainsFunc(sessions[len(sessions)-1].Tree, func(id criuutil.Ident) bool { return id.PID == c.target })
+		})
+	}
+	var err error
+	switch c.fault {
+	case stepFails:
+		if err = c.image.Truncate(0); !c.restores() {
+			err = os.Mkdir(filepath.Join(c.images, "inventory.img"), 0o700)
+		}
+	case criuKilled:
+		err = criu.Process.Kill()
+	case allKilled:
+		c.host.KillWatcher()
+		err = criu.Process.Kill()
+	case watcherKilled:
+		c.host.KillWatcher()
+	case imagesFull:
+		err = takeAllRoom(c.images)
+	case runFull:
+		err = takeAllRoom(c.host.RunDir)
+	case targetKilled:
+		err = unix.Kill(c.target, unix.SIGKILL)
+		testenv.Eventually(c.t, testenv.Soon, "the CUDA process has ended", func() bool { return !slices.Contains(c.alive(), c.target) })
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// lease keeps others from opening a file until it is closed.
+type lease struct{ *os.File }
+
+// takeLease takes a lease on the image file that breakCriu waits for.
+func (c *cell) takeLease() *lease {
+	c.t.Helper()
+	name := "pstree.img"
+	if c.restores() {
+		name = fmt.Sprintf("pagemap-%d.img", c.target)
+	}
+	f, err := os.OpenFile(filepath.Join(c.images, name), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return &lease{f}
+}
+
+// wanted reports whether somebody waits to open the file.
+func (l *lease) wanted() bool {
+	kind, err := unix.FcntlInt(l.Fd(), unix.F_GETLEASE, 0)
+	return err == nil && kind != unix.F_WRLCK
+}
+
+func takeAllRoom(dir string) error {
+	f, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for block := make([]byte, 1<<20); err == nil; {
+		_, err = f.Write(block)
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package faults
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// resultsVariable names the folder through which the rows, each a program of its
+// own, hand in what they saw.
+const resultsVariable = "CUCRIU_FAULT_RESULTS"
+
+// TestFaultMatrix runs every cell and compares what became of the job with
+// docs/fault-matrix.md. CUCRIU_UPDATE=1 writes that file anew.
+func TestFaultMatrix(t *testing.T) {
+	if testenv.RealDriver() {
+		t.Skip("needs the simulated driver: its faults and several of them at once")
+	}
+	results := os.Getenv(resultsVariable)
+	isRow := results != "" // this is one of the rows, in its namespaces
+	if !isRow {
+		results = t.TempDir()
+		t.Setenv(resultsVariable, results)
+	}
+	seen := make(outcomes)
+	t.Run("steps", func(t *testing.T) {
+		for _, row := range rows {
+			t.Run(row.slug(), func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) { row.run(t, filepath.Join(results, row.slug())) })
+			})
+		}
+	})
+	if isRow {
+		return
+	}
+	for _, row := range rows {
+		data, err := os.ReadFile(filepath.Join(results, row.slug()))
+		if err != nil {
+			continue // it was not asked for, or has failed
+		}
+		var cells map[fault]string
+		if err := json.Unmarshal(data, &cells); err != nil {
+			t.Fatal(err)
+		}
+		seen[row.name] = cells
+	}
+	compare(t, seen)
+}
+
+// outcomes holds the outcome of every cell that was run, by step and fault.
+type outcomes map[string]map[fault]string
+
+func (r row) slug() string {
+	prefix := "dump"
+	if r.restores() {
+		prefix = "restore"
+	}
+	return prefix + "." + strings.Map(func(c rune) rune {
+		switch c {
+		case ' ':
+			return '-'
+		case ':', ',':
+			return -1
+		}
+		return c
+	}, r.name)
+}
+
+// run runs the cells of a row, one after the other on one job.
+func (r row) run(t *testing.T, results string) {
+	w := newWorld(t)
+	cells := make(map[fault]string)
+	for _, f := range faults {
+		if r.without[f] != "" {
+			continue
+		}
+		ok := t.Run(strings.ReplaceAll(string(f), " ", "-"), func(t *testing.T) {
+			cells[f] = (&cell{row: r, fault: f, world: w, t: t}).run()
+		})
+		if !ok || f == targetKilled {
+			w.clear(t)
+		}
+		w.host.Faults()
+	}
+	if t.Failed() {
+		return
+	}
+	data, err := json.Marshal(cells)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(results, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

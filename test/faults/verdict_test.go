@@ -1,0 +1,255 @@
+package faults
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// state is what became of the job.
+type state string
+
+const (
+	runs  state = "runs"
+	waits state = "waits" // is stopped, locked or checkpointed
+	gone  state = "gone"
+	parts state = "is there in parts"
+)
+
+// verdict waits until nobody is at work any more, has cucriu recover close what
+// is left open, checks everything that was promised, and says what became of
+// the job.
+func (c *cell) verdict() string {
+	c.t.Helper()
+	if c.fault == runFull {
+		// While there is no room to say so.
+		testenv.Eventually(c.t, 2*testenv.Soon, "the job runs or has ended although the run directory is full", func() bool {
+			now := c.state()
+			return exists(filepath.Join(c.host.RunDir, "ballast")) && (now == runs || now == gone)
+		})
+	}
+	c.makeRoom(c.t)
+	if !(c.scene == criuRestores && c.fault == allKilled) { // what criu has created waits for recover
+		c.atRest(c.t)
+	}
+	c.happened()
+
+	before, wasOpen := c.state(), c.open()
+	outcome := ""
+	if wasOpen {
+		if out, err := c.world.host.Cucriu("recover"); err != nil {
+			c.t.Errorf("cucriu recover: %v\n%s", err, out)
+		}
+		if c.open() {
+			c.t.Error("a journal is open after cucriu recover")
+		}
+	}
+	if out, err := c.world.host.Cucriu("recover"); err != nil || !strings.Contains(out, "nothing to recover") {
+		c.t.Errorf("a second cucriu recover: %v\n%s", err, out)
+	}
+	now := c.state()
+	if c.restores() {
+		outcome = c.restored(now)
+	} else {
+		outcome = c.dumped(now)
+	}
+	switch {
+	case wasOpen && now == before:
+		outcome += "; recover closes the journal"
+	case wasOpen:
+		outcome += " after recover"
+	}
+	c.whole(now)
+	return outcome
+}
+
+// explain shows what a cell that failed has left behind.
+func (c *cell) explain() {
+	if !c.t.Failed() {
+		return
+	}
+	c.t.Logf("criu: %v\n%s", c.err, c.log)
+	for _, s := range c.sessions() {
+		c.t.Logf("session %s: step %s, outcome %q: %s", s.Kind, s.Step, s.Outcome, s.Message)
+	}
+	c.t.Logf("watcher: %s", c.watcherLogs())
+	for _, program := range []string{c.work, c.criu, c.world.host.HookBin} {
+		c.t.Logf("%s: processes %v", filepath.Base(program), running(program))
+	}
+}
+
+// happened fails the test if the fault did not come about.
+func (c *cell) happened() {
+	c.t.Helper()
+	switch {
+	case c.byTest():
+	case c.fault == deadline && c.slow != nil:
+		if !strings.Contains(c.log+c.watcherLogs(), "deadline") {
+			c.t.Error("no deadline was missed")
+		}
+	default:
+		if !c.fired() {
+			c.t.Error("the fault did not happen")
+		}
+	}
+}
+
+// fired reports whether the hook has come by the failpoint, if there is one.
+func (c *cell) fired() bool { return exists(filepath.Join(c.marks, c.point)) }
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func (c *cell) watcherLogs() string {
+	files, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "watcher.log"))
+	var logs strings.Builder
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil && info.ModTime().After(c.since) {
+			data, _ := os.ReadFile(file)
+			logs.Write(data)
+		}
+	}
+	return logs.String()
+}
+
+// sessions lists those that the cell has made.
+func (c *cell) sessions() []*hooks.Session {
+	return slices.DeleteFunc(c.world.host.Sessions(), func(s *hooks.Session) bool { return s.Created.Before(c.since) })
+}
+
+// survivors is the number of CUDA processes that are expected of a living job.
+func (c *cell) survivors() int {
+	if c.fault == targetKilled {
+		return 1
+	}
+	return 2
+}
+
+// state looks at the job as it is.
+func (c *cell) state() state {
+	c.t.Helper()
+	switch n := len(c.alive()); {
+	case n == 0 && len(notEnding(running(c.criu))) == 0: // what criu creates is criu at first
+		return gone
+	case n < 1+c.survivors():
+		return parts
+	case c.held(c.t) != "":
+		return waits
+	}
+	return runs
+}
+
+// dumped judges a dump: the job runs on, or it was dumped and restores.
+func (c *cell) dumped(now state) string {
+	c.t.Helper()
+	sessions := c.sessions()
+	switch {
+	case now == runs && c.err == nil:
+		c.t.Error("criu says that it dumped the job, and the job runs on")
+	case now == runs && len(sessions) == 0:
+		return "refused, nothing touched"
+	case now == runs && sessions[len(sessions)-1].Outcome != hooks.OutcomeRunning:
+		c.t.Errorf("the job runs, and its journal says %q", sessions[len(sessions)-1].Outcome)
+	case now == runs && c.fault == targetKilled:
+		return "the other runs on"
+	case now == runs:
+		return "runs on"
+	case now == gone && (len(sessions) == 0 || sessions[len(sessions)-1].Outcome != hooks.OutcomeDumped):
+		c.t.Error("the job is gone, and its journal does not say that it was dumped")
+	case now == gone && c.restore() < 2:
+		return "dumped without it"
+	case now == gone:
+		return "dumped"
+	default:
+		c.t.Errorf("the job %s: %s", now, c.held(c.t))
+	}
+	return "violation"
+}
+
+// restored judges a restore: the job runs, or nothing is left of it and the
+// image restores.
+func (c *cell) restored(now state) string {
+	c.t.Helper()
+	var outcome hooks.Outcome
+	if sessions := c.sessions(); len(sessions) > 0 {
+		outcome = sessions[len(sessions)-1].Outcome
+	}
+	switch {
+	case now == runs && outcome != hooks.OutcomeRunning:
+		c.t.Errorf("the job runs, and its journal says %q", outcome)
+	case now == runs && c.fault == targetKilled:
+		return "the other runs on"
+	case now == runs:
+		return "runs"
+	case now == gone && outcome != "" && outcome != hooks.OutcomeGone && outcome != hooks.OutcomeKilled:
+		c.t.Errorf("the job is gone, and its journal says %q", outcome)
+	case now == gone && c.created:
+		c.restore()
+		return "ended; the image restores"
+	case now == gone:
+		c.restore()
+		return "refused, nothing created"
+	default:
+		c.t.Errorf("the job %s: %s", now, c.held(c.t))
+	}
+	return "violation"
+}
+
+// restore brings the job back from the image that the cell has left, and
+// returns how many CUDA processes were in it.
+func (c *cell) restore() int {
+	c.t.Helper()
+	manifest, err := hooks.ReadManifest(c.images)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool { return len(running(c.work))+len(running(c.criu)) == 0 })
+	if c.image != nil {
+		c.image.Close()
+	}
+	good := c.world.host.For(c.t)
+	good.Faults()
+	if c.restores() {
+		c.resetFiles(c.t)
+	}
+	if c.scene == criuRestores && c.fault == stepFails {
+		c.copy(c.t, c.good, c.images) // it was damaged to make criu fail
+	}
+	if run := good.TryRestore(c.images); run.Err != nil {
+		c.t.Errorf("the image does not restore: %v\n%s", run.Err, run.Lines())
+	}
+	c.atRest(c.t)
+	return len(manifest.Processes)
+}
+
+// whole fails the test unless exactly one copy of the job runs, with its data
+// intact and every thread free, and everything of ours is gone.
+func (c *cell) whole(now state) {
+	c.t.Helper()
+	if c.t.Failed() {
+		return
+	}
+	processes := c.survivors()
+	if manifest, err := hooks.ReadManifest(c.images); now == gone && err == nil {
+		processes = len(manifest.Processes)
+	}
+	c.job.For(c.t, processes).Runs()
+	if got := len(c.alive()); got != 1+processes {
+		c.t.Errorf("%d processes of the job run, want %d", got, 1+processes)
+	}
+	if held := c.held(c.t); held != "" {
+		c.t.Error(held)
+	}
+	if c.open() {
+		c.t.Error("a journal is open in the end")
+	}
+	if left := slices.Concat(running(c.world.host.HookBin), running(c.criu)); len(left) > 0 {
+		c.t.Errorf("processes %v are left", left)
+	}
+}

@@ -1,0 +1,218 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+	"cucriu/internal/testenv"
+)
+
+// world is where the cells of a row happen, one after the other: a simulated
+// host, with its run directory and the image directory each on a small tmpfs,
+// and a job on it, a parent with two CUDA processes that spin in a
+// synchronizing call. A cell leaves the job running for the next one.
+type world struct {
+	host   *testenv.Host
+	work   string // the job's program
+	criu   string
+	driver *cudackpt.Driver
+	images string
+	good   string // for a restore: a copy of the image
+	files  string // and of the job's files as they were then, which criu expects to find
+	job    *testenv.Job
+	target int // the pid of the CUDA process that is killed
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{host: testenv.NewHost(t, 1), criu: testenv.Criu(t)}
+	w.host.HookBin = testenv.Artefact(t, "make build", "build", "test", "cucriu-hook")
+	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+	w.driver = w.host.Driver()
+	w.images, w.good, w.files = filepath.Join(t.TempDir(), "images"), t.TempDir(), t.TempDir()
+	mountSmall(t, w.images, "64m")
+	mountSmall(t, w.host.RunDir, "4m")
+	t.Cleanup(func() { w.clear(t) })
+	return w
+}
+
+func mountSmall(t *testing.T, dir, size string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size="+size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// begin provides the running job, or for a restore the image of it.
+func (w *world) begin(t *testing.T, r row) {
+	t.Helper()
+	w.makeRoom(t)
+	if w.job == nil {
+		// The parent tells of the child that is killed, and criu restores no log
+		// file that has grown since the dump.
+		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
+		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", "2", "--spin", "event-sync")
+		w.target = w.job.MustStatus(1).PID
+		w.empty(t, w.good)
+	}
+	w.empty(t, w.images)
+	if !r.restores() {
+		return
+	}
+	if entries, _ := os.ReadDir(w.good); len(entries) == 0 {
+		if run := w.host.For(t).TryDump(w.job, w.good); run.Err != nil {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		w.atRest(t)
+		w.copy(t, w.jobDir(), w.files)
+	} else {
+		w.job.For(t, 2).Kill()
+		w.resetFiles(t)
+	}
+	w.copy(t, w.good, w.images)
+}
+
+func (w *world) jobDir() string { return filepath.Dir(w.job.Dirs[0]) }
+
+// resetFiles gives the job that is restored its files as they were when it was
+// dumped.
+func (w *world) resetFiles(t *testing.T) { w.copy(t, w.files, w.jobDir()) }
+
+func (w *world) copy(t *testing.T, from, to string) {
+	t.Helper()
+	w.empty(t, to)
+	testenv.Copy(t, from, to)
+}
+
+// empty empties a folder.
+func (w *world) empty(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// makeRoom removes what a failpoint filled the file systems with.
+func (w *world) makeRoom(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{w.images, w.host.RunDir} {
+		if err := os.Remove(filepath.Join(dir, "ballast")); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// open reports whether a journal is open.
+func (w *world) open() bool {
+	for _, s := range w.host.Sessions() {
+		if s.Outcome == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// atRest waits until every journal is closed and nobody is at work any more,
+// or nobody is who could close it.
+func (w *world) atRest(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, 2*testenv.Soon, "hook, watcher and criu have ended", func() bool {
+		return len(running(w.host.HookBin)) == 0 && len(running(w.criu)) == 0
+	})
+}
+
+// clear ends whatever a cell that failed has left behind, so that the next one
+// begins afresh.
+func (w *world) clear(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Soon, "what is left of the cell has ended", func() bool {
+		left := slices.Concat(running(w.host.HookBin), running(w.criu), running(w.work))
+		for _, pid := range left {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		return len(left) == 0
+	})
+	w.job = nil
+	w.makeRoom(t)
+	w.empty(t, filepath.Join(w.host.RunDir, "sessions"))
+}
+
+// running lists the processes in this pid namespace that run a program, those
+// included that are just ending and may still hold a lock.
+func running(program string) []int {
+	name := filepath.Base(program)
+	files, _ := filepath.Glob("/proc/[0-9]*/comm")
+	var pids []int
+	for _, file := range files {
+		if comm, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(comm)) == name {
+			pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// alive lists the processes of the job that have not ended and are not ending.
+func (w *world) alive() []int { return notEnding(running(w.work)) }
+
+func notEnding(pids []int) []int {
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		process, err := criuutil.OpenProcess(pid)
+		if err != nil {
+			return true
+		}
+		defer process.Close()
+		return process.Exiting()
+	})
+}
+
+// held says what keeps a thread of the job from running; empty if nothing does.
+func (w *world) held(t *testing.T) string {
+	t.Helper()
+	for _, pid := range w.alive() {
+		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		for _, task := range tasks {
+			data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
+			for line := range strings.Lines(string(data)) {
+				if strings.HasPrefix(line, "State:\tT") || strings.HasPrefix(line, "State:\tt") ||
+					strings.HasPrefix(line, "TracerPid:") && line != "TracerPid:\t0\n" {
+					return fmt.Sprintf("thread %s of process %d: %s", task.Name(), pid, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	for _, pid := range w.alive() {
+		driver := w.driver.Process(pid)
+		if _, err := driver.RestoreThreadID(ctx); err != nil {
+			continue // the parent has no CUDA
+		}
+		state, err := driver.State(ctx)
+		if err == nil && state != cudackpt.StateRunning || ctx.Err() != nil {
+			return fmt.Sprintf("process %d is %v (%v)", pid, state, err)
+		}
+	}
+	return ""
+}
