@@ -89,11 +89,9 @@ func (c *Criu) Executable() string { return fmt.Sprintf("/proc/%d/exe", c.PID) }
 // its configuration files, then its command line.
 func (c *Criu) readOptions(exe string, args []string, getenv func(string) string) error {
 	for _, file := range configurationFiles(args, getenv) {
-		data, err := os.ReadFile(file)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("criu's configuration: %w", err)
+		if err := c.readConfigurationFile(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
 		}
-		c.readConfiguration(string(data))
 	}
 	c.readArguments(args)
 	if c.LibDir == "" {
@@ -212,6 +210,15 @@ func configurationFiles(args []string, getenv func(string) string) []string {
 		}
 	}
 	return files
+}
+
+func (c *Criu) readConfigurationFile(file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("criu's configuration: %w", err)
+	}
+	c.readConfiguration(string(data))
+	return nil
 }
 
 // readConfiguration finds the options in one of criu's configuration files: a

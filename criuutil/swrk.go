@@ -96,12 +96,20 @@ func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts,
 
 // SetOptions adds what the client has asked of a criu over RPC, which is all that
 // there is to know then.
-func (c *Criu) SetOptions(opts *rpc.CriuOpts) {
+func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 	c.RPC = false
+	if file := opts.GetConfigFile(); file != "" {
+		before := c.LibDir
+		if err := c.readConfigurationFile(file); err != nil {
+			return err
+		}
+		c.LibDirGiven = c.LibDirGiven || c.LibDir != before
+	}
 	c.LeaveRunning = c.LeaveRunning || opts.GetLeaveRunning()
 	c.LeaveStopped = c.LeaveStopped || opts.GetLeaveStopped()
 	c.FreezeCgroup = c.FreezeCgroup || opts.GetFreezeCgroup() != ""
 	c.PagesElsewhere = c.PagesElsewhere || opts.Ps != nil || opts.GetParentImg() != "" || opts.GetLazyPages()
+	return nil
 }
 
 // FindSwrk finds the criu swrk among the children of a process that works in

@@ -95,7 +95,13 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 	if d.criu, err = criuutil.OpenCriu(d.swrk.PID); err != nil {
 		return nil, errors.Join(err, d.swrk.Close())
 	}
-	d.criu.SetOptions(options.RPC)
+	asked := proto.Clone(options.RPC).(*rpc.CriuOpts)
+	if options.ConfigFile != "" {
+		asked.ConfigFile = proto.String(options.ConfigFile)
+	}
+	if err := d.criu.SetOptions(asked); err != nil {
+		return nil, errors.Join(err, d.swrk.Close())
+	}
 	d.criu.LeaveStopped = d.criu.LeaveStopped || options.LeaveStopped
 	if !d.criu.LibDirGiven {
 		d.criu.LibDir = empty

@@ -41,7 +41,7 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	if err != nil {
 		return Result{}, err
 	}
-	leavesRunning := options.RPC.GetLeaveRunning()
+	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
 		d.stage.PublishAs = dir
 	}

@@ -141,6 +141,8 @@ func (n *Notify) openCriu() (*criuutil.Criu, error) {
 	if criu.Ident != *n.criu {
 		return nil, errors.Join(fmt.Errorf("criu: %w", criuutil.ErrGone), criu.Close())
 	}
-	criu.SetOptions(n.opts)
+	if err := criu.SetOptions(n.opts); err != nil {
+		return nil, errors.Join(err, criu.Close())
+	}
 	return criu, nil
 }

@@ -1,7 +1,6 @@
 package testenv
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -196,11 +195,7 @@ func (c *Container) criuRun(log string, args ...string) CriuRun {
 // its files. It cannot be restored once the job has gone on and renamed that.
 func (c *Container) CaughtWriting() bool {
 	c.host.t.Helper()
-	files, err := os.ReadFile(filepath.Join(c.images(), "files.img"))
-	if err != nil {
-		c.host.t.Fatal(err)
-	}
-	return bytes.Contains(files, []byte(".tmp"))
+	return CaughtWriting(c.host.t, c.images())
 }
 
 func (c *Container) images() string { return filepath.Join(c.bundle, "images") }

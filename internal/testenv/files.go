@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,6 +19,17 @@ func Script(t testing.TB, body string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// CaughtWriting reports whether an image was made while the job wrote one of its
+// files. It cannot be restored once the job has gone on and renamed that.
+func CaughtWriting(t testing.TB, images string) bool {
+	t.Helper()
+	files, err := os.ReadFile(filepath.Join(images, "files.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Contains(files, []byte(".tmp"))
 }
 
 // Copy copies a folder of images, as to another host.

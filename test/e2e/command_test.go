@@ -109,12 +109,26 @@ func noWatcher(t *testing.T, host *testenv.Host) {
 	testenv.Eventually(t, testenv.Soon, "no watcher is left", func() bool { return len(host.Watchers()) == 0 })
 }
 
+// dumpAndLeave dumps a job that stays alive, into an image that restores although
+// the job has gone on.
+func dumpAndLeave(t *testing.T, host *testenv.Host, job *testenv.Job, how string) string {
+	t.Helper()
+	for {
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, how)
+		if !testenv.CaughtWriting(t, images) {
+			return images
+		}
+		job.Signal(unix.SIGCONT)
+		job.WaitTicks(1)
+	}
+}
+
 func TestCommandDumpLeavesRunning(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-R")
+		images := dumpAndLeave(t, host, job, "-R")
 		job.Runs()
 		dumped(t, images)
 		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images) // never over another
@@ -129,8 +143,7 @@ func TestCommandLeavesStopped(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-s")
+		images := dumpAndLeave(t, host, job, "-s")
 		if !job.Stopped() {
 			t.Fatal("cucriu dump -s left the job running")
 		}
