@@ -66,6 +66,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		{"continue", b.letRun},
 		{"unlock", b.unlock},
 		{"release", b.release},
+		{"others", b.letOthersRun},
 		{"pause", b.pause},
 	} {
 		if err := b.do(ctx, step.name, step.do); err != nil {
@@ -221,6 +222,14 @@ func (b *bringUp) unlock(ctx context.Context) error {
 		}
 		return fmt.Errorf("process %d (%s) is in CUDA state %v, from which nothing leads back here", t.PID, t.member.Name, state)
 	})
+}
+
+// letOthersRun lets the processes without CUDA run that a restore has held back.
+func (b *bringUp) letOthersRun(context.Context) error {
+	if b.leaveStopped {
+		return nil
+	}
+	return b.Session.letOthersRun()
 }
 
 // pause freezes a container again that was paused before.

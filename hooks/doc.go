@@ -41,7 +41,7 @@
 //
 //	pre-restore  the checks that need no process, the GPU map, the watcher;
 //	             a failure → criu creates nothing
-//	pre-resume   SIGSTOP every CUDA process: queued, nothing runs before it takes effect
+//	pre-resume   SIGSTOP every process: queued, nothing runs before it takes effect
 //	post-resume  all tasks are restored and in the group-stop: bring them up;
 //	             a failure → SIGKILL the tree: the image is intact, and a
 //	             half-restored job must not run
@@ -66,6 +66,7 @@
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running
 //	release      what stays stopped
+//	others       SIGCONT the processes without CUDA, which a restore has held back
 //	pause        freeze what was frozen before (not in the watcher)
 //
 // An operator's suspend (suspend.go) goes the way of a dump as far as release,

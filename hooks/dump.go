@@ -25,9 +25,12 @@ type dump struct {
 	driver  *cudackpt.Driver
 	thawed  []criuutil.Freezer // by us; the engine had frozen them
 	members []Member
-	session *Session
-	targets []*target
-	tracer  *criuutil.Tracer
+	// stoppedOthers are the processes without CUDA that are stopped, by the pids
+	// that the image will have.
+	stoppedOthers []int
+	session       *Session
+	targets       []*target
+	tracer        *criuutil.Tracer
 }
 
 // preDump makes the GPU state of a tree part of its CPU state, so that criu
@@ -138,6 +141,9 @@ func (d *dump) inspect(ctx context.Context) error {
 	}
 	if len(d.targets) != len(d.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
+	}
+	if err := d.findStopped(); err != nil {
+		return err
 	}
 	return statesOf(ctx, d.targets, wantRunning)
 }
@@ -440,7 +446,32 @@ func (d *dump) manifest(context.Context) error {
 			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes,
 		})
 	}
+	m.StoppedOthers = d.stoppedOthers
 	return writeManifest(d.imageDir, m)
+}
+
+// findStopped notes which processes without CUDA are stopped. Nobody has been
+// frozen or stopped by us yet.
+func (d *dump) findStopped() error {
+	pids, err := criuutil.Tree(d.root)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if slices.ContainsFunc(d.members, func(m Member) bool { return m.PID == pid }) {
+			continue
+		}
+		stopped, err := criuutil.Stopped(pid)
+		if err == nil && stopped {
+			var status criuutil.Status
+			status, err = criuutil.ReadStatus(pid)
+			d.stoppedOthers = append(d.stoppedOthers, status.ImagePID())
+		}
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+	}
+	return nil
 }
 
 // undo brings the processes back to where they were before the dump. What it

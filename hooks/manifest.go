@@ -36,6 +36,9 @@ type Manifest struct {
 	DriverVersion string            `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
 	RootPID       int               `json:"root_pid"`       // of the dumped tree, as in the image
 	Processes     []ManifestProcess `json:"processes"`
+	// StoppedOthers are the pids, as in the image, of processes without CUDA that
+	// were stopped before the dump, and so stay stopped after the restore.
+	StoppedOthers []int `json:"stopped_others,omitempty"`
 }
 
 // ManifestProcess is one CUDA process of the image.
@@ -152,6 +155,8 @@ func (m Manifest) validate() error {
 		return fmt.Errorf("damaged: the driver version is %q", m.DriverVersion)
 	case m.RootPID <= 0:
 		return fmt.Errorf("damaged: the root has pid %d", m.RootPID)
+	case len(m.StoppedOthers) > maxProcesses:
+		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
 	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
 		return fmt.Errorf("damaged: %d processes", len(m.Processes))
 	}

@@ -180,8 +180,8 @@ func (s *Session) setRoot(stage Stage) error {
 	return s.save()
 }
 
-// preResume sends every CUDA process a SIGSTOP. They are in criu's ptrace-stop
-// now; the signal takes effect before a single instruction of theirs runs.
+// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the
+// signal takes effect before a single instruction of theirs runs.
 func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
 	if err := stage.checkRestored(criu); err != nil {
 		return err
@@ -214,10 +214,66 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 				return err
 			}
 		}
+		if err := s.holdOthers(); err != nil {
+			return err
+		}
 		return s.save()
 	})
 	if err != nil {
 		return h.fail(s, err)
+	}
+	return nil
+}
+
+// holdOthers stops the processes without CUDA, too, until the GPU state is there.
+// If it does not come, the job is ended as it was dumped: what such a process
+// had written to its files by then, criu would take for another job's.
+func (s *Session) holdOthers() error {
+	pids, err := criuutil.Tree(s.Root.PID)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		process, err := criuutil.OpenProcess(pid)
+		if errors.Is(err, criuutil.ErrGone) {
+			continue // a zombie, which is restored as one
+		}
+		if err != nil {
+			return err
+		}
+		err = s.holdOther(process)
+		process.Close()
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Session) holdOther(process *criuutil.Process) error {
+	status, err := criuutil.ReadStatus(process.PID)
+	if err != nil {
+		return err
+	}
+	isMember := slices.ContainsFunc(s.Members, func(m Member) bool { return m.Ident == process.Ident })
+	if isMember || slices.Contains(s.Manifest.StoppedOthers, status.ImagePID()) {
+		return nil
+	}
+	s.Others = append(s.Others, process.Ident)
+	return process.Signal(unix.SIGSTOP)
+}
+
+// letOthersRun lets the processes without CUDA run.
+func (s *Session) letOthersRun() error {
+	for _, other := range s.Others {
+		process, err := criuutil.Reopen(other)
+		if err == nil {
+			err = process.Signal(unix.SIGCONT)
+			process.Close()
+		}
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
 	}
 	return nil
 }
@@ -241,7 +297,7 @@ func (s *Session) matchMembers() error {
 		}
 		byImagePID[status.ImagePID()] = append(byImagePID[status.ImagePID()], pid)
 	}
-	s.Members = nil
+	s.Members, s.Others = nil, nil
 	for _, p := range s.Manifest.Processes {
 		found := byImagePID[p.PID]
 		if len(found) != 1 {

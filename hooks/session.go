@@ -68,6 +68,9 @@ type Session struct {
 	Back         bool             `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
 	Restored     bool             `json:"restored"`              // no process is checkpointed any more: none is to be stopped
 	Members      []Member         `json:"members"`               // the CUDA processes
+	// Others are the processes without CUDA that a restore holds back until the
+	// GPU state is there.
+	Others []criuutil.Ident `json:"others,omitempty"`
 	// Paused are the freezers that were frozen when the dump began: the
 	// container was paused.
 	Paused   []criuutil.Freezer `json:"paused,omitempty"`

@@ -344,3 +344,55 @@ func TestTheExampleConfigurationOfCriu(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestProcessesWithoutCUDAWaitForTheGPUState: one that ran before, and wrote to a
+// file of its own, would spoil the image for the case that the restore fails.
+func TestProcessesWithoutCUDAWaitForTheGPUState(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		written := filepath.Join(t.TempDir(), "written")
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & exec >` + written + `; while :; do echo line; sleep 0.01; done`, "sh"}, 1)
+		size := func() int64 {
+			info, err := os.Stat(written)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return info.Size()
+		}
+		images := host.Dump(job)
+		before := size()
+		host.Faults("restore delay 500ms", "restore return 999")
+		run := host.TryRestore(images)
+		testenv.Eventually(t, testenv.Soon, "the job is ended", job.Gone)
+		if host.RestoreOutcome() != "killed" {
+			t.Fatalf("outcome %s\n%s", host.RestoreOutcome(), run.Lines())
+		}
+		if size() != before {
+			t.Errorf("the shell wrote %d bytes before the GPU state was there", size()-before)
+		}
+		host.Faults()
+		host.Restore(images)
+		job.Runs()
+		testenv.Eventually(t, testenv.Soon, "the shell goes on", func() bool { return size() > before })
+	})
+}
+
+func TestAProcessWithoutCUDAThatWasStoppedStaysStopped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		pidFile := filepath.Join(t.TempDir(), "pid")
+		job := host.StartUnder([]string{"/bin/sh", "-c", `sleep 1000 & echo $! >` + pidFile + `; kill -STOP $!; "$@" & wait`, "sh"}, 1)
+		data, err := os.ReadFile(pidFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sleeper, _ := strconv.Atoi(strings.TrimSpace(string(data)))
+		host.Restore(host.Dump(job))
+		job.Runs()
+		for _, state := range testenv.ThreadStates(t, sleeper) {
+			if state != 'T' {
+				t.Errorf("sleep was stopped when it was dumped, and is in state %c", state)
+			}
+		}
+	})
+}

@@ -46,8 +46,6 @@ const limits = `
 - CRIU makes a process run CRIU's own code while it writes its memory. Who kills CRIU with SIGKILL then may kill that process with it: for about a millisecond always,
   and rarely for as long as that code is in the process (seen in 1 of 90 kills: SIGSEGV). The tests kill CRIU before and after that.
 - CRIU waits for ever for a process that is killed while CRIU runs its own code in it. Kill that CRIU, and the watcher brings the others back.
-- Processes without CUDA run as soon as CRIU resumes them. If such a process sees a CUDA process die during post-resume and writes to a file before it is ended, too,
-  CRIU refuses that image until the file has its old size.
 `
 
 // compare holds what was seen against docs/fault-matrix.md, row by row if only

@@ -133,6 +133,7 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		{"release", ""},
 		{"continue", ""},
 		{"unlock", "unlock delay 5s times 2"},
+		{"others", ""},
 	} {
 		r := row{name: prefix + step.name, scene: scene, point: point + step.name, without: without}
 		if step.slow != "" {
