@@ -17,6 +17,11 @@ func newGroup(t *testing.T, hierarchy, control string, pid int) string {
 		t.Fatalf("make a control group (needs root and a mounted hierarchy): %v", err)
 	}
 	t.Cleanup(func() {
+		// A frozen process does not die.
+		thaw := map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"}[control]
+		if err := os.WriteFile(filepath.Join(dir, control), []byte(thaw), 0); err != nil {
+			t.Error(err)
+		}
 		for range 100 {
 			if os.Remove(dir) == nil {
 				return

@@ -1,7 +1,7 @@
 package criuutil
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -72,12 +72,8 @@ func CheckKernel(ctx context.Context, path string) error {
 	if err == nil {
 		return nil
 	}
-	lines := bufio.NewScanner(strings.NewReader(string(out)))
-	for lines.Scan() {
-		// Without CAP_SYS_RESOURCE its first complaint is a harmless one.
-		if line := lines.Text(); strings.HasPrefix(line, "Error") && !strings.Contains(line, "RLIMIT_NOFILE") {
-			return errors.New(line)
-		}
+	if lines := LogErrors(bytes.NewReader(out), 64); len(lines) > 0 {
+		return errors.New(lines[0])
 	}
 	return fmt.Errorf("criu check: %w: %s", err, firstLine(string(out)))
 }

@@ -262,6 +262,17 @@ func stateFindings(m *Member, state cudackpt.State) Findings {
 	})}
 }
 
+// open opens the driver and takes hold of the members of a session that have not
+// ended.
+func (h *Hook) open(s *Session) (*cudackpt.Driver, []*target, error) {
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return nil, nil, err
+	}
+	targets, err := openMembers(driver, s.Members)
+	return driver, targets, err
+}
+
 // openMembers takes hold of the members of a session. Those that have ended
 // are left out.
 func openMembers(driver *cudackpt.Driver, members []Member) ([]*target, error) {

@@ -400,11 +400,7 @@ func (s *Session) resumedOutcome() Outcome {
 func (h *Hook) resume(ctx context.Context, s *Session) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
 	defer cancel()
-	driver, err := h.OpenDriver()
-	if err != nil {
-		return err
-	}
-	targets, err := openMembers(driver, s.Members)
+	driver, targets, err := h.open(s)
 	if err != nil {
 		return err
 	}

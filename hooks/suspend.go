@@ -256,11 +256,7 @@ func (h *Hook) finishSuspend(ctx context.Context, s *Session) error {
 	if s.suspended() {
 		return nil // as they were asked to be
 	}
-	driver, err := h.OpenDriver()
-	if err != nil {
-		return err
-	}
-	targets, err := openMembers(driver, s.Members)
+	driver, targets, err := h.open(s)
 	if err != nil {
 		return err
 	}

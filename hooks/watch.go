@@ -372,11 +372,7 @@ func (h *Hook) finish(ctx context.Context, s *Session) error {
 // finishDump brings back what criu left alive, be it that the dump failed, that
 // criu was killed, or that the job was to run on.
 func (h *Hook) finishDump(ctx context.Context, s *Session) error {
-	driver, err := h.OpenDriver()
-	if err != nil {
-		return err
-	}
-	targets, err := openMembers(driver, s.Members)
+	driver, targets, err := h.open(s)
 	if err != nil {
 		return err
 	}
