@@ -100,7 +100,7 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 		asked.ConfigFile = proto.String(options.ConfigFile)
 	}
 	if err := d.criu.SetOptions(asked); err != nil {
-		return nil, errors.Join(err, d.swrk.Close())
+		return nil, errors.Join(err, d.criu.Close(), d.swrk.Close())
 	}
 	d.criu.LeaveStopped = d.criu.LeaveStopped || options.LeaveStopped
 	if !d.criu.LibDirGiven {
@@ -156,6 +156,7 @@ func (d *drive) prepareWorkDir() error {
 
 // do makes the request and serves criu's stages, until criu has ended.
 func (d *drive) do(ctx context.Context) (*rpc.CriuResp, error) {
+	defer d.criu.Close() // its identity is known on
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
 	images, err := os.Open(d.stage.ImageDir)
 	if err != nil {
