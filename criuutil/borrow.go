@@ -85,24 +85,37 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	return b, nil
 }
 
-// Madvise advises the kernel on ranges of the process's memory (madvise(2)),
-// with all threads at once: the ranges are cut into slices, and each thread
-// takes the next when its call has returned. Ranges are of whole pages.
+// Madvise advises the kernel on ranges of the process's memory (madvise(2)). What
+// it does to each page (MADV_DONTNEED, MADV_POPULATE_WRITE) all threads do at once:
+// the ranges are cut into slices, and each thread takes the next when its call has
+// returned. Ranges are of whole pages.
 //
 // The error names the first call that failed, and is its errno: other slices may
 // have been advised. It is [ErrGone] if the process was killed meanwhile. When ctx
-// ends, calls that are under way go on, and Return or the next Madvise waits
-// for them.
+// ends, calls that are under way go on, and Return or the next call waits for them.
 func (b *Borrowed) Madvise(ctx context.Context, ranges []Range, advice int) error {
+	slices := ranges
+	switch advice {
+	case unix.MADV_DONTNEED, unix.MADV_DONTNEED_LOCKED, unix.MADV_POPULATE_READ, unix.MADV_POPULATE_WRITE:
+		slices = cut(ranges, len(b.loan.threads))
+	}
+	return b.call(ctx, slices, memoryCall{"madvise", unix.SYS_MADVISE, advice})
+}
+
+// Mprotect sets the protection of ranges of the process's memory (mprotect(2)).
+// See [Borrowed.Madvise] for its errors.
+func (b *Borrowed) Mprotect(ctx context.Context, ranges []Range, protection int) error {
+	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection})
+}
+
+func (b *Borrowed) call(ctx context.Context, ranges []Range, what memoryCall) error {
 	page := uint64(os.Getpagesize())
 	for _, r := range ranges {
 		if r.Start%page != 0 || r.End%page != 0 || r.End < r.Start {
-			return fmt.Errorf("process %d: madvise(%d) of %#x-%#x, which are no whole pages: %w", b.pid, advice, r.Start, r.End, unix.EINVAL)
+			return fmt.Errorf("process %d: %v of %#x-%#x, which are no whole pages: %w", b.pid, what, r.Start, r.End, unix.EINVAL)
 		}
 	}
-	return b.do(func() error {
-		return b.loan.madvise(ctx, ranges, advice)
-	})
+	return b.do(func() error { return b.loan.callAll(ctx, ranges, what) })
 }
 
 // Return puts registers and signal masks back, removes the file, and lets go of

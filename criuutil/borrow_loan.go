@@ -158,23 +158,31 @@ func (l *loan) note() error {
 	return saved.write(l.saved)
 }
 
-// madvise has the threads make the calls.
-func (l *loan) madvise(ctx context.Context, ranges []Range, advice int) error {
-	slices := cut(ranges, len(l.threads))
+// memoryCall is a system call on a range of memory.
+type memoryCall struct {
+	name     string
+	number   uint64
+	argument int // beside the address and the size
+}
+
+func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
+
+// callAll has the threads make a call on every slice.
+func (l *loan) callAll(ctx context.Context, slices []Range, what memoryCall) error {
 	var failed error
 	err := l.until(ctx, func() bool {
 		busy := false
 		for _, t := range l.threads {
 			if t.state == returned && t.slice != (Range{}) {
-				failed = firstOf(failed, l.result(t, advice))
+				failed = firstOf(failed, l.result(t, what))
 				t.slice = Range{}
 			}
 			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
 				t.slice, slices = slices[0], slices[1:]
-				failed = l.call(t, advice)
+				failed = l.call(t, what)
 			}
 			if t.state == ended {
-				failed = firstOf(failed, fmt.Errorf("madvise in thread %d of process %d: %w", t.TID, l.pid, ErrGone))
+				failed = firstOf(failed, fmt.Errorf("%v in thread %d of process %d: %w", what, t.TID, l.pid, ErrGone))
 			}
 			busy = busy || t.state == called || t.state == inside
 		}
@@ -184,26 +192,26 @@ func (l *loan) madvise(ctx context.Context, ranges []Range, advice int) error {
 		t.slice = Range{}
 	}
 	if err != nil {
-		return fmt.Errorf("madvise(%d) in threads of process %d is not finished: %w", advice, l.pid, err)
+		return fmt.Errorf("%v in threads of process %d is not finished: %w", what, l.pid, err)
 	}
 	return failed
 }
 
 // call starts a system call in a thread that is in one of our stops.
-func (l *loan) call(t *borrowedThread, advice int) error {
-	regs := t.Registers.calling(l.instruction, unix.SYS_MADVISE, t.slice.Start, t.slice.Size(), uint64(advice))
+func (l *loan) call(t *borrowedThread, what memoryCall) error {
+	regs := t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument))
 	err := regs.write(t.TID)
 	if err == nil {
 		err = unix.PtraceSyscall(t.TID, 0)
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("make thread %d of process %d call madvise: %w", t.TID, l.pid, err)
+		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
 	}
 	t.state = called // if it was killed, the next wait says so
 	return nil
 }
 
-func (l *loan) result(t *borrowedThread, advice int) error {
+func (l *loan) result(t *borrowedThread, what memoryCall) error {
 	var regs registers
 	err := regs.read(t.TID)
 	if result := regs.result(); err == nil && result < 0 {
@@ -213,7 +221,7 @@ func (l *loan) result(t *borrowedThread, advice int) error {
 		err = ErrGone
 	}
 	if err != nil {
-		return fmt.Errorf("madvise(%d) of %#x-%#x in thread %d of process %d: %w", advice, t.slice.Start, t.slice.End, t.TID, l.pid, err)
+		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
 	}
 	return nil
 }
