@@ -18,7 +18,7 @@ import (
 
 // regionSize is of the memory that the target has mapped for the tests to
 // advise on; it touches none of it.
-const regionSize = 1<<30 + 8<<20
+const regionSize = 512<<20 + 8<<20
 
 // board is memory that the target and the test share.
 type board struct {
@@ -214,6 +214,12 @@ type borrowable struct {
 
 func startBorrowable(t *testing.T) *borrowable {
 	t.Helper()
+	return startTarget(t, "borrowable", len(jobs))
+}
+
+// startTarget starts a target and waits until so many threads are ready.
+func startTarget(t *testing.T, target string, threads int) *borrowable {
+	t.Helper()
 	p := &borrowable{saved: t.TempDir() + "/borrowed"}
 	shared, err := os.CreateTemp(t.TempDir(), "board")
 	if err != nil {
@@ -226,7 +232,7 @@ func startBorrowable(t *testing.T) *borrowable {
 	p.board = mapBoard(int(shared.Fd()))
 	t.Cleanup(func() { _ = unix.MunmapPtr(unsafe.Pointer(p.board), unsafe.Sizeof(board{})) })
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=borrowable", "GOMAXPROCS=16", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
+	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET="+target, "GOMAXPROCS=16", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{shared}
 	for range 3 { // the third is never written to
@@ -249,7 +255,7 @@ func startBorrowable(t *testing.T) *borrowable {
 		_ = cmd.Wait()
 	})
 	p.Process = open(t, cmd.Process.Pid)
-	eventually(t, "threads of the target", func() bool { return p.Ready.Load() == uint64(len(jobs)) })
+	eventually(t, "threads of the target", func() bool { return p.Ready.Load() == uint64(threads) })
 	return p
 }
 
@@ -328,7 +334,7 @@ func (p *borrowable) part(offset, size uint64) Range {
 func (p *borrowable) borrower(t *testing.T, mode, point string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	part := p.part(0, 128<<20)
+	part := p.part(0, 64<<20)
 	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=borrower", "CRIUUTIL_BORROWER="+strings.Join([]string{
 		mode, point, strconv.Itoa(p.PID), strings.Trim(fmt.Sprint(p.tids()), "[]"), p.saved, fmt.Sprint(part.Start), fmt.Sprint(part.End),
 	}, ","))

@@ -58,7 +58,7 @@ func TestMadvisePopulatesAndDropsWhatIsNamed(t *testing.T) {
 	p := startBorrowable(t)
 	p.stop(t)
 	b := p.borrow(t, p.tids()...)
-	const margin, size = 2<<20 - 4096, 1 << 30 // not aligned
+	const margin, size = 2<<20 - 4096, 512 << 20 // not aligned
 	inner := p.part(margin, size)
 	before, after := p.part(0, margin), Range{inner.End, inner.End + 4096}
 	rss := func() uint64 {
@@ -167,13 +167,13 @@ func TestAnEndOfTheContextLeavesThreadsReturnable(t *testing.T) {
 		return status.TracerPID == 0
 	})
 	b := p.borrow(t, p.tids()...)
-	if err := b.Madvise(over, []Range{p.part(0, 512<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, context.Canceled) {
+	if err := b.Madvise(over, []Range{p.part(0, 256<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, context.Canceled) {
 		t.Fatalf("madvise: %v", err)
 	}
 	if err := b.Return(over); !errors.Is(err, context.Canceled) {
 		t.Fatalf("return: %v", err)
 	}
-	must(t, b.Madvise(t.Context(), []Range{p.part(0, 512<<20)}, unix.MADV_DONTNEED))
+	must(t, b.Madvise(t.Context(), []Range{p.part(0, 256<<20)}, unix.MADV_DONTNEED))
 	must(t, b.Return(t.Context()))
 	p.wantReturned(t)
 	p.goesOn(t)
@@ -193,7 +193,7 @@ func TestATargetThatIsKilledWhileBorrowedFrom(t *testing.T) {
 		<-inside
 		_ = p.Signal(unix.SIGKILL)
 	}()
-	if err := b.Madvise(t.Context(), []Range{p.part(0, 1<<30)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, ErrGone) && !errors.Is(err, unix.EINTR) {
+	if err := b.Madvise(t.Context(), []Range{p.part(0, 512<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, ErrGone) && !errors.Is(err, unix.EINTR) {
 		t.Fatalf("madvise: %v", err)
 	}
 	must(t, p.WaitExit(t.Context())) // not kept from its end by us

@@ -23,6 +23,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv("CRIUUTIL_TARGET") {
 	case "borrowable":
 		runBorrowable()
+	case "sequence":
+		runSequence()
 	case "borrower":
 		if err := runBorrower(os.Getenv("CRIUUTIL_BORROWER")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
