@@ -42,7 +42,7 @@ type job struct {
 // their time, as they were made, or with what they have updated themselves.
 var jobs = [...]job{
 	{"nanosleep", func(w *worker) uint64 {
-		return w.takes(100*time.Millisecond, func(limit *unix.Timespec) (uint64, uint64) {
+		return w.takes(80*time.Millisecond, func(limit *unix.Timespec) (uint64, uint64) {
 			_, _, errno := unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, 0, uintptr(unsafe.Pointer(limit)), 0, 0, 0)
 			return uint64(errno), 0
 		})

@@ -38,6 +38,7 @@ func must(t *testing.T, err error) {
 }
 
 func TestBorrowedThreadsGoOnAsIfNothingHadHappened(t *testing.T) {
+	t.Parallel()
 	p := startBorrowable(t)
 	for range 5 {
 		p.stop(t)
@@ -204,6 +205,7 @@ func TestATargetThatIsKilledWhileBorrowedFrom(t *testing.T) {
 }
 
 func TestSignalsThatArriveWhileBorrowedAreTakenOnceAfterwards(t *testing.T) {
+	t.Parallel()
 	p := startBorrowable(t)
 	p.stop(t)
 	all, err := Threads(p.PID)
@@ -260,8 +262,37 @@ func TestStopAndContinueWhileBorrowed(t *testing.T) {
 	p.goesOn(t) // which nobody has stopped again
 }
 
+func TestBorrowingLeavesNothingOfItselfBehind(t *testing.T) {
+	p := startBorrowable(t)
+	p.stop(t)
+	count := func(what string) int {
+		entries, err := os.ReadDir("/proc/self/" + what)
+		must(t, err)
+		return len(entries)
+	}
+	cycle := func() {
+		b := p.borrow(t, p.tids()...)
+		must(t, b.Madvise(t.Context(), []Range{p.part(0, hugePage)}, unix.MADV_POPULATE_WRITE))
+		must(t, b.Return(t.Context()))
+	}
+	cycle()
+	const cycles = 50
+	descriptors, threads := count("fd"), count("task")
+	for range cycles {
+		cycle()
+	}
+	// An OS thread may not have ended yet when its goroutine has, and the Go
+	// runtime may start some of its own.
+	eventually(t, "end of OS threads", func() bool { return count("task") < threads+cycles/2 })
+	if got := count("fd"); got > descriptors {
+		t.Errorf("%d descriptors were left open", got-descriptors)
+	}
+	p.goesOn(t)
+}
+
 // TestABorrowerKilledAtAnyPoint kills it at each, and one that comes after it.
 func TestABorrowerKilledAtAnyPoint(t *testing.T) {
+	t.Parallel()
 	p := startBorrowable(t)
 	for _, test := range []struct{ mode, point string }{
 		{"borrow", "seized"},
@@ -301,6 +332,7 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 }
 
 func TestABorrowerKilledAtAnyTime(t *testing.T) {
+	t.Parallel()
 	p := startBorrowable(t)
 	left := 0
 	for range 12 {
