@@ -103,7 +103,7 @@ func (w *worker) takes(limit time.Duration, call func(*unix.Timespec) (got, want
 // ppoll is in the call with another signal mask than its own.
 func (w *worker) ppoll() uint64 {
 	return w.takes(40*time.Millisecond, func(limit *unix.Timespec) (uint64, uint64) {
-		fd, mask, left := unix.PollFd{Fd: 6, Events: unix.POLLIN}, uint64(0xff), *limit
+		fd, mask, left := unix.PollFd{Fd: 6, Events: unix.POLLIN}, allSignals, *limit
 		n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fd)), 1, uintptr(unsafe.Pointer(&left)), uintptr(unsafe.Pointer(&mask)), 8, 0)
 		return uint64(errno) + uint64(n), 0
 	})
