@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -540,6 +541,9 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	}
 	if err := s.complete(); err != nil {
 		return err
+	}
+	if err := s.writeTimeline(filepath.Join(stage.ImageDir, TimelineName)); err != nil {
+		h.Log.Warn("the image is without a timeline", "error", err)
 	}
 	if err := s.step("publish", publishing); err != nil {
 		return err

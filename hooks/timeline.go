@@ -50,7 +50,7 @@ const (
 
 	// maxPhases bounds the journal of a job that the watcher tries for days to
 	// bring back.
-	maxPhases = 1 << 12
+	maxPhases = 1 << 14
 )
 
 // span does something for one process of the session, and notes how long it
