@@ -239,7 +239,7 @@ func (d *dump) watch() error {
 	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
 		return err
 	}
-	return d.startWatcher(d.session)
+	return d.session.timed("watch", func() error { return d.startWatcher(d.session) })
 }
 
 // lock keeps the GPU idle: no new work is taken, what runs has ended. All

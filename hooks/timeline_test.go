@@ -45,7 +45,7 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	}
 	step := s.Phases[8]
 	for _, phase := range s.Phases[:8] {
-		if phase.Start < step.Start || phase.end() > step.end() {
+		if duration(phase.Start) < duration(step.Start) || phase.end() > step.end() {
 			t.Errorf("%+v is not inside %+v", phase, step)
 		}
 	}

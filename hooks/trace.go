@@ -90,9 +90,9 @@ func (s *Session) Timeline() Timeline {
 	defer s.mu.Unlock()
 	var spans []TimelineEvent
 	for _, phase := range s.Phases {
-		span := TimelineEvent{Name: phase.Name, Category: cmp.Or(phase.By, "command"), Type: timelineSpan, Start: micros(phase.Start), PID: cmp.Or(phase.PID, s.Criu.PID)}
+		span := TimelineEvent{Name: phase.Name, Category: cmp.Or(phase.By, "command"), Type: timelineSpan, Start: duration(phase.Start).Microseconds(), PID: cmp.Or(phase.PID, s.Criu.PID)}
 		// Both ends rounded alike, so that what is nested stays nested.
-		span.TID, span.Duration = span.PID, micros(phase.end())-span.Start
+		span.TID, span.Duration = span.PID, phase.end().Microseconds()-span.Start
 		if phase.Failed {
 			span.Args = map[string]string{"failed": "true"}
 		}
@@ -104,8 +104,6 @@ func (s *Session) Timeline() Timeline {
 	t.Events = append(t.Events, spans...)
 	return t
 }
-
-func micros(seconds float64) int64 { return int64(1e6 * seconds) }
 
 // writeTimeline writes the timeline as it is until now. Nothing rests on it, so
 // it need not be on disk before the job goes on.
