@@ -174,7 +174,9 @@ func (b *bringUp) restore(ctx context.Context) error {
 		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return err
 		}
-		return t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
+		return b.span(t.PID, "restore", func() error {
+			return t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
+		})
 	})
 }
 
@@ -218,7 +220,7 @@ func (b *bringUp) unlock(ctx context.Context) error {
 		case err != nil || state == cudackpt.StateRunning:
 			return err
 		case state == cudackpt.StateLocked:
-			return t.cuda.Unlock(ctx)
+			return b.span(t.PID, "unlock", func() error { return t.cuda.Unlock(ctx) })
 		}
 		return fmt.Errorf("process %d (%s) is in CUDA state %v, from which nothing leads back here", t.PID, t.member.Name, state)
 	})

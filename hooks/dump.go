@@ -227,7 +227,7 @@ func (d *dump) watch() error {
 		return err
 	}
 	defer root.Close()
-	d.session, err = d.newSession(Session{
+	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Paused: d.thawed,
@@ -269,9 +269,11 @@ func (d *dump) lock(ctx context.Context) error {
 
 func (d *dump) lockAll(ctx context.Context) error {
 	for try := 1; ; try++ {
-		err := parallel(d.targets, func(t *target) (err error) {
-			t.locked, err = t.cuda.TryLock(ctx, d.Config.Lock.Try)
-			return err
+		err := parallel(d.targets, func(t *target) error {
+			return d.session.span(t.PID, "lock", func() (err error) {
+				t.locked, err = t.cuda.TryLock(ctx, d.Config.Lock.Try)
+				return err
+			})
 		})
 		if err != nil {
 			return err
@@ -360,7 +362,9 @@ func (d *dump) trace(ctx context.Context) error {
 func (d *dump) checkpoint(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
-	return parallel(d.targets, func(t *target) error { return t.cuda.Checkpoint(ctx) })
+	return parallel(d.targets, func(t *target) error {
+		return d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(ctx) })
+	})
 }
 
 // release puts the restore threads back into the group-stop, for criu to seize.
@@ -530,6 +534,7 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 		return publishing() // no process of the tree uses CUDA
 	}
 	defer s.unlock()
+	s.noteCriu()
 	if err := failpoint(ctx, s, "dump.post-dump"); err != nil {
 		return err
 	}
@@ -602,7 +607,7 @@ func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error)
 	}
 	s, err := loadSession(dir, true)
 	if err == nil {
-		s.progress = h.Progress
+		s.progress, s.by = h.Progress, h.by
 	}
 	return s, err
 }

@@ -26,6 +26,8 @@ type Hook struct {
 	// Force names the findings that are errors and are to be overridden: see
 	// [Forceable]. The environment and the configuration cannot set it.
 	Force []string
+
+	by string // whose time the phases are that it notes: see [Phase.By]
 }
 
 // New makes a hook with this host's configuration ($CUCRIU_CONFIG, else
@@ -97,7 +99,9 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 
 // runStage does what a stage of this criu asks for.
 func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	do := h.handler(stage)
+	staged := *h
+	staged.by = stage.Action
+	do := staged.handler(stage)
 	if do == nil {
 		return nil
 	}

@@ -47,7 +47,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
-	s, err := h.newSession(Session{
+	s, err := h.newSession(&Session{
 		Kind: KindRestore, Criu: criu.Ident, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
 		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
@@ -197,6 +197,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 		return h.endTree(stage, err)
 	}
 	defer s.unlock()
+	s.noteCriu()
 	err = s.step("pre-resume", func() error {
 		if err := s.setRoot(stage); err != nil {
 			return err
@@ -338,6 +339,7 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if len(s.Members) == 0 {
 		return h.fail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
+	s.noteCriu()
 	if err := s.step("post-resume", func() error { return h.resume(ctx, s) }); err != nil {
 		return h.fail(s, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -52,6 +53,7 @@ type Session struct {
 	Kind         Kind             `json:"kind"`
 	BootID       string           `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time        `json:"created"`
+	CreatedClock time.Duration    `json:"created_clock"`      // the same moment as time since boot: the origin of the phases
 	Criu         criuutil.Ident   `json:"criu"`               // of KindSuspend: the command that suspends or resumes
 	CriuExe      string           `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
 	Watcher      *criuutil.Ident  `json:"watcher,omitempty"`
@@ -82,6 +84,8 @@ type Session struct {
 	dir      string
 	lock     *flock.Flock
 	progress func(*Session, string)
+	by       string     // whose time a phase is: see [Phase.By]
+	mu       sync.Mutex // guards Phases
 }
 
 // Member is one CUDA process of a session.
@@ -95,23 +99,6 @@ type Member struct {
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 	// Pairs is the GPU map for its restore; none means the same devices.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
-}
-
-// Phase is a finished step and the time it took.
-type Phase struct {
-	Name    string  `json:"name"`
-	Seconds float64 `json:"seconds"`
-}
-
-// Phases are the finished steps of a session in their order.
-type Phases []Phase
-
-func (p Phases) String() string {
-	parts := make([]string, len(p))
-	for i, phase := range p {
-		parts[i] = fmt.Sprintf("%s %.1f ms", phase.Name, 1000*phase.Seconds)
-	}
-	return strings.Join(parts, ", ")
 }
 
 const (
@@ -146,7 +133,7 @@ func sessionPath(sessions string, kind Kind, criu criuutil.Ident) string {
 
 // newSession creates the session of a running criu and locks it. A process may
 // be in one open session only, and so may a criu.
-func (h *Hook) newSession(s Session) (*Session, error) {
+func (h *Hook) newSession(s *Session) (*Session, error) {
 	runDir := h.Config.RunDir
 	sessions, err := sessionsDir(runDir)
 	if err != nil {
@@ -163,8 +150,8 @@ func (h *Hook) newSession(s Session) (*Session, error) {
 	if other, err := openSessionOf(runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.conflict())
 	}
-	s.dir, s.progress = sessionPath(sessions, s.Kind, s.Criu), h.Progress
-	s.Created = time.Now().UTC()
+	s.dir, s.progress, s.by = sessionPath(sessions, s.Kind, s.Criu), h.Progress, h.by
+	s.Created, s.CreatedClock = time.Now().UTC(), sinceBoot()
 	if s.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
@@ -182,7 +169,7 @@ func (h *Hook) newSession(s Session) (*Session, error) {
 		s.unlock()
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
-	return &s, nil
+	return s, nil
 }
 
 // openSessionOf finds an open session of a criu or of any of the processes.
@@ -298,7 +285,9 @@ func (s *Session) unlock() { _ = s.lock.Close() }
 
 // save makes the session durable.
 func (s *Session) save() error {
+	s.mu.Lock()
 	data, err := json.MarshalIndent(s, "", "\t")
+	s.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
@@ -361,17 +350,12 @@ func (s *Session) step(name string, do func() error) error {
 	return s.timed(name, do)
 }
 
-// timed notes how long a phase took that succeeded.
+// timed does a step of the session, and notes how long it took.
 func (s *Session) timed(name string, do func() error) error {
 	if s.progress != nil {
 		s.progress(s, name)
 	}
-	start := time.Now()
-	if err := do(); err != nil {
-		return err
-	}
-	s.Phases = append(s.Phases, Phase{Name: name, Seconds: time.Since(start).Seconds()})
-	return nil
+	return s.span(0, name, do)
 }
 
 // Sessions lists all sessions of the run directory, the oldest first. What

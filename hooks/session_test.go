@@ -12,14 +12,14 @@ import (
 	"cucriu/internal/config"
 )
 
-func newTestSession(runDir string, s Session) (*Session, error) {
+func newTestSession(runDir string, s *Session) (*Session, error) {
 	h := &Hook{Config: config.Config{RunDir: runDir}}
 	return h.newSession(s)
 }
 
 func testSession(t *testing.T, runDir string, pid int) *Session {
 	t.Helper()
-	s, err := newTestSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: pid, StartTime: 1}})
+	s, err := newTestSession(runDir, &Session{Kind: KindDump, Criu: criuutil.Ident{PID: pid, StartTime: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
 	member := Member{Ident: criuutil.Ident{PID: 4711, StartTime: 5}}
 	make := func(criu int) (*Session, error) {
-		return newTestSession(runDir, Session{Kind: KindDump, Criu: criuutil.Ident{PID: criu, StartTime: 1}, Members: []Member{member}})
+		return newTestSession(runDir, &Session{Kind: KindDump, Criu: criuutil.Ident{PID: criu, StartTime: 1}, Members: []Member{member}})
 	}
 	first, err := make(1)
 	if err != nil {

@@ -92,6 +92,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		return err
 	}
 	defer s.unlock()
+	s.by = byWatcher
 	if s.Root == nil {
 		s.Root = root
 	}
@@ -330,6 +331,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 		return nil, err
 	}
 	defer s.unlock()
+	s.by = byRecover
 	if s.Outcome != "" || s.suspended() && slices.ContainsFunc(s.Members, Member.alive) {
 		return nil, nil
 	}
@@ -380,6 +382,7 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	if err := settle(ctx, targets); err != nil {
 		return err
 	}
+	s.noteCriu()
 	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
 	dumped := s.Step == "dumped"
 	ended := dumped && !s.Back // by criu, those that are gone; later they ended by themselves

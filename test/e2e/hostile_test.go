@@ -200,7 +200,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		root := other(runs)
 		members := []hooks.Member{{Ident: other(runs)}, {Ident: other(stopped)}}
 		sessions := map[string]any{"damaged": "nonsense"}
-		for _, s := range []hooks.Session{
+		for _, s := range []*hooks.Session{
 			{Kind: hooks.KindDump, Step: "dumped"},
 			{Kind: hooks.KindDump, Step: "checkpoint"},
 			{Kind: hooks.KindRestore, Step: "pre-resume"},
