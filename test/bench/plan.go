@@ -1,22 +1,22 @@
 package main
 
-import (
-	"fmt"
-)
+import "fmt"
 
-// What is measured unless told otherwise, as far as it fits.
-var (
-	simulatedLoads = []load{{1, gib}, {4, 256 * mib}, {8, 128 * mib}}
-	realLoads      = []load{{1, gib}, {1, 16 * gib}, {4, 4 * gib}, {8, 2 * gib}, {1, 64 * gib}}
-)
+// What is measured unless told otherwise, as far as it fits: on simulated GPUs …
+func simulatedLoads() []load { return []load{{1, gib}, {4, 256 * mib}, {8, 128 * mib}} }
+
+// … and on real ones.
+func realLoads() []load {
+	return []load{{1, gib}, {1, 16 * gib}, {4, 4 * gib}, {8, 2 * gib}, {1, 64 * gib}}
+}
 
 // room is what this machine has to offer, in bytes.
 type room struct {
-	memory     int64
-	disk       int64 // free where the images go
-	diskIsRAM  bool  // they go to a tmpfs
-	gpuMemory  []int64
-	simulated  bool // GPU memory is memory of this machine
+	memory    int64
+	disk      int64 // free where the images go
+	diskIsRAM bool  // they go to a tmpfs
+	gpuMemory []int64
+	simulated bool // GPU memory is memory of this machine
 }
 
 // slack is left for everything else.
