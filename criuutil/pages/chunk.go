@@ -42,6 +42,16 @@ func (c Codec) String() string {
 	return fmt.Sprintf("codec %d", uint8(c))
 }
 
+// ParseCodec reads the name of a codec for what is not zero.
+func ParseCodec(name string) (Codec, error) {
+	for _, c := range []Codec{Raw, Zstd, S2} {
+		if name == c.String() {
+			return c, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is not a way to compress", name)
+}
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(memory []byte) uint32 { return crc32.Checksum(memory, castagnoli) }

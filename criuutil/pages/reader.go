@@ -34,6 +34,11 @@ func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
 	return files, nil
 }
 
+// Check refuses what [NewReader] refuses, and leaves the files open.
+func Check(files []*os.File, pid int, l *Listing) error {
+	return (&Reader{files: files}).open(pid, l)
+}
+
 // NewReader reads what a listing names from its open files, the index first, and
 // refuses files that are not those or are damaged; the chunks themselves are
 // checked when they are read. It closes the files when it is closed, or if it

@@ -48,6 +48,11 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 // Files are the index and the shards, open.
 func (w *Writer) Files() []*os.File { return w.files }
 
+// Listing names the files, before it is known what they hold.
+func (w *Writer) Listing() *Listing {
+	return &Listing{ID: w.id, ShardBytes: make([]int64, len(w.shards))}
+}
+
 // SyncAlong says to begin to bring each chunk to the disk when it is written, so
 // that less is left to do at the end.
 func (w *Writer) SyncAlong() { w.sync = true }
