@@ -50,7 +50,7 @@ func logExcerpt(log string) string {
 	}
 	lines := criuutil.LogErrors(strings.NewReader(string(data)), 8)
 	for line := range strings.Lines(string(data)) {
-		if !timestamp.MatchString(line) {
+		if strings.Contains(line, "level=") || strings.HasPrefix(line, "serial-hook:") || strings.HasPrefix(line, "cucriu-hook:") {
 			lines = append(lines, strings.TrimSpace(line))
 		}
 	}

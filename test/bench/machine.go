@@ -74,6 +74,9 @@ func (o options) newReport(ctx context.Context) (*report, error) {
 		{"criu", criu},
 		{"images on", fileSystem},
 	}
+	if o.config != "" {
+		r.machine = append(r.machine, [2]string{"fast lane", o.config})
+	}
 	return r, nil
 }
 

@@ -7,13 +7,13 @@ const (
 	modeFastlane = "fastlane" // cucriu-hook, GPU content past criu
 )
 
-// In the order in which they are shown.
-var allModes = []string{modeSerial, modeHook, modeFastlane}
+// allModes are in the order in which they are shown.
+func allModes() []string { return []string{modeSerial, modeHook, modeFastlane} }
 
 // The configuration files of the modes with cucriu-hook.
 const (
-	hookConfig     = "version: 1\n"
-	fastlaneConfig = "version: 1\n"
+	hookConfig     = "version: 1\npages: criu\n"
+	fastlaneConfig = "version: 1\npages: fast\n"
 )
 
 // actionScript is what criu is given in a mode.

@@ -36,7 +36,7 @@ func parseOptions(args []string) (options, error) {
 	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	loads := flags.String("cases", "", "what is dumped, such as 1x1GiB,4x256MiB: `PROCESSESxBYTES` of GPU memory of each process (default: what fits this machine)")
-	modes := flags.String("modes", strings.Join(allModes, ","), "how, a `list`")
+	modes := flags.String("modes", strings.Join(allModes(), ","), "how, a `list`")
 	flags.StringVar(&opts.dir, "dir", "", "the images go into this `folder`, on the disk to be measured (default: that of --out)")
 	flags.StringVar(&opts.out, "out", filepath.Join(opts.root, "build", "bench"), "the results go into this `folder`")
 	flags.IntVar(&opts.repeat, "repeat", 3, "runs of each case in each mode, of which the median counts")
@@ -69,8 +69,8 @@ func parseOptions(args []string) (options, error) {
 func parseModes(text string) ([]string, error) {
 	modes := strings.Split(text, ",")
 	for _, mode := range modes {
-		if !slices.Contains(allModes, mode) {
-			return nil, fmt.Errorf("--modes: %q is none of %s", mode, strings.Join(allModes, ", "))
+		if !slices.Contains(allModes(), mode) {
+			return nil, fmt.Errorf("--modes: %q is none of %s", mode, strings.Join(allModes(), ", "))
 		}
 	}
 	return modes, nil

@@ -45,6 +45,15 @@ type Result struct {
 	load load
 }
 
+// spread is the shortest and the longest downtime of the runs, in seconds.
+func (r Result) spread() (least, most float64) {
+	least = r.Runs[0].downtime()
+	for _, run := range r.Runs {
+		least, most = min(least, run.downtime()), max(most, run.downtime())
+	}
+	return least, most
+}
+
 // Results are in the order of cases, and of modes as they are shown.
 type Results []Result
 
@@ -64,7 +73,7 @@ func (rs *Results) add(l load, mode string, run Run) {
 func (rs Results) sort(loads []load) {
 	slices.SortStableFunc(rs, func(a, b Result) int {
 		return cmp.Or(cmp.Compare(slices.Index(loads, a.load), slices.Index(loads, b.load)),
-			cmp.Compare(slices.Index(allModes, a.Mode), slices.Index(allModes, b.Mode)))
+			cmp.Compare(slices.Index(allModes(), a.Mode), slices.Index(allModes(), b.Mode)))
 	})
 }
 

@@ -92,7 +92,7 @@ func (rs Results) svg() ([]byte, error) {
 // modes are those that have a result, in the order in which they are shown.
 func (rs Results) modes() []string {
 	var modes []string
-	for _, mode := range allModes {
+	for _, mode := range allModes() {
 		for _, r := range rs {
 			if r.Mode == mode {
 				modes = append(modes, mode)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -31,14 +32,15 @@ func overhead(mode string, r Run) string {
 	}
 	rest := r.PreDumpSeconds
 	for _, phase := range r.DumpPhases {
-		if phase.By == "pre-dump" && isWork(phase.Name) {
+		if phase.By == "pre-dump" && slices.Contains(work(), phase.Name) {
 			rest -= phase.Seconds
 		}
 	}
 	return millis(rest)
 }
 
-func isWork(phase string) bool { return phase == "lock" || phase == "checkpoint" || phase == "pages" }
+// work are the steps of pre-dump in which the driver or the fast lane moves data.
+func work() []string { return []string{"lock", "checkpoint", "copy", "drop"} }
 
 // ratio is how many times faster than the baseline something is.
 func ratio(baseline, value float64) string {
@@ -59,6 +61,12 @@ func (r *report) markdown() ([]byte, error) {
 		fmt.Fprintf(&text, "- %s\n", line)
 	}
 	text.WriteString("\n" + explanation + "\n")
+	for _, result := range r.results {
+		if least, most := result.spread(); most > 1.5*least {
+			fmt.Fprintf(&text, "**Not to be relied on**: the downtime of %s, %s, was between %s and %s: something else kept the machine or its disk busy.\n\n",
+				result.load.title(), result.Mode, seconds(least), seconds(most))
+		}
+	}
 	text.WriteString("| case | mode | dump | serial ÷ it | restore | serial ÷ it | written | CPU of dump | CPU of restore | hook's overhead |\n")
 	text.WriteString("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, result := range r.results {
@@ -83,5 +91,7 @@ const explanation = `A case is so many processes of one tree, each with so much 
 driver call, one after the other, as a CUDA plugin makes them; *hook* is cucriu-hook with all pages through CRIU; *fastlane* is cucriu-hook with
 GPU content past CRIU. Dump is the wall time of ` + "`criu dump`" + `; restore is the time from the start of ` + "`criu restore`" + ` until every process of the job works
 again, which then compares all its GPU memory with what it must be. The run with the median downtime counts. CPU is of CRIU, the hook and what they
-wait for, not of the hook's watcher. The hook's overhead is the pre-dump stage less lock, checkpoint and pages.
+wait for, not of the hook's watcher. The hook's overhead is the pre-dump stage less lock, checkpoint, copy and drop.
+
+The fast lane waits until its files are on the disk, CRIU does not wait for its own; ` + "`--config 'fast_lane: {sync: false}'`" + ` compares without.
 `
