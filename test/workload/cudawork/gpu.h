@@ -6,15 +6,19 @@
 
 #include "driver.h"
 
-/* Device or managed memory whose content is known at every tick: word[i] == pattern_word(seed, i) + steps. */
+/*
+ * Device or managed memory whose content is known at every tick: word[i] == pattern_word(seed, i) + steps, or without
+ * the steps if it is still.
+ */
 struct buffer {
 	CUdeviceptr ptr;
 	uint64_t nwords;
 	uint32_t seed;
-	const char *kind; /* "device" or "managed", for messages */
+	int still;        /* never written after it was filled */
+	const char *kind; /* "device", "ballast" or "managed", for messages */
 };
 
-#define MAX_BUFFERS 2
+#define MAX_BUFFERS 3
 
 struct gpu {
 	int ordinal;
@@ -32,6 +36,7 @@ void gpu_open(struct gpu *g, int ordinal, int with_collective);
 void gpu_close(struct gpu *g);
 void gpu_use(const struct gpu *g);
 struct buffer *gpu_add_buffer(struct gpu *g, uint64_t bytes, uint32_t seed);
+struct buffer *gpu_add_ballast(struct gpu *g, uint64_t bytes, uint32_t seed); /* still */
 struct buffer *gpu_add_managed(struct gpu *g, uint64_t bytes, uint32_t seed);
 
 /* These submit work to the GPU's stream and do not wait. */

@@ -13,6 +13,7 @@ static const char usage[] =
 	"  --dir DIR       status, check, checked and stop live here; made if missing\n"
 	"  --gpus 0,1      GPUs to use, by ordinal (default 0)\n"
 	"  --mib M         device memory on each GPU, in MiB (default 8)\n"
+	"  --ballast M     so much more, in MiB, that is filled once and never changed\n"
 	"  --tick-ms MS    pause between ticks (default 10)\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
@@ -79,10 +80,10 @@ static enum spin parse_spin(const char *name)
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
-		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
+		{"ballast", 1, 0, BALLAST}, {"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
@@ -96,6 +97,7 @@ struct options options_parse(int argc, char **argv)
 		case DIR_: o.dir = optarg; break;
 		case GPUS: parse_gpus(&o, optarg); break;
 		case MIB: o.mib = number("mib", optarg, 1, 1 << 20); break;
+		case BALLAST: o.ballast_mib = number("ballast", optarg, 1, 1 << 20); break;
 		case TICK_MS: o.tick_ms = number("tick-ms", optarg, 0, 3600 * 1000); break;
 		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;

@@ -20,6 +20,7 @@ struct options {
 	int gpus[MAX_GPUS]; /* ordinals of cuDeviceGet */
 	int ngpus;
 	long mib;     /* of device memory on each GPU */
+	long ballast_mib; /* more on each GPU that no tick touches */
 	long tick_ms; /* pause between ticks */
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */

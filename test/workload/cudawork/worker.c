@@ -35,6 +35,8 @@ static void set_up(struct worker *w)
 
 		gpu_open(g, o->gpus[i], w->role->part == RANK);
 		gpu_add_buffer(g, (uint64_t)o->mib << 20, seed + i);
+		if (o->ballast_mib)
+			gpu_add_ballast(g, (uint64_t)o->ballast_mib << 20, seed + 70 + i);
 	}
 	gpu_use(&w->gpus[0]);
 	if (o->managed)

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"cucriu/criuutil"
+)
+
+// timestamp begins the lines that criu itself logs: seconds since it was started.
+var timestamp = regexp.MustCompile(`^\(([0-9]+\.[0-9]+)\)`)
+
+// stageSeconds is how long criu waited for its action script in a stage, as its
+// log (-v4) tells.
+func stageSeconds(log, stage string) (float64, error) {
+	data, err := os.ReadFile(log)
+	if err != nil {
+		return 0, err
+	}
+	begun, found := 0.0, false
+	for line := range strings.Lines(string(data)) {
+		match := timestamp.FindStringSubmatch(line)
+		if match == nil {
+			continue // the script's own
+		}
+		at, err := strconv.ParseFloat(match[1], 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", log, err)
+		}
+		switch {
+		case strings.Contains(line, "Running "+stage+" scripts"):
+			found, begun = true, at
+		case found && strings.Contains(line, "\t["): // which script
+			begun = at
+		case found:
+			return at - begun, nil
+		}
+	}
+	return 0, fmt.Errorf("%s does not show stage %s", log, stage)
+}
+
+// logExcerpt is what a log says of a failure: criu's errors, and what the hook said.
+func logExcerpt(log string) string {
+	data, err := os.ReadFile(log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := criuutil.LogErrors(strings.NewReader(string(data)), 8)
+	for line := range strings.Lines(string(data)) {
+		if strings.Contains(line, "level=") || strings.HasPrefix(line, "serial-hook:") || strings.HasPrefix(line, "cucriu-hook:") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return strings.Join(lines, "\n")
+}

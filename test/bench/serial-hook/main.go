@@ -1,0 +1,49 @@
+// Command serial-hook is an action script for benchmarks only: what the others
+// are compared with. Like criu's CUDA plugin with NVIDIA's cuda-checkpoint it
+// makes one driver call after the other, each in a process of its own that loads
+// the driver first. It takes nothing back when something fails, and nobody
+// watches over the job: never give it one that matters.
+//
+// pre-dump: every process of the tree is asked for its restore thread, which tells
+// whether it has CUDA; those that have are locked, one after the other, then
+// stopped and checkpointed, one after the other. pre-resume queues a SIGSTOP for
+// every process of the tree, and post-resume restores, continues and unlocks one
+// after the other.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+)
+
+// timeout bounds a stage: no benchmark holds more than can be moved in that time.
+const timeout = 10 * time.Minute
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "serial-hook: error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if len(args) > 0 {
+		return help(ctx, args)
+	}
+	stages := map[string]func(ctx context.Context, root int) error{"pre-dump": preDump, "pre-resume": preResume, "post-resume": postResume}
+	stage := os.Getenv("CRTOOLS_SCRIPT_ACTION")
+	do := stages[stage]
+	if do == nil {
+		return nil
+	}
+	root, err := strconv.Atoi(os.Getenv("CRTOOLS_INIT_PID"))
+	if err != nil {
+		return fmt.Errorf("CRTOOLS_INIT_PID at stage %s: %w", stage, err)
+	}
+	return do(ctx, root)
+}

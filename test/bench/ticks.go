@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// arrivals sees a file come anew, by rename, into each of several folders: the
+// status that a process of the workload writes at each tick, or an answer of it.
+type arrivals struct {
+	name    string
+	file    *os.File
+	folders map[int32]string
+}
+
+// watchFor begins to look.
+func watchFor(name string, folders []string) (*arrivals, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("inotify: %w", err)
+	}
+	a := &arrivals{name: name, file: os.NewFile(uintptr(fd), "inotify"), folders: make(map[int32]string)}
+	for _, folder := range folders {
+		wd, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("watch %s: %w", folder, err), a.Close())
+		}
+		a.folders[int32(wd)] = folder
+	}
+	return a, nil
+}
+
+// wait returns when the file has come so many times into each folder, and the
+// time at which the last of them was seen.
+func (a *arrivals) wait(ctx context.Context, times int) (time.Time, error) {
+	stop := context.AfterFunc(ctx, func() { _ = a.file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	seen := make(map[int32]int)
+	missing := len(a.folders)
+	buffer := make([]byte, 64<<10)
+	for missing > 0 {
+		n, err := a.file.Read(buffer)
+		if ctx.Err() != nil {
+			return time.Time{}, fmt.Errorf("wait for %s in %d folders: %w", a.name, missing, context.Cause(ctx))
+		}
+		if err != nil {
+			return time.Time{}, err
+		}
+		for rest := buffer[:n]; len(rest) >= unix.SizeofInotifyEvent; {
+			event := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
+			name := rest[unix.SizeofInotifyEvent : unix.SizeofInotifyEvent+event.Len]
+			rest = rest[unix.SizeofInotifyEvent+event.Len:]
+			if string(bytes.TrimRight(name, "\x00")) != a.name {
+				continue
+			}
+			if seen[event.Wd]++; seen[event.Wd] == times {
+				missing--
+			}
+		}
+	}
+	return time.Now(), nil
+}
+
+// Close ends the looking.
+func (a *arrivals) Close() error { return a.file.Close() }
