@@ -64,6 +64,11 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
+	process, err := OpenProcess(pid) // which tells a zombie from the living
+	if err != nil {
+		return nil, fmt.Errorf("borrow threads: %w", err)
+	}
+	process.Close()
 	instruction, err := findSyscallInstruction(pid)
 	if err != nil {
 		return nil, err

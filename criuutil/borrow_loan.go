@@ -69,20 +69,25 @@ func (l *loan) serve(requests <-chan func(), done chan<- struct{}) {
 	})
 }
 
-// ownThread runs f on an OS thread that ends with it, whereupon the kernel
-// detaches whatever it may still trace.
+// ownThread runs f on an OS thread of its own and waits for the end of that,
+// with which the kernel detaches whatever it may still trace.
 func ownThread(f func()) {
-	finished := make(chan struct{})
+	tid := make(chan int)
 	go func() {
-		defer close(finished)
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // and not unlocked, so that it ends
 		if unix.Gettid() == unix.Getpid() {
-			ownThread(f) // the main thread would not end
+			ownThread(f) // the main thread would not end with its goroutine
+			runtime.UnlockOSThread()
+			tid <- 0
 			return
 		}
 		f()
+		tid <- unix.Gettid()
 	}()
-	<-finished
+	// The kernel has no event for the end of a thread before Linux 6.9.
+	for tid := <-tid; tid != 0 && threadExists(os.Getpid(), tid); {
+		time.Sleep(100 * time.Microsecond)
+	}
 }
 
 // take seizes the threads, notes what they are, and blocks their signals.
