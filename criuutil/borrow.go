@@ -45,8 +45,8 @@ var errReturned = errors.New("the borrowed threads have been returned")
 // a reboot.
 //
 // The kernel lets one tracer at a thread, so criu, a debugger or a [Tracer]
-// must not be there at the same time; nor may the process be in a frozen control group of
-// cgroup v1, in which nobody can take hold of a thread.
+// must not be there at the same time; nor may the process be in a frozen
+// control group of cgroup v1, in which taking hold of a thread never returns.
 //
 // It fails with [ErrGone] if the process has ended. A failed Borrow changes
 // nothing.

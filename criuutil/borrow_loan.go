@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -57,12 +56,14 @@ func (l *loan) serve(requests <-chan func(), done chan<- struct{}) {
 	defer l.tick.Stop()
 	ownThread(func() {
 		for !l.over {
+			// Also with nothing to do: a process that was killed has ended for its
+			// parent only when the tracer has seen the end of its threads.
 			select {
 			case request := <-requests:
 				request()
 			case <-l.sigchld:
-				l.poll() // a process that was killed is not gone for its parent before
-			case <-l.tick.C: // its tracer has seen the end of each thread
+				l.poll()
+			case <-l.tick.C:
 				l.poll()
 			}
 		}
@@ -90,187 +91,6 @@ func ownThread(f func()) {
 	}
 }
 
-// take seizes the threads, notes what they are, and blocks their signals.
-func (l *loan) take(ctx context.Context) (err error) {
-	defer func() {
-		if err != nil {
-			l.over = true
-		}
-	}()
-	for _, t := range l.threads {
-		stat, err := threadStat(l.pid, t.TID)
-		if err == nil {
-			t.StartTime = uint64(stat.Starttime)
-			err = l.seize(t)
-		}
-		if err != nil {
-			l.letGo()
-			return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
-		}
-	}
-	if err := l.hold(ctx); err != nil {
-		l.letGo()
-		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
-	}
-	l.at("seized")
-	if err := l.note(); err != nil {
-		l.letGo()
-		return err
-	}
-	l.at("saved")
-	for _, t := range l.threads {
-		if err := allSignals.write(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {
-			return errors.Join(fmt.Errorf("block the signals of thread %d of process %d: %w", t.TID, l.pid, err), l.putBack())
-		}
-		l.at("masked")
-	}
-	return nil
-}
-
-// note writes the file, of threads of which nothing has been changed yet.
-func (l *loan) note() error {
-	saved := savedThreads{PID: l.pid, Instruction: l.instruction}
-	for _, t := range l.threads {
-		if t.state == ended {
-			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, ErrGone)
-		}
-		switch t.stopSignal {
-		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
-		default:
-			return fmt.Errorf("thread %d of process %d is not in the group-stop, and would run on if we were killed: send the process SIGSTOP first", t.TID, l.pid)
-		}
-		err := t.Registers.read(t.TID)
-		if err == nil && !t.Registers.native() {
-			return fmt.Errorf("thread %d of process %d is a 32-bit task, which cannot be borrowed", t.TID, l.pid)
-		}
-		if err == nil {
-			err = t.Mask.read(t.TID)
-		}
-		if err == nil {
-			err = leaveRestartableSequence(l.pid, t.TID, &t.Registers)
-		}
-		if err == nil {
-			err = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD)
-		}
-		if errors.Is(err, unix.ESRCH) {
-			err = ErrGone
-		}
-		if err != nil {
-			return fmt.Errorf("read the registers of thread %d of process %d: %w", t.TID, l.pid, err)
-		}
-		saved.Threads = append(saved.Threads, t.savedThread)
-	}
-	return saved.write(l.saved)
-}
-
-// madvise has the threads make the calls.
-func (l *loan) madvise(ctx context.Context, ranges []Range, advice int) error {
-	slices := cut(ranges, len(l.threads))
-	var failed error
-	err := l.until(ctx, func() bool {
-		busy := false
-		for _, t := range l.threads {
-			if t.state == returned && t.slice != (Range{}) {
-				failed = firstOf(failed, l.result(t, advice))
-				t.slice = Range{}
-			}
-			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
-				t.slice, slices = slices[0], slices[1:]
-				failed = l.call(t, advice)
-			}
-			if t.state == ended {
-				failed = firstOf(failed, fmt.Errorf("madvise in thread %d of process %d: %w", t.TID, l.pid, ErrGone))
-			}
-			busy = busy || t.state == called || t.state == inside
-		}
-		return !busy
-	})
-	for _, t := range l.threads {
-		t.slice = Range{}
-	}
-	if err != nil {
-		return fmt.Errorf("madvise(%d) in threads of process %d is not finished: %w", advice, l.pid, err)
-	}
-	return failed
-}
-
-// call starts a system call in a thread that is in one of our stops.
-func (l *loan) call(t *borrowedThread, advice int) error {
-	regs := t.Registers.calling(l.instruction, unix.SYS_MADVISE, t.slice.Start, t.slice.Size(), uint64(advice))
-	err := regs.write(t.TID)
-	if err == nil {
-		err = unix.PtraceSyscall(t.TID, 0)
-	}
-	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("make thread %d of process %d call madvise: %w", t.TID, l.pid, err)
-	}
-	t.state = called // if it was killed, the next wait says so
-	return nil
-}
-
-func (l *loan) result(t *borrowedThread, advice int) error {
-	var regs registers
-	err := regs.read(t.TID)
-	if result := regs.result(); err == nil && result < 0 {
-		err = unix.Errno(-result)
-	}
-	if errors.Is(err, unix.ESRCH) {
-		err = ErrGone
-	}
-	if err != nil {
-		return fmt.Errorf("madvise(%d) of %#x-%#x in thread %d of process %d: %w", advice, t.slice.Start, t.slice.End, t.TID, l.pid, err)
-	}
-	return nil
-}
-
-// giveBack is the end of a loan.
-func (l *loan) giveBack(ctx context.Context) error {
-	if err := l.hold(ctx); err != nil {
-		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-	}
-	if err := l.putBack(); err != nil {
-		return err
-	}
-	l.over = true
-	return nil
-}
-
-// takeOver gives back what another has borrowed.
-func (l *loan) takeOver(ctx context.Context) error {
-	l.over = true
-	for _, t := range l.threads {
-		err := l.same(t)
-		if err == nil {
-			err = l.seize(t)
-		}
-		if errors.Is(err, ErrGone) {
-			t.state = ended
-		} else if err != nil {
-			l.letGo()
-			return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-		}
-	}
-	err := l.hold(ctx)
-	if err == nil {
-		l.at("taken over")
-		err = l.putBack()
-	}
-	if err != nil {
-		l.letGo()
-		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-	}
-	return nil
-}
-
-// same fails with [ErrGone] if the thread is not the one that was saved.
-func (l *loan) same(t *borrowedThread) error {
-	stat, err := threadStat(l.pid, t.TID)
-	if err == nil && uint64(stat.Starttime) != t.StartTime {
-		err = fmt.Errorf("thread %d of process %d: %w: its tid now names another", t.TID, l.pid, ErrGone)
-	}
-	return err
-}
-
 // hold brings every thread into an event stop. Only there does the kernel look
 // at the registers for a call to restart, so only there are they put back.
 func (l *loan) hold(ctx context.Context) error {
@@ -291,43 +111,6 @@ func (l *loan) hold(ctx context.Context) error {
 		return fmt.Errorf("a thread does not stop (a long system call?): %w", err)
 	}
 	return nil
-}
-
-// putBack makes every thread, all of which are held, what it was. The file is
-// removed before they are let go of, so that it is never there when they run.
-func (l *loan) putBack() error {
-	for _, t := range l.threads {
-		if err := l.restore(t); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("put back the registers of thread %d of process %d: %w", t.TID, l.pid, err)
-		}
-		l.at("put back")
-	}
-	l.at("all put back")
-	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("process %d: its borrowed threads are whole but still noted as borrowed: %w", l.pid, err)
-	}
-	l.at("removed")
-	l.letGo()
-	return nil
-}
-
-func (l *loan) restore(t *borrowedThread) error {
-	if t.state == ended {
-		return nil
-	}
-	var now registers
-	if err := now.read(t.TID); err != nil {
-		return err
-	}
-	// Elsewhere the thread has its own registers: it has not been called yet, or
-	// they have been put back already by one who was killed before he was done.
-	switch now.pc() {
-	case l.instruction, l.instruction + uint64(len(syscallInstruction)):
-		if err := t.Registers.write(t.TID); err != nil {
-			return err
-		}
-	}
-	return t.Mask.write(t.TID)
 }
 
 // letGo detaches from the threads that are held. From others the kernel
@@ -355,6 +138,15 @@ func (l *loan) seize(t *borrowedThread) error {
 	}
 	if errors.Is(err, unix.ESRCH) {
 		err = ErrGone
+	}
+	return err
+}
+
+// same fails with [ErrGone] if the thread is not the one that was saved.
+func (l *loan) same(t *borrowedThread) error {
+	stat, err := threadStat(l.pid, t.TID)
+	if err == nil && uint64(stat.Starttime) != t.StartTime {
+		err = fmt.Errorf("thread %d of process %d: %w: its tid now names another", t.TID, l.pid, ErrGone)
 	}
 	return err
 }
@@ -412,13 +204,4 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 		// takes part and runs on all the same.
 		_ = unix.PtraceSyscall(t.TID, toDeliver(status))
 	}
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
