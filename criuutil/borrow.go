@@ -45,8 +45,8 @@ var errReturned = errors.New("the borrowed threads have been returned")
 // a reboot.
 //
 // The kernel lets one tracer at a thread, so criu, a debugger or a [Tracer]
-// must not be there at the same time; nor may the process be in a frozen control group of
-// cgroup v1, in which nobody can take hold of a thread.
+// must not be there at the same time; nor may the process be in a frozen
+// control group of cgroup v1, in which taking hold of a thread never returns.
 //
 // It fails with [ErrGone] if the process has ended. A failed Borrow changes
 // nothing.
@@ -64,6 +64,11 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
+	process, err := OpenProcess(pid) // which tells a zombie from the living
+	if err != nil {
+		return nil, fmt.Errorf("borrow threads: %w", err)
+	}
+	process.Close()
 	instruction, err := findSyscallInstruction(pid)
 	if err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -57,221 +56,39 @@ func (l *loan) serve(requests <-chan func(), done chan<- struct{}) {
 	defer l.tick.Stop()
 	ownThread(func() {
 		for !l.over {
+			// Also with nothing to do: a process that was killed has ended for its
+			// parent only when the tracer has seen the end of its threads.
 			select {
 			case request := <-requests:
 				request()
 			case <-l.sigchld:
-				l.poll() // a process that was killed is not gone for its parent before
-			case <-l.tick.C: // its tracer has seen the end of each thread
+				l.poll()
+			case <-l.tick.C:
 				l.poll()
 			}
 		}
 	})
 }
 
-// ownThread runs f on an OS thread that ends with it, whereupon the kernel
-// detaches whatever it may still trace.
+// ownThread runs f on an OS thread of its own and waits for the end of that,
+// with which the kernel detaches whatever it may still trace.
 func ownThread(f func()) {
-	finished := make(chan struct{})
+	tid := make(chan int)
 	go func() {
-		defer close(finished)
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // and not unlocked, so that it ends
 		if unix.Gettid() == unix.Getpid() {
-			ownThread(f) // the main thread would not end
+			ownThread(f) // the main thread would not end with its goroutine
+			runtime.UnlockOSThread()
+			tid <- 0
 			return
 		}
 		f()
+		tid <- unix.Gettid()
 	}()
-	<-finished
-}
-
-// take seizes the threads, notes what they are, and blocks their signals.
-func (l *loan) take(ctx context.Context) (err error) {
-	defer func() {
-		if err != nil {
-			l.over = true
-		}
-	}()
-	for _, t := range l.threads {
-		stat, err := threadStat(l.pid, t.TID)
-		if err == nil {
-			t.StartTime = uint64(stat.Starttime)
-			err = l.seize(t)
-		}
-		if err != nil {
-			l.letGo()
-			return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
-		}
+	// The kernel has no event for the end of a thread before Linux 6.9.
+	for tid := <-tid; tid != 0 && threadExists(os.Getpid(), tid); {
+		time.Sleep(100 * time.Microsecond)
 	}
-	if err := l.hold(ctx); err != nil {
-		l.letGo()
-		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
-	}
-	l.at("seized")
-	if err := l.note(); err != nil {
-		l.letGo()
-		return err
-	}
-	l.at("saved")
-	for _, t := range l.threads {
-		if err := allSignals.write(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {
-			return errors.Join(fmt.Errorf("block the signals of thread %d of process %d: %w", t.TID, l.pid, err), l.putBack())
-		}
-		l.at("masked")
-	}
-	return nil
-}
-
-// note writes the file, of threads of which nothing has been changed yet.
-func (l *loan) note() error {
-	saved := savedThreads{PID: l.pid, Instruction: l.instruction}
-	for _, t := range l.threads {
-		if t.state == ended {
-			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, ErrGone)
-		}
-		switch t.stopSignal {
-		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
-		default:
-			return fmt.Errorf("thread %d of process %d is not in the group-stop, and would run on if we were killed: send the process SIGSTOP first", t.TID, l.pid)
-		}
-		err := t.Registers.read(t.TID)
-		if err == nil && !t.Registers.native() {
-			return fmt.Errorf("thread %d of process %d is a 32-bit task, which cannot be borrowed", t.TID, l.pid)
-		}
-		if err == nil {
-			err = t.Mask.read(t.TID)
-		}
-		if err == nil {
-			err = leaveRestartableSequence(l.pid, t.TID, &t.Registers)
-		}
-		if err == nil {
-			err = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD)
-		}
-		if errors.Is(err, unix.ESRCH) {
-			err = ErrGone
-		}
-		if err != nil {
-			return fmt.Errorf("read the registers of thread %d of process %d: %w", t.TID, l.pid, err)
-		}
-		saved.Threads = append(saved.Threads, t.savedThread)
-	}
-	return saved.write(l.saved)
-}
-
-// memoryCall is a system call on a range of memory.
-type memoryCall struct {
-	name     string
-	number   uint64
-	argument int // beside the address and the size
-}
-
-func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
-
-// callAll has the threads make a call on every slice.
-func (l *loan) callAll(ctx context.Context, slices []Range, what memoryCall) error {
-	var failed error
-	err := l.until(ctx, func() bool {
-		busy := false
-		for _, t := range l.threads {
-			if t.state == returned && t.slice != (Range{}) {
-				failed = firstOf(failed, l.result(t, what))
-				t.slice = Range{}
-			}
-			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
-				t.slice, slices = slices[0], slices[1:]
-				failed = l.call(t, what)
-			}
-			if t.state == ended {
-				failed = firstOf(failed, fmt.Errorf("%v in thread %d of process %d: %w", what, t.TID, l.pid, ErrGone))
-			}
-			busy = busy || t.state == called || t.state == inside
-		}
-		return !busy
-	})
-	for _, t := range l.threads {
-		t.slice = Range{}
-	}
-	if err != nil {
-		return fmt.Errorf("%v in threads of process %d is not finished: %w", what, l.pid, err)
-	}
-	return failed
-}
-
-// call starts a system call in a thread that is in one of our stops.
-func (l *loan) call(t *borrowedThread, what memoryCall) error {
-	regs := t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument))
-	err := regs.write(t.TID)
-	if err == nil {
-		err = unix.PtraceSyscall(t.TID, 0)
-	}
-	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
-	}
-	t.state = called // if it was killed, the next wait says so
-	return nil
-}
-
-func (l *loan) result(t *borrowedThread, what memoryCall) error {
-	var regs registers
-	err := regs.read(t.TID)
-	if result := regs.result(); err == nil && result < 0 {
-		err = unix.Errno(-result)
-	}
-	if errors.Is(err, unix.ESRCH) {
-		err = ErrGone
-	}
-	if err != nil {
-		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
-	}
-	return nil
-}
-
-// giveBack is the end of a loan.
-func (l *loan) giveBack(ctx context.Context) error {
-	if err := l.hold(ctx); err != nil {
-		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-	}
-	if err := l.putBack(); err != nil {
-		return err
-	}
-	l.over = true
-	return nil
-}
-
-// takeOver gives back what another has borrowed.
-func (l *loan) takeOver(ctx context.Context) error {
-	l.over = true
-	for _, t := range l.threads {
-		err := l.same(t)
-		if err == nil {
-			err = l.seize(t)
-		}
-		if errors.Is(err, ErrGone) {
-			t.state = ended
-		} else if err != nil {
-			l.letGo()
-			return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-		}
-	}
-	err := l.hold(ctx)
-	if err == nil {
-		l.at("taken over")
-		err = l.putBack()
-	}
-	if err != nil {
-		l.letGo()
-		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-	}
-	return nil
-}
-
-// same fails with [ErrGone] if the thread is not the one that was saved.
-func (l *loan) same(t *borrowedThread) error {
-	stat, err := threadStat(l.pid, t.TID)
-	if err == nil && uint64(stat.Starttime) != t.StartTime {
-		err = fmt.Errorf("thread %d of process %d: %w: its tid now names another", t.TID, l.pid, ErrGone)
-	}
-	return err
 }
 
 // hold brings every thread into an event stop. Only there does the kernel look
@@ -294,43 +111,6 @@ func (l *loan) hold(ctx context.Context) error {
 		return fmt.Errorf("a thread does not stop (a long system call?): %w", err)
 	}
 	return nil
-}
-
-// putBack makes every thread, all of which are held, what it was. The file is
-// removed before they are let go of, so that it is never there when they run.
-func (l *loan) putBack() error {
-	for _, t := range l.threads {
-		if err := l.restore(t); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("put back the registers of thread %d of process %d: %w", t.TID, l.pid, err)
-		}
-		l.at("put back")
-	}
-	l.at("all put back")
-	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("process %d: its borrowed threads are whole but still noted as borrowed: %w", l.pid, err)
-	}
-	l.at("removed")
-	l.letGo()
-	return nil
-}
-
-func (l *loan) restore(t *borrowedThread) error {
-	if t.state == ended {
-		return nil
-	}
-	var now registers
-	if err := now.read(t.TID); err != nil {
-		return err
-	}
-	// Elsewhere the thread has its own registers: it has not been called yet, or
-	// they have been put back already by one who was killed before he was done.
-	switch now.pc() {
-	case l.instruction, l.instruction + uint64(len(syscallInstruction)):
-		if err := t.Registers.write(t.TID); err != nil {
-			return err
-		}
-	}
-	return t.Mask.write(t.TID)
 }
 
 // letGo detaches from the threads that are held. From others the kernel
@@ -358,6 +138,15 @@ func (l *loan) seize(t *borrowedThread) error {
 	}
 	if errors.Is(err, unix.ESRCH) {
 		err = ErrGone
+	}
+	return err
+}
+
+// same fails with [ErrGone] if the thread is not the one that was saved.
+func (l *loan) same(t *borrowedThread) error {
+	stat, err := threadStat(l.pid, t.TID)
+	if err == nil && uint64(stat.Starttime) != t.StartTime {
+		err = fmt.Errorf("thread %d of process %d: %w: its tid now names another", t.TID, l.pid, ErrGone)
 	}
 	return err
 }
@@ -415,13 +204,4 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 		// takes part and runs on all the same.
 		_ = unix.PtraceSyscall(t.TID, toDeliver(status))
 	}
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

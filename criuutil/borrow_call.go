@@ -1,0 +1,111 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// memoryCall is a system call on a range of memory.
+type memoryCall struct {
+	name     string
+	number   uint64
+	argument int // beside the address and the size
+}
+
+func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
+
+// callAll has the threads make a call on every slice.
+func (l *loan) callAll(ctx context.Context, slices []Range, what memoryCall) error {
+	var failed error
+	err := l.until(ctx, func() bool {
+		busy := false
+		for _, t := range l.threads {
+			if t.state == returned && t.slice != (Range{}) {
+				failed = firstOf(failed, l.result(t, what))
+				t.slice = Range{}
+			}
+			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
+				t.slice, slices = slices[0], slices[1:]
+				failed = l.call(t, what)
+			}
+			if t.state == ended {
+				failed = firstOf(failed, fmt.Errorf("%v in thread %d of process %d: %w", what, t.TID, l.pid, ErrGone))
+			}
+			busy = busy || t.state == called || t.state == inside
+		}
+		return !busy
+	})
+	for _, t := range l.threads {
+		t.slice = Range{}
+	}
+	if err != nil {
+		return fmt.Errorf("%v in threads of process %d is not finished: %w", what, l.pid, err)
+	}
+	return failed
+}
+
+// call starts a system call in a thread that is in one of our stops.
+func (l *loan) call(t *borrowedThread, what memoryCall) error {
+	regs := t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument))
+	err := regs.write(t.TID)
+	if err == nil {
+		err = unix.PtraceSyscall(t.TID, 0)
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
+	}
+	t.state = called // if it was killed, the next wait says so
+	return nil
+}
+
+func (l *loan) result(t *borrowedThread, what memoryCall) error {
+	var regs registers
+	err := regs.read(t.TID)
+	if result := regs.result(); err == nil && result < 0 {
+		err = unix.Errno(-result)
+	}
+	if errors.Is(err, unix.ESRCH) {
+		err = ErrGone
+	}
+	if err != nil {
+		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
+	}
+	return nil
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hugePage is how slices are aligned, so that none splits a huge page.
+const hugePage = 2 << 20 // bytes
+
+// cut cuts ranges into slices for so many threads: small enough that all
+// threads have work until the end, large enough that the stops of a thread
+// between two of them do not count.
+func cut(ranges []Range, threads int) []Range {
+	const perThread, largest = 4, 64 << 20
+	var total uint64
+	for _, r := range ranges {
+		total += r.Size()
+	}
+	size := total / uint64(perThread*threads) / hugePage * hugePage
+	size = min(max(size, hugePage), largest)
+	var slices []Range
+	for _, r := range ranges {
+		for start := r.Start; start < r.End; {
+			end := min(r.End, (start+size)/hugePage*hugePage)
+			slices = append(slices, Range{start, end})
+			start = end
+		}
+	}
+	return slices
+}

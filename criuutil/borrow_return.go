@@ -1,0 +1,87 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// giveBack is the end of a loan.
+func (l *loan) giveBack(ctx context.Context) error {
+	if err := l.hold(ctx); err != nil {
+		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
+	}
+	if err := l.putBack(); err != nil {
+		return err
+	}
+	l.over = true
+	return nil
+}
+
+// takeOver gives back what another has borrowed.
+func (l *loan) takeOver(ctx context.Context) error {
+	l.over = true
+	for _, t := range l.threads {
+		err := l.same(t)
+		if err == nil {
+			err = l.seize(t)
+		}
+		if errors.Is(err, ErrGone) {
+			t.state = ended
+		} else if err != nil {
+			l.letGo()
+			return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
+		}
+	}
+	err := l.hold(ctx)
+	if err == nil {
+		l.at("taken over")
+		err = l.putBack()
+	}
+	if err != nil {
+		l.letGo()
+		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
+	}
+	return nil
+}
+
+// putBack makes every thread, all of which are held, what it was. The file is
+// removed before they are let go of, so that it is never there when they run.
+func (l *loan) putBack() error {
+	for _, t := range l.threads {
+		if err := l.restore(t); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("put back the registers of thread %d of process %d: %w", t.TID, l.pid, err)
+		}
+		l.at("put back")
+	}
+	l.at("all put back")
+	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("process %d: its borrowed threads are whole but still noted as borrowed: %w", l.pid, err)
+	}
+	l.at("removed")
+	l.letGo()
+	return nil
+}
+
+func (l *loan) restore(t *borrowedThread) error {
+	if t.state == ended {
+		return nil
+	}
+	var now registers
+	if err := now.read(t.TID); err != nil {
+		return err
+	}
+	// Elsewhere the thread has its own registers: it has not been called yet, or
+	// they have been put back already by one who was killed before he was done.
+	switch now.pc() {
+	case l.instruction, l.instruction + uint64(len(syscallInstruction)):
+		if err := t.Registers.write(t.TID); err != nil {
+			return err
+		}
+	}
+	return t.Mask.write(t.TID)
+}
