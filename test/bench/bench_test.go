@@ -16,7 +16,7 @@ func TestTheSmallestCaseInAllModes(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		opts := options{
 			root: testenv.Root(t), criu: testenv.Criu(t), real: testenv.RealDriver(),
-			loads: []load{warmUp()}, modes: allModes(), dir: t.TempDir(), out: t.TempDir(), repeat: 1,
+			loads: []load{smallest()}, modes: allModes(), dir: t.TempDir(), out: t.TempDir(), repeat: 1,
 		}
 		if err := measureAll(t.Context(), opts, t.Output()); err != nil {
 			t.Fatal(err)

@@ -63,6 +63,9 @@ func (r *report) markdown() ([]byte, error) {
 		fmt.Fprintf(&text, "- %s\n", line)
 	}
 	text.WriteString("\n" + explanation + "\n")
+	if r.room.simulated {
+		text.WriteString("The GPUs are simulated: their driver copies with this machine's cores, and these numbers say nothing of a GPU's.\n\n")
+	}
 	if unsteady := r.results.unsteady(); len(unsteady) > 0 {
 		fmt.Fprintf(&text, "**Not to be relied on**, something else kept the machine or its disk busy: %s.\n\n", strings.Join(unsteady, "; "))
 	}
