@@ -33,8 +33,8 @@ func (r *registers) pc() uint64 { return r.Rip }
 func (r *registers) setPC(address uint64) { r.Rip = address }
 
 // calling returns the registers with which a thread makes a system call by the
-// instruction at address. Orig_rax says that the thread is in no system call,
-// so that the kernel does not restart the interrupted one instead.
+// instruction at address. Orig_rax says that the thread is in no system call:
+// whatever is in Rax, there is none to restart.
 func (r registers) calling(address uint64, number, a, b, c uint64) registers {
 	r.Rip, r.Rax, r.Orig_rax = address, number, ^uint64(0)
 	r.Rdi, r.Rsi, r.Rdx = a, b, c

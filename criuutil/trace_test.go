@@ -20,7 +20,18 @@ import (
 // The test binary is its own target: two threads that print their tid and
 // then write a byte each few milliseconds.
 func TestMain(m *testing.M) {
-	if os.Getenv("CRIUUTIL_TARGET") != "" {
+	switch os.Getenv("CRIUUTIL_TARGET") {
+	case "borrowable":
+		runBorrowable()
+	case "sequence":
+		runSequence()
+	case "borrower":
+		if err := runBorrower(os.Getenv("CRIUUTIL_BORROWER")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case "1":
 		for fd := range 2 {
 			go func() {
 				runtime.LockOSThread()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -244,7 +245,7 @@ func (d *dump) watch() error {
 	if err := d.createPages(); err != nil {
 		return err
 	}
-	return d.startWatcher(d.session, d.pageFiles()...)
+	return d.session.timed("watch", func() error { return d.startWatcher(d.session, d.pageFiles()...) })
 }
 
 // lock keeps the GPU idle: no new work is taken, what runs has ended. All
@@ -586,6 +587,9 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	}
 	if err := s.complete(); err != nil {
 		return err
+	}
+	if err := s.writeTimeline(filepath.Join(stage.ImageDir, TimelineName)); err != nil {
+		h.Log.Warn("the image is without a timeline", "error", err)
 	}
 	if err := s.step("publish", publishing); err != nil {
 		return err

@@ -76,11 +76,13 @@ func writeManifest(dir string, m Manifest) error {
 }
 
 // removeManifest makes sure that an image directory which is used again does
-// not keep the manifest of an earlier dump.
+// not keep the manifest and the timeline of an earlier dump.
 func removeManifest(dir string) error {
-	err := os.Remove(filepath.Join(dir, ManifestName))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the manifest of an earlier dump: %w", err)
+	for _, name := range []string{ManifestName, TimelineName} {
+		err := os.Remove(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove what an earlier dump has left: %w", err)
+		}
 	}
 	return nil
 }
@@ -92,19 +94,7 @@ func ReadManifest(dir string) (Manifest, error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return Manifest{}, fmt.Errorf("manifest: %s is not an image directory", dir)
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w", err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return Manifest{}, fmt.Errorf("manifest: %w", err)
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxManifestBytes {
-		return Manifest{}, fmt.Errorf("manifest %s is not a regular file of at most %d bytes", path, maxManifestBytes)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxManifestBytes))
+	data, err := readPlain(path, maxManifestBytes)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("manifest: %w", err)
 	}
@@ -113,6 +103,24 @@ func ReadManifest(dir string) (Manifest, error) {
 		return Manifest{}, fmt.Errorf("manifest %s: %w", path, err)
 	}
 	return m, nil
+}
+
+// readPlain reads a file of an image directory, which somebody else may have
+// filled: no link, no pipe, and nothing that fills the memory.
+func readPlain(path string, maxBytes int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxBytes {
+		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", path, maxBytes)
+	}
+	return io.ReadAll(io.LimitReader(f, maxBytes))
 }
 
 // ParseManifest reads a manifest and refuses one that no dump can have

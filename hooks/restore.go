@@ -63,6 +63,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := s.step("pre-restore", func() error { return h.startWatcher(s, files...) }); err != nil {
 		return errors.Join(err, s.close(OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
+	h.note(s) // criu's time begins
 	return nil
 }
 
@@ -228,6 +229,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 	if err != nil {
 		return h.fail(s, err)
 	}
+	h.note(s) // criu's time goes on
 	return nil
 }
 

@@ -129,6 +129,9 @@ func sessionsDir(runDir string) (string, error) {
 	return dir, nil
 }
 
+// Name is what the session is called in the run directory.
+func (s *Session) Name() string { return filepath.Base(s.dir) }
+
 func sessionPath(sessions string, kind Kind, criu criuutil.Ident) string {
 	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }
@@ -318,6 +321,7 @@ func (s *Session) close(outcome Outcome, message string) error {
 	if err := s.save(); err != nil {
 		return err
 	}
+	_ = s.writeTimeline(filepath.Join(s.dir, timelineFile)) // the journal has all of it
 	return s.endWatcher()
 }
 

@@ -2,6 +2,7 @@ package hooks
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -24,7 +25,12 @@ type Phase struct {
 	Failed bool   `json:"failed,omitempty"`
 }
 
-func (p Phase) end() float64 { return p.Start + p.Seconds }
+func (p Phase) end() time.Duration { return duration(p.Start) + duration(p.Seconds) }
+
+// duration is exact: the journal's seconds were whole nanoseconds.
+func duration(seconds float64) time.Duration {
+	return time.Duration(math.Round(seconds * float64(time.Second)))
+}
 
 // Phases are the spans of a session in the order of their ends.
 type Phases []Phase
@@ -50,7 +56,7 @@ const (
 
 	// maxPhases bounds the journal of a job that the watcher tries for days to
 	// bring back.
-	maxPhases = 1 << 12
+	maxPhases = 1 << 14
 )
 
 // span does something for one process of the session, and notes how long it
@@ -62,13 +68,13 @@ func (s *Session) span(pid int, name string, do func() error) error {
 	}
 	start := s.now()
 	err := do()
-	s.notePhase(Phase{Name: name, PID: pid, Start: start, By: s.by, Failed: err != nil})
+	s.notePhase(start, Phase{Name: name, PID: pid, By: s.by, Failed: err != nil})
 	return err
 }
 
 // notePhase notes a span that ends now.
-func (s *Session) notePhase(p Phase) {
-	p.Seconds = s.now() - p.Start
+func (s *Session) notePhase(start time.Duration, p Phase) {
+	p.Start, p.Seconds = start.Seconds(), (s.now() - start).Seconds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.Phases) < maxPhases {
@@ -84,12 +90,12 @@ func (s *Session) noteCriu() {
 	}
 	last := s.Phases[len(s.Phases)-1]
 	if slices.Contains([]string{"pre-dump", "post-dump", "pre-restore", "pre-resume"}, last.By) {
-		s.notePhase(Phase{Name: "criu", Start: last.end(), By: byCriu})
+		s.notePhase(last.end(), Phase{Name: "criu", By: byCriu})
 	}
 }
 
-// now is the time since the session was created, in seconds.
-func (s *Session) now() float64 { return (sinceBoot() - s.CreatedClock).Seconds() }
+// now is the time since the session was created.
+func (s *Session) now() time.Duration { return sinceBoot() - s.CreatedClock }
 
 // sinceBoot is the one clock that all processes of a session share and that
 // nobody sets.

@@ -2,8 +2,15 @@ package hooks
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"cucriu/criuutil"
 )
 
 func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
@@ -38,7 +45,7 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	}
 	step := s.Phases[8]
 	for _, phase := range s.Phases[:8] {
-		if phase.Start < step.Start || phase.end() > step.end() {
+		if duration(phase.Start) < duration(step.Start) || phase.end() > step.end() {
 			t.Errorf("%+v is not inside %+v", phase, step)
 		}
 	}
@@ -47,4 +54,100 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 func loadAgain(s *Session) (*Session, error) {
 	again := &Session{dir: s.dir}
 	return again, again.read()
+}
+
+// TestATimelineIsAChromeTrace: spans in order, nested or apart in each row, and
+// every row has a name.
+func TestATimelineIsAChromeTrace(t *testing.T) {
+	s := testSession(t, t.TempDir(), 7)
+	s.Members = []Member{{Ident: criuutil.Ident{PID: 8}, Name: "train"}, {Ident: criuutil.Ident{PID: 9}, Name: "serve"}}
+	s.by = "pre-dump"
+	both := func(name string) func() error {
+		return func() error {
+			var wg sync.WaitGroup
+			for _, member := range s.Members {
+				wg.Go(func() { _ = s.span(member.PID, name, func() error { return nil }) })
+			}
+			wg.Wait()
+			return nil
+		}
+	}
+	for _, name := range []string{"lock", "checkpoint", "dumping"} {
+		if err := s.step(name, both(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.noteCriu()
+	s.noteCriu() // once is enough
+	s.by = byWatcher
+	outer := func() error { return errors.Join(s.timed("restore", both("restore")), errors.New("no")) }
+	if err := s.step("back", outer); err == nil {
+		t.Fatal("a step that fails succeeded")
+	}
+	if err := s.close(OutcomeGone, ""); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(s.dir, timelineFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeline, err := ParseTimeline(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(s.Timeline(), timeline); diff != "" {
+		t.Errorf("it is not what was written: %s", diff)
+	}
+	checkNesting(t, timeline)
+	count := make(map[string]int)
+	for _, span := range timeline.Spans() {
+		count[fmt.Sprintf("%s of %s by %s, failed %v", span.Name, timeline.Row(span), span.Category, span.Failed())]++
+	}
+	want := map[string]int{
+		"criu of dump by criu by criu, failed false": 1, "restore of dump by criu by watcher, failed false": 1, "back of dump by criu by watcher, failed true": 1,
+		"restore of train by watcher, failed false": 1, "restore of serve by watcher, failed false": 1,
+	}
+	for _, name := range []string{"lock", "checkpoint", "dumping"} {
+		for _, row := range []string{"dump by criu", "train", "serve"} {
+			want[name+" of "+row+" by pre-dump, failed false"] = 1
+		}
+	}
+	if diff := cmp.Diff(want, count); diff != "" {
+		t.Errorf("spans: %s", diff)
+	}
+}
+
+func checkNesting(t *testing.T, timeline Timeline) {
+	t.Helper()
+	open := make(map[int][]TimelineEvent) // of each row, those that contain what comes next
+	before := int64(0)
+	for _, span := range timeline.Spans() {
+		if span.Start < before {
+			t.Errorf("%+v is out of order", span)
+		}
+		before = span.Start
+		row := open[span.PID]
+		for len(row) > 0 && row[len(row)-1].Start+row[len(row)-1].Duration <= span.Start {
+			row = row[:len(row)-1]
+		}
+		if len(row) > 0 && span.Start+span.Duration > row[len(row)-1].Start+row[len(row)-1].Duration {
+			t.Errorf("%+v is half in %+v", span, row[len(row)-1])
+		}
+		open[span.PID] = append(row, span)
+	}
+}
+
+func FuzzParseTimeline(f *testing.F) {
+	f.Add([]byte(`{"traceEvents": [{"name": "lock", "ph": "X", "ts": 1, "dur": 2, "pid": 3, "tid": 3, "args": {"failed": "true"}}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		timeline, err := ParseTimeline(data)
+		if err != nil {
+			return
+		}
+		for _, span := range timeline.Spans() {
+			if span.Start < 0 || span.Start+span.Duration < span.Start || !isPrintable(span.Name+timeline.Row(span)) {
+				t.Fatalf("accepted: %s", data)
+			}
+		}
+	})
 }

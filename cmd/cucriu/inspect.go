@@ -22,17 +22,40 @@ type inspection struct {
 }
 
 func inspectCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, timeline bool
+	var session string
 	cmd := &cobra.Command{
 		Use:   "inspect DIR",
 		Short: "Show what an image directory holds: its processes, their memory, and their GPU state",
 		Long: `Show what an image directory holds: its processes, their memory, and their GPU state.
 
 The images of criu and the manifest are read and compared, and nothing is
-changed. A damaged or incomplete image is an error that names the file.`,
-		Example: "  cucriu inspect /var/lib/images/job1\n  cucriu inspect --json .",
-		Args:    cobra.ExactArgs(1),
+changed. A damaged or incomplete image is an error that names the file.
+
+With --timeline it draws where the time of the dump went, for the session and for
+each CUDA process; --session shows any dump or restore of this host by the name
+that cucriu status has for it. The JSON, and the file cucriu-timeline.json in the
+image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) opens.`,
+		Example: `  cucriu inspect /var/lib/images/job1
+  cucriu inspect --json .
+  cucriu inspect --timeline /var/lib/images/job1
+  cucriu inspect --timeline --session restore-4711-883412 --json > restore.json`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if session == "" {
+				if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+					return usageError{err}
+				}
+				return nil
+			}
+			if !timeline {
+				return usageError{errors.New("--session goes with --timeline")}
+			}
+			return noArguments(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if timeline {
+				return showTimeline(cmd.OutOrStdout(), append(args, "")[0], session, asJSON)
+			}
 			report, err := inspect(args[0])
 			if err != nil {
 				return err
@@ -43,6 +66,8 @@ changed. A damaged or incomplete image is an error that names the file.`,
 			return report.write(cmd.OutOrStdout())
 		},
 	}
+	cmd.Flags().BoolVar(&timeline, "timeline", false, "draw where the time of the dump went")
+	cmd.Flags().StringVar(&session, "session", "", "with --timeline: of this session, instead of an image directory")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }

@@ -44,13 +44,13 @@ func statusCommand() *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout())
 			}
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(table, "BEGUN\tKIND\tPROCESSES\tOUTCOME\tIMAGES\tMESSAGE")
+			fmt.Fprintln(table, "BEGUN\tSESSION\tPROCESSES\tOUTCOME\tIMAGES\tMESSAGE")
 			for _, s := range sessions {
 				outcome := string(s.Outcome)
 				if outcome == "" {
 					outcome = "open: " + s.Step
 				}
-				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Created.Local().Format("2006-01-02 15:04:05"), s.Kind, pids(s), outcome, s.ImageDir, s.Message)
+				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Created.Local().Format("2006-01-02 15:04:05"), s.Name(), pids(s), outcome, s.ImageDir, s.Message)
 			}
 			return errors.Join(err, table.Flush())
 		},

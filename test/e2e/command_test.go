@@ -454,6 +454,7 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\npages: criu\n")) // criu takes its time for the memory
 		job := host.Start(1, "--mib", "64")
 		images := host.Dump(job)
 		gate := filepath.Join(t.TempDir(), "gate")

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+)
+
+const (
+	defaultColumns = 80
+	minBar         = 16 // columns
+	maxLabel       = 16 // columns of a name: as long as the kernel's of a process
+)
+
+// timelineOf reads the timeline of an image directory, or of a session by its
+// name.
+func timelineOf(dir, session string) (hooks.Timeline, error) {
+	if session == "" {
+		timeline, err := hooks.ReadTimeline(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			return hooks.Timeline{}, fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, hooks.TimelineName)
+		}
+		return timeline, err
+	}
+	hook, err := newHook()
+	if err != nil {
+		return hooks.Timeline{}, err
+	}
+	sessions, err := hooks.Sessions(hook.Config.RunDir)
+	if err != nil {
+		return hooks.Timeline{}, err
+	}
+	for _, s := range sessions {
+		if s.Name() == session {
+			return s.Timeline(), nil
+		}
+	}
+	return hooks.Timeline{}, fmt.Errorf("there is no session %q: cucriu status lists them", session)
+}
+
+func showTimeline(out io.Writer, dir, session string, asJSON bool) error {
+	timeline, err := timelineOf(dir, session)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(out, timeline)
+	}
+	return drawTimeline(out, timeline, columnsOf(out))
+}
+
+// drawTimeline draws a line for each span, with a bar in what is left of the
+// columns.
+func drawTimeline(out io.Writer, timeline hooks.Timeline, columns int) error {
+	type line struct{ name, process, start, took string }
+	lines := []line{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
+	spans := timeline.Spans()
+	total := int64(1)
+	for _, span := range spans {
+		name := label(span.Name)
+		if span.Failed() {
+			name += " (failed)"
+		}
+		lines = append(lines, line{name, fmt.Sprintf("%s %d", label(timeline.Row(span)), span.PID), ms(span.Start), ms(span.Duration)})
+		total = max(total, span.Start+span.Duration)
+	}
+	var w struct{ name, process, start, took int }
+	for _, l := range lines {
+		w.name, w.process = max(w.name, utf8.RuneCountInString(l.name)), max(w.process, utf8.RuneCountInString(l.process))
+		w.start, w.took = max(w.start, len(l.start)), max(w.took, len(l.took))
+	}
+	width := max(minBar, columns-(w.name+w.process+w.start+w.took+4*2))
+	var text strings.Builder
+	for i, l := range lines {
+		bar := ""
+		if i > 0 {
+			bar = timelineBar(spans[i-1], total, width)
+		}
+		row := fmt.Sprintf("%-*s  %-*s  %*s  %*s  %s", w.name, l.name, w.process, l.process, w.start, l.start, w.took, l.took, bar)
+		fmt.Fprintln(&text, strings.TrimRight(row, " "))
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// timelineBar is a span's part of the whole time. One that is too short to be
+// seen is a thin line.
+func timelineBar(span hooks.TimelineEvent, total int64, width int) string {
+	scale := float64(width) / float64(total)
+	from := min(int(float64(span.Start)*scale), width-1)
+	length := min(int(float64(span.Start+span.Duration)*scale+0.5), width) - from
+	bar := "▏"
+	if float64(span.Duration)*scale >= 0.5 {
+		bar = strings.Repeat("█", max(1, length))
+	}
+	return strings.Repeat(" ", from) + bar
+}
+
+func label(text string) string {
+	if runes := []rune(text); len(runes) > maxLabel {
+		return string(runes[:maxLabel-1]) + "…"
+	}
+	return text
+}
+
+func ms(micros int64) string { return fmt.Sprintf("%.1f", float64(micros)/1000) }
+
+// columnsOf is the width of a terminal.
+func columnsOf(out io.Writer) int {
+	if f, ok := out.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return int(size.Col)
+		}
+	}
+	return defaultColumns
+}

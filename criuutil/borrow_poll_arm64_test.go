@@ -1,0 +1,3 @@
+package criuutil
+
+func (w *worker) poll() uint64 { return w.ppoll() } // there is no other

@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// TestTimelineOfADumpAndItsRestore: the image has the timeline of its dump, and
+// each session its own, in which every process has its spans and criu's work lies
+// between ours.
+func TestTimelineOfADumpAndItsRestore(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(2, "--procs", "2", "--gpus", "0,1")
+		images := host.Dump(job)
+		host.WaitOutcome("dumped")
+		inImage, err := hooks.ReadTimeline(images)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dump := host.Sessions()[0]
+		want := []string{"lock", "checkpoint", "criu"}
+		expectSpans(t, inImage, dump, want, "lock", "checkpoint")
+		expectSpans(t, sessionTimeline(t, host, dump), dump, append(want, "publish"), "lock", "checkpoint")
+
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		host.Restore(images)
+		job.Runs()
+		host.WaitOutcome("running")
+		restore := host.Sessions()[1]
+		expectSpans(t, sessionTimeline(t, host, restore), restore, []string{"pre-restore", "criu", "pre-resume", "criu", "post-resume", "restore", "unlock"}, "restore", "unlock")
+	})
+}
+
+// TestTimelineOfADumpThatFails: what failed is in it, and so is the way back.
+func TestTimelineOfADumpThatFails(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		host.Faults("checkpoint return 999")
+		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
+		job.Runs()
+		s := host.Sessions()[0]
+		timeline := sessionTimeline(t, host, s)
+		expectSpans(t, timeline, s, []string{"lock", "checkpoint", "unlock"}, "lock", "checkpoint", "unlock")
+		for _, span := range timeline.Spans() {
+			if span.Failed() != (span.Name == "checkpoint") {
+				t.Errorf("failed or not: %+v", span)
+			}
+		}
+	})
+}
+
+// sessionTimeline reads the timeline that a closed session has written.
+func sessionTimeline(t *testing.T, host *testenv.Host, s *hooks.Session) hooks.Timeline {
+	t.Helper()
+	var timeline hooks.Timeline
+	testenv.Eventually(t, testenv.Soon, "the timeline is written", func() bool {
+		data, err := os.ReadFile(filepath.Join(host.RunDir, "sessions", s.Name(), "timeline.json"))
+		if err == nil {
+			timeline, err = hooks.ParseTimeline(data)
+		}
+		return err == nil
+	})
+	return timeline
+}
+
+// expectSpans fails the test unless the session has these spans, each beginning
+// after the one before, and every process has its own.
+func expectSpans(t *testing.T, timeline hooks.Timeline, s *hooks.Session, session []string, process ...string) {
+	t.Helper()
+	names := make(map[int][]string)
+	for _, span := range timeline.Spans() {
+		if timeline.Row(span) == "" {
+			t.Errorf("a span of no row: %+v", span)
+		}
+		names[span.PID] = append(names[span.PID], span.Name)
+	}
+	for _, member := range s.Members {
+		if !slices.Equal(slices.Compact(names[member.PID]), process) {
+			t.Errorf("process %d has the spans %q, want %q", member.PID, names[member.PID], process)
+		}
+	}
+	rest := names[s.Criu.PID]
+	for _, name := range session {
+		at := slices.Index(rest, name)
+		if at < 0 {
+			t.Fatalf("the session has the spans %q, want %q in this order", names[s.Criu.PID], session)
+		}
+		rest = rest[at+1:]
+	}
+}
