@@ -58,7 +58,7 @@ demo: build sim workload tools ## dump a CUDA job and restore it on another GPU;
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/demo
 
 .PHONY: bench
-bench: build sim workload tools ## measure the downtime side by side, on simulated GPUs, into build/bench (BENCHFLAGS=--help)
+bench: build sim workload ## measure the downtime side by side, on simulated GPUs, into build/bench (BENCHFLAGS=--help)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/bench $(BENCHFLAGS)
 
 .PHONY: test
