@@ -15,6 +15,7 @@ GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal
 PKGS         ?= ./...
 TESTFLAGS    ?=
 TEST_TIMEOUT ?= 20m
+BENCHFLAGS   ?=
 
 # What `make gpu-bundle` takes along as test binaries.
 GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
@@ -25,7 +26,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ##@ Build
 
 .PHONY: build
-build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, and programs that fail on request
+build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, the bench, and programs that fail on request
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
 	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/demo ./test/gocriu ./test/bench ./test/bench/serial-hook
 
@@ -55,6 +56,10 @@ which-runc: ## print the path of the runc in use (with make -s)
 .PHONY: demo
 demo: build sim workload tools ## dump a CUDA job and restore it on another GPU; simulated ones where there are none
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/demo
+
+.PHONY: bench
+bench: build sim workload ## measure the downtime side by side, on simulated GPUs, into build/bench (BENCHFLAGS=--help)
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/bench $(BENCHFLAGS)
 
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')

@@ -4,6 +4,7 @@
 #   run.sh conformance           the conformance table alone
 #   run.sh demo                  the demo alone
 #   run.sh e2e [TEST REGEX]      the tests on real criu
+#   run.sh bench [FLAGS]         the benchmark alone (--help); it is no part of everything
 # CUCRIU_OUT names a folder that the tables and logs are written to.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -42,5 +43,10 @@ if [[ $what == all || $what == conformance ]]; then
 fi
 if [[ $what == all || $what == e2e ]]; then
 	tests e2e "${CUCRIU_LIMIT:-550}" test/e2e -test.parallel=1 -test.run "${2:-.}"
+fi
+if [[ $what == bench ]]; then
+	echo "=== bench"
+	./clean-exec.sh build/test/bench --out "$out/bench" "${@:2}" 2>&1 | tee "$out/bench.log"
+	((PIPESTATUS[0] == 0)) || failed=1
 fi
 exit "$failed"

@@ -11,10 +11,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// warmUp is a load that is dumped and restored once in each mode before anything is
-// measured: the programs are read from the disk, and the first call of a driver is
-// slow.
-func warmUp() load { return load{1, 16 * mib} }
+// smallest is a load that takes hardly longer than an empty one.
+func smallest() load { return load{1, 16 * mib} }
 
 // measureAll measures everything, and writes the results after each run.
 func measureAll(ctx context.Context, opts options, out io.Writer) error {
@@ -33,10 +31,8 @@ func measureAll(ctx context.Context, opts options, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "%s\n", report.machine)
-	for _, mode := range opts.modes {
-		if _, err := opts.try(ctx, warmUp(), mode); err != nil {
-			return fmt.Errorf("warm-up, %s: %w", mode, err)
-		}
+	if err := opts.warmUp(ctx, smallest(), opts.modes...); err != nil {
+		return err
 	}
 	loads := opts.plan(report, out)
 	if len(loads) == 0 {
@@ -44,9 +40,9 @@ func measureAll(ctx context.Context, opts options, out io.Writer) error {
 	}
 	fmt.Fprintln(out, head())
 	for _, l := range loads {
-		// So much memory is slow when it is first touched, on virtual machines too.
-		if _, err := opts.try(ctx, l, opts.modes[0]); err != nil {
-			return fmt.Errorf("%v, warm-up, %s: %w", l, opts.modes[0], err)
+		// Memory that a virtual machine touches for the first time is slow.
+		if err := opts.warmUp(ctx, l, opts.modes[0]); err != nil {
+			return err
 		}
 		for repetition := range opts.repeat {
 			for _, mode := range opts.modesOf(repetition) {
@@ -68,6 +64,20 @@ func measureAll(ctx context.Context, opts options, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "\n%s\nwritten to %s: results.json, results.md, downtime.svg\n", table, opts.out)
+	return nil
+}
+
+// warmUp dumps and restores a load in modes without measuring: the programs are
+// read from the disk, and the first call of a driver is slow.
+func (o options) warmUp(ctx context.Context, l load, modes ...string) error {
+	if !o.warm {
+		return nil
+	}
+	for _, mode := range modes {
+		if _, err := o.try(ctx, l, mode); err != nil {
+			return fmt.Errorf("%v, %s, not measured: %w", l, mode, err)
+		}
+	}
 	return nil
 }
 

@@ -16,7 +16,7 @@ func TestTheSmallestCaseInAllModes(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		opts := options{
 			root: testenv.Root(t), criu: testenv.Criu(t), real: testenv.RealDriver(),
-			loads: []load{warmUp()}, modes: allModes(), dir: t.TempDir(), out: t.TempDir(), repeat: 1,
+			loads: []load{smallest()}, modes: allModes(), dir: t.TempDir(), out: t.TempDir(), repeat: 1,
 		}
 		if err := measureAll(t.Context(), opts, t.Output()); err != nil {
 			t.Fatal(err)
@@ -34,6 +34,7 @@ func TestTheSmallestCaseInAllModes(t *testing.T) {
 			DumpSeconds    float64 `json:"dump_seconds"`
 			RestoreSeconds float64 `json:"restore_seconds"`
 			BytesWritten   int64   `json:"bytes_written"`
+			BytesByCriu    int64   `json:"bytes_by_criu"`
 		}
 		if err := json.Unmarshal(data, &results); err != nil {
 			t.Fatal(err)
@@ -43,6 +44,9 @@ func TestTheSmallestCaseInAllModes(t *testing.T) {
 			modes = append(modes, r.Mode)
 			if r.Case != "1x16MiB" || r.Processes != 1 || r.Bytes != 16<<20 || r.DumpSeconds <= 0 || r.RestoreSeconds <= 0 || r.BytesWritten < 16<<20 {
 				t.Errorf("not a measured run: %+v", r)
+			}
+			if past := r.BytesByCriu < 8<<20; past != (r.Mode == modeFastlane) {
+				t.Errorf("in mode %s criu wrote %d bytes of pages", r.Mode, r.BytesByCriu)
 			}
 		}
 		if !slices.Equal(modes, allModes()) {

@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -38,6 +39,9 @@ func main() {
 
 func run() (status int, err error) {
 	opts, err := parseOptions(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return 0, nil
+	}
 	if err != nil {
 		return 2, err
 	}

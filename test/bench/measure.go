@@ -90,7 +90,7 @@ func (t *trial) run(ctx context.Context, j *job) (Run, error) {
 	if r.DumpPhases, err = t.phases(ctx, hooks.KindDump, hooks.OutcomeDumped); err != nil {
 		return r, err
 	}
-	if r.BytesWritten, r.BytesAllocated, err = usage(t.images); err != nil {
+	if err := r.measureImage(t.images); err != nil {
 		return r, err
 	}
 	if r.PreDumpSeconds, err = stageSeconds(filepath.Join(t.images, "dump.log"), "pre-dump"); err != nil {
@@ -172,9 +172,10 @@ func (t *trial) phases(ctx context.Context, kind hooks.Kind, want hooks.Outcome)
 	}
 }
 
-// usage is what a folder's files hold, and what they take of the disk, in bytes.
-func usage(dir string) (apparent, allocated int64, err error) {
-	err = filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+// measureImage notes what the files of an image directory hold, and what they
+// take of the disk.
+func (r *Run) measureImage(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err
 		}
@@ -182,9 +183,11 @@ func usage(dir string) (apparent, allocated int64, err error) {
 		if err := unix.Lstat(path, &stat); err != nil {
 			return err
 		}
-		apparent += stat.Size
-		allocated += stat.Blocks * 512
+		r.BytesWritten += stat.Size
+		r.BytesAllocated += stat.Blocks * 512
+		if byCriu, _ := filepath.Match("pages-*.img", entry.Name()); byCriu {
+			r.BytesByCriu += stat.Size
+		}
 		return nil
 	})
-	return apparent, allocated, err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,13 +22,14 @@ type options struct {
 	dir    string // of the images
 	out    string // of the results
 	repeat int
+	warm   bool   // dump and restore something that does not count first
 	config string // more configuration for the fast lane
 	keep   bool   // the images
 }
 
 // parseOptions reads the command line and the environment that the tests use too.
 func parseOptions(args []string) (options, error) {
-	opts := options{root: os.Getenv("CUCRIU_TEST_ROOT"), criu: os.Getenv("CUCRIU_TEST_CRIU"), real: os.Getenv("CUCRIU_TEST_DRIVER") == "real"}
+	opts := options{warm: true, root: os.Getenv("CUCRIU_TEST_ROOT"), criu: os.Getenv("CUCRIU_TEST_CRIU"), real: os.Getenv("CUCRIU_TEST_DRIVER") == "real"}
 	var err error
 	if opts.root == "" {
 		if opts.root, err = os.Getwd(); err != nil {
@@ -42,7 +44,12 @@ func parseOptions(args []string) (options, error) {
 	flags.IntVar(&opts.repeat, "repeat", 3, "runs of each case in each mode, of which the median counts")
 	flags.StringVar(&opts.config, "config", "", "more `text` for the configuration file of mode fastlane")
 	flags.BoolVar(&opts.keep, "keep", false, "keep the images and criu's logs")
+	flags.SetOutput(io.Discard) // whoever called says it
 	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			flags.SetOutput(os.Stdout)
+			flags.PrintDefaults()
+		}
 		return opts, err
 	}
 	if flags.NArg() > 0 {
@@ -59,6 +66,11 @@ func parseOptions(args []string) (options, error) {
 	}
 	if opts.dir == "" {
 		opts.dir = opts.out
+	}
+	for _, path := range []*string{&opts.root, &opts.out, &opts.dir} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return opts, err
+		}
 	}
 	if opts.criu == "" {
 		return opts, errors.New("CUCRIU_TEST_CRIU is not set: run make bench, or export CUCRIU_TEST_CRIU=$(make -s which-criu)")

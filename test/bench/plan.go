@@ -33,9 +33,9 @@ func (r room) misses(l load) string {
 	}
 	switch {
 	case r.memory < memory+slack:
-		return fmt.Sprintf("needs %s of memory, %s are available", size(roundUp(memory+slack)), size(roundUp(r.memory)))
+		return fmt.Sprintf("needs %s of memory, %s are available", spaced(roundUp(memory+slack)), spaced(roundUp(r.memory)))
 	case r.disk < l.bytes()+slack:
-		return fmt.Sprintf("needs %s where the images go, %s are free", size(roundUp(l.bytes()+slack)), size(roundUp(r.disk)))
+		return fmt.Sprintf("needs %s where the images go, %s are free", spaced(roundUp(l.bytes()+slack)), spaced(roundUp(r.disk)))
 	}
 	if r.simulated {
 		return "" // the simulated host is made to fit
@@ -43,7 +43,7 @@ func (r room) misses(l load) string {
 	for i, free := range r.gpuMemory {
 		need := int64(l.onGPU(i, len(r.gpuMemory))) * (l.each + contextBytes)
 		if free < need {
-			return fmt.Sprintf("needs %s of GPU %d, %s are free", size(roundUp(need)), i, size(roundUp(free)))
+			return fmt.Sprintf("needs %s of GPU %d, %s are free", spaced(roundUp(need)), i, spaced(roundUp(free)))
 		}
 	}
 	return ""

@@ -17,6 +17,7 @@ type Run struct {
 	RestoreSeconds float64 `json:"restore_seconds"`
 	BytesWritten   int64   `json:"bytes_written"`   // the sizes of the files of the image
 	BytesAllocated int64   `json:"bytes_allocated"` // their blocks
+	BytesByCriu    int64   `json:"bytes_by_criu"`   // of these, the pages that criu wrote
 
 	// Processor time of criu, of the hook, and of all that they waited for. The
 	// hook's watcher is not in it.

@@ -69,7 +69,7 @@ func (rs Results) svg() ([]byte, error) {
 					height := plotHeight * value / top
 					p.Bars = append(p.Bars, bar{
 						X: x, Y: p.Base - height, Width: barWidth, Height: height, Mode: mode,
-						Label: fmt.Sprintf("%.2g", value), Title: fmt.Sprintf("%s, %s, %s: %s", l.title(), verb, mode, seconds(value)),
+						Label: label(value), Title: fmt.Sprintf("%s, %s, %s: %s", l.title(), verb, mode, seconds(value)),
 					})
 				}
 				x += barWidth + barGap
@@ -87,6 +87,14 @@ func (rs Results) svg() ([]byte, error) {
 	var out bytes.Buffer
 	err := drawing.Execute(&out, p)
 	return out.Bytes(), err
+}
+
+// label is a number of seconds with two digits, or all there are before the point.
+func label(seconds float64) string {
+	if seconds >= 10 {
+		return fmt.Sprintf("%.0f", seconds)
+	}
+	return fmt.Sprintf("%.2g", seconds)
 }
 
 // modes are those that have a result, in the order in which they are shown.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"cucriu/hooks"
 )
 
 // rowFormat is of the table that is printed while it is measured.
@@ -61,11 +63,11 @@ func (r *report) markdown() ([]byte, error) {
 		fmt.Fprintf(&text, "- %s\n", line)
 	}
 	text.WriteString("\n" + explanation + "\n")
-	for _, result := range r.results {
-		if least, most := result.spread(); most > 1.5*least {
-			fmt.Fprintf(&text, "**Not to be relied on**: the downtime of %s, %s, was between %s and %s: something else kept the machine or its disk busy.\n\n",
-				result.load.title(), result.Mode, seconds(least), seconds(most))
-		}
+	if r.room.simulated {
+		text.WriteString("The GPUs are simulated: their driver copies with this machine's cores, and these numbers say nothing of a GPU's.\n\n")
+	}
+	if unsteady := r.results.unsteady(); len(unsteady) > 0 {
+		fmt.Fprintf(&text, "**Not to be relied on**, something else kept the machine or its disk busy: %s.\n\n", strings.Join(unsteady, "; "))
 	}
 	text.WriteString("| case | mode | dump | serial ÷ it | restore | serial ÷ it | written | CPU of dump | CPU of restore | hook's overhead |\n")
 	text.WriteString("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n")
@@ -80,11 +82,31 @@ func (r *report) markdown() ([]byte, error) {
 	for _, result := range r.results {
 		fmt.Fprintf(&text, "- %s, %s: pre-dump stage %s", result.load.title(), result.Mode, millis(result.PreDumpSeconds))
 		if result.Mode != modeSerial {
-			fmt.Fprintf(&text, "; dump: %v; restore: %v", result.DumpPhases, result.RestorePhases)
+			fmt.Fprintf(&text, "; dump: %v; restore: %v", noticeable(result.DumpPhases), noticeable(result.RestorePhases))
 		}
 		text.WriteString("\n")
 	}
 	return []byte(text.String()), nil
+}
+
+// noticeable leaves out the phases that took no time worth reading of.
+func noticeable(phases hooks.Phases) hooks.Phases {
+	return slices.DeleteFunc(slices.Clone(phases), func(p hooks.Phase) bool { return p.Seconds < 0.0001 })
+}
+
+// tolerance is how many times longer than the shortest downtime of a case in a mode
+// the longest may be.
+const tolerance = 1.5
+
+// unsteady lists what was far shorter in one run than in another.
+func (rs Results) unsteady() []string {
+	var lines []string
+	for _, r := range rs {
+		if least, most := r.spread(); most > tolerance*least {
+			lines = append(lines, fmt.Sprintf("the downtime of %s, %s, was between %s and %s", r.load.title(), r.Mode, seconds(least), seconds(most)))
+		}
+	}
+	return lines
 }
 
 const explanation = `A case is so many processes of one tree, each with so much GPU memory. Modes: *serial* is plain CRIU and a process of its own for each
