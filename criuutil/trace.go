@@ -94,6 +94,15 @@ func (s *tracees) serve(requests <-chan func(*tracees)) {
 }
 
 func (s *tracees) seize(tid int) error {
+	if err := seize(tid); err != nil {
+		return err
+	}
+	s.tids = append(s.tids, tid)
+	return nil
+}
+
+// seize makes the calling OS thread the tracer of a thread.
+func seize(tid int) error {
 	if err := unix.PtraceSeize(tid); err != nil {
 		hint := ""
 		if errors.Is(err, unix.EPERM) {
@@ -101,7 +110,6 @@ func (s *tracees) seize(tid int) error {
 		}
 		return fmt.Errorf("PTRACE_SEIZE of thread %d: %w%s", tid, err, hint)
 	}
-	s.tids = append(s.tids, tid)
 	return nil
 }
 

@@ -47,6 +47,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 			do   func(context.Context) error
 		}{
 			{"stop", b.stop},
+			{"fill", func(ctx context.Context) error { return h.fill(ctx, b) }},
 			{"trace", b.trace},
 			{"free memory", b.checkMemory},
 			{"restore", b.restore},

@@ -31,7 +31,8 @@ type dump struct {
 	stoppedOthers []int
 	session       *Session
 	targets       []*target
-	tracer        *criuutil.Tracer
+	tracer        *criuutil.Tracer // while the processes are locked
+	copies        copies
 }
 
 // preDump makes the GPU state of a tree part of its CPU state, so that criu
@@ -75,6 +76,8 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		{"trace", d.trace},
 		{"checkpoint", d.checkpoint},
 		{"release", d.release},
+		{"copy", d.awaitCopies},
+		{"drop", d.drop},
 		{"freeze", d.freeze},
 		{"manifest", d.manifest},
 	} {
@@ -239,7 +242,10 @@ func (d *dump) watch() error {
 	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
 		return err
 	}
-	return d.session.timed("watch", func() error { return d.startWatcher(d.session) })
+	if err := d.createPages(); err != nil {
+		return err
+	}
+	return d.session.timed("watch", func() error { return d.startWatcher(d.session, d.pageFiles()...) })
 }
 
 // lock keeps the GPU idle: no new work is taken, what runs has ended. All
@@ -355,22 +361,36 @@ func (d *dump) stopTargets(ctx context.Context) error {
 // trace lets the restore threads, and nothing else, run: the driver works
 // through them.
 func (d *dump) trace(ctx context.Context) error {
-	d.tracer = criuutil.NewTracer()
-	return runRestoreThreads(ctx, d.tracer, d.targets)
+	return parallel(d.targets, func(t *target) (err error) {
+		if t.before, err = criuutil.ReadAddressSpace(t.PID); err != nil {
+			return err
+		}
+		t.tracer = criuutil.NewTracer()
+		return runRestoreThreads(ctx, t.tracer, []*target{t})
+	})
 }
 
-// checkpoint moves the GPU state of every process into its memory.
+// checkpoint moves the GPU state of every process into its memory. What the
+// first have there is copied out while the others are still at it.
 func (d *dump) checkpoint(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
+	deadline, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
+	ctx, d.copies.cancel = context.WithCancel(ctx)
 	return parallel(d.targets, func(t *target) error {
-		return d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(ctx) })
+		endPrefault := d.prefault(deadline, t)
+		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
+		if err := errors.Join(err, endPrefault()); err != nil {
+			return err
+		}
+		return d.beginCopy(ctx, t)
 	})
 }
 
 // release puts the restore threads back into the group-stop, for criu to seize.
 func (d *dump) release(ctx context.Context) error {
-	return releaseThreads(ctx, d.tracer, d.targets)
+	return parallel(d.targets, func(t *target) error {
+		return releaseThreads(ctx, t.tracer, []*target{t})
+	})
 }
 
 // freeze meets how criu seizes containers. Through a v1 freezer it waits for
@@ -448,11 +468,14 @@ func (d *dump) manifest(context.Context) error {
 	for _, t := range d.targets {
 		m.Processes = append(m.Processes, ManifestProcess{
 			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, Running: t.frozen,
-			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes,
+			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes, Pages: t.member.droppedPages(),
 		})
 	}
 	m.StoppedOthers = d.stoppedOthers
-	return writeManifest(d.imageDir, m)
+	if err := writeManifest(d.imageDir, m); err != nil {
+		return err
+	}
+	return removeOtherPages(d.imageDir, m)
 }
 
 // findStopped notes which processes without CUDA are stopped. Nobody has been
@@ -484,10 +507,8 @@ func (d *dump) findStopped() error {
 func (d *dump) undo() error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.Config.Restore.Timeout)
 	defer cancel()
-	if d.tracer != nil {
-		if err := d.tracer.Release(ctx); err != nil {
-			return err
-		}
+	if err := d.releaseTracers(ctx); err != nil {
+		return err
 	}
 	if d.session != nil && d.session.Step == "" {
 		// The watcher did not start: nothing has been touched.
@@ -502,15 +523,40 @@ func (d *dump) undo() error {
 			return err
 		}
 	}
+	if err := d.removePages(); err != nil {
+		d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+	}
 	return d.refreeze(ctx)
+}
+
+// releaseTracers puts every thread back into the group-stop that was let run or
+// borrowed.
+func (d *dump) releaseTracers(ctx context.Context) error {
+	d.copies.stop()
+	var errs []error
+	if d.tracer != nil {
+		errs = append(errs, d.tracer.Release(ctx))
+	}
+	for _, t := range d.targets {
+		if t.tracer != nil {
+			errs = append(errs, t.tracer.Release(ctx))
+		}
+		if t.lane != nil && t.lane.lent != nil {
+			errs = append(errs, t.lane.lent.Return(ctx))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // letGo lets go of what the run holds. The processes do not notice.
 func (d *dump) letGo() {
-	if d.tracer != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-		defer cancel()
-		_ = d.tracer.Release(ctx)
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	_ = d.releaseTracers(ctx)
+	for _, t := range d.targets {
+		if t.lane != nil {
+			t.lane.writer.Close()
+		}
 	}
 	closeTargets(d.targets)
 	if d.session != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 )
 
@@ -57,6 +58,8 @@ type ManifestProcess struct {
 	// MemoryBytes is what the process held on each GPU. A GPU that is missing
 	// here was not used.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Pages are the files that hold its GPU state, which criu's images lack then.
+	Pages *pages.Listing `json:"pages,omitempty"`
 }
 
 // writeManifest replaces the manifest of an image directory atomically.
@@ -188,6 +191,11 @@ func (m Manifest) validate() error {
 			seen[gpu.UUID] = true
 			if !isPrintable(gpu.Model) || !isPrintable(gpu.PCIBusID) {
 				return fmt.Errorf("damaged: %v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
+			}
+		}
+		if p.Pages != nil {
+			if err := p.Pages.Validate(); err != nil {
+				return fmt.Errorf("damaged: process %d: %w", p.PID, err)
 			}
 		}
 		for uuid, size := range p.MemoryBytes {

@@ -31,6 +31,11 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := manifest.matchImages(stage.ImageDir); err != nil {
 		return err
 	}
+	files, err := manifest.openPages(stage.ImageDir)
+	if err != nil {
+		return err
+	}
+	defer closeFiles(files)
 	h.recoverFirst(ctx)
 	driver, err := h.OpenDriver()
 	if err != nil {
@@ -55,7 +60,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		return err
 	}
 	defer s.unlock()
-	if err := s.step("pre-restore", func() error { return h.startWatcher(s) }); err != nil {
+	if err := s.step("pre-restore", func() error { return h.startWatcher(s, files...) }); err != nil {
 		return errors.Join(err, s.close(OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
 	h.note(s) // criu's time begins
@@ -301,6 +306,7 @@ func (s *Session) matchMembers() error {
 		byImagePID[status.ImagePID()] = append(byImagePID[status.ImagePID()], pid)
 	}
 	s.Members, s.Others = nil, nil
+	fd := firstWatcherFD
 	for _, p := range s.Manifest.Processes {
 		found := byImagePID[p.PID]
 		if len(found) != 1 {
@@ -313,6 +319,7 @@ func (s *Session) matchMembers() error {
 		process.Close()
 		s.Members = append(s.Members, Member{
 			Ident: process.Ident, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes,
+			Pages: pagesToFill(p.Pages, &fd),
 		})
 	}
 	return nil

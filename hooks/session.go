@@ -99,6 +99,8 @@ type Member struct {
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 	// Pairs is the GPU map for its restore; none means the same devices.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
+	// Pages is what the fast lane has of its memory.
+	Pages *MemberPages `json:"pages,omitempty"`
 }
 
 const (

@@ -18,8 +18,9 @@ import (
 )
 
 // startWatcher starts the watcher of a session and waits until it holds on to
-// criu: from then on the job comes back whoever is killed.
-func (h *Hook) startWatcher(s *Session) error {
+// criu: from then on the job comes back whoever is killed. It keeps the files open,
+// from descriptor firstWatcherFD on.
+func (h *Hook) startWatcher(s *Session, files ...*os.File) error {
 	log, err := os.OpenFile(filepath.Join(s.dir, "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("watcher: %w", err)
@@ -34,7 +35,7 @@ func (h *Hook) startWatcher(s *Session) error {
 	// Its own session and its own output: it outlives criu, whose log may be a
 	// pipe that somebody reads to its end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
-	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", readyEnd, log
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = "/", readyEnd, log, files
 	err = cmd.Start()
 	readyEnd.Close()
 	if err != nil {
@@ -367,6 +368,9 @@ func (h *Hook) finish(ctx context.Context, s *Session) error {
 	}
 	if err := h.finishDump(ctx, s); err != nil {
 		return err
+	}
+	if err := s.removePages(); err != nil {
+		h.Log.Warn("files of the fast lane are left in the image directory", "session", filepath.Base(s.dir), "error", err)
 	}
 	return s.dropPartial()
 }

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"time"
 
+	"cucriu/criuutil/pages"
 	"cucriu/hooks/gpumap"
 )
 
@@ -19,6 +20,8 @@ type Config struct {
 	Driver     Driver
 	Lock       Lock
 	Checkpoint Checkpoint
+	Pages      Pages
+	FastLane   FastLane
 	Restore    Restore
 	Log        Log
 
@@ -49,6 +52,27 @@ type Lock struct {
 // Checkpoint bounds the copying of GPU memory into the processes.
 type Checkpoint struct {
 	Timeout time.Duration
+}
+
+// Pages says who writes the GPU state into the image once it is in the
+// processes' memory.
+type Pages string
+
+const (
+	// Fast is the fast lane: this program, with all cores.
+	Fast Pages = "fast"
+	// ByCriu leaves it to criu, which writes one process at a time with one thread.
+	ByCriu Pages = "criu"
+)
+
+// FastLane says how the fast lane works.
+type FastLane struct {
+	Compress pages.Codec
+	// Sync brings the GPU state to disk before it is dropped from the processes'
+	// memory.
+	Sync bool
+	// Prefault has the memory that a checkpoint fills made ready by all cores.
+	Prefault bool
 }
 
 // Restore bounds the way back, and says what becomes of a job that fails on it.
@@ -90,6 +114,8 @@ func Default() Config {
 		Driver:     Driver{Library: "libcuda.so.1", Root: "/"},
 		Lock:       Lock{Timeout: 10 * time.Second, Try: time.Second},
 		Checkpoint: Checkpoint{Timeout: 10 * time.Minute},
+		Pages:      Fast,
+		FastLane:   FastLane{Compress: pages.Raw, Sync: true, Prefault: true},
 		Restore:    Restore{Timeout: 10 * time.Minute, OnFailure: Kill},
 		Log:        Log{Level: slog.LevelInfo, Format: Text},
 		RunDir:     "/run/cucriu",

@@ -117,6 +117,16 @@ func duration(name string, target *time.Duration) field {
 	})
 }
 
+func boolean(name string, target *bool) field {
+	return scalar(name, "write true or false", func(value string) error {
+		if value != "true" && value != "false" {
+			return fmt.Errorf("%q is neither true nor false", value)
+		}
+		*target = value == "true"
+		return nil
+	})
+}
+
 func index(name string, target *gpumap.Selector) field {
 	return scalar(name, "write a position, counted from 0", func(value string) error {
 		i, err := strconv.Atoi(value)

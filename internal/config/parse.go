@@ -12,6 +12,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
 )
@@ -124,6 +125,15 @@ func (p *parser) root(n *yaml.Node) error {
 		section("driver", text("library", &c.Driver.Library), text("root", &c.Driver.Root)),
 		section("lock", duration("timeout", &timeout), duration("try", &try)),
 		section("checkpoint", duration("timeout", &c.Checkpoint.Timeout)),
+		text("pages", (*string)(&c.Pages)),
+		section("fast_lane",
+			scalar("compress", "use none, zstd or s2", func(value string) (err error) {
+				c.FastLane.Compress, err = pages.ParseCodec(value)
+				return err
+			}),
+			boolean("sync", &c.FastLane.Sync),
+			boolean("prefault", &c.FastLane.Prefault),
+		),
 		section("restore",
 			duration("timeout", &c.Restore.Timeout),
 			text("on_failure", (*string)(&c.Restore.OnFailure)),

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
 )
@@ -40,6 +41,8 @@ gpus:
 driver: {library: /opt/nvidia/lib/libcuda.so.1, root: /run/nvidia/driver}
 lock: {timeout: 1m30s, try: 250ms}
 checkpoint: {timeout: 20m}
+pages: criu
+fast_lane: {compress: zstd, sync: false, prefault: false}
 restore: {timeout: 15m, on_failure: leave}
 log: {level: debug, format: json, file: /var/log/cucriu.log}
 `))
@@ -59,6 +62,8 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 		Driver:     Driver{Library: "/opt/nvidia/lib/libcuda.so.1", Root: "/run/nvidia/driver"},
 		Lock:       Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
 		Checkpoint: Checkpoint{Timeout: 20 * time.Minute},
+		Pages:      ByCriu,
+		FastLane:   FastLane{Compress: pages.Zstd},
 		Restore:    Restore{Timeout: 15 * time.Minute, OnFailure: Leave},
 		Log:        Log{Level: slog.LevelDebug, Format: JSON, File: "/var/log/cucriu.log"},
 		RunDir:     "/run/cucriu",

@@ -30,6 +30,7 @@ func (c Config) Validate() error {
 		checkDuration("lock.try", c.Lock.Try),
 		checkTry(c.Lock),
 		checkDuration("checkpoint.timeout", c.Checkpoint.Timeout),
+		checkOneOf("pages", c.Pages, Fast, ByCriu),
 		checkDuration("restore.timeout", c.Restore.Timeout),
 		checkOneOf("restore.on_failure", c.Restore.OnFailure, Kill, Leave),
 		checkOneOf("log.level", c.Log.Level, levels...),

@@ -1,0 +1,178 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Borrowed are threads of a stopped process that make system calls for us. The
+// process, whose threads are in the group-stop, notices nothing: not a byte of
+// its code or stack is written, no signal is sent or taken, and the system call
+// in which each thread was stopped goes on as it would have without us.
+//
+// A thread is made to call by its registers alone: they are pointed at an
+// instruction that enters the kernel, of the process's own vdso, and the
+// thread is run from there to the exit of the call (PTRACE_SYSCALL), where it
+// stops again.
+//
+// Whoever borrows may be killed at any point. The kernel then lets go of the
+// threads, and they fall back into the group-stop without an instruction of
+// user space: each has a pending stop when it next leaves the kernel, and it is
+// in the kernel, or at the instruction that enters it, when it is let go of.
+// But it may be there with our registers, and with its signals blocked. So
+// these are in a file before they are changed, and [ReturnBorrowed] puts them
+// back. Until it has, nothing may send the process SIGCONT: whoever continues a
+// process that may have been borrowed from calls ReturnBorrowed first.
+type Borrowed struct {
+	pid      int
+	loan     *loan // of the tracing OS thread, as what it is given to do
+	requests chan func()
+	done     chan struct{}
+}
+
+var errReturned = errors.New("the borrowed threads have been returned")
+
+// Borrow takes hold of threads of a process that is stopped: all its threads
+// are in the group-stop, but for those that another tracer lets run, which
+// cannot be borrowed. Their registers and signal masks are noted in the file
+// saved, for [ReturnBorrowed], which must not exist yet; it means nothing after
+// a reboot.
+//
+// The kernel lets one tracer at a thread, so criu, a debugger or a [Tracer]
+// must not be there at the same time; nor may the process be in a frozen control group of
+// cgroup v1, in which nobody can take hold of a thread.
+//
+// It fails with [ErrGone] if the process has ended. A failed Borrow changes
+// nothing.
+func Borrow(ctx context.Context, pid int, tids []int, saved string) (*Borrowed, error) {
+	return borrow(ctx, pid, tids, saved, func(string) {})
+}
+
+// borrow tells at of the points at which it matters what a death leaves behind.
+func borrow(ctx context.Context, pid int, tids []int, saved string, at func(string)) (*Borrowed, error) {
+	if len(tids) == 0 {
+		return nil, fmt.Errorf("process %d: no threads to borrow were named", pid)
+	}
+	if _, err := os.Lstat(saved); err == nil {
+		return nil, fmt.Errorf("process %d: %s holds the registers of threads that somebody borrowed and was killed: they must be returned first", pid, saved)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
+	}
+	instruction, err := findSyscallInstruction(pid)
+	if err != nil {
+		return nil, err
+	}
+	b := &Borrowed{
+		pid:      pid,
+		loan:     &loan{pid: pid, saved: saved, at: at, instruction: instruction},
+		requests: make(chan func()),
+		done:     make(chan struct{}),
+	}
+	for _, tid := range slices.Compact(slices.Sorted(slices.Values(tids))) {
+		b.loan.threads = append(b.loan.threads, &borrowedThread{savedThread: savedThread{TID: tid}})
+	}
+	go b.loan.serve(b.requests, b.done)
+	if err := b.do(func() error { return b.loan.take(ctx) }); err != nil {
+		<-b.done
+		return nil, err
+	}
+	return b, nil
+}
+
+// Madvise advises the kernel on ranges of the process's memory (madvise(2)). What
+// it does to each page (MADV_DONTNEED, MADV_POPULATE_WRITE) all threads do at once:
+// the ranges are cut into slices, and each thread takes the next when its call has
+// returned. Ranges are of whole pages.
+//
+// The error names the first call that failed, and is its errno: other slices may
+// have been advised. It is [ErrGone] if the process was killed meanwhile. When ctx
+// ends, calls that are under way go on, and Return or the next call waits for them.
+func (b *Borrowed) Madvise(ctx context.Context, ranges []Range, advice int) error {
+	slices := ranges
+	switch advice {
+	case unix.MADV_DONTNEED, unix.MADV_DONTNEED_LOCKED, unix.MADV_POPULATE_READ, unix.MADV_POPULATE_WRITE:
+		slices = cut(ranges, len(b.loan.threads))
+	}
+	return b.call(ctx, slices, memoryCall{"madvise", unix.SYS_MADVISE, advice})
+}
+
+// Mprotect sets the protection of ranges of the process's memory (mprotect(2)).
+// See [Borrowed.Madvise] for its errors.
+func (b *Borrowed) Mprotect(ctx context.Context, ranges []Range, protection int) error {
+	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection})
+}
+
+func (b *Borrowed) call(ctx context.Context, ranges []Range, what memoryCall) error {
+	page := uint64(os.Getpagesize())
+	for _, r := range ranges {
+		if r.Start%page != 0 || r.End%page != 0 || r.End < r.Start {
+			return fmt.Errorf("process %d: %v of %#x-%#x, which are no whole pages: %w", b.pid, what, r.Start, r.End, unix.EINVAL)
+		}
+	}
+	return b.do(func() error { return b.loan.callAll(ctx, ranges, what) })
+}
+
+// Return puts registers and signal masks back, removes the file, and lets go of
+// the threads: they fall back into the group-stop. A process that has died, or
+// a second Return, is no error. After an error, such as the end of ctx while a
+// call is still under way, the threads are as borrowed as before.
+func (b *Borrowed) Return(ctx context.Context) error {
+	err := b.do(func() error { return b.loan.giveBack(ctx) })
+	if err == nil || errors.Is(err, errReturned) {
+		<-b.done
+		return nil
+	}
+	return err
+}
+
+// do has the tracing OS thread do something.
+func (b *Borrowed) do(f func() error) error {
+	reply := make(chan error, 1)
+	select {
+	case b.requests <- func() { reply <- f() }:
+	case <-b.done:
+		return errReturned
+	}
+	return <-reply
+}
+
+// ReturnBorrowed is for whoever comes after a borrower that was killed: every
+// thread in the file saved that still is the same thread gets its registers and
+// signal mask back, and the file is removed. Nothing is to be done if there is
+// no such file. A thread that is still inside a long call is waited for until
+// ctx ends, and so is one that cannot be stopped.
+//
+// The process must still be in the group-stop. While the borrower lives, it
+// fails: a thread has one tracer.
+func ReturnBorrowed(ctx context.Context, saved string) error {
+	return returnBorrowed(ctx, saved, func(string) {})
+}
+
+func returnBorrowed(ctx context.Context, saved string, at func(string)) error {
+	file, err := readSavedThreads(saved)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	b := &Borrowed{
+		pid:      file.PID,
+		loan:     &loan{pid: file.PID, saved: saved, at: at, instruction: file.Instruction},
+		requests: make(chan func()),
+		done:     make(chan struct{}),
+	}
+	for _, thread := range file.Threads {
+		b.loan.threads = append(b.loan.threads, &borrowedThread{savedThread: thread})
+	}
+	go b.loan.serve(b.requests, b.done)
+	err = b.do(func() error { return b.loan.takeOver(ctx) })
+	<-b.done
+	return err
+}

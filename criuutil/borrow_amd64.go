@@ -1,0 +1,46 @@
+package criuutil
+
+import "golang.org/x/sys/unix"
+
+// syscallInstruction is what a thread executes to enter the kernel.
+var syscallInstruction = [...]byte{0x0f, 0x05}
+
+const instructionAlignment = 1 // bytes
+
+// registers of a thread. In a thread that was stopped in a system call, Rax
+// holds the kernel's own word on how to restart it (ERESTARTSYS and the like)
+// and Orig_rax its number: the kernel acts on both when the thread next leaves
+// for user space, so put back together they restart the call.
+type registers unix.PtraceRegs
+
+func (r *registers) read(tid int) error {
+	return unix.PtraceGetRegs(tid, (*unix.PtraceRegs)(r))
+}
+
+func (r *registers) write(tid int) error {
+	return unix.PtraceSetRegs(tid, (*unix.PtraceRegs)(r))
+}
+
+// native reports whether it is a 64-bit task: a 32-bit one numbers its system
+// calls differently.
+func (r *registers) native() bool {
+	const userCS64 = 0x33 // __USER_CS
+	return r.Cs == userCS64
+}
+
+func (r *registers) pc() uint64 { return r.Rip }
+
+func (r *registers) setPC(address uint64) { r.Rip = address }
+
+// calling returns the registers with which a thread makes a system call by the
+// instruction at address. Orig_rax says that the thread is in no system call,
+// so that the kernel does not restart the interrupted one instead.
+func (r registers) calling(address uint64, number, a, b, c uint64) registers {
+	r.Rip, r.Rax, r.Orig_rax = address, number, ^uint64(0)
+	r.Rdi, r.Rsi, r.Rdx = a, b, c
+	return r
+}
+
+// result is what the system call has returned, as in the kernel: an errno is
+// negative.
+func (r *registers) result() int64 { return int64(r.Rax) }

@@ -1,0 +1,51 @@
+package criuutil
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// syscallInstruction is what a thread executes to enter the kernel: svc #0.
+var syscallInstruction = [...]byte{0x01, 0x00, 0x00, 0xd4}
+
+const instructionAlignment = 4 // bytes
+
+// registers of a thread. The kernel has prepared the restart of an interrupted
+// system call in them before a tracer sees them: the program counter is at the
+// svc again. What they do not hold is that a sleep was to be resumed with the
+// rest of its time: on this architecture it starts anew.
+type registers unix.PtraceRegs
+
+func (r *registers) read(tid int) error { return r.transfer(unix.PTRACE_GETREGSET, tid) }
+
+func (r *registers) write(tid int) error { return r.transfer(unix.PTRACE_SETREGSET, tid) }
+
+func (r *registers) transfer(request, tid int) error {
+	const generalRegisters = 1 // NT_PRSTATUS
+	vector := unix.Iovec{Base: (*byte)(unsafe.Pointer(r))}
+	vector.SetLen(int(unsafe.Sizeof(*r)))
+	return ptrace(request, tid, generalRegisters, unsafe.Pointer(&vector))
+}
+
+// native reports whether it is a 64-bit task: of a 32-bit one the kernel fills
+// in less, and the stack pointer stays 0.
+func (r *registers) native() bool { return r.Sp != 0 }
+
+func (r *registers) pc() uint64 { return r.Pc }
+
+func (r *registers) setPC(address uint64) { r.Pc = address }
+
+// calling returns the registers with which a thread makes a system call by the
+// instruction at address. x7 stays: at a system call's stops the kernel shows
+// something else in it and loses what is written.
+func (r registers) calling(address uint64, number, a, b, c uint64) registers {
+	r.Pc = address
+	r.Regs[8] = number
+	r.Regs[0], r.Regs[1], r.Regs[2] = a, b, c
+	return r
+}
+
+// result is what the system call has returned, as in the kernel: an errno is
+// negative.
+func (r *registers) result() int64 { return int64(r.Regs[0]) }

@@ -1,0 +1,149 @@
+package pages
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/klauspost/compress/s2"
+	"github.com/klauspost/compress/zstd"
+)
+
+// ChunkSize is the most memory that one chunk covers, in bytes, and what the
+// addresses of chunks are aligned to: a huge page of the usual size.
+const ChunkSize = 2 << 20
+
+// Chunk is a piece of a process's memory.
+type Chunk struct {
+	Address  uint64 // in the process
+	Size     uint32 // bytes of memory
+	Checksum uint32 // CRC-32C of the memory
+	Codec    Codec
+	Data     []byte // the memory as it is stored; empty with [Zero]
+}
+
+// Codec says how the memory of a chunk is stored.
+type Codec uint8
+
+// The codecs.
+const (
+	Zero Codec = iota // nothing is stored: all bytes are 0
+	Raw               // as it is
+	Zstd              // a zstd frame
+	S2                // an S2 block
+)
+
+var codecNames = [...]string{Zero: "zero", Raw: "none", Zstd: "zstd", S2: "s2"}
+
+func (c Codec) String() string {
+	if int(c) < len(codecNames) {
+		return codecNames[c]
+	}
+	return fmt.Sprintf("codec %d", uint8(c))
+}
+
+// ParseCodec reads the name of a codec for what is not zero.
+func ParseCodec(name string) (Codec, error) {
+	for _, c := range []Codec{Raw, Zstd, S2} {
+		if name == c.String() {
+			return c, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is not a way to compress", name)
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(memory []byte) uint32 { return crc32.Checksum(memory, castagnoli) }
+
+// coder compresses and decompresses for one worker.
+type coder struct {
+	codec   Codec // for what is not zero
+	buffer  []byte
+	encoder *zstd.Encoder
+	decoder *zstd.Decoder
+}
+
+func newCoder(codec Codec) (*coder, error) {
+	c := &coder{codec: codec}
+	var err error
+	if codec == Zstd {
+		c.encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
+	}
+	return c, err
+}
+
+var zeros [ChunkSize]byte
+
+// encode makes a chunk of the memory at an address. Its data is valid until the
+// next call, or is the memory itself.
+func (c *coder) encode(address uint64, memory []byte) Chunk {
+	chunk := Chunk{Address: address, Size: uint32(len(memory)), Codec: Zero}
+	if memory[0] == 0 && bytes.Equal(memory, zeros[:len(memory)]) {
+		return chunk
+	}
+	chunk.Checksum, chunk.Codec, chunk.Data = checksum(memory), Raw, memory
+	switch c.codec {
+	case Zstd:
+		c.buffer = c.encoder.EncodeAll(memory, c.buffer[:0])
+	case S2:
+		c.buffer = s2.Encode(c.buffer[:cap(c.buffer)], memory)
+	default:
+		return chunk
+	}
+	if len(c.buffer) < len(memory) {
+		chunk.Codec, chunk.Data = c.codec, c.buffer
+	}
+	return chunk
+}
+
+// decode returns the memory of a chunk, checked. It is valid until the next
+// call, or is the chunk's data itself.
+func (c *coder) decode(chunk Chunk) ([]byte, error) {
+	if cap(c.buffer) < ChunkSize {
+		c.buffer = make([]byte, ChunkSize)
+	}
+	var memory []byte
+	var err error
+	switch chunk.Codec {
+	case Zero:
+		return zeros[:chunk.Size], nil
+	case Raw:
+		memory = chunk.Data
+	case Zstd:
+		if c.decoder == nil {
+			c.decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(ChunkSize))
+		}
+		if err == nil {
+			memory, err = c.decoder.DecodeAll(chunk.Data, c.buffer[:0])
+		}
+	case S2:
+		var size int
+		if size, err = s2.DecodedLen(chunk.Data); err == nil && size > ChunkSize {
+			err = fmt.Errorf("%d bytes", size)
+		}
+		if err == nil {
+			memory, err = s2.Decode(c.buffer[:ChunkSize], chunk.Data)
+		}
+	default:
+		err = fmt.Errorf("stored with %v, which is not known here", chunk.Codec)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: %w", chunk.Address, err)
+	case len(memory) != int(chunk.Size):
+		return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: %d bytes instead of %d", chunk.Address, len(memory), chunk.Size)
+	case checksum(memory) != chunk.Checksum:
+		return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: its CRC-32C is %08x, and %08x was written", chunk.Address, checksum(memory), chunk.Checksum)
+	}
+	return memory, nil
+}
+
+func (c *coder) close() {
+	if c.encoder != nil {
+		c.encoder.Close()
+	}
+	if c.decoder != nil {
+		c.decoder.Close()
+	}
+}

@@ -1,0 +1,138 @@
+package pages
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// Memory is what is copied: the memory of a process that stands still.
+type Memory interface {
+	ReadMemory(data []byte, address uint64) error
+	WriteMemory(data []byte, address uint64) error
+}
+
+// Sink takes the chunks of a process's memory.
+type Sink interface {
+	// Workers is how many workers it takes chunks from at once.
+	Workers() int
+	// Put takes a chunk from a worker, 0 ≤ worker < Workers(). The chunk's data
+	// is the caller's again when it returns.
+	Put(worker int, chunk Chunk) error
+}
+
+// Source gives the chunks of a process's memory.
+type Source interface {
+	Chunks() int
+	// Get reads a chunk, 0 ≤ i < Chunks(), into buffer, which holds
+	// [ChunkSize] bytes and on which its data may lie.
+	Get(i int, buffer []byte) (Chunk, error)
+}
+
+// Copy copies ranges of memory to a sink. It needs memory for one chunk, and one
+// more if it compresses, for each worker. It returns how many bytes it has
+// copied.
+func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, codec Codec) error {
+	pieces := cut(ranges)
+	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
+		buffer, err := newBuffer()
+		if err != nil {
+			return nil, nil, err
+		}
+		coder, err := newCoder(codec)
+		if err != nil {
+			return nil, nil, err
+		}
+		do := func(i int) error {
+			memory := buffer[:pieces[i].Size()]
+			if err := from.ReadMemory(memory, pieces[i].Start); err != nil {
+				return err
+			}
+			return to.Put(worker, coder.encode(pieces[i].Start, memory))
+		}
+		return do, func() { coder.close(); _ = unix.Munmap(buffer) }, nil
+	})
+}
+
+// Fill writes chunks back to where they were copied from, checked. Chunks of
+// zeros are left out: the memory is fresh, or still as it was.
+func Fill(ctx context.Context, from Source, to Memory, workers int) error {
+	return work(ctx, workers, from.Chunks(), func(int) (func(int) error, func(), error) {
+		buffer, err := newBuffer()
+		if err != nil {
+			return nil, nil, err
+		}
+		coder := &coder{}
+		do := func(i int) error {
+			chunk, err := from.Get(i, buffer)
+			if err != nil || chunk.Codec == Zero {
+				return err
+			}
+			memory, err := coder.decode(chunk)
+			if err != nil {
+				return err
+			}
+			return to.WriteMemory(memory, chunk.Address)
+		}
+		return do, func() { coder.close(); _ = unix.Munmap(buffer) }, nil
+	})
+}
+
+// newBuffer makes room for a chunk, aligned as direct I/O wants it.
+func newBuffer() ([]byte, error) {
+	buffer, err := unix.Mmap(-1, 0, ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	return buffer, nil
+}
+
+// cut makes pieces of at most a chunk's size, which end where chunks do.
+func cut(ranges []criuutil.Range) []criuutil.Range {
+	var pieces []criuutil.Range
+	for _, r := range ranges {
+		for start := r.Start; start < r.End; {
+			end := min((start/ChunkSize+1)*ChunkSize, r.End)
+			pieces = append(pieces, criuutil.Range{Start: start, End: end})
+			start = end
+		}
+	}
+	return pieces
+}
+
+// work does n things with several workers, each with what begin makes for it.
+// It returns the first error, and begins nothing more after it.
+func work(ctx context.Context, workers, n int, begin func(worker int) (do func(i int) error, end func(), err error)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for worker := range min(workers, n) {
+		wg.Go(func() {
+			do, end, err := begin(worker)
+			if err != nil {
+				cancel(fmt.Errorf("begin to copy: %w", err))
+				return
+			}
+			defer end()
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if err := do(i); err != nil {
+					cancel(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}

@@ -1,0 +1,104 @@
+package pages
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"cucriu/criuutil"
+)
+
+// Every file begins with a header, which says what it is a part of. The records
+// of the index follow its header, in the order of the addresses; the chunks of a
+// shard follow its header in the order in which they were written. All numbers
+// are little-endian.
+const (
+	headerSize = 4096 // one page, so that chunks may be written directly
+	recordSize = 32
+	magic      = "CUCRIUPG"
+	version    = 1
+	indexShard = math.MaxUint32 // in the place of the shard's number
+)
+
+// header: magic, version (4 bytes), shard (4), pid (8), id (16), zeros.
+func header(id string, pid int, shard uint32) []byte {
+	h := make([]byte, headerSize)
+	copy(h, magic)
+	binary.LittleEndian.PutUint32(h[8:], version)
+	binary.LittleEndian.PutUint32(h[12:], shard)
+	binary.LittleEndian.PutUint64(h[16:], uint64(pid))
+	copy(h[24:40], id)
+	return h
+}
+
+// record says where a chunk is.
+type record struct {
+	chunk  Chunk // without data
+	stored uint32
+	shard  uint32
+	offset int64
+}
+
+// address (8), size (4), stored bytes (4), CRC-32C (4), shard (2), codec (1),
+// zero (1), offset in the shard (8).
+func (r *record) append(to []byte) []byte {
+	to = binary.LittleEndian.AppendUint64(to, r.chunk.Address)
+	to = binary.LittleEndian.AppendUint32(to, r.chunk.Size)
+	to = binary.LittleEndian.AppendUint32(to, r.stored)
+	to = binary.LittleEndian.AppendUint32(to, r.chunk.Checksum)
+	to = binary.LittleEndian.AppendUint16(to, uint16(r.shard))
+	to = append(to, byte(r.chunk.Codec), 0)
+	return binary.LittleEndian.AppendUint64(to, uint64(r.offset))
+}
+
+func parseRecord(data []byte) record {
+	return record{
+		chunk: Chunk{
+			Address:  binary.LittleEndian.Uint64(data),
+			Size:     binary.LittleEndian.Uint32(data[8:]),
+			Checksum: binary.LittleEndian.Uint32(data[16:]),
+			Codec:    Codec(data[22]),
+		},
+		stored: binary.LittleEndian.Uint32(data[12:]),
+		shard:  uint32(binary.LittleEndian.Uint16(data[20:])),
+		offset: int64(binary.LittleEndian.Uint64(data[24:])),
+	}
+}
+
+// parseIndex reads the records of an index and refuses those that no writer can
+// have written.
+func parseIndex(data []byte, shardBytes []int64) ([]record, error) {
+	records := make([]record, 0, len(data)/recordSize)
+	var end uint64
+	for ; len(data) > 0; data = data[recordSize:] {
+		r := parseRecord(data)
+		if r.chunk.Size == 0 || r.chunk.Size > ChunkSize || r.chunk.Address < end || r.chunk.Address > math.MaxUint64-ChunkSize {
+			return nil, fmt.Errorf("it has a chunk of %d bytes at %#x", r.chunk.Size, r.chunk.Address)
+		}
+		end = r.chunk.Address + uint64(r.chunk.Size)
+		if r.chunk.Codec == Zero {
+			if r.stored != 0 {
+				return nil, errors.New("it has a chunk of zeros that is stored")
+			}
+		} else if r.stored == 0 || r.stored > ChunkSize || int(r.shard) >= len(shardBytes) || r.offset < headerSize || r.offset > shardBytes[r.shard]-int64(r.stored) {
+			return nil, fmt.Errorf("it has a chunk of %d stored bytes at %d of shard %d", r.stored, r.offset, r.shard)
+		}
+		records = append(records, r)
+	}
+	return records, nil
+}
+
+// ranges joins what the records cover.
+func ranges(records []record) []criuutil.Range {
+	var all []criuutil.Range
+	for _, r := range records {
+		end := r.chunk.Address + uint64(r.chunk.Size)
+		if last := len(all) - 1; last >= 0 && all[last].End == r.chunk.Address {
+			all[last].End = end
+			continue
+		}
+		all = append(all, criuutil.Range{Start: r.chunk.Address, End: end})
+	}
+	return all
+}

@@ -1,0 +1,60 @@
+package pages
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+)
+
+// Listing names the files that hold the memory of one process, and how they
+// were written. Whatever has been damaged, cut off or exchanged since differs
+// from it.
+type Listing struct {
+	ID            string  `json:"id"` // of the dump: 16 hexadecimal digits
+	Bytes         uint64  `json:"bytes"`
+	IndexBytes    int64   `json:"index_bytes"`
+	IndexChecksum uint32  `json:"index_crc32c"`
+	ShardBytes    []int64 `json:"shard_bytes"`
+}
+
+const (
+	maxShards = 256
+	// maxIndexBytes is what 2 TiB of memory take.
+	maxIndexBytes = headerSize + recordSize*(2<<40/ChunkSize)
+	filePrefix    = "cucriu-pages-"
+)
+
+var (
+	idPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
+	// FilePattern is what the names of all files look like.
+	FilePattern = regexp.MustCompile(`^` + filePrefix + `([0-9a-f]{16})-[0-9]+(-[0-9]+)?\.img$`)
+)
+
+// Validate refuses a listing that no [Writer] can have made.
+func (l *Listing) Validate() error {
+	switch {
+	case !idPattern.MatchString(l.ID):
+		return fmt.Errorf("the id of the pages is %q", l.ID)
+	case len(l.ShardBytes) == 0 || len(l.ShardBytes) > maxShards:
+		return fmt.Errorf("the pages are in %d shards", len(l.ShardBytes))
+	case l.IndexBytes < headerSize || l.IndexBytes > maxIndexBytes || (l.IndexBytes-headerSize)%recordSize != 0:
+		return fmt.Errorf("the index of the pages has %d bytes", l.IndexBytes)
+	}
+	for _, size := range l.ShardBytes {
+		if size < headerSize || size > math.MaxInt64/maxShards {
+			return fmt.Errorf("a shard of the pages has %d bytes", size)
+		}
+	}
+	return nil
+}
+
+// Names are the names of a process's files, the index first.
+func Names(id string, pid, shards int) []string {
+	base := filePrefix + id + "-" + strconv.Itoa(pid)
+	names := []string{base + ".img"}
+	for i := range shards {
+		names = append(names, base+"-"+strconv.Itoa(i)+".img")
+	}
+	return names
+}

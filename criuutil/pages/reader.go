@@ -1,0 +1,138 @@
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// Reader reads the memory of one process from its files: a [Source].
+type Reader struct {
+	files   []*os.File // the index, then the shards
+	records []record
+}
+
+// OpenFiles opens the files that a listing names in a directory for reading.
+func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
+	var files []*os.File
+	for _, name := range Names(l.ID, pid, len(l.ShardBytes)) {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err != nil {
+			for _, f := range files {
+				f.Close()
+			}
+			return nil, fmt.Errorf("the image is not complete: %w", err)
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// Check refuses what [NewReader] refuses, and leaves the files open.
+func Check(files []*os.File, pid int, l *Listing) error {
+	return (&Reader{files: files}).open(pid, l)
+}
+
+// NewReader reads what a listing names from its open files, the index first, and
+// refuses files that are not those or are damaged; the chunks themselves are
+// checked when they are read. It closes the files when it is closed, or if it
+// fails.
+func NewReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
+	r := &Reader{files: files}
+	err := r.open(pid, l)
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Reader) open(pid int, l *Listing) error {
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	sizes := append([]int64{l.IndexBytes}, l.ShardBytes...)
+	if len(r.files) != len(sizes) {
+		return fmt.Errorf("%d files of pages, and %d were written", len(r.files), len(sizes))
+	}
+	for i, f := range r.files {
+		shard := uint32(i - 1)
+		if i == 0 {
+			shard = indexShard
+		}
+		if err := checkFile(f, sizes[i], header(l.ID, pid, shard)); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(f.Name()), err)
+		}
+	}
+	index := make([]byte, l.IndexBytes)
+	if _, err := r.files[0].ReadAt(index, 0); err != nil {
+		return fmt.Errorf("pages: %w", err)
+	}
+	var err error
+	if checksum(index) != l.IndexChecksum {
+		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", checksum(index), l.IndexChecksum)
+	} else {
+		r.records, err = parseIndex(index[headerSize:], l.ShardBytes)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is damaged: %w", filepath.Base(r.files[0].Name()), err)
+	}
+	return nil
+}
+
+// checkFile refuses a file that is not the one that was written.
+func checkFile(f *os.File, size int64, want []byte) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return errors.New("is not a regular file")
+	}
+	if info.Size() != size {
+		return fmt.Errorf("is damaged: it has %d bytes, and %d were written", info.Size(), size)
+	}
+	got := make([]byte, headerSize)
+	if _, err := f.ReadAt(got, 0); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return errors.New("is damaged, or belongs to another process or image")
+	}
+	return nil
+}
+
+// Ranges is the memory that the chunks cover.
+func (r *Reader) Ranges() []criuutil.Range { return ranges(r.records) }
+
+// Chunks is the number of chunks.
+func (r *Reader) Chunks() int { return len(r.records) }
+
+// Get reads a chunk.
+func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
+	at := &r.records[i]
+	chunk := at.chunk
+	if chunk.Codec == Zero {
+		return chunk, nil
+	}
+	chunk.Data = buffer[:at.stored]
+	if _, err := r.files[1+at.shard].ReadAt(chunk.Data, at.offset); err != nil {
+		return chunk, fmt.Errorf("pages: %w", err)
+	}
+	return chunk, nil
+}
+
+// Close closes the files.
+func (r *Reader) Close() error {
+	var errs []error
+	for _, f := range r.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,149 @@
+package pages
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Writer writes the memory of one process into files: a [Sink].
+type Writer struct {
+	id     string
+	pid    int
+	files  []*os.File // the index, then the shards
+	shards []shard
+	sync   bool
+}
+
+// shard is written by one worker.
+type shard struct {
+	file    *os.File
+	end     int64
+	records []record
+}
+
+// Create makes the files for a process's memory in a directory, empty; pid is
+// what the image knows the process by. They must not exist yet.
+func Create(dir, id string, pid, shards int) (*Writer, error) {
+	w := &Writer{id: id, pid: pid}
+	for _, name := range Names(id, pid, shards) {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("pages: %w", err), w.Close())
+		}
+		w.files = append(w.files, f)
+	}
+	for _, f := range w.files[1:] {
+		w.shards = append(w.shards, shard{file: f})
+	}
+	return w, nil
+}
+
+// Files are the index and the shards, open.
+func (w *Writer) Files() []*os.File { return w.files }
+
+// Listing names the files, before it is known what they hold.
+func (w *Writer) Listing() *Listing {
+	return &Listing{ID: w.id, ShardBytes: make([]int64, len(w.shards))}
+}
+
+// SyncAlong says to begin to bring each chunk to the disk when it is written, so
+// that less is left to do at the end.
+func (w *Writer) SyncAlong() { w.sync = true }
+
+// Workers is the number of shards.
+func (w *Writer) Workers() int { return len(w.shards) }
+
+// Put appends a chunk to the worker's shard.
+func (w *Writer) Put(worker int, chunk Chunk) error {
+	s := &w.shards[worker]
+	if s.end == 0 {
+		if err := s.write(header(w.id, w.pid, uint32(worker))); err != nil {
+			return err
+		}
+	}
+	r := record{chunk: chunk, stored: uint32(len(chunk.Data)), shard: uint32(worker), offset: s.end}
+	r.chunk.Data = nil
+	if chunk.Codec != Zero {
+		if err := s.write(chunk.Data); err != nil {
+			return err
+		}
+		if w.sync {
+			// Where it cannot be done, Finish does all of it.
+			_ = unix.SyncFileRange(int(s.file.Fd()), r.offset, int64(r.stored), unix.SYNC_FILE_RANGE_WRITE)
+		}
+	}
+	s.records = append(s.records, r)
+	return nil
+}
+
+func (s *shard) write(data []byte) error {
+	n, err := s.file.WriteAt(data, s.end)
+	s.end += int64(n)
+	if err != nil {
+		return fmt.Errorf("pages: %w", err)
+	}
+	return nil
+}
+
+// Finish writes the index. If durable is set, everything is on disk then.
+func (w *Writer) Finish(durable bool) (Listing, error) {
+	l := Listing{ID: w.id}
+	var records []record
+	for i := range w.shards {
+		s := &w.shards[i]
+		if s.end == 0 { // this worker came too late to have anything to do
+			if err := s.write(header(w.id, w.pid, uint32(i))); err != nil {
+				return l, err
+			}
+		}
+		l.ShardBytes = append(l.ShardBytes, s.end)
+		records = append(records, s.records...)
+	}
+	slices.SortFunc(records, func(a, b record) int { return cmp.Compare(a.chunk.Address, b.chunk.Address) })
+	index := header(w.id, w.pid, indexShard)
+	for _, r := range records {
+		index = r.append(index)
+		l.Bytes += uint64(r.chunk.Size)
+	}
+	l.IndexBytes, l.IndexChecksum = int64(len(index)), checksum(index)
+	if _, err := w.files[0].WriteAt(index, 0); err != nil {
+		return l, fmt.Errorf("pages: %w", err)
+	}
+	if !durable {
+		return l, nil
+	}
+	errs := make([]error, len(w.files))
+	var wg sync.WaitGroup
+	for i, f := range w.files {
+		wg.Go(func() { errs[i] = f.Sync() })
+	}
+	wg.Wait()
+	return l, errors.Join(errs...)
+}
+
+// Remove removes the files, unless something else bears their names by now.
+func (w *Writer) Remove() error {
+	var errs []error
+	for _, f := range w.files {
+		if err := os.Remove(f.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close closes the files.
+func (w *Writer) Close() error {
+	var errs []error
+	for _, f := range w.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}

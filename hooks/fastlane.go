@@ -1,0 +1,169 @@
+package hooks
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
+)
+
+// The fast lane takes GPU state around criu. On a dump, a process's new memory
+// since the checkpoint began (its staging memory) is copied into files beside
+// criu's images, and dropped in the process, before criu looks at it. On the way
+// back it is filled in again before anything of the process runs.
+//
+// From the drop on, the files are the only copy. So they are on disk before
+// (unless the configuration says otherwise), the journal says ahead that they will
+// be needed, and the watcher holds them open from before the first process is
+// touched: a job comes back although somebody removes the image of a dump that
+// failed. And the dropped memory is made inaccessible: whoever restores the
+// process without this program gets a driver that fails, not one that takes
+// zeros for the state of the GPU.
+
+// MemberPages is what the fast lane has of a process's memory.
+type MemberPages struct {
+	// Listing names the files; nil until they are complete.
+	Listing *pages.Listing `json:"listing,omitempty"`
+	// WatcherFD is the first of the descriptors by which the watcher has them.
+	WatcherFD int `json:"watcher_fd"`
+	// Dropped says that the memory may not be in the process any more.
+	Dropped bool `json:"dropped"`
+}
+
+// firstWatcherFD is the first descriptor that a watcher inherits beside its
+// standard streams.
+const firstWatcherFD = 3
+
+// droppedPages is what a manifest says of the files.
+func (m *Member) droppedPages() *pages.Listing {
+	if m.Pages == nil || !m.Pages.Dropped {
+		return nil
+	}
+	return m.Pages.Listing
+}
+
+// openPages opens the files of a member's memory, by the watcher's descriptors or,
+// if it is gone, by their names.
+func (s *Session) openPages(m *Member) (*pages.Reader, error) {
+	files, err := s.watchedPages(m)
+	for _, dir := range []string{s.PublishAs, s.ImageDir} {
+		if err != nil && dir != "" {
+			files, err = pages.OpenFiles(dir, m.ImagePID, m.Pages.Listing)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return pages.NewReader(files, m.ImagePID, m.Pages.Listing)
+}
+
+// watchedPages opens the files that the watcher holds, whatever has become of
+// their names.
+func (s *Session) watchedPages(m *Member) ([]*os.File, error) {
+	if s.Watcher == nil {
+		return nil, errors.New("there is no watcher")
+	}
+	watcher, err := criuutil.Reopen(*s.Watcher)
+	if err != nil {
+		return nil, err
+	}
+	defer watcher.Close()
+	var files []*os.File
+	for i, name := range pages.Names(m.Pages.Listing.ID, m.ImagePID, len(m.Pages.Listing.ShardBytes)) {
+		fd, err := unix.Open(filepath.Join("/proc", strconv.Itoa(watcher.PID), "fd", strconv.Itoa(m.Pages.WatcherFD+i)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			closeFiles(files)
+			return nil, fmt.Errorf("%s, which the watcher holds: %w", name, err)
+		}
+		files = append(files, os.NewFile(uintptr(fd), name))
+	}
+	return files, nil
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// removePages removes the files of a dump that was not completed.
+func (s *Session) removePages() error {
+	if s.Kind != KindDump || s.Step == "dumped" {
+		return nil
+	}
+	var errs []error
+	for _, m := range s.Members {
+		if m.Pages == nil || m.Pages.Listing == nil {
+			continue
+		}
+		for _, name := range pages.Names(m.Pages.Listing.ID, m.ImagePID, len(m.Pages.Listing.ShardBytes)) {
+			if err := os.Remove(filepath.Join(s.ImageDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// openPages opens the files of all processes of an image, and refuses what is
+// not what the dump wrote, as far as that can be told without reading all of it.
+func (m *Manifest) openPages(dir string) ([]*os.File, error) {
+	var all []*os.File
+	for _, p := range m.Processes {
+		if p.Pages == nil {
+			continue
+		}
+		files, err := pages.OpenFiles(dir, p.PID, p.Pages)
+		if err == nil {
+			all = append(all, files...)
+			err = pages.Check(files, p.PID, p.Pages)
+		}
+		if err != nil {
+			closeFiles(all)
+			return nil, fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
+		}
+	}
+	return all, nil
+}
+
+// pagesToFill is what a restore has to fill in; fd is the watcher's first
+// descriptor that is not assigned yet.
+func pagesToFill(l *pages.Listing, fd *int) *MemberPages {
+	if l == nil {
+		return nil
+	}
+	p := &MemberPages{Listing: l, WatcherFD: *fd, Dropped: true}
+	*fd += 1 + len(l.ShardBytes)
+	return p
+}
+
+// removeOtherPages removes the files of an earlier dump into the same
+// directory, whose manifest has just been replaced.
+func removeOtherPages(dir string, m Manifest) error {
+	keep := make(map[string]bool)
+	for _, p := range m.Processes {
+		if p.Pages != nil {
+			for _, name := range pages.Names(p.Pages.ID, p.PID, len(p.Pages.ShardBytes)) {
+				keep[name] = true
+			}
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	for _, entry := range entries {
+		if pages.FilePattern.MatchString(entry.Name()) && !keep[entry.Name()] {
+			if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("remove the GPU state of an earlier dump: %w", err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,226 @@
+package hooks
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
+	"cucriu/internal/config"
+)
+
+// lane is one process's way around criu.
+type lane struct {
+	writer  *pages.Writer
+	ranges  []criuutil.Range // the staging memory
+	copied  chan struct{}    // closed when the copy is over; nil before it begins
+	listing pages.Listing
+	err     error // of the copy
+	lent    *criuutil.Borrowed
+}
+
+// copies are the copies under way.
+type copies struct {
+	running sync.WaitGroup
+	cancel  context.CancelFunc // nil before the first
+}
+
+// stop ends them, and waits for their end.
+func (c *copies) stop() {
+	if c.cancel != nil {
+		c.cancel()
+	}
+	c.running.Wait()
+}
+
+// createPages makes the files of the fast lane, empty, so that the watcher has
+// them open before any process is touched.
+func (d *dump) createPages() error {
+	if d.Config.Pages != config.Fast || d.criu.PagesElsewhere {
+		return nil
+	}
+	var random [8]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return err
+	}
+	fd := firstWatcherFD
+	for _, t := range d.targets {
+		writer, err := pages.Create(d.imageDir, hex.EncodeToString(random[:]), t.member.ImagePID, d.coresEach())
+		if err != nil {
+			return err
+		}
+		if d.Config.FastLane.Sync {
+			writer.SyncAlong()
+		}
+		t.lane = &lane{writer: writer}
+		t.member.Pages = &MemberPages{Listing: writer.Listing(), WatcherFD: fd}
+		fd += len(writer.Files())
+	}
+	return nil
+}
+
+// coresEach is how many threads work for each process: all cores are used,
+// twice if the processes are several, because they do not begin together.
+func (d *dump) coresEach() int { return coresFor(len(d.targets)) }
+
+func coresFor(processes int) int {
+	const most = 16 // more gain nothing
+	cores := min(runtime.NumCPU(), most)
+	return min(cores, max(2, 2*cores/max(processes, 1)))
+}
+
+func (d *dump) pageFiles() []*os.File {
+	var files []*os.File
+	for _, t := range d.targets {
+		if t.lane != nil {
+			files = append(files, t.lane.writer.Files()...)
+		}
+	}
+	return files
+}
+
+// beginCopy begins to copy out what the checkpoint has put into a process's
+// memory. Nothing of the process runs meanwhile.
+func (d *dump) beginCopy(ctx context.Context, t *target) error {
+	if t.lane == nil {
+		return nil
+	}
+	if err := releaseThreads(ctx, t.tracer, []*target{t}); err != nil {
+		return err
+	}
+	space, err := criuutil.ReadAddressSpace(t.PID)
+	if err != nil {
+		return err
+	}
+	l := t.lane
+	if l.ranges = space.NewSince(t.before); len(l.ranges) == 0 {
+		return d.leaveToCriu(t)
+	}
+	l.copied = make(chan struct{})
+	d.copies.running.Go(func() {
+		defer close(l.copied)
+		l.err = d.session.span(t.PID, "copy", func() (err error) {
+			sink := failingSink{l.writer, ctx, d.session}
+			if err := pages.Copy(ctx, t.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
+				return err
+			}
+			l.listing, err = l.writer.Finish(d.Config.FastLane.Sync)
+			return err
+		})
+	})
+	return nil
+}
+
+// leaveToCriu takes a process out of the fast lane whose memory is still whole.
+func (d *dump) leaveToCriu(t *target) error {
+	err := errors.Join(t.lane.writer.Remove(), t.lane.writer.Close())
+	t.lane, t.member.Pages = nil, nil
+	return err
+}
+
+// awaitCopies waits until everything is copied, and on disk.
+func (d *dump) awaitCopies(ctx context.Context) error {
+	return parallel(d.inLane(), func(t *target) error {
+		<-t.lane.copied
+		t.member.Pages.Listing = &t.lane.listing
+		return t.lane.err
+	})
+}
+
+func (d *dump) inLane() []*target {
+	var in []*target
+	for _, t := range d.targets {
+		if t.lane != nil {
+			in = append(in, t)
+		}
+	}
+	return in
+}
+
+// drop takes the memory that was copied out of the processes. The journal says
+// ahead that it must be filled in again.
+func (d *dump) drop(ctx context.Context) error {
+	for _, t := range d.inLane() {
+		var err error
+		if t.lane.lent, err = d.session.borrow(ctx, t, coresFor(len(d.targets)), 0); err != nil {
+			d.Log.Warn("no system calls can be made in the process: criu writes its GPU state", "pid", t.PID, "error", err)
+			if err := d.leaveToCriu(t); err != nil {
+				return err
+			}
+		}
+	}
+	in := d.inLane()
+	for _, t := range in {
+		t.member.Pages.Dropped = true
+	}
+	if err := d.session.save(); err != nil {
+		return err
+	}
+	return parallel(in, func(t *target) error {
+		return d.session.span(t.PID, "drop", func() error {
+			if err := t.lane.lent.Madvise(ctx, t.lane.ranges, unix.MADV_DONTNEED); err != nil {
+				return err
+			}
+			if err := failpoint(ctx, d.session, "dump.dropping"); err != nil {
+				return err
+			}
+			if err := t.lane.lent.Mprotect(ctx, t.lane.ranges, unix.PROT_NONE); err != nil {
+				return err
+			}
+			return t.lane.lent.Return(ctx)
+		})
+	})
+}
+
+// borrow borrows some threads of a stopped process, not the one with the tid
+// except.
+func (s *Session) borrow(ctx context.Context, t *target, most, except int) (*criuutil.Borrowed, error) {
+	tids, err := criuutil.Threads(t.PID)
+	if err != nil {
+		return nil, err
+	}
+	var lent []int
+	for _, tid := range tids {
+		if tid != except && len(lent) < most {
+			lent = append(lent, tid)
+		}
+	}
+	return criuutil.Borrow(ctx, t.PID, lent, s.borrowedFile(t.PID))
+}
+
+// borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.
+func (s *Session) borrowedFile(pid int) string {
+	return filepath.Join(s.dir, "threads-"+strconv.Itoa(pid)+".json")
+}
+
+// removePages removes the files of a dump that has failed.
+func (d *dump) removePages() error {
+	var errs []error
+	for _, t := range d.inLane() {
+		errs = append(errs, t.lane.writer.Remove())
+	}
+	return errors.Join(errs...)
+}
+
+// failingSink lets the tests fail in the middle of a copy.
+type failingSink struct {
+	*pages.Writer
+	ctx     context.Context
+	session *Session
+}
+
+func (s failingSink) Put(worker int, chunk pages.Chunk) error {
+	if err := failpoint(s.ctx, s.session, "dump.copying"); err != nil {
+		return err
+	}
+	return s.Writer.Put(worker, chunk)
+}

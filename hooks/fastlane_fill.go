@@ -1,0 +1,103 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
+)
+
+// fill brings back the memory that was dropped, while nothing of the processes
+// runs: the restore threads are let run only with all of it there. Threads that
+// a killed program had borrowed get their own registers first.
+//
+// It may be cut off and begun again. Once it is through, the journal says so:
+// the driver may free the memory from then on.
+func (h *Hook) fill(ctx context.Context, b *bringUp) error {
+	err := b.parallel(func(t *target) error {
+		if err := criuutil.ReturnBorrowed(ctx, b.borrowedFile(t.PID)); err != nil {
+			return err
+		}
+		if t.member.Pages == nil || !t.member.Pages.Dropped {
+			return nil
+		}
+		return b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t) })
+	})
+	if err != nil {
+		return err
+	}
+	filled := false
+	for _, t := range b.cuda {
+		if t.member.Pages != nil && t.member.Pages.Dropped {
+			t.member.Pages.Dropped, filled = false, true
+		}
+	}
+	if filled {
+		h.note(b.Session)
+	}
+	return nil
+}
+
+func (b *bringUp) fillOne(ctx context.Context, t *target) error {
+	reader, err := b.openPages(t.member)
+	if err != nil {
+		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
+	}
+	defer reader.Close()
+	ranges := reader.Ranges()
+	if err := b.makeAccessible(ctx, t, ranges); err != nil {
+		return err
+	}
+	space, err := criuutil.ReadAddressSpace(t.PID)
+	if err != nil {
+		return err
+	}
+	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
+		return fmt.Errorf("process %d (%s) lacks %d bytes of the memory for its GPU state, at %#x", t.PID, t.member.Name, criuutil.Total(missing), missing[0].Start)
+	}
+	source := failingSource{reader, ctx, b.Session}
+	if err := pages.Fill(ctx, source, t.Process, coresFor(len(b.cuda))); err != nil {
+		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
+	}
+	return nil
+}
+
+// makeAccessible makes dropped memory accessible again, in huge pages where the
+// kernel has them: both the copying and the driver are quicker with them.
+func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuutil.Range) (err error) {
+	lent, err := b.borrow(ctx, t, 1, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lent.Return(ctx)) }()
+	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	return ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE))
+}
+
+// ignoreEINVAL: a kernel without transparent huge pages does not know them.
+func ignoreEINVAL(err error) error {
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return err
+}
+
+// failingSource lets the tests fail in the middle of a fill.
+type failingSource struct {
+	*pages.Reader
+	ctx     context.Context
+	session *Session
+}
+
+func (s failingSource) Get(i int, buffer []byte) (pages.Chunk, error) {
+	if err := failpoint(s.ctx, s.session, string(s.session.Kind)+".filling"); err != nil {
+		return pages.Chunk{}, err
+	}
+	return s.Reader.Get(i, buffer)
+}
