@@ -84,6 +84,8 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 	if err := s.step("back", outer); err == nil {
 		t.Fatal("a step that fails succeeded")
 	}
+	// Two of one process that overlap, and neither contains the other.
+	s.Phases = append(s.Phases, Phase{Name: "drop", PID: 8, Start: 100, Seconds: 2, By: byWatcher}, Phase{Name: "copy", PID: 8, Start: 101, Seconds: 2, By: byWatcher})
 	if err := s.close(OutcomeGone, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +107,7 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 	}
 	want := map[string]int{
 		"criu of dump by criu by criu, failed false": 1, "restore of dump by criu by watcher, failed false": 1, "back of dump by criu by watcher, failed true": 1,
-		"restore of train by watcher, failed false": 1, "restore of serve by watcher, failed false": 1,
+		"restore of train by watcher, failed false": 1, "drop of train by watcher, failed false": 1, "copy of train by watcher, failed false": 1, "restore of serve by watcher, failed false": 1,
 	}
 	for _, name := range []string{"lock", "checkpoint", "dumping"} {
 		for _, row := range []string{"dump by criu", "train", "serve"} {
@@ -119,21 +121,21 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 
 func checkNesting(t *testing.T, timeline Timeline) {
 	t.Helper()
-	open := make(map[int][]TimelineEvent) // of each row, those that contain what comes next
+	open := make(map[int][]TimelineEvent) // of each thread, those that contain what comes next
 	before := int64(0)
 	for _, span := range timeline.Spans() {
 		if span.Start < before {
 			t.Errorf("%+v is out of order", span)
 		}
 		before = span.Start
-		row := open[span.PID]
+		row := open[span.TID]
 		for len(row) > 0 && row[len(row)-1].Start+row[len(row)-1].Duration <= span.Start {
 			row = row[:len(row)-1]
 		}
 		if len(row) > 0 && span.Start+span.Duration > row[len(row)-1].Start+row[len(row)-1].Duration {
 			t.Errorf("%+v is half in %+v", span, row[len(row)-1])
 		}
-		open[span.PID] = append(row, span)
+		open[span.TID] = append(row, span)
 	}
 }
 

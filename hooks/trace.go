@@ -22,6 +22,7 @@ const (
 	maxTimelineBytes = 8 << 20
 	maxTimelineName  = 64      // bytes of a name in it
 	maxTimelineTime  = 1 << 50 // microseconds: so that sums do not overflow
+	maxPID           = 1 << 22 // the kernel's
 	timelineSpan     = "X"     // Chrome's complete event
 	timelineRow      = "M"     // Chrome's metadata event
 	timelineRowName  = "process_name"
@@ -36,7 +37,8 @@ type Timeline struct {
 }
 
 // TimelineEvent is a span, or the name of a row. There is one row for the
-// session, with criu's pid, and one for each CUDA process.
+// session, with criu's pid, and one for each CUDA process: to the format they are
+// processes, with a thread for what ran at once.
 type TimelineEvent struct {
 	Name     string            `json:"name"`
 	Category string            `json:"cat,omitempty"` // who made the span: see [Phase.By]
@@ -44,7 +46,7 @@ type TimelineEvent struct {
 	Start    int64             `json:"ts"`            // microseconds since the session was created
 	Duration int64             `json:"dur,omitempty"` // microseconds
 	PID      int               `json:"pid"`           // as the session's host saw it
-	TID      int               `json:"tid"`           // the same: a row is a process
+	TID      int               `json:"tid"`           // the same, or for what ran beside it a number that is no pid
 	Args     map[string]string `json:"args,omitempty"`
 }
 
@@ -92,7 +94,7 @@ func (s *Session) Timeline() Timeline {
 	for _, phase := range s.Phases {
 		span := TimelineEvent{Name: phase.Name, Category: cmp.Or(phase.By, "command"), Type: timelineSpan, Start: duration(phase.Start).Microseconds(), PID: cmp.Or(phase.PID, s.Criu.PID)}
 		// Both ends rounded alike, so that what is nested stays nested.
-		span.TID, span.Duration = span.PID, phase.end().Microseconds()-span.Start
+		span.Duration = phase.end().Microseconds() - span.Start
 		if phase.Failed {
 			span.Args = map[string]string{"failed": "true"}
 		}
@@ -101,8 +103,29 @@ func (s *Session) Timeline() Timeline {
 	slices.SortStableFunc(spans, func(a, b TimelineEvent) int {
 		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(b.Duration, a.Duration))
 	})
+	placeSpans(spans)
 	t.Events = append(t.Events, spans...)
 	return t
+}
+
+// placeSpans puts each span into the first thread of its row where it lies
+// inside another, or apart from all: the format knows nothing else.
+func placeSpans(spans []TimelineEvent) {
+	open := make(map[int][]int64) // by thread: the ends of the spans that contain what comes next, innermost last
+	for i := range spans {
+		span := &spans[i]
+		end := span.Start + span.Duration
+		for span.TID = span.PID; ; span.TID += maxPID {
+			ends := open[span.TID]
+			for len(ends) > 0 && ends[len(ends)-1] <= span.Start {
+				ends = ends[:len(ends)-1]
+			}
+			if len(ends) == 0 || end <= ends[len(ends)-1] {
+				open[span.TID] = append(ends, end)
+				break
+			}
+		}
+	}
 }
 
 // writeTimeline writes the timeline as it is until now. Nothing rests on it, so

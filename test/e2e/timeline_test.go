@@ -82,15 +82,19 @@ func expectSpans(t *testing.T, timeline hooks.Timeline, s *hooks.Session, sessio
 		names[span.PID] = append(names[span.PID], span.Name)
 	}
 	for _, member := range s.Members {
-		if !slices.Equal(slices.Compact(names[member.PID]), process) {
-			t.Errorf("process %d has the spans %q, want %q", member.PID, names[member.PID], process)
-		}
+		inOrder(t, names[member.PID], process)
 	}
-	rest := names[s.Criu.PID]
-	for _, name := range session {
+	inOrder(t, names[s.Criu.PID], session)
+}
+
+func inOrder(t *testing.T, names, want []string) {
+	t.Helper()
+	rest := names
+	for _, name := range want {
 		at := slices.Index(rest, name)
 		if at < 0 {
-			t.Fatalf("the session has the spans %q, want %q in this order", names[s.Criu.PID], session)
+			t.Errorf("the spans are %q, want %q in this order", names, want)
+			return
 		}
 		rest = rest[at+1:]
 	}
