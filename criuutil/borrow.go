@@ -42,7 +42,8 @@ var errReturned = errors.New("the borrowed threads have been returned")
 // are in the group-stop, but for those that another tracer lets run, which
 // cannot be borrowed. Their registers and signal masks are noted in the file
 // saved, for [ReturnBorrowed], which must not exist yet; it means nothing after
-// a reboot.
+// a reboot. Without one (""), the process is lost if we are killed meanwhile: that
+// is for a process that would be lost without the loan.
 //
 // The kernel lets one tracer at a thread, so criu, a debugger or a [Tracer]
 // must not be there at the same time; nor may the process be in a frozen
@@ -61,7 +62,7 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	}
 	if _, err := os.Lstat(saved); err == nil {
 		return nil, fmt.Errorf("process %d: %s holds the registers of threads that somebody borrowed and was killed: they must be returned first", pid, saved)
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	} else if !errors.Is(err, fs.ErrNotExist) { // which the empty name does not either
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
 	process, err := OpenProcess(pid) // which tells a zombie from the living
@@ -99,18 +100,14 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 // have been advised. It is [ErrGone] if the process was killed meanwhile. When ctx
 // ends, calls that are under way go on, and Return or the next call waits for them.
 func (b *Borrowed) Madvise(ctx context.Context, ranges []Range, advice int) error {
-	slices := ranges
-	switch advice {
-	case unix.MADV_DONTNEED, unix.MADV_DONTNEED_LOCKED, unix.MADV_POPULATE_READ, unix.MADV_POPULATE_WRITE:
-		slices = cut(ranges, len(b.loan.threads))
-	}
-	return b.call(ctx, slices, memoryCall{"madvise", unix.SYS_MADVISE, advice})
+	eachPage := advice == unix.MADV_DONTNEED || advice == unix.MADV_POPULATE_WRITE
+	return b.call(ctx, ranges, memoryCall{"madvise", unix.SYS_MADVISE, advice, eachPage})
 }
 
 // Mprotect sets the protection of ranges of the process's memory (mprotect(2)).
 // See [Borrowed.Madvise] for its errors.
 func (b *Borrowed) Mprotect(ctx context.Context, ranges []Range, protection int) error {
-	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection})
+	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection, false})
 }
 
 func (b *Borrowed) call(ctx context.Context, ranges []Range, what memoryCall) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,13 +13,18 @@ import (
 type memoryCall struct {
 	name     string
 	number   uint64
-	argument int // beside the address and the size
+	argument int  // beside the address and the size
+	eachPage bool // it works on the pages, and not on the mapping alone
 }
 
 func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
 
-// callAll has the threads make a call on every slice.
-func (l *loan) callAll(ctx context.Context, slices []Range, what memoryCall) error {
+// callAll has the threads make a call on all of the ranges.
+func (l *loan) callAll(ctx context.Context, ranges []Range, what memoryCall) error {
+	slices := slices.Clone(ranges)
+	if what.eachPage {
+		slices = cut(ranges, len(l.threads))
+	}
 	var failed error
 	err := l.until(ctx, func() bool {
 		busy := false

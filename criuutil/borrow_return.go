@@ -59,6 +59,10 @@ func (l *loan) putBack() error {
 		l.at("put back")
 	}
 	l.at("all put back")
+	if l.saved == "" {
+		l.letGo()
+		return nil
+	}
 	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("process %d: its borrowed threads are whole but still noted as borrowed: %w", l.pid, err)
 	}

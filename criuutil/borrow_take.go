@@ -78,5 +78,8 @@ func (l *loan) note() error {
 		}
 		saved.Threads = append(saved.Threads, t.savedThread)
 	}
+	if l.saved == "" {
+		return nil
+	}
 	return saved.write(l.saved)
 }

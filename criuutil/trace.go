@@ -74,6 +74,8 @@ type tracees struct {
 	sigchld  chan os.Signal // the kernel announces every ptrace-stop by SIGCHLD
 	tids     []int
 	released bool
+	// populating are those whose mappings are watched.
+	populating map[int]*populating
 }
 
 func (s *tracees) serve(requests <-chan func(*tracees)) {
@@ -125,7 +127,7 @@ func (s *tracees) resumeStopped() {
 			if ended = err != nil || reported && !status.Stopped(); ended || !reported {
 				break
 			}
-			_ = unix.PtraceCont(tid, toDeliver(status)) // ESRCH: it was killed, and the next wait says so
+			s.resume(tid, status)
 		}
 		if !ended {
 			alive = append(alive, tid)
@@ -146,8 +148,7 @@ func (s *tracees) release(ctx context.Context) error {
 }
 
 // detach interrupts a running tracee, waits until it has stopped, and detaches
-// from it. A signal that arrives first is delivered: the interrupt stays
-// pending behind it.
+// from it. A signal that arrives first is delivered.
 func (s *tracees) detach(ctx context.Context, tid int) error {
 	if err := unix.PtraceInterrupt(tid); err != nil {
 		return ignoreESRCH(err)
@@ -160,6 +161,10 @@ func (s *tracees) detach(ctx context.Context, tid int) error {
 		case reported && isEventStop(status):
 			return ignoreESRCH(unix.PtraceDetach(tid))
 		case reported:
+			// Every stop takes back a pending interrupt.
+			if err := unix.PtraceInterrupt(tid); err != nil {
+				return ignoreESRCH(err)
+			}
 			if err := unix.PtraceCont(tid, toDeliver(status)); err != nil {
 				return ignoreESRCH(err)
 			}
@@ -191,7 +196,7 @@ func isEventStop(status unix.WaitStatus) bool {
 }
 
 func toDeliver(status unix.WaitStatus) int {
-	if isEventStop(status) {
+	if isEventStop(status) || isSyscallStop(status) {
 		return 0
 	}
 	return int(status.StopSignal())

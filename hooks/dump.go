@@ -365,8 +365,15 @@ func (d *dump) trace(ctx context.Context) error {
 		if t.before, err = criuutil.ReadAddressSpace(t.PID); err != nil {
 			return err
 		}
+		tid, err := t.cuda.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
 		t.tracer = criuutil.NewTracer()
-		return runRestoreThreads(ctx, t.tracer, []*target{t})
+		if d.Config.FastLane.Prefault {
+			return t.tracer.RunPopulating(tid, prefaultLeast, d.prefault(ctx, t, tid))
+		}
+		return t.tracer.Run(tid)
 	})
 }
 
@@ -377,9 +384,7 @@ func (d *dump) checkpoint(ctx context.Context) error {
 	defer cancel()
 	ctx, d.copies.cancel = context.WithCancel(ctx)
 	return parallel(d.targets, func(t *target) error {
-		endPrefault := d.prefault(deadline, t)
-		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
-		if err := errors.Join(err, endPrefault()); err != nil {
+		if err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) }); err != nil {
 			return err
 		}
 		return d.beginCopy(ctx, t)

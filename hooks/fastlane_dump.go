@@ -151,7 +151,7 @@ func (d *dump) inLane() []*target {
 func (d *dump) drop(ctx context.Context) error {
 	for _, t := range d.inLane() {
 		var err error
-		if t.lane.lent, err = d.session.borrow(ctx, t, coresFor(len(d.targets)), 0); err != nil {
+		if t.lane.lent, err = d.session.borrow(ctx, t, d.coresEach(), 0, d.session.borrowedFile(t.PID)); err != nil {
 			d.Log.Warn("no system calls can be made in the process: criu writes its GPU state", "pid", t.PID, "error", err)
 			if err := d.leaveToCriu(t); err != nil {
 				return err
@@ -182,8 +182,8 @@ func (d *dump) drop(ctx context.Context) error {
 }
 
 // borrow borrows some threads of a stopped process, not the one with the tid
-// except.
-func (s *Session) borrow(ctx context.Context, t *target, most, except int) (*criuutil.Borrowed, error) {
+// except, and notes them in the file saved.
+func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved string) (*criuutil.Borrowed, error) {
 	tids, err := criuutil.Threads(t.PID)
 	if err != nil {
 		return nil, err
@@ -194,7 +194,7 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int) (*cri
 			lent = append(lent, tid)
 		}
 	}
-	return criuutil.Borrow(ctx, t.PID, lent, s.borrowedFile(t.PID))
+	return criuutil.Borrow(ctx, t.PID, lent, saved)
 }
 
 // borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.

@@ -69,7 +69,11 @@ func (b *bringUp) fillOne(ctx context.Context, t *target) error {
 // makeAccessible makes dropped memory accessible again, in huge pages where the
 // kernel has them: both the copying and the driver are quicker with them.
 func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuutil.Range) (err error) {
-	lent, err := b.borrow(ctx, t, 1, 0)
+	lent, err := b.borrow(ctx, t, 1, 0, b.borrowedFile(t.PID))
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
+		// A full disk must not keep a job from coming back.
+		lent, err = b.borrow(ctx, t, 1, 0, "")
+	}
 	if err != nil {
 		return err
 	}

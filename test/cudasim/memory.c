@@ -245,7 +245,8 @@ CUresult memory_stage(struct staging *s)
 	if (all == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	s->base = all + GUARD;
-	if (mprotect(s->base, s->size, PROT_READ | PROT_WRITE)) {
+	/* Populated by the kernel before the first byte is copied, as the real driver has it (580: flags 0x8022). */
+	if (mmap(s->base, s->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE | MAP_FIXED, -1, 0) == MAP_FAILED) {
 		staging_free(s);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -46,6 +46,13 @@ func (r registers) calling(address uint64, number, a, b, c uint64) registers {
 	return r
 }
 
+// number is that of the system call in whose stop the thread is.
+func (r *registers) number() uint64 { return r.Regs[8] }
+
+func (r *registers) argument(i int) uint64 { return r.Regs[i] }
+
+func (r *registers) setArgument(i int, value uint64) { r.Regs[i] = value }
+
 // result is what the system call has returned, as in the kernel: an errno is
 // negative.
 func (r *registers) result() int64 { return int64(r.Regs[0]) }

@@ -41,6 +41,17 @@ func (r registers) calling(address uint64, number, a, b, c uint64) registers {
 	return r
 }
 
+// number is that of the system call in whose stop the thread is.
+func (r *registers) number() uint64 { return r.Orig_rax }
+
+func (r *registers) argument(i int) uint64 { return *r.arguments()[i] }
+
+func (r *registers) setArgument(i int, value uint64) { *r.arguments()[i] = value }
+
+func (r *registers) arguments() [6]*uint64 {
+	return [...]*uint64{&r.Rdi, &r.Rsi, &r.Rdx, &r.R10, &r.R8, &r.R9}
+}
+
 // result is what the system call has returned, as in the kernel: an errno is
 // negative.
 func (r *registers) result() int64 { return int64(r.Rax) }
