@@ -50,8 +50,9 @@ func (a *arena) part(from, to int) criuutil.Range {
 
 // set sets all of the arena to one byte.
 func (a *arena) set(b byte) {
-	for i := range a.memory {
-		a.memory[i] = b
+	a.memory[0] = b
+	for n := 1; n < len(a.memory); n *= 2 {
+		copy(a.memory[n:], a.memory[:n])
 	}
 }
 

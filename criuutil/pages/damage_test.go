@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
 
@@ -105,7 +106,7 @@ func TestExchangedFilesAreRefused(t *testing.T) {
 	names := whole.names()
 	foreign := map[string]*image{
 		"of another process": makeImage(t, a, testID, testPID+1),
-		"of another dump":    makeImage(t, a, "fedcba9876543210", testPID),
+		"of another dump":    makeImage(t, a, "0123456789abcdee", testPID),
 	}
 	cases := make(map[string]*image)
 	exchanged := func(name string, i int, data []byte) {
@@ -293,6 +294,29 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
+	}
+}
+
+// A few bytes that say they are many are refused before there is room made for
+// these.
+func TestAChunkThatGrowsBeyondItsSizeIsRefused(t *testing.T) {
+	encoder, err := zstd.NewWriter(nil)
+	must(t, err)
+	defer encoder.Close()
+	for name, tt := range map[string]struct {
+		chunk Chunk
+		why   string
+	}{
+		"zstd": {Chunk{Size: ChunkSize, Codec: Zstd, Data: encoder.EncodeAll(make([]byte, 16*ChunkSize), nil)}, "exceeded"},
+		"s2":   {Chunk{Size: ChunkSize, Codec: S2, Data: binary.AppendUvarint(nil, 1<<32-1)}, "4294967295 bytes"},
+	} {
+		coder := &coder{}
+		_, err := coder.decode(tt.chunk)
+		wantError(t, err, tt.why)
+		if cap(coder.buffer) > 2*ChunkSize {
+			t.Errorf("%s: %d bytes were made", name, cap(coder.buffer))
+		}
+		coder.close()
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // overflows or a piece outside of its shard, no chunk lies over another, and it
 // is written as it was read.
 func FuzzIndex(f *testing.F) {
-	const shardBytes = headerSize + 100
+	shardBytes := []int64{headerSize + 100, headerSize + 2*ChunkSize}
 	raw := record{chunk: Chunk{Address: 0x7f0000000000, Size: 50, Checksum: 1, Codec: Raw}, stored: 50, offset: headerSize}
 	zero := record{chunk: Chunk{Address: 0x7f0000000032, Size: ChunkSize, Codec: Zero}}
 	change := func(r record, change func(*record)) []byte { change(&r); return r.append(nil) }
@@ -25,6 +25,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add(change(raw, func(r *record) { r.offset = math.MaxInt64 }))
 	f.Add(change(raw, func(r *record) { r.offset = math.MinInt64 }))
 	f.Add(change(raw, func(r *record) { r.stored = math.MaxUint32 }))
+	f.Add(change(raw, func(r *record) { r.shard, r.stored = 1, ChunkSize+1 }))
 	f.Add(change(raw, func(r *record) { r.chunk.Size = math.MaxUint32 }))
 	f.Add(change(raw, func(r *record) { r.chunk.Address = math.MaxUint64 - ChunkSize }))
 	f.Add(change(zero, func(r *record) { r.chunk.Address = math.MaxUint64 }))
@@ -33,7 +34,7 @@ func FuzzIndex(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{0xff}, recordSize))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		data = data[:len(data)/recordSize*recordSize] // what a valid listing says
-		records, err := parseIndex(data, []int64{shardBytes, headerSize})
+		records, err := parseIndex(data, shardBytes)
 		if err != nil {
 			if records != nil {
 				t.Fatal("records of an index that is refused")
@@ -51,7 +52,7 @@ func FuzzIndex(f *testing.F) {
 			end, total = last, total+uint64(r.chunk.Size)
 			if r.chunk.Codec != Zero {
 				in, carry := bits.Add64(uint64(r.offset), uint64(r.stored), 0)
-				if carry != 0 || r.shard != 0 || r.offset < headerSize || in > shardBytes || r.stored > ChunkSize {
+				if carry != 0 || r.shard > 1 || r.offset < headerSize || in > uint64(shardBytes[r.shard]) || r.stored > ChunkSize {
 					t.Fatalf("accepted %+v", r)
 				}
 			}

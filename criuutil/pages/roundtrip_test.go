@@ -147,7 +147,7 @@ func checkChunks(t *rapid.T, a *arena, reader *Reader, want []byte, codec Codec)
 		must(t, err)
 		offset := int(chunk.Address - a.start())
 		memory := want[offset : offset+int(chunk.Size)]
-		zero := len(bytes.TrimLeft(memory, "\x00")) == 0
+		zero := bytes.Count(memory, []byte{0}) == len(memory)
 		switch {
 		case zero != (chunk.Codec == Zero):
 			t.Fatalf("zeros: %v, stored as %v", zero, chunk.Codec)
