@@ -36,8 +36,7 @@ type Source interface {
 }
 
 // Copy copies ranges of memory to a sink. It needs memory for one chunk, and one
-// more if it compresses, for each worker. It returns how many bytes it has
-// copied.
+// more if it compresses, for each worker.
 func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, codec Codec) error {
 	pieces := cut(ranges)
 	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
@@ -61,9 +60,10 @@ func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, co
 }
 
 // Fill writes chunks back to where they were copied from, checked. Chunks of
-// zeros are left out: the memory is fresh, or still as it was.
+// zeros are left out: the memory is fresh, or still as it was. There is at least
+// one worker.
 func Fill(ctx context.Context, from Source, to Memory, workers int) error {
-	return work(ctx, workers, from.Chunks(), func(int) (func(int) error, func(), error) {
+	return work(ctx, max(workers, 1), from.Chunks(), func(int) (func(int) error, func(), error) {
 		buffer, err := newBuffer()
 		if err != nil {
 			return nil, nil, err
