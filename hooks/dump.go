@@ -371,7 +371,8 @@ func (d *dump) trace(ctx context.Context) error {
 		}
 		t.tracer = criuutil.NewTracer()
 		if d.Config.FastLane.Prefault {
-			return t.tracer.RunPopulating(tid, prefaultLeast, d.prefault(ctx, t, tid))
+			t.prefault = &prefault{dump: d, target: t, restoreThread: tid, left: t.member.stagedBytes()}
+			return t.tracer.RunPopulating(tid, prefaultLeast, func(r criuutil.Range) bool { return t.prefault.begin(ctx, r) })
 		}
 		return t.tracer.Run(tid)
 	})
@@ -384,7 +385,8 @@ func (d *dump) checkpoint(ctx context.Context) error {
 	defer cancel()
 	ctx, d.copies.cancel = context.WithCancel(ctx)
 	return parallel(d.targets, func(t *target) error {
-		if err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) }); err != nil {
+		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
+		if err := errors.Join(err, t.prefault.end(ctx)); err != nil {
 			return err
 		}
 		return d.beginCopy(ctx, t)
@@ -546,6 +548,7 @@ func (d *dump) releaseTracers(ctx context.Context) error {
 		if t.tracer != nil {
 			errs = append(errs, t.tracer.Release(ctx))
 		}
+		errs = append(errs, t.prefault.end(ctx))
 		if t.lane != nil && t.lane.lent != nil {
 			errs = append(errs, t.lane.lent.Return(ctx))
 		}

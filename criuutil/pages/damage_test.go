@@ -250,13 +250,13 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 		fill bool // only its data gives it away
 	}{
 		"no size":               {func(r []byte) { u32(r[bytes:], 0) }, "a chunk of 0 bytes", false},
-		"more than a chunk":     {func(r []byte) { u32(r[bytes:], ChunkSize+1) }, "a chunk of 2097153 bytes", false},
+		"more than a chunk":     {func(r []byte) { u32(r[bytes:], ChunkSize+1) }, fmt.Sprintf("a chunk of %d bytes", ChunkSize+1), false},
 		"the largest size":      {func(r []byte) { u32(r[bytes:], 1<<32-1) }, "a chunk of 4294967295 bytes", false},
 		"into the next chunk":   {func(r []byte) { u32(r[bytes:], chunkBytes+1) }, "a chunk of", false},
 		"behind the next chunk": {func(r []byte) { u64(r[address:], first.chunk.Address+chunkBytes) }, "a chunk of", false},
 		"the highest address":   {func(r []byte) { u64(r[address:], 1<<64-1) }, "at 0xffffffffffffffff", false},
 		"nothing stored":        {func(r []byte) { u32(r[stored:], 0) }, "0 stored bytes", false},
-		"more stored":           {func(r []byte) { u32(r[stored:], ChunkSize+1) }, "2097153 stored bytes", false},
+		"more stored":           {func(r []byte) { u32(r[stored:], ChunkSize+1) }, fmt.Sprintf("%d stored bytes", ChunkSize+1), false},
 		"beyond the shard":      {func(r []byte) { u32(r[stored:], uint32(whole.listing.ShardBytes[0])) }, "stored bytes", false},
 		"in no shard":           {func(r []byte) { r[shard] = 2 }, "of shard 2", false},
 		"in the index":          {func(r []byte) { r[shard], r[shard+1] = 0xff, 0xff }, "of shard 65535", false},
@@ -307,7 +307,7 @@ func TestAChunkThatGrowsBeyondItsSizeIsRefused(t *testing.T) {
 		chunk Chunk
 		why   string
 	}{
-		"zstd": {Chunk{Size: ChunkSize, Codec: Zstd, Data: encoder.EncodeAll(make([]byte, 16*ChunkSize), nil)}, "exceeded"},
+		"zstd": {Chunk{Size: ChunkSize, Codec: Zstd, Data: encoder.EncodeAll(make([]byte, 16*ChunkSize), nil)}, "exceeds"},
 		"s2":   {Chunk{Size: ChunkSize, Codec: S2, Data: binary.AppendUvarint(nil, 1<<32-1)}, "4294967295 bytes"},
 	} {
 		coder := &coder{}

@@ -96,8 +96,7 @@ func (s *shard) write(data []byte) error {
 // Finish writes the index. If durable is set, everything is on disk then. More
 // memory than a [Reader] takes is an error.
 func (w *Writer) Finish(durable bool) (Listing, error) {
-	l := Listing{ID: w.id}
-	var records []record
+	l := Listing{ID: w.id, IndexBytes: headerSize}
 	for i := range w.shards {
 		s := &w.shards[i]
 		if s.end == 0 { // this worker came too late to have anything to do
@@ -106,6 +105,13 @@ func (w *Writer) Finish(durable bool) (Listing, error) {
 			}
 		}
 		l.ShardBytes = append(l.ShardBytes, s.end)
+		l.IndexBytes += recordSize * int64(len(s.records))
+	}
+	if err := l.Validate(); err != nil {
+		return l, err
+	}
+	var records []record
+	for _, s := range w.shards {
 		records = append(records, s.records...)
 	}
 	slices.SortFunc(records, func(a, b record) int { return cmp.Compare(a.chunk.Address, b.chunk.Address) })
@@ -114,10 +120,7 @@ func (w *Writer) Finish(durable bool) (Listing, error) {
 		index = r.append(index)
 		l.Bytes += uint64(r.chunk.Size)
 	}
-	l.IndexBytes, l.IndexChecksum = int64(len(index)), checksum(index)
-	if err := l.Validate(); err != nil {
-		return l, err
-	}
+	l.IndexChecksum = checksum(index)
 	if _, err := w.files[0].WriteAt(index, 0); err != nil {
 		return l, fmt.Errorf("pages: %w", err)
 	}
