@@ -9,6 +9,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/pages"
+	"cucriu/cudackpt"
 )
 
 // lacksMemory reports whether memory of the process is in files only.
@@ -25,12 +26,38 @@ func (b *bringUp) fill(ctx context.Context, t *target) error {
 	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
 		return err
 	}
+	if b.mayBeAgain() {
+		// The journal may say less than has been done, if it could not be written.
+		// What the driver has restored it has freed, and what is at those addresses
+		// now is the job's own.
+		if checkpointed, err := isCheckpointed(ctx, t); err != nil || !checkpointed {
+			return err
+		}
+	}
 	if err := b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t) }); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
 	}
 	t.member.Pages.Dropped = false
 	b.hook.note(b.Session)
 	return nil
+}
+
+// mayBeAgain reports whether somebody else may have been at it before: not when a
+// dump or restore itself brings its processes up.
+func (b *bringUp) mayBeAgain() bool { return b.by != "pre-dump" && b.by != "post-resume" }
+
+// isCheckpointed asks the driver about a process that is stopped. Of its threads
+// only the restore thread runs meanwhile; it does not look at the memory until it is
+// told to restore, which nobody does before that is there.
+func isCheckpointed(ctx context.Context, t *target) (bool, error) {
+	tracer := criuutil.NewTracer()
+	var state cudackpt.State
+	err := runRestoreThreads(ctx, tracer, []*target{t})
+	if err == nil {
+		state, err = t.cuda.State(ctx)
+	}
+	err = errors.Join(err, releaseThreads(context.WithoutCancel(ctx), tracer, []*target{t}))
+	return state == cudackpt.StateCheckpointed, err
 }
 
 func (b *bringUp) fillOne(ctx context.Context, t *target) error {
