@@ -50,7 +50,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 			{"stop", b.stop},
 			{"trace", b.trace},
 			{"free memory", b.checkMemory},
-			{"restore", b.restore},
+			{"restore", func(context.Context) error { return b.restore(ctx) }}, // as long as the files take
 			{"release", b.release},
 		} {
 			if err := b.do(ctx, step.name, step.do); err != nil {
@@ -106,8 +106,10 @@ type bringUp struct {
 	filling      sync.Mutex // one process at a time, by all cores
 }
 
-// do does one step.
+// do does one step, within restore.timeout.
 func (b *bringUp) do(ctx context.Context, name string, step func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+	defer cancel()
 	err := failpoint(ctx, b.Session, string(b.Kind)+".back."+name)
 	if err == nil {
 		err = b.timed(name, func() error { return step(ctx) })
@@ -190,6 +192,8 @@ func (b *bringUp) restore(ctx context.Context) error {
 				return err
 			}
 		}
+		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+		defer cancel()
 		state, err := t.cuda.State(ctx)
 		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return err

@@ -399,7 +399,7 @@ func (d *dump) trace(ctx context.Context) error {
 func (d *dump) checkpoint(ctx context.Context) error {
 	deadline, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
-	ctx, d.copies.cancel = context.WithCancel(ctx)
+	ctx = d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
 	return parallel(d.targets, func(t *target) error {
 		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
 		if err := errors.Join(err, t.prefault.end(ctx)); err != nil {
@@ -528,8 +528,7 @@ func (d *dump) findStopped() error {
 // undo brings the processes back to where they were before the dump. What it
 // cannot do now the watcher goes on trying once criu has gone.
 func (d *dump) undo() error {
-	ctx, cancel := context.WithTimeout(context.Background(), d.Config.Restore.Timeout)
-	defer cancel()
+	ctx := context.Background()
 	if err := d.releaseTracers(ctx); err != nil {
 		return err
 	}
@@ -555,7 +554,9 @@ func (d *dump) undo() error {
 // releaseTracers puts every thread back into the group-stop that was let run or
 // borrowed.
 func (d *dump) releaseTracers(ctx context.Context) error {
-	d.copies.stop()
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	d.copies.stop(ctx)
 	var errs []error
 	if d.tracer != nil {
 		errs = append(errs, d.tracer.Release(ctx))
@@ -574,9 +575,7 @@ func (d *dump) releaseTracers(ctx context.Context) error {
 
 // letGo lets go of what the run holds. The processes do not notice.
 func (d *dump) letGo() {
-	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-	defer cancel()
-	_ = d.releaseTracers(ctx)
+	_ = d.releaseTracers(context.Background())
 	for _, t := range d.targets {
 		if t.lane != nil {
 			t.lane.writer.Close()

@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +25,7 @@ import (
 type lane struct {
 	writer  *pages.Writer
 	ranges  []criuutil.Range // the staging memory
+	ctx     context.Context  // of the copy
 	copied  chan struct{}    // closed when the copy is over; nil before it begins
 	listing pages.Listing
 	err     error // of the copy
@@ -34,18 +37,31 @@ type lane struct {
 // and must stay.
 const stagingLeast = 1 << 20
 
-// copies are the copies under way.
+// copies are the copies under way. They last as long as the files take, but not
+// when these take nothing any more.
 type copies struct {
 	running sync.WaitGroup
-	cancel  context.CancelFunc // nil before the first
+	stall   *stall // nil before the first
 }
 
-// stop ends them, and waits for their end.
-func (c *copies) stop() {
-	if c.cancel != nil {
-		c.cancel()
+func (c *copies) begin(ctx context.Context, patience time.Duration) context.Context {
+	ctx, c.stall = newStall(ctx, patience)
+	return ctx
+}
+
+// stop ends them, and waits for their end: until ctx ends, for one that hangs in
+// a write only reads the processes' memory.
+func (c *copies) stop(ctx context.Context) {
+	if c.stall == nil {
+		return
 	}
-	c.running.Wait()
+	c.stall.end()
+	ended := make(chan struct{})
+	go func() { c.running.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
 }
 
 // createPages makes the files of the fast lane, empty, so that the watcher has
@@ -113,13 +129,15 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 		return d.leaveToCriu(t)
 	}
 	l.copied = make(chan struct{})
+	l.ctx = ctx
 	d.copies.running.Go(func() {
 		defer close(l.copied)
 		l.err = d.session.span(t.PID, "copy", func() (err error) {
-			sink := failingSink{l.writer, ctx, d.session}
+			sink := watchedSink{l.writer, ctx, d.session, d.copies.stall}
 			if err := pages.Copy(ctx, t.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
 				return err
 			}
+			d.copies.stall.pause() // nothing tells how far the disk has come
 			l.listing, err = l.writer.Finish(d.Config.FastLane.Sync)
 			return err
 		})
@@ -135,9 +153,13 @@ func (d *dump) leaveToCriu(t *target) error {
 }
 
 // awaitCopies waits until everything is copied, and on disk.
-func (d *dump) awaitCopies(ctx context.Context) error {
+func (d *dump) awaitCopies(context.Context) error {
 	return parallel(d.inLane(), func(t *target) error {
-		<-t.lane.copied
+		select {
+		case <-t.lane.copied:
+		case <-t.lane.ctx.Done():
+			return fmt.Errorf("the image directory: %w", context.Cause(t.lane.ctx))
+		}
 		t.member.Pages.Listing = &t.lane.listing
 		return t.lane.err
 	})
@@ -218,14 +240,17 @@ func (d *dump) removePages() error {
 	return errors.Join(errs...)
 }
 
-// failingSink lets the tests fail in the middle of a copy.
-type failingSink struct {
+// watchedSink tells of every chunk that the copy goes on, and lets the tests
+// fail in the middle of it.
+type watchedSink struct {
 	*pages.Writer
 	ctx     context.Context
 	session *Session
+	stall   *stall
 }
 
-func (s failingSink) Put(worker int, chunk pages.Chunk) error {
+func (s watchedSink) Put(worker int, chunk pages.Chunk) error {
+	s.stall.moved()
 	if err := failpoint(s.ctx, s.session, "dump.copying"); err != nil {
 		return err
 	}

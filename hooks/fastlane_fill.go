@@ -77,7 +77,9 @@ func (b *bringUp) fillOne(ctx context.Context, t *target) error {
 	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
 		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", criuutil.Total(missing), missing[0].Start)
 	}
-	return pages.Fill(ctx, failingSource{reader, ctx, b.Session}, t.Process, coresFor(1))
+	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
+	defer stall.end()
+	return pages.Fill(ctx, watchedSource{reader, ctx, b.Session, stall}, t.Process, coresFor(1))
 }
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the
@@ -106,14 +108,17 @@ func ignoreEINVAL(err error) error {
 	return err
 }
 
-// failingSource lets the tests fail in the middle of a fill.
-type failingSource struct {
+// watchedSource tells of every chunk that the fill goes on, and lets the tests
+// fail in the middle of it.
+type watchedSource struct {
 	*pages.Reader
 	ctx     context.Context
 	session *Session
+	stall   *stall
 }
 
-func (s failingSource) Get(i int, buffer []byte) (pages.Chunk, error) {
+func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
+	s.stall.moved()
 	if err := failpoint(s.ctx, s.session, string(s.session.Kind)+".filling"); err != nil {
 		return pages.Chunk{}, err
 	}

@@ -409,8 +409,6 @@ func (s *Session) resumedOutcome() Outcome {
 
 // resume is the driver's side of post-resume.
 func (h *Hook) resume(ctx context.Context, s *Session) error {
-	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
-	defer cancel()
 	driver, targets, err := h.open(s)
 	if err != nil {
 		return err

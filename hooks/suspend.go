@@ -212,8 +212,6 @@ func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*Session, err
 // resumeSession brings the processes of a locked session back, and closes it.
 func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	defer s.unlock()
-	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
-	defer cancel()
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return err
@@ -261,8 +259,6 @@ func (h *Hook) finishSuspend(ctx context.Context, s *Session) error {
 		return err
 	}
 	defer closeTargets(targets)
-	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
-	defer cancel()
 	if err := h.bringUp(ctx, driver, s, targets); err != nil {
 		return err
 	}

@@ -406,8 +406,6 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	}
 	s.Back = true
 	h.note(s)
-	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
-	defer cancel()
 	if err := h.bringUp(ctx, driver, s, alive); err != nil {
 		return err
 	}

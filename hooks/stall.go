@@ -1,0 +1,35 @@
+package hooks
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// stall ends a context when something has not moved for too long: a copy may
+// take as long as there is to copy, but not wait for ever for a disk that hangs.
+type stall struct {
+	patience time.Duration
+	timer    *time.Timer
+	cancel   context.CancelCauseFunc
+}
+
+func newStall(ctx context.Context, patience time.Duration) (context.Context, *stall) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(patience, func() {
+		cancel(fmt.Errorf("no data has been written or read for %v: %w", patience, context.DeadlineExceeded))
+	})
+	return ctx, &stall{patience: patience, timer: timer, cancel: cancel}
+}
+
+// moved begins the time anew.
+func (s *stall) moved() { s.timer.Reset(s.patience) }
+
+// pause stops the time until something moves.
+func (s *stall) pause() { s.timer.Stop() }
+
+// end ends the context. moved may still be called.
+func (s *stall) end() {
+	s.cancel(context.Canceled)
+	s.timer.Stop()
+}
