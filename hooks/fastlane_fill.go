@@ -9,6 +9,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/pages"
+	"cucriu/cudackpt"
 )
 
 // fill brings back the memory that was dropped, while nothing of the processes
@@ -25,6 +26,12 @@ func (h *Hook) fill(ctx context.Context, b *bringUp) error {
 		if t.member.Pages == nil || !t.member.Pages.Dropped {
 			return nil
 		}
+		// The journal may say less than has been done, if it could not be written.
+		// What the driver has restored it has freed, and what is at those addresses
+		// now is the job's own.
+		if checkpointed, err := isCheckpointed(ctx, t); err != nil || !checkpointed {
+			return err
+		}
 		return b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t) })
 	})
 	if err != nil {
@@ -40,6 +47,20 @@ func (h *Hook) fill(ctx context.Context, b *bringUp) error {
 		h.note(b.Session)
 	}
 	return nil
+}
+
+// isCheckpointed asks the driver about a process that is stopped. Of its threads
+// only the restore thread runs meanwhile; it does not look at the memory until it is
+// told to restore, which nobody does before that is there.
+func isCheckpointed(ctx context.Context, t *target) (bool, error) {
+	tracer := criuutil.NewTracer()
+	var state cudackpt.State
+	err := runRestoreThreads(ctx, tracer, []*target{t})
+	if err == nil {
+		state, err = t.cuda.State(ctx)
+	}
+	err = errors.Join(err, releaseThreads(context.WithoutCancel(ctx), tracer, []*target{t}))
+	return state == cudackpt.StateCheckpointed, err
 }
 
 func (b *bringUp) fillOne(ctx context.Context, t *target) error {
