@@ -100,14 +100,20 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 // have been advised. It is [ErrGone] if the process was killed meanwhile. When ctx
 // ends, calls that are under way go on, and Return or the next call waits for them.
 func (b *Borrowed) Madvise(ctx context.Context, ranges []Range, advice int) error {
-	eachPage := advice == unix.MADV_DONTNEED || advice == unix.MADV_POPULATE_WRITE
-	return b.call(ctx, ranges, memoryCall{"madvise", unix.SYS_MADVISE, advice, eachPage})
+	var slice uint64
+	switch advice {
+	case unix.MADV_DONTNEED:
+		slice = 64 << 20
+	case unix.MADV_POPULATE_WRITE:
+		slice = 16 << 20 // from the front on, closely: somebody may be following
+	}
+	return b.call(ctx, ranges, memoryCall{"madvise", unix.SYS_MADVISE, advice, slice})
 }
 
 // Mprotect sets the protection of ranges of the process's memory (mprotect(2)).
 // See [Borrowed.Madvise] for its errors.
 func (b *Borrowed) Mprotect(ctx context.Context, ranges []Range, protection int) error {
-	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection, false})
+	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection, 0})
 }
 
 func (b *Borrowed) call(ctx context.Context, ranges []Range, what memoryCall) error {

@@ -13,8 +13,10 @@ import (
 type memoryCall struct {
 	name     string
 	number   uint64
-	argument int  // beside the address and the size
-	eachPage bool // it works on the pages, and not on the mapping alone
+	argument int // beside the address and the size
+	// slice is the most that one call is given, in bytes, if it works on pages;
+	// 0 if it works on the mapping, and is made once for each range.
+	slice uint64
 }
 
 func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
@@ -22,8 +24,8 @@ func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.arg
 // callAll has the threads make a call on all of the ranges.
 func (l *loan) callAll(ctx context.Context, ranges []Range, what memoryCall) error {
 	slices := slices.Clone(ranges)
-	if what.eachPage {
-		slices = cut(ranges, len(l.threads))
+	if what.slice > 0 {
+		slices = cut(ranges, len(l.threads), what.slice)
 	}
 	var failed error
 	err := l.until(ctx, func() bool {
@@ -97,8 +99,8 @@ const hugePage = 2 << 20 // bytes
 // cut cuts ranges into slices for so many threads: small enough that all
 // threads have work until the end, large enough that the stops of a thread
 // between two of them do not count.
-func cut(ranges []Range, threads int) []Range {
-	const perThread, largest = 4, 64 << 20
+func cut(ranges []Range, threads int, largest uint64) []Range {
+	const perThread = 4
 	var total uint64
 	for _, r := range ranges {
 		total += r.Size()

@@ -375,7 +375,7 @@ func TestSlicesAreTheRanges(t *testing.T) {
 			ranges = append(ranges, Range{start, start + 4096*rapid.Uint64Range(0, 1<<18).Draw(t, "pages")})
 		}
 		var joined []Range
-		for _, s := range cut(ranges, rapid.IntRange(1, 64).Draw(t, "threads")) {
+		for _, s := range cut(ranges, rapid.IntRange(1, 64).Draw(t, "threads"), 64<<20) {
 			if s.Size() == 0 || s.Size() > 64<<20 {
 				t.Fatalf("a slice of %d bytes", s.Size())
 			}

@@ -24,6 +24,7 @@ type dump struct {
 	imageDir string // criu's own descriptor of it: valid while criu lives
 
 	driver  *cudackpt.Driver
+	loading Phase // of the driver's library
 	thawed  []criuutil.Freezer // by us; the engine had frozen them
 	members []Member
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
@@ -126,12 +127,15 @@ func (d *dump) inspect(ctx context.Context) error {
 	if d.criu.PagesElsewhere {
 		imageDir = "" // how much of it will go there is not known
 	}
+	ofCriu := make(chan Findings, 1) // which is asked for its version meanwhile
+	go func() { ofCriu <- criuFindings(ctx, d.criu) }()
 	seen, err := inspectTree(ctx, d.root, imageDir, d.open)
+	findings := <-ofCriu
 	if err != nil {
 		return err
 	}
 	if seen.usesCUDA() {
-		seen.findings = append(seen.findings, criuFindings(ctx, d.criu)...)
+		seen.findings = append(seen.findings, findings...)
 	}
 	if d.criu.RPC { // these depend on options that cannot be seen then
 		seen.findings = seen.findings.suspected(FindingCUDAPlugin, FindingPluginDir, FindingDiskSpace)
@@ -212,10 +216,12 @@ func (d *dump) open() (*cudackpt.Driver, error) {
 	if d.driver != nil {
 		return d.driver, nil
 	}
+	start := sinceBoot()
 	driver, err := d.openCheckpointDriver()
 	if err == nil {
 		d.driver = driver
 	}
+	d.loading = Phase{Name: "load driver", By: d.by, Start: (start - d.begun).Seconds(), Seconds: (sinceBoot() - start).Seconds()}
 	return driver, err
 }
 
@@ -239,6 +245,10 @@ func (d *dump) watch() error {
 	if err != nil {
 		return err
 	}
+	if d.loading.Seconds > 0 {
+		d.session.Phases = append(d.session.Phases, d.loading)
+	}
+	d.session.notePhase(0, Phase{Name: "inspect", By: d.by})
 	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
 		return err
 	}
@@ -371,7 +381,8 @@ func (d *dump) trace(ctx context.Context) error {
 		}
 		t.tracer = criuutil.NewTracer()
 		if d.Config.FastLane.Prefault {
-			return t.tracer.RunPopulating(tid, prefaultLeast, d.prefault(ctx, t, tid))
+			t.prefault = &prefault{dump: d, target: t, restoreThread: tid, left: t.member.stagedBytes()}
+			return t.tracer.RunPopulating(tid, prefaultLeast, func(r criuutil.Range) bool { return t.prefault.begin(ctx, r) })
 		}
 		return t.tracer.Run(tid)
 	})
@@ -384,7 +395,8 @@ func (d *dump) checkpoint(ctx context.Context) error {
 	defer cancel()
 	ctx, d.copies.cancel = context.WithCancel(ctx)
 	return parallel(d.targets, func(t *target) error {
-		if err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) }); err != nil {
+		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
+		if err := errors.Join(err, t.prefault.end(ctx)); err != nil {
 			return err
 		}
 		return d.beginCopy(ctx, t)
@@ -546,6 +558,7 @@ func (d *dump) releaseTracers(ctx context.Context) error {
 		if t.tracer != nil {
 			errs = append(errs, t.tracer.Release(ctx))
 		}
+		errs = append(errs, t.prefault.end(ctx))
 		if t.lane != nil && t.lane.lent != nil {
 			errs = append(errs, t.lane.lent.Return(ctx))
 		}

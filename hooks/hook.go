@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
@@ -27,7 +28,8 @@ type Hook struct {
 	// [Forceable]. The environment and the configuration cannot set it.
 	Force []string
 
-	by string // whose time the phases are that it notes: see [Phase.By]
+	by    string        // whose time the phases are that it notes: see [Phase.By]
+	begun time.Duration // when the stage began, since boot
 }
 
 // New makes a hook with this host's configuration ($CUCRIU_CONFIG, else
@@ -100,7 +102,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 // runStage does what a stage of this criu asks for.
 func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	staged := *h
-	staged.by = stage.Action
+	staged.by, staged.begun = stage.Action, sinceBoot()
 	do := staged.handler(stage)
 	if do == nil {
 		return nil

@@ -15,13 +15,14 @@ import (
 // the driver's view of it.
 type target struct {
 	*criuutil.Process
-	member *Member
-	cuda   cudackpt.Process
-	locked bool                  // by the dump's current try
-	frozen bool                  // by a v1 freezer instead of stopped, for criu to dump
-	tracer *criuutil.Tracer      // of a dump: lets the restore thread run
-	before criuutil.AddressSpace // what was mapped before the checkpoint
-	lane   *lane                 // around criu; nil if criu is to write its GPU state
+	member   *Member
+	cuda     cudackpt.Process
+	locked   bool                  // by the dump's current try
+	frozen   bool                  // by a v1 freezer instead of stopped, for criu to dump
+	tracer   *criuutil.Tracer      // of a dump: lets the restore thread run
+	before   criuutil.AddressSpace // what was mapped before the checkpoint
+	prefault *prefault             // of a dump: makes the staging memory ready
+	lane     *lane                 // around criu; nil if criu is to write its GPU state
 }
 
 func closeTargets(targets []*target) {

@@ -2,7 +2,7 @@ package hooks
 
 import (
 	"context"
-	"errors"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -12,43 +12,73 @@ import (
 // The driver maps its staging memory at once and has the kernel populate it
 // (mmap with MAP_POPULATE): one thread, which makes pages of 4 KiB at 4 GB/s, two
 // thirds of the time of a checkpoint. Instead, threads of the process that are
-// stopped anyway make the memory ready: in huge pages, all at once. What is in a
-// page never changes by that.
+// stopped anyway make the memory ready: in huge pages, all at once, and ahead of the
+// driver, which begins to fill it from the front meanwhile. What is in a page
+// never changes by that.
 
 // prefaultLeast is the size of a mapping from which it pays, in bytes.
 const prefaultLeast = 16 << 20
 
-// prefault is told of the staging memory of a process while its restore thread
-// waits for it. It does what it can: where it can do nothing, the driver finds its
-// memory fresh.
-func (d *dump) prefault(ctx context.Context, t *target, restoreThread int) func(criuutil.Range) (more bool) {
-	left := t.member.stagedBytes()
-	return func(r criuutil.Range) bool {
-		err := d.session.span(t.PID, "prefault", func() error { return d.prefaultRange(ctx, t, restoreThread, r) })
-		if err != nil {
-			d.Log.Warn("the memory for the checkpoint could not be made ready by several threads; it takes longer", "pid", t.PID, "error", err)
-		}
-		left -= min(left, r.Size())
-		return left >= prefaultLeast
-	}
+// prefault makes the staging memory of one process ready. It does what it can:
+// where it can do nothing, the driver finds its memory fresh.
+type prefault struct {
+	*dump
+	target        *target
+	restoreThread int
+	left          uint64 // bytes that the driver is still expected to map
+
+	lent    *criuutil.Borrowed
+	running sync.WaitGroup
 }
 
-func (d *dump) prefaultRange(ctx context.Context, t *target, restoreThread int, r criuutil.Range) (err error) {
-	lent, err := d.session.borrow(ctx, t, d.coresEach(), restoreThread, d.session.borrowedFile(t.PID))
-	if err != nil {
-		return err
+// begin is told of a mapping while the restore thread waits for it, and reports
+// whether more are expected.
+func (p *prefault) begin(ctx context.Context, r criuutil.Range) (more bool) {
+	p.running.Wait()
+	if err := p.advise(ctx, r); err != nil {
+		p.failed(err)
+		return false
 	}
-	defer func() {
-		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
-		defer cancel()
-		err = errors.Join(err, lent.Return(back))
-	}()
-	ranges := []criuutil.Range{r}
-	if err := ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE)); err != nil {
-		return err
+	p.running.Go(func() {
+		err := p.session.span(p.target.PID, "prefault", func() error {
+			if err := failpoint(ctx, p.session, "dump.prefault"); err != nil {
+				return err
+			}
+			return p.lent.Madvise(ctx, []criuutil.Range{r}, unix.MADV_POPULATE_WRITE)
+		})
+		if err != nil {
+			p.failed(err)
+		}
+	})
+	p.left -= min(p.left, r.Size())
+	return p.left >= prefaultLeast
+}
+
+// advise has the kernel use huge pages for a mapping.
+func (p *prefault) advise(ctx context.Context, r criuutil.Range) (err error) {
+	if p.lent == nil {
+		p.lent, err = p.session.borrow(ctx, p.target, p.coresEach(), p.restoreThread, p.session.borrowedFile(p.target.PID))
+		if err != nil {
+			return err
+		}
 	}
-	if err := failpoint(ctx, d.session, "dump.prefault"); err != nil {
-		return err
+	return ignoreEINVAL(p.lent.Madvise(ctx, []criuutil.Range{r}, unix.MADV_HUGEPAGE))
+}
+
+func (p *prefault) failed(err error) {
+	p.Log.Warn("the memory for the checkpoint could not be made ready by several threads; it takes longer", "pid", p.target.PID, "error", err)
+}
+
+// end waits until all is ready, and returns the threads.
+func (p *prefault) end(ctx context.Context) error {
+	if p == nil {
+		return nil
 	}
-	return lent.Madvise(ctx, ranges, unix.MADV_POPULATE_WRITE)
+	p.running.Wait()
+	if p.lent == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	return p.lent.Return(ctx)
 }

@@ -157,6 +157,10 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 	}
 	s.dir, s.progress, s.by = sessionPath(sessions, s.Kind, s.Criu), h.Progress, h.by
 	s.Created, s.CreatedClock = time.Now().UTC(), sinceBoot()
+	if h.begun > 0 {
+		s.CreatedClock = h.begun
+		s.Created = s.Created.Add(h.begun - sinceBoot())
+	}
 	if s.BootID, err = bootID(); err != nil {
 		return nil, err
 	}

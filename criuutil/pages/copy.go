@@ -36,8 +36,7 @@ type Source interface {
 }
 
 // Copy copies ranges of memory to a sink. It needs memory for one chunk, and one
-// more if it compresses, for each worker. It returns how many bytes it has
-// copied.
+// more if it compresses, for each worker.
 func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, codec Codec) error {
 	pieces := cut(ranges)
 	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
@@ -61,9 +60,10 @@ func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, co
 }
 
 // Fill writes chunks back to where they were copied from, checked. Chunks of
-// zeros are left out: the memory is fresh, or still as it was.
+// zeros are left out: the memory is fresh, or still as it was. There is at least
+// one worker.
 func Fill(ctx context.Context, from Source, to Memory, workers int) error {
-	return work(ctx, workers, from.Chunks(), func(int) (func(int) error, func(), error) {
+	return work(ctx, max(workers, 1), from.Chunks(), func(int) (func(int) error, func(), error) {
 		buffer, err := newBuffer()
 		if err != nil {
 			return nil, nil, err
@@ -106,6 +106,10 @@ func cut(ranges []criuutil.Range) []criuutil.Range {
 	return pieces
 }
 
+// batch is how many chunks a worker takes at once: those of a huge page, which
+// the kernel makes when the first of them is written.
+const batch = 2 << 20 / ChunkSize
+
 // work does n things with several workers, each with what begin makes for it.
 // It returns the first error, and begins nothing more after it.
 func work(ctx context.Context, workers, n int, begin func(worker int) (do func(i int) error, end func(), err error)) error {
@@ -113,7 +117,7 @@ func work(ctx context.Context, workers, n int, begin func(worker int) (do func(i
 	defer cancel(nil)
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for worker := range min(workers, n) {
+	for worker := range min(workers, (n+batch-1)/batch) {
 		wg.Go(func() {
 			do, end, err := begin(worker)
 			if err != nil {
@@ -121,13 +125,14 @@ func work(ctx context.Context, workers, n int, begin func(worker int) (do func(i
 				return
 			}
 			defer end()
-			for ctx.Err() == nil {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
+			for {
+				end := int(next.Add(batch))
+				for i := end - batch; i < min(end, n) && ctx.Err() == nil; i++ {
+					if err := do(i); err != nil {
+						cancel(err)
+					}
 				}
-				if err := do(i); err != nil {
-					cancel(err)
+				if end >= n || ctx.Err() != nil {
 					return
 				}
 			}

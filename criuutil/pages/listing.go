@@ -20,8 +20,8 @@ type Listing struct {
 
 const (
 	maxShards = 256
-	// maxIndexBytes is what 2 TiB of memory take.
-	maxIndexBytes = headerSize + recordSize*(2<<40/ChunkSize)
+	// maxIndexBytes is what 4 TiB of memory take.
+	maxIndexBytes = headerSize + recordSize*(4<<40/ChunkSize)
 	filePrefix    = "cucriu-pages-"
 )
 

@@ -72,7 +72,7 @@ func (r *Reader) open(pid int, l *Listing) error {
 	}
 	index := make([]byte, l.IndexBytes)
 	if _, err := r.files[0].ReadAt(index, 0); err != nil {
-		return fmt.Errorf("pages: %w", err)
+		return fmt.Errorf("%s: %w", filepath.Base(r.files[0].Name()), err)
 	}
 	var err error
 	if checksum(index) != l.IndexChecksum {
@@ -122,8 +122,9 @@ func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 		return chunk, nil
 	}
 	chunk.Data = buffer[:at.stored]
-	if _, err := r.files[1+at.shard].ReadAt(chunk.Data, at.offset); err != nil {
-		return chunk, fmt.Errorf("pages: %w", err)
+	f := r.files[1+at.shard]
+	if _, err := f.ReadAt(chunk.Data, at.offset); err != nil {
+		return chunk, fmt.Errorf("read %d bytes at %d of %s: %w", at.stored, at.offset, filepath.Base(f.Name()), err)
 	}
 	return chunk, nil
 }

@@ -29,13 +29,14 @@ type shard struct {
 }
 
 // Create makes the files for a process's memory in a directory, empty; pid is
-// what the image knows the process by. They must not exist yet.
+// what the image knows the process by. They must not exist yet. If one cannot be
+// made, none is left.
 func Create(dir, id string, pid, shards int) (*Writer, error) {
 	w := &Writer{id: id, pid: pid}
 	for _, name := range Names(id, pid, shards) {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("pages: %w", err), w.Close())
+			return nil, errors.Join(fmt.Errorf("pages: %w", err), w.Remove(), w.Close())
 		}
 		w.files = append(w.files, f)
 	}
@@ -92,10 +93,10 @@ func (s *shard) write(data []byte) error {
 	return nil
 }
 
-// Finish writes the index. If durable is set, everything is on disk then.
+// Finish writes the index. If durable is set, everything is on disk then. More
+// memory than a [Reader] takes is an error.
 func (w *Writer) Finish(durable bool) (Listing, error) {
-	l := Listing{ID: w.id}
-	var records []record
+	l := Listing{ID: w.id, IndexBytes: headerSize}
 	for i := range w.shards {
 		s := &w.shards[i]
 		if s.end == 0 { // this worker came too late to have anything to do
@@ -104,6 +105,13 @@ func (w *Writer) Finish(durable bool) (Listing, error) {
 			}
 		}
 		l.ShardBytes = append(l.ShardBytes, s.end)
+		l.IndexBytes += recordSize * int64(len(s.records))
+	}
+	if err := l.Validate(); err != nil {
+		return l, err
+	}
+	var records []record
+	for _, s := range w.shards {
 		records = append(records, s.records...)
 	}
 	slices.SortFunc(records, func(a, b record) int { return cmp.Compare(a.chunk.Address, b.chunk.Address) })
@@ -112,7 +120,7 @@ func (w *Writer) Finish(durable bool) (Listing, error) {
 		index = r.append(index)
 		l.Bytes += uint64(r.chunk.Size)
 	}
-	l.IndexBytes, l.IndexChecksum = int64(len(index)), checksum(index)
+	l.IndexChecksum = checksum(index)
 	if _, err := w.files[0].WriteAt(index, 0); err != nil {
 		return l, fmt.Errorf("pages: %w", err)
 	}
@@ -128,7 +136,7 @@ func (w *Writer) Finish(durable bool) (Listing, error) {
 	return l, errors.Join(errs...)
 }
 
-// Remove removes the files, unless something else bears their names by now.
+// Remove removes the files; one that is gone already is no error.
 func (w *Writer) Remove() error {
 	var errs []error
 	for _, f := range w.files {

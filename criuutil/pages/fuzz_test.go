@@ -1,0 +1,99 @@
+package pages
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"math/bits"
+	"testing"
+
+	"cucriu/criuutil"
+)
+
+// FuzzIndex: whatever is accepted can be filled in without a number that
+// overflows or a piece outside of its shard, no chunk lies over another, and it
+// is written as it was read.
+func FuzzIndex(f *testing.F) {
+	shardBytes := []int64{headerSize + 100, headerSize + 2*ChunkSize}
+	raw := record{chunk: Chunk{Address: 0x7f0000000000, Size: 50, Checksum: 1, Codec: Raw}, stored: 50, offset: headerSize}
+	zero := record{chunk: Chunk{Address: 0x7f0000000032, Size: ChunkSize, Codec: Zero}}
+	change := func(r record, change func(*record)) []byte { change(&r); return r.append(nil) }
+	f.Add([]byte{})
+	f.Add(zero.append(raw.append(nil)))
+	f.Add(raw.append(zero.append(nil)))
+	f.Add(raw.append(raw.append(nil)))
+	f.Add(change(raw, func(r *record) { r.offset = math.MaxInt64 }))
+	f.Add(change(raw, func(r *record) { r.offset = math.MinInt64 }))
+	f.Add(change(raw, func(r *record) { r.stored = math.MaxUint32 }))
+	f.Add(change(raw, func(r *record) { r.shard, r.stored = 1, ChunkSize+1 }))
+	f.Add(change(raw, func(r *record) { r.chunk.Size = math.MaxUint32 }))
+	f.Add(change(raw, func(r *record) { r.chunk.Address = math.MaxUint64 - ChunkSize }))
+	f.Add(change(zero, func(r *record) { r.chunk.Address = math.MaxUint64 }))
+	f.Add(change(zero, func(r *record) { r.stored = 1 }))
+	f.Add(change(raw, func(r *record) { r.shard = math.MaxUint16 }))
+	f.Add(bytes.Repeat([]byte{0xff}, recordSize))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		data = data[:len(data)/recordSize*recordSize] // what a valid listing says
+		records, err := parseIndex(data, shardBytes)
+		if err != nil {
+			if records != nil {
+				t.Fatal("records of an index that is refused")
+			}
+			return
+		}
+		var end, total uint64
+		var written []byte
+		for i := range records {
+			r := &records[i]
+			last, carry := bits.Add64(r.chunk.Address, uint64(r.chunk.Size), 0)
+			if carry != 0 || r.chunk.Address < end || r.chunk.Size == 0 || r.chunk.Size > ChunkSize {
+				t.Fatalf("accepted %+v after %#x", r, end)
+			}
+			end, total = last, total+uint64(r.chunk.Size)
+			if r.chunk.Codec != Zero {
+				in, carry := bits.Add64(uint64(r.offset), uint64(r.stored), 0)
+				if carry != 0 || r.shard > 1 || r.offset < headerSize || in > uint64(shardBytes[r.shard]) || r.stored > ChunkSize {
+					t.Fatalf("accepted %+v", r)
+				}
+			}
+			written = r.append(written)
+		}
+		if covered := ranges(records); criuutil.Total(covered) != total {
+			t.Fatalf("ranges %v of %d bytes", covered, total)
+		}
+		for i := range records {
+			data[i*recordSize+23] = 0 // is not used
+		}
+		if !bytes.Equal(data, written) {
+			t.Fatalf("read %x, written %x", data, written)
+		}
+	})
+}
+
+// FuzzChunk: whatever is stored, a chunk is decoded to exactly its memory, or refused.
+func FuzzChunk(f *testing.F) {
+	for _, codec := range []Codec{Raw, Zstd, S2} {
+		coder, err := newCoder(codec)
+		must(f, err)
+		chunk := coder.encode(0, text[:ChunkSize])
+		if codec != Raw {
+			f.Add(byte(codec), uint32(ChunkSize), chunk.Data)
+		}
+		f.Add(byte(codec), uint32(1), coder.encode(0, text[:100]).Data)
+		coder.close()
+	}
+	// An S2 block that says how large it would be: 4 GiB.
+	f.Add(byte(S2), uint32(ChunkSize), binary.AppendUvarint(nil, math.MaxUint32))
+	f.Fuzz(func(t *testing.T, codec byte, size uint32, data []byte) {
+		if codec == byte(Zero) || size == 0 || size > ChunkSize || len(data) > ChunkSize {
+			return // no index says so
+		}
+		coder := &coder{}
+		defer coder.close()
+		chunk := Chunk{Size: size, Codec: Codec(codec), Data: data}
+		memory, err := coder.decode(chunk)
+		if err == nil && (len(memory) != int(size) || checksum(memory) != chunk.Checksum) {
+			t.Fatalf("decoded to %d bytes with the CRC-32C %08x", len(memory), checksum(memory))
+		}
+	})
+}
