@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +33,7 @@ import (
 // After an error the processes are left as they are, for the next try or for
 // the caller's verdict.
 func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
-	b := &bringUp{Session: s, driver: driver, all: targets, leaveStopped: s.leavesStopped()}
+	b := &bringUp{Session: s, hook: h, driver: driver, all: targets, leaveStopped: s.leavesStopped()}
 	defer b.letGo()
 	var err error
 	if b.paused, err = s.toPauseAgain(); err != nil {
@@ -47,7 +48,6 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 			do   func(context.Context) error
 		}{
 			{"stop", b.stop},
-			{"fill", func(ctx context.Context) error { return h.fill(ctx, b) }},
 			{"trace", b.trace},
 			{"free memory", b.checkMemory},
 			{"restore", b.restore},
@@ -95,6 +95,7 @@ func (s *Session) leavesStopped() bool {
 // bringUp is one run of the way back.
 type bringUp struct {
 	*Session
+	hook         *Hook
 	driver       *cudackpt.Driver
 	leaveStopped bool
 	all          []*target // those that are alive
@@ -102,6 +103,7 @@ type bringUp struct {
 	tracer       *criuutil.Tracer
 	traced       []*target // those of which the tracer lets threads run
 	paused       []criuutil.Freezer
+	filling      sync.Mutex // one process at a time, by all cores
 }
 
 // do does one step.
@@ -142,19 +144,27 @@ func (b *bringUp) stop(ctx context.Context) error {
 	if err := thawAll(ctx, b.cuda); err != nil {
 		return err
 	}
-	return criuutil.WaitStopped(ctx, processesOf(b.cuda)...)
+	if err := criuutil.WaitStopped(ctx, processesOf(b.cuda)...); err != nil {
+		return err
+	}
+	return b.parallel(func(t *target) error { return criuutil.ReturnBorrowed(ctx, b.borrowedFile(t.PID)) })
 }
 
-// trace lets the restore threads, and nothing else, run.
+// trace lets the restore threads, and nothing else, run: of those processes
+// that have all of their memory.
 func (b *bringUp) trace(ctx context.Context) error {
 	b.tracer, b.traced = criuutil.NewTracer(), b.cuda
-	return runRestoreThreads(ctx, b.tracer, b.traced)
+	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*target).lacksMemory))
 }
 
 // checkMemory fails if a GPU lacks the memory for those that are checkpointed.
 func (b *bringUp) checkMemory(ctx context.Context) error {
 	need := make(memoryNeed)
 	for _, t := range b.cuda {
+		if t.lacksMemory() {
+			need.add(t.member)
+			continue
+		}
 		// A checkpoint or restore that a killed controller began goes on by
 		// itself; the driver answers when it is through.
 		state, err := t.cuda.State(ctx)
@@ -168,9 +178,18 @@ func (b *bringUp) checkMemory(ctx context.Context) error {
 	return need.require(ctx, b.driver)
 }
 
-// restore moves the GPU state of those that are checkpointed back.
+// restore moves the GPU state of those that are checkpointed back. The driver
+// works on the first while the memory of the next is filled in.
 func (b *bringUp) restore(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
+		if t.lacksMemory() {
+			if err := b.fill(ctx, t); err != nil {
+				return err
+			}
+			if err := runRestoreThreads(ctx, b.tracer, []*target{t}); err != nil {
+				return err
+			}
+		}
 		state, err := t.cuda.State(ctx)
 		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return err

@@ -22,7 +22,10 @@
 //	stop        SIGSTOP; wait until every thread is in state T; look for new processes
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
 //	checkpoint  all of them in parallel
+//	            into memory that the stopped threads make ready (prefault.go)
 //	release     PTRACE_INTERRUPT, PTRACE_DETACH: everything is in the group-stop
+//	copy        the fast lane: the staging memory into files, on disk
+//	drop        it in the processes, with the journal saying so ahead (fastlane.go)
 //	freeze      what the engine had frozen, and a v1 freezer that criu will seize
 //	            through, then SIGCONT
 //	manifest    into the image directory, atomically
@@ -61,7 +64,8 @@
 //	trace        the restore threads alone          │ only from the checkpoint on
 //	free memory  checked before, never learned from │ (before it nothing need be
 //	             a restore that fails               │  stopped)
-//	restore      with GPU pairs, or none            │
+//	restore      fill in what was dropped, trace;   │
+//	             with GPU pairs, or none            │
 //	release                                         ┘
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running

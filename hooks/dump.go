@@ -24,7 +24,7 @@ type dump struct {
 	imageDir string // criu's own descriptor of it: valid while criu lives
 
 	driver  *cudackpt.Driver
-	loading Phase // of the driver's library
+	loading Phase              // of the driver's library
 	thawed  []criuutil.Freezer // by us; the engine had frozen them
 	members []Member
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
@@ -284,14 +284,20 @@ func (d *dump) lock(ctx context.Context) error {
 	return releaseThreads(ctx, d.tracer, stoppedBefore(d.targets))
 }
 
+// lockGrace is how much longer than it was told a try may take: past that the
+// driver waits for a thread that does not run.
+const lockGrace = 3 * time.Second
+
 func (d *dump) lockAll(ctx context.Context) error {
-	for try := 1; ; try++ {
+	for tries := 1; ; tries++ {
+		try, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.Config.Lock.Try+lockGrace)
 		err := parallel(d.targets, func(t *target) error {
 			return d.session.span(t.PID, "lock", func() (err error) {
-				t.locked, err = t.cuda.TryLock(ctx, d.Config.Lock.Try)
+				t.locked, err = t.cuda.TryLock(try, d.Config.Lock.Try)
 				return err
 			})
 		})
+		cancel()
 		if err != nil {
 			return err
 		}
@@ -299,7 +305,7 @@ func (d *dump) lockAll(ctx context.Context) error {
 		if len(busy) == 0 {
 			return nil
 		}
-		d.Log.Info("GPU work still in flight, unlocking all and trying again", "try", try, "busy", pidsOf(busy))
+		d.Log.Info("GPU work still in flight, unlocking all and trying again", "try", tries, "busy", pidsOf(busy))
 		err = parallel(d.targets, func(t *target) error {
 			if !t.locked {
 				return nil
@@ -311,7 +317,7 @@ func (d *dump) lockAll(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("GPU work of processes %v did not end within lock.timeout (%v, %d tries): raise lock.timeout, or dump between two long kernels", pidsOf(busy), d.Config.Lock.Timeout, try)
+			return fmt.Errorf("GPU work of processes %v did not end within lock.timeout (%v, %d tries): raise lock.timeout, or dump between two long kernels", pidsOf(busy), d.Config.Lock.Timeout, tries)
 		case <-time.After(50 * time.Millisecond): // lets the ranks reach their collective
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -27,6 +28,11 @@ type lane struct {
 	err     error // of the copy
 	lent    *criuutil.Borrowed
 }
+
+// stagingLeast is the least size of a mapping that is taken for staging memory, in
+// bytes: what the restore thread may have mapped for itself meanwhile is smaller,
+// and must stay.
+const stagingLeast = 1 << 20
 
 // copies are the copies under way.
 type copies struct {
@@ -102,7 +108,8 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 		return err
 	}
 	l := t.lane
-	if l.ranges = space.NewSince(t.before); len(l.ranges) == 0 {
+	l.ranges = slices.DeleteFunc(space.NewSince(t.before), func(r criuutil.Range) bool { return r.Size() < stagingLeast })
+	if len(l.ranges) == 0 {
 		return d.leaveToCriu(t)
 	}
 	l.copied = make(chan struct{})

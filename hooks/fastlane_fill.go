@@ -12,42 +12,39 @@ import (
 	"cucriu/cudackpt"
 )
 
-// fill brings back the memory that was dropped, while nothing of the processes
-// runs: the restore threads are let run only with all of it there. Threads that
-// a killed program had borrowed get their own registers first.
+// lacksMemory reports whether memory of the process is in files only.
+func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.Pages.Dropped }
+
+// fill brings back the memory of a process that was dropped, while nothing of it
+// runs: its restore thread is let run only with all of it there.
 //
 // It may be cut off and begun again. Once it is through, the journal says so:
 // the driver may free the memory from then on.
-func (h *Hook) fill(ctx context.Context, b *bringUp) error {
-	err := b.parallel(func(t *target) error {
-		if err := criuutil.ReturnBorrowed(ctx, b.borrowedFile(t.PID)); err != nil {
-			return err
-		}
-		if t.member.Pages == nil || !t.member.Pages.Dropped {
-			return nil
-		}
+func (b *bringUp) fill(ctx context.Context, t *target) error {
+	b.filling.Lock()
+	defer b.filling.Unlock()
+	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
+		return err
+	}
+	if b.mayBeAgain() {
 		// The journal may say less than has been done, if it could not be written.
 		// What the driver has restored it has freed, and what is at those addresses
 		// now is the job's own.
 		if checkpointed, err := isCheckpointed(ctx, t); err != nil || !checkpointed {
 			return err
 		}
-		return b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t) })
-	})
-	if err != nil {
-		return err
 	}
-	filled := false
-	for _, t := range b.cuda {
-		if t.member.Pages != nil && t.member.Pages.Dropped {
-			t.member.Pages.Dropped, filled = false, true
-		}
+	if err := b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t) }); err != nil {
+		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
 	}
-	if filled {
-		h.note(b.Session)
-	}
+	t.member.Pages.Dropped = false
+	b.hook.note(b.Session)
 	return nil
 }
+
+// mayBeAgain reports whether somebody else may have been at it before: not when a
+// dump or restore itself brings its processes up.
+func (b *bringUp) mayBeAgain() bool { return b.by != "pre-dump" && b.by != "post-resume" }
 
 // isCheckpointed asks the driver about a process that is stopped. Of its threads
 // only the restore thread runs meanwhile; it does not look at the memory until it is
@@ -66,7 +63,7 @@ func isCheckpointed(ctx context.Context, t *target) (bool, error) {
 func (b *bringUp) fillOne(ctx context.Context, t *target) error {
 	reader, err := b.openPages(t.member)
 	if err != nil {
-		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
+		return err
 	}
 	defer reader.Close()
 	ranges := reader.Ranges()
@@ -78,13 +75,9 @@ func (b *bringUp) fillOne(ctx context.Context, t *target) error {
 		return err
 	}
 	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
-		return fmt.Errorf("process %d (%s) lacks %d bytes of the memory for its GPU state, at %#x", t.PID, t.member.Name, criuutil.Total(missing), missing[0].Start)
+		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", criuutil.Total(missing), missing[0].Start)
 	}
-	source := failingSource{reader, ctx, b.Session}
-	if err := pages.Fill(ctx, source, t.Process, coresFor(len(b.cuda))); err != nil {
-		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
-	}
-	return nil
+	return pages.Fill(ctx, failingSource{reader, ctx, b.Session}, t.Process, coresFor(1))
 }
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the

@@ -32,7 +32,7 @@ const (
 	FindingPluginDir     = "plugin-dir"     // criu's plugin folder is named and does not exist
 	FindingCapabilities  = "capabilities"   // this process may not do what is needed
 	FindingKernel        = "kernel"         // the kernel's version
-	FindingTHP           = "thp"            // transparent huge pages are not always on
+	FindingTHP           = "thp"            // transparent huge pages cannot be had
 	// About a job.
 	FindingCUDA           = "cuda"             // a CUDA process and what it holds
 	FindingCUDAState      = "cuda-state"       // it is not running, or the driver cannot tell

@@ -30,7 +30,8 @@ func (o options) try(ctx context.Context, l load, mode string) (_ Run, err error
 	ctx, cancel := context.WithTimeoutCause(ctx, l.timeLimit(), fmt.Errorf("it took longer than %v", l.timeLimit()))
 	defer cancel()
 	t := &trial{options: o, load: l, mode: mode}
-	if t.dir, err = os.MkdirTemp("/tmp", "cucriu-bench-"); err != nil {
+	// In memory, as the run directory is in use.
+	if t.dir, err = os.MkdirTemp("/dev/shm", "cucriu-bench-"); err != nil {
 		return Run{}, err
 	}
 	defer os.RemoveAll(t.dir)

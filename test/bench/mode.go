@@ -12,7 +12,7 @@ func allModes() []string { return []string{modeSerial, modeHook, modeFastlane} }
 
 // The configuration files of the modes with cucriu-hook.
 const (
-	hookConfig     = "version: 1\npages: criu\n"
+	hookConfig     = "version: 1\npages: criu\nfast_lane: {prefault: false}\n"
 	fastlaneConfig = "version: 1\npages: fast\n"
 )
 
