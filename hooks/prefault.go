@@ -35,11 +35,14 @@ type prefault struct {
 // whether more are expected.
 func (p *prefault) begin(ctx context.Context, r criuutil.Range) (more bool) {
 	p.running.Wait()
+	ctx, cancel := context.WithTimeout(ctx, p.Config.Checkpoint.Timeout)
 	if err := p.advise(ctx, r); err != nil {
+		cancel()
 		p.failed(err)
 		return false
 	}
 	p.running.Go(func() {
+		defer cancel()
 		err := p.session.span(p.target.PID, "prefault", func() error {
 			if err := failpoint(ctx, p.session, "dump.prefault"); err != nil {
 				return err
