@@ -56,6 +56,14 @@ func memoryCases() []testCase {
 			},
 		},
 		{
+			name: "staging memory",
+			with: program{mib: staging},
+			rows: []row{
+				{name: "Checkpoint", from: locked, do: stagesAtOnce, text: "one mapping for all, populated by the kernel at once", to: checkpointed},
+				{name: "Checkpoint into memory that was made ready", call: restore, want: results(success), to: locked},
+			},
+		},
+		{
 			name: "target killed", lost: true,
 			with: program{mib: staging},
 			rows: []row{{name: "Checkpoint under way", from: locked, call: checkpoint, kill: theTarget, want: results(noProcess), to: gone}},

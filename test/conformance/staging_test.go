@@ -1,0 +1,47 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+
+	"cucriu/criuutil"
+)
+
+// stagesAtOnce checkpoints a target and tells how the driver maps the memory for
+// it. The mapping is made without being populated, and the content must be right
+// all the same.
+func stagesAtOnce(b *bench) (string, error) {
+	pid, err := b.main()
+	if err != nil {
+		return "", err
+	}
+	if err := b.stop(); err != nil {
+		return "", err
+	}
+	before, err := criuutil.ReadAddressSpace(pid)
+	if err != nil {
+		return "", err
+	}
+	tid, err := b.restoreThread()
+	if err != nil {
+		return "", err
+	}
+	var populated []criuutil.Range
+	b.tracer = criuutil.NewTracer()
+	err = b.tracer.RunPopulating(tid, 1<<20, func(r criuutil.Range) bool {
+		populated = append(populated, r)
+		return true
+	})
+	if err := errors.Join(err, b.must(checkpoint, pid), b.release()); err != nil {
+		return "", err
+	}
+	after, err := criuutil.ReadAddressSpace(pid)
+	if err != nil {
+		return "", err
+	}
+	held := uint64(b.stagingMiB) << 20
+	if len(populated) == 1 && populated[0].Size() >= held && len(criuutil.Subtract(populated, after.NewSince(before))) == 0 {
+		return "one mapping for all, populated by the kernel at once", b.resume()
+	}
+	return fmt.Sprintf("populated %v of %v that are new, for %d bytes of device memory", populated, after.NewSince(before), held), nil
+}
