@@ -41,6 +41,7 @@ func newProgress(out *os.File, images string) *progress {
 var phases = map[string]string{
 	"lock":        "waiting until the GPU is idle",
 	"checkpoint":  "moving GPU memory into the processes",
+	"copy":        "copying GPU memory into the image",
 	"dumping":     "criu writes the image",
 	"publish":     "waiting until the image is on disk",
 	"pre-restore": "criu restores the processes",
@@ -139,13 +140,16 @@ func measureOf(s *hooks.Session, step string) func() (done, total int64) {
 	case "restore":
 		before := resident(pids)
 		return func() (int64, int64) { return before - resident(pids), memory }
+	case "copy":
+		dir := s.ImageDir
+		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img"), memory }
 	case "dumping":
 		tree, err := criuutil.Tree(s.Root.PID)
 		if err != nil {
 			return nil
 		}
 		total, dir := resident(tree), s.ImageDir
-		return func() (int64, int64) { return written(dir), total }
+		return func() (int64, int64) { return written(dir, "pages-*.img"), total }
 	}
 	return nil
 }
@@ -162,9 +166,9 @@ func resident(pids []int) int64 {
 	return sum
 }
 
-func written(dir string) int64 {
+func written(dir, pattern string) int64 {
 	var sum int64
-	files, _ := filepath.Glob(filepath.Join(dir, "pages-*.img"))
+	files, _ := filepath.Glob(filepath.Join(dir, pattern))
 	for _, file := range files {
 		if info, err := os.Stat(file); err == nil {
 			sum += info.Size()
