@@ -31,6 +31,11 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	case "mapper":
+		runMapper()
+	case "populater":
+		fmt.Fprintln(os.Stderr, runPopulater(os.Getenv("CRIUUTIL_TID")))
+		os.Exit(1)
 	case "1":
 		for fd := range 2 {
 			go func() {

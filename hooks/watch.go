@@ -350,6 +350,17 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 
 // finish takes a session whose criu has ended to a good end.
 func (h *Hook) finish(ctx context.Context, s *Session) error {
+	if err := h.end(ctx, s); err != nil || s.Kind != KindDump {
+		return err
+	}
+	if err := s.removePages(); err != nil {
+		h.Log.Warn("files of the fast lane are left in the image directory", "session", filepath.Base(s.dir), "error", err)
+	}
+	return s.dropPartial()
+}
+
+// end takes the processes of a session to a good end, and closes it.
+func (h *Hook) end(ctx context.Context, s *Session) error {
 	if s.Outcome != "" {
 		return s.close(s.Outcome, s.Message) // what could not be written before, the disk being full
 	}
@@ -366,13 +377,7 @@ func (h *Hook) finish(ctx context.Context, s *Session) error {
 	case KindSuspend:
 		return h.finishSuspend(ctx, s)
 	}
-	if err := h.finishDump(ctx, s); err != nil {
-		return err
-	}
-	if err := s.removePages(); err != nil {
-		h.Log.Warn("files of the fast lane are left in the image directory", "session", filepath.Base(s.dir), "error", err)
-	}
-	return s.dropPartial()
+	return h.finishDump(ctx, s)
 }
 
 // finishDump brings back what criu left alive, be it that the dump failed, that

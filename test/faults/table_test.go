@@ -47,6 +47,8 @@ type row struct {
 	name  string
 	scene scene
 	point string // of the hook
+	// mib is the device memory of each process; 0 is as little as will do.
+	mib int
 	// slow are the simulated driver's fault rules that make the step outlast its
 	// deadline. Without them the step is held up as it begins.
 	slow []string
@@ -63,6 +65,7 @@ const (
 	noImages   = "e"
 	starting   = "f"
 	notYet     = "g"
+	roomAgain  = "h"
 )
 
 var notes = [][2]string{
@@ -73,6 +76,7 @@ var notes = [][2]string{
 	{noImages, "Nothing is written to the image directory from here on; a restore only reads it."},
 	{starting, "The hook waits for the watcher; its own end is the row above."},
 	{notYet, "No CUDA process of the job is there: not yet, or criu has ended it."},
+	{roomAgain, "Here the hook removes a file from it, and it is chance whether that makes room enough. The next step is without the memory, too."},
 }
 
 // lacks makes the map of a row's empty cells: pairs of a note and its faults.
@@ -99,7 +103,12 @@ var rows = slices.Concat(
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
 		{name: "trace", point: "dump.trace", without: lacks(noDeadline, deadline)},
 		{name: "checkpoint", point: "dump.checkpoint", slow: []string{"checkpoint delay 3s"}},
+		{name: "checkpoint: memory made ready", point: "dump.prefault", mib: 20},
+		{name: "checkpoint: in the middle of the copy", point: "dump.copying", without: lacks(noDeadline, deadline), mib: 4},
 		{name: "release", point: "dump.release", without: lacks(noDeadline, deadline)},
+		{name: "copy", point: "dump.copy", without: lacks(noDeadline, deadline)},
+		{name: "drop", point: "dump.drop", without: lacks(noDeadline, deadline)},
+		{name: "drop: half done", point: "dump.dropping", without: lacks(noDeadline, deadline, roomAgain, runFull)},
 		{name: "freeze", point: "dump.freeze", without: lacks(noDeadline, deadline)},
 		{name: "manifest", point: "dump.manifest", without: lacks(noDeadline, deadline)},
 		{name: "dumping", point: "dump.dumping", without: lacks(noDeadline, deadline)},
@@ -127,6 +136,7 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 	var rows []row
 	for _, step := range []struct{ name, slow string }{
 		{"stop", ""},
+		{"fill", ""},
 		{"trace", ""},
 		{"free memory", ""},
 		{"restore", "restore delay 5s times 2"},
@@ -140,6 +150,10 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 			r.slow = []string{step.slow}
 		}
 		rows = append(rows, r)
+		if step.name == "fill" {
+			r.name, r.point, r.mib = prefix+"in the middle of the fill", strings.TrimSuffix(point, "back.")+"filling", 4
+			rows = append(rows, r)
+		}
 	}
 	return rows
 }

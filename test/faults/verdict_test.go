@@ -249,7 +249,24 @@ func (c *cell) whole(now state) {
 	if c.open() {
 		c.t.Error("a journal is open in the end")
 	}
+	c.tidy(now)
 	if left := slices.Concat(running(c.world.host.HookBin), running(c.criu)); len(left) > 0 {
 		c.t.Errorf("processes %v are left", left)
+	}
+}
+
+// tidy fails the test if something of the fast lane is left of what is over: the
+// registers of borrowed threads, or the memory in a dump that failed.
+func (c *cell) tidy(now state) {
+	c.t.Helper()
+	left, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "threads-*"))
+	sessions := c.sessions()
+	complete := len(sessions) > 0 && sessions[len(sessions)-1].Step == "dumped" // before it failed
+	if !c.restores() && now == runs && !complete {
+		files, _ := filepath.Glob(filepath.Join(c.images, "cucriu-pages-*"))
+		left = append(left, files...)
+	}
+	if len(left) > 0 {
+		c.t.Errorf("left behind: %v", left)
 	}
 }

@@ -41,7 +41,7 @@ func newWorld(t *testing.T) *world {
 	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	w.driver = w.host.Driver()
 	w.images, w.good, w.files = filepath.Join(t.TempDir(), "images"), t.TempDir(), t.TempDir()
-	mountSmall(t, w.images, "64m")
+	mountSmall(t, w.images, "128m")
 	mountSmall(t, w.host.RunDir, "4m")
 	t.Cleanup(func() { w.clear(t) })
 	return w
@@ -66,7 +66,7 @@ func (w *world) begin(t *testing.T, r row) {
 		// The parent tells of the child that is killed, and criu restores no log
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
-		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", "2", "--spin", "event-sync")
+		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", strconv.Itoa(max(2, r.mib)), "--spin", "event-sync")
 		w.target = w.job.MustStatus(1).PID
 		w.empty(t, w.good)
 	}

@@ -52,6 +52,7 @@ enum {
 		unsigned shared, CUstream stream, void **params, void **extra)) \
 	X(MemAlloc, "cuMemAlloc_v2", 0, (CUdeviceptr *ptr, size_t bytes)) \
 	X(MemFree, "cuMemFree_v2", 0, (CUdeviceptr ptr)) \
+	X(MemsetD8, "cuMemsetD8_v2", 0, (CUdeviceptr ptr, unsigned char value, size_t bytes)) \
 	X(MemcpyDtoH, "cuMemcpyDtoH_v2", 0, (void *dst, CUdeviceptr src, size_t bytes)) \
 	X(MemAllocManaged, "cuMemAllocManaged", 1, (CUdeviceptr *ptr, size_t bytes, unsigned flags)) \
 	X(MemAllocHost, "cuMemAllocHost_v2", 1, (void **ptr, size_t bytes)) \

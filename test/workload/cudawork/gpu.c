@@ -107,6 +107,17 @@ struct buffer *gpu_add_ballast(struct gpu *g, uint64_t bytes, uint32_t seed)
 	return add_device(g, (struct buffer){.nwords = bytes / sizeof(uint32_t), .seed = seed, .still = 1, .kind = "ballast"});
 }
 
+void gpu_add_flat(struct gpu *g, uint64_t bytes, unsigned char value)
+{
+	struct buffer b = {
+		.nwords = bytes / sizeof(uint32_t), .seed = value * 0x01010101u, .still = 1, .flat = 1, .kind = "flat",
+	};
+
+	must(cu.MemAlloc(&b.ptr, bytes), "cuMemAlloc of %llu MiB on GPU %d", (unsigned long long)bytes >> 20, g->ordinal);
+	must(cu.MemsetD8(b.ptr, value, bytes), "cuMemsetD8 on GPU %d", g->ordinal);
+	g->buffers[g->nbuffers++] = b;
+}
+
 struct buffer *gpu_add_managed(struct gpu *g, uint64_t bytes, uint32_t seed)
 {
 	struct buffer b = {.nwords = bytes / sizeof(uint32_t), .seed = seed, .kind = "managed"};
@@ -152,11 +163,12 @@ void gpu_wait(struct gpu *g)
 static uint64_t compare(const struct gpu *g, const struct buffer *b, uint64_t at, const uint32_t *got,
 			uint64_t n, uint64_t steps)
 {
-	uint32_t want = pattern_word(b->seed, at) + (b->still ? 0 : (uint32_t)steps);
+	uint32_t want = b->flat ? b->seed : pattern_word(b->seed, at) + (b->still ? 0 : (uint32_t)steps);
+	uint32_t slope = !b->flat;
 	uint64_t wrong = 0, first = 0;
 
 	for (uint64_t i = 0; i < n; i++) {
-		if (got[i] == want + (uint32_t)i)
+		if (got[i] == want + slope * (uint32_t)i)
 			continue;
 		if (!wrong++)
 			first = i;
@@ -164,7 +176,7 @@ static uint64_t compare(const struct gpu *g, const struct buffer *b, uint64_t at
 	if (wrong) {
 		bad("GPU %d, %s buffer, tick %llu: word %llu is 0x%08x and should be 0x%08x (%llu of the %llu words from word %llu on are wrong)",
 		    g->ordinal, b->kind, (unsigned long long)steps, (unsigned long long)(at + first), got[first],
-		    want + (uint32_t)first, (unsigned long long)wrong, (unsigned long long)n, (unsigned long long)at);
+		    want + slope * (uint32_t)first, (unsigned long long)wrong, (unsigned long long)n, (unsigned long long)at);
 		bad_more(wrong - 1);
 	}
 	return wrong;

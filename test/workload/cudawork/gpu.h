@@ -15,10 +15,11 @@ struct buffer {
 	uint64_t nwords;
 	uint32_t seed;
 	int still;        /* never written after it was filled */
-	const char *kind; /* "device", "ballast" or "managed", for messages */
+	int flat;         /* seed everywhere, and no pattern */
+	const char *kind; /* "device", "ballast", "flat" or "managed", for messages */
 };
 
-#define MAX_BUFFERS 3
+#define MAX_BUFFERS 5
 
 struct gpu {
 	int ordinal;
@@ -37,6 +38,7 @@ void gpu_close(struct gpu *g);
 void gpu_use(const struct gpu *g);
 struct buffer *gpu_add_buffer(struct gpu *g, uint64_t bytes, uint32_t seed);
 struct buffer *gpu_add_ballast(struct gpu *g, uint64_t bytes, uint32_t seed); /* still */
+void gpu_add_flat(struct gpu *g, uint64_t bytes, unsigned char value); /* still */
 struct buffer *gpu_add_managed(struct gpu *g, uint64_t bytes, uint32_t seed);
 
 /* These submit work to the GPU's stream and do not wait. */

@@ -14,6 +14,8 @@ static const char usage[] =
 	"  --gpus 0,1      GPUs to use, by ordinal (default 0)\n"
 	"  --mib M         device memory on each GPU, in MiB (default 8)\n"
 	"  --ballast M     so much more, in MiB, that is filled once and never changed\n"
+	"  --zeros M       so much more, in MiB, that is 0 and never changed\n"
+	"  --flat M        so much more, in MiB, of one byte that is not 0\n"
 	"  --tick-ms MS    pause between ticks (default 10)\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
@@ -80,10 +82,11 @@ static enum spin parse_spin(const char *name)
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, BALLAST, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
-		{"ballast", 1, 0, BALLAST}, {"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
+		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
+		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
@@ -98,6 +101,8 @@ struct options options_parse(int argc, char **argv)
 		case GPUS: parse_gpus(&o, optarg); break;
 		case MIB: o.mib = number("mib", optarg, 1, 1 << 20); break;
 		case BALLAST: o.ballast_mib = number("ballast", optarg, 1, 1 << 20); break;
+		case ZEROS: o.zeros_mib = number("zeros", optarg, 1, 1 << 20); break;
+		case FLAT: o.flat_mib = number("flat", optarg, 1, 1 << 20); break;
 		case TICK_MS: o.tick_ms = number("tick-ms", optarg, 0, 3600 * 1000); break;
 		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;

@@ -21,6 +21,7 @@ struct options {
 	int ngpus;
 	long mib;     /* of device memory on each GPU */
 	long ballast_mib; /* more on each GPU that no tick touches */
+	long zeros_mib, flat_mib; /* the same: all bytes 0, or another */
 	long tick_ms; /* pause between ticks */
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */

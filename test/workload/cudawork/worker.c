@@ -37,6 +37,10 @@ static void set_up(struct worker *w)
 		gpu_add_buffer(g, (uint64_t)o->mib << 20, seed + i);
 		if (o->ballast_mib)
 			gpu_add_ballast(g, (uint64_t)o->ballast_mib << 20, seed + 70 + i);
+		if (o->zeros_mib)
+			gpu_add_flat(g, (uint64_t)o->zeros_mib << 20, 0);
+		if (o->flat_mib)
+			gpu_add_flat(g, (uint64_t)o->flat_mib << 20, 0x5a);
 	}
 	gpu_use(&w->gpus[0]);
 	if (o->managed)
