@@ -23,6 +23,9 @@ func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.P
 func (b *bringUp) fill(ctx context.Context, t *target) error {
 	b.filling.Lock()
 	defer b.filling.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
 		return err
 	}
@@ -93,7 +96,12 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuut
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lent.Return(ctx)) }()
+	defer func() {
+		// Past the deadline, too: the next try could not have the thread.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		err = errors.Join(err, lent.Return(ctx))
+	}()
 	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
