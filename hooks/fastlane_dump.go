@@ -231,15 +231,6 @@ func (s *Session) borrowedFile(pid int) string {
 	return filepath.Join(s.dir, "threads-"+strconv.Itoa(pid)+".json")
 }
 
-// removePages removes the files of a dump that has failed.
-func (d *dump) removePages() error {
-	var errs []error
-	for _, t := range d.inLane() {
-		errs = append(errs, t.lane.writer.Remove())
-	}
-	return errors.Join(errs...)
-}
-
 // watchedSink tells of every chunk that the copy goes on, and lets the tests
 // fail in the middle of it.
 type watchedSink struct {
