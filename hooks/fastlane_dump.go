@@ -160,7 +160,9 @@ func (d *dump) awaitCopies(context.Context) error {
 		case <-t.lane.ctx.Done():
 			return fmt.Errorf("the image directory: %w", context.Cause(t.lane.ctx))
 		}
-		t.member.Pages.Listing = &t.lane.listing
+		if t.lane.err == nil { // the one that names the files stays until then
+			t.member.Pages.Listing = &t.lane.listing
+		}
 		return t.lane.err
 	})
 }
