@@ -532,24 +532,22 @@ func (d *dump) undo() error {
 	if err := d.releaseTracers(ctx); err != nil {
 		return err
 	}
-	if d.session != nil && d.session.Step == "" {
-		// The watcher did not start: nothing has been touched.
-		if err := d.session.close(OutcomeRunning, "the "+string(d.session.Kind)+" was refused, nothing was touched"); err != nil {
-			return err
-		}
-	} else if d.session != nil {
+	if d.session == nil {
+		return d.refreeze(ctx)
+	}
+	message := "the " + string(d.session.Kind) + " was refused, nothing was touched"
+	if d.session.Step != "" { // else the watcher did not start
 		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
 			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
-		if err := d.session.close(OutcomeRunning, "the "+string(d.session.Kind)+" failed at step "+d.session.Step+", the job runs on"); err != nil {
-			return err
-		}
+		message = "the " + string(d.session.Kind) + " failed at step " + d.session.Step + ", the job runs on"
 	}
-	if d.session != nil {
-		// By the directory's own name: criu's descriptor of it may have ended with criu.
-		if err := d.session.removePages(); err != nil {
-			d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
-		}
+	// By the directory's own name: criu's descriptor of it may have ended with criu.
+	if err := d.session.removePages(); err != nil {
+		d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+	}
+	if err := d.session.close(OutcomeRunning, message); err != nil {
+		return err
 	}
 	return d.refreeze(ctx)
 }
