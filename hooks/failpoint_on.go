@@ -103,10 +103,13 @@ func killAndWait(pid int) error {
 	if err := process.Signal(unix.SIGKILL); err != nil {
 		return err
 	}
-	// Not its end, which a multi-threaded tracee of criu's keeps waiting.
 	for !process.Exiting() {
 		time.Sleep(time.Millisecond)
 	}
+	// For its end not long: a multi-threaded tracee of criu's keeps it waiting.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = process.WaitExit(ctx)
 	return nil
 }
 
