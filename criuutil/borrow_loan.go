@@ -163,6 +163,21 @@ func (l *loan) until(ctx context.Context, wanted func() bool) error {
 			return ctx.Err()
 		case <-l.sigchld:
 		case <-l.tick.C: // SIGCHLDs coalesce
+			l.findEnded()
+		}
+	}
+}
+
+// findEnded takes notice of threads of whose end the kernel has not told. That of a
+// process's first thread it tells when all others are reaped, and one of these may
+// be another tracer's, which waits for us.
+func (l *loan) findEnded() {
+	for _, t := range l.threads {
+		if t.state == unseized || t.state == ended {
+			continue
+		}
+		if _, err := threadStat(l.pid, t.TID); errors.Is(err, ErrGone) {
+			t.state = ended
 		}
 	}
 }

@@ -545,8 +545,11 @@ func (d *dump) undo() error {
 			return err
 		}
 	}
-	if err := d.removePages(); err != nil {
-		d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+	if d.session != nil {
+		// By the directory's own name: criu's descriptor of it may have ended with criu.
+		if err := d.session.removePages(); err != nil {
+			d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+		}
 	}
 	return d.refreeze(ctx)
 }

@@ -166,7 +166,9 @@ func (d *dump) awaitCopies(context.Context) error {
 		case <-t.lane.ctx.Done():
 			return fmt.Errorf("the image directory: %w", context.Cause(t.lane.ctx))
 		}
-		t.member.Pages.Listing = &t.lane.listing
+		if t.lane.err == nil { // the one that names the files stays until then
+			t.member.Pages.Listing = &t.lane.listing
+		}
 		return t.lane.err
 	})
 }
@@ -235,15 +237,6 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved
 // borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.
 func (s *Session) borrowedFile(pid int) string {
 	return filepath.Join(s.dir, "threads-"+strconv.Itoa(pid)+".json")
-}
-
-// removePages removes the files of a dump that has failed.
-func (d *dump) removePages() error {
-	var errs []error
-	for _, t := range d.inLane() {
-		errs = append(errs, t.lane.writer.Remove())
-	}
-	return errors.Join(errs...)
 }
 
 // watchedSink tells of every chunk that the copy goes on, and lets the tests

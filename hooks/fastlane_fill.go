@@ -23,6 +23,11 @@ func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.P
 func (b *bringUp) fill(ctx context.Context, t *target) error {
 	b.filling <- struct{}{}
 	defer func() { <-b.filling }()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
+	defer stall.end()
 	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
 		return err
 	}
@@ -34,7 +39,7 @@ func (b *bringUp) fill(ctx context.Context, t *target) error {
 			return err
 		}
 	}
-	if err := b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t) }); err != nil {
+	if err := b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t, stall) }); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
 	}
 	b.mu.Lock()
@@ -62,7 +67,7 @@ func isCheckpointed(ctx context.Context, t *target) (bool, error) {
 	return state == cudackpt.StateCheckpointed, err
 }
 
-func (b *bringUp) fillOne(ctx context.Context, t *target) error {
+func (b *bringUp) fillOne(ctx context.Context, t *target, stall *stall) error {
 	reader, err := b.openPages(t.member)
 	if err != nil {
 		return err
@@ -79,8 +84,6 @@ func (b *bringUp) fillOne(ctx context.Context, t *target) error {
 	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
 		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", criuutil.Total(missing), missing[0].Start)
 	}
-	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
-	defer stall.end()
 	return pages.Fill(ctx, watchedSource{reader, ctx, b.Session, stall}, t.Process, coresFor(1))
 }
 
@@ -95,7 +98,12 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuut
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lent.Return(ctx)) }()
+	defer func() {
+		// Past the deadline, too: the next try could not have the thread.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		err = errors.Join(err, lent.Return(ctx))
+	}()
 	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
