@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +32,7 @@ import (
 // After an error the processes are left as they are, for the next try or for
 // the caller's verdict.
 func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
-	b := &bringUp{Session: s, hook: h, driver: driver, all: targets, leaveStopped: s.leavesStopped()}
+	b := &bringUp{Session: s, hook: h, driver: driver, all: targets, leaveStopped: s.leavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
 	defer b.letGo()
 	var err error
 	if b.paused, err = s.toPauseAgain(); err != nil {
@@ -103,7 +102,7 @@ type bringUp struct {
 	tracer       *criuutil.Tracer
 	traced       []*target // those of which the tracer lets threads run
 	paused       []criuutil.Freezer
-	filling      sync.Mutex // one process at a time, by all cores
+	filling      chan struct{} // holds what is being filled in: as many processes as use all cores
 }
 
 // do does one step, within restore.timeout.

@@ -94,11 +94,17 @@ func (d *dump) createPages() error {
 // twice if the processes are several, because they do not begin together.
 func (d *dump) coresEach() int { return coresFor(len(d.targets)) }
 
+// mostCores is how many threads gain something for one process.
+const mostCores = 16
+
 func coresFor(processes int) int {
-	const most = 16 // more gain nothing
-	cores := min(runtime.NumCPU(), most)
-	return min(cores, max(2, 2*cores/max(processes, 1)))
+	cores := runtime.NumCPU()
+	return min(cores, mostCores, max(2, 2*cores/max(processes, 1)))
 }
+
+// fillsAtOnce is how many processes are filled in at once, so that the driver
+// has the first soon and all cores are used.
+func fillsAtOnce() int { return max(1, runtime.NumCPU()/mostCores) }
 
 func (d *dump) pageFiles() []*os.File {
 	var files []*os.File

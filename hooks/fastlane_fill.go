@@ -21,8 +21,8 @@ func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.P
 // It may be cut off and begun again. Once it is through, the journal says so:
 // the driver may free the memory from then on.
 func (b *bringUp) fill(ctx context.Context, t *target) error {
-	b.filling.Lock()
-	defer b.filling.Unlock()
+	b.filling <- struct{}{}
+	defer func() { <-b.filling }()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -42,7 +42,9 @@ func (b *bringUp) fill(ctx context.Context, t *target) error {
 	if err := b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t, stall) }); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
 	}
+	b.mu.Lock()
 	t.member.Pages.Dropped = false
+	b.mu.Unlock()
 	b.hook.note(b.Session)
 	return nil
 }

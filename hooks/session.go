@@ -295,8 +295,8 @@ func (s *Session) unlock() { _ = s.lock.Close() }
 // save makes the session durable.
 func (s *Session) save() error {
 	s.mu.Lock()
+	defer s.mu.Unlock() // till the end: an older journal must not replace a newer one
 	data, err := json.MarshalIndent(s, "", "\t")
-	s.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
