@@ -217,7 +217,12 @@ func (d *dump) drop(ctx context.Context) error {
 			if err := t.lane.lent.Mprotect(ctx, t.lane.ranges, unix.PROT_NONE); err != nil {
 				return err
 			}
-			return t.lane.lent.Return(ctx)
+			if err := t.lane.lent.Return(ctx); err != nil {
+				return err
+			}
+			// criu does not get hold of a thread that is not yet back in the group-stop:
+			// it lets it run, to see it stop a second time.
+			return criuutil.WaitStopped(ctx, t.Process)
 		})
 	})
 }
