@@ -102,7 +102,7 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 func (b *Borrowed) Madvise(ctx context.Context, ranges []Range, advice int) error {
 	var slice uint64
 	switch advice {
-	case unix.MADV_DONTNEED:
+	case unix.MADV_DONTNEED, unix.MADV_DONTNEED_LOCKED:
 		slice = 64 << 20
 	case unix.MADV_POPULATE_WRITE:
 		slice = 16 << 20 // from the front on, closely: somebody may be following

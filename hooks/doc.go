@@ -13,7 +13,7 @@
 // nobody and reports nothing.
 //
 // The dump side, all of it in criu's pre-dump stage, where the processes still
-// run (dump.go, one function a step):
+// run (dump.go and dump_lock.go, one function a step):
 //
 //	thaw        a control group that the container engine froze
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched

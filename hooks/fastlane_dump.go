@@ -204,7 +204,11 @@ func (d *dump) drop(ctx context.Context) error {
 	}
 	return parallel(in, func(t *target) error {
 		return d.session.span(t.PID, "drop", func() error {
-			if err := t.lane.lent.Madvise(ctx, t.lane.ranges, unix.MADV_DONTNEED); err != nil {
+			err := t.lane.lent.Madvise(ctx, t.lane.ranges, unix.MADV_DONTNEED)
+			if errors.Is(err, unix.EINVAL) { // the process locks its memory (mlockall)
+				err = t.lane.lent.Madvise(ctx, t.lane.ranges, unix.MADV_DONTNEED_LOCKED)
+			}
+			if err != nil {
 				return err
 			}
 			if err := failpoint(ctx, d.session, "dump.dropping"); err != nil {

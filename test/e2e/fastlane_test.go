@@ -345,6 +345,20 @@ func TestAProcessWithSeveralGPUs(t *testing.T) {
 	})
 }
 
+// TestAProcessThatLocksItsMemory: such memory cannot be dropped as other memory is.
+func TestAProcessThatLocksItsMemory(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "32", "--mlock", "--spin", "stream-sync")
+		images := host.Dump(job)
+		if len(chunkFiles(t, images)) == 0 {
+			t.Error("criu has written the GPU state")
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
 // TestMemoryOfZerosTakesNoRoom in the image.
 func TestMemoryOfZerosTakesNoRoom(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {

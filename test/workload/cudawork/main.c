@@ -6,6 +6,7 @@
  */
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
 
 #include "group.h"
 #include "options.h"
@@ -20,6 +21,10 @@ int main(int argc, char **argv)
 
 	/* A reader of our stderr that went away is no reason to end. */
 	signal(SIGPIPE, SIG_IGN);
+	if (o.mlock && mlockall(MCL_CURRENT | MCL_FUTURE)) {
+		perror("mlockall");
+		return 3;
+	}
 	if (o.ipc || o.ranks || o.procs)
 		return group_run(&o);
 	dir_make(o.dir);

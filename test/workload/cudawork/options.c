@@ -22,6 +22,7 @@ static const char usage[] =
 	"  --spin MODE     a thread on each GPU that repeats one call: none, stream-sync,\n"
 	"                  event-sync, ctx-sync, stream-query or event-query\n"
 	"  --managed       1 MiB of managed memory\n"
+	"  --mlock         all memory locked, now and later (mlockall)\n"
 	"  --pinned        pinned host memory, checked all the time by a CPU thread\n"
 	"  --fork-child    a child forked after cuInit that only waits\n"
 	"  --io-uring      an open io_uring\n"
@@ -82,13 +83,13 @@ static enum spin parse_spin(const char *name)
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
 		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
-		{"managed", 0, 0, MANAGED}, {"pinned", 0, 0, PINNED},
+		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
 	};
@@ -108,6 +109,7 @@ struct options options_parse(int argc, char **argv)
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
 		case SPIN: o.spin = parse_spin(optarg); break;
 		case MANAGED: o.managed = 1; break;
+		case MLOCK: o.mlock = 1; break;
 		case PINNED: o.pinned = 1; break;
 		case FORK_CHILD: o.fork_child = 1; break;
 		case IO_URING: o.io_uring = 1; break;

@@ -26,7 +26,7 @@ struct options {
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
 	enum spin spin;
-	int managed, pinned, fork_child, io_uring;
+	int managed, mlock, pinned, fork_child, io_uring;
 	/* At most one of these three is set. */
 	int ipc;
 	int ranks;

@@ -1,0 +1,110 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cucriu/criuutil"
+)
+
+// postDump notes that criu has written a complete image, and gives it its name.
+// An error makes criu leave the processes alive. See [Hook.hold] for the stop.
+func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	s, err := h.sessionOf(KindDump, criu)
+	if err != nil {
+		return err
+	}
+	publishing := func() error {
+		if stage.PublishAs == "" {
+			return nil
+		}
+		return publish(stage.ImageDir, stage.PublishAs)
+	}
+	if s == nil {
+		return publishing() // no process of the tree uses CUDA
+	}
+	defer s.unlock()
+	s.noteCriu()
+	if err := failpoint(ctx, s, "dump.post-dump"); err != nil {
+		return err
+	}
+	if err := s.complete(); err != nil {
+		return err
+	}
+	if err := s.writeTimeline(filepath.Join(stage.ImageDir, TimelineName)); err != nil {
+		h.Log.Warn("the image is without a timeline", "error", err)
+	}
+	if err := s.step("publish", publishing); err != nil {
+		return err
+	}
+	return s.step("dumped", s.stopMembers)
+}
+
+// servedByClient reports whether the latest session of a running criu is
+// another process's, which serves criu over RPC.
+func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
+	all, err := Sessions(h.Config.RunDir)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range slices.Backward(all) {
+		if s.Criu == criu.Ident {
+			return s.Client != nil, nil
+		}
+	}
+	return false, nil
+}
+
+// complete fails if a process of the manifest has ended since: criu dumps what
+// it finds, and from an image without it the others could not be restored.
+func (s *Session) complete() error {
+	for _, member := range s.Members {
+		process, err := criuutil.Reopen(member.Ident)
+		if err == nil {
+			if process.Exiting() {
+				err = criuutil.ErrGone
+			}
+			process.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("process %d (%s) is not there for the whole dump, and the image could not be restored without it (what is left of the job runs on): dump again: %w", member.PID, member.Name, err)
+		}
+	}
+	return nil
+}
+
+// sessionOf finds and locks the open session of a running criu, nil if it has
+// none: then no process of its tree uses CUDA, or the session is over.
+func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+	s, err := h.latestSessionOf(kind, criu)
+	if err != nil || s == nil {
+		return nil, err
+	}
+	if s.Outcome != "" {
+		s.unlock()
+		return nil, nil
+	}
+	return s, nil
+}
+
+// latestSessionOf finds and locks the latest session of a running criu, open or
+// over, nil if it has none.
+func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+	sessions, err := sessionsDir(h.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	dir := sessionPath(sessions, kind, criu.Ident)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	s, err := loadSession(dir, true)
+	if err == nil {
+		s.progress, s.by = h.Progress, h.by
+	}
+	return s, err
+}

@@ -1,0 +1,70 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// undo brings the processes back to where they were before the dump. What it
+// cannot do now the watcher goes on trying once criu has gone.
+func (d *dump) undo() error {
+	ctx := context.Background()
+	if err := d.releaseTracers(ctx); err != nil {
+		return err
+	}
+	if d.session == nil {
+		return d.refreeze(ctx)
+	}
+	message := "the " + string(d.session.Kind) + " was refused, nothing was touched"
+	if d.session.Step != "" { // else the watcher did not start
+		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
+			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
+		}
+		message = "the " + string(d.session.Kind) + " failed at step " + d.session.Step + ", the job runs on"
+	}
+	// By the directory's own name: criu's descriptor of it may have ended with criu.
+	if err := d.session.removePages(); err != nil {
+		d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+	}
+	if err := d.session.close(OutcomeRunning, message); err != nil {
+		return err
+	}
+	return d.refreeze(ctx)
+}
+
+// releaseTracers puts every thread back into the group-stop that was let run or
+// borrowed.
+func (d *dump) releaseTracers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	d.copies.stop(ctx)
+	var errs []error
+	if d.tracer != nil {
+		errs = append(errs, d.tracer.Release(ctx))
+	}
+	for _, t := range d.targets {
+		if t.tracer != nil {
+			errs = append(errs, t.tracer.Release(ctx))
+		}
+		errs = append(errs, t.prefault.end(ctx))
+		if t.lane != nil && t.lane.lent != nil {
+			errs = append(errs, t.lane.lent.Return(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// letGo lets go of what the run holds. The processes do not notice.
+func (d *dump) letGo() {
+	_ = d.releaseTracers(context.Background())
+	for _, t := range d.targets {
+		if t.lane != nil {
+			t.lane.writer.Close()
+		}
+	}
+	closeTargets(d.targets)
+	if d.session != nil {
+		d.session.unlock()
+	}
+}
