@@ -308,8 +308,7 @@ func TestSeveralDumpsIntoOneDirectory(t *testing.T) {
 		job.Runs()
 
 		// What is refused, or fails before criu begins, leaves what is there as it is.
-		last := host.Dump(job)
-		host.Restore(last)
+		last := host.Dump(job, "--leave-running")
 		for _, point := range []string{"dump.inspect", "dump.copying"} {
 			failing := host.For(t)
 			failing.UseFailpoint(point + "=error")
@@ -322,6 +321,9 @@ func TestSeveralDumpsIntoOneDirectory(t *testing.T) {
 				t.Errorf("%s: %v before, %v after", point, before, after)
 			}
 		}
+		job.Kill()
+		host.Restore(last)
+		job.Runs()
 	})
 }
 
