@@ -225,6 +225,9 @@ func (b *bench) stop() error {
 		return err
 	}
 	defer p.Close()
+	// A thread that still synchronizes when it is locked returns and comes to the
+	// lock, and nothing tells when: stopped before that, it would die of a checkpoint.
+	time.Sleep(100 * time.Millisecond)
 	ctx, cancel := within(patience)
 	defer cancel()
 	return criuutil.Stop(ctx, p)

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -239,8 +240,11 @@ void faults_from_file(struct fault_plan *plan, const struct sim_host *h, enum fa
 	char book[SIM_FULLPATH];
 	host_path(h, book, "faults.count");
 	int fd = open(book, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	if (fd < 0 || flock(fd, LOCK_EX) < 0)
+	if (fd < 0)
 		sim_log("%s: %s", book, strerror(errno));
+	/* Bounded, because its holder may have been stopped in the middle. */
+	for (int i = 0; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && i < 2000; i++)
+		nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
 	if (fd < 0 || pread(fd, &c, sizeof c, 0) != sizeof c || c.inode != fresh.inode ||
 	    c.size != fresh.size || c.mtime_ns != fresh.mtime_ns)
 		c = fresh;
