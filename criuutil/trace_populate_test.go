@@ -2,6 +2,7 @@ package criuutil
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -312,4 +313,45 @@ func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	goesOn(t, rounds, "continued")
+}
+
+// TestAProcessIsKilledBesideBothOfItsTracers: of its first thread's end the kernel
+// tells the one tracer only when the other has seen the end of its own thread, and
+// that one waits for the first.
+func TestAProcessIsKilledBesideBothOfItsTracers(t *testing.T) {
+	p := startMapper(t)
+	if p.tid == p.PID {
+		t.Fatal("the mapping thread is to be another than the first")
+	}
+	lent, err := Borrow(t.Context(), p.PID, []int{p.PID}, filepath.Join(t.TempDir(), "threads"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	tracer := NewTracer()
+	err = tracer.RunPopulating(p.tid, 1<<20, func(r Range) bool {
+		if err := p.Signal(unix.SIGKILL); err != nil {
+			t.Error(err)
+		}
+		failed <- lent.Madvise(t.Context(), []Range{r}, unix.MADV_POPULATE_WRITE)
+		return false
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = p.request(mapping{1 << 20, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_POPULATE}) }()
+	select {
+	case err := <-failed:
+		if !errors.Is(err, ErrGone) {
+			t.Errorf("a call in a process that was killed: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the tracers wait for each other")
+	}
+	if err := errors.Join(tracer.Release(t.Context()), lent.Return(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if err := p.WaitExit(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
