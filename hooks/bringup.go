@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +34,7 @@ import (
 // the caller's verdict.
 func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
 	b := &bringUp{Session: s, hook: h, driver: driver, all: targets, leaveStopped: s.leavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
-	defer b.letGo()
+	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	var err error
 	if b.paused, err = s.toPauseAgain(); err != nil {
 		return err
@@ -48,7 +49,6 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		}{
 			{"stop", b.stop},
 			{"trace", b.trace},
-			{"free memory", b.checkMemory},
 			{"restore", func(context.Context) error { return b.restore(ctx) }}, // as long as the files take
 			{"release", b.release},
 		} {
@@ -158,8 +158,8 @@ func (b *bringUp) trace(ctx context.Context) error {
 	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*target).lacksMemory))
 }
 
-// checkMemory fails if a GPU lacks the memory for those that are checkpointed.
-func (b *bringUp) checkMemory(ctx context.Context) error {
+// memoryNeed is what those that are checkpointed will take of the GPUs' memory.
+func (b *bringUp) memoryNeed(ctx context.Context) (memoryNeed, error) {
 	need := make(memoryNeed)
 	for _, t := range b.cuda {
 		if t.lacksMemory() {
@@ -170,19 +170,35 @@ func (b *bringUp) checkMemory(ctx context.Context) error {
 		// itself; the driver answers when it is through.
 		state, err := t.cuda.State(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if state == cudackpt.StateCheckpointed {
 			need.add(t.member)
 		}
 	}
-	return need.require(ctx, b.driver)
+	return need, nil
 }
 
-// restore moves the GPU state of those that are checkpointed back. The driver
-// works on the first while the memory of the next is filled in.
+// restore moves the GPU state of those that are checkpointed back, if the GPUs
+// have the memory for all of them. The driver works on the first while the memory
+// of the next is filled in.
 func (b *bringUp) restore(ctx context.Context) error {
-	return b.parallel(func(t *target) error {
+	need, err := b.memoryNeed(ctx)
+	if err != nil {
+		return err
+	}
+	room := sync.OnceValue(func() error {
+		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+		defer cancel()
+		return b.span(0, "free memory", func() error {
+			if err := failpoint(ctx, b.Session, string(b.Kind)+".back.free memory"); err != nil {
+				return err
+			}
+			return need.require(ctx, b.driver)
+		})
+	})
+	go room() // beside the first fill: NVML takes 10 ms for each GPU of the host
+	err = b.parallel(func(t *target) error {
 		if t.lacksMemory() {
 			if err := b.fill(ctx, t); err != nil {
 				return err
@@ -190,6 +206,9 @@ func (b *bringUp) restore(ctx context.Context) error {
 			if err := runRestoreThreads(ctx, b.tracer, []*target{t}); err != nil {
 				return err
 			}
+		}
+		if room() != nil {
+			return nil // told once, below
 		}
 		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 		defer cancel()
@@ -201,12 +220,20 @@ func (b *bringUp) restore(ctx context.Context) error {
 			return t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
 		})
 	})
+	return errors.Join(room(), err)
 }
 
 // release puts the threads that were let run under trace back into the
 // group-stop.
 func (b *bringUp) release(ctx context.Context) error {
-	return releaseThreads(ctx, b.tracer, b.traced)
+	if b.tracer == nil {
+		return nil
+	}
+	if err := releaseThreads(ctx, b.tracer, b.traced); err != nil {
+		return err
+	}
+	b.tracer = nil
+	return nil
 }
 
 func (b *bringUp) goesOn(t *target) bool { return !b.leaveStopped && !t.member.Stopped }
@@ -270,14 +297,6 @@ func (b *bringUp) parallel(do func(*target) error) error {
 		}
 		return err
 	})
-}
-
-func (b *bringUp) letGo() {
-	if b.tracer != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-		defer cancel()
-		_ = b.tracer.Release(ctx)
-	}
 }
 
 // runRestoreThreads lets the threads through which the driver works run, while

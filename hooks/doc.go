@@ -62,10 +62,9 @@
 //
 //	stop         SIGSTOP, out of a freezer too      ┐
 //	trace        the restore threads alone          │ only from the checkpoint on
-//	free memory  checked before, never learned from │ (before it nothing need be
-//	             a restore that fails               │  stopped)
-//	restore      fill in what was dropped, trace;   │
-//	             with GPU pairs, or none            │
+//	restore      fill in what was dropped, trace;   │ (before it nothing need be
+//	             with GPU pairs, or none, and only  │  stopped)
+//	             if there is free memory for it     │
 //	release                                         ┘
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running

@@ -94,8 +94,9 @@ func (d *dump) createPages() error {
 // twice if the processes are several, because they do not begin together.
 func (d *dump) coresEach() int { return coresFor(len(d.targets)) }
 
-// mostCores is how many threads gain something for one process.
-const mostCores = 16
+// mostCores is how many threads gain something for one process: a fill by 8, 16 and
+// 32 threads was measured at 15, 23 and 31 GB/s.
+const mostCores = 32
 
 func coresFor(processes int) int {
 	cores := runtime.NumCPU()
