@@ -49,7 +49,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		}{
 			{"stop", b.stop},
 			{"trace", b.trace},
-			{"restore", func(context.Context) error { return b.restore(ctx) }}, // as long as the files take
+			{"restore", func(context.Context) error { return b.restore(ctx) }}, // as long as its parts take
 			{"release", b.release},
 		} {
 			if err := b.do(ctx, step.name, step.do); err != nil {
@@ -154,12 +154,17 @@ func (b *bringUp) stop(ctx context.Context) error {
 // trace lets the restore threads, and nothing else, run: of those processes
 // that have all of their memory.
 func (b *bringUp) trace(ctx context.Context) error {
+	if err := b.parallel(func(t *target) error { return b.believe(ctx, t) }); err != nil {
+		return err
+	}
 	b.tracer, b.traced = criuutil.NewTracer(), b.cuda
 	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*target).lacksMemory))
 }
 
 // memoryNeed is what those that are checkpointed will take of the GPUs' memory.
 func (b *bringUp) memoryNeed(ctx context.Context) (memoryNeed, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+	defer cancel()
 	need := make(memoryNeed)
 	for _, t := range b.cuda {
 		if t.lacksMemory() {

@@ -22,12 +22,17 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	if err != nil {
 		return Result{}, fmt.Errorf("image directory: %w", err)
 	}
-	partial, err := newPartial(dir)
+	partial, err := h.newPartial(dir)
 	if err != nil {
 		return Result{}, err
 	}
-	defer os.RemoveAll(partial) // not there any more after a success
-	var locked time.Time        // when the job came to a halt
+	needed := false // the job must yet be brought back from it
+	defer func() {
+		if !needed {
+			os.RemoveAll(partial) // not there any more after a success
+		}
+	}()
+	var locked time.Time // when the job came to a halt
 	noting := *h
 	noting.Progress = func(s *Session, step string) {
 		if step == "lock" && locked.IsZero() {
@@ -48,6 +53,7 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	_, dumpErr := d.do(ctx)
 	ended := time.Now()
 	s, err := d.finishSession(ctx)
+	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == OutcomeRunning {
 		ended = time.Now()
 	}

@@ -50,6 +50,9 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		d.letGo()
 	}()
 
+	if err := h.checkUnneeded(d.imageDir); err != nil {
+		return err
+	}
 	if err := d.thaw(ctx); err != nil {
 		return err
 	}
@@ -235,6 +238,9 @@ func (d *dump) watch() error {
 		return err
 	}
 	defer root.Close()
+	if err := d.planPages(); err != nil {
+		return err
+	}
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
@@ -291,8 +297,6 @@ func (d *dump) stop(ctx context.Context) error {
 }
 
 func (d *dump) stopTargets(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
-	defer cancel()
 	return criuutil.Stop(ctx, processesOf(d.targets)...)
 }
 
@@ -321,10 +325,10 @@ func (d *dump) trace(ctx context.Context) error {
 func (d *dump) checkpoint(ctx context.Context) error {
 	deadline, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
-	ctx = d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
+	d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
 	return parallel(d.targets, func(t *target) error {
 		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
-		if err := errors.Join(err, t.prefault.end(ctx)); err != nil {
+		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
 			return err
 		}
 		return d.beginCopy(ctx, t)

@@ -38,7 +38,6 @@ func (d *dump) undo() error {
 func (d *dump) releaseTracers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	d.copies.stop(ctx)
 	var errs []error
 	if d.tracer != nil {
 		errs = append(errs, d.tracer.Release(ctx))
@@ -52,6 +51,7 @@ func (d *dump) releaseTracers(ctx context.Context) error {
 			errs = append(errs, t.lane.lent.Return(ctx))
 		}
 	}
+	d.stopCopies(ctx)
 	return errors.Join(errs...)
 }
 

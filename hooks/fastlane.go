@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -28,12 +29,30 @@ import (
 
 // MemberPages is what the fast lane has of a process's memory.
 type MemberPages struct {
-	// Listing names the files; nil until they are complete.
-	Listing *pages.Listing `json:"listing,omitempty"`
+	// Listing names the files; it says nothing else of them until they are complete.
+	Listing *pages.Listing `json:"listing"`
 	// WatcherFD is the first of the descriptors by which the watcher has them.
 	WatcherFD int `json:"watcher_fd"`
 	// Dropped says that the memory may not be in the process any more.
 	Dropped bool `json:"dropped"`
+}
+
+// files is how many there are.
+func (p *MemberPages) files() int { return 1 + len(p.Listing.ShardBytes) }
+
+// validate refuses what nobody here can have written.
+func (p *MemberPages) validate() error {
+	switch {
+	case p == nil:
+		return nil
+	case p.Listing == nil:
+		return errors.New("it names no files of a process's memory")
+	case p.WatcherFD < firstWatcherFD:
+		return fmt.Errorf("it has them as descriptor %d of the watcher", p.WatcherFD)
+	case p.Dropped:
+		return p.Listing.Validate()
+	}
+	return p.Listing.ValidateNames()
 }
 
 // firstWatcherFD is the first descriptor that a watcher inherits beside its
@@ -99,7 +118,7 @@ func (s *Session) removePages() error {
 	}
 	var errs []error
 	for _, m := range s.Members {
-		if m.Pages == nil || m.Pages.Listing == nil {
+		if m.Pages == nil {
 			continue
 		}
 		for _, name := range pages.Names(m.Pages.Listing.ID, m.ImagePID, len(m.Pages.Listing.ShardBytes)) {
@@ -109,6 +128,37 @@ func (s *Session) removePages() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// neededBy names an open session that may bring its processes back from files in
+// a directory; "" if there is none.
+func neededBy(runDir, dir string) (string, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return "", err
+	}
+	sessions, err := Sessions(runDir)
+	if err != nil {
+		return "", err
+	}
+	for _, s := range sessions {
+		if s.Kind != KindDump || s.Outcome != "" || !slices.ContainsFunc(s.Members, func(m Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
+			continue
+		}
+		if held, err := os.Stat(s.ImageDir); err == nil && os.SameFile(info, held) {
+			return s.Name(), nil
+		}
+	}
+	return "", nil
+}
+
+// checkUnneeded refuses an image directory whose files must not be replaced yet.
+func (h *Hook) checkUnneeded(dir string) error {
+	session, err := neededBy(h.Config.RunDir, dir)
+	if err == nil && session != "" {
+		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not back yet (session %s): bring it back with cucriu recover, or dump into another directory", session)
+	}
+	return err
 }
 
 // openPages opens the files of all processes of an image, and refuses what is
@@ -139,7 +189,7 @@ func pagesToFill(l *pages.Listing, fd *int) *MemberPages {
 		return nil
 	}
 	p := &MemberPages{Listing: l, WatcherFD: *fd, Dropped: true}
-	*fd += 1 + len(l.ShardBytes)
+	*fd += p.files()
 	return p
 }
 

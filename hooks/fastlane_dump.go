@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +24,6 @@ import (
 type lane struct {
 	writer  *pages.Writer
 	ranges  []criuutil.Range // the staging memory
-	ctx     context.Context  // of the copy
 	copied  chan struct{}    // closed when the copy is over; nil before it begins
 	listing pages.Listing
 	err     error // of the copy
@@ -38,35 +36,37 @@ type lane struct {
 const stagingLeast = 1 << 20
 
 // copies are the copies under way. They last as long as the files take, but not
-// when these take nothing any more.
+// when these take nothing any more; and when one has failed, the others end.
 type copies struct {
-	running sync.WaitGroup
-	stall   *stall // nil before the first
+	ctx   context.Context
+	stall *stall // nil before the first
 }
 
-func (c *copies) begin(ctx context.Context, patience time.Duration) context.Context {
-	ctx, c.stall = newStall(ctx, patience)
-	return ctx
+func (c *copies) begin(ctx context.Context, patience time.Duration) {
+	c.ctx, c.stall = newStall(ctx, patience)
 }
 
-// stop ends them, and waits for their end: until ctx ends, for one that hangs in
-// a write only reads the processes' memory.
-func (c *copies) stop(ctx context.Context) {
-	if c.stall == nil {
+// stop ends the copies, and waits for their end: until ctx ends, for one that hangs
+// in a write only reads the processes' memory.
+func (d *dump) stopCopies(ctx context.Context) {
+	if d.copies.stall == nil {
 		return
 	}
-	c.stall.end()
-	ended := make(chan struct{})
-	go func() { c.running.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-ctx.Done():
+	d.copies.stall.end(context.Canceled)
+	for _, t := range d.inLane() {
+		if t.lane.copied == nil {
+			continue
+		}
+		select {
+		case <-t.lane.copied:
+		case <-ctx.Done():
+		}
 	}
 }
 
-// createPages makes the files of the fast lane, empty, so that the watcher has
-// them open before any process is touched.
-func (d *dump) createPages() error {
+// planPages names the files of the fast lane, for the journal: whoever comes after
+// us removes them.
+func (d *dump) planPages() error {
 	if d.Config.Pages != config.Fast || d.criu.PagesElsewhere {
 		return nil
 	}
@@ -76,7 +76,21 @@ func (d *dump) createPages() error {
 	}
 	fd := firstWatcherFD
 	for _, t := range d.targets {
-		writer, err := pages.Create(d.imageDir, hex.EncodeToString(random[:]), t.member.ImagePID, d.coresEach())
+		t.member.Pages = &MemberPages{Listing: pages.NewListing(hex.EncodeToString(random[:]), d.coresEach()), WatcherFD: fd}
+		fd += t.member.Pages.files()
+	}
+	return nil
+}
+
+// createPages makes the files, empty, so that the watcher has them open before any
+// process is touched.
+func (d *dump) createPages() error {
+	for _, t := range d.targets {
+		if t.member.Pages == nil {
+			continue
+		}
+		listing := t.member.Pages.Listing
+		writer, err := pages.Create(d.imageDir, listing.ID, t.member.ImagePID, len(listing.ShardBytes))
 		if err != nil {
 			return err
 		}
@@ -84,10 +98,8 @@ func (d *dump) createPages() error {
 			writer.SyncAlong()
 		}
 		t.lane = &lane{writer: writer}
-		t.member.Pages = &MemberPages{Listing: writer.Listing(), WatcherFD: fd}
-		fd += len(writer.Files())
 	}
-	return nil
+	return failpoint(context.Background(), d.session, "dump.created")
 }
 
 // coresEach is how many threads work for each process: all cores are used,
@@ -136,20 +148,28 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 		return d.leaveToCriu(t)
 	}
 	l.copied = make(chan struct{})
-	l.ctx = ctx
-	d.copies.running.Go(func() {
+	go func() {
 		defer close(l.copied)
-		l.err = d.session.span(t.PID, "copy", func() (err error) {
-			sink := watchedSink{l.writer, ctx, d.session, d.copies.stall}
-			if err := pages.Copy(ctx, t.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
-				return err
-			}
-			d.copies.stall.pause() // nothing tells how far the disk has come
-			l.listing, err = l.writer.Finish(d.Config.FastLane.Sync)
-			return err
-		})
-	})
+		if l.err = d.session.span(t.PID, "copy", func() error { return d.copyOut(t) }); l.err != nil {
+			d.copies.stall.end(l.err)
+		}
+	}()
 	return nil
+}
+
+func (d *dump) copyOut(t *target) error {
+	l, c := t.lane, d.copies
+	err := pages.Copy(c.ctx, t.Process, l.ranges, watchedSink{l.writer, progress{c.ctx, d.session, c.stall, "copying"}}, d.Config.FastLane.Compress)
+	if err != nil {
+		return err
+	}
+	if l.listing, err = l.writer.Finish(); err != nil || !d.Config.FastLane.Sync {
+		return err
+	}
+	if err := failpoint(c.ctx, d.session, "dump.syncing"); err != nil {
+		return err
+	}
+	return l.writer.Sync(c.stall.moved)
 }
 
 // leaveToCriu takes a process out of the fast lane whose memory is still whole.
@@ -161,17 +181,18 @@ func (d *dump) leaveToCriu(t *target) error {
 
 // awaitCopies waits until everything is copied, and on disk.
 func (d *dump) awaitCopies(context.Context) error {
-	return parallel(d.inLane(), func(t *target) error {
+	for _, t := range d.inLane() {
 		select {
 		case <-t.lane.copied:
-		case <-t.lane.ctx.Done():
-			return fmt.Errorf("the image directory: %w", context.Cause(t.lane.ctx))
+		case <-d.copies.ctx.Done():
+			return fmt.Errorf("the image directory: %w", context.Cause(d.copies.ctx))
 		}
-		if t.lane.err == nil { // the one that names the files stays until then
-			t.member.Pages.Listing = &t.lane.listing
+		if t.lane.err != nil {
+			return t.lane.err
 		}
-		return t.lane.err
-	})
+		t.member.Pages.Listing = &t.lane.listing // the one that names the files has stayed until now
+	}
+	return nil
 }
 
 func (d *dump) inLane() []*target {
@@ -187,6 +208,8 @@ func (d *dump) inLane() []*target {
 // drop takes the memory that was copied out of the processes. The journal says
 // ahead that it must be filled in again.
 func (d *dump) drop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
+	defer cancel()
 	for _, t := range d.inLane() {
 		var err error
 		if t.lane.lent, err = d.session.borrow(ctx, t, d.coresEach(), 0, d.session.borrowedFile(t.PID)); err != nil {
@@ -203,29 +226,38 @@ func (d *dump) drop(ctx context.Context) error {
 	if err := d.session.save(); err != nil {
 		return err
 	}
+	if err := failpoint(ctx, d.session, "dump.noted"); err != nil {
+		return err
+	}
 	return parallel(in, func(t *target) error {
-		return d.session.span(t.PID, "drop", func() error {
-			err := t.lane.lent.Madvise(ctx, t.lane.ranges, unix.MADV_DONTNEED)
-			if errors.Is(err, unix.EINVAL) { // the process locks its memory (mlockall)
-				err = t.lane.lent.Madvise(ctx, t.lane.ranges, unix.MADV_DONTNEED_LOCKED)
-			}
-			if err != nil {
-				return err
-			}
-			if err := failpoint(ctx, d.session, "dump.dropping"); err != nil {
-				return err
-			}
-			if err := t.lane.lent.Mprotect(ctx, t.lane.ranges, unix.PROT_NONE); err != nil {
-				return err
-			}
-			if err := t.lane.lent.Return(ctx); err != nil {
-				return err
-			}
-			// criu does not get hold of a thread that is not yet back in the group-stop:
-			// it lets it run, to see it stop a second time.
-			return criuutil.WaitStopped(ctx, t.Process)
-		})
+		return d.session.span(t.PID, "drop", func() error { return d.dropOne(ctx, t) })
 	})
+}
+
+func (d *dump) dropOne(ctx context.Context, t *target) error {
+	l := t.lane
+	err := l.lent.Madvise(ctx, l.ranges, unix.MADV_DONTNEED)
+	if errors.Is(err, unix.EINVAL) { // the process locks its memory (mlockall)
+		err = l.lent.Madvise(ctx, l.ranges, unix.MADV_DONTNEED_LOCKED)
+	}
+	if err != nil {
+		return err
+	}
+	if err := failpoint(ctx, d.session, "dump.dropping"); err != nil {
+		return err
+	}
+	if err := l.lent.Mprotect(ctx, l.ranges, unix.PROT_NONE); err != nil {
+		return err
+	}
+	if err := failpoint(ctx, d.session, "dump.inaccessible"); err != nil {
+		return err
+	}
+	if err := l.lent.Return(ctx); err != nil {
+		return err
+	}
+	// criu does not get hold of a thread that is not yet back in the group-stop:
+	// it lets it run, to see it stop a second time.
+	return criuutil.WaitStopped(ctx, t.Process)
 }
 
 // borrow borrows some threads of a stopped process, not the one with the tid
@@ -249,18 +281,13 @@ func (s *Session) borrowedFile(pid int) string {
 	return filepath.Join(s.dir, "threads-"+strconv.Itoa(pid)+".json")
 }
 
-// watchedSink tells of every chunk that the copy goes on, and lets the tests
-// fail in the middle of it.
 type watchedSink struct {
 	*pages.Writer
-	ctx     context.Context
-	session *Session
-	stall   *stall
+	progress
 }
 
 func (s watchedSink) Put(worker int, chunk pages.Chunk) error {
-	s.stall.moved()
-	if err := failpoint(s.ctx, s.session, "dump.copying"); err != nil {
+	if err := s.chunk(); err != nil {
 		return err
 	}
 	return s.Writer.Put(worker, chunk)

@@ -15,43 +15,20 @@ import (
 // lacksMemory reports whether memory of the process is in files only.
 func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.Pages.Dropped }
 
-// fill brings back the memory of a process that was dropped, while nothing of it
-// runs: its restore thread is let run only with all of it there.
-//
-// It may be cut off and begun again. Once it is through, the journal says so:
-// the driver may free the memory from then on.
-func (b *bringUp) fill(ctx context.Context, t *target) error {
-	b.filling <- struct{}{}
-	defer func() { <-b.filling }()
-	if err := ctx.Err(); err != nil {
-		return err
+// believe asks the driver whether a process that lacks memory by the journal is
+// still checkpointed. The journal may say less than has been done, if it could not
+// be written: what the driver has restored it has freed, and what is at those
+// addresses now is the job's own.
+func (b *bringUp) believe(ctx context.Context, t *target) error {
+	if !t.lacksMemory() {
+		return nil
 	}
-	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
-	defer stall.end()
-	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
-		return err
+	checkpointed, err := isCheckpointed(ctx, t)
+	if err == nil && !checkpointed {
+		t.member.Pages.Dropped = false
 	}
-	if b.mayBeAgain() {
-		// The journal may say less than has been done, if it could not be written.
-		// What the driver has restored it has freed, and what is at those addresses
-		// now is the job's own.
-		if checkpointed, err := isCheckpointed(ctx, t); err != nil || !checkpointed {
-			return err
-		}
-	}
-	if err := b.span(t.PID, "fill", func() error { return b.fillOne(ctx, t, stall) }); err != nil {
-		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
-	}
-	b.mu.Lock()
-	t.member.Pages.Dropped = false
-	b.mu.Unlock()
-	b.hook.note(b.Session)
-	return nil
+	return err
 }
-
-// mayBeAgain reports whether somebody else may have been at it before: not when a
-// dump or restore itself brings its processes up.
-func (b *bringUp) mayBeAgain() bool { return b.by != "pre-dump" && b.by != "post-resume" }
 
 // isCheckpointed asks the driver about a process that is stopped. Of its threads
 // only the restore thread runs meanwhile; it does not look at the memory until it is
@@ -67,29 +44,76 @@ func isCheckpointed(ctx context.Context, t *target) (bool, error) {
 	return state == cudackpt.StateCheckpointed, err
 }
 
-func (b *bringUp) fillOne(ctx context.Context, t *target, stall *stall) error {
+// fill brings back the memory of a process that was dropped, while nothing of it
+// runs: its restore thread is let run only with all of it there.
+//
+// It may be cut off and begun again. Once it is through, the journal says so:
+// the driver may free the memory from then on.
+func (b *bringUp) fill(ctx context.Context, t *target) error {
+	if err := b.fillIn(ctx, t); err != nil {
+		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
+	}
+	b.mu.Lock()
+	t.member.Pages.Dropped = false
+	b.mu.Unlock()
+	b.hook.note(b.Session)
+	return failpoint(ctx, b.Session, string(b.Kind)+".back.filled")
+}
+
+func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	reader, err := b.openPages(t.member)
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
-	ranges := reader.Ranges()
-	if err := b.makeAccessible(ctx, t, ranges); err != nil {
-		return err
-	}
-	space, err := criuutil.ReadAddressSpace(t.PID)
+	err = b.span(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, reader.Ranges()) })
 	if err != nil {
 		return err
 	}
-	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
-		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", criuutil.Total(missing), missing[0].Start)
+	b.filling <- struct{}{}
+	defer func() { <-b.filling }()
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	return pages.Fill(ctx, watchedSource{reader, ctx, b.Session, stall}, t.Process, coresFor(1))
+	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
+	defer stall.end(context.Canceled)
+	return b.span(t.PID, "fill", func() error {
+		done := make(chan error, 1)
+		go func() {
+			done <- pages.Fill(ctx, watchedSource{reader, progress{ctx, b.Session, stall, "filling"}}, t.Process, coresFor(1))
+		}()
+		if b.Kind != KindRestore {
+			return <-done // nothing else may be tried while a read that hangs may yet end
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done(): // the process is ended, the image is whole
+			return context.Cause(ctx)
+		}
+	})
+}
+
+type watchedSource struct {
+	*pages.Reader
+	progress
+}
+
+func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
+	if err := s.chunk(); err != nil {
+		return pages.Chunk{}, err
+	}
+	return s.Reader.Get(i, buffer)
 }
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the
 // kernel has them: both the copying and the driver are quicker with them.
 func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuutil.Range) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+	defer cancel()
+	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
+		return err
+	}
 	lent, err := b.borrow(ctx, t, 1, 0, b.borrowedFile(t.PID))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
 		// A full disk must not keep a job from coming back.
@@ -107,7 +131,20 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuut
 	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	return ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE))
+	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.accessible"); err != nil {
+		return err
+	}
+	if err := ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE)); err != nil {
+		return err
+	}
+	space, err := criuutil.ReadAddressSpace(t.PID)
+	if err != nil {
+		return err
+	}
+	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
+		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", criuutil.Total(missing), missing[0].Start)
+	}
+	return nil
 }
 
 // ignoreEINVAL: a kernel without transparent huge pages does not know them.
@@ -116,21 +153,4 @@ func ignoreEINVAL(err error) error {
 		return nil
 	}
 	return err
-}
-
-// watchedSource tells of every chunk that the fill goes on, and lets the tests
-// fail in the middle of it.
-type watchedSource struct {
-	*pages.Reader
-	ctx     context.Context
-	session *Session
-	stall   *stall
-}
-
-func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
-	s.stall.moved()
-	if err := failpoint(s.ctx, s.session, string(s.session.Kind)+".filling"); err != nil {
-		return pages.Chunk{}, err
-	}
-	return s.Reader.Get(i, buffer)
 }

@@ -22,11 +22,11 @@ const partialInfix = ".partial-" // between the name and the pid of who writes i
 // newPartial makes the folder that criu writes into before its images get the
 // name of dir. dir must not exist yet, or be empty: a dump never overwrites
 // another. What a killed dump to the same name has left behind is removed.
-func newPartial(dir string) (string, error) {
+func (h *Hook) newPartial(dir string) (string, error) {
 	if err := checkVacant(dir); err != nil {
 		return "", err
 	}
-	if err := removeStalePartials(dir); err != nil {
+	if err := h.removeStalePartials(dir); err != nil {
 		return "", err
 	}
 	partial := dir + partialInfix + strconv.Itoa(os.Getpid())
@@ -66,8 +66,8 @@ func checkVacant(dir string) error {
 }
 
 // removeStalePartials removes the partial directories of dir whose writer has
-// ended.
-func removeStalePartials(dir string) error {
+// ended, but for one from which a job must yet be brought back.
+func (h *Hook) removeStalePartials(dir string) error {
 	entries, err := os.ReadDir(filepath.Dir(dir))
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)
@@ -83,7 +83,12 @@ func removeStalePartials(dir string) error {
 			process.Close()
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(filepath.Dir(dir), entry.Name())); err != nil {
+		partial := filepath.Join(filepath.Dir(dir), entry.Name())
+		if session, err := neededBy(h.Config.RunDir, partial); err != nil || session != "" {
+			h.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
+			continue
+		}
+		if err := os.RemoveAll(partial); err != nil {
 			return fmt.Errorf("remove what a killed dump has left: %w", err)
 		}
 	}

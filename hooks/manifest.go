@@ -76,7 +76,7 @@ func writeManifest(dir string, m Manifest) error {
 }
 
 // removeManifest makes sure that an image directory which is used again does
-// not keep the manifest and the timeline of an earlier dump.
+// not keep the manifest, the timeline and the GPU state of an earlier dump.
 func removeManifest(dir string) error {
 	for _, name := range []string{ManifestName, TimelineName} {
 		err := os.Remove(filepath.Join(dir, name))
@@ -84,7 +84,7 @@ func removeManifest(dir string) error {
 			return fmt.Errorf("remove what an earlier dump has left: %w", err)
 		}
 	}
-	return nil
+	return removeOtherPages(dir, Manifest{})
 }
 
 // ReadManifest reads and checks the manifest of an image directory. The error

@@ -27,20 +27,25 @@ type prefault struct {
 	restoreThread int
 	left          uint64 // bytes that the driver is still expected to map
 
+	mu      sync.Mutex // guards what follows
 	lent    *criuutil.Borrowed
+	cancel  context.CancelFunc // of what is running
 	running sync.WaitGroup
 }
 
 // begin is told of a mapping while the restore thread waits for it, and reports
 // whether more are expected.
 func (p *prefault) begin(ctx context.Context, r criuutil.Range) (more bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.running.Wait()
-	ctx, cancel := context.WithTimeout(ctx, p.Config.Checkpoint.Timeout)
+	ctx, p.cancel = context.WithTimeout(ctx, p.Config.Checkpoint.Timeout)
 	if err := p.advise(ctx, r); err != nil {
-		cancel()
+		p.cancel()
 		p.failed(err)
 		return false
 	}
+	cancel := p.cancel
 	p.running.Go(func() {
 		defer cancel()
 		err := p.session.span(p.target.PID, "prefault", func() error {
@@ -72,15 +77,18 @@ func (p *prefault) failed(err error) {
 	p.Log.Warn("the memory for the checkpoint could not be made ready by several threads; it takes longer", "pid", p.target.PID, "error", err)
 }
 
-// end waits until all is ready, and returns the threads.
+// end waits until all is ready, or ctx ends, and returns the threads.
 func (p *prefault) end(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
-	p.running.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.lent == nil {
 		return nil
 	}
+	defer context.AfterFunc(ctx, p.cancel)()
+	p.running.Wait()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	return p.lent.Return(ctx)

@@ -85,7 +85,7 @@ type Session struct {
 	lock     *flock.Flock
 	progress func(*Session, string)
 	by       string     // whose time a phase is: see [Phase.By]
-	mu       sync.Mutex // guards Phases
+	mu       sync.Mutex // guards Phases and the members' Pages.Dropped, and puts saves in order
 }
 
 // Member is one CUDA process of a session.
@@ -257,6 +257,9 @@ func (s *Session) parse(data []byte) error {
 	}
 	for _, member := range s.Members {
 		idents = append(idents, member.Ident)
+		if err := member.Pages.validate(); err != nil {
+			return err
+		}
 	}
 	for _, id := range idents {
 		if id.PID <= 0 {

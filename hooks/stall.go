@@ -25,11 +25,22 @@ func newStall(ctx context.Context, patience time.Duration) (context.Context, *st
 // moved begins the time anew.
 func (s *stall) moved() { s.timer.Reset(s.patience) }
 
-// pause stops the time until something moves.
-func (s *stall) pause() { s.timer.Stop() }
-
 // end ends the context. moved may still be called.
-func (s *stall) end() {
-	s.cancel(context.Canceled)
+func (s *stall) end(cause error) {
+	s.cancel(cause)
 	s.timer.Stop()
+}
+
+// progress of a copy is told of at every chunk. It lets the tests fail in the
+// middle of it.
+type progress struct {
+	ctx     context.Context
+	session *Session
+	stall   *stall
+	doing   string
+}
+
+func (p progress) chunk() error {
+	p.stall.moved()
+	return failpoint(p.ctx, p.session, string(p.session.Kind)+"."+p.doing)
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -139,10 +140,19 @@ func measureOf(s *hooks.Session, step string) func() (done, total int64) {
 		return func() (int64, int64) { return resident(pids) - before, memory }
 	case "restore":
 		before := resident(pids)
-		return func() (int64, int64) { return before - resident(pids), memory }
-	case "copy":
+		if !slices.ContainsFunc(s.Members, func(m hooks.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
+			return func() (int64, int64) { return before - resident(pids), memory }
+		}
+		most := before // filled in first, so they grow before they shrink
+		return func() (int64, int64) {
+			now := resident(pids)
+			most = max(most, now)
+			return (most - before + most - now) / 2, memory
+		}
+	case "copy": // which the checkpoint has begun
 		dir := s.ImageDir
-		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img"), memory }
+		before := written(dir, "cucriu-pages-*.img")
+		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img") - before, memory - before }
 	case "dumping":
 		tree, err := criuutil.Tree(s.Root.PID)
 		if err != nil {

@@ -212,8 +212,12 @@ func TestDamagedDataIsNotFilledIn(t *testing.T) {
 
 func recordsOf(t testing.TB, m *image) []record {
 	t.Helper()
-	records, err := parseIndex(m.files[m.names()[0]][headerSize:], m.listing.ShardBytes)
-	must(t, err)
+	x := index(m.files[m.names()[0]][headerSize:])
+	must(t, x.check(m.listing.ShardBytes))
+	records := make([]record, x.len())
+	for i := range records {
+		records[i] = x.at(i)
+	}
 	return records
 }
 

@@ -118,7 +118,7 @@ func copied(t *testing.T, dir string, a *arena, ranges []criuutil.Range, shards 
 	w, err := Create(dir, testID, testPID, shards)
 	must(t, err)
 	must(t, Copy(t.Context(), a, ranges, w, Raw))
-	listing, err := w.Finish(false)
+	listing, err := w.Finish()
 	must(t, err)
 	r, err := NewReader(w.Files(), testPID, &listing)
 	must(t, err)
@@ -193,7 +193,8 @@ func TestAFullDiskIsAnError(t *testing.T) {
 			copyErr := Copy(t.Context(), a, all, w, Raw)
 			err = copyErr
 			if err == nil {
-				_, err = w.Finish(true)
+				_, err = w.Finish()
+				err = errors.Join(err, w.Sync(func() {}))
 			}
 			switch name {
 			case "with room":

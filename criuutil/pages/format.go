@@ -66,39 +66,45 @@ func parseRecord(data []byte) record {
 	}
 }
 
-// parseIndex reads the records of an index and refuses those that no writer can
-// have written.
-func parseIndex(data []byte, shardBytes []int64) ([]record, error) {
-	records := make([]record, 0, len(data)/recordSize)
+// index is the records of an index file, as they are stored there: a large process
+// has a million of them.
+type index []byte
+
+func (x index) len() int { return len(x) / recordSize }
+
+func (x index) at(i int) record { return parseRecord(x[i*recordSize:]) }
+
+// check refuses records that no writer can have written.
+func (x index) check(shardBytes []int64) error {
 	var end uint64
-	for ; len(data) > 0; data = data[recordSize:] {
-		r := parseRecord(data)
+	for i := range x.len() {
+		r := x.at(i)
 		if r.chunk.Size == 0 || r.chunk.Size > ChunkSize || r.chunk.Address < end || r.chunk.Address > math.MaxUint64-ChunkSize {
-			return nil, fmt.Errorf("it has a chunk of %d bytes at %#x", r.chunk.Size, r.chunk.Address)
+			return fmt.Errorf("it has a chunk of %d bytes at %#x", r.chunk.Size, r.chunk.Address)
 		}
 		end = r.chunk.Address + uint64(r.chunk.Size)
 		if r.chunk.Codec == Zero {
 			if r.stored != 0 {
-				return nil, errors.New("it has a chunk of zeros that is stored")
+				return errors.New("it has a chunk of zeros that is stored")
 			}
 		} else if r.stored == 0 || r.stored > ChunkSize || int(r.shard) >= len(shardBytes) || r.offset < headerSize || r.offset > shardBytes[r.shard]-int64(r.stored) {
-			return nil, fmt.Errorf("it has a chunk of %d stored bytes at %d of shard %d", r.stored, r.offset, r.shard)
+			return fmt.Errorf("it has a chunk of %d stored bytes at %d of shard %d", r.stored, r.offset, r.shard)
 		}
-		records = append(records, r)
 	}
-	return records, nil
+	return nil
 }
 
 // ranges joins what the records cover.
-func ranges(records []record) []criuutil.Range {
+func (x index) ranges() []criuutil.Range {
 	var all []criuutil.Range
-	for _, r := range records {
-		end := r.chunk.Address + uint64(r.chunk.Size)
-		if last := len(all) - 1; last >= 0 && all[last].End == r.chunk.Address {
+	for i := range x.len() {
+		chunk := x.at(i).chunk
+		end := chunk.Address + uint64(chunk.Size)
+		if last := len(all) - 1; last >= 0 && all[last].End == chunk.Address {
 			all[last].End = end
 			continue
 		}
-		all = append(all, criuutil.Range{Start: r.chunk.Address, End: end})
+		all = append(all, criuutil.Range{Start: chunk.Address, End: end})
 	}
 	return all
 }

@@ -52,7 +52,7 @@ func makeImage(t testing.TB, a *arena, id string, pid int) *image {
 		coder.close()
 		m.chunks = append(m.chunks, r)
 	}
-	m.listing, err = w.Finish(false)
+	m.listing, err = w.Finish()
 	must(t, err)
 	must(t, w.Close())
 	for _, f := range w.Files() {

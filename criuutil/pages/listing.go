@@ -18,6 +18,11 @@ type Listing struct {
 	ShardBytes    []int64 `json:"shard_bytes"`
 }
 
+// NewListing names files that are yet to be made, by [Create].
+func NewListing(id string, shards int) *Listing {
+	return &Listing{ID: id, ShardBytes: make([]int64, shards)}
+}
+
 const (
 	maxShards = 256
 	// maxIndexBytes is what 4 TiB of memory take.
@@ -31,14 +36,23 @@ var (
 	FilePattern = regexp.MustCompile(`^` + filePrefix + `([0-9a-f]{16})-[0-9]+(-[0-9]+)?\.img$`)
 )
 
-// Validate refuses a listing that no [Writer] can have made.
-func (l *Listing) Validate() error {
+// ValidateNames refuses a listing whose files [NewListing] cannot have named.
+func (l *Listing) ValidateNames() error {
 	switch {
 	case !idPattern.MatchString(l.ID):
 		return fmt.Errorf("the id of the pages is %q", l.ID)
 	case len(l.ShardBytes) == 0 || len(l.ShardBytes) > maxShards:
 		return fmt.Errorf("the pages are in %d shards", len(l.ShardBytes))
-	case l.IndexBytes < headerSize || l.IndexBytes > maxIndexBytes || (l.IndexBytes-headerSize)%recordSize != 0:
+	}
+	return nil
+}
+
+// Validate refuses a listing that no [Writer] can have made.
+func (l *Listing) Validate() error {
+	if err := l.ValidateNames(); err != nil {
+		return err
+	}
+	if l.IndexBytes < headerSize || l.IndexBytes > maxIndexBytes || (l.IndexBytes-headerSize)%recordSize != 0 {
 		return fmt.Errorf("the index of the pages has %d bytes", l.IndexBytes)
 	}
 	for _, size := range l.ShardBytes {

@@ -18,7 +18,8 @@ func TestAListingThatNoWriterMadeIsRefused(t *testing.T) {
 	for _, tt := range []struct{ old, new, why string }{
 		{"", "", ""},
 		{"4128", "4096", ""},
-		{"4128", "33558528", ""}, // 2 TiB in chunks
+		{"4128", "33558528", ""}, // 256 GiB in chunks
+		{"4128", strconv.Itoa(maxIndexBytes), ""},
 		{"[4096, 4097]", shards(256), ""},
 		{"4097", "36028797018963967", ""},
 
@@ -64,7 +65,7 @@ func TestFinishRefusesWhatNoReaderTakes(t *testing.T) {
 	must(t, err)
 	defer w.Close()
 	w.shards[0].records = make([]record, (maxIndexBytes-headerSize)/recordSize+1)
-	_, err = w.Finish(false)
+	_, err = w.Finish()
 	wantError(t, err, fmt.Sprintf("the index of the pages has %d bytes", maxIndexBytes+recordSize))
 	must(t, w.Remove())
 	wantEmpty(t, dir)

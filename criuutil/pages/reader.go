@@ -14,8 +14,8 @@ import (
 
 // Reader reads the memory of one process from its files: a [Source].
 type Reader struct {
-	files   []*os.File // the index, then the shards
-	records []record
+	files []*os.File // the index, then the shards
+	index index
 }
 
 // OpenFiles opens the files that a listing names in a directory for reading.
@@ -70,15 +70,14 @@ func (r *Reader) open(pid int, l *Listing) error {
 			return fmt.Errorf("%s: %w", filepath.Base(f.Name()), err)
 		}
 	}
-	index := make([]byte, l.IndexBytes)
-	if _, err := r.files[0].ReadAt(index, 0); err != nil {
+	file := make([]byte, l.IndexBytes)
+	if _, err := r.files[0].ReadAt(file, 0); err != nil {
 		return fmt.Errorf("%s: %w", filepath.Base(r.files[0].Name()), err)
 	}
-	var err error
-	if checksum(index) != l.IndexChecksum {
-		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", checksum(index), l.IndexChecksum)
-	} else {
-		r.records, err = parseIndex(index[headerSize:], l.ShardBytes)
+	r.index = file[headerSize:]
+	err := r.index.check(l.ShardBytes)
+	if sum := checksum(file); sum != l.IndexChecksum {
+		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", sum, l.IndexChecksum)
 	}
 	if err != nil {
 		return fmt.Errorf("%s is damaged: %w", filepath.Base(r.files[0].Name()), err)
@@ -109,14 +108,14 @@ func checkFile(f *os.File, size int64, want []byte) error {
 }
 
 // Ranges is the memory that the chunks cover.
-func (r *Reader) Ranges() []criuutil.Range { return ranges(r.records) }
+func (r *Reader) Ranges() []criuutil.Range { return r.index.ranges() }
 
 // Chunks is the number of chunks.
-func (r *Reader) Chunks() int { return len(r.records) }
+func (r *Reader) Chunks() int { return r.index.len() }
 
 // Get reads a chunk.
 func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
-	at := &r.records[i]
+	at := r.index.at(i)
 	chunk := at.chunk
 	if chunk.Codec == Zero {
 		return chunk, nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -86,8 +87,15 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 			w.SyncAlong()
 		}
 		must(t, Copy(t.Context(), a, rapid.Permutation(ranges).Draw(t, "in the order"), w, codec))
-		listing, err := w.Finish(durable)
+		listing, err := w.Finish()
 		must(t, err)
+		if durable {
+			var moved atomic.Int64
+			must(t, w.Sync(func() { moved.Add(1) }))
+			if moved.Load() < int64(len(w.Files())) {
+				t.Errorf("%d files were synced in %d parts", len(w.Files()), moved.Load())
+			}
+		}
 		checkListing(t, w, &listing, ranges)
 
 		want := slices.Repeat([]byte{0xaa}, len(a.memory)) // around the ranges

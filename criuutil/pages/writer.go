@@ -49,11 +49,6 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 // Files are the index and the shards, open.
 func (w *Writer) Files() []*os.File { return w.files }
 
-// Listing names the files, before it is known what they hold.
-func (w *Writer) Listing() *Listing {
-	return &Listing{ID: w.id, ShardBytes: make([]int64, len(w.shards))}
-}
-
 // SyncAlong says to begin to bring each chunk to the disk when it is written, so
 // that less is left to do at the end.
 func (w *Writer) SyncAlong() { w.sync = true }
@@ -93,9 +88,8 @@ func (s *shard) write(data []byte) error {
 	return nil
 }
 
-// Finish writes the index. If durable is set, everything is on disk then. More
-// memory than a [Reader] takes is an error.
-func (w *Writer) Finish(durable bool) (Listing, error) {
+// Finish writes the index. More memory than a [Reader] takes is an error.
+func (w *Writer) Finish() (Listing, error) {
 	l := Listing{ID: w.id, IndexBytes: headerSize}
 	for i := range w.shards {
 		s := &w.shards[i]
@@ -124,16 +118,39 @@ func (w *Writer) Finish(durable bool) (Listing, error) {
 	if _, err := w.files[0].WriteAt(index, 0); err != nil {
 		return l, fmt.Errorf("pages: %w", err)
 	}
-	if !durable {
-		return l, nil
-	}
+	return l, nil
+}
+
+// Sync waits until everything is on disk, and tells moved whenever a part of it
+// is: from several goroutines, and long before the end if there is much.
+func (w *Writer) Sync(moved func()) error {
 	errs := make([]error, len(w.files))
 	var wg sync.WaitGroup
 	for i, f := range w.files {
-		wg.Go(func() { errs[i] = f.Sync() })
+		wg.Go(func() { errs[i] = syncFile(f, moved) })
 	}
 	wg.Wait()
-	return l, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+func syncFile(f *os.File, moved func()) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	const part, wait = 16 << 20, unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for at := int64(0); at < info.Size(); at += part {
+		err := unix.SyncFileRange(int(f.Fd()), at, part, wait)
+		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ESPIPE) || errors.Is(err, unix.EINVAL) {
+			break
+		}
+		if err != nil { // which the kernel does not tell a second time
+			return &os.PathError{Op: "sync_file_range", Path: f.Name(), Err: err}
+		}
+		moved()
+	}
+	defer moved()
+	return f.Sync() // what says where on the disk it is, too
 }
 
 // Remove removes the files; one that is gone already is no error.

@@ -22,8 +22,8 @@ at the wrong moment. After each fault, and after ` + "`cucriu recover`" + ` wher
 - no thread is left stopped, traced or locked, and no hook, watcher or criu is left;
 - no journal is left open, and what it says, what criu's exit status says, and what became of the job agree.
 
-A fault happens as the step begins, after it was written into the journal. "All three killed" is hook, watcher and criu: then nobody is left, and ` + "`cucriu recover`" + `
-is the way back. A full directory stays full until the job runs or has ended; there is room again only then. Whatever else fails, a dump that fails leaves the job
+A fault happens as the step begins; what has a colon in its name is in the middle of one. "All three killed" is hook, watcher and criu: then nobody is left, and ` + "`cucriu recover`" + `
+is the way back. A full directory stays full to the end if it is that of the images; the run directory stays full until the job runs or has ended, and a moment longer. Whatever else fails, a dump that fails leaves the job
 running, and a restore that fails leaves the image.
 
 | it says | what became of the job |

@@ -72,7 +72,7 @@ func (r row) slug() string {
 
 // run runs the cells of a row, one after the other on one job.
 func (r row) run(t *testing.T, results string) {
-	w := newWorld(t)
+	w := newWorld(t, r)
 	cells := make(map[fault]string)
 	for _, f := range faults {
 		if r.without[f] != "" {

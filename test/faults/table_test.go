@@ -2,6 +2,7 @@ package faults
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -41,6 +42,9 @@ func (r row) restores() bool { return r.scene == restoring || r.scene == criuRes
 
 // byTest reports whether the test makes the fault happen, not the hook.
 func (r row) byTest() bool { return r.scene == criuAtWork || r.scene == criuRestores }
+
+// memory is the device memory of each process, in MiB.
+func (r row) memory() int { return max(2, r.mib) }
 
 // row is a step of a protocol.
 type row struct {
@@ -98,17 +102,21 @@ var rows = slices.Concat(
 	[]row{
 		{name: "inspect", point: "dump.inspect", without: lacks(noSession, watcherKilled, allKilled)},
 		{name: "watch", point: "dump.watch", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled)},
+		{name: "watch: files made", point: "dump.created", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled)},
 		{name: "watch: the watcher starts", point: "dump.watcher", without: lacks(starting, hookKilled, allKilled)},
 		{name: "lock", point: "dump.lock", slow: []string{"lock delay 3s"}},
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
 		{name: "trace", point: "dump.trace", without: lacks(noDeadline, deadline)},
 		{name: "checkpoint", point: "dump.checkpoint", slow: []string{"checkpoint delay 3s"}},
 		{name: "checkpoint: memory made ready", point: "dump.prefault", mib: 20},
-		{name: "checkpoint: in the middle of the copy", point: "dump.copying", without: lacks(noDeadline, deadline), mib: 4},
+		{name: "checkpoint: in the middle of the copy", point: "dump.copying", mib: 4},
+		{name: "checkpoint: on the way to the disk", point: "dump.syncing"},
 		{name: "release", point: "dump.release", without: lacks(noDeadline, deadline)},
 		{name: "copy", point: "dump.copy", without: lacks(noDeadline, deadline)},
 		{name: "drop", point: "dump.drop", without: lacks(noDeadline, deadline)},
-		{name: "drop: half done", point: "dump.dropping", without: lacks(noDeadline, deadline, roomAgain, runFull)},
+		{name: "drop: noted", point: "dump.noted", without: lacks(roomAgain, runFull)},
+		{name: "drop: half done", point: "dump.dropping", without: lacks(roomAgain, runFull)},
+		{name: "drop: inaccessible", point: "dump.inaccessible", without: lacks(roomAgain, runFull)},
 		{name: "freeze", point: "dump.freeze", without: lacks(noDeadline, deadline)},
 		{name: "manifest", point: "dump.manifest", without: lacks(noDeadline, deadline)},
 		{name: "dumping", point: "dump.dumping", without: lacks(noDeadline, deadline)},
@@ -150,10 +158,16 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 			r.slow = []string{step.slow}
 		}
 		rows = append(rows, r)
-		if step.name == "fill" {
-			r.name, r.point, r.mib = prefix+"in the middle of the fill", strings.TrimSuffix(point, "back.")+"filling", 4
-			rows = append(rows, r)
+		if step.name != "fill" {
+			continue
 		}
+		r.name, r.point = prefix+"fill: memory accessible again", point+"accessible"
+		rows = append(rows, r)
+		r.name, r.point, r.mib = prefix+"in the middle of the fill", strings.TrimSuffix(point, "back.")+"filling", 4
+		rows = append(rows, r)
+		r.name, r.point, r.mib, r.without = prefix+"filled", point+"filled", 0, maps.Clone(without)
+		r.without[deadline] = noDeadline
+		rows = append(rows, r)
 	}
 	return rows
 }

@@ -34,9 +34,13 @@ type world struct {
 	target int // the pid of the CUDA process that is killed
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, r row) *world {
 	t.Helper()
-	w := &world{host: testenv.NewHost(t, 1), criu: testenv.Criu(t)}
+	// The GPU has room for the job, but not for a second one beside it, and not for
+	// what its restore takes while it runs.
+	const context, margin = 1, 16
+	room := 2*(r.memory()+context+margin) + 2
+	w := &world{host: testenv.NewHost(t, 1, "--mib-per-gpu", strconv.Itoa(room)), criu: testenv.Criu(t)}
 	w.host.HookBin = testenv.Artefact(t, "make build", "build", "test", "cucriu-hook")
 	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	w.driver = w.host.Driver()
@@ -66,7 +70,7 @@ func (w *world) begin(t *testing.T, r row) {
 		// The parent tells of the child that is killed, and criu restores no log
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
-		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", strconv.Itoa(max(2, r.mib)), "--spin", "event-sync")
+		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync")
 		w.target = w.job.MustStatus(1).PID
 		w.empty(t, w.good)
 	}
