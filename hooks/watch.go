@@ -316,6 +316,9 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 	defer cancel()
 	recovered, err := h.Recover(ctx)
 	for _, s := range recovered {
+		if s.Outcome == "" {
+			continue // the error tells of it
+		}
 		h.Log.Info("brought an orphaned job to its end first", "session", filepath.Base(s.dir), "outcome", s.Outcome)
 	}
 	if err != nil {

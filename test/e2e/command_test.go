@@ -449,6 +449,51 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 	})
 }
 
+// TestADumpToTheSameNameBringsTheJobBackFirst: the job's GPU state is in the
+// partial image of a dump that was killed, and nowhere else.
+func TestADumpToTheSameNameBringsTheJobBackFirst(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		host.UseFailpoint("dump.dumping=kill-watcher+kill")
+		if err := host.CucriuCommand("dump", "-t", job.Root(), "-D", images).Run(); err == nil {
+			t.Fatal("a killed dump succeeded")
+		}
+		if !host.Sessions()[0].Members[0].Pages.Dropped {
+			t.Fatal("the GPU state is not in files alone")
+		}
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		testenv.Eventually(t, testenv.Soon, "criu has let go of the job", job.Stopped)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}
+
+// TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused, for another job.
+func TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job, images := host.Start(1), t.TempDir()
+		host.UseFailpoint("dump.dumping=kill-watcher+kill-criu+kill")
+		if run := host.TryDump(job, images); run.Err == nil {
+			t.Fatal("a killed dump succeeded")
+		}
+		testenv.Eventually(t, testenv.Soon, "criu has let go of the job", job.Stopped)
+		other := host.Start(1)
+		host.UseFailpoint("dump.back.fill=error")
+		if run := host.TryDump(other, images); run.Err == nil || !strings.Contains(run.Log, "the only copy of the GPU state of an earlier dump's job") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		other.Runs()
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		cucriu(t, host, 0, "recover")
+		job.Runs()
+	})
+}
+
 // TestRecoverEndsWhatAKilledRestoreHasLeftBehind: nobody has seen the root task
 // that criu had forked; it would wait for criu, and hold the pid, for ever.
 func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
