@@ -29,14 +29,7 @@ import (
 // these are in a file before they are changed, and [ReturnBorrowed] puts them
 // back. Until it has, nothing may send the process SIGCONT: whoever continues a
 // process that may have been borrowed from calls ReturnBorrowed first.
-type Borrowed struct {
-	pid      int
-	loan     *loan // of the tracing OS thread, as what it is given to do
-	requests chan func()
-	done     chan struct{}
-}
-
-var errReturned = errors.New("the borrowed threads have been returned")
+type Borrowed struct{ loan *loan }
 
 // Borrow takes hold of threads of a process that is stopped: all its threads
 // are in the group-stop, but for those that another tracer lets run, which
@@ -69,26 +62,21 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	if err != nil {
 		return nil, fmt.Errorf("borrow threads: %w", err)
 	}
-	process.Close()
-	instruction, err := findSyscallInstruction(pid)
+	defer process.Close()
+	instruction, err := findSyscallInstruction(process)
 	if err != nil {
 		return nil, err
 	}
-	b := &Borrowed{
-		pid:      pid,
-		loan:     &loan{pid: pid, saved: saved, at: at, instruction: instruction},
-		requests: make(chan func()),
-		done:     make(chan struct{}),
-	}
+	var threads []savedThread
 	for _, tid := range slices.Compact(slices.Sorted(slices.Values(tids))) {
-		b.loan.threads = append(b.loan.threads, &borrowedThread{savedThread: savedThread{TID: tid}})
+		threads = append(threads, savedThread{TID: tid})
 	}
-	go b.loan.serve(b.requests, b.done)
-	if err := b.do(func() error { return b.loan.take(ctx) }); err != nil {
-		<-b.done
+	l := startLoan(savedThreads{PID: pid, Instruction: instruction, Threads: threads}, saved, at)
+	if err := l.do(func() error { return l.take(ctx, process) }); err != nil {
+		<-l.done
 		return nil, err
 	}
-	return b, nil
+	return &Borrowed{l}, nil
 }
 
 // Madvise advises the kernel on ranges of the process's memory (madvise(2)). What
@@ -120,34 +108,26 @@ func (b *Borrowed) call(ctx context.Context, ranges []Range, what memoryCall) er
 	page := uint64(os.Getpagesize())
 	for _, r := range ranges {
 		if r.Start%page != 0 || r.End%page != 0 || r.End < r.Start {
-			return fmt.Errorf("process %d: %v of %#x-%#x, which are no whole pages: %w", b.pid, what, r.Start, r.End, unix.EINVAL)
+			return fmt.Errorf("process %d: %v of %#x-%#x, which are no whole pages: %w", b.loan.pid, what, r.Start, r.End, unix.EINVAL)
 		}
 	}
-	return b.do(func() error { return b.loan.callAll(ctx, ranges, what) })
+	return b.loan.do(func() error { return b.loan.callAll(ctx, ranges, what) })
 }
 
 // Return puts registers and signal masks back, removes the file, and lets go of
 // the threads: they fall back into the group-stop. A process that has died, or
 // a second Return, is no error. After an error, such as the end of ctx while a
-// call is still under way, the threads are as borrowed as before.
+// call is still under way, the threads are let go of as if we had been killed, and
+// ReturnBorrowed is the way back; without a file they are as borrowed as before.
 func (b *Borrowed) Return(ctx context.Context) error {
-	err := b.do(func() error { return b.loan.giveBack(ctx) })
-	if err == nil || errors.Is(err, errReturned) {
-		<-b.done
+	err := b.loan.do(func() error { return b.loan.giveBack(ctx) })
+	if err == nil || b.loan.saved != "" {
+		<-b.loan.done
+	}
+	if errors.Is(err, errTracingEnded) {
 		return nil
 	}
 	return err
-}
-
-// do has the tracing OS thread do something.
-func (b *Borrowed) do(f func() error) error {
-	reply := make(chan error, 1)
-	select {
-	case b.requests <- func() { reply <- f() }:
-	case <-b.done:
-		return errReturned
-	}
-	return <-reply
 }
 
 // ReturnBorrowed is for whoever comes after a borrower that was killed: every
@@ -170,17 +150,8 @@ func returnBorrowed(ctx context.Context, saved string, at func(string)) error {
 	if err != nil {
 		return err
 	}
-	b := &Borrowed{
-		pid:      file.PID,
-		loan:     &loan{pid: file.PID, saved: saved, at: at, instruction: file.Instruction},
-		requests: make(chan func()),
-		done:     make(chan struct{}),
-	}
-	for _, thread := range file.Threads {
-		b.loan.threads = append(b.loan.threads, &borrowedThread{savedThread: thread})
-	}
-	go b.loan.serve(b.requests, b.done)
-	err = b.do(func() error { return b.loan.takeOver(ctx) })
-	<-b.done
+	l := startLoan(file, saved, at)
+	err = l.do(func() error { return l.takeOver(ctx) })
+	<-l.done
 	return err
 }

@@ -4,25 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
-	"runtime"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // loan is owned by the one OS thread that traces.
 type loan struct {
+	tracing
 	pid         int
 	instruction uint64 // address of the one that enters the kernel
 	saved       string // the file
 	threads     []*borrowedThread
 	at          func(point string)
-	over        bool
+}
 
-	sigchld chan os.Signal // the kernel announces every ptrace-stop by SIGCHLD
-	tick    *time.Ticker   // not to depend on the one signal
+func startLoan(of savedThreads, saved string, at func(string)) *loan {
+	l := &loan{pid: of.PID, instruction: of.Instruction, saved: saved, at: at}
+	for _, thread := range of.Threads {
+		l.threads = append(l.threads, &borrowedThread{savedThread: thread})
+	}
+	l.start(l.poll)
+	return l
 }
 
 type borrowedThread struct {
@@ -45,51 +47,6 @@ const (
 	returned             // in the stop at the exit of our system call
 	ended
 )
-
-// serve ends when the loan is over.
-func (l *loan) serve(requests <-chan func(), done chan<- struct{}) {
-	defer close(done)
-	l.sigchld = make(chan os.Signal, 1)
-	signal.Notify(l.sigchld, unix.SIGCHLD)
-	defer signal.Stop(l.sigchld)
-	l.tick = time.NewTicker(50 * time.Millisecond)
-	defer l.tick.Stop()
-	ownThread(func() {
-		for !l.over {
-			// Also with nothing to do: a process that was killed has ended for its
-			// parent only when the tracer has seen the end of its threads.
-			select {
-			case request := <-requests:
-				request()
-			case <-l.sigchld:
-				l.poll()
-			case <-l.tick.C:
-				l.poll()
-			}
-		}
-	})
-}
-
-// ownThread runs f on an OS thread of its own and waits for the end of that,
-// with which the kernel detaches whatever it may still trace.
-func ownThread(f func()) {
-	tid := make(chan int)
-	go func() {
-		runtime.LockOSThread() // and not unlocked, so that it ends
-		if unix.Gettid() == unix.Getpid() {
-			ownThread(f) // the main thread would not end with its goroutine
-			runtime.UnlockOSThread()
-			tid <- 0
-			return
-		}
-		f()
-		tid <- unix.Gettid()
-	}()
-	// The kernel has no event for the end of a thread before Linux 6.9.
-	for tid := <-tid; tid != 0 && threadExists(os.Getpid(), tid); {
-		time.Sleep(100 * time.Microsecond)
-	}
-}
 
 // hold brings every thread into an event stop. Only there does the kernel look
 // at the registers for a call to restart, so only there are they put back.
@@ -158,11 +115,11 @@ func (l *loan) until(ctx context.Context, wanted func() bool) error {
 		if wanted() {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-l.sigchld:
-		case <-l.tick.C: // SIGCHLDs coalesce
+		signalled, err := l.await(ctx)
+		if err != nil {
+			return err
+		}
+		if !signalled {
 			l.findEnded()
 		}
 	}
@@ -205,6 +162,7 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 	case t.state == awaited && isEventStop(status):
 		t.state, t.stopSignal = held, status.StopSignal()
 	case t.state == awaited:
+		_ = unix.PtraceInterrupt(t.TID) // which every stop takes back
 		_ = unix.PtraceCont(t.TID, toDeliver(status))
 	case t.state == called && isSyscallStop(status):
 		l.at("entry")

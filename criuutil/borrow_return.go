@@ -12,13 +12,14 @@ import (
 
 // giveBack is the end of a loan.
 func (l *loan) giveBack(ctx context.Context) error {
-	if err := l.hold(ctx); err != nil {
+	err := l.hold(ctx)
+	if err == nil {
+		err = l.putBack()
+	}
+	l.over = err == nil || l.saved != ""
+	if err != nil {
 		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
 	}
-	if err := l.putBack(); err != nil {
-		return err
-	}
-	l.over = true
 	return nil
 }
 
@@ -54,7 +55,7 @@ func (l *loan) takeOver(ctx context.Context) error {
 func (l *loan) putBack() error {
 	for _, t := range l.threads {
 		if err := l.restore(t); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("put back the registers of thread %d of process %d: %w", t.TID, l.pid, err)
+			return fmt.Errorf("put back the registers of thread %d: %w", t.TID, err)
 		}
 		l.at("put back")
 	}
@@ -64,7 +65,7 @@ func (l *loan) putBack() error {
 		return nil
 	}
 	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("process %d: its borrowed threads are whole but still noted as borrowed: %w", l.pid, err)
+		return fmt.Errorf("they are whole but still noted as borrowed: %w", err)
 	}
 	l.at("removed")
 	l.letGo()

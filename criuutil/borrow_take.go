@@ -9,7 +9,7 @@ import (
 )
 
 // take seizes the threads, notes what they are, and blocks their signals.
-func (l *loan) take(ctx context.Context) (err error) {
+func (l *loan) take(ctx context.Context, process *Process) (err error) {
 	defer func() {
 		if err != nil {
 			l.over = true
@@ -31,7 +31,7 @@ func (l *loan) take(ctx context.Context) (err error) {
 		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
 	}
 	l.at("seized")
-	if err := l.note(); err != nil {
+	if err := l.note(process); err != nil {
 		l.letGo()
 		return err
 	}
@@ -46,7 +46,7 @@ func (l *loan) take(ctx context.Context) (err error) {
 }
 
 // note writes the file, of threads of which nothing has been changed yet.
-func (l *loan) note() error {
+func (l *loan) note(process *Process) error {
 	saved := savedThreads{PID: l.pid, Instruction: l.instruction}
 	for _, t := range l.threads {
 		if t.state == ended {
@@ -61,11 +61,17 @@ func (l *loan) note() error {
 		if err == nil && !t.Registers.native() {
 			return fmt.Errorf("thread %d of process %d is a 32-bit task, which cannot be borrowed", t.TID, l.pid)
 		}
+		if err == nil && onlyInCall {
+			var inCall bool
+			if inCall, err = t.Registers.inCall(process); err == nil && !inCall {
+				return fmt.Errorf("thread %d of process %d is not in a system call, and cannot be borrowed on this architecture", t.TID, l.pid)
+			}
+		}
 		if err == nil {
 			err = t.Mask.read(t.TID)
 		}
 		if err == nil {
-			err = leaveRestartableSequence(l.pid, t.TID, &t.Registers)
+			err = leaveRestartableSequence(process, t.TID, &t.Registers)
 		}
 		if err == nil {
 			err = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD)

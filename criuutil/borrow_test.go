@@ -75,10 +75,10 @@ func TestMadvisePopulatesAndDropsWhatIsNamed(t *testing.T) {
 	}
 	// One page of every slice that there may be, and all of the neighbours.
 	content := bytes.Repeat([]byte("content "), margin/8)
-	must(t, writeMemory(p.PID, before.Start, content[:before.Size()]))
-	must(t, writeMemory(p.PID, after.Start, content[:after.Size()]))
+	must(t, p.WriteMemory(content[:before.Size()], before.Start))
+	must(t, p.WriteMemory(content[:after.Size()], after.Start))
 	for at := inner.Start; at < inner.End; at += hugePage {
-		must(t, writeMemory(p.PID, at, content[:4096]))
+		must(t, p.WriteMemory(content[:4096], at))
 	}
 	full := rss()
 	half := Range{inner.Start, inner.Start + size/2}
@@ -88,7 +88,7 @@ func TestMadvisePopulatesAndDropsWhatIsNamed(t *testing.T) {
 	}
 	check := func(where Range, want []byte) {
 		got := make([]byte, where.Size())
-		must(t, readMemory(p.PID, where.Start, got))
+		must(t, p.ReadMemory(got, where.Start))
 		if !bytes.Equal(got, want[:len(got)]) {
 			t.Fatalf("%#x-%#x is not what it was to be", where.Start, where.End)
 		}
@@ -164,6 +164,27 @@ func TestAnEndOfTheContextLeavesThreadsReturnable(t *testing.T) {
 	}
 	p.wantReturned(t)
 	b := p.borrow(t, p.tids()...)
+	if err := b.Madvise(over, []Range{p.part(0, 256<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, context.Canceled) {
+		t.Fatalf("madvise: %v", err)
+	}
+	if err := b.Return(over); !errors.Is(err, context.Canceled) {
+		t.Fatalf("return: %v", err)
+	}
+	if err := b.Madvise(t.Context(), []Range{p.part(0, 256<<20)}, unix.MADV_DONTNEED); err == nil {
+		t.Fatal("threads that were let go of were borrowed on")
+	}
+	must(t, ReturnBorrowed(t.Context(), p.saved)) // by the same process
+	p.wantReturned(t)
+	p.goesOn(t)
+}
+
+func TestAnEndOfTheContextLeavesThreadsWithoutAFileBorrowed(t *testing.T) {
+	p := startBorrowable(t)
+	p.stop(t)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	b, err := Borrow(t.Context(), p.PID, p.tids(), "")
+	must(t, err)
 	if err := b.Madvise(over, []Range{p.part(0, 256<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, context.Canceled) {
 		t.Fatalf("madvise: %v", err)
 	}
@@ -442,14 +463,4 @@ func runBorrower(arguments string) error {
 			return err
 		}
 	}
-}
-
-func writeMemory(pid int, address uint64, data []byte) error {
-	local := []unix.Iovec{{Base: &data[0]}}
-	local[0].SetLen(len(data))
-	n, err := unix.ProcessVMWritev(pid, local, []unix.RemoteIovec{{Base: uintptr(address), Len: len(data)}}, 0)
-	if err == nil && n != len(data) {
-		err = io.ErrShortWrite
-	}
-	return err
 }

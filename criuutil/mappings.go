@@ -12,7 +12,8 @@ import (
 
 // findSyscallInstruction returns the address of an instruction in a process
 // that enters the kernel: one in the vdso, or else in any other code.
-func findSyscallInstruction(pid int) (uint64, error) {
+func findSyscallInstruction(process *Process) (uint64, error) {
+	pid := process.PID
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, goneOr(pid, err)
@@ -28,7 +29,7 @@ func findSyscallInstruction(pid int) (uint64, error) {
 		return rank(a) - rank(b)
 	})
 	for _, m := range maps {
-		address, err := findInstruction(pid, Range{uint64(m.StartAddr), uint64(m.EndAddr)})
+		address, err := findInstruction(process, Range{uint64(m.StartAddr), uint64(m.EndAddr)})
 		if errors.Is(err, errNotFound) || errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EIO) {
 			continue // code beyond the end of its file cannot be read
 		}
@@ -46,12 +47,12 @@ func rank(m *procfs.ProcMap) int {
 
 var errNotFound = errors.New("no such instruction")
 
-func findInstruction(pid int, in Range) (uint64, error) {
+func findInstruction(process *Process, in Range) (uint64, error) {
 	const step = 1 << 20
 	code := make([]byte, min(in.Size(), step))
 	for start := in.Start; start < in.End; start += step {
 		code := code[:min(in.End-start, step)]
-		if err := readMemory(pid, start, code); err != nil {
+		if err := process.ReadMemory(code, start); err != nil {
 			return 0, err
 		}
 		for from := 0; ; {
@@ -66,21 +67,4 @@ func findInstruction(pid int, in Range) (uint64, error) {
 		}
 	}
 	return 0, errNotFound
-}
-
-// readMemory fills the buffer with memory of a process.
-func readMemory(pid int, address uint64, into []byte) error {
-	local := []unix.Iovec{{Base: &into[0]}}
-	local[0].SetLen(len(into))
-	n, err := unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: uintptr(address), Len: len(into)}}, 0)
-	if err == nil && n < len(into) {
-		err = unix.EFAULT
-	}
-	if errors.Is(err, unix.ESRCH) {
-		err = ErrGone
-	}
-	if err != nil {
-		return fmt.Errorf("process %d: read %d bytes at %#x: %w", pid, len(into), address, err)
-	}
-	return nil
 }

@@ -41,6 +41,12 @@ func (r registers) calling(address uint64, number, a, b, c uint64) registers {
 	return r
 }
 
+// A system call leaves all registers but three alone, which are put back.
+const onlyInCall = false
+
+// inCall reports whether the thread was stopped in a system call.
+func (r *registers) inCall(*Process) (bool, error) { return r.Orig_rax != ^uint64(0), nil }
+
 // number is that of the system call in whose stop the thread is.
 func (r *registers) number() uint64 { return r.Orig_rax }
 

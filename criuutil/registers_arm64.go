@@ -14,7 +14,9 @@ const instructionAlignment = 4 // bytes
 // registers of a thread. The kernel has prepared the restart of an interrupted
 // system call in them before a tracer sees them: the program counter is at the
 // svc again. What they do not hold is that a sleep was to be resumed with the
-// rest of its time: on this architecture it starts anew.
+// rest of its time: on this architecture it starts anew. Nor do they hold that a
+// signal handler was to make the call fail with EINTR: if a signal arrives while the
+// thread is borrowed, the call is restarted after the handler.
 type registers unix.PtraceRegs
 
 func (r *registers) read(tid int) error { return r.transfer(unix.PTRACE_GETREGSET, tid) }
@@ -44,6 +46,17 @@ func (r registers) calling(address uint64, number, a, b, c uint64) registers {
 	r.Regs[8] = number
 	r.Regs[0], r.Regs[1], r.Regs[2] = a, b, c
 	return r
+}
+
+// A system call leaves nothing of what the vector registers have beyond 128 bits
+// (SVE), so only threads that are in one, or just before one, can be borrowed.
+const onlyInCall = true
+
+// inCall reports whether the thread was stopped in a system call, or is at one.
+func (r *registers) inCall(process *Process) (bool, error) {
+	var at [len(syscallInstruction)]byte
+	err := process.ReadMemory(at[:], r.Pc)
+	return at == syscallInstruction, err
 }
 
 // number is that of the system call in whose stop the thread is.

@@ -13,7 +13,7 @@ import (
 // abort handler of the sequence. The kernel does so itself when a thread goes
 // on after it was stopped; but a thread that makes a system call for us first
 // is outside the sequence when the kernel looks, which then forgets it.
-func leaveRestartableSequence(pid, tid int, regs *registers) error {
+func leaveRestartableSequence(process *Process, tid int, regs *registers) error {
 	var config struct {
 		abi                    uint64 // address of the thread's struct rseq
 		size, signature, flags uint32
@@ -21,7 +21,14 @@ func leaveRestartableSequence(pid, tid int, regs *registers) error {
 	}
 	err := ptrace(ptraceGetRseqConfiguration, tid, unsafe.Sizeof(config), unsafe.Pointer(&config))
 	if errors.Is(err, unix.EIO) || errors.Is(err, unix.EINVAL) {
-		return nil // a kernel without rseq, or before 5.13, which does not tell
+		if _, _, errno := unix.RawSyscall6(unix.SYS_RSEQ, 0, 0, 0, 0, 0, 0); errno == unix.ENOSYS {
+			return nil
+		}
+		inCall, err := regs.inCall(process)
+		if err == nil && !inCall {
+			err = errors.New("this kernel has restartable sequences and does not tell whether it is in one: Linux 5.13 does")
+		}
+		return err
 	}
 	if err != nil {
 		return fmt.Errorf("rseq of thread %d: %w", tid, err)
@@ -31,14 +38,14 @@ func leaveRestartableSequence(pid, tid int, regs *registers) error {
 	}
 	const sequenceOffset = 8 // of rseq_cs in struct rseq
 	var sequence uint64
-	if err := readMemory(pid, config.abi+sequenceOffset, bytesOf(&sequence)); err != nil || sequence == 0 {
+	if err := process.ReadMemory(bytesOf(&sequence), config.abi+sequenceOffset); err != nil || sequence == 0 {
 		return err
 	}
 	var critical struct { // struct rseq_cs
 		version, flags          uint32
 		start, length, abortion uint64
 	}
-	if err := readMemory(pid, sequence, bytesOf(&critical)); err != nil {
+	if err := process.ReadMemory(bytesOf(&critical), sequence); err != nil {
 		return err
 	}
 	if regs.pc()-critical.start < critical.length {

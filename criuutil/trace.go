@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
-	"runtime"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,84 +11,41 @@ import (
 // Tracer lets single threads of stopped processes run while all their other
 // threads stay in the group-stop. If the tracing process dies, even by
 // SIGKILL, the kernel puts the threads back into the group-stop.
-type Tracer struct {
-	requests chan func(*tracees)
-	done     chan struct{}
-}
+type Tracer struct{ tracees tracees }
 
-var errReleased = errors.New("tracer has been released")
+// tracees is owned by the one OS thread that traces.
+type tracees struct {
+	tracing
+	tids []int
+	// populating are those whose mappings are watched.
+	populating map[int]*populating
+}
 
 // NewTracer starts a tracer; Release ends it.
 func NewTracer() *Tracer {
-	t := &Tracer{requests: make(chan func(*tracees)), done: make(chan struct{})}
-	sigchld := make(chan os.Signal, 1)
-	signal.Notify(sigchld, unix.SIGCHLD)
-	go func() {
-		defer close(t.done)
-		defer signal.Stop(sigchld)
-		// ptrace requests are only taken from the thread that seized. It is
-		// never unlocked, so it ends with the goroutine and the kernel detaches
-		// whatever it may still trace.
-		runtime.LockOSThread()
-		(&tracees{sigchld: sigchld}).serve(t.requests)
-	}()
+	t := new(Tracer)
+	t.tracees.start(t.tracees.resumeStopped)
 	return t
 }
 
 // Run lets the thread tid run although its process is stopped.
 func (t *Tracer) Run(tid int) error {
-	return t.do(func(s *tracees) error { return s.seize(tid) })
+	return t.tracees.do(func() error { return t.tracees.seize(tid) })
 }
 
 // Release stops every thread again, lets go of it so that it falls back into
 // the group-stop of its process, and ends the tracer. A thread that has ended
 // is no error, and neither is a second Release.
 func (t *Tracer) Release(ctx context.Context) error {
-	err := t.do(func(s *tracees) error {
-		s.released = true
-		return s.release(ctx)
+	err := t.tracees.do(func() error {
+		t.tracees.over = true
+		return t.tracees.release(ctx)
 	})
-	if errors.Is(err, errReleased) {
+	<-t.tracees.done
+	if errors.Is(err, errTracingEnded) {
 		return nil
 	}
-	<-t.done
 	return err
-}
-
-func (t *Tracer) do(f func(*tracees) error) error {
-	reply := make(chan error, 1)
-	select {
-	case t.requests <- func(s *tracees) { reply <- f(s) }:
-		return <-reply
-	case <-t.done:
-		return errReleased
-	}
-}
-
-// tracees is owned by the one OS thread that traces.
-type tracees struct {
-	sigchld  chan os.Signal // the kernel announces every ptrace-stop by SIGCHLD
-	tids     []int
-	released bool
-	// populating are those whose mappings are watched.
-	populating map[int]*populating
-}
-
-func (s *tracees) serve(requests <-chan func(*tracees)) {
-	// Not to depend on the one signal: a tracee that is left stopped would hang
-	// the driver.
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !s.released {
-		select {
-		case request := <-requests:
-			request(s)
-		case <-s.sigchld:
-			s.resumeStopped()
-		case <-tick.C:
-			s.resumeStopped()
-		}
-	}
 }
 
 func (s *tracees) seize(tid int) error {
@@ -161,6 +114,7 @@ func (s *tracees) detach(ctx context.Context, tid int) error {
 		case reported && isEventStop(status):
 			return ignoreESRCH(unix.PtraceDetach(tid))
 		case reported:
+			s.populating[tid].putBack(tid, status)
 			// Every stop takes back a pending interrupt.
 			if err := unix.PtraceInterrupt(tid); err != nil {
 				return ignoreESRCH(err)
@@ -169,11 +123,8 @@ func (s *tracees) detach(ctx context.Context, tid int) error {
 				return ignoreESRCH(err)
 			}
 		default:
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("it does not stop: %w", ctx.Err())
-			case <-s.sigchld:
-			case <-time.After(50 * time.Millisecond): // SIGCHLDs coalesce
+			if _, err := s.await(ctx); err != nil {
+				return fmt.Errorf("it does not stop: %w", err)
 			}
 		}
 	}

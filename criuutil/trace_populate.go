@@ -28,7 +28,8 @@ type populating struct {
 // If the tracing process is killed meanwhile, the thread is put back into the
 // group-stop, with its mapping made.
 func (t *Tracer) RunPopulating(tid int, least uint64, populate func(Range) (more bool)) error {
-	return t.do(func(s *tracees) error {
+	s := &t.tracees
+	return s.do(func() error {
 		if err := s.seize(tid); err != nil {
 			return err
 		}
@@ -83,17 +84,29 @@ func (p *populating) exit(tid int) {
 	if p.flags == 0 {
 		return
 	}
-	flags := p.flags
-	p.flags = 0
-	var regs registers
-	if regs.read(tid) != nil {
-		return
-	}
+	regs, err := p.restore(tid)
 	start, size := uint64(regs.result()), regs.argument(1)
-	regs.setArgument(3, flags) // a system call leaves its arguments as they are
-	if regs.write(tid) != nil || regs.result() < 0 || size > math.MaxUint64-start {
+	if err != nil || regs.result() < 0 || size > math.MaxUint64-start {
 		return
 	}
 	page := uint64(unix.Getpagesize())
 	p.over = !p.populate(Range{start, start + (size+page-1)/page*page})
+}
+
+// restore gives a thread its own flags again: a system call leaves its arguments
+// as they are.
+func (p *populating) restore(tid int) (regs registers, err error) {
+	if err := regs.read(tid); err != nil {
+		return regs, err
+	}
+	regs.setArgument(3, p.flags)
+	p.flags = 0
+	return regs, regs.write(tid)
+}
+
+// putBack does so for a thread that is let go of in the middle of its call.
+func (p *populating) putBack(tid int, status unix.WaitStatus) {
+	if p != nil && p.flags != 0 && isSyscallStop(status) {
+		_, _ = p.restore(tid) // ESRCH: it was killed
+	}
 }
