@@ -3,20 +3,11 @@ package pages
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/criuutil"
 )
-
-// Memory is what is copied: the memory of a process that stands still.
-type Memory interface {
-	ReadMemory(data []byte, address uint64) error
-	WriteMemory(data []byte, address uint64) error
-}
 
 // Sink takes the chunks of a process's memory.
 type Sink interface {
@@ -35,19 +26,16 @@ type Source interface {
 	Get(i int, buffer []byte) (Chunk, error)
 }
 
-// Copy copies ranges of memory to a sink. It needs memory for one chunk, and one
+// Copy copies ranges of the memory of a process that stands still to a sink. It needs memory for one chunk, and one
 // more if it compresses, for each worker.
-func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, codec Codec) error {
+func Copy(ctx context.Context, from *criuutil.Process, ranges []criuutil.Range, to Sink, codec Codec) error {
 	pieces := cut(ranges)
 	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
-		buffer, err := newBuffer()
-		if err != nil {
-			return nil, nil, err
-		}
 		coder, err := newCoder(codec)
 		if err != nil {
 			return nil, nil, err
 		}
+		buffer := make([]byte, ChunkSize)
 		do := func(i int) error {
 			memory := buffer[:pieces[i].Size()]
 			if err := from.ReadMemory(memory, pieces[i].Start); err != nil {
@@ -55,20 +43,16 @@ func Copy(ctx context.Context, from Memory, ranges []criuutil.Range, to Sink, co
 			}
 			return to.Put(worker, coder.encode(pieces[i].Start, memory))
 		}
-		return do, func() { coder.close(); _ = unix.Munmap(buffer) }, nil
+		return do, coder.close, nil
 	})
 }
 
 // Fill writes chunks back to where they were copied from, checked. Chunks of
 // zeros are left out: the memory is fresh, or still as it was. There is at least
 // one worker.
-func Fill(ctx context.Context, from Source, to Memory, workers int) error {
+func Fill(ctx context.Context, from Source, to *criuutil.Process, workers int) error {
 	return work(ctx, max(workers, 1), from.Chunks(), func(int) (func(int) error, func(), error) {
-		buffer, err := newBuffer()
-		if err != nil {
-			return nil, nil, err
-		}
-		coder := &coder{}
+		buffer, coder := make([]byte, ChunkSize), &coder{}
 		do := func(i int) error {
 			chunk, err := from.Get(i, buffer)
 			if err != nil || chunk.Codec == Zero {
@@ -80,17 +64,8 @@ func Fill(ctx context.Context, from Source, to Memory, workers int) error {
 			}
 			return to.WriteMemory(memory, chunk.Address)
 		}
-		return do, func() { coder.close(); _ = unix.Munmap(buffer) }, nil
+		return do, coder.close, nil
 	})
-}
-
-// newBuffer makes room for a chunk, aligned as direct I/O wants it.
-func newBuffer() ([]byte, error) {
-	buffer, err := unix.Mmap(-1, 0, ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	return buffer, nil
 }
 
 // cut makes pieces of at most a chunk's size, which end where chunks do.

@@ -1,5 +1,5 @@
 // Package pages copies memory of stopped processes out into chunks and back,
-// with all cores. It is the way of GPU state around criu, which writes one
+// by many threads. It is the way of GPU state around criu, which writes one
 // process at a time with one thread: once a checkpoint has moved the state into
 // a process's memory, that memory is copied out here, and dropped in the
 // process before criu looks at it.

@@ -88,7 +88,7 @@ func TestCopyAndFillEndInTheMiddle(t *testing.T) {
 			w, err := Create(dir, testID, testPID, workers)
 			must(t, err)
 			ending(func(ctx context.Context, end *at) error {
-				return Copy(ctx, a, ranges, countedSink{w, end}, Raw)
+				return Copy(ctx, a.Process, ranges, countedSink{w, end}, Raw)
 			})
 			if !bytes.Equal(a.memory, want) {
 				t.Error("the memory was changed")
@@ -98,11 +98,11 @@ func TestCopyAndFillEndInTheMiddle(t *testing.T) {
 
 			r := copied(t, dir, a, ranges, workers)
 			ending(func(ctx context.Context, end *at) error {
-				return Fill(ctx, countedSource{r, end}, a, workers)
+				return Fill(ctx, countedSource{r, end}, a.Process, workers)
 			})
 			// It can be begun again.
 			a.set(0)
-			must(t, Fill(t.Context(), r, a, 0))
+			must(t, Fill(t.Context(), r, a.Process, 0))
 			for _, piece := range ranges {
 				copy(want[piece.End-a.start():][:pageSize], a.memory[piece.End-a.start():]) // is not copied
 			}
@@ -117,7 +117,7 @@ func copied(t *testing.T, dir string, a *arena, ranges []criuutil.Range, shards 
 	t.Helper()
 	w, err := Create(dir, testID, testPID, shards)
 	must(t, err)
-	must(t, Copy(t.Context(), a, ranges, w, Raw))
+	must(t, Copy(t.Context(), a.Process, ranges, w, Raw))
 	listing, err := w.Finish()
 	must(t, err)
 	r, err := NewReader(w.Files(), testPID, &listing)
@@ -134,13 +134,13 @@ func TestNothingIsBegunAfterTheEndOfTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("the cause")
 	cancel(cause)
-	if err := Fill(ctx, r, a, 1); !errors.Is(err, cause) || a.memory[0] != 2 {
+	if err := Fill(ctx, r, a.Process, 1); !errors.Is(err, cause) || a.memory[0] != 2 {
 		t.Errorf("fill: %v, memory %d", err, a.memory[0])
 	}
 	w, err := Create(t.TempDir(), testID, testPID, 1)
 	must(t, err)
 	defer w.Close()
-	if err := Copy(ctx, a, []criuutil.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, cause) || w.shards[0].end != 0 {
+	if err := Copy(ctx, a.Process, []criuutil.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, cause) || w.shards[0].end != 0 {
 		t.Errorf("copy: %v, %d bytes written", err, w.shards[0].end)
 	}
 }
@@ -152,7 +152,7 @@ func TestMemoryThatIsNotThereIsNotCopied(t *testing.T) {
 	w, err := Create(t.TempDir(), testID, testPID, 2)
 	must(t, err)
 	defer w.Close()
-	if err := Copy(t.Context(), a, []criuutil.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, unix.EFAULT) {
+	if err := Copy(t.Context(), a.Process, []criuutil.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, unix.EFAULT) {
 		t.Errorf("copy: %v", err)
 	}
 }
@@ -190,7 +190,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 			dir := tinyDisk(t, size)
 			w, err := Create(dir, testID, testPID, shards)
 			must(t, err)
-			copyErr := Copy(t.Context(), a, all, w, Raw)
+			copyErr := Copy(t.Context(), a.Process, all, w, Raw)
 			err = copyErr
 			if err == nil {
 				_, err = w.Finish()

@@ -14,7 +14,7 @@ import (
 // shard follow its header in the order in which they were written. All numbers
 // are little-endian.
 const (
-	headerSize = 4096 // one page, so that chunks may be written directly
+	headerSize = 4096 // one page
 	recordSize = 32
 	magic      = "CUCRIUPG"
 	version    = 1

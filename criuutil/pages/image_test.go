@@ -114,7 +114,7 @@ func (m *image) load(t testing.TB, a *arena, dir string) error {
 		return err
 	}
 	defer reader.Close()
-	return Fill(t.Context(), reader, a, 1)
+	return Fill(t.Context(), reader, a.Process, 1)
 }
 
 // untouched is what the arena holds before a fill.

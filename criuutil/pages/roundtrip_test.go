@@ -86,7 +86,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		if durable {
 			w.SyncAlong()
 		}
-		must(t, Copy(t.Context(), a, rapid.Permutation(ranges).Draw(t, "in the order"), w, codec))
+		must(t, Copy(t.Context(), a.Process, rapid.Permutation(ranges).Draw(t, "in the order"), w, codec))
 		listing, err := w.Finish()
 		must(t, err)
 		if durable {
@@ -120,7 +120,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		if shards := int64(len(listing.ShardBytes)); sum(listing.ShardBytes) != shards*headerSize+stored {
 			t.Fatalf("shards of %v bytes for %d bytes of chunks", listing.ShardBytes, stored)
 		}
-		must(t, Fill(t.Context(), reader, a, rapid.IntRange(1, 8).Draw(t, "workers")))
+		must(t, Fill(t.Context(), reader, a.Process, rapid.IntRange(1, 8).Draw(t, "workers")))
 		if !bytes.Equal(a.memory, want) {
 			t.Fatal("the memory is not as it was")
 		}

@@ -174,10 +174,10 @@ func (t *trial) phases(ctx context.Context, kind hooks.Kind, want hooks.Outcome)
 }
 
 // measureImage notes what the files of an image directory hold, and what they
-// take of the disk.
+// take of the disk, but for criu's logs.
 func (r *Run) measureImage(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
+		if err != nil || !entry.Type().IsRegular() || filepath.Ext(path) == ".log" {
 			return err
 		}
 		var stat unix.Stat_t

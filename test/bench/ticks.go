@@ -17,7 +17,7 @@ import (
 type arrivals struct {
 	name    string
 	file    *os.File
-	folders map[int32]string
+	folders int
 }
 
 // watchFor begins to look.
@@ -26,13 +26,11 @@ func watchFor(name string, folders []string) (*arrivals, error) {
 	if err != nil {
 		return nil, fmt.Errorf("inotify: %w", err)
 	}
-	a := &arrivals{name: name, file: os.NewFile(uintptr(fd), "inotify"), folders: make(map[int32]string)}
+	a := &arrivals{name: name, file: os.NewFile(uintptr(fd), "inotify"), folders: len(folders)}
 	for _, folder := range folders {
-		wd, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO)
-		if err != nil {
+		if _, err := unix.InotifyAddWatch(fd, folder, unix.IN_MOVED_TO); err != nil {
 			return nil, errors.Join(fmt.Errorf("watch %s: %w", folder, err), a.Close())
 		}
-		a.folders[int32(wd)] = folder
 	}
 	return a, nil
 }
@@ -43,7 +41,7 @@ func (a *arrivals) wait(ctx context.Context, times int) (time.Time, error) {
 	stop := context.AfterFunc(ctx, func() { _ = a.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	seen := make(map[int32]int)
-	missing := len(a.folders)
+	missing := a.folders
 	buffer := make([]byte, 64<<10)
 	for missing > 0 {
 		n, err := a.file.Read(buffer)

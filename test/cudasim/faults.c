@@ -243,8 +243,11 @@ void faults_from_file(struct fault_plan *plan, const struct sim_host *h, enum fa
 	if (fd < 0)
 		sim_log("%s: %s", book, strerror(errno));
 	/* Bounded, because its holder may have been stopped in the middle. */
-	for (int i = 0; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && i < 2000; i++)
+	int tries = 2000;
+	while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && --tries)
 		nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+	if (!tries)
+		sim_log("%s: not locked, its holder does not let go", book);
 	if (fd < 0 || pread(fd, &c, sizeof c, 0) != sizeof c || c.inode != fresh.inode ||
 	    c.size != fresh.size || c.mtime_ns != fresh.mtime_ns)
 		c = fresh;
