@@ -106,11 +106,9 @@ func (h *Hook) CheckImage(ctx context.Context, dir string) (Findings, error) {
 		Name: FindingImage, Severity: SeverityOK,
 		Message: fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion),
 	}}
-	files, err := manifest.openPages(dir)
-	if err != nil {
+	if err := manifest.CheckPages(dir); err != nil {
 		findings = append(findings, found(FindingImage, err, "copy the image again from where it was made, or restore another"))
 	}
-	closeFiles(files)
 	driver, err := h.openCheckpointDriver()
 	if err != nil {
 		return append(findings, driverFinding(err)), nil

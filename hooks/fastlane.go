@@ -182,6 +182,14 @@ func (m *Manifest) openPages(dir string) ([]*os.File, error) {
 	return all, nil
 }
 
+// CheckPages refuses an image directory whose files of the fast lane are not what
+// the dump wrote, as far as that can be told without reading all of them.
+func (m *Manifest) CheckPages(dir string) error {
+	files, err := m.openPages(dir)
+	closeFiles(files)
+	return err
+}
+
 // pagesToFill is what a restore has to fill in; fd is the watcher's first
 // descriptor that is not assigned yet.
 func pagesToFill(l *pages.Listing, fd *int) *MemberPages {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 )
 
@@ -33,6 +34,7 @@ func goodManifest(t testing.TB) Manifest {
 			PID: 8, Name: "python3", Stopped: true,
 			GPUs:        []cudackpt.GPU{{UUID: a, Model: "NVIDIA H200", PCIBusID: "0000:41:00.0"}, {UUID: b, Model: "NVIDIA H200", PCIBusID: "0000:42:00.0", Minor: 1}},
 			MemoryBytes: map[cudackpt.UUID]uint64{b: 1 << 30},
+			Pages:       &pages.Listing{ID: "0123456789abcdef", Bytes: 1, IndexBytes: 4128, ShardBytes: []int64{4097}},
 		}},
 	}
 }
@@ -63,21 +65,24 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
-		"another version":          func(m *Manifest) { m.Version = 2 },
-		"no driver":                func(m *Manifest) { m.DriverVersion = "" },
-		"a line of its own":        func(m *Manifest) { m.DriverVersion = "580\nall is well" },
-		"a name that paints":       func(m *Manifest) { m.Processes[0].Name = "\x1b[2J" },
-		"a model that paints":      func(m *Manifest) { m.Processes[0].GPUs[1].Model = "\x1b[2J" },
-		"no root":                  func(m *Manifest) { m.RootPID = 0 },
-		"no process":               func(m *Manifest) { m.Processes = nil },
-		"a pid twice":              func(m *Manifest) { m.Processes = append(m.Processes, m.Processes[0]) },
-		"pid 0":                    func(m *Manifest) { m.Processes[0].PID = 0 },
-		"a negative pid":           func(m *Manifest) { m.Processes[0].PID = -1 },
-		"no GPU":                   func(m *Manifest) { m.Processes[0].GPUs = nil },
-		"a GPU twice":              func(m *Manifest) { m.Processes[0].GPUs[1] = m.Processes[0].GPUs[0] },
-		"a GPU without a UUID":     func(m *Manifest) { m.Processes[0].GPUs[0].UUID = cudackpt.UUID{} },
-		"memory on an unseen GPU":  func(m *Manifest) { m.Processes[0].MemoryBytes[cudackpt.UUID{1}] = 1 },
-		"more GPUs than there are": func(m *Manifest) { m.Processes[0].GPUs = make([]cudackpt.GPU, maxGPUs+1) },
+		"another version":            func(m *Manifest) { m.Version = 2 },
+		"no driver":                  func(m *Manifest) { m.DriverVersion = "" },
+		"a line of its own":          func(m *Manifest) { m.DriverVersion = "580\nall is well" },
+		"a name that paints":         func(m *Manifest) { m.Processes[0].Name = "\x1b[2J" },
+		"a model that paints":        func(m *Manifest) { m.Processes[0].GPUs[1].Model = "\x1b[2J" },
+		"no root":                    func(m *Manifest) { m.RootPID = 0 },
+		"no process":                 func(m *Manifest) { m.Processes = nil },
+		"a pid twice":                func(m *Manifest) { m.Processes = append(m.Processes, m.Processes[0]) },
+		"pid 0":                      func(m *Manifest) { m.Processes[0].PID = 0 },
+		"a negative pid":             func(m *Manifest) { m.Processes[0].PID = -1 },
+		"no GPU":                     func(m *Manifest) { m.Processes[0].GPUs = nil },
+		"a GPU twice":                func(m *Manifest) { m.Processes[0].GPUs[1] = m.Processes[0].GPUs[0] },
+		"a GPU without a UUID":       func(m *Manifest) { m.Processes[0].GPUs[0].UUID = cudackpt.UUID{} },
+		"memory on an unseen GPU":    func(m *Manifest) { m.Processes[0].MemoryBytes[cudackpt.UUID{1}] = 1 },
+		"pages outside of the image": func(m *Manifest) { m.Processes[0].Pages.ID = "../../../../../.." },
+		"pages without an index":     func(m *Manifest) { m.Processes[0].Pages.IndexBytes = 0 },
+		"pages in no shard":          func(m *Manifest) { m.Processes[0].Pages.ShardBytes = nil },
+		"more GPUs than there are":   func(m *Manifest) { m.Processes[0].GPUs = make([]cudackpt.GPU, maxGPUs+1) },
 	} {
 		m := goodManifest(t)
 		damage(&m)

@@ -125,6 +125,10 @@ func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 		"a process group":            `{"kind":"dump","criu":{"pid":7},"members":[{"pid":-7}]}`,
 		"every process":              `{"kind":"restore","criu":{"pid":7},"manifest":{},"root":{"pid":-1}}`,
 		"a restore without manifest": `{"kind":"restore","criu":{"pid":7}}`,
+		"pages without files":        `{"kind":"dump","criu":{"pid":7},"members":[{"pid":7,"pages":{"watcher_fd":3}}]}`,
+		"pages outside of the image": `{"kind":"dump","criu":{"pid":7},"members":[{"pid":7,"pages":{"watcher_fd":3,"listing":{"id":"../../../../../..","shard_bytes":[0]}}}]}`,
+		"pages of the journal":       `{"kind":"dump","criu":{"pid":7},"members":[{"pid":7,"pages":{"watcher_fd":2,"listing":{"id":"0123456789abcdef","shard_bytes":[0]}}}]}`,
+		"dropped before the copy":    `{"kind":"dump","criu":{"pid":7},"members":[{"pid":7,"pages":{"watcher_fd":3,"dropped":true,"listing":{"id":"0123456789abcdef","shard_bytes":[0]}}}]}`,
 		"a suspend of nobody":        `{"kind":"suspend","criu":{"pid":7}}`,
 	} {
 		if err := new(Session).parse([]byte(text)); err == nil {
@@ -137,7 +141,7 @@ func FuzzParseSession(f *testing.F) {
 	manifest := goodManifest(f)
 	id := criuutil.Ident{PID: 7, StartTime: 8}
 	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {
-		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Ident: id}}, Manifest: &manifest})
+		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Ident: id, Pages: &MemberPages{Listing: manifest.Processes[0].Pages, WatcherFD: firstWatcherFD, Dropped: true}}}, Manifest: &manifest})
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -95,7 +95,7 @@ func inspect(dir string) (inspection, error) {
 			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which criu's images do not hold: it is of another dump", process.PID, process.Name)
 		}
 	}
-	return report, nil
+	return report, manifest.CheckPages(dir)
 }
 
 // fastLane is how much memory is in files of the fast lane, and the size of these.

@@ -3,13 +3,17 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
 )
 
 // stagesAtOnce checkpoints a target and tells how the driver maps the memory for
-// it. The mapping is made without being populated, and the content must be right
-// all the same.
+// it. The mapping is made without being populated, and made ready by the process's
+// other threads; the content must be right all the same.
 func stagesAtOnce(b *bench) (string, error) {
 	pid, err := b.main()
 	if err != nil {
@@ -27,12 +31,14 @@ func stagesAtOnce(b *bench) (string, error) {
 		return "", err
 	}
 	var populated []criuutil.Range
+	var readyErr error
 	b.tracer = criuutil.NewTracer()
 	err = b.tracer.RunPopulating(tid, 1<<20, func(r criuutil.Range) bool {
 		populated = append(populated, r)
+		readyErr = errors.Join(readyErr, makeReady(pid, tid, r))
 		return true
 	})
-	if err := errors.Join(err, b.must(checkpoint, pid), b.release()); err != nil {
+	if err := errors.Join(err, b.must(checkpoint, pid), b.release(), readyErr); err != nil {
 		return "", err
 	}
 	after, err := criuutil.ReadAddressSpace(pid)
@@ -44,4 +50,19 @@ func stagesAtOnce(b *bench) (string, error) {
 		return "one mapping for all, populated by the kernel at once", b.resume()
 	}
 	return fmt.Sprintf("populated %v of %v that are new, for %d bytes of device memory", populated, after.NewSince(before), held), nil
+}
+
+// makeReady has the process's threads, but for one, populate memory of it.
+func makeReady(pid, but int, r criuutil.Range) error {
+	tids, err := criuutil.Threads(pid)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := within(time.Minute)
+	defer cancel()
+	lent, err := criuutil.Borrow(ctx, pid, slices.DeleteFunc(tids, func(tid int) bool { return tid == but }), "")
+	if err != nil {
+		return err
+	}
+	return errors.Join(lent.Madvise(ctx, []criuutil.Range{r}, unix.MADV_POPULATE_WRITE), lent.Return(ctx))
 }

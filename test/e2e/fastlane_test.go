@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
@@ -104,6 +105,9 @@ func TestRecoverFillsFromTheDirectoryWhenTheWatcherWasKilled(t *testing.T) {
 		}
 		testenv.Eventually(t, testenv.Soon, "criu has let go of the job", job.Stopped)
 		host.Setenv("CUCRIU_FAILPOINT", "")
+		if len(chunkFiles(t, images)) == 0 || !host.Sessions()[0].Members[0].Pages.Dropped {
+			t.Fatal("the GPU state is not in files alone")
+		}
 		cucriu(t, host, 0, "recover")
 		job.Runs()
 		if left := chunkFiles(t, images); len(left) > 0 {
@@ -257,14 +261,14 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 func TestSettingsOfTheFastLane(t *testing.T) {
 	for _, test := range []struct {
 		name, yaml string
-		files      bool
-		small      bool
+		codec      pages.Codec // of what is stored in files; Zero: there are none
+		prefault   bool
 	}{
-		{"zstd", "fast_lane: {compress: zstd}", true, true},
-		{"s2", "fast_lane: {compress: s2}", true, true},
-		{"not on disk", "fast_lane: {sync: false}", true, false},
-		{"memory not made ready", "fast_lane: {prefault: false}", true, false},
-		{"by criu", "pages: criu", false, false},
+		{"zstd", "fast_lane: {compress: zstd}", pages.Zstd, true},
+		{"s2", "fast_lane: {compress: s2}", pages.S2, true},
+		{"not on disk", "fast_lane: {sync: false}", pages.Raw, true},
+		{"memory not made ready", "fast_lane: {prefault: false}", pages.Raw, false},
+		{"by criu", "pages: criu", pages.Zero, true},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
@@ -273,17 +277,56 @@ func TestSettingsOfTheFastLane(t *testing.T) {
 				job := host.Start(1, "--mib", "2", "--flat", "24", "--spin", "ctx-sync")
 				images := host.Dump(job)
 				files := chunkFiles(t, images)
-				if (len(files) > 0) != test.files {
-					t.Errorf("files of the fast lane: %v", files)
+				if (len(files) > 0) != (test.codec != pages.Zero) {
+					t.Fatalf("files of the fast lane: %v", files)
 				}
-				if size := onDisk(t, files); test.files && (size < 8<<20) != test.small {
+				if codecs := codecsOf(t, images); test.codec != pages.Zero && !slices.Contains(codecs, test.codec) {
+					t.Errorf("the memory is stored with %v", codecs)
+				}
+				if size := onDisk(t, files); test.codec != pages.Zero && (size < 8<<20) != (test.codec != pages.Raw) {
 					t.Errorf("24 MiB of one byte take %d bytes", size)
+				}
+				made := slices.ContainsFunc(host.Sessions()[0].Phases, func(p hooks.Phase) bool { return p.Name == "prefault" && !p.Failed })
+				if made != test.prefault {
+					t.Errorf("memory was made ready: %v", made)
 				}
 				host.Restore(images)
 				job.Runs()
 			})
 		})
 	}
+}
+
+// codecsOf lists with what the chunks of an image's first process are stored.
+func codecsOf(t *testing.T, images string) []pages.Codec {
+	t.Helper()
+	manifest, err := hooks.ReadManifest(images)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := manifest.Processes[0]
+	if p.Pages == nil {
+		return nil
+	}
+	files, err := pages.OpenFiles(images, p.PID, p.Pages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, err := pages.NewReader(files, p.PID, p.Pages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	var codecs []pages.Codec
+	buffer := make([]byte, pages.ChunkSize)
+	for i := range reader.Chunks() {
+		chunk, err := reader.Get(i, buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		codecs = append(codecs, chunk.Codec)
+	}
+	return codecs
 }
 
 // TestSeveralDumpsIntoOneDirectory: the last that succeeded is what is there.
@@ -388,7 +431,7 @@ func TestThreadsThatSynchronizeSurviveTheMakingReady(t *testing.T) {
 				job := host.Start(1, "--spin", mode, "--threads", "3", "--mib", "64")
 				images := host.Dump(job)
 				phases := host.Sessions()[0].Phases
-				if !slices.ContainsFunc(phases, func(p hooks.Phase) bool { return p.Name == "prefault" }) {
+				if !slices.ContainsFunc(phases, func(p hooks.Phase) bool { return p.Name == "prefault" && !p.Failed }) {
 					t.Errorf("no memory was made ready: %v", phases)
 				}
 				host.Restore(images)

@@ -24,16 +24,16 @@ func TestTimelineOfADumpAndItsRestore(t *testing.T) {
 			t.Fatal(err)
 		}
 		dump := host.Sessions()[0]
-		want := []string{"lock", "checkpoint", "criu"}
-		expectSpans(t, inImage, dump, want, "lock", "checkpoint")
-		expectSpans(t, sessionTimeline(t, host, dump), dump, append(want, "publish"), "lock", "checkpoint")
+		want, each := []string{"lock", "checkpoint", "copy", "drop", "criu"}, []string{"lock", "checkpoint", "copy", "drop"}
+		expectSpans(t, inImage, dump, want, each...)
+		expectSpans(t, sessionTimeline(t, host, dump), dump, append(want, "publish"), each...)
 
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images)
 		job.Runs()
 		host.WaitOutcome("running")
 		restore := host.Sessions()[1]
-		expectSpans(t, sessionTimeline(t, host, restore), restore, []string{"pre-restore", "criu", "pre-resume", "criu", "post-resume", "restore", "unlock"}, "restore", "unlock")
+		expectSpans(t, sessionTimeline(t, host, restore), restore, []string{"pre-restore", "criu", "pre-resume", "criu", "post-resume", "restore", "unlock"}, "make accessible", "fill", "restore", "unlock")
 	})
 }
 
