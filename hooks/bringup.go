@@ -102,7 +102,7 @@ type bringUp struct {
 	tracer       *criuutil.Tracer
 	traced       []*target // those of which the tracer lets threads run
 	paused       []criuutil.Freezer
-	filling      chan struct{} // holds what is being filled in: as many processes as use all cores
+	filling      chan struct{} // holds what is being filled in
 }
 
 // do does one step, within restore.timeout.

@@ -13,7 +13,7 @@
 // nobody and reports nothing.
 //
 // The dump side, all of it in criu's pre-dump stage, where the processes still
-// run (dump.go and dump_lock.go, one function a step):
+// run (dump.go, dump_lock.go and fastlane_dump.go, one function a step):
 //
 //	thaw        a control group that the container engine froze
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched
@@ -24,8 +24,9 @@
 //	checkpoint  all of them in parallel
 //	            into memory that the stopped threads make ready (prefault.go)
 //	release     PTRACE_INTERRUPT, PTRACE_DETACH: everything is in the group-stop
-//	copy        the fast lane: the staging memory into files, on disk
-//	drop        it in the processes, with the journal saying so ahead (fastlane.go)
+//	copy        the fast lane (fastlane.go): the staging memory into files, on disk; begun
+//	            for each process as soon as its checkpoint is over, and awaited here
+//	drop        it in the processes, with the journal saying so ahead
 //	freeze      what the engine had frozen, and a v1 freezer that criu will seize
 //	            through, then SIGCONT
 //	manifest    into the image directory, atomically
@@ -60,8 +61,9 @@
 // There is one way back for everybody (bringup.go), whatever state the
 // processes are in:
 //
-//	stop         SIGSTOP, out of a freezer too      ┐
-//	trace        the restore threads alone          │ only from the checkpoint on
+//	stop         SIGSTOP, out of a freezer too;     ┐
+//	             what was borrowed is returned      │ only from the checkpoint on
+//	trace        the restore threads alone          │
 //	restore      fill in what was dropped, trace;   │ (before it nothing need be
 //	             with GPU pairs, or none, and only  │  stopped)
 //	             if there is free memory for it     │

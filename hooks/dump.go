@@ -50,13 +50,13 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		d.letGo()
 	}()
 
-	if err := h.checkUnneeded(d.imageDir); err != nil {
-		return err
-	}
 	if err := d.thaw(ctx); err != nil {
 		return err
 	}
 	if err := d.inspect(ctx); err != nil {
+		return err
+	}
+	if err := h.checkUnneeded(d.imageDir); err != nil {
 		return err
 	}
 	if len(d.members) == 0 {

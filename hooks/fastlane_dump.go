@@ -116,7 +116,7 @@ func coresFor(processes int) int {
 }
 
 // fillsAtOnce is how many processes are filled in at once, so that the driver
-// has the first soon and all cores are used.
+// has the first soon, and cores beyond what one can use have work.
 func fillsAtOnce() int { return max(1, runtime.NumCPU()/mostCores) }
 
 func (d *dump) pageFiles() []*os.File {
