@@ -61,6 +61,11 @@ func (b *bringUp) fill(ctx context.Context, t *target) error {
 }
 
 func (b *bringUp) fillIn(ctx context.Context, t *target) error {
+	b.filling <- struct{}{}
+	defer func() { <-b.filling }()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	reader, err := b.openPages(t.member)
 	if err != nil {
 		return err
@@ -68,11 +73,6 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	defer reader.Close()
 	err = b.span(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, reader.Ranges()) })
 	if err != nil {
-		return err
-	}
-	b.filling <- struct{}{}
-	defer func() { <-b.filling }()
-	if err := ctx.Err(); err != nil {
 		return err
 	}
 	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)

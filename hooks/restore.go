@@ -31,11 +31,6 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := manifest.matchImages(stage.ImageDir); err != nil {
 		return err
 	}
-	files, err := manifest.openPages(stage.ImageDir)
-	if err != nil {
-		return err
-	}
-	defer closeFiles(files)
 	h.recoverFirst(ctx)
 	driver, err := h.OpenDriver()
 	if err != nil {
@@ -48,6 +43,11 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
+	files, err := manifest.openPages(stage.ImageDir)
+	if err != nil {
+		return err
+	}
+	defer closeFiles(files)
 	imageDir, err := stage.imagePath()
 	if err != nil {
 		return err

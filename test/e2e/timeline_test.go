@@ -39,7 +39,7 @@ func TestTimelineOfADumpAndItsRestore(t *testing.T) {
 
 // TestTimelineOfADumpThatFails: what failed is in it, and so is the way back.
 func TestTimelineOfADumpThatFails(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
+	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		host.Faults("checkpoint return 999")
