@@ -41,6 +41,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	if err != nil {
 		return err
 	}
+	go makeRoomForFiles(1000) // how many it will be is not known yet
 	h.recoverFirst(ctx)
 	d := &dump{Hook: h, criu: criu, stage: stage, root: root, imageDir: stage.ImageDir}
 	defer func() {

@@ -105,6 +105,20 @@ func (s *Session) watchedPages(m *Member) ([]*os.File, error) {
 	return files, nil
 }
 
+// makeRoomForFiles makes room for so many files in this process's table of
+// descriptors. The kernel makes a table larger that threads share only after an RCU
+// grace period: 15 to 40 ms, from 64 descriptors on. So it is done while something else
+// is, and only if it is needed: a process cannot end in the middle of it.
+func makeRoomForFiles(n int) {
+	const most, others = 1 << 12, 16
+	if n += others; n <= 64 || n > most {
+		return
+	}
+	if fd, err := unix.FcntlInt(uintptr(unix.Stderr), unix.F_DUPFD_CLOEXEC, n); err == nil {
+		unix.Close(fd)
+	}
+}
+
 func closeFiles(files []*os.File) {
 	for _, f := range files {
 		f.Close()
@@ -159,6 +173,17 @@ func (h *Hook) checkUnneeded(dir string) error {
 		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not back yet (session %s): bring it back with cucriu recover, or dump into another directory", session)
 	}
 	return err
+}
+
+// pageFiles is how many files of the fast lane the image has.
+func (m *Manifest) pageFiles() int {
+	n := 0
+	for _, p := range m.Processes {
+		if p.Pages != nil {
+			n += 1 + len(p.Pages.ShardBytes)
+		}
+	}
+	return n
 }
 
 // openPages opens the files of all processes of an image, and refuses what is

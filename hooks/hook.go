@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/internal/config"
@@ -109,19 +107,7 @@ func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if do == nil {
 		return nil
 	}
-	go makeRoomForDescriptors()
 	return do(ctx, criu, stage)
-}
-
-// makeRoomForDescriptors makes room in this process's table of descriptors, for the
-// files of the fast lane, while something else is done. The kernel makes a table
-// larger that threads share only after an RCU grace period: 15 to 40 ms, and from
-// 64 descriptors on, then from 256.
-func makeRoomForDescriptors() {
-	const most = 1023
-	if fd, err := unix.FcntlInt(uintptr(unix.Stderr), unix.F_DUPFD_CLOEXEC, most); err == nil {
-		unix.Close(fd)
-	}
 }
 
 // handler is the function of a stage, nil if the stage needs nothing of us.

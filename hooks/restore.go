@@ -31,6 +31,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := manifest.matchImages(stage.ImageDir); err != nil {
 		return err
 	}
+	go makeRoomForFiles(manifest.pageFiles())
 	h.recoverFirst(ctx)
 	driver, err := h.OpenDriver()
 	if err != nil {
