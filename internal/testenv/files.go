@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Soon bounds waits for what should happen at once, on a busy machine.
@@ -46,4 +48,22 @@ func WriteFile(t testing.TB, path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// SmallDisk makes a file system of a size ("32m"), in memory, and mounts it at dir.
+func SmallDisk(t testing.TB, dir, size string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size="+size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// Exists reports whether there is a file.
+func Exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

@@ -287,10 +287,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 					t.Fatal(err)
 				}
 				extra := test.hold(t, host)
-				reached := func() bool {
-					_, err := os.Stat(filepath.Join(host.RunDir, "reached"))
-					return err == nil
-				}
+				reached := func() bool { return testenv.Exists(filepath.Join(host.RunDir, "reached")) }
 				if extra == nil {
 					reached = func() bool { return host.Step() == "lock" }
 				}
@@ -528,10 +525,7 @@ func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string
 	if err := criu.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Soon, "criu waits", func() bool {
-		_, err := os.Stat(gate)
-		return err == nil
-	})
+	testenv.Eventually(t, testenv.Soon, "criu waits", func() bool { return testenv.Exists(gate) })
 	host.KillWatcher()
 	if err := os.Remove(gate); err != nil {
 		t.Fatal(err)
@@ -543,8 +537,7 @@ func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string
 	return err == nil && filepath.Base(exe) == "criu"
 }
 
-// TestCommandShowsProgressOnATerminal: in one line that changes, with bytes and
-// a rate.
+// TestCommandShowsProgressOnATerminal in one line that changes.
 func TestCommandShowsProgressOnATerminal(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -49,9 +49,15 @@ func failOnce(t *testing.T, host *testenv.Host, point, action string) (reached f
 	marks := t.TempDir()
 	host.UseFailpoint(point + "=" + action)
 	host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
-	return func() bool {
-		_, err := os.Stat(filepath.Join(marks, point))
-		return err == nil
+	return func() bool { return testenv.Exists(filepath.Join(marks, point)) }
+}
+
+// dumpWith runs criu dump with another action script beside the hook's, which fails it.
+func dumpWith(t *testing.T, host *testenv.Host, job *testenv.Job, images, script string) {
+	t.Helper()
+	scripts := []string{host.HookBin, testenv.Script(t, script)}
+	if out, err := host.CriuCommandScripts("dump", images, scripts, "-t", job.Root()).CombinedOutput(); err == nil {
+		t.Fatalf("criu dump succeeded: %s", out)
 	}
 }
 
@@ -63,18 +69,12 @@ func TestTheImageOfAFailedDumpIsRemovedAtOnce(t *testing.T) {
 		dump func(t *testing.T, host *testenv.Host, job *testenv.Job, images string)
 	}{
 		{"before criu ends", func(t *testing.T, host *testenv.Host, job *testenv.Job, images string) {
-			script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || { rm -rf '`+images+`'; exit 1; }`)
-			if out, err := host.CriuCommandScripts("dump", images, []string{host.HookBin, script}, "-t", job.Root()).CombinedOutput(); err == nil {
-				t.Fatalf("criu dump succeeded: %s", out)
-			}
+			dumpWith(t, host, job, images, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || { rm -rf '`+images+`'; exit 1; }`)
 		}},
 		{"while the watcher works", func(t *testing.T, host *testenv.Host, job *testenv.Job, images string) {
 			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nrestore: {timeout: 3s}\n"))
 			reached := failOnce(t, host, "dump.filling", "hang") // and begins again after the timeout
-			script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`)
-			if out, err := host.CriuCommandScripts("dump", images, []string{host.HookBin, script}, "-t", job.Root()).CombinedOutput(); err == nil {
-				t.Fatalf("criu dump succeeded: %s", out)
-			}
+			dumpWith(t, host, job, images, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`)
 			testenv.Eventually(t, testenv.Soon, "the watcher fills", reached)
 		}},
 	} {
@@ -455,10 +455,7 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "event-sync")
 				disk := t.TempDir()
-				if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "mode=0700,size=128m"); err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+				testenv.SmallDisk(t, disk, "128m")
 				images, action := filepath.Join(disk, "images"), "fill "+disk
 				if test.name == "Ctrl-C" {
 					action = "hang"

@@ -179,10 +179,7 @@ func TestADiskThatIsTooSmall(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
 		images := t.TempDir()
-		if err := unix.Mount("tmpfs", images, "tmpfs", 0, "size=32m"); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = unix.Unmount(images, unix.MNT_DETACH) })
+		testenv.SmallDisk(t, images, "32m")
 		refused(t, host, job, hooks.FindingDiskSpace, images)
 	})
 }

@@ -31,7 +31,7 @@ func (c *cell) verdict() string {
 		// a journal that says less than was done, leaves it at that.
 		testenv.Eventually(c.t, 2*testenv.Soon, "the job runs or has ended although the run directory is full", func() bool {
 			now := c.state()
-			return exists(filepath.Join(c.host.RunDir, "ballast")) && (now == runs || now == gone)
+			return testenv.Exists(filepath.Join(c.host.RunDir, "ballast")) && (now == runs || now == gone)
 		})
 		ran := c.state() == runs
 		time.Sleep(300 * time.Millisecond)
@@ -106,12 +106,7 @@ func (c *cell) happened() {
 }
 
 // fired reports whether the hook has come by the failpoint, if there is one.
-func (c *cell) fired() bool { return exists(filepath.Join(c.marks, c.point)) }
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
+func (c *cell) fired() bool { return testenv.Exists(filepath.Join(c.marks, c.point)) }
 
 func (c *cell) watcherLogs() string {
 	files, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "watcher.log"))

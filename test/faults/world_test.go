@@ -45,21 +45,10 @@ func newWorld(t *testing.T, r row) *world {
 	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	w.driver = w.host.Driver()
 	w.images, w.good, w.files = filepath.Join(t.TempDir(), "images"), t.TempDir(), t.TempDir()
-	mountSmall(t, w.images, "128m")
-	mountSmall(t, w.host.RunDir, "4m")
+	testenv.SmallDisk(t, w.images, "128m")
+	testenv.SmallDisk(t, w.host.RunDir, "4m")
 	t.Cleanup(func() { w.clear(t) })
 	return w
-}
-
-func mountSmall(t *testing.T, dir, size string) {
-	t.Helper()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0700,size="+size); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
 // begin provides the running job, or for a restore the image of it.
