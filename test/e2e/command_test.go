@@ -533,6 +533,8 @@ func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string
 	testenv.Eventually(t, testenv.Soon, "criu has forked the root", job.Alive)
 	_ = criu.Process.Kill()
 	_ = criu.Wait()
+	// It goes on alone for some milliseconds, until it has become the job.
+	_ = unix.Kill(job.PID, unix.SIGSTOP)
 	exe, err := os.Readlink(filepath.Join("/proc", job.Root(), "exe"))
 	return err == nil && filepath.Base(exe) == "criu"
 }
