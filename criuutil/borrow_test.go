@@ -464,3 +464,18 @@ func runBorrower(arguments string) error {
 		}
 	}
 }
+
+// TestAThreadThatCriuHasRestoredIsAtItsCall: only the program counter says so.
+func TestAThreadThatCriuHasRestoredIsAtItsCall(t *testing.T) {
+	p, err := OpenProcess(os.Getpid())
+	must(t, err)
+	defer p.Close()
+	address, err := findSyscallInstruction(p)
+	must(t, err)
+	for at, want := range map[uint64]bool{address: true, address + 1: false} {
+		regs := registers{}.calling(at, 0, 0, 0, 0) // which is in no call
+		if got, err := regs.inCall(p); err != nil || got != want {
+			t.Errorf("at %#x of %#x: %v, %v", at, address, got, err)
+		}
+	}
+}

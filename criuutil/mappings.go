@@ -68,3 +68,10 @@ func findInstruction(process *Process, in Range) (uint64, error) {
 	}
 	return 0, errNotFound
 }
+
+// isSyscallInstruction reports whether what is at an address enters the kernel.
+func isSyscallInstruction(process *Process, address uint64) (bool, error) {
+	var at [len(syscallInstruction)]byte
+	err := process.ReadMemory(at[:], address)
+	return at == syscallInstruction, err
+}

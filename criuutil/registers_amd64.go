@@ -44,8 +44,17 @@ func (r registers) calling(address uint64, number, a, b, c uint64) registers {
 // A system call leaves all registers but three alone, which are put back.
 const onlyInCall = false
 
-// inCall reports whether the thread was stopped in a system call.
-func (r *registers) inCall(*Process) (bool, error) { return r.Orig_rax != ^uint64(0), nil }
+// inCall reports whether the thread was stopped in a system call, or is at or right
+// behind one: criu gives Orig_rax back to nobody.
+func (r *registers) inCall(process *Process) (bool, error) {
+	if r.Orig_rax != ^uint64(0) {
+		return true, nil
+	}
+	if at, err := isSyscallInstruction(process, r.Rip); at || err != nil {
+		return at, err
+	}
+	return isSyscallInstruction(process, r.Rip-uint64(len(syscallInstruction)))
+}
 
 // number is that of the system call in whose stop the thread is.
 func (r *registers) number() uint64 { return r.Orig_rax }

@@ -54,9 +54,7 @@ const onlyInCall = true
 
 // inCall reports whether the thread was stopped in a system call, or is at one.
 func (r *registers) inCall(process *Process) (bool, error) {
-	var at [len(syscallInstruction)]byte
-	err := process.ReadMemory(at[:], r.Pc)
-	return at == syscallInstruction, err
+	return isSyscallInstruction(process, r.Pc)
 }
 
 // number is that of the system call in whose stop the thread is.

@@ -298,6 +298,8 @@ func (d *dump) stop(ctx context.Context) error {
 }
 
 func (d *dump) stopTargets(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
 	return criuutil.Stop(ctx, processesOf(d.targets)...)
 }
 
