@@ -148,6 +148,7 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 		return d.leaveToCriu(t)
 	}
 	l.copied = make(chan struct{})
+	d.copies.stall.moved()
 	go func() {
 		defer close(l.copied)
 		if l.err = d.session.span(t.PID, "copy", func() error { return d.copyOut(t) }); l.err != nil {

@@ -77,6 +77,7 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	}
 	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
 	defer stall.end(context.Canceled)
+	stall.moved()
 	return b.span(t.PID, "fill", func() error {
 		done := make(chan error, 1)
 		go func() {

@@ -7,7 +7,8 @@ import (
 )
 
 // stall ends a context when something has not moved for too long: a copy may
-// take as long as there is to copy, but not wait for ever for a disk that hangs.
+// take as long as there is to copy, but not wait for ever for a disk that hangs. The
+// time begins with the first move.
 type stall struct {
 	patience time.Duration
 	timer    *time.Timer
@@ -19,6 +20,7 @@ func newStall(ctx context.Context, patience time.Duration) (context.Context, *st
 	timer := time.AfterFunc(patience, func() {
 		cancel(fmt.Errorf("no data has been written or read for %v: %w", patience, context.DeadlineExceeded))
 	})
+	timer.Stop()
 	return ctx, &stall{patience: patience, timer: timer, cancel: cancel}
 }
 

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,9 +74,23 @@ func (w *world) begin(t *testing.T, r row) {
 		w.copy(t, w.jobDir(), w.files)
 	} else {
 		w.job.For(t, 2).Kill()
+		w.awaitGPU(t)
 		w.resetFiles(t)
 	}
 	w.copy(t, w.good, w.images)
+}
+
+// awaitGPU waits until what was killed holds no memory of the GPU any more.
+func (w *world) awaitGPU(t *testing.T) {
+	t.Helper()
+	gpus, err := w.driver.HostGPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testenv.Soon, "the GPU is free", func() bool {
+		memory, err := w.driver.Memory(t.Context(), gpus[0].UUID)
+		return err == nil && memory.Free == memory.Total
+	})
 }
 
 func (w *world) jobDir() string { return filepath.Dir(w.job.Dirs[0]) }
@@ -195,7 +208,7 @@ func (w *world) held(t *testing.T) string {
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Soon)
 	defer cancel()
 	for _, pid := range w.alive() {
 		driver := w.driver.Process(pid)
