@@ -164,12 +164,7 @@ func TestAnEndOfTheContextLeavesThreadsReturnable(t *testing.T) {
 	}
 	p.wantReturned(t)
 	b := p.borrow(t, p.tids()...)
-	if err := b.Madvise(over, []Range{p.part(0, 256<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, context.Canceled) {
-		t.Fatalf("madvise: %v", err)
-	}
-	if err := b.Return(over); !errors.Is(err, context.Canceled) {
-		t.Fatalf("return: %v", err)
-	}
+	p.giveUp(t, b)
 	if err := b.Madvise(t.Context(), []Range{p.part(0, 256<<20)}, unix.MADV_DONTNEED); err == nil {
 		t.Fatal("threads that were let go of were borrowed on")
 	}
@@ -181,20 +176,26 @@ func TestAnEndOfTheContextLeavesThreadsReturnable(t *testing.T) {
 func TestAnEndOfTheContextLeavesThreadsWithoutAFileBorrowed(t *testing.T) {
 	p := startBorrowable(t)
 	p.stop(t)
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
 	b, err := Borrow(t.Context(), p.PID, p.tids(), "")
 	must(t, err)
+	p.giveUp(t, b)
+	must(t, b.Madvise(t.Context(), []Range{p.part(0, 256<<20)}, unix.MADV_DONTNEED))
+	must(t, b.Return(t.Context()))
+	p.wantReturned(t)
+	p.goesOn(t)
+}
+
+// giveUp makes a call that is not waited for, and fails to return the threads.
+func (p *borrowable) giveUp(t *testing.T, b *Borrowed) {
+	t.Helper()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
 	if err := b.Madvise(over, []Range{p.part(0, 256<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, context.Canceled) {
 		t.Fatalf("madvise: %v", err)
 	}
 	if err := b.Return(over); !errors.Is(err, context.Canceled) {
 		t.Fatalf("return: %v", err)
 	}
-	must(t, b.Madvise(t.Context(), []Range{p.part(0, 256<<20)}, unix.MADV_DONTNEED))
-	must(t, b.Return(t.Context()))
-	p.wantReturned(t)
-	p.goesOn(t)
 }
 
 func TestATargetThatIsKilledWhileBorrowedFrom(t *testing.T) {

@@ -37,9 +37,6 @@ type MemberPages struct {
 	Dropped bool `json:"dropped"`
 }
 
-// files is how many there are.
-func (p *MemberPages) files() int { return 1 + len(p.Listing.ShardBytes) }
-
 // validate refuses what nobody here can have written.
 func (p *MemberPages) validate() error {
 	switch {
@@ -94,7 +91,7 @@ func (s *Session) watchedPages(m *Member) ([]*os.File, error) {
 	}
 	defer watcher.Close()
 	var files []*os.File
-	for i, name := range pages.Names(m.Pages.Listing.ID, m.ImagePID, len(m.Pages.Listing.ShardBytes)) {
+	for i, name := range m.Pages.Listing.Names(m.ImagePID) {
 		fd, err := unix.Open(filepath.Join("/proc", strconv.Itoa(watcher.PID), "fd", strconv.Itoa(m.Pages.WatcherFD+i)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			closeFiles(files)
@@ -135,7 +132,7 @@ func (s *Session) removePages() error {
 		if m.Pages == nil {
 			continue
 		}
-		for _, name := range pages.Names(m.Pages.Listing.ID, m.ImagePID, len(m.Pages.Listing.ShardBytes)) {
+		for _, name := range m.Pages.Listing.Names(m.ImagePID) {
 			if err := os.Remove(filepath.Join(s.ImageDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 				errs = append(errs, err)
 			}
@@ -147,6 +144,13 @@ func (s *Session) removePages() error {
 // neededBy names an open session that may bring its processes back from files in
 // a directory; "" if there is none.
 func neededBy(runDir, dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return pages.FilePattern.MatchString(e.Name()) }) {
+		return "", nil // and no journal need be read
+	}
 	info, err := os.Stat(dir)
 	if err != nil {
 		return "", err
@@ -180,7 +184,7 @@ func (m *Manifest) pageFiles() int {
 	n := 0
 	for _, p := range m.Processes {
 		if p.Pages != nil {
-			n += 1 + len(p.Pages.ShardBytes)
+			n += p.Pages.Files()
 		}
 	}
 	return n
@@ -222,7 +226,7 @@ func pagesToFill(l *pages.Listing, fd *int) *MemberPages {
 		return nil
 	}
 	p := &MemberPages{Listing: l, WatcherFD: *fd, Dropped: true}
-	*fd += p.files()
+	*fd += l.Files()
 	return p
 }
 
@@ -232,7 +236,7 @@ func removeOtherPages(dir string, m Manifest) error {
 	keep := make(map[string]bool)
 	for _, p := range m.Processes {
 		if p.Pages != nil {
-			for _, name := range pages.Names(p.Pages.ID, p.PID, len(p.Pages.ShardBytes)) {
+			for _, name := range p.Pages.Names(p.PID) {
 				keep[name] = true
 			}
 		}

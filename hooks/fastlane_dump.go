@@ -77,7 +77,7 @@ func (d *dump) planPages() error {
 	fd := firstWatcherFD
 	for _, t := range d.targets {
 		t.member.Pages = &MemberPages{Listing: pages.NewListing(hex.EncodeToString(random[:]), d.coresEach()), WatcherFD: fd}
-		fd += t.member.Pages.files()
+		fd += t.member.Pages.Listing.Files()
 	}
 	return nil
 }

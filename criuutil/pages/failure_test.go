@@ -220,7 +220,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 // Files that are there already are not touched, and what was made before they
 // were found does not stay.
 func TestCreateTakesNoFileThatExists(t *testing.T) {
-	for _, there := range Names(testID, testPID, 2) {
+	for _, there := range NewListing(testID, 2).Names(testPID) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, there)
 		must(t, os.WriteFile(path, []byte("kept"), 0o600))

@@ -65,7 +65,7 @@ func makeImage(t testing.TB, a *arena, id string, pid int) *image {
 
 // names are the index and the shards.
 func (m *image) names() []string {
-	return Names(m.listing.ID, m.pid, len(m.listing.ShardBytes))
+	return m.listing.Names(m.pid)
 }
 
 // clone shares nothing that a test would damage.

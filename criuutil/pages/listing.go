@@ -63,11 +63,14 @@ func (l *Listing) Validate() error {
 	return nil
 }
 
-// Names are the names of a process's files, the index first.
-func Names(id string, pid, shards int) []string {
-	base := filePrefix + id + "-" + strconv.Itoa(pid)
+// Files is how many files there are.
+func (l *Listing) Files() int { return 1 + len(l.ShardBytes) }
+
+// Names are the names of the files of a process, the index first.
+func (l *Listing) Names(pid int) []string {
+	base := filePrefix + l.ID + "-" + strconv.Itoa(pid)
 	names := []string{base + ".img"}
-	for i := range shards {
+	for i := range l.ShardBytes {
 		names = append(names, base+"-"+strconv.Itoa(i)+".img")
 	}
 	return names

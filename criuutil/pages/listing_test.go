@@ -72,7 +72,7 @@ func TestFinishRefusesWhatNoReaderTakes(t *testing.T) {
 }
 
 func TestNamesAreThoseOfThePattern(t *testing.T) {
-	names := Names(testID, 12, 2)
+	names := NewListing(testID, 2).Names(12)
 	if diff := cmp.Diff([]string{
 		"cucriu-pages-0123456789abcdef-12.img", "cucriu-pages-0123456789abcdef-12-0.img", "cucriu-pages-0123456789abcdef-12-1.img",
 	}, names); diff != "" {

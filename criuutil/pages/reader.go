@@ -21,7 +21,7 @@ type Reader struct {
 // OpenFiles opens the files that a listing names in a directory for reading.
 func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
 	var files []*os.File
-	for _, name := range Names(l.ID, pid, len(l.ShardBytes)) {
+	for _, name := range l.Names(pid) {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
 			for _, f := range files {

@@ -33,7 +33,7 @@ type shard struct {
 // made, none is left.
 func Create(dir, id string, pid, shards int) (*Writer, error) {
 	w := &Writer{id: id, pid: pid}
-	for _, name := range Names(id, pid, shards) {
+	for _, name := range NewListing(id, shards).Names(pid) {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("pages: %w", err), w.Remove(), w.Close())

@@ -116,6 +116,28 @@ func TestRecoverFillsFromTheDirectoryWhenTheWatcherWasKilled(t *testing.T) {
 	})
 }
 
+// TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill: the hook that undoes its own
+// dump, and then cucriu recover. Whoever comes next begins again.
+func TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "4", "--spin", "stream-sync")
+		host.UseFailpoint("dump.freeze=error,dump.filling=kill-watcher+kill")
+		if run := host.TryDump(job, newImages(t)); run.Err == nil {
+			t.Fatal("criu dumped although its hook was killed")
+		}
+		if host.Sessions()[0].Outcome != "" || !job.Stopped() {
+			t.Fatal("the hook was not killed in the middle of the way back")
+		}
+		if out, err := failing(t, host, "dump.filling=kill", "recover"); err == nil {
+			t.Fatalf("cucriu recover was not killed:\n%s", out)
+		}
+		host.Setenv("CUCRIU_FAILPOINT", "")
+		cucriu(t, host, 0, "recover")
+		job.Runs()
+	})
+}
+
 // TestPlainCriuGivesBackNothingThatRuns: an image whose GPU state is beside
 // criu's, restored by criu alone. The processes come back stopped, and the driver
 // is not given zeros for their GPU state: the memory for it is inaccessible.

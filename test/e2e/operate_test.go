@@ -47,6 +47,19 @@ func TestTheSuspendFailsOrIsKilledAtEachStep(t *testing.T) {
 	}
 }
 
+// TestTheSuspendIsKilledWhileMemoryIsMadeReady by threads of the job.
+func TestTheSuspendIsKilledWhileMemoryIsMadeReady(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "20", "--spin", "stream-sync")
+		if out, err := failing(t, host, "dump.prefault=kill", "suspend", "-p", job.Root()); err == nil {
+			t.Fatalf("the suspend did not fail:\n%s", out)
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
 // TestTheSuspendIsKilledWithItsWatcher in the middle of the checkpoint: resume
 // brings the job back from there.
 func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
