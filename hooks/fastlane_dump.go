@@ -212,8 +212,11 @@ func (d *dump) drop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
 	for _, t := range d.inLane() {
-		var err error
-		if t.lane.lent, err = d.session.borrow(ctx, t, d.coresEach(), 0, d.session.borrowedFile(t.PID)); err != nil {
+		err := failpoint(ctx, d.session, "dump.borrow")
+		if err == nil {
+			t.lane.lent, err = d.session.borrow(ctx, t, d.coresEach(), 0, d.session.borrowedFile(t.PID))
+		}
+		if err != nil {
 			d.Log.Warn("no system calls can be made in the process: criu writes its GPU state", "pid", t.PID, "error", err)
 			if err := d.leaveToCriu(t); err != nil {
 				return err

@@ -116,6 +116,26 @@ func TestRecoverFillsFromTheDirectoryWhenTheWatcherWasKilled(t *testing.T) {
 	})
 }
 
+// TestAProcessFromWhichNothingCanBeBorrowed is left to criu, the other one is not.
+func TestAProcessFromWhichNothingCanBeBorrowed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "stream-sync")
+		failOnce(t, host, "dump.borrow", "error")
+		images := host.Dump(job)
+		manifest, err := hooks.ReadManifest(images)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lane := slices.DeleteFunc(manifest.Processes, func(p hooks.ManifestProcess) bool { return p.Pages == nil })
+		if len(lane) != 1 || len(chunkFiles(t, images)) != lane[0].Pages.Files() {
+			t.Errorf("%d processes are in the fast lane, with the files %v", len(lane), chunkFiles(t, images))
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
 // TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill: the hook that undoes its own
 // dump, and then cucriu recover. Whoever comes next begins again.
 func TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill(t *testing.T) {
