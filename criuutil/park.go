@@ -106,7 +106,7 @@ func IsParked(saved string) (bool, error) {
 }
 
 // ForImage returns what a dump's image needs: the threads by their ids in the
-// innermost pid namespace, which is what criu's images know them by.
+// innermost pid namespace, and the process, too: what criu's images know them by.
 func (p Parked) ForImage() (Parked, error) {
 	threads := slices.Clone(p.Threads)
 	for i, t := range threads {
@@ -116,8 +116,9 @@ func (p Parked) ForImage() (Parked, error) {
 		}
 		threads[i].TID, threads[i].StartTime = status.ImagePID(), 0
 	}
-	p.Threads = threads
-	return p, nil
+	status, err := ReadStatus(p.PID)
+	p.PID, p.Threads = status.ImagePID(), threads
+	return p, err
 }
 
 // Validate refuses what no dump on this architecture can have written.

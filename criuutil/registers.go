@@ -22,4 +22,6 @@ func (r *registers) UnmarshalText(text []byte) error {
 	return nil
 }
 
-func (r *registers) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(r)), unsafe.Sizeof(*r)) }
+func (r *registers) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(r)), unsafe.Sizeof(*r))
+}
