@@ -261,7 +261,7 @@ func (d *dump) dropOne(ctx context.Context, t *target) error {
 	}
 	// criu does not get hold of a thread that is not yet back in the group-stop:
 	// it lets it run, to see it stop a second time.
-	return criuutil.WaitStopped(ctx, t.Process)
+	return criuutil.KeepStopped(ctx, t.Process)
 }
 
 // borrow borrows some threads of a stopped process, not the one with the tid
