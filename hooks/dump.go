@@ -441,17 +441,30 @@ func (d *dump) findStopped() error {
 		if slices.ContainsFunc(d.members, func(m Member) bool { return m.PID == pid }) {
 			continue
 		}
-		stopped, err := criuutil.Stopped(pid)
-		if err == nil && stopped {
-			var status criuutil.Status
-			status, err = criuutil.ReadStatus(pid)
-			d.stoppedOthers = append(d.stoppedOthers, status.ImagePID())
+		stopped, imagePID, err := stoppedAs(pid)
+		if stopped {
+			d.stoppedOthers = append(d.stoppedOthers, imagePID)
 		}
 		if err != nil && !errors.Is(err, criuutil.ErrGone) {
 			return err
 		}
 	}
 	return nil
+}
+
+// stoppedAs reports whether a process is stopped, and which pid it has in the
+// image. One that has ended, or ends meanwhile, is not: it has no thread left that
+// could be in a stop.
+func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
+	stopped, err = criuutil.Stopped(pid)
+	if err != nil || !stopped {
+		return false, 0, err
+	}
+	status, err := criuutil.ReadStatus(pid)
+	if err != nil || status.Ended {
+		return false, 0, err
+	}
+	return true, status.ImagePID(), nil
 }
 
 func pidsOf(targets []*target) []int {
