@@ -310,6 +310,7 @@ func (d *dump) trace(ctx context.Context) error {
 		if t.before, err = criuutil.ReadAddressSpace(t.PID); err != nil {
 			return err
 		}
+		t.member.PrivateBefore = criuutil.Total(t.before.Private)
 		tid, err := t.cuda.RestoreThreadID(ctx)
 		if err != nil {
 			return err
@@ -332,6 +333,9 @@ func (d *dump) checkpoint(ctx context.Context) error {
 	return parallel(d.targets, func(t *target) error {
 		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
 		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
+			return err
+		}
+		if err := t.measureStaged(); err != nil {
 			return err
 		}
 		return d.beginCopy(ctx, t)

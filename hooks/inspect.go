@@ -89,11 +89,19 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
+	listed := make([]map[cudackpt.UUID]uint64, len(in.members))
 	for i := range in.members {
 		m := &in.members[i]
-		if m.MemoryBytes, err = memoryHeld(ctx, driver, m); err != nil {
-			in.findings = append(in.findings, m.found(found(FindingMemoryUnknown, err, "ask with nvidia-smi; in a virtual machine or container, the driver may have to be told to account for processes")))
+		if listed[i], err = memoryHeld(ctx, driver, m); err != nil {
+			in.findings = append(in.findings, m.found(found(FindingMemoryUnknown, err, "see nvidia-smi on this host")))
+			continue
 		}
+		m.MemoryBytes = knownMemory(listed[i])
+		in.findings = append(in.findings, m.memoryFinding(listed[i])...)
+	}
+	peers, err := peersOf(in.members, listed)
+	if err != nil {
+		return nil, err
 	}
 	resources, err := resourceFindings(criuutil.System{}, in, imageDir)
 	if err != nil {
@@ -103,17 +111,18 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	in.findings = slices.Concat(in.findings, resources, nccl)
+	in.findings = slices.Concat(in.findings, resources, nccl, peers)
 	return in, nil
 }
 
 // refuse fails if errors are among the findings that are not overridden. What
 // is overridden is logged, and so are warnings.
 func (h *Hook) refuse(findings Findings) error {
-	if err := CheckForce(h.Force); err != nil {
+	forced := slices.Concat(h.Force, h.Config.Force)
+	if err := CheckForce(forced); err != nil {
 		return err
 	}
-	findings = findings.Force(h.Force)
+	findings = findings.Force(forced)
 	for _, f := range findings.Of(SeverityWarning) {
 		h.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
 	}

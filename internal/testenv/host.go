@@ -112,6 +112,15 @@ func (h *Host) Faults(rules ...string) {
 	}
 }
 
+// NVML says what the simulated NVML does not tell of processes: "hide", "unknown",
+// "add MIB", or "" for the truth.
+func (h *Host) NVML(view string) {
+	h.t.Helper()
+	if err := os.WriteFile(filepath.Join(h.Dir, "nvml"), []byte(view+"\n"), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // Command returns a command that will run on the host.
 func (h *Host) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(h.t.Context(), name, args...)

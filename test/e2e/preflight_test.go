@@ -237,6 +237,99 @@ func TestNCCLOverSocketsIsDumped(t *testing.T) {
 	})
 }
 
+// withLibrary starts a job that has an empty library of this name mapped, with a
+// text in it, and the variables in its environment.
+func withLibrary(t *testing.T, host *testenv.Host, name, text string, environment, args []string) *testenv.Job {
+	t.Helper()
+	stub, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(library, append(stub, text...), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, environment), 1, args...)
+}
+
+func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
+	const (
+		name       = "libc10_cuda.so"
+		expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+		newer      = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+	)
+	two := []string{"--gpus", "0,1"}
+	for _, test := range []struct {
+		name    string
+		nvml    string
+		config  string
+		start   func(*testing.T, *testenv.Host) *testenv.Job
+		refused bool
+		remedy  string
+	}{
+		{"two GPUs", "add 512", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, true, "CUDA_VISIBLE_DEVICES"},
+		{"one GPU of two", "add 512", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1) }, false, ""},
+		{"little on two GPUs", "add 400", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, false, ""},
+		{"PyTorch", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job { return withLibrary(t, h, name, "", nil, two) }, true, expandable},
+		{"PyTorch with expandable segments", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "", []string{expandable}, two)
+		}, false, ""},
+		{"PyTorch that knows the setting by its new name", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "PYTORCH_ALLOC_CONF", []string{newer}, two)
+		}, false, ""},
+		{"PyTorch that does not", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "PYTORCH_CUDA_ALLOC_CONF", []string{newer}, two)
+		}, true, expandable},
+		{"JAX", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, "xla_cuda_plugin.so", "", nil, two)
+		}, true, "XLA_PYTHON_CLIENT_PREALLOCATE"},
+		{"forced by root's configuration", "add 512", "version: 1\nforce: [peer-memory]\n", func(_ *testing.T, h *testenv.Host) *testenv.Job {
+			return h.Start(1, two...)
+		}, false, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				host.NVML(test.nvml)
+				if test.config != "" {
+					host.Setenv("CUCRIU_CONFIG", host.Config(test.config))
+				}
+				job := test.start(t, host)
+				if test.refused {
+					found := refused(t, host, job, hooks.FindingPeerMemory, t.TempDir())
+					if !strings.Contains(found.Remedy, test.remedy) {
+						t.Errorf("the remedy does not name %s: %v", test.remedy, found)
+					}
+					if out, err := host.Cucriu("suspend", "-p", strconv.Itoa(job.MustStatus(0).PID)); err == nil || !strings.Contains(out, "peer-memory") {
+						t.Errorf("cucriu suspend: %v\n%s", err, out)
+					}
+					job.Runs()
+					return
+				}
+				host.Restore(host.Dump(job))
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestAProcessThatGrowsAfterItWasInspectedIsNotCheckpointed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0,1")
+		host.Faults("lock delay 900ms")
+		dump := make(chan testenv.CriuRun, 1)
+		go func() { dump <- host.TryDump(job, filepath.Join(t.TempDir(), "images")) }()
+		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
+		host.NVML("add 512")
+		if run := <-dump; run.Err == nil || !strings.Contains(run.Log, "it has come since the inspection: peer-memory") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
 func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
