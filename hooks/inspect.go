@@ -159,6 +159,9 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	m := Member{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
 	driver, err := open()
 	if err != nil {
+		if len(held.devices) == 0 {
+			return p, nil // libcuda is loaded and holds no device: it has no state that a driver could save
+		}
 		p.findings = append(p.findings, m.found(driverFinding(err)))
 		return p, nil
 	}

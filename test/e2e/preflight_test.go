@@ -237,6 +237,32 @@ func TestNCCLOverSocketsIsDumped(t *testing.T) {
 	})
 }
 
+func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
+	for _, driver := range []string{"old", "missing"} {
+		t.Run(driver, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--driver", "550")
+				pid := host.Spawn(t.TempDir(), "/usr/bin/env", "LD_PRELOAD=libcuda.so.1", "/bin/sleep", "1000")
+				testenv.Eventually(t, testenv.Soon, "libcuda is mapped", func() bool {
+					maps, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+					return err == nil && strings.Contains(string(maps), "/550/libcuda.so.1") && strings.Contains(string(maps), "/sleep")
+				})
+				job, finding := host.Start(1), hooks.FindingDriverOld
+				if driver == "missing" {
+					host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
+					finding = hooks.FindingDriverMissing
+				}
+				host.Dump(testenv.JobOf(t, pid))
+				run := host.TryDump(job, t.TempDir()) // of a process that has used it
+				if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+finding) {
+					t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				job.Runs()
+			})
+		})
+	}
+}
+
 // withLibrary starts a job that has an empty library of this name mapped, with a
 // text in it, and the variables in its environment.
 func withLibrary(t *testing.T, host *testenv.Host, name, text string, environment, args []string) *testenv.Job {
