@@ -164,6 +164,7 @@ func TestStagingFindings(t *testing.T) {
 	write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
 	write("proc/1/cgroup", "0::/job\n")
 	write("proc/2/cgroup", "0::/job/inner\n")
+	write("proc/3/cgroup", "0::/\n")
 	for _, group := range []string{dir, dir + "/inner"} {
 		write(group+"/memory.current", "1048576\n")
 		write(group+"/memory.stat", "")
@@ -174,18 +175,29 @@ func TestStagingFindings(t *testing.T) {
 	for _, test := range []struct {
 		available, outer, inner string
 		want                    string
+		image                   memoryImage
 	}{
-		{"6144", "7340032", "4194304", ""}, // 6 MiB, 7 and 4 MiB with 1 in use: just enough
-		{"6143", "7340032", "4194304", "staging-memory=error"},
-		{"6144", "7340031", "4194304", "memory-cgroup=error"},
-		{"6144", "7340032", "4194303", "memory-cgroup=error"},
-		{"6144", "max", "max", ""},
-		{"0", "0", "0", "staging-memory=error memory-cgroup=error memory-cgroup=error"},
+		{"6144", "7340032", "4194304", "", memoryImage{}}, // 6 MiB, 7 and 4 MiB with 1 in use: just enough
+		{"6143", "7340032", "4194304", "staging-memory=error", memoryImage{}},
+		{"6144", "7340031", "4194304", "memory-cgroup=error", memoryImage{}},
+		{"6144", "7340032", "4194303", "memory-cgroup=error", memoryImage{}},
+		{"6144", "max", "max", "", memoryImage{}},
+		{"0", "0", "0", "staging-memory=error memory-cgroup=error memory-cgroup=error", memoryImage{}},
+
+		// An image in memory comes on top of it: of the host's, and of the groups' of
+		// who writes it.
+		{"9216", "max", "max", "", memoryImage{3 << 20, 3}},
+		{"9215", "max", "max", "staging-memory=error", memoryImage{3 << 20, 3}},
+		{"9216", "7340032", "4194304", "", memoryImage{3 << 20, 3}},
+		{"9216", "10485760", "4194304", "", memoryImage{3 << 20, 1}},
+		{"9216", "10485759", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 1}},
+		{"9216", "10485760", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 2}},
+		{"9216", "10485760", "7340032", "", memoryImage{3 << 20, 2}},
 	} {
 		write("proc/meminfo", "MemAvailable: "+test.available+" kB\n")
 		write(dir+"/memory.max", test.outer+"\n")
 		write(dir+"/inner/memory.max", test.inner+"\n")
-		findings, err := stagingFindings(criuutil.System{Root: root}, []Member{member(1), member(2)})
+		findings, err := stagingFindings(criuutil.System{Root: root}, []Member{member(1), member(2)}, test.image)
 		if err != nil {
 			t.Fatal(err)
 		}

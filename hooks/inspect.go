@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 
@@ -103,7 +104,7 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	resources, err := resourceFindings(criuutil.System{}, in, imageDir)
+	resources, err := resourceFindings(criuutil.System{}, in, imageDir, os.Getpid())
 	if err != nil {
 		return nil, err
 	}

@@ -134,36 +134,45 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 	}
 }
 
-func TestAControlGroupThatIsTooSmall(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-		if _, err := os.Stat(filepath.Join(hierarchy, limitFile)); err != nil {
-			hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
-			controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
-			if err != nil || !strings.Contains(string(controllers), "memory") {
-				t.Skip("this kernel mounts no memory controller in which a group could be made")
-			}
+// memoryGroup moves a job into a memory control group of its own, and returns what
+// writes to its files.
+func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write func(name, text string)) {
+	t.Helper()
+	hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if _, err := os.Stat(filepath.Join(hierarchy, limitFile)); err != nil {
+		hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
+		controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
+		if err != nil || !strings.Contains(string(controllers), "memory") {
+			t.Skip("this kernel mounts no memory controller in which a group could be made")
 		}
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--mib", "64")
-		group := filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
-		if err := os.Mkdir(group, 0o755); err != nil {
+	}
+	dir = filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		job.Kill()
+		testenv.Eventually(t, testenv.Soon, "the group can be removed", func() bool {
+			err := os.Remove(dir)
+			return err == nil || os.IsNotExist(err)
+		})
+	})
+	write = func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			job.Kill()
-			if err := os.Remove(group); err != nil {
-				t.Error(err)
-			}
-		})
-		write := func(name, text string) {
-			t.Helper()
-			if err := os.WriteFile(filepath.Join(group, name), []byte(text), 0); err != nil {
-				t.Fatal(err)
-			}
-		}
+	}
+	write("cgroup.procs", job.Root())
+	return dir, limitFile, write
+}
+
+func TestAControlGroupThatIsTooSmall(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "48M")
-		write("cgroup.procs", job.Root())
 		found := refused(t, host, job, hooks.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
 		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
 			t.Errorf("neither the group nor its limit is named: %v", found)
@@ -172,6 +181,54 @@ func TestAControlGroupThatIsTooSmall(t *testing.T) {
 		host.Restore(host.Dump(job, "--manage-cgroups=ignore"), "--manage-cgroups=ignore")
 		job.Runs()
 	})
+}
+
+// An image on tmpfs is memory of the group of who writes it: beside the staging
+// memory, which is dropped only after all of it was copied, there was no room for it,
+// and the OOM killer came in the middle of the copy.
+func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "176M")
+		// Whatever is started from here on is in the group.
+		inGroup := func(args ...string) *exec.Cmd {
+			return host.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}, args...)...)
+		}
+		disk, memory := t.TempDir(), t.TempDir()
+		testenv.SmallDisk(t, memory, "512m")
+		program := testenv.Artefact(t, "make build", "bin", "cucriu")
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", memory).CombinedOutput(); err == nil || !strings.Contains(string(out), hooks.FindingMemoryCgroup) {
+			t.Fatalf("an image in memory is not counted: %v\n%s", err, out)
+		}
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", disk).CombinedOutput(); keepsOnDisk(t, disk) && err != nil {
+			t.Fatalf("an image on a disk is counted: %v\n%s", err, out)
+		}
+		images := filepath.Join(memory, "images")
+		criu := host.CriuCommand("dump", images, "-t", job.Root(), "--manage-cgroups=ignore")
+		dump := func() error { return inGroup(criu.Args...).Run() }
+		if err := dump(); err == nil {
+			t.Fatal("dumped without the memory for it")
+		}
+		job.Runs()
+		write(limitFile, "512M")
+		if err := dump(); err != nil {
+			t.Fatalf("criu dump with enough memory: %v", err)
+		}
+		host.Restore(images, "--manage-cgroups=ignore")
+		job.Runs()
+	})
+}
+
+// keepsOnDisk reports whether a folder is on a file system that is not in memory.
+func keepsOnDisk(t *testing.T, dir string) bool {
+	t.Helper()
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Type != unix.TMPFS_MAGIC
 }
 
 func TestADiskThatIsTooSmall(t *testing.T) {
