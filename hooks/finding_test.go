@@ -58,6 +58,9 @@ func TestNCCLFindings(t *testing.T) {
 	harmless := func(pid int) ncclUse {
 		return ncclUse{pid: pid, name: "rank", evidence: []string{"libnccl.so.2"}, harmless: true}
 	}
+	launched := func(pid int, legacyIPC bool) ncclUse {
+		return ncclUse{pid: pid, name: "rank", evidence: []string{"libnccl.so.2"}, jobFile: true, legacyIPC: legacyIPC}
+	}
 	for _, test := range []struct {
 		name           string
 		users, outside []ncclUse
@@ -67,14 +70,28 @@ func TestNCCLFindings(t *testing.T) {
 		{"two ranks", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 580, Minor: 159}, "nccl-ipc=error"},
 		{"one of two has it switched off", []ncclUse{harmless(1), sharing(2)}, nil, criuutil.Version{Major: 580}, "nccl-ipc=error"},
 		{"both have it switched off", []ncclUse{harmless(1), harmless(2)}, nil, criuutil.Version{Major: 580}, ""},
-		{"a driver that is said to do it", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
+		{"a newer driver", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"with a job file, and handles of the VMM API", []ncclUse{launched(1, false), launched(2, false)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"with a job file, and legacy cuIpc", []ncclUse{launched(1, true), launched(2, true)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
+		{"one of two with a job file", []ncclUse{launched(1, true), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"legacy cuIpc without a job file", []ncclUse{{pid: 1, legacyIPC: true}, {pid: 2, legacyIPC: true}}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"with a job file on an older driver", []ncclUse{launched(1, true), launched(2, true)}, nil, criuutil.Version{Major: 595}, "nccl-ipc=error"},
+		{"alone in its tree, on a newer driver", []ncclUse{sharing(1)}, []ncclUse{sharing(9)}, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
 		{"the last driver before it", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 609, Minor: 99}, "nccl-ipc=error"},
 		{"alone", []ncclUse{sharing(1)}, nil, criuutil.Version{Major: 580}, ""},
 		{"alone in its tree", []ncclUse{sharing(1)}, []ncclUse{sharing(9)}, criuutil.Version{Major: 580}, "nccl-ipc=warning"},
 	} {
-		if got := severities(ncclFindings(test.users, test.outside, test.driver)); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			findings := ncclFindings(test.users, test.outside, test.driver)
+			if got := severities(findings); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+			for _, f := range findings {
+				if !test.driver.Before(610, 0) && len(test.outside) == 0 && !strings.Contains(f.Message, "not measured") {
+					t.Errorf("it is not said that this is reported only: %v", f)
+				}
+			}
+		})
 	}
 	for environment, want := range map[string]bool{
 		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1":                    true,
