@@ -198,7 +198,7 @@ func (d *dump) inspect(ctx context.Context) error {
 		return err
 	}
 	if seen.usesCUDA() {
-		seen.findings = append(seen.findings, findings...)
+		seen.findings = slices.Concat(seen.findings, insideFindings(seen.pids, d.criu.PID), findings)
 	}
 	if d.criu.RPC { // these depend on options that cannot be seen then
 		seen.findings = seen.findings.suspected(FindingCUDAPlugin, FindingPluginDir, FindingDiskSpace)

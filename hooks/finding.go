@@ -42,6 +42,7 @@ const (
 	FindingForkedChild    = preflight.ForkedChild    // NVIDIA devices without CUDA state: a forked child
 	FindingMismatch       = "library-mismatch"       // another libcuda than the one that would drive it
 	FindingDifferentGPUs  = "different-gpus"         // the processes of the tree see different GPUs
+	FindingCriuInside     = "criu-in-tree"           // criu is in the tree that it is to dump
 	FindingTraced         = "traced"                 // by a debugger
 	FindingFrozen         = "frozen"                 // by its control group
 	FindingStopped        = "stopped"                // by SIGSTOP; stays so

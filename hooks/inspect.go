@@ -196,7 +196,11 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	if m.Stopped, err = criuutil.Stopped(pid); err != nil {
 		return inspected{}, err
 	}
-	if m.GPUs, err = driver.VisibleGPUs(pid); err != nil {
+	var uninitialized *cudackpt.UninitializedError
+	if m.GPUs, err = visibleGPUs(ctx, driver, pid); errors.As(err, &uninitialized) {
+		p.findings = append(p.findings, m.found(found(FindingNoGPU, err, "")))
+		return p, nil
+	} else if err != nil {
 		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
 	}
 	if len(m.GPUs) == 0 {
@@ -216,12 +220,16 @@ func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
 	add := func(name, message, remedy string) {
 		findings = append(findings, Finding{Name: name, Severity: SeverityError, PID: pid, Process: status.Name, Message: message, Remedy: remedy})
 	}
-	if status.TracerPID != 0 {
-		tracer := strconv.Itoa(status.TracerPID)
-		if t, err := criuutil.ReadStatus(status.TracerPID); err == nil {
+	if thread, tracerPID := tracedThread(pid); tracerPID != 0 {
+		tracer := strconv.Itoa(tracerPID)
+		if t, err := criuutil.ReadStatus(tracerPID); err == nil {
 			tracer += " (" + t.Name + ")"
 		}
-		add(FindingTraced, "is traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
+		of := "is"
+		if thread != pid {
+			of = "has a thread, " + strconv.Itoa(thread) + ", that is"
+		}
+		add(FindingTraced, of+" traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
 	}
 	for _, inode := range held.anonymous {
 		name := FindingAnonymousInode
@@ -234,6 +242,57 @@ func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
 		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")
 	}
 	return findings
+}
+
+// tracedThread finds a thread of a process that somebody else traces, and who does.
+// Any thread may be traced alone.
+func tracedThread(pid int) (tid, tracer int) {
+	tids, err := criuutil.Threads(pid)
+	if err != nil {
+		return 0, 0
+	}
+	for _, tid := range tids {
+		status, err := criuutil.ReadStatus(tid)
+		if err == nil && status.TracerPID != 0 && status.TracerPID != os.Getpid() {
+			return tid, status.TracerPID
+		}
+	}
+	return 0, 0
+}
+
+// visibleGPUs returns the GPUs that a process can see, or fails when ctx ends: its
+// /dev is its own, and may be on a file system whose server does not answer.
+func visibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
+	type answer struct {
+		gpus []cudackpt.GPU
+		err  error
+	}
+	answered := make(chan answer, 1) // nobody may be there any more
+	go func() {
+		gpus, err := driver.VisibleGPUs(pid)
+		answered <- answer{gpus, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.gpus, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("its /dev does not answer (a FUSE or network file system whose server hangs?): look at /proc/%d/root/dev, and end that server: %w", pid, ctx.Err())
+	}
+}
+
+// insideFindings refuses a tree in which criu is itself, or who would start it.
+func insideFindings(pids []int, criu int) Findings {
+	if !slices.Contains(pids, criu) {
+		return nil
+	}
+	f := Finding{
+		Name: FindingCriuInside, Severity: SeverityError, PID: criu, Message: "is in the tree that is to be dumped, and criu cannot dump itself",
+		Remedy: "start the dump from outside of the tree, or dump a part of the tree that it is not in",
+	}
+	if status, err := criuutil.ReadStatus(criu); err == nil {
+		f.Process = status.Name
+	}
+	return Findings{f}
 }
 
 // found makes a finding one about this process.
