@@ -77,3 +77,23 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredByWhoComesAfterAKilledHook(t *testin
 		t.Error("the watcher did not know how much memory the restore takes")
 	})
 }
+
+func TestASuspendedProcessWhoseMemoryNVMLDoesNotTellWaitsForRoom(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
+		host.NVML("hide")
+		job := host.Start(1, "--mib", "40")
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		other := host.Start(1, "--mib", "40")
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err == nil {
+			t.Fatalf("resumed into a GPU that has no room for it:\n%s", out)
+		}
+		other.Kill()
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu resume: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}

@@ -102,3 +102,28 @@ func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// Linux before 5.18 cannot drop locked memory: criu writes it then. This kernel can,
+// so the look at it is made to fail.
+func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.UseFailpoint("dump.drop-locked=error")
+		for _, test := range []struct {
+			args   []string
+			toCriu bool
+		}{{[]string{"--mib", "16", "--mlock"}, true}, {[]string{"--mib", "16"}, false}} {
+			job := host.Start(1, test.args...)
+			images := host.Dump(job)
+			manifest, err := hooks.ReadManifest(images)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if toCriu := manifest.Processes[0].Pages == nil; toCriu != test.toCriu {
+				t.Errorf("%v: left to criu %v, want %v", test.args, toCriu, test.toCriu)
+			}
+			host.Restore(images)
+			job.Runs()
+		}
+	})
+}
