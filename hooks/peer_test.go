@@ -4,6 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/procfs"
+
 	"cucriu/cudackpt"
 )
 
@@ -14,6 +17,7 @@ func TestPeerFindings(t *testing.T) {
 		return map[cudackpt.UUID]uint64{a: first, b: second}
 	}
 	env := strings.Fields
+	h200 := map[cudackpt.UUID]string{a: "NVIDIA H200", b: "NVIDIA H200"}
 	torch, both := []string{pyTorch}, []string{jax, pyTorch}
 	const expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 	for _, test := range []struct {
@@ -28,6 +32,9 @@ func TestPeerFindings(t *testing.T) {
 		{"one GPU, and another mapped", peerUse{listed: map[cudackpt.UUID]uint64{a: large}, mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, false, ""},
 		{"too little for such an allocation", peerUse{listed: on(little, little)}, false, ""},
 		{"as much as one such allocation", peerUse{listed: on(least, 1<<20)}, true, ""},
+		{"a context and little else on H200s", peerUse{listed: on(518<<20, 750<<20), models: h200}, false, ""},
+		{"room for one beside a small context on an H200", peerUse{listed: on(518<<20, 254<<20+least), models: h200}, true, ""},
+		{"the same amounts on other GPUs", peerUse{listed: on(518<<20, 518<<20), models: map[cudackpt.UUID]string{a: "another", b: "another"}}, true, ""},
 		{"an amount that NVML does not tell", peerUse{listed: on(cudackpt.UnknownMemory, 1<<20)}, true, ""},
 		{"not listed, with one GPU mapped", peerUse{mapped: []string{"/dev/nvidia0"}}, false, ""},
 		{"not listed, with two GPUs mapped", peerUse{mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, true, ""},
@@ -66,5 +73,22 @@ func TestPeerFindings(t *testing.T) {
 	}
 	if got := severities(peerFindings([]peerUse{{listed: on(large, large)}}).Force([]string{FindingPeerMemory})); got != "peer-memory=forced" {
 		t.Errorf("%s after it was forced", got)
+	}
+}
+
+// The sizes are those of two H200s.
+func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
+	mapping := func(path string, size uintptr) *procfs.ProcMap {
+		return &procfs.ProcMap{StartAddr: 1 << 40, EndAddr: 1<<40 + size, Pathname: path}
+	}
+	initialized := []*procfs.ProcMap{
+		mapping("/dev/nvidia0", 64<<10), mapping("/dev/nvidia0", 64<<10), mapping("/dev/nvidia1", 64<<10), mapping("/dev/nvidia1", 64<<10),
+		mapping("/dev/nvidiactl", 64<<20), mapping("/dev/nvidia-uvm", 2<<20),
+	}
+	if got := contextNodes(initialized); len(got) > 0 {
+		t.Errorf("contexts on %v after cuInit alone", got)
+	}
+	if diff := cmp.Diff([]string{"/dev/nvidia1"}, contextNodes(append(initialized, mapping("/dev/nvidia1", 2<<20)))); diff != "" {
+		t.Error(diff)
 	}
 }

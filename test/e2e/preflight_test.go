@@ -350,23 +350,23 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 		refused bool
 		remedy  string
 	}{
-		{"two GPUs", "add 512", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, true, "CUDA_VISIBLE_DEVICES"},
-		{"one GPU of two", "add 512", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1) }, false, ""},
-		{"little on two GPUs", "add 400", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, false, ""},
-		{"PyTorch", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job { return withLibrary(t, h, name, "", nil, two) }, true, expandable},
-		{"PyTorch with expandable segments", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+		{"two GPUs", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, true, "CUDA_VISIBLE_DEVICES"},
+		{"one GPU of two", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1) }, false, ""},
+		{"little beside the contexts of two GPUs", "add 600", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, false, ""},
+		{"PyTorch", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job { return withLibrary(t, h, name, "", nil, two) }, true, expandable},
+		{"PyTorch with expandable segments", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
 			return withLibrary(t, h, name, "", []string{expandable}, two)
 		}, false, ""},
-		{"PyTorch that knows the setting by its new name", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+		{"PyTorch that knows the setting by its new name", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
 			return withLibrary(t, h, name, "PYTORCH_ALLOC_CONF", []string{newer}, two)
 		}, false, ""},
-		{"PyTorch that does not", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+		{"PyTorch that does not", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
 			return withLibrary(t, h, name, "PYTORCH_CUDA_ALLOC_CONF", []string{newer}, two)
 		}, true, expandable},
-		{"JAX", "add 512", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+		{"JAX", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
 			return withLibrary(t, h, "xla_cuda_plugin.so", "", nil, two)
 		}, true, "XLA_PYTHON_CLIENT_PREALLOCATE"},
-		{"forced by root's configuration", "add 512", "version: 1\nforce: [peer-memory]\n", func(_ *testing.T, h *testenv.Host) *testenv.Job {
+		{"forced by root's configuration", "add 752", "version: 1\nforce: [peer-memory]\n", func(_ *testing.T, h *testenv.Host) *testenv.Job {
 			return h.Start(1, two...)
 		}, false, ""},
 	} {
@@ -404,7 +404,7 @@ func TestAProcessThatGrowsAfterItWasInspectedIsNotCheckpointed(t *testing.T) {
 		dump := make(chan testenv.CriuRun, 1)
 		go func() { dump <- host.TryDump(job, filepath.Join(t.TempDir(), "images")) }()
 		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
-		host.NVML("add 512")
+		host.NVML("add 752")
 		if run := <-dump; run.Err == nil || !strings.Contains(run.Log, "it has come since the inspection: peer-memory") {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 		}
