@@ -15,9 +15,9 @@
 // The dump side, all of it in criu's pre-dump stage, where the processes still
 // run (dump.go, dump_lock.go and fastlane_dump.go, one function a step):
 //
-//	thaw        a control group that the container engine froze
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched
 //	watch       journal into the run directory; start the watcher
+//	thaw        a control group that the container engine froze
 //	lock        all CUDA processes at once, all or none, short tries inside a deadline
 //	stop        SIGSTOP; wait until every thread is in state T; look for new processes
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone

@@ -211,6 +211,9 @@ func (d *dump) inLane() []*target {
 func (d *dump) drop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
+	if err := d.leaveLocked(ctx); err != nil {
+		return err
+	}
 	for _, t := range d.inLane() {
 		err := failpoint(ctx, d.session, "dump.borrow")
 		if err == nil {

@@ -24,8 +24,8 @@ type Hook struct {
 	Watcher []string
 	// Progress, if set, is told of every step of a session as it begins.
 	Progress func(s *Session, step string)
-	// Force names the findings that are errors and are to be overridden: see
-	// [Forceable]. The environment and the configuration cannot set it.
+	// Force names the findings that are errors and are to be overridden, beside
+	// those of the configuration: see [Forceable]. The environment cannot set it.
 	Force []string
 
 	by    string        // whose time the phases are that it notes: see [Phase.By]

@@ -97,6 +97,9 @@ type Member struct {
 	Stopped     bool                     `json:"stopped"`
 	GPUs        []cudackpt.GPU           `json:"gpus"`
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// PrivateBefore is how much private memory it had mapped before the checkpoint,
+	// in bytes.
+	PrivateBefore uint64 `json:"private_before,omitempty"`
 	// Pairs is the GPU map for its restore; none means the same devices.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
 	// Pages is what the fast lane has of its memory.

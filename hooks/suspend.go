@@ -55,6 +55,9 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	if err := differentGPUs(d.members).Err(); err != nil {
 		return nil, err
 	}
+	if err := d.refuseUnrestorable(ctx); err != nil {
+		return nil, err
+	}
 	if err := d.requireRunning(ctx); err != nil {
 		return nil, err
 	}
