@@ -46,7 +46,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	d := &dump{Hook: h, criu: criu, stage: stage, root: root, imageDir: stage.ImageDir}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.undo())
+			err = d.failed(err)
 		}
 		d.letGo()
 	}()
