@@ -62,6 +62,9 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == OutcomeRunning {
 		ended = time.Now()
+		if !s.over.IsZero() {
+			ended = s.over
+		}
 	}
 	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != OutcomeDumped) {
 		if !errors.Is(err, ErrEnded) {

@@ -92,7 +92,7 @@ func (h *Hook) journal(members []Member, step string) (*Session, error) {
 		return nil, err
 	}
 	defer self.Close()
-	return h.newSession(&Session{Kind: KindSuspend, Criu: self.Ident, Members: members, Step: step})
+	return h.newSession(&Session{Kind: KindSuspend, Criu: self.Ident, Members: members, Ancestors: ancestorsOf(members), Step: step})
 }
 
 // park notes that the session waits for its resume.
