@@ -18,7 +18,7 @@
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched
 //	watch       journal into the run directory; start the watcher
 //	thaw        a control group that the container engine froze
-//	lock        all CUDA processes at once, all or none, short tries inside a deadline
+//	lock        all CUDA processes, all or none: who is ahead is held until the others have caught up
 //	stop        SIGSTOP; wait until every thread is in state T; look for new processes
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
 //	checkpoint  all of them in parallel

@@ -49,7 +49,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	d := &dump{Hook: h, criu: criu, stage: stage, root: root, imageDir: stage.ImageDir}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.undo())
+			err = d.failed(err)
 		}
 		d.letGo()
 	}()
@@ -315,7 +315,8 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Paused: slices.Concat(d.thawed, d.paused),
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Ancestors: ancestorsOf(d.members),
+		Paused: slices.Concat(d.thawed, d.paused),
 	})
 	if err != nil {
 		return err

@@ -157,11 +157,19 @@ func (e *RefusedError) Error() string {
 	if len(e.Findings) == 1 {
 		return "refused, nothing was touched: " + e.Findings[0].String()
 	}
-	lines := []string{fmt.Sprintf("refused for %d reasons, nothing was touched:", len(e.Findings))}
-	for _, f := range e.Findings {
-		lines = append(lines, "  "+f.String())
+	return fmt.Sprintf("refused for %d reasons, nothing was touched:%s", len(e.Findings), e.Findings.list())
+}
+
+// list has the one finding, or a line for each.
+func (fs Findings) list() string {
+	if len(fs) == 1 {
+		return fs[0].String()
 	}
-	return strings.Join(lines, "\n")
+	var text strings.Builder
+	for _, f := range fs {
+		text.WriteString("\n  " + f.String())
+	}
+	return text.String()
 }
 
 // found turns an error into a finding. An error of the driver's knows its

@@ -70,6 +70,7 @@ type Session struct {
 	Back         bool             `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
 	Restored     bool             `json:"restored"`              // no process is checkpointed any more: none is to be stopped
 	Members      []Member         `json:"members"`               // the CUDA processes
+	Ancestors    []criuutil.Ident `json:"ancestors,omitempty"`   // above them, which did not stand still before
 	// Others are the processes without CUDA that a restore holds back until the
 	// GPU state is there.
 	Others []criuutil.Ident `json:"others,omitempty"`
@@ -85,6 +86,7 @@ type Session struct {
 	lock     *flock.Flock
 	progress func(*Session, string)
 	by       string     // whose time a phase is: see [Phase.By]
+	over     time.Time  // when the job was where it is to be
 	mu       sync.Mutex // guards Phases and the members' Pages.Dropped, and puts saves in order
 }
 
@@ -327,6 +329,10 @@ func (s *Session) close(outcome Outcome, message string) error {
 	s.Outcome, s.Message = outcome, message
 	if err := failpoint(context.Background(), s, string(s.Kind)+".close"); err != nil {
 		return err
+	}
+	s.over = time.Now()
+	if outcome != OutcomeStopped { // else they are right to stand still
+		s.continueAncestors()
 	}
 	if err := s.save(); err != nil {
 		return err

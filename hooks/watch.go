@@ -399,10 +399,12 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	dumped := s.Step == "dumped"
 	ended := dumped && !s.Back // by criu, those that are gone; later they ended by themselves
 	switch {
+	case len(alive) == 0 && ended && (s.LeaveRunning || s.LeaveStopped):
+		return s.close(OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
 	case len(alive) == 0 && ended:
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
 	case len(alive) == 0:
-		return s.close(OutcomeGone, "the processes ended by themselves or with a dump that failed")
+		return s.close(OutcomeGone, "the processes ended by themselves or with a dump that failed; "+fate{ended: s.Members}.text(""))
 	}
 	if len(alive) < len(s.Members) && ended && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
 		// criu was cut off while it ended them. The image is complete, and a
@@ -417,16 +419,17 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	if err := h.bringUp(ctx, driver, s, alive); err != nil {
 		return err
 	}
-	message := "criu did not complete the dump; the job goes on"
+	message := "criu did not complete the dump; "
 	if dumped {
-		message = "criu dumped the processes into " + s.ImageDir + " and left them alive"
+		message = "criu dumped the processes into " + s.ImageDir + " and left them alive; "
 	}
-	outcome := OutcomeRunning
+	outcome, livingDo := OutcomeRunning, "runs on"
 	if s.leavesStopped() {
-		outcome = OutcomeStopped
+		outcome, livingDo = OutcomeStopped, "is stopped"
 	}
-	h.Log.Info(message, "session", filepath.Base(s.dir), "outcome", outcome, "processes", pidsOf(alive))
-	return s.close(outcome, message)
+	_, err = s.closeAlive(outcome, message, livingDo)
+	h.Log.Info(s.Message, "session", filepath.Base(s.dir), "outcome", s.Outcome, "processes", pidsOf(alive))
+	return err
 }
 
 // settle waits until criu's hold on the processes is gone: those that it

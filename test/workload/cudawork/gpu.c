@@ -154,6 +154,15 @@ void gpu_submit_collective(struct gpu *g, uint64_t group, uint32_t rank, uint32_
 	launch(g, g->collective, "cw_collective", 1, params);
 }
 
+void gpu_submit_hour(struct gpu *g)
+{
+	CUstream ticks = g->stream;
+
+	must(cu.StreamCreate(&g->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate on GPU %d", g->ordinal);
+	gpu_submit_busy(g, 3600 * 1000);
+	g->stream = ticks;
+}
+
 void gpu_wait(struct gpu *g)
 {
 	must(cu.StreamSynchronize(g->stream), "cuStreamSynchronize on GPU %d", g->ordinal);

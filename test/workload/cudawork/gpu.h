@@ -45,6 +45,7 @@ struct buffer *gpu_add_managed(struct gpu *g, uint64_t bytes, uint32_t seed);
 void gpu_submit_busy(struct gpu *g, long ms);
 void gpu_submit_step(struct gpu *g);
 void gpu_submit_collective(struct gpu *g, uint64_t group, uint32_t rank, uint32_t size, uint64_t generation);
+void gpu_submit_hour(struct gpu *g); /* to a stream of its own */
 void gpu_wait(struct gpu *g);
 
 /* Compares a few words of each buffer, by way of scratch (at least GPU_SAMPLE_BYTES). */

@@ -28,6 +28,8 @@ static const char usage[] =
 	"  --io-uring      an open io_uring\n"
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
 	"  --ranks N       the same with a collective in each tick (simulated driver only)\n"
+	"  --ahead         with --ranks: only rank 0 synchronizes, so the others run ahead\n"
+	"  --hog-rank R    with --ranks: rank R has a kernel of an hour on a stream of its own\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
 	"exit status: 0 stopped, 1 stopped and content was wrong, 2 CUDA error, 3 usage or system\n";
 
@@ -83,7 +85,7 @@ static enum spin parse_spin(const char *name)
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP };
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, HELP };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -91,9 +93,10 @@ struct options options_parse(int argc, char **argv)
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
-		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
+		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
+		{"hog-rank", 1, 0, HOG_RANK}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
 	};
-	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10};
+	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .hog_rank = -1};
 	int c;
 
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -116,6 +119,8 @@ struct options options_parse(int argc, char **argv)
 		case IPC: o.ipc = 1; break;
 		case RANKS: o.ranks = number("ranks", optarg, 1, MAX_PROCS); break;
 		case PROCS: o.procs = number("procs", optarg, 1, MAX_PROCS); break;
+		case AHEAD: o.ahead = 1; break;
+		case HOG_RANK: o.hog_rank = number("hog-rank", optarg, 0, MAX_PROCS - 1); break;
 		case HELP: fputs(usage, stdout); exit(EXIT_GOOD);
 		default: fputs(usage, stderr); exit(EXIT_USAGE);
 		}
@@ -126,5 +131,7 @@ struct options options_parse(int argc, char **argv)
 		die(EXIT_USAGE, "--dir is missing (cudawork --help)");
 	if (!!o.ipc + !!o.ranks + !!o.procs > 1)
 		die(EXIT_USAGE, "--ipc, --ranks and --procs exclude one another");
+	if ((o.ahead || o.hog_rank >= 0) && !o.ranks)
+		die(EXIT_USAGE, "--ahead and --hog-rank are about --ranks");
 	return o;
 }

@@ -31,6 +31,8 @@ struct options {
 	int ipc;
 	int ranks;
 	int procs;
+	int ahead;    /* of the ranks all but the first run ahead */
+	int hog_rank; /* has a kernel that does not end; -1: none has */
 };
 
 /* Ends the process with EXIT_USAGE when the arguments make no sense. */

@@ -50,10 +50,32 @@ static void set_up(struct worker *w)
 		companions_fork_child();
 	if (o->io_uring)
 		companions_io_uring();
+	if (w->role->rank == o->hog_rank)
+		gpu_submit_hour(&w->gpus[0]);
 	w->scratch = o->pinned ? companions_pin(&w->gpus[0]) : pageable;
 	ipc_connect(w->role, &w->gpus[0]);
 	companions_spin(w->gpus, w->ngpus, o->spin);
 	companions_count(o->threads);
+}
+
+/*
+ * Whether this is a rank that leaves its GPU work alone, as training loops do of which
+ * only one rank looks at the loss. Once in a while it synchronizes as well.
+ */
+static int runs_ahead(const struct worker *w)
+{
+	return w->role->ahead && w->role->rank && (w->ticks + 1) % w->role->ahead;
+}
+
+/* The first ticks after that come without a pause: each rank is ahead by a number of its own. */
+static void pause_after_tick(const struct worker *w)
+{
+	if (runs_ahead(w) && w->ticks % w->role->ahead < 4u * w->role->rank)
+		return;
+	if (w->role->ahead && file_exists(w->role->common, "stop"))
+		return; /* it takes many ticks more until all are level */
+	if (w->options->tick_ms)
+		sleep_ms(w->options->tick_ms);
 }
 
 static void tick(struct worker *w)
@@ -69,6 +91,10 @@ static void tick(struct worker *w)
 		gpu_submit_step(g);
 		if (r->part == RANK)
 			gpu_submit_collective(g, r->group, r->rank, r->size, w->ticks + 1);
+	}
+	if (runs_ahead(w)) {
+		w->ticks++;
+		return;
 	}
 	for (int i = 0; i < w->ngpus; i++) {
 		gpu_use(&w->gpus[i]);
@@ -131,6 +157,7 @@ static void answer_check(struct worker *w)
 		struct tally t;
 
 		gpu_use(&w->gpus[i]);
+		gpu_wait(&w->gpus[i]);
 		t = gpu_check_all(&w->gpus[i], w->ticks);
 		all.words += t.words;
 		all.bad += t.bad;
@@ -161,8 +188,7 @@ int worker_run(const struct options *o, const struct role *r)
 		tick(&w);
 		write_status(&w);
 		answer_check(&w);
-		if (o->tick_ms)
-			sleep_ms(o->tick_ms);
+		pause_after_tick(&w);
 	}
 	tear_down(&w);
 	if (bad_count()) {
