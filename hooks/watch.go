@@ -339,16 +339,34 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 	if s.Outcome != "" || s.suspended() && slices.ContainsFunc(s.Members, Member.alive) {
 		return nil, nil
 	}
-	criu, err := criuutil.Reopen(s.Criu)
-	if err == nil {
-		criu.Close()
-		if s.Kind != KindRestore || !s.criuIsThrough() {
-			return nil, nil // criu is still at work
-		}
-	} else if !errors.Is(err, criuutil.ErrGone) {
+	if owned, err := s.owned(); err != nil || owned {
 		return nil, err
 	}
 	return s, h.finish(ctx, s)
+}
+
+// owned reports whether a session has somebody who will take it on: a criu that
+// lives calls its hook again, and a watcher waits for its turn. Whoever else took it
+// on would get between them.
+func (s *Session) owned() (bool, error) {
+	owners := []criuutil.Ident{s.Criu}
+	if s.Kind == KindRestore && s.Step == "post-resume" {
+		owners = nil // criu calls nobody after that, and lives on for as long as the job
+	}
+	if s.Watcher != nil {
+		owners = append(owners, *s.Watcher)
+	}
+	for _, id := range owners {
+		owner, err := criuutil.Reopen(id)
+		if err == nil {
+			owner.Close()
+			return true, nil
+		}
+		if !errors.Is(err, criuutil.ErrGone) {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // finish takes a session whose criu has ended to a good end.
