@@ -198,7 +198,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		if err != nil || other == nil {
 			return err
 		}
-		if other.suspended() {
+		if other.suspended() || other.Criu == d.criu.Ident {
 			return other.conflict()
 		}
 		select {

@@ -103,8 +103,13 @@ func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error)
 		return nil, nil
 	}
 	s, err := loadSession(dir, true)
-	if err == nil {
-		s.progress, s.by = h.Progress, h.by
+	if err != nil {
+		return nil, err
 	}
-	return s, err
+	if s.Criu != criu.Ident { // one with the same pid, in another pid namespace
+		s.unlock()
+		return nil, nil
+	}
+	s.progress, s.by = h.Progress, h.by
+	return s, nil
 }

@@ -96,7 +96,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if served, err := h.servedByClient(criu); err != nil || served {
 		return err
 	}
-	return h.runStage(ctx, criu, stage)
+	return h.once(ctx, criu, stage, h.runStage)
 }
 
 // runStage does what a stage of this criu asks for.

@@ -106,6 +106,9 @@ func (s *Session) dropPartial() error {
 		client.Close()
 		return nil
 	}
+	if !errors.Is(err, criuutil.ErrGone) {
+		return err
+	}
 	if err := os.RemoveAll(s.ImageDir); err != nil {
 		return fmt.Errorf("remove the partial image: %w", err)
 	}

@@ -165,13 +165,16 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 		return nil, err
 	}
 	// One criu may serve several requests, one after the other.
+	if other := (&Session{dir: s.dir}); other.read() == nil && other.Outcome == "" {
+		return nil, other.conflict() // with the same pid, in another pid namespace
+	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
-	if err := s.lockNow(); err != nil {
+	if err := s.lockWait(); err != nil { // for who looks whether it is orphaned
 		return nil, err
 	}
 	if err := s.save(); err != nil {
@@ -249,21 +252,17 @@ func (s *Session) parse(data []byte) error {
 	if err := json.Unmarshal(data, s); err != nil {
 		return err
 	}
-	idents := []criuutil.Ident{s.Criu}
-	for _, id := range []*criuutil.Ident{s.Root, s.Watcher} {
-		if id != nil {
-			idents = append(idents, *id)
-		}
-	}
 	for _, member := range s.Members {
-		idents = append(idents, member.Ident)
 		if err := member.Pages.validate(); err != nil {
 			return err
 		}
 	}
-	for _, id := range idents {
+	for _, id := range s.idents() {
 		if id.PID <= 0 {
 			return fmt.Errorf("it names a process with pid %d", id.PID)
+		}
+		if err := id.Complete(); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -278,6 +277,29 @@ func (s *Session) parse(data []byte) error {
 	}
 	return nil
 }
+
+// idents are all the processes that the journal names.
+func (s *Session) idents() []*criuutil.Ident {
+	idents := []*criuutil.Ident{&s.Criu}
+	for _, id := range []*criuutil.Ident{s.Watcher, s.Client, s.Root, s.RootParent} {
+		if id != nil {
+			idents = append(idents, id)
+		}
+	}
+	for i := range s.Members {
+		idents = append(idents, &s.Members[i].Ident)
+	}
+	for _, others := range [][]criuutil.Ident{s.Tree, s.Others} {
+		for i := range others {
+			idents = append(idents, &others[i])
+		}
+	}
+	return idents
+}
+
+// Elsewhere reports whether the session is an open one of another pid namespace: it
+// is left to those who are there.
+func (s *Session) Elsewhere() bool { return s.Outcome == "" && s.Criu.Elsewhere() }
 
 func (s *Session) lockNow() error {
 	s.lock = flock.New(filepath.Join(s.dir, "lock"))
@@ -404,8 +426,21 @@ func sessionDirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// tidySessions drops the oldest closed sessions.
+// tidySessions drops the oldest closed sessions, and what is left of those that were
+// killed before they had a journal: nobody makes one just now.
 func tidySessions(runDir string) error {
+	dirs, err := sessionDirs(filepath.Join(runDir, "sessions"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if _, err := os.Lstat(filepath.Join(dir, sessionFile)); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("drop a session that was not begun: %w", err)
+		}
+	}
 	all, err := Sessions(runDir)
 	if err != nil {
 		return err

@@ -339,15 +339,21 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 	if s.Outcome != "" || s.suspended() && slices.ContainsFunc(s.Members, Member.alive) {
 		return nil, nil
 	}
-	if owned, err := s.owned(); err != nil || owned {
+	boot, err := bootID()
+	if err != nil {
 		return nil, err
+	}
+	if s.BootID == boot { // else its identities mean nothing
+		if owned, err := s.owned(); err != nil || owned {
+			return nil, err
+		}
 	}
 	return s, h.finish(ctx, s)
 }
 
 // owned reports whether a session has somebody who will take it on: a criu that
 // lives calls its hook again, and a watcher waits for its turn. Whoever else took it
-// on would get between them.
+// on would get between them. Of one in another pid namespace nobody here can tell.
 func (s *Session) owned() (bool, error) {
 	owners := []criuutil.Ident{s.Criu}
 	if s.Kind == KindRestore && s.Step == "post-resume" {
@@ -360,6 +366,9 @@ func (s *Session) owned() (bool, error) {
 		owner, err := criuutil.Reopen(id)
 		if err == nil {
 			owner.Close()
+			return true, nil
+		}
+		if errors.Is(err, criuutil.ErrElsewhere) {
 			return true, nil
 		}
 		if !errors.Is(err, criuutil.ErrGone) {

@@ -205,3 +205,22 @@ func TestRecoverLeavesAPausedContainerPaused(t *testing.T) {
 		wantAsFound(t, container, true)
 	})
 }
+
+// TestTheHookIsNamedTwice: criu before 4.2 reads runc.conf twice, and calls the hook
+// twice at each stage.
+func TestTheHookIsNamedTwice(t *testing.T) {
+	withAndWithoutPause(t, func(t *testing.T, paused bool) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")
+		container.Configure("action-script " + host.HookBin)
+		for again := true; again; again = container.CaughtWriting() {
+			pauseIf(container, paused)
+			container.Checkpoint("--leave-running")
+			wantAsFound(t, container, paused)
+		}
+		pauseIf(container, paused)
+		container.Checkpoint()
+		container.Restore()
+		wantAsFound(t, container, false)
+	})
+}
