@@ -64,6 +64,9 @@ func (d *dump) letGo() {
 		}
 	}
 	closeTargets(d.targets)
+	if d.claimed != nil {
+		d.claimed.Close() // criu and the watcher have it on
+	}
 	if d.session != nil {
 		d.session.unlock()
 	}

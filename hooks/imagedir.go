@@ -84,6 +84,9 @@ func (h *Hook) removeStalePartials(dir string) error {
 			continue
 		}
 		partial := filepath.Join(filepath.Dir(dir), entry.Name())
+		if isClaimed(partial) {
+			continue // its writer has the pid in another namespace
+		}
 		if session, err := neededBy(h.Config.RunDir, partial); err != nil || session != "" {
 			h.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
 			continue

@@ -77,6 +77,7 @@ type Session struct {
 	// container was paused.
 	Paused   []criuutil.Freezer `json:"paused,omitempty"`
 	Manifest *Manifest          `json:"manifest,omitempty"`
+	Written  *Written           `json:"written,omitempty"` // of a dump
 	Phases   Phases             `json:"phases"`
 	Outcome  Outcome            `json:"outcome"`
 	Message  string             `json:"message"`
@@ -155,6 +156,9 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 	if other, err := openSessionOf(runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.conflict())
 	}
+	if err := s.checkUnclaimed(runDir); err != nil {
+		return nil, err
+	}
 	s.dir, s.progress, s.by = sessionPath(sessions, s.Kind, s.Criu), h.Progress, h.by
 	s.Created, s.CreatedClock = time.Now().UTC(), sinceBoot()
 	if h.begun > 0 {
@@ -182,6 +186,24 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	return s, nil
+}
+
+// checkUnclaimed refuses a dump into the directory of another that is not over.
+func (s *Session) checkUnclaimed(runDir string) error {
+	if s.Kind != KindDump {
+		return nil
+	}
+	dir, err := os.Stat(s.ImageDir)
+	if err != nil {
+		return nil // no other dump goes there either
+	}
+	into, err := sessionsInto(runDir, dir)
+	for _, other := range into {
+		if other.Outcome == "" {
+			return other.claimConflict()
+		}
+	}
+	return err
 }
 
 // openSessionOf finds an open session of a criu or of any of the processes.
