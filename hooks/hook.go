@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -85,6 +86,13 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	}
 	if h.handler(stage) == nil {
 		return nil
+	}
+	inside, err := criuutil.IsInside()
+	if err != nil {
+		return err
+	}
+	if inside && slices.Contains(insideStages, stage.Action) {
+		return h.runInside(ctx, stage)
 	}
 	criu, err := criuutil.CriuOf(stage.ImageDir)
 	if err != nil {

@@ -75,6 +75,15 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if err != nil && !errors.Is(err, criuutil.ErrGone) {
 		return err
 	}
+	over, isOver := context.WithCancel(ctx) // for a session that a stage has closed here
+	defer isOver()
+	if s.Kind == KindRestore && criu != nil {
+		stop, err := h.serveStages(ctx, s, isOver)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	if _, err := ready.Write([]byte{1}); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
 	}
@@ -84,7 +93,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		if s.Kind == KindRestore {
 			root = awaitRoot(ctx, criu, s.RootParent, s.Manifest.RootPID)
 		}
-		if err := h.awaitTurn(ctx, s, criu, root); err != nil {
+		if err := h.awaitTurn(over, s, criu, root); err != nil && over.Err() == nil || ctx.Err() != nil {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
