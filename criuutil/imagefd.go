@@ -19,7 +19,7 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("CRTOOLS_IMAGE_DIR: %w", err)
 		}
-		return c.shareDescriptor(fd)
+		return c.ShareDescriptor(fd)
 	}
 	wanted, err := os.Stat(dir)
 	if err != nil {
@@ -34,13 +34,14 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 		info, err := os.Stat(filepath.Join(open, entry.Name()))
 		fd, nameErr := strconv.Atoi(entry.Name())
 		if err == nil && nameErr == nil && os.SameFile(info, wanted) {
-			return c.shareDescriptor(fd)
+			return c.ShareDescriptor(fd)
 		}
 	}
 	return nil, fmt.Errorf("%v does not have %s open", c, dir)
 }
 
-func (p *Process) shareDescriptor(fd int) (*os.File, error) {
+// ShareDescriptor returns one of the process's descriptors, shared.
+func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	conn, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -56,15 +57,32 @@ func (p *Process) shareDescriptor(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
-// SameOpenFile reports whether a descriptor of this process is the same open file as
-// a descriptor of another: one has inherited it from the other, or both from a third.
-func SameOpenFile(f *os.File, pid, fd int) (bool, error) {
+// HasOpen reports whether a process has the open file that this program's descriptor
+// fd is of: it has inherited it from this program, or both have it from a third. (That
+// both have opened the same file does not make it the same open file.)
+func HasOpen(pid, fd int) (bool, error) {
 	const kcmpFile = 0 // KCMP_FILE in the kernel's include/uapi/linux/kcmp.h
-	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(pid), kcmpFile, f.Fd(), uintptr(fd), 0)
-	if errno != 0 {
-		return false, fmt.Errorf("compare with descriptor %d of process %d: %w", fd, pid, errno)
+	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+	if err != nil {
+		return false, goneOr(pid, err)
 	}
-	return order == 0, nil
+	for _, entry := range entries {
+		theirs, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return false, err
+		}
+		order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(pid), kcmpFile, uintptr(fd), uintptr(theirs), 0)
+		switch {
+		case errno == unix.EBADF: // closed meanwhile
+		case errno == unix.ESRCH:
+			return false, fmt.Errorf("process %d: %w", pid, ErrGone)
+		case errno != 0:
+			return false, fmt.Errorf("compare descriptors with process %d: %w", pid, errno)
+		case order == 0:
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // The mark is the number of the signal that would tell of input: the one property

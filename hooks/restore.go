@@ -53,8 +53,16 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
+	imageFD := 0
+	if dir, err := criu.ShareImageDir(stage.ImageDir); err == nil {
+		defer dir.Close()
+		imageFD = firstWatcherFD + len(files)
+		files = append(files, dir)
+	} else {
+		h.Log.Debug("what criu creates will not be known by its open files", "error", err)
+	}
 	s, err := h.newSession(&Session{
-		Kind: KindRestore, Criu: criu.Ident, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
+		Kind: KindRestore, Criu: criu.Ident, ImageFD: imageFD, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
 		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
 	if err != nil {
@@ -487,10 +495,15 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 		return h.failQuietly(s, err)
 	}
 	if s.Root == nil {
-		s.Root, err = s.orphanedRoot()
-	}
-	if err != nil && !errors.Is(err, criuutil.ErrGone) {
-		return err
+		var suspects []int
+		if s.Root, suspects, err = s.orphanedRoot(); err != nil {
+			return err
+		}
+		if len(suspects) > 0 {
+			h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+			return s.close(OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
+				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
+		}
 	}
 	if s.Root == nil {
 		return s.close(OutcomeGone, "criu ended before it created a process; the image is intact")

@@ -62,6 +62,7 @@ type Session struct {
 	PublishAs    string           `json:"publish_as,omitempty"` // where the complete image goes
 	Root         *criuutil.Ident  `json:"root,omitempty"`
 	RootParent   *criuutil.Ident  `json:"root_parent,omitempty"` // of a restore, if it is not criu
+	ImageFD      int              `json:"image_fd,omitempty"`    // of a restore: the watcher's descriptor of criu's open image directory
 	Tree         []criuutil.Ident `json:"tree,omitempty"`        // what a restore was seen to create
 	LeaveStopped bool             `json:"leave_stopped"`         // criu -s
 	LeaveRunning bool             `json:"leave_running"`         // criu -R

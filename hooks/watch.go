@@ -91,7 +91,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if criu != nil {
 		defer criu.Close()
 		if s.Kind == KindRestore {
-			root = awaitRoot(ctx, criu, s.RootParent, s.Manifest.RootPID)
+			root = s.awaitRoot(ctx, criu)
 		}
 		if err := h.awaitTurn(over, s, criu, root); err != nil && over.Err() == nil || ctx.Err() != nil {
 			return fmt.Errorf("wait for criu: %w", err)
@@ -218,72 +218,6 @@ func (s *Session) criuIsThrough() bool {
 		}
 	}
 	return true
-}
-
-// awaitRoot waits until the root task of a restore exists, and returns nil if
-// criu ends before. criu names the root to its action scripts only once all
-// tasks are restored; if it is killed before that, the tasks wait for it for
-// ever, hold their pids, and only who has seen them as children of this criu
-// may end them. (Or of parent, which has asked criu to make the root its sibling.
-// Where an engine has asked for that, the root cannot be told from the engine's
-// other children, and is left.)
-func awaitRoot(ctx context.Context, criu *criuutil.Process, parent *criuutil.Ident, imagePID int) *criuutil.Ident {
-	if parent == nil {
-		parent = &criu.Ident
-	}
-	for criu.Alive() && ctx.Err() == nil {
-		children, err := criuutil.Children(parent.PID)
-		if err != nil {
-			return nil
-		}
-		for _, pid := range children {
-			child, err := criuutil.ReadStatus(pid)
-			if err != nil || child.PPID != parent.PID || child.ImagePID() != imagePID {
-				continue
-			}
-			process, err := criuutil.OpenProcess(pid)
-			if err != nil {
-				continue
-			}
-			process.Close()
-			if process.StartTime >= criu.StartTime {
-				return &process.Ident
-			}
-		}
-		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
-	}
-	return nil
-}
-
-// orphanedRoot finds the root task that a killed criu has left behind before
-// anybody saw it: a process that still executes criu, bears the pid that the
-// image has for the root, is younger than criu, and has lost its parent to it.
-func (s *Session) orphanedRoot() (*criuutil.Ident, error) {
-	if s.CriuExe == "" {
-		return nil, nil
-	}
-	pids, err := criuutil.Processes()
-	if err != nil {
-		return nil, err
-	}
-	for _, pid := range pids {
-		if executable(pid) != s.CriuExe {
-			continue
-		}
-		status, err := criuutil.ReadStatus(pid)
-		if err != nil || status.ImagePID() != s.Manifest.RootPID || executable(status.PPID) == s.CriuExe {
-			continue
-		}
-		process, err := criuutil.OpenProcess(pid)
-		if err != nil {
-			continue
-		}
-		process.Close()
-		if process.StartTime >= s.Criu.StartTime {
-			return &process.Ident, nil
-		}
-	}
-	return nil, nil
 }
 
 // executable is the path of a process's program, "" if that cannot be told.
