@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -31,6 +32,7 @@ type dump struct {
 	stoppedOthers []int
 	others        []*criuutil.Process // without CUDA, which we have stopped
 	parkedOthers  []criuutil.Parked   // of these
+	claimed       *os.File // the image directory
 	session       *Session
 	targets       []*target
 	tracer        *criuutil.Tracer // while the processes are locked
@@ -54,7 +56,13 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		d.letGo()
 	}()
 
+	if err := d.claim(ctx, false); err != nil {
+		return err
+	}
 	if err := d.inspect(ctx); err != nil {
+		return err
+	}
+	if err := d.claim(ctx, true); err != nil {
 		return err
 	}
 	if err := h.checkUnneeded(d.imageDir); err != nil {
@@ -244,23 +252,16 @@ func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t
 // criu dump -R its watcher needs a moment to let them run on. Only then is a paused
 // container thawed before it was inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
-	pids, err := criuutil.Tree(d.root)
+	members, err := membersOfTree(d.root)
 	if err != nil {
 		return err
-	}
-	var members []Member
-	for _, pid := range pids {
-		if process, err := criuutil.OpenProcess(pid); err == nil {
-			process.Close()
-			members = append(members, Member{Ident: process.Ident})
-		}
 	}
 	for {
 		other, err := openSessionOf(d.Config.RunDir, d.criu.Ident, members)
 		if err != nil || other == nil {
 			return err
 		}
-		if other.suspended() {
+		if other.suspended() || other.Criu == d.criu.Ident {
 			return other.conflict()
 		}
 		// Its watcher waits until what is paused is resumed.
@@ -277,6 +278,22 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		case <-time.After(20 * time.Millisecond): // no event tells of it
 		}
 	}
+}
+
+// membersOfTree are the processes of a tree, as a journal knows them.
+func membersOfTree(root int) ([]Member, error) {
+	pids, err := criuutil.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	var members []Member
+	for _, pid := range pids {
+		if process, err := criuutil.OpenProcess(pid); err == nil {
+			process.Close()
+			members = append(members, Member{Ident: process.Ident})
+		}
+	}
+	return members, nil
 }
 
 func stoppedBefore(targets []*target) []*target {
@@ -331,7 +348,7 @@ func (d *dump) watch() error {
 	if err := d.createPages(); err != nil {
 		return err
 	}
-	return d.session.timed("watch", func() error { return d.startWatcher(d.session, d.pageFiles()...) })
+	return d.session.timed("watch", func() error { return d.startWatcher(d.session, append(d.pageFiles(), d.claimed)...) })
 }
 
 // stop puts every thread of the tree into the group-stop: one that synchronized
@@ -567,7 +584,10 @@ func (d *dump) manifest(context.Context) error {
 	if err := writeManifest(d.imageDir, m); err != nil {
 		return err
 	}
-	return removeOtherPages(d.imageDir, m)
+	if err := removeOtherPages(d.imageDir, m); err != nil {
+		return err
+	}
+	return d.noteWritten()
 }
 
 // findStopped notes which processes without CUDA are stopped. Nobody has been

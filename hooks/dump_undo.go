@@ -68,6 +68,9 @@ func (d *dump) letGo() {
 	for _, other := range d.others {
 		other.Close()
 	}
+	if d.claimed != nil {
+		d.claimed.Close() // criu and the watcher have it on
+	}
 	if d.session != nil {
 		d.session.unlock()
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -86,6 +87,13 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if h.handler(stage) == nil {
 		return nil
 	}
+	inside, err := criuutil.IsInside()
+	if err != nil {
+		return err
+	}
+	if inside && slices.Contains(insideStages, stage.Action) {
+		return h.runInside(ctx, stage)
+	}
 	criu, err := criuutil.CriuOf(stage.ImageDir)
 	if err != nil {
 		return err
@@ -96,7 +104,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if served, err := h.servedByClient(criu); err != nil || served {
 		return err
 	}
-	return h.runStage(ctx, criu, stage)
+	return h.once(ctx, criu, stage, h.runStage)
 }
 
 // runStage does what a stage of this criu asks for.
