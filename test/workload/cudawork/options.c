@@ -21,6 +21,7 @@ static const char usage[] =
 	"                  vmm-fd, vmm-fd-closed, vmm-rdma, host-numa, pool or pool-fd\n"
 	"  --handle-mib M  with vmm: physical handles of this size, in one reservation\n"
 	"  --peer WHO      which GPUs access the next one's memory: none, one or both\n"
+	"  --peer-later    but not before DIR/peer says on\n"
 	"  --tick-ms MS    pause between ticks (default 10)\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
@@ -97,7 +98,7 @@ static int parse_name(const char *option, const char *name, const char *const *n
 struct options options_parse(int argc, char **argv)
 {
 	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, HELP,
-	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER };
+	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER, LATER };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -108,7 +109,7 @@ struct options options_parse(int argc, char **argv)
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"help", 0, 0, HELP},
 		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
-		{"profiler", 1, 0, PROFILER}, {0, 0, 0, 0},
+		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {0, 0, 0, 0},
 	};
 	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .ballast_pieces = 1};
 	int c;
@@ -137,6 +138,7 @@ struct options options_parse(int argc, char **argv)
 		case MEMORY: o.memory.kind = NAMED("memory", memory_names); break;
 		case HANDLE: o.memory.handle_bytes = (uint64_t)number("handle-mib", optarg, 2, 1 << 20) << 20; break;
 		case PEER: o.peers = NAMED("peer", peer_names); break;
+		case LATER: o.peers_later = 1; break;
 		case REGISTERED: o.pinned = PINNED_REGISTERED; break;
 		case IPC_HANDLES: o.ipc_handles = 1; break;
 		case PROFILER: o.profiler = NAMED("profiler", profiler_names); break;

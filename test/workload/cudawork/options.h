@@ -40,6 +40,7 @@ struct options {
 	enum spin spin;
 	struct memory memory;
 	enum peers peers;
+	int peers_later;
 	enum profiler profiler;
 	enum pinned pinned;
 	int managed, mlock, fork_child, io_uring, ipc_handles;

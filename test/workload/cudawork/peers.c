@@ -31,7 +31,7 @@ static CUresult set(struct gpu *gpus, int n, int on)
 	return r;
 }
 
-void peers_connect(struct gpu *gpus, int n, enum peers peers)
+void peers_connect(struct gpu *gpus, int n, enum peers peers, int now)
 {
 	int can = 0;
 
@@ -44,7 +44,8 @@ void peers_connect(struct gpu *gpus, int n, enum peers peers)
 	must(cu.DeviceCanAccessPeer(&can, gpus[0].dev, gpus[1].dev), "cuDeviceCanAccessPeer");
 	if (!can)
 		die(EXIT_CUDA, "--peer: GPU %d cannot access GPU %d's memory", gpus[0].ordinal, gpus[1].ordinal);
-	must(set(gpus, n, 1), "peer access");
+	if (now)
+		must(set(gpus, n, 1), "peer access");
 }
 
 struct gpu *peers_of(struct gpu *gpus, int n, int i)

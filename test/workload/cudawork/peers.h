@@ -14,7 +14,7 @@ enum peers {
 };
 
 /* Ends the process when the GPUs cannot. To be called when all memory is there. */
-void peers_connect(struct gpu *gpus, int n, enum peers peers);
+void peers_connect(struct gpu *gpus, int n, enum peers peers, int now);
 
 /* The GPU that steps gpus[i]'s memory at this tick: itself, or one that has access to it, in turn. */
 struct gpu *peers_stepper(struct gpu *gpus, int n, int i, uint64_t tick);

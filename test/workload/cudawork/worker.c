@@ -45,7 +45,7 @@ static void set_up(struct worker *w)
 		if (o->flat_mib)
 			gpu_add_flat(g, (uint64_t)o->flat_mib << 20, 0x5a);
 	}
-	peers_connect(w->gpus, w->ngpus, o->peers);
+	peers_connect(w->gpus, w->ngpus, o->peers, !o->peers_later);
 	gpu_use(&w->gpus[0]);
 	if (o->managed)
 		gpu_add_managed(&w->gpus[0], MANAGED_BYTES, seed + 50);
