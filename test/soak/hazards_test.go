@@ -65,16 +65,42 @@ func (s *soak) killOne(random *rand.Rand) {
 		return // it has ended meanwhile
 	}
 	defer victim.Close()
-	what := commandLine(victim.PID)
+	what, whose := commandLine(victim.PID), s.workOf(victim.PID)
 	if victim.Signal(unix.SIGKILL) == nil {
-		s.killed("process %d: %s", victim.PID, what)
+		s.killed(whose, "process %d: %s", victim.PID, what)
 	}
 }
 
-func (s *soak) killed(format string, args ...any) {
-	s.kills.Add(1)
+// killed notes that somebody was killed who worked for these jobs.
+func (s *soak) killed(jobs []*job, format string, args ...any) {
+	for _, j := range jobs {
+		j.kills.Add(1)
+	}
 	s.count("kill")
 	s.note("killed "+format, args...)
+}
+
+// workOf lists the jobs for which a process of ours may be at work: all of them, if
+// that cannot be seen.
+func (s *soak) workOf(pid int) []*job {
+	text := commandLine(pid)
+	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	for variable := range strings.SplitSeq(string(environment), "\x00") {
+		if dir, found := strings.CutPrefix(variable, "CRTOOLS_IMAGE_DIR="); found {
+			images, _ := os.Readlink(dir)
+			text += " " + images
+		}
+	}
+	if i := strings.Index(text, "watch "); i >= 0 { // and its session's directory
+		journal, _ := os.ReadFile(filepath.Join(strings.Fields(text[i:])[1], "session.json"))
+		text += string(journal)
+	}
+	for _, j := range s.jobs {
+		if strings.Contains(text, filepath.Join(s.dir, j.name)+"-") || strings.Contains(text+" ", " -p "+strconv.Itoa(j.pids[len(j.pids)-1])+" ") {
+			return []*job{j}
+		}
+	}
+	return s.jobs
 }
 
 // killCriu kills a criu that waits for us: for its hook, or for the command that
@@ -133,13 +159,13 @@ func (s *soak) killWaiting(criu *criuutil.Process, serverToo bool) bool {
 	if !awaitStop(stopped) || args[1] == "swrk" && !waitsForClient(criu.PID) {
 		return false
 	}
-	what := commandLine(criu.PID)
+	what, whose := commandLine(criu.PID), s.workOf(server)
 	if criu.Signal(unix.SIGKILL) != nil {
 		return false
 	}
-	s.killed("criu %d, which waited for process %d (%s): %s", criu.PID, server, commandName(server), what)
+	s.killed(whose, "criu %d, which waited for process %d (%s): %s", criu.PID, server, commandName(server), what)
 	if serverToo && stopped.Signal(unix.SIGKILL) == nil {
-		s.killed("process %d as well", server)
+		s.killed(whose, "process %d as well", server)
 	}
 	return true
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +29,8 @@ type job struct {
 	pids   []int
 	number int // of its image directories
 
-	images    string // of the job that criu has ended
+	kills     atomic.Int64 // so many have been killed that may have worked for it
+	images    string       // of the job that criu has ended
 	suspended bool
 	ticks     []int // how far it had come when it was last seen
 }

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,8 +61,6 @@ type soak struct {
 	dir    string
 	jobs   []*job
 	begun  time.Time
-
-	kills atomic.Int64 // so many of ours have been killed
 
 	mu     sync.Mutex
 	events []string
