@@ -28,6 +28,8 @@ type dump struct {
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
 	// that the image will have.
 	stoppedOthers []int
+	others        []*criuutil.Process // without CUDA, which we have stopped
+	parkedOthers  []criuutil.Parked   // of these
 	session       *Session
 	targets       []*target
 	tracer        *criuutil.Tracer // while the processes are locked
@@ -76,6 +78,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	}{
 		{"lock", d.lock},
 		{"stop", d.stop},
+		{"park", d.park},
 		{"trace", d.trace},
 		{"checkpoint", d.checkpoint},
 		{"release", d.release},
@@ -263,21 +266,49 @@ func (d *dump) watch() error {
 	return d.session.timed("watch", func() error { return d.startWatcher(d.session, d.pageFiles()...) })
 }
 
-// stop puts every thread of the CUDA processes into the group-stop: one that
-// synchronized with the GPU now would die. Processes that came to the tree
-// meanwhile are looked at again.
+// stop puts every thread of the tree into the group-stop: one that synchronized
+// with the GPU now would die, and a parent that minds its workers would find that
+// they do not answer. Processes that came to the tree meanwhile are looked at again,
+// until nobody is left who could make more.
 func (d *dump) stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
-	if err := d.stopTargets(ctx); err != nil {
+	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
 		return err
 	}
+	for {
+		found, err := d.findOthers(ctx)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			break
+		}
+		// The journal first: whoever comes after us continues them.
+		for _, other := range found {
+			d.session.Others = append(d.session.Others, other.Ident)
+		}
+		if err := d.session.save(); err != nil {
+			return err
+		}
+		if err := criuutil.Stop(ctx, found...); err != nil {
+			return err
+		}
+	}
+	return d.stopTargets(ctx)
+}
+
+// findOthers finds the processes without CUDA that run and that were not found
+// before. They are closed with the dump.
+func (d *dump) findOthers(ctx context.Context) ([]*criuutil.Process, error) {
 	pids, err := criuutil.Tree(d.root)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var found []*criuutil.Process
 	for _, pid := range pids {
-		if slices.ContainsFunc(d.targets, func(t *target) bool { return t.PID == pid }) {
+		isKnown := func(p *criuutil.Process) bool { return p.PID == pid }
+		if slices.ContainsFunc(processesOf(d.targets), isKnown) || slices.ContainsFunc(d.others, isKnown) {
 			continue
 		}
 		p, err := inspectProcess(ctx, pid, d.open)
@@ -285,22 +316,37 @@ func (d *dump) stop(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := d.refuse(p.findings); err != nil {
-			return err
+			return nil, err
 		}
 		if p.member != nil {
-			return fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
+			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
 		}
+		if stopped, err := criuutil.Stopped(pid); err != nil || stopped {
+			continue // before we came, and stays so
+		}
+		process, err := criuutil.OpenProcess(pid)
+		if errors.Is(err, criuutil.ErrGone) {
+			continue // a zombie
+		}
+		if err != nil {
+			return nil, err
+		}
+		d.others = append(d.others, process)
+		found = append(found, process)
 	}
-	return nil
+	return found, nil
 }
 
 func (d *dump) stopTargets(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
-	return criuutil.Stop(ctx, processesOf(d.targets)...)
+	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return criuutil.KeepStopped(ctx, processesOf(d.targets)...)
 }
 
 // trace lets the restore threads, and nothing else, run: the driver works
@@ -330,6 +376,9 @@ func (d *dump) checkpoint(ctx context.Context) error {
 	defer cancel()
 	d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
 	return parallel(d.targets, func(t *target) error {
+		if err := t.requireHeld(); err != nil {
+			return err
+		}
 		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
 		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
 			return err
@@ -358,25 +407,41 @@ func (d *dump) freeze(ctx context.Context) error {
 		if t.member.Stopped {
 			continue
 		}
-		frozen, err := d.freezeV1(ctx, t)
+		frozen, err := d.freezeInstead(ctx, t.Process)
 		if err != nil {
 			return err
 		}
-		if t.frozen = frozen; frozen {
-			// Nothing runs: it goes from stopped to frozen.
-			if err := t.Signal(unix.SIGCONT); err != nil {
-				return err
-			}
+		t.frozen = frozen
+	}
+	for _, other := range d.others {
+		if _, err := d.freezeInstead(ctx, other); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// freezeV1 freezes a target's v1 freezer if criu will seize through it. Under
+// freezeInstead takes a process from stopped to frozen, if criu will seize it
+// through a v1 freezer. Nothing runs.
+func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process) (bool, error) {
+	frozen, err := d.freezeV1(ctx, process.PID)
+	if err != nil || !frozen {
+		if errors.Is(err, criuutil.ErrGone) {
+			err = nil
+		}
+		return false, err
+	}
+	if err := process.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return false, err
+	}
+	return true, nil
+}
+
+// freezeV1 freezes a process's v1 freezer if criu will seize through it. Under
 // RPC the option is not to be seen; there a container's is the usual case. A
 // group that holds criu itself is never frozen.
-func (d *dump) freezeV1(ctx context.Context, t *target) (bool, error) {
-	freezers, err := criuutil.FreezersOf(t.PID)
+func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
+	freezers, err := criuutil.FreezersOf(pid)
 	if err != nil {
 		return false, err
 	}
@@ -424,6 +489,9 @@ func (d *dump) manifest(context.Context) error {
 		})
 	}
 	m.StoppedOthers = d.stoppedOthers
+	if m.Parked, err = d.parkedForImage(); err != nil {
+		return err
+	}
 	if err := writeManifest(d.imageDir, m); err != nil {
 		return err
 	}

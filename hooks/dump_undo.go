@@ -64,6 +64,9 @@ func (d *dump) letGo() {
 		}
 	}
 	closeTargets(d.targets)
+	for _, other := range d.others {
+		other.Close()
+	}
 	if d.session != nil {
 		d.session.unlock()
 	}

@@ -277,7 +277,19 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved
 			lent = append(lent, tid)
 		}
 	}
-	return criuutil.Borrow(ctx, t.PID, lent, saved)
+	for {
+		borrowed, err := criuutil.Borrow(ctx, t.PID, lent, saved)
+		if !errors.Is(err, criuutil.ErrNotStopped) {
+			return borrowed, err
+		}
+		// Somebody has continued it.
+		if err := t.requireHeld(); err != nil {
+			return nil, err
+		}
+		if err := criuutil.KeepStopped(ctx, t.Process); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.

@@ -22,6 +22,7 @@ type target struct {
 	tracer   *criuutil.Tracer      // of a dump: lets the restore thread run
 	before   criuutil.AddressSpace // what was mapped before the checkpoint
 	prefault *prefault             // of a dump: makes the staging memory ready
+	parked   *criuutil.Parked      // of a dump: its threads; nil if it is held by its stop alone
 	lane     *lane                 // around criu; nil if criu is to write its GPU state
 }
 

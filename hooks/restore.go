@@ -289,7 +289,7 @@ func (s *Session) letOthersRun() error {
 
 // matchMembers finds the processes of the manifest in the tree that criu
 // named, by the pid in their innermost pid namespace, which is what the image
-// knows them by.
+// knows them by, and notes their parked threads.
 func (s *Session) matchMembers() error {
 	pids, err := criuutil.Tree(s.Root.PID)
 	if err != nil {
@@ -323,7 +323,7 @@ func (s *Session) matchMembers() error {
 			Pages: pagesToFill(p.Pages, &fd),
 		})
 	}
-	return nil
+	return s.noteParked(byImagePID)
 }
 
 // postResume gives the restored processes their GPU state back and lets them

@@ -70,6 +70,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	}{
 		{"lock", d.lock},
 		{"stop", d.stopTargets},
+		{"park", d.park},
 		{"trace", d.trace},
 		{"checkpoint", d.checkpoint},
 		{"release", d.release},
@@ -78,7 +79,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 			return nil, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	return d.session, d.session.park()
+	return d.session, d.session.noteSuspended()
 }
 
 // journal begins the session of processes that this program works on, at the
@@ -92,8 +93,8 @@ func (h *Hook) journal(members []Member, step string) (*Session, error) {
 	return h.newSession(&Session{Kind: KindSuspend, Criu: self.Ident, Members: members, Step: step})
 }
 
-// park notes that the session waits for its resume.
-func (s *Session) park() error {
+// noteSuspended notes that the session waits for its resume.
+func (s *Session) noteSuspended() error {
 	if err := s.step(stepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
@@ -241,7 +242,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 		return h.bringUp(ctx, driver, s, targets)
 	})
 	if err != nil {
-		return errors.Join(err, s.park())
+		return errors.Join(err, s.noteSuspended())
 	}
 	return s.close(OutcomeRunning, "resumed")
 }
