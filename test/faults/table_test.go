@@ -170,6 +170,7 @@ var rows = fill(slices.Concat(
 		{name: "watch: the watcher starts", point: "dump.watcher", without: lacks(starting, hookKilled, allKilled)},
 		{name: "lock", point: "dump.lock", slow: []string{"lock delay 3s"}, midStage: true, also: []fault{calledTwice, otherDump, imagesGone}},
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
+		{name: "park", point: "dump.park", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "trace", point: "dump.trace", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "checkpoint", point: "dump.checkpoint", slow: []string{"checkpoint delay 3s"}, midStage: true, also: []fault{continued, calledTwice, otherDump}},
 		{name: "checkpoint: memory made ready", point: "dump.prefault", mib: 20, also: []fault{continued}},
@@ -232,11 +233,13 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		also       []fault
 	}{
 		{"stop", "", []fault{continued, otherDump, imagesGone}},
+		{"park", "", []fault{continued}},
 		{"fill", "", []fault{continued, imagesGone}},
 		{"trace", "", []fault{continued}},
 		{"free memory", "", []fault{continued}},
 		{"restore", "restore delay 5s times 2", []fault{continued, calledTwice, otherDump}},
 		{"release", "", []fault{continued}},
+		{"unpark", "", []fault{continued}},
 		{"continue", "", []fault{continued}},
 		{"unlock", "unlock delay 5s times 2", []fault{calledTwice, otherDump}},
 		{"others", "", nil},

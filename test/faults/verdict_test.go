@@ -273,16 +273,17 @@ func (c *cell) whole(now state) {
 	}
 }
 
-// tidy fails the test if something of the fast lane is left of what is over: the
-// registers of borrowed threads, or the memory in a dump that failed.
+// tidy fails the test if something is left of what is over: the registers of
+// borrowed or parked threads, or the memory in a dump that failed.
 func (c *cell) tidy(now state) {
 	c.t.Helper()
 	left, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "threads-*"))
 	sessions := c.sessions()
 	complete := len(sessions) > 0 && sessions[len(sessions)-1].Step == "dumped" // before it failed
-	if !c.restores() && now == runs && !complete {
+	if len(sessions) > 0 && !c.restores() && now == runs && !complete {
 		files, _ := filepath.Glob(filepath.Join(c.images, "cucriu-pages-*"))
-		left = append(left, files...)
+		parked, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", sessions[len(sessions)-1].Name(), "parked-*"))
+		left = slices.Concat(left, files, parked)
 	}
 	if len(left) > 0 {
 		c.t.Errorf("left behind: %v", left)
