@@ -15,7 +15,24 @@ func (l *loan) take(ctx context.Context, process *Process) (err error) {
 			l.over = true
 		}
 	}()
-	for _, t := range l.threads {
+	if err := l.seizeAll(l.threads); err != nil {
+		return err
+	}
+	if err := l.hold(ctx); err != nil {
+		l.letGo()
+		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+	}
+	l.at("seized")
+	if err := l.requireGroupStop(); err != nil {
+		l.letGo()
+		return err
+	}
+	return l.keep(process)
+}
+
+// seizeAll seizes threads; after an error it has let go of all.
+func (l *loan) seizeAll(threads []*borrowedThread) error {
+	for _, t := range threads {
 		stat, err := threadStat(l.pid, t.TID)
 		if err == nil {
 			t.StartTime = uint64(stat.Starttime)
@@ -26,11 +43,26 @@ func (l *loan) take(ctx context.Context, process *Process) (err error) {
 			return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
 		}
 	}
-	if err := l.hold(ctx); err != nil {
-		l.letGo()
-		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+	return nil
+}
+
+// requireGroupStop: what is to be made to call must stop again by itself if we are
+// killed.
+func (l *loan) requireGroupStop() error {
+	for _, t := range l.threads {
+		switch t.stopSignal {
+		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
+		default:
+			if t.state != ended {
+				return fmt.Errorf("thread %d of process %d: %w: it would run on if we were killed", t.TID, l.pid, ErrNotStopped)
+			}
+		}
 	}
-	l.at("seized")
+	return nil
+}
+
+// keep notes what the threads are, and blocks their signals.
+func (l *loan) keep(process *Process) error {
 	if err := l.note(process); err != nil {
 		l.letGo()
 		return err
@@ -50,11 +82,6 @@ func (l *loan) note(process *Process) error {
 	for _, t := range l.threads {
 		if t.state == ended {
 			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, ErrGone)
-		}
-		switch t.stopSignal {
-		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
-		default:
-			return fmt.Errorf("thread %d of process %d: %w: it would run on if we were killed", t.TID, l.pid, ErrNotStopped)
 		}
 		err := t.Registers.read(t.TID)
 		if err == nil && !t.Registers.native() {

@@ -27,9 +27,9 @@ type Parked struct {
 	Arch string `json:"arch"`
 }
 
-// Park parks the threads of a process that is stopped, but for those in except.
-// What they need to go on is written into the file saved first, for [Unpark]; it
-// must not exist yet. See [Borrow] for what the process must be like.
+// Park parks the threads of a process, but for those in except. What they need to
+// go on is written into the file saved first, for [Unpark]; it must not exist yet.
+// See [Borrow] for what the process must be like; it need not be stopped.
 //
 // It fails with [ErrGone] if the process has ended. A failed Park changes nothing,
 // unless the file exists: then Unpark puts it right.
@@ -44,29 +44,61 @@ func park(ctx context.Context, pid int, except []int, saved string, at func(stri
 		return Parked{}, fmt.Errorf("park: %w", err)
 	}
 	defer process.Close()
-	tids, err := Threads(pid)
+	tids, err := threadsBut(pid, except)
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
 	}
-	tids = slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) })
 	l, err := startTaking(process, tids, saved, findParkingInstruction, at)
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
 	}
-	var threads savedThreads
 	err = l.do(func() error {
 		defer func() { l.over = true }()
-		if err := l.take(ctx, process); err != nil {
+		if err := l.takeEvery(ctx, process, except); err != nil {
 			return err
 		}
-		threads = l.savedThreads()
 		return l.park(process)
 	})
 	<-l.done
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
 	}
-	return Parked{savedThreads: threads, Arch: runtime.GOARCH}, nil
+	return Parked{savedThreads: l.savedThreads(), Arch: runtime.GOARCH}, nil
+}
+
+// takeEvery is take for every thread of a process that may run, and make more.
+func (l *loan) takeEvery(ctx context.Context, process *Process, except []int) error {
+	for found := l.threads; len(found) > 0; {
+		if err := l.seizeAll(found); err != nil {
+			return err
+		}
+		if err := l.hold(ctx); err != nil {
+			l.letGo()
+			return err
+		}
+		known := slices.Clone(except)
+		l.threads = slices.DeleteFunc(l.threads, func(t *borrowedThread) bool { return t.state == ended })
+		for _, t := range l.threads {
+			known = append(known, t.TID)
+		}
+		tids, err := threadsBut(l.pid, known)
+		if err != nil {
+			l.letGo()
+			return err
+		}
+		found = nil
+		for _, tid := range tids {
+			found = append(found, &borrowedThread{savedThread: savedThread{TID: tid}})
+		}
+		l.threads = append(l.threads, found...)
+	}
+	l.at("seized")
+	return l.keep(process)
+}
+
+func threadsBut(pid int, except []int) ([]int, error) {
+	tids, err := Threads(pid)
+	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) }), err
 }
 
 // park points every thread at the wait, and lets go of it.

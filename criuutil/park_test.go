@@ -2,7 +2,6 @@ package criuutil
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -192,15 +191,20 @@ func TestDamagedParkedThreadsAreRefused(t *testing.T) {
 	}
 }
 
-func TestOnlyAStoppedProcessIsParked(t *testing.T) {
+func TestAProcessIsParkedWhileItRuns(t *testing.T) {
+	t.Parallel()
 	p := startBorrowable(t)
-	if _, err := Park(t.Context(), p.PID, nil, p.saved); !errors.Is(err, ErrNotStopped) {
-		t.Fatalf("parked while it runs: %v", err)
+	for range 5 {
+		parked, err := Park(t.Context(), p.PID, nil, p.saved)
+		must(t, err)
+		before := p.rounds()
+		p.wantWaiting(t, parked)
+		if now := p.rounds(); now != before {
+			t.Fatalf("threads ran while they were parked: %v, then %v", before, now)
+		}
+		must(t, Unpark(t.Context(), p.saved))
+		p.goesOn(t)
 	}
-	if isParked, err := IsParked(p.saved); err != nil || isParked {
-		t.Fatalf("is parked: %v %v", isParked, err)
-	}
-	p.goesOn(t)
 }
 
 // TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall: the target's kills for the

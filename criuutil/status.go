@@ -15,6 +15,7 @@ type Status struct {
 	PPID      int
 	TracerPID int
 	Seccomp   bool // a seccomp filter, or the strict mode, judges its system calls
+	Ended     bool // a zombie, or about to be gone
 	// NSPID is the pid in every pid namespace that the process is in, from
 	// that of the reader inwards. The last is the pid in the CRIU image.
 	NSPID []int
@@ -52,6 +53,8 @@ func parseStatus(pid int, data []byte) (Status, error) {
 		switch key {
 		case "Name":
 			s.Name = Printable(value)
+		case "State":
+			s.Ended = strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X")
 		case "PPid":
 			s.PPID, err = strconv.Atoi(value)
 		case "TracerPid":

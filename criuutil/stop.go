@@ -9,6 +9,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ThreadStates has the letter of the state of each thread of a process, as
+// /proc/PID/stat has it.
+func ThreadStates(pid int) (string, error) {
+	tids, err := Threads(pid)
+	if err != nil {
+		return "", err
+	}
+	states := ""
+	for _, tid := range tids {
+		stat, err := procStat(tid)
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		states += stat.State
+	}
+	return states, nil
+}
+
 // Stopped reports whether every thread of a process is stopped: in the
 // group-stop (state T), or in a ptrace-stop (t), or has ended.
 func Stopped(pid int) (bool, error) {

@@ -180,6 +180,9 @@ func (b *bringUp) memoryNeed(ctx context.Context) (memoryNeed, error) {
 			return nil, err
 		}
 		if state == cudackpt.StateCheckpointed {
+			if err := t.measureStaged(); err != nil {
+				return nil, err
+			}
 			need.add(t.member)
 		}
 	}

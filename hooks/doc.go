@@ -15,10 +15,10 @@
 // The dump side, all of it in criu's pre-dump stage, where the processes still
 // run (dump.go, dump_lock.go and fastlane_dump.go, one function a step):
 //
-//	thaw        a control group that the container engine froze
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched
 //	watch       journal into the run directory; start the watcher
-//	lock        all CUDA processes at once, all or none, short tries inside a deadline
+//	thaw        a control group that the container engine froze
+//	lock        all CUDA processes, all or none: who is ahead is held until the others have caught up
 //	stop        SIGSTOP; wait until every thread is in state T; look for new processes
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
 //	checkpoint  all of them in parallel

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"cucriu/criuutil"
 )
 
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or
@@ -15,7 +17,7 @@ import (
 // name of dir once it is on disk and before the processes are ended.
 //
 // After an error the job runs on as before, unless the error wraps
-// [ErrNotBack]. The end of ctx makes the dump fail at the next point where
+// [ErrNotBack] or [ErrEnded]. The end of ctx makes the dump fail at the next point where
 // everything can be undone.
 func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Result, error) {
 	dir, err := filepath.Abs(dir)
@@ -42,6 +44,10 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 			h.Progress(s, step)
 		}
 	}
+	root, _ := criuutil.OpenProcess(int(options.RPC.GetPid())) // criu says what is wrong with the pid
+	if root != nil {
+		defer root.Close()
+	}
 	d, err := noting.start(KindDump, options, partial)
 	if err != nil {
 		return Result{}, err
@@ -56,13 +62,19 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == OutcomeRunning {
 		ended = time.Now()
+		if !s.over.IsZero() {
+			ended = s.over
+		}
 	}
 	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != OutcomeDumped) {
+		if !errors.Is(err, ErrEnded) {
+			err = errors.Join(err, checkEnded(s, root))
+		}
 		return Result{Session: s, Log: d.logPath()}, err
 	}
 	if leavesRunning {
 		if err := publish(partial, dir); err != nil {
-			return Result{Session: s, Log: d.logPath()}, fmt.Errorf("the job runs on, but its image could not be completed: %w", err)
+			return Result{Session: s, Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), checkEnded(s, root))
 		}
 	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {

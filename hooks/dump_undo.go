@@ -8,29 +8,30 @@ import (
 
 // undo brings the processes back to where they were before the dump. What it
 // cannot do now the watcher goes on trying once criu has gone.
-func (d *dump) undo() error {
+func (d *dump) undo() (fate, error) {
 	ctx := context.Background()
 	if err := d.releaseTracers(ctx); err != nil {
-		return err
+		return fate{}, err
 	}
 	if d.session == nil {
-		return d.refreeze(ctx)
+		return fate{}, d.refreeze(ctx)
 	}
-	message := "the " + string(d.session.Kind) + " was refused, nothing was touched"
+	message := "the " + string(d.session.Kind) + " was refused, nothing was touched; "
 	if d.session.Step != "" { // else the watcher did not start
 		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
-			return fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
+			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
-		message = "the " + string(d.session.Kind) + " failed at step " + d.session.Step + ", the job runs on"
+		message = "the " + string(d.session.Kind) + " failed at step " + d.session.Step + "; "
 	}
 	// By the directory's own name: criu's descriptor of it may have ended with criu.
 	if err := d.session.removePages(); err != nil {
 		d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
 	}
-	if err := d.session.close(OutcomeRunning, message); err != nil {
-		return err
+	f, err := d.session.closeAlive(OutcomeRunning, message, "runs on")
+	if err != nil {
+		return f, err
 	}
-	return d.refreeze(ctx)
+	return f, d.refreeze(ctx)
 }
 
 // releaseTracers puts every thread back into the group-stop that was let run or
@@ -66,6 +67,9 @@ func (d *dump) letGo() {
 	closeTargets(d.targets)
 	for _, other := range d.others {
 		other.Close()
+	}
+	if d.claimed != nil {
+		d.claimed.Close() // criu and the watcher have it on
 	}
 	if d.session != nil {
 		d.session.unlock()

@@ -45,7 +45,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	d := &dump{Hook: h}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.undo())
+			err = d.failed(err)
 		}
 		d.letGo()
 	}()
@@ -53,6 +53,9 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 		return nil, err
 	}
 	if err := differentGPUs(d.members).Err(); err != nil {
+		return nil, err
+	}
+	if err := d.refuseUnrestorable(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.requireRunning(ctx); err != nil {
@@ -79,6 +82,9 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 			return nil, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
+	if slices.ContainsFunc(d.members, Member.ended) {
+		return nil, errors.New("a process ended while it was suspended")
+	}
 	return d.session, d.session.noteSuspended()
 }
 
@@ -90,7 +96,7 @@ func (h *Hook) journal(members []Member, step string) (*Session, error) {
 		return nil, err
 	}
 	defer self.Close()
-	return h.newSession(&Session{Kind: KindSuspend, Criu: self.Ident, Members: members, Step: step})
+	return h.newSession(&Session{Kind: KindSuspend, Criu: self.Ident, Members: members, Ancestors: ancestorsOf(members), Step: step})
 }
 
 // noteSuspended notes that the session waits for its resume.
@@ -220,7 +226,8 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	if err := s.endWatcher(); err != nil {
 		return err
 	}
-	s.Members = slices.DeleteFunc(s.Members, Member.ended)
+	before := fateOf(s.Members, Member.alive)
+	s.Members = before.alive
 	targets, err := openMembers(driver, s.Members)
 	if err != nil {
 		return err
@@ -242,9 +249,14 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 		return h.bringUp(ctx, driver, s, targets)
 	})
 	if err != nil {
-		return errors.Join(err, s.noteSuspended())
+		if f := fateOf(s.Members, Member.alive); len(f.alive) > 0 {
+			return errors.Join(err, f.err("is suspended as before"), s.noteSuspended())
+		}
+		f, closeErr := s.closeAlive(OutcomeRunning, "the resume failed; ", "", before.ended...)
+		return errors.Join(err, f.err(""), closeErr)
 	}
-	return s.close(OutcomeRunning, "resumed")
+	f, err := s.closeAlive(OutcomeRunning, "resumed: ", "runs", before.ended...)
+	return errors.Join(err, f.err("runs"))
 }
 
 // finishSuspend brings back what a command that was killed left behind.
@@ -263,13 +275,15 @@ func (h *Hook) finishSuspend(ctx context.Context, s *Session) error {
 	if err := h.bringUp(ctx, driver, s, targets); err != nil {
 		return err
 	}
-	return s.close(OutcomeRunning, "the command was cut off at step "+s.Step+"; the processes run")
+	_, err = s.closeAlive(OutcomeRunning, "the command was cut off at step "+s.Step+"; ", "runs")
+	return err
 }
 
 func (m Member) ended() bool {
 	process, err := criuutil.Reopen(m.Ident)
 	if err == nil {
-		process.Close()
+		defer process.Close()
+		return process.Exiting()
 	}
 	return errors.Is(err, criuutil.ErrGone)
 }

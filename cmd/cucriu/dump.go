@@ -27,7 +27,8 @@ dump before anything is touched.
 
 DIR is complete or absent at any time: it must not exist yet (or be empty), and
 appears once the whole image is on disk, before the job is ended. If anything
-fails, or the dump is interrupted (Ctrl-C), the job runs on as before.
+fails, or the dump is interrupted (Ctrl-C), the job runs on as before; should it
+have ended meanwhile, the message says so.
 
 The options are criu's; those that are not here can be given in a configuration
 file of criu with --criu-config. criu's default configuration files count too.`,

@@ -19,6 +19,7 @@ const (
 	exitUsage   = 2 // nothing was done
 	exitRefused = 3 // by a check, before anything was touched
 	exitNotBack = 4 // the job is not back yet: cucriu recover
+	exitEnded   = 5 // the job, or a part of it, ended meanwhile
 	exitSignal  = 128
 )
 
@@ -36,6 +37,8 @@ func exitCode(ctx context.Context, err error) int {
 		return exitUsage
 	case errors.Is(err, hooks.ErrNotBack):
 		return exitNotBack
+	case errors.Is(err, hooks.ErrEnded):
+		return exitEnded
 	case errors.As(err, new(*hooks.RefusedError)):
 		return exitRefused
 	case errors.As(err, &own):

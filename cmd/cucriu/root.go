@@ -27,8 +27,9 @@ was cut off, and explain how the GPUs of an image map to this host's.
 
 Exit status: 0 success; 1 failure, the job is as it was before, or its image is
 intact and complete; 2 wrong usage; 3 refused by a check before anything was
-touched; 4 the job is not back yet, see cucriu status; 128 and the signal's
-number: given up on a signal, everything is undone.`,
+touched; 4 the job is not back yet, see cucriu status; 5 failure, and the job or
+a part of it has ended meanwhile; 128 and the signal's number: given up on a
+signal, everything is undone.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -55,6 +55,8 @@ func (s summary) String() string {
 		fmt.Fprintf(&text, "restored process %d from %s: %s\n", s.RootPID, s.ImagesDir, what)
 	case s.Outcome == "running":
 		fmt.Fprintf(&text, "dumped process %d into %s, it runs on: %s\n", s.RootPID, s.ImagesDir, what)
+	case s.Outcome == "gone":
+		fmt.Fprintf(&text, "dumped process %d into %s, it was left alive and has ended since: %s\n", s.RootPID, s.ImagesDir, what)
 	default:
 		fmt.Fprintf(&text, "dumped process %d into %s: %s\n", s.RootPID, s.ImagesDir, what)
 	}

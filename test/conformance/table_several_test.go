@@ -22,6 +22,16 @@ func severalCases() []testCase {
 			},
 		},
 		{
+			name:    "ranks of which one runs ahead",
+			notReal: "cudawork's collective is the simulated driver's; on this one it takes NCCL",
+			with:    program{args: []string{"--ranks", "2", "--ahead", "--tick-ms", "20", "--busy-ms", "5"}, procs: 2},
+			rows: []row{
+				{name: "both at once", do: lockAhead(atOnceBoth), text: "0 of 8"},
+				{name: "rank 0, then rank 1", do: lockAhead(inTurn(0, 1)), text: "0 of 8"},
+				{name: "rank 1, which was refused, and rank 0 when it is locked", do: lockAhead(inTurn(1, 0)), text: "8 of 8"},
+			},
+		},
+		{
 			name: "CUDA IPC", lost: true,
 			with: program{args: []string{"--ipc"}, procs: 2},
 			rows: []row{
@@ -96,6 +106,82 @@ func lockRanks(b *bench) (string, error) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	return "not in 20 tries", nil
+}
+
+// lockAhead tries an order of locking two ranks eight times.
+func lockAhead(order func(b *bench, pids [2]int) (bool, error)) func(*bench) (string, error) {
+	const tries = 8
+	return func(b *bench) (string, error) {
+		var pids [2]int
+		for i := range pids {
+			pid, err := b.targets[0].process(i)
+			if err != nil {
+				return "", err
+			}
+			pids[i] = pid
+		}
+		good := 0
+		for range tries {
+			both, err := order(b, pids)
+			if err != nil {
+				return "", err
+			}
+			if both {
+				good++
+			}
+			for _, pid := range pids {
+				if err := b.bring(pid, running); err != nil {
+					return "", err
+				}
+			}
+			if err := b.targets[0].waitTicks(2, patience); err != nil {
+				return "", err
+			}
+		}
+		return fmt.Sprintf("%d of %d", good, tries), nil
+	}
+}
+
+func atOnceBoth(b *bench, pids [2]int) (bool, error) {
+	var calls [2]*pending
+	for i, pid := range pids {
+		calls[i] = b.begin(lock(400*time.Millisecond), pid)
+	}
+	both := true
+	for _, call := range calls {
+		a, ok := call.wait(patience)
+		if !ok {
+			return false, errStuck
+		}
+		both = both && a.result == success
+	}
+	return both, nil
+}
+
+// inTurn locks one rank, and the other at the moment that it is locked. The other may
+// be quicker now and then, on a busy machine: so each try is one of three.
+func inTurn(first, then int) func(*bench, [2]int) (bool, error) {
+	return func(b *bench, pids [2]int) (bool, error) {
+		for range 3 {
+			a, err := b.ask(lock(patience), pids[first])
+			if err != nil {
+				return false, err
+			}
+			if a.result != success {
+				return false, fmt.Errorf("the first rank: %v", a)
+			}
+			a, err = b.ask(lock(200*time.Millisecond), pids[then])
+			if err != nil || a.result == success {
+				return err == nil, err
+			}
+			for _, pid := range []int{pids[first], pids[then]} {
+				if err := b.bring(pid, running); err != nil {
+					return false, err
+				}
+			}
+		}
+		return false, nil
+	}
 }
 
 // atOnceAndInTurn takes two processes through checkpoint and restore, one after the

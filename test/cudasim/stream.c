@@ -19,6 +19,7 @@ struct sim_stream {
 	struct sim_stream *next;
 	uint64_t id; /* never used twice: events outlive streams */
 	int device;
+	bool alone; /* CU_STREAM_NON_BLOCKING: the null stream does not wait for it */
 	bool dying; /* destroyed, but its work is not finished */
 	struct work *head, **tail;
 	uint64_t submitted, done; /* counts of work */
@@ -92,23 +93,32 @@ static bool idle(struct sim_stream *s, uint64_t now)
 }
 
 /* Of one device, or of all with -1. */
-static bool all_idle(int device)
+static bool all_idle(int device, bool those_alone)
 {
 	uint64_t now = now_ns();
 	for (int i = 0; i < SIM_MAX_GPUS; i++)
 		if ((device < 0 || device == i) && !idle(&null_stream[i], now))
 			return false;
 	for (struct sim_stream *s = streams; s; s = s->next)
-		if ((device < 0 || s->device == device) && !idle(s, now))
+		if ((device < 0 || s->device == device) && (those_alone || !s->alone) && !idle(s, now))
 			return false;
 	return true;
 }
+
+/* So many pieces of work wait in a stream; who submits more waits, inside the gate. */
+#define MAX_PENDING 1024
 
 static CUresult submit(CUstream handle, const struct work *what)
 {
 	pthread_mutex_lock(&mutex);
 	struct sim_stream *s = find(handle);
 	struct work *w = NULL;
+	while (s && (advance(s, now_ns()), s->submitted - s->done >= MAX_PENDING)) {
+		pthread_mutex_unlock(&mutex);
+		sleep_ns(200000);
+		pthread_mutex_lock(&mutex);
+		s = find(handle);
+	}
 	if (s) {
 		if ((w = spare))
 			spare = w->next;
@@ -152,7 +162,7 @@ void streams_drain(void)
 {
 	for (;;) {
 		pthread_mutex_lock(&mutex);
-		bool done = all_idle(-1);
+		bool done = all_idle(-1, false);
 		pthread_mutex_unlock(&mutex);
 		if (done)
 			return;
@@ -164,7 +174,7 @@ bool streams_idle(void)
 {
 	if (pthread_mutex_trylock(&mutex)) /* its holder may be stopped */
 		return false;
-	bool done = all_idle(-1);
+	bool done = all_idle(-1, true);
 	pthread_mutex_unlock(&mutex);
 	return done;
 }
@@ -184,6 +194,7 @@ EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags)
 		pthread_mutex_lock(&mutex);
 		s->id = next_id++;
 		s->device = context_device(c);
+		s->alone = flags & 1;
 		s->next = streams;
 		streams = s;
 		pthread_mutex_unlock(&mutex);
@@ -309,7 +320,7 @@ EXPORT CUresult cuCtxSynchronize(void)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	for (;;) {
 		pthread_mutex_lock(&mutex);
-		bool done = all_idle(context_device(c));
+		bool done = all_idle(context_device(c), true);
 		pthread_mutex_unlock(&mutex);
 		hazard_check();
 		if (done)

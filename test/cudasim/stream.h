@@ -16,7 +16,10 @@ CUresult stream_spin(CUstream s, uint64_t ns);
 CUresult stream_collective(CUstream s, uint64_t group, uint32_t rank, uint32_t size, uint64_t generation);
 bool stream_valid(CUstream s);
 
-/* Waits inside the gate for everything submitted, as a blocking copy does. */
+/*
+ * Waits inside the gate for everything submitted, as a blocking copy does: not for
+ * streams that are CU_STREAM_NON_BLOCKING.
+ */
 void streams_drain(void);
 
 /* For the restore thread: nothing is pending; also false if it cannot be told now. */

@@ -4,12 +4,18 @@
 package e2e
 
 import (
+	"os"
 	"testing"
 
 	"cucriu/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(untracedVariable) != "" {
+		os.Exit(waitUntraced(os.Args[1:]))
+	}
+	testenv.Main(m)
+}
 
 // simulated marks a test that needs what only the simulated driver offers:
 // several hosts on one machine, and faults on request.

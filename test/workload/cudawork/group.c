@@ -61,7 +61,7 @@ static void start(struct group *g)
 	file_remove(o->dir, IPC_HANDLE);
 	file_remove(o->dir, IPC_UNMAPPED);
 	for (int i = 0; i < g->size; i++) {
-		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number};
+		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number, .ahead = o->ahead ? AHEAD_MAX : 0};
 		char name[32];
 
 		snprintf(name, sizeof(name), "rank-%d", i);

@@ -13,6 +13,8 @@
  * tick n and finds no agreement writes n+1 down before it submits n. Tick n cannot
  * complete without it, so everybody reads the note before n+1 at the latest; and two
  * that write at once are both before the same n and write the same.
+ *
+ * Where ranks run ahead only rank 0 writes, and a tick further on than any can be.
  */
 struct agreement {
 	uint64_t ino, mtime_ns; /* of the stop file it belongs to: an older run's note is void */
@@ -30,10 +32,12 @@ static int ranks_stop(const struct role *r, uint64_t next)
 		return 0;
 	want.ino = st.st_ino;
 	want.mtime_ns = st.st_mtim.tv_sec * 1000000000ull + st.st_mtim.tv_nsec;
-	want.last = next + 1;
+	want.last = next + 1 + r->ahead;
 	if (!file_read(r->common, "stop.at", &found, sizeof(found)) &&
 	    found.ino == want.ino && found.mtime_ns == want.mtime_ns)
 		return next > found.last;
+	if (r->ahead && r->rank)
+		return 0;
 
 	path_join(from, r->dir, "stop.at");
 	path_join(to, r->common, "stop.at");

@@ -5,6 +5,8 @@
 #include "options.h"
 #include "role.h"
 
+#define AHEAD_MAX 1000 /* ticks that a rank which runs ahead makes without synchronizing */
+
 /* Returns the exit status; driver errors end the process inside. */
 int worker_run(const struct options *o, const struct role *r);
 

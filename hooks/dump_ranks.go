@@ -1,0 +1,207 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// locking locks processes that may wait for each other. A lock holds back new
+// work at once, and ends when the work in flight has ended. Of ranks that
+// all-reduce, one that never synchronizes is ahead of the others: its collectives
+// in flight end when the others have launched theirs. So the first of them that is
+// locked stands in the way of those that are further on.
+//
+// Therefore a process whose lock does not end stays held, and those that are
+// locked are let run until it is: then they have launched the last collective
+// that it has, and are locked at once, before they launch one more. If some of
+// them were too quick for that, they are the ones that are held next. What is
+// held does not move and each of the others is stopped as soon as it has caught
+// up, so they come closer with every round, until all are level.
+type locking struct {
+	*dump
+	begun   time.Time
+	calls   int
+	pending map[*target]bool // whose lock call is under way
+	once    map[*target]bool // that were locked at some time
+	answers chan lockAnswer
+	over    bool // no more calls
+}
+
+type lockAnswer struct {
+	*target
+	locked bool
+	err    error
+}
+
+const (
+	// lockGrace is how much longer than it was told a call may take: past that
+	// the driver waits for a thread that does not run.
+	lockGrace = 3 * time.Second
+	// leastTry keeps a driver that refuses at once from being asked without end.
+	leastTry = 10 * time.Millisecond
+)
+
+// lockAll locks all processes within ctx. After an error, those that are locked
+// are the caller's to unlock.
+func (d *dump) lockAll(ctx context.Context) error {
+	l := &locking{
+		dump: d, begun: time.Now(),
+		pending: make(map[*target]bool), once: make(map[*target]bool), answers: make(chan lockAnswer, len(d.targets)),
+	}
+	err := l.run(ctx)
+	l.over = true
+	for len(l.pending) > 0 { // after an error: none may be locked later
+		err = errors.Join(err, l.take(ctx, <-l.answers))
+	}
+	return err
+}
+
+func (l *locking) run(ctx context.Context) error {
+	window := l.Config.Lock.Try // for those that are let run to catch up
+	for round := 1; ; round++ {
+		for _, t := range l.unlocked() {
+			if !l.pending[t] {
+				l.ask(ctx, t)
+			}
+		}
+		if err := l.settle(ctx); err != nil || len(l.unlocked()) == 0 {
+			return err
+		}
+		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round, "held", pidsOf(l.unlocked()))
+		if err := l.unlock(ctx); err != nil {
+			return err
+		}
+		caughtUp, err := l.catchUp(ctx, window)
+		if err != nil {
+			return err
+		}
+		if caughtUp {
+			window = max(window/2, time.Millisecond) // and yet they are not level: shorter steps
+		} else {
+			window = min(2*window, l.Config.Lock.Try)
+		}
+	}
+}
+
+// ask begins the lock of a process. A call takes no longer than lock.try: if we
+// are killed, the driver gives up by itself soon.
+func (l *locking) ask(ctx context.Context, t *target) {
+	try := l.Config.Lock.Try
+	if deadline, ok := ctx.Deadline(); ok {
+		try = max(min(try, time.Until(deadline)), time.Millisecond)
+	}
+	l.pending[t] = true
+	l.calls++
+	go func() {
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), try+lockGrace)
+		defer cancel()
+		soonest := time.After(min(leastTry, try))
+		answer := lockAnswer{target: t}
+		answer.err = l.session.span(t.PID, "lock", func() (err error) {
+			answer.locked, err = t.cuda.TryLock(call, try)
+			return err
+		})
+		if !answer.locked && answer.err == nil {
+			<-soonest
+		}
+		l.answers <- answer
+	}()
+}
+
+// take takes an answer, and asks again where the work has not ended.
+func (l *locking) take(ctx context.Context, a lockAnswer) error {
+	delete(l.pending, a.target)
+	if a.locked {
+		a.target.locked, l.once[a.target] = true, true
+	}
+	if !a.locked && a.err == nil && !l.over && ctx.Err() == nil {
+		l.ask(ctx, a.target)
+	}
+	return a.err
+}
+
+// settle waits until all are locked, or those that are not have had their time
+// since the last that was: what is level is locked at about the same moment.
+// That time grows, because the last work of some may take longer.
+func (l *locking) settle(ctx context.Context) error {
+	var followed <-chan time.Time // never, while nobody is locked
+	giveTime := func() { followed = time.After(min(20*time.Millisecond+time.Since(l.begun)/8, l.Config.Lock.Try)) }
+	if len(l.unlocked()) < len(l.targets) {
+		giveTime()
+	}
+	for len(l.unlocked()) > 0 {
+		select {
+		case a := <-l.answers:
+			if err := l.take(ctx, a); err != nil {
+				return err
+			}
+			if a.locked {
+				giveTime()
+			}
+		case <-followed:
+			return nil
+		case <-ctx.Done():
+			return l.tooLong(ctx)
+		}
+	}
+	return nil
+}
+
+// unlock lets those run that are locked.
+func (l *locking) unlock(ctx context.Context) error {
+	locked := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return !t.locked })
+	return parallel(locked, func(t *target) error {
+		t.locked = false
+		return t.cuda.Unlock(context.WithoutCancel(ctx)) // past the deadline too
+	})
+}
+
+// catchUp lets those run that are not held, until one that is held is locked, or
+// for as long as the window is.
+func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, error) {
+	over := time.After(window)
+	for {
+		select {
+		case a := <-l.answers:
+			if err := l.take(ctx, a); err != nil || a.locked {
+				return true, err
+			}
+		case <-over:
+			return false, nil
+		case <-ctx.Done():
+			return false, l.tooLong(ctx)
+		}
+	}
+}
+
+func (l *locking) unlocked() []*target {
+	return slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return t.locked })
+}
+
+// tooLong says who kept running: those that were never locked, whoever else was
+// let run; if there are none, that the processes never came level.
+func (l *locking) tooLong(ctx context.Context) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+	within := fmt.Sprintf("within lock.timeout (%v, %d calls)", l.Config.Lock.Timeout, l.calls)
+	never := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return l.once[t] })
+	if len(never) > 0 {
+		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between two long kernels", named(never), within)
+	}
+	return fmt.Errorf("%s wait for each other, and each was locked but never all at once %s, at last because GPU work of %s did not end: "+
+		"raise lock.timeout, or dump where all of them synchronize", named(l.targets), within, named(l.unlocked()))
+}
+
+// named lists processes for a message.
+func named(targets []*target) string {
+	names := make([]string, len(targets))
+	for i, t := range targets {
+		names[i] = fmt.Sprintf("process %d (%s)", t.PID, t.member.Name)
+	}
+	return strings.Join(names, ", ")
+}

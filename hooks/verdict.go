@@ -1,0 +1,103 @@
+package hooks
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"cucriu/criuutil"
+)
+
+// ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
+// and during which processes of the job have ended.
+var ErrEnded = errors.New("the job is not as it was")
+
+// fate is what became of the CUDA processes of a session. Nothing is said to run
+// on that was not seen to.
+type fate struct{ alive, ended []Member }
+
+// fateOf parts the processes into those that live and those that have ended.
+func fateOf(members []Member, alive func(Member) bool) fate {
+	var f fate
+	for _, member := range members {
+		if alive(member) {
+			f.alive = append(f.alive, member)
+		} else {
+			f.ended = append(f.ended, member)
+		}
+	}
+	return f
+}
+
+// outcome is gone if all have ended, else that of those that have not.
+func (f fate) outcome(ofTheLiving Outcome) Outcome {
+	if len(f.alive) == 0 {
+		return OutcomeGone
+	}
+	return ofTheLiving
+}
+
+// text says it, with what those do that live, as in "runs on".
+func (f fate) text(livingDo string) string {
+	switch {
+	case len(f.ended) == 0:
+		return "the job " + livingDo
+	case len(f.alive) == 0:
+		return "the job has ended: " + namedMembers(f.ended)
+	}
+	return "a part of the job has ended: " + namedMembers(f.ended) + "; the rest " + livingDo
+}
+
+// err wraps [ErrEnded] if any has ended.
+func (f fate) err(livingDo string) error {
+	if len(f.ended) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrEnded, f.text(livingDo))
+}
+
+func namedMembers(members []Member) string {
+	names := make([]string, len(members))
+	for i, member := range members {
+		names[i] = fmt.Sprintf("process %d (%s)", member.PID, member.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// closeAlive closes a session of which those that live are in the state of the
+// outcome. The message is followed by what became of its members, and of those that
+// it had before.
+func (s *Session) closeAlive(outcome Outcome, message, livingDo string, before ...Member) (fate, error) {
+	f := fateOf(slices.Concat(s.Members, before), Member.alive)
+	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
+}
+
+// failed undoes a dump or suspend that has failed with err, and adds to it what
+// became of the job.
+func (d *dump) failed(err error) error {
+	touched := d.session != nil && d.session.Step != ""
+	f, undoErr := d.undo()
+	if refused := new(RefusedError); touched && errors.As(err, &refused) {
+		err = fmt.Errorf("at step %s: %s", d.session.Step, refused.Findings.list())
+	}
+	if undoErr != nil || !touched {
+		return errors.Join(err, undoErr)
+	}
+	if ended := f.err("runs on"); ended != nil {
+		return errors.Join(err, ended)
+	}
+	return fmt.Errorf("%w; %s", err, f.text("runs on"))
+}
+
+// checkEnded says so if the job, or a part of it, has ended: its CUDA processes, or
+// its root where it has none.
+func checkEnded(s *Session, root *criuutil.Process) error {
+	if s != nil {
+		return fateOf(s.Members, Member.alive).err("runs on")
+	}
+	if root != nil && root.Exiting() {
+		return fmt.Errorf("%w: %v has ended", ErrEnded, root)
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package hooks
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"cucriu/criuutil"
+)
+
+func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
+	one := Member{Ident: criuutil.Ident{PID: 1}, Name: "a"}
+	two := Member{Ident: criuutil.Ident{PID: 2}, Name: "b"}
+	for _, test := range []struct {
+		name    string
+		alive   []int
+		outcome Outcome
+		text    string
+		ended   bool
+	}{
+		{"all live", []int{1, 2}, OutcomeRunning, "the job runs on", false},
+		{"one lives", []int{2}, OutcomeRunning, "a part of the job has ended: process 1 (a); the rest runs on", true},
+		{"none lives", nil, OutcomeGone, "the job has ended: process 1 (a), process 2 (b)", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := fateOf([]Member{one, two}, func(m Member) bool {
+				for _, pid := range test.alive {
+					if pid == m.PID {
+						return true
+					}
+				}
+				return false
+			})
+			if f.outcome(OutcomeRunning) != test.outcome || f.text("runs on") != test.text {
+				t.Errorf("%s: %q", f.outcome(OutcomeRunning), f.text("runs on"))
+			}
+			if err := f.err("runs on"); errors.Is(err, ErrEnded) != test.ended {
+				t.Errorf("error: %v", err)
+			}
+		})
+	}
+}
+
+// TestARefusalAfterTheLockIsAFailure of which nobody says that nothing was touched.
+func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
+	refusal := Findings{{Name: FindingForkedChild, Severity: SeverityError, Message: "a child"}}.Err()
+	for _, step := range []string{"", "stop"} {
+		s := &Session{Kind: KindDump, Step: step, dir: t.TempDir(), ImageDir: t.TempDir()}
+		if err := s.lockNow(); err != nil {
+			t.Fatal(err)
+		}
+		d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
+		d.Config.Restore.Timeout = releaseTimeout
+		self, err := criuutil.OpenProcess(1) // lives
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer self.Close()
+		s.Members = []Member{{Ident: self.Ident, Name: "init"}}
+		err = d.failed(refusal)
+		untouched := step == ""
+		if errors.As(err, new(*RefusedError)) != untouched || strings.Contains(err.Error(), "nothing was touched") != untouched {
+			t.Errorf("refused at step %q: %v", step, err)
+		}
+		if strings.Contains(err.Error(), "the job runs on") == untouched || !strings.Contains(err.Error(), "a child") {
+			t.Errorf("refused at step %q: %v", step, err)
+		}
+		if strings.Contains(s.Message, "nothing was touched") != untouched || s.Outcome != OutcomeRunning {
+			t.Errorf("refused at step %q, the journal says %s: %s", step, s.Outcome, s.Message)
+		}
+	}
+}

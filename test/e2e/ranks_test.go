@@ -1,0 +1,45 @@
+package e2e
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// TestRanksOfWhichSomeRunAheadAreDumped: only rank 0 synchronizes, and each of
+// the others is ahead of it by a number of its own.
+func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
+	for _, ranks := range []int{2, 3, 4} {
+		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				job := host.Start(ranks, "--ranks", strconv.Itoa(ranks), "--ahead", "--gpus", "0,1", "--tick-ms", "20", "--busy-ms", "5", "--mib", "1")
+				host.Restore(host.Dump(job))
+				job.Runs()
+			})
+		})
+	}
+}
+
+// TestARankWhoseWorkNeverEndsIsNamed and no other: they were locked while it was
+// not, and all of them run on.
+func TestARankWhoseWorkNeverEndsIsNamed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s, try: 200ms}\n"))
+		job := host.Start(3, "--ranks", "3", "--ahead", "--hog-rank", "2", "--gpus", "0,1", "--tick-ms", "20", "--mib", "1")
+		run := host.TryDump(job, t.TempDir())
+		if run.Err == nil || !strings.Contains(run.Log, "lock.timeout (2s") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		for i := range job.Dirs {
+			if named := strings.Contains(run.Log, fmt.Sprintf("process %d (cudawork)", job.MustStatus(i).PID)); named != (i == 2) {
+				t.Errorf("rank %d is named: %v\n%s", i, named, run.Lines())
+			}
+		}
+		job.Runs()
+	})
+}
