@@ -32,7 +32,7 @@ type dump struct {
 	stoppedOthers []int
 	others        []*criuutil.Process // without CUDA, which we have stopped
 	parkedOthers  []criuutil.Parked   // of these
-	claimed       *os.File // the image directory
+	claimed       *os.File            // the image directory
 	session       *Session
 	targets       []*target
 	tracer        *criuutil.Tracer // while the processes are locked

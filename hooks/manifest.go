@@ -151,6 +151,9 @@ func (m Manifest) matchImages(dir string) error {
 	for _, p := range m.Processes {
 		pids = append(pids, p.PID)
 	}
+	for _, parked := range m.Parked {
+		pids = append(pids, parked.PID)
+	}
 	for _, pid := range pids {
 		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("core-%d.img", pid))); err != nil {
 			return fmt.Errorf("the manifest names process %d, which criu's images do not hold: it is damaged or of another dump", pid)
@@ -174,10 +177,15 @@ func (m Manifest) validate() error {
 	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
 		return fmt.Errorf("damaged: %d processes", len(m.Processes))
 	}
+	isParked := make(map[int]bool)
 	for _, parked := range m.Parked {
 		if err := parked.Validate(); err != nil {
 			return fmt.Errorf("damaged: process %d: %w", parked.PID, err)
 		}
+		if isParked[parked.PID] {
+			return fmt.Errorf("damaged: process %d is parked twice", parked.PID)
+		}
+		isParked[parked.PID] = true
 	}
 	pids := make(map[int]bool)
 	for _, p := range m.Processes {
