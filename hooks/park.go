@@ -105,14 +105,18 @@ func (t *target) requireHeld() error {
 func (b *bringUp) park(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		parked, err := criuutil.IsParked(b.parkedFile(t.PID))
-		if err != nil || parked {
+		if err != nil {
 			return err
+		}
+		if parked {
+			t.parked = &criuutil.Parked{} // its file has the threads
+			return nil
 		}
 		tid, err := t.cuda.RestoreThreadID(ctx)
 		if err != nil {
 			return err
 		}
-		if _, err := b.Session.park(ctx, t.Process, tid); err != nil && ctx.Err() == nil {
+		if t.parked, err = b.Session.park(ctx, t.Process, tid); err != nil && ctx.Err() == nil {
 			b.hook.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
 		}
 		return ctx.Err()
