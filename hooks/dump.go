@@ -191,7 +191,7 @@ func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t
 // criu dump -R its watcher needs a moment to let them run on.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := membersOfTree(d.root)
-	if err != nil {
+	if err != nil || isForeignRunDir(d.Config.RunDir) {
 		return err
 	}
 	for {
@@ -262,7 +262,7 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Paused: d.thawed,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages, Members: d.members, Paused: d.thawed,
 	})
 	if err != nil {
 		return err

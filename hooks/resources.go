@@ -116,7 +116,7 @@ func diskFindings(dir string, need uint64) (Findings, error) {
 		return nil, fmt.Errorf("free space of %s: %w", dir, err)
 	}
 	free := stat.Bfree * uint64(stat.Bsize)
-	if need <= free {
+	if need <= free || stat.Blocks == 0 { // some file systems do not tell
 		return nil, nil
 	}
 	return Findings{{
