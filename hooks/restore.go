@@ -481,6 +481,11 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 		return err
 	}
 	if s.Step == "post-resume" || err == nil && s.criuIsThrough() {
+		if s.by == byRecover { // whose environment need not be that of criu's hook
+			if _, err := h.OpenDriver(); err != nil {
+				return err
+			}
+		}
 		err := h.resume(ctx, s)
 		if err == nil {
 			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
