@@ -253,7 +253,7 @@ func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t
 // container thawed before it was inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := membersOfTree(d.root)
-	if err != nil {
+	if err != nil || isForeignRunDir(d.Config.RunDir) {
 		return err
 	}
 	for {
@@ -332,7 +332,7 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Ancestors: ancestorsOf(d.members),
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages, Members: d.members, Ancestors: ancestorsOf(d.members),
 		Paused: slices.Concat(d.thawed, d.paused),
 	})
 	if err != nil {
