@@ -120,6 +120,9 @@ func (d *dump) begin(ctx context.Context) (err error) {
 	if err := d.thaw(ctx, d.paused); err != nil {
 		return err
 	}
+	if err := failpoint(ctx, d.session, "dump.thawed"); err != nil {
+		return err
+	}
 	err = d.ready(ctx)
 	var refused *RefusedError
 	if errors.As(err, &refused) {

@@ -165,7 +165,8 @@ func (u peerUse) small() bool {
 // Of others it is not known, and nothing is taken off for it. Measured on driver
 // 580: 518 MiB, and 254 with the stack of its kernels limited to nothing.
 func contextLeast(model string) uint64 {
-	if model == "NVIDIA H200" {
+	switch model {
+	case "NVIDIA H100 80GB HBM3", "NVIDIA H200":
 		return 240 << 20
 	}
 	return 0
