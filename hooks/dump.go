@@ -117,7 +117,7 @@ func (d *dump) thaw(ctx context.Context) error {
 
 // inspect finds the CUDA processes, and refuses what cannot be dumped.
 func (d *dump) inspect(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	if err := failpoint(ctx, nil, "dump.inspect"); err != nil {
 		return err
@@ -267,7 +267,7 @@ func (d *dump) watch() error {
 // synchronized with the GPU now would die. Processes that came to the tree
 // meanwhile are looked at again.
 func (d *dump) stop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	if err := d.stopTargets(ctx); err != nil {
 		return err
@@ -298,7 +298,7 @@ func (d *dump) stop(ctx context.Context) error {
 }
 
 func (d *dump) stopTargets(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	return criuutil.Stop(ctx, processesOf(d.targets)...)
 }

@@ -19,6 +19,7 @@ static const char usage[] =
 	"  --tick-ms MS    pause between ticks (default 10)\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
+	"  --burn T        CPU threads that never pause\n"
 	"  --spin MODE     a thread on each GPU that repeats one call: none, stream-sync,\n"
 	"                  event-sync, ctx-sync, stream-query or event-query\n"
 	"  --managed       1 MiB of managed memory\n"
@@ -85,7 +86,7 @@ static enum spin parse_spin(const char *name)
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, HELP };
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -93,7 +94,7 @@ struct options options_parse(int argc, char **argv)
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
-		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
+		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD}, {"burn", 1, 0, BURN},
 		{"hog-rank", 1, 0, HOG_RANK}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
 	};
 	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .hog_rank = -1};
@@ -110,6 +111,7 @@ struct options options_parse(int argc, char **argv)
 		case TICK_MS: o.tick_ms = number("tick-ms", optarg, 0, 3600 * 1000); break;
 		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
+		case BURN: o.burn = number("burn", optarg, 0, 1000); break;
 		case SPIN: o.spin = parse_spin(optarg); break;
 		case MANAGED: o.managed = 1; break;
 		case MLOCK: o.mlock = 1; break;

@@ -25,6 +25,7 @@ struct options {
 	long tick_ms; /* pause between ticks */
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
+	long burn;    /* more of them, that never pause */
 	enum spin spin;
 	int managed, mlock, pinned, fork_child, io_uring;
 	/* At most one of these three is set. */

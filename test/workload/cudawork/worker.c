@@ -56,6 +56,7 @@ static void set_up(struct worker *w)
 	ipc_connect(w->role, &w->gpus[0]);
 	companions_spin(w->gpus, w->ngpus, o->spin);
 	companions_count(o->threads);
+	companions_burn(o->burn);
 }
 
 /*
