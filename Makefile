@@ -16,6 +16,8 @@ PKGS         ?= ./...
 TESTFLAGS    ?=
 TEST_TIMEOUT ?= 20m
 BENCHFLAGS   ?=
+SOAK         ?= 10m
+SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 # What `make gpu-bundle` takes along as test binaries.
 GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
@@ -66,6 +68,11 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 	go vet $(PKGS)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" scripts/clean-exec.sh \
 		go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+
+.PHONY: soak
+soak: build sim workload tools ## jobs are dumped and restored side by side while everything is killed (SOAK=10m SEED=n)
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/clean-exec.sh \
+		go test -count=1 -timeout 0 -v ./test/soak
 
 .PHONY: lint
 lint: need-go ## gofumpt, go vet, staticcheck, and shellcheck where installed

@@ -31,6 +31,9 @@ import (
 // process that may have been borrowed from calls ReturnBorrowed first.
 type Borrowed struct{ loan *loan }
 
+// ErrNotStopped says that a process is not in the group-stop, or not any more.
+var ErrNotStopped = errors.New("the process is not stopped (send it SIGSTOP first; somebody else may have sent it SIGCONT)")
+
 // Borrow takes hold of threads of a process that is stopped: all its threads
 // are in the group-stop, but for those that another tracer lets run, which
 // cannot be borrowed. Their registers and signal masks are noted in the file
@@ -42,14 +45,34 @@ type Borrowed struct{ loan *loan }
 // must not be there at the same time; nor may the process be in a frozen
 // control group of cgroup v1, in which taking hold of a thread never returns.
 //
-// It fails with [ErrGone] if the process has ended. A failed Borrow changes
-// nothing.
+// It fails with [ErrGone] if the process has ended, and with [ErrNotStopped] if it
+// runs. A failed Borrow changes nothing.
 func Borrow(ctx context.Context, pid int, tids []int, saved string) (*Borrowed, error) {
 	return borrow(ctx, pid, tids, saved, func(string) {})
 }
 
 // borrow tells at of the points at which it matters what a death leaves behind.
 func borrow(ctx context.Context, pid int, tids []int, saved string, at func(string)) (*Borrowed, error) {
+	process, err := OpenProcess(pid) // which tells a zombie from the living
+	if err != nil {
+		return nil, fmt.Errorf("borrow threads: %w", err)
+	}
+	defer process.Close()
+	l, err := startTaking(process, tids, saved, findSyscallInstruction, at)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.do(func() error { return l.take(ctx, process) }); err != nil {
+		<-l.done
+		return nil, err
+	}
+	return &Borrowed{l}, nil
+}
+
+// startTaking starts the loan of threads that are to be taken. find finds the
+// instruction that they are to execute.
+func startTaking(process *Process, tids []int, saved string, find func(*Process) (uint64, error), at func(string)) (*loan, error) {
+	pid := process.PID
 	if len(tids) == 0 {
 		return nil, fmt.Errorf("process %d: no threads to borrow were named", pid)
 	}
@@ -58,12 +81,7 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	} else if !errors.Is(err, fs.ErrNotExist) { // which the empty name does not either
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
-	process, err := OpenProcess(pid) // which tells a zombie from the living
-	if err != nil {
-		return nil, fmt.Errorf("borrow threads: %w", err)
-	}
-	defer process.Close()
-	instruction, err := findSyscallInstruction(process)
+	instruction, err := find(process)
 	if err != nil {
 		return nil, err
 	}
@@ -71,12 +89,7 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	for _, tid := range slices.Compact(slices.Sorted(slices.Values(tids))) {
 		threads = append(threads, savedThread{TID: tid})
 	}
-	l := startLoan(savedThreads{PID: pid, Instruction: instruction, Threads: threads}, saved, at)
-	if err := l.do(func() error { return l.take(ctx, process) }); err != nil {
-		<-l.done
-		return nil, err
-	}
-	return &Borrowed{l}, nil
+	return startLoan(savedThreads{PID: pid, Instruction: instruction, Threads: threads}, saved, at), nil
 }
 
 // Madvise advises the kernel on ranges of the process's memory (madvise(2)). What

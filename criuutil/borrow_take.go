@@ -15,7 +15,24 @@ func (l *loan) take(ctx context.Context, process *Process) (err error) {
 			l.over = true
 		}
 	}()
-	for _, t := range l.threads {
+	if err := l.seizeAll(l.threads); err != nil {
+		return err
+	}
+	if err := l.hold(ctx); err != nil {
+		l.letGo()
+		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+	}
+	l.at("seized")
+	if err := l.requireGroupStop(); err != nil {
+		l.letGo()
+		return err
+	}
+	return l.keep(process)
+}
+
+// seizeAll seizes threads; after an error it has let go of all.
+func (l *loan) seizeAll(threads []*borrowedThread) error {
+	for _, t := range threads {
 		stat, err := threadStat(l.pid, t.TID)
 		if err == nil {
 			t.StartTime = uint64(stat.Starttime)
@@ -26,11 +43,26 @@ func (l *loan) take(ctx context.Context, process *Process) (err error) {
 			return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
 		}
 	}
-	if err := l.hold(ctx); err != nil {
-		l.letGo()
-		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+	return nil
+}
+
+// requireGroupStop: what is to be made to call must stop again by itself if we are
+// killed.
+func (l *loan) requireGroupStop() error {
+	for _, t := range l.threads {
+		switch t.stopSignal {
+		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
+		default:
+			if t.state != ended {
+				return fmt.Errorf("thread %d of process %d: %w: it would run on if we were killed", t.TID, l.pid, ErrNotStopped)
+			}
+		}
 	}
-	l.at("seized")
+	return nil
+}
+
+// keep notes what the threads are, and blocks their signals.
+func (l *loan) keep(process *Process) error {
 	if err := l.note(process); err != nil {
 		l.letGo()
 		return err
@@ -47,15 +79,9 @@ func (l *loan) take(ctx context.Context, process *Process) (err error) {
 
 // note writes the file, of threads of which nothing has been changed yet.
 func (l *loan) note(process *Process) error {
-	saved := savedThreads{PID: l.pid, Instruction: l.instruction}
 	for _, t := range l.threads {
 		if t.state == ended {
 			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, ErrGone)
-		}
-		switch t.stopSignal {
-		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
-		default:
-			return fmt.Errorf("thread %d of process %d is not in the group-stop, and would run on if we were killed: send the process SIGSTOP first", t.TID, l.pid)
 		}
 		err := t.Registers.read(t.TID)
 		if err == nil && !t.Registers.native() {
@@ -74,7 +100,7 @@ func (l *loan) note(process *Process) error {
 			err = leaveRestartableSequence(process, t.TID, &t.Registers)
 		}
 		if err == nil {
-			err = unix.PtraceSetOptions(t.TID, unix.PTRACE_O_TRACESYSGOOD)
+			err = l.setOptions(t.TID)
 		}
 		if errors.Is(err, unix.ESRCH) {
 			err = ErrGone
@@ -82,10 +108,36 @@ func (l *loan) note(process *Process) error {
 		if err != nil {
 			return fmt.Errorf("read the registers of thread %d of process %d: %w", t.TID, l.pid, err)
 		}
-		saved.Threads = append(saved.Threads, t.savedThread)
 	}
 	if l.saved == "" {
 		return nil
 	}
-	return saved.write(l.saved)
+	return l.savedThreads().write(l.saved)
+}
+
+func (l *loan) savedThreads() savedThreads {
+	saved := savedThreads{PID: l.pid, Instruction: l.instruction}
+	for _, t := range l.threads {
+		saved.Threads = append(saved.Threads, t.savedThread)
+	}
+	return saved
+}
+
+// setOptions makes system calls' stops known as such, and keeps a seccomp filter
+// of the thread from judging calls that are ours: it may kill for a madvise.
+func (l *loan) setOptions(tid int) error {
+	const wanted = unix.PTRACE_O_TRACESYSGOOD
+	err := unix.PtraceSetOptions(tid, wanted|unix.PTRACE_O_SUSPEND_SECCOMP)
+	if err == nil || errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	// Not without CAP_SYS_ADMIN, and not for who is under a filter itself.
+	status, statusErr := ReadStatus(tid)
+	if statusErr != nil {
+		return statusErr
+	}
+	if status.Seccomp {
+		return fmt.Errorf("it has a seccomp filter, which might kill it for a system call of ours and cannot be suspended: %w", err)
+	}
+	return unix.PtraceSetOptions(tid, wanted)
 }

@@ -133,7 +133,7 @@ func TestBorrowIsRefusedAndChangesNothing(t *testing.T) {
 			t.Errorf("%s: %v", why, err)
 		}
 	}
-	refused("running", p.PID, p.tids(), "group-stop")
+	refused("running", p.PID, p.tids(), ErrNotStopped.Error())
 	p.goesOn(t)
 	p.stop(t)
 	refused("no threads", p.PID, nil, "no threads")
@@ -330,6 +330,10 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 		{"return", "put back"},
 		{"return", "all put back"},
 		{"return", "removed"},
+		{"park", "seized"},
+		{"park", "saved"},
+		{"park", "masked"},
+		{"park", "parked"},
 	} {
 		t.Logf("%s, killed at %q", test.mode, test.point)
 		p.stop(t)
@@ -448,6 +452,10 @@ func runBorrower(arguments string) error {
 	ctx := context.Background()
 	if mode == "return" {
 		return returnBorrowed(ctx, saved, at)
+	}
+	if mode == "park" {
+		_, err := park(ctx, pid, nil, saved, at)
+		return err
 	}
 	for {
 		b, err := borrow(ctx, pid, tids, saved, at)

@@ -40,22 +40,35 @@ var imageDir = regexp.MustCompile(`^/proc/([1-9][0-9]*)/fd/([0-9]+)$`)
 // CRTOOLS_IMAGE_DIR. The script itself must be a descendant of it, so that a
 // made-up environment cannot name another process.
 func CriuOf(imageDirVariable string) (*Criu, error) {
-	match := imageDir.FindStringSubmatch(imageDirVariable)
-	if match == nil {
-		return nil, fmt.Errorf("CRTOOLS_IMAGE_DIR is %q, and criu sets it to /proc/PID/fd/N: was this started by criu?", imageDirVariable)
-	}
-	pid, err := strconv.Atoi(match[1])
-	if err != nil {
-		return nil, fmt.Errorf("CRTOOLS_IMAGE_DIR: %w", err)
-	}
-	ancestor, err := IsAncestor(pid, os.Getpid())
+	pid, err := criuPID(imageDirVariable)
 	if err != nil {
 		return nil, err
 	}
-	if !ancestor {
-		return nil, fmt.Errorf("CRTOOLS_IMAGE_DIR names process %d, which is not an ancestor of this action script: was this started by criu?", pid)
-	}
 	return OpenCriu(pid)
+}
+
+// criuPID is the pid of the criu that runs this action script.
+func criuPID(imageDirVariable string) (int, error) {
+	match := imageDir.FindStringSubmatch(imageDirVariable)
+	if match == nil {
+		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR is %q, and criu sets it to /proc/PID/fd/N: was this started by criu?", imageDirVariable)
+	}
+	pid, err := strconv.Atoi(match[1])
+	if err != nil {
+		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR: %w", err)
+	}
+	self, err := selfInProc()
+	if err != nil {
+		return 0, err
+	}
+	ancestor, err := IsAncestor(pid, self)
+	if err != nil {
+		return 0, err
+	}
+	if !ancestor {
+		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR names process %d, which is not an ancestor of this action script: was this started by criu?", pid)
+	}
+	return pid, nil
 }
 
 // OpenCriu takes hold of a running criu and finds out its options.

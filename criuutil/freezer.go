@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"github.com/prometheus/procfs"
 )
 
 // Freezer is a control group that can freeze its processes.
@@ -21,46 +19,27 @@ type Freezer struct {
 }
 
 // FreezersOf returns the freezers that hold a process, the innermost first,
-// without the roots of the hierarchies (which cannot freeze).
+// without the roots of the hierarchies (which cannot freeze). Who asks for many
+// processes reads the [Hierarchies] once.
 func FreezersOf(pid int) ([]Freezer, error) {
-	proc, err := procfs.NewProc(pid)
+	hierarchies, err := ReadHierarchies()
 	if err != nil {
-		return nil, goneOr(pid, err)
+		return nil, err
 	}
-	groups, err := proc.Cgroups()
-	if err != nil {
-		return nil, goneOr(pid, err)
-	}
-	mounts, err := procfs.GetMounts()
-	if err != nil {
-		return nil, fmt.Errorf("find the mounted control groups: %w", err)
-	}
+	return hierarchies.FreezersOf(pid)
+}
+
+// FreezersOf returns the freezers that hold a process, the innermost first.
+func (h *Hierarchies) FreezersOf(pid int) ([]Freezer, error) {
 	var freezers []Freezer
-	for _, group := range groups {
-		v2 := group.HierarchyID == 0
-		v1 := len(group.Controllers) == 1 && group.Controllers[0] == "freezer"
-		if !v1 && !v2 {
-			continue
+	err := h.each(pid, "freezer", func(dir string, v1, root bool) error {
+		f := Freezer{Dir: dir, V1: v1}
+		if _, err := os.Stat(f.control()); err == nil && !root {
+			freezers = append(freezers, f)
 		}
-		for _, mount := range mounts {
-			_, isFreezer := mount.SuperOptions["freezer"]
-			if v2 && mount.FSType != "cgroup2" || v1 && (mount.FSType != "cgroup" || !isFreezer) {
-				continue
-			}
-			path, err := filepath.Rel(mount.Root, group.Path)
-			if err != nil || strings.HasPrefix(path, "..") {
-				continue
-			}
-			for ; path != "."; path = filepath.Dir(path) {
-				f := Freezer{Dir: filepath.Join(mount.MountPoint, path), V1: v1}
-				if _, err := os.Stat(f.control()); err == nil {
-					freezers = append(freezers, f)
-				}
-			}
-			break
-		}
-	}
-	return freezers, nil
+		return nil
+	})
+	return freezers, err
 }
 
 // Frozen reports whether this very group (not one above it) was told to
@@ -116,7 +95,16 @@ func (f Freezer) control() string {
 
 // FrozenBy returns the freezers that keep a process from running now.
 func FrozenBy(pid int) ([]Freezer, error) {
-	freezers, err := FreezersOf(pid)
+	hierarchies, err := ReadHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	return hierarchies.FrozenBy(pid)
+}
+
+// FrozenBy returns the freezers that keep a process from running now.
+func (h *Hierarchies) FrozenBy(pid int) ([]Freezer, error) {
+	freezers, err := h.FreezersOf(pid)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,32 @@ import (
 // findSyscallInstruction returns the address of an instruction in a process
 // that enters the kernel: one in the vdso, or else in any other code.
 func findSyscallInstruction(process *Process) (uint64, error) {
+	return findInCode(process, func(m *procfs.ProcMap) int {
+		if m.Pathname == "[vdso]" {
+			return 0
+		}
+		return 1
+	})
+}
+
+// findParkingInstruction returns the address of one that a restored process has,
+// too: not in the vdso, which is its new host's.
+func findParkingInstruction(process *Process) (uint64, error) {
+	return findInCode(process, func(m *procfs.ProcMap) int {
+		switch {
+		case m.Pathname == "[vdso]":
+			return never
+		case m.Inode != 0 && m.Perms.Private && !m.Perms.Write:
+			return 0
+		}
+		return never // code that may be written is not the same for ever
+	})
+}
+
+const never = -1 // the rank of a mapping that will not do
+
+// findInCode looks in the mappings of code by their ranks.
+func findInCode(process *Process, rank func(*procfs.ProcMap) int) (uint64, error) {
 	pid := process.PID
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
@@ -23,7 +49,7 @@ func findSyscallInstruction(process *Process) (uint64, error) {
 		return 0, goneOr(pid, err)
 	}
 	maps = slices.DeleteFunc(maps, func(m *procfs.ProcMap) bool {
-		return !m.Perms.Execute || !m.Perms.Read || m.Pathname == "[vsyscall]"
+		return !m.Perms.Execute || !m.Perms.Read || m.Pathname == "[vsyscall]" || rank(m) == never
 	})
 	slices.SortStableFunc(maps, func(a, b *procfs.ProcMap) int {
 		return rank(a) - rank(b)
@@ -36,13 +62,6 @@ func findSyscallInstruction(process *Process) (uint64, error) {
 		return address, err
 	}
 	return 0, fmt.Errorf("process %d: no code in it enters the kernel: is it a process of this architecture?", pid)
-}
-
-func rank(m *procfs.ProcMap) int {
-	if m.Pathname == "[vdso]" {
-		return 0
-	}
-	return 1
 }
 
 var errNotFound = errors.New("no such instruction")

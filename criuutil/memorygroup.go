@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/prometheus/procfs"
 )
 
 // MemoryGroup is a control group that limits the memory of its processes.
@@ -41,57 +39,28 @@ func (g MemoryGroup) LimitFile() string {
 const unlimited = 1 << 62
 
 // MemoryGroups returns the control groups that limit the memory of a process,
-// the innermost first. Hierarchies of v1 and v2 may be mounted side by side;
-// the memory controller is in one of them.
+// the innermost first. Who asks for many processes reads the [Hierarchies] once.
 func (s System) MemoryGroups(pid int) ([]MemoryGroup, error) {
-	fs, err := procfs.NewFS(s.path("proc"))
+	hierarchies, err := s.Hierarchies()
 	if err != nil {
 		return nil, err
 	}
-	proc, err := fs.Proc(pid)
-	if err != nil {
-		return nil, goneOr(pid, err)
-	}
-	groups, err := proc.Cgroups()
-	if err != nil {
-		return nil, goneOr(pid, err)
-	}
-	mounts, err := fs.GetMounts()
-	if err != nil {
-		return nil, fmt.Errorf("find the mounted control groups: %w", err)
-	}
+	return hierarchies.MemoryGroups(pid)
+}
+
+// MemoryGroups returns the control groups that limit the memory of a process,
+// the innermost first.
+func (h *Hierarchies) MemoryGroups(pid int) ([]MemoryGroup, error) {
 	var limits []MemoryGroup
-	for _, group := range groups {
-		v2 := group.HierarchyID == 0
-		if !v2 && !slices.Contains(group.Controllers, "memory") {
-			continue
+	// The root of a mount too: in a cgroup namespace it may be limited.
+	err := h.each(pid, "memory", func(dir string, v1, _ bool) error {
+		limit, err := readMemoryGroup(dir, v1)
+		if err == nil && limit.Limit < unlimited {
+			limits = append(limits, limit)
 		}
-		for _, mount := range mounts {
-			_, isMemory := mount.SuperOptions["memory"]
-			if v2 && mount.FSType != "cgroup2" || !v2 && (mount.FSType != "cgroup" || !isMemory) {
-				continue
-			}
-			path, err := filepath.Rel(mount.Root, group.Path)
-			if err != nil || strings.HasPrefix(path, "..") {
-				continue
-			}
-			// The root of the mount too: in a cgroup namespace it may be limited.
-			for ; ; path = filepath.Dir(path) {
-				limit, err := readMemoryGroup(s.path(mount.MountPoint, path), !v2)
-				if err != nil {
-					return nil, err
-				}
-				if limit.Limit < unlimited {
-					limits = append(limits, limit)
-				}
-				if path == "." {
-					break
-				}
-			}
-			break
-		}
-	}
-	return limits, nil
+		return err
+	})
+	return limits, err
 }
 
 // readMemoryGroup reads one group. One without the controller, such as the root

@@ -18,8 +18,12 @@ var ErrGone = errors.New("process has ended")
 // Ident names one incarnation of a process on this boot of the host.
 type Ident struct {
 	PID int `json:"pid"`
-	// StartTime is in clock ticks since boot: field 22 of /proc/PID/stat.
+	// StartTime is in clock ticks since the host's boot: field 22 of /proc/PID/stat,
+	// less what the reader's time namespace adds to it.
 	StartTime uint64 `json:"start_time"`
+	// PIDNamespace is the inode of the namespace in which the process has the pid; 0
+	// if an earlier version wrote it.
+	PIDNamespace uint64 `json:"pid_namespace,omitempty"`
 }
 
 func (id Ident) String() string { return fmt.Sprintf("process %d", id.PID) }
@@ -45,7 +49,7 @@ func OpenProcess(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
 	}
-	p := &Process{Ident: Ident{PID: pid}, pidfd: os.NewFile(uintptr(fd), "pidfd")}
+	p := &Process{Ident: Ident{PID: pid, PIDNamespace: ownPIDNamespace()}, pidfd: os.NewFile(uintptr(fd), "pidfd")}
 	if p.StartTime, err = startTime(pid); err == nil && !p.Alive() {
 		// The start time may be that of a successor with the same pid.
 		err = fmt.Errorf("process %d: %w", pid, ErrGone)
@@ -58,8 +62,11 @@ func OpenProcess(pid int) (*Process, error) {
 }
 
 // Reopen takes hold of exactly the process that id names, or fails with
-// [ErrGone].
+// [ErrGone]; or with [ErrElsewhere], if nothing can be said of it from here.
 func Reopen(id Ident) (*Process, error) {
+	if id.Elsewhere() {
+		return nil, fmt.Errorf("%v: %w", id, ErrElsewhere)
+	}
 	p, err := OpenProcess(id.PID)
 	if err != nil {
 		return nil, err
@@ -135,7 +142,11 @@ func pidfdReadable(fd uintptr) bool {
 
 func startTime(pid int) (uint64, error) {
 	stat, err := procStat(pid)
-	return stat.Starttime, err
+	if err != nil {
+		return 0, err
+	}
+	offset, err := boottimeTicks()
+	return stat.Starttime - uint64(offset), err
 }
 
 func procStat(pid int) (procfs.ProcStat, error) {

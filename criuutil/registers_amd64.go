@@ -70,3 +70,21 @@ func (r *registers) arguments() [6]*uint64 {
 // result is what the system call has returned, as in the kernel: an errno is
 // negative.
 func (r *registers) result() int64 { return int64(r.Rax) }
+
+// restartAfterRestore makes registers that were read before a dump fit for the
+// process that was restored from it: what the kernel still had to do about an
+// interrupted system call it does not know there. As criu does it.
+func (r *registers) restartAfterRestore() {
+	const errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock = 512, 513, 514, 516 // linux/errno.h
+	if int64(r.Orig_rax) < 0 {
+		return
+	}
+	switch -r.result() {
+	case errRestartSys, errRestartNoIntr, errRestartNoHand:
+		r.Rax = r.Orig_rax
+		r.Rip -= uint64(len(syscallInstruction))
+	case errRestartBlock: // how much of its time is left nobody knows
+		r.Rax = ^uint64(0) - uint64(unix.EINTR) + 1
+	}
+	r.Orig_rax = ^uint64(0)
+}

@@ -67,3 +67,6 @@ func (r *registers) setArgument(i int, value uint64) { r.Regs[i] = value }
 // result is what the system call has returned, as in the kernel: an errno is
 // negative.
 func (r *registers) result() int64 { return int64(r.Regs[0]) }
+
+// restartAfterRestore: the kernel has prepared the restart already.
+func (r *registers) restartAfterRestore() {}

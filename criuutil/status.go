@@ -14,6 +14,8 @@ type Status struct {
 	Name      string // printable: a process may give itself any name
 	PPID      int
 	TracerPID int
+	Seccomp   bool // a seccomp filter, or the strict mode, judges its system calls
+	Ended     bool // a zombie, or about to be gone
 	// NSPID is the pid in every pid namespace that the process is in, from
 	// that of the reader inwards. The last is the pid in the CRIU image.
 	NSPID []int
@@ -51,10 +53,14 @@ func parseStatus(pid int, data []byte) (Status, error) {
 		switch key {
 		case "Name":
 			s.Name = Printable(value)
+		case "State":
+			s.Ended = strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X")
 		case "PPid":
 			s.PPID, err = strconv.Atoi(value)
 		case "TracerPid":
 			s.TracerPID, err = strconv.Atoi(value)
+		case "Seccomp":
+			s.Seccomp = value != "0"
 		case "NSpid":
 			for _, field := range strings.Fields(value) {
 				n, fieldErr := strconv.Atoi(field)

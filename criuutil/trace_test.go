@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 	switch os.Getenv("CRIUUTIL_TARGET") {
 	case "borrowable":
 		runBorrowable()
+	case "filtered":
+		filterPopulating()
+		runBorrowable()
 	case "sequence":
 		runSequence()
 	case "borrower":

@@ -29,13 +29,44 @@ type GPU struct {
 // them. NVML and CUDA_DEVICE_ORDER=PCI_BUS_ID count so, and on hosts whose GPUs
 // are all of one type, the only ones between which a process can move, CUDA's
 // default order is the same.
-func (d *Driver) HostGPUs() ([]GPU, error) { return hostGPUs(d.root) }
+//
+// A GPU that is not initialized has no UUID, and nothing can go there: it is left
+// out, unless there is no other.
+func (d *Driver) HostGPUs() ([]GPU, error) {
+	all, err := hostGPUs(d.root)
+	if err != nil {
+		return nil, err
+	}
+	gpus := slices.DeleteFunc(slices.Clone(all), GPU.uninitialized)
+	if len(gpus) == 0 && len(all) > 0 {
+		return nil, &UninitializedError{PCIBusID: all[0].PCIBusID}
+	}
+	return gpus, nil
+}
+
+func (g GPU) uninitialized() bool { return g.UUID == UUID{} }
+
+// UninitializedError says that a GPU has no UUID, because it is not initialized.
+type UninitializedError struct{ PCIBusID string }
+
+func (e *UninitializedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning is the error without its remedy.
+func (e *UninitializedError) Meaning() string {
+	return "the GPU at " + e.PCIBusID + " has no UUID because it is not initialized"
+}
+
+// Remedy says what to do about it.
+func (e *UninitializedError) Remedy() string {
+	return "switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)"
+}
 
 // VisibleGPUs returns the GPUs that a process can see: those that have a device
 // node /dev/nvidiaN in its mount namespace, in the order of HostGPUs. This set,
 // used or not, is what the driver captures at a checkpoint, and
 // CUDA_VISIBLE_DEVICES plays no part in it. The process needs no CUDA, and may be
-// stopped. Reading another user's namespace takes CAP_SYS_PTRACE.
+// stopped. Reading another user's namespace takes CAP_SYS_PTRACE. If one of them is
+// not initialized, the error is an [*UninitializedError]; others do not matter.
 func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
@@ -50,7 +81,11 @@ func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	}
 	// A node without a GPU behind it (container engines make nodes ahead of need,
 	// and GPUs fall off the bus) shows the process nothing.
-	return slices.DeleteFunc(host, func(g GPU) bool { return !minors[g.Minor] }), nil
+	visible := slices.DeleteFunc(host, func(g GPU) bool { return !minors[g.Minor] })
+	if i := slices.IndexFunc(visible, GPU.uninitialized); i >= 0 {
+		return nil, fmt.Errorf("process %d can see a GPU that it cannot use: %w", pid, &UninitializedError{PCIBusID: visible[i].PCIBusID})
+	}
+	return visible, nil
 }
 
 func hostGPUs(root string) ([]GPU, error) {
@@ -92,13 +127,12 @@ func parseInformation(text []byte) (GPU, error) {
 		}
 	}
 	gpu := GPU{Model: fields["Model"], PCIBusID: strings.ToLower(fields["Bus Location"])}
-	uuid := fields["GPU UUID"]
-	if strings.Contains(uuid, "?") {
-		return GPU{}, errors.New("the GPU has no UUID because it is not initialized: switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)")
-	}
 	var err error
-	if gpu.UUID, err = ParseUUID(uuid); err != nil {
-		return GPU{}, fmt.Errorf("GPU UUID: %w", err)
+	// That of a GPU which is not initialized is made of question marks.
+	if uuid := fields["GPU UUID"]; !strings.Contains(uuid, "?") {
+		if gpu.UUID, err = ParseUUID(uuid); err != nil {
+			return GPU{}, fmt.Errorf("GPU UUID: %w", err)
+		}
 	}
 	if gpu.PCIBusID == "" {
 		return GPU{}, errors.New("no Bus Location")

@@ -48,6 +48,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 			do   func(context.Context) error
 		}{
 			{"stop", b.stop},
+			{"park", b.park},
 			{"trace", b.trace},
 			{"restore", func(context.Context) error { return b.restore(ctx) }}, // as long as its parts take
 			{"release", b.release},
@@ -63,6 +64,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 		name string
 		do   func(context.Context) error
 	}{
+		{"unpark", b.unpark},
 		{"continue", b.letRun},
 		{"unlock", b.unlock},
 		{"release", b.release},
@@ -82,7 +84,7 @@ func (s *Session) mayBeCheckpointed() bool {
 	if s.Restored {
 		return false
 	}
-	return s.Kind == KindRestore || !slices.Contains([]string{"", "lock", "stop", "trace"}, s.Step)
+	return s.Kind == KindRestore || !slices.Contains([]string{"", "lock", "stop", "park", "trace"}, s.Step)
 }
 
 // leavesStopped reports whether criu was told to leave the processes stopped,
@@ -145,7 +147,7 @@ func (b *bringUp) stop(ctx context.Context) error {
 	if err := thawAll(ctx, b.cuda); err != nil {
 		return err
 	}
-	if err := criuutil.WaitStopped(ctx, processesOf(b.cuda)...); err != nil {
+	if err := criuutil.KeepStopped(ctx, processesOf(b.cuda)...); err != nil {
 		return err
 	}
 	return b.parallel(func(t *target) error { return criuutil.ReturnBorrowed(ctx, b.borrowedFile(t.PID)) })
@@ -178,6 +180,9 @@ func (b *bringUp) memoryNeed(ctx context.Context) (memoryNeed, error) {
 			return nil, err
 		}
 		if state == cudackpt.StateCheckpointed {
+			if err := t.measureStaged(); err != nil {
+				return nil, err
+			}
 			need.add(t.member)
 		}
 	}
@@ -341,7 +346,7 @@ func releaseThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*tar
 	if err := tracer.Release(ctx); err != nil {
 		return err
 	}
-	return criuutil.WaitStopped(ctx, processesOf(targets)...)
+	return criuutil.KeepStopped(ctx, processesOf(targets)...)
 }
 
 func signalAll(targets []*target, signal unix.Signal) error {
@@ -356,14 +361,8 @@ func signalAll(targets []*target, signal unix.Signal) error {
 // thawAll thaws whatever keeps the processes frozen.
 func thawAll(ctx context.Context, targets []*target) error {
 	for _, t := range targets {
-		frozen, err := criuutil.FrozenBy(t.PID)
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err := thaw(ctx, t.PID); err != nil {
 			return err
-		}
-		for _, freezer := range frozen {
-			if err := freezer.Thaw(ctx); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

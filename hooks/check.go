@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"cucriu/criuutil"
@@ -55,7 +56,7 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 		}
 		findings = append(findings, stateFindings(m, state)...)
 	}
-	return append(findings, in.findings...), nil
+	return slices.Concat(findings, in.findings, insideFindings(in.pids, os.Getpid())), nil
 }
 
 // summary says what a CUDA process holds.

@@ -15,11 +15,13 @@
 // The dump side, all of it in criu's pre-dump stage, where the processes still
 // run (dump.go, dump_lock.go and fastlane_dump.go, one function a step):
 //
-//	thaw        a control group that the container engine froze
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched
 //	watch       journal into the run directory; start the watcher
+//	thaw        a control group that the container engine froze
 //	lock        all CUDA processes, all or none: who is ahead is held until the others have caught up
-//	stop        SIGSTOP; wait until every thread is in state T; look for new processes
+//	stop        SIGSTOP to the whole tree; wait until every thread is in state T, and
+//	            until nobody is left who could make new processes
+//	park        every thread but the restore threads (park.go): no SIGCONT runs it now
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
 //	checkpoint  all of them in parallel
 //	            into memory that the stopped threads make ready (prefault.go)
@@ -63,20 +65,30 @@
 //
 //	stop         SIGSTOP, out of a freezer too;     ┐
 //	             what was borrowed is returned      │ only from the checkpoint on
-//	trace        the restore threads alone          │
-//	restore      fill in what was dropped, trace;   │ (before it nothing need be
-//	             with GPU pairs, or none, and only  │  stopped)
+//	park         who is not parked yet              │ (before it nothing need be
+//	trace        the restore threads alone          │  stopped)
+//	restore      fill in what was dropped, trace;   │
+//	             with GPU pairs, or none, and only  │
 //	             if there is free memory for it     │
 //	release                                         ┘
+//	unpark       every thread is itself again
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running
 //	release      what stays stopped
-//	others       SIGCONT the processes without CUDA, which a restore has held back
+//	others       SIGCONT the processes without CUDA
 //	pause        freeze what was frozen before (not in the watcher)
 //
 // An operator's suspend (suspend.go) goes the way of a dump as far as release,
 // without criu: its session stays open, and the processes stopped, until resume
 // takes them the one way back. The watcher is there while either is at work.
+//
+// A stop is no hold: anybody's SIGCONT ends it, and a checkpointed process dies of
+// it. So from the stop on, through criu's dump and restore, until nothing is
+// checkpointed any more, every thread of the tree but the restore threads is parked:
+// its registers make it wait for ever, with its signals blocked, if it is continued,
+// and its own are in the session's directory and in the manifest. Nobody needs to
+// stay for that, and there is no gap between us and criu. A process that cannot be
+// parked is held by its stop alone, and a warning says so.
 //
 // A failing dump, the watcher, resume, and the recover command all take it; on the
 // restore side it has GPU pairs. A process that was stopped before we came

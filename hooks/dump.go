@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -23,11 +24,15 @@ type dump struct {
 
 	driver  *cudackpt.Driver
 	loading Phase              // of the driver's library
+	paused  []criuutil.Freezer // what the engine has frozen, to be thawed
 	thawed  []criuutil.Freezer // by us; the engine had frozen them
 	members []Member
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
 	// that the image will have.
 	stoppedOthers []int
+	others        []*criuutil.Process // without CUDA, which we have stopped
+	parkedOthers  []criuutil.Parked   // of these
+	claimed       *os.File            // the image directory
 	session       *Session
 	targets       []*target
 	tracer        *criuutil.Tracer // while the processes are locked
@@ -51,10 +56,13 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		d.letGo()
 	}()
 
-	if err := d.thaw(ctx); err != nil {
+	if err := d.claim(ctx, false); err != nil {
 		return err
 	}
 	if err := d.inspect(ctx); err != nil {
+		return err
+	}
+	if err := d.claim(ctx, true); err != nil {
 		return err
 	}
 	if err := h.checkUnneeded(d.imageDir); err != nil {
@@ -67,7 +75,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		}
 		return d.refreeze(ctx)
 	}
-	if err := d.watch(); err != nil {
+	if err := d.begin(ctx); err != nil {
 		return err
 	}
 	for _, step := range []struct {
@@ -76,6 +84,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	}{
 		{"lock", d.lock},
 		{"stop", d.stop},
+		{"park", d.park},
 		{"trace", d.trace},
 		{"checkpoint", d.checkpoint},
 		{"release", d.release},
@@ -92,30 +101,93 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	return d.session.step("dumping", func() error { return nil })
 }
 
-// thaw lets a tree run that the container engine froze before it called criu:
-// the driver could do nothing with frozen processes.
-func (d *dump) thaw(ctx context.Context) error {
-	pids, err := criuutil.Tree(d.root)
+// begin takes the tree: from here on, whoever is killed, the job comes back as it
+// was. The driver can say nothing of a frozen process, so what is paused is thawed
+// for the question, with the journal knowing of it.
+func (d *dump) begin(ctx context.Context) (err error) {
+	if d.paused, err = d.frozen(); err != nil {
+		return err
+	}
+	if len(d.paused) == 0 {
+		if err := d.ready(ctx); err != nil {
+			return err
+		}
+		return d.watch()
+	}
+	if err := d.watch(); err != nil {
+		return err
+	}
+	if err := d.thaw(ctx, d.paused); err != nil {
+		return err
+	}
+	err = d.ready(ctx)
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		return fmt.Errorf("the tree was thawed for a moment: %s", refused.Findings[0])
+	}
 	if err != nil {
 		return err
 	}
+	return d.session.save()
+}
+
+// frozen finds the freezers that keep a part of the tree from running: what the
+// container engine froze before it called criu.
+func (d *dump) frozen() ([]criuutil.Freezer, error) {
+	pids, err := criuutil.Tree(d.root)
+	if err != nil {
+		return nil, err
+	}
+	hierarchies, err := criuutil.ReadHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var all []criuutil.Freezer
 	for _, pid := range pids {
-		frozen, err := criuutil.FrozenBy(pid)
+		freezers, err := hierarchies.FrozenBy(pid)
 		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return nil, err
+		}
+		for _, freezer := range freezers {
+			if !slices.Contains(all, freezer) {
+				all = append(all, freezer)
+			}
+		}
+	}
+	return all, nil
+}
+
+func (d *dump) thaw(ctx context.Context, freezers []criuutil.Freezer) error {
+	for _, freezer := range freezers {
+		d.Log.Info("thawing what the container engine froze", "cgroup", freezer.Dir)
+		if err := freezer.Thaw(ctx); err != nil {
 			return err
 		}
-		for _, freezer := range frozen {
-			d.Log.Info("thawing what the container engine froze", "cgroup", freezer.Dir)
-			if err := freezer.Thaw(ctx); err != nil {
-				return err
-			}
-			d.thawed = append(d.thawed, freezer)
-		}
+		d.thawed = append(d.thawed, freezer)
 	}
 	return nil
 }
 
-// inspect finds the CUDA processes, and refuses what cannot be dumped.
+// ready asks what only a tree that is not frozen tells: who is stopped, and the
+// state of the CUDA processes.
+func (d *dump) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	for _, t := range d.targets {
+		stopped, err := criuutil.Stopped(t.PID)
+		if err != nil {
+			return err
+		}
+		t.member.Stopped = stopped
+	}
+	if err := d.findStopped(); err != nil {
+		return err
+	}
+	return statesOf(ctx, d.targets, wantRunning)
+}
+
+// inspect finds the CUDA processes, and refuses what cannot be dumped. It asks the
+// driver nothing that a frozen process would have to answer.
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
@@ -137,7 +209,7 @@ func (d *dump) inspect(ctx context.Context) error {
 		return err
 	}
 	if seen.usesCUDA() {
-		seen.findings = append(seen.findings, findings...)
+		seen.findings = slices.Concat(seen.findings, insideFindings(seen.pids, d.criu.PID), findings)
 	}
 	if d.criu.RPC { // these depend on options that cannot be seen then
 		seen.findings = seen.findings.suspected(FindingCUDAPlugin, FindingPluginDir, FindingDiskSpace)
@@ -152,10 +224,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	if len(d.targets) != len(d.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
 	}
-	if err := d.findStopped(); err != nil {
-		return err
-	}
-	return statesOf(ctx, d.targets, wantRunning)
+	return nil
 }
 
 // statesOf asks for the state of every process. It can only be asked of one
@@ -180,11 +249,42 @@ func statesOf(ctx context.Context, targets []*target, tell func(*target, cudackp
 func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t.member, state).Err() }
 
 // awaitEarlier waits until an earlier dump of the same processes is over: after
-// criu dump -R its watcher needs a moment to let them run on.
+// criu dump -R its watcher needs a moment to let them run on. Only then is a paused
+// container thawed before it was inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
-	pids, err := criuutil.Tree(d.root)
+	members, err := membersOfTree(d.root)
 	if err != nil {
 		return err
+	}
+	for {
+		other, err := openSessionOf(d.Config.RunDir, d.criu.Ident, members)
+		if err != nil || other == nil {
+			return err
+		}
+		if other.suspended() || other.Criu == d.criu.Ident {
+			return other.conflict()
+		}
+		// Its watcher waits until what is paused is resumed.
+		frozen, err := d.frozen()
+		if err == nil {
+			err = d.thaw(ctx, frozen)
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return other.conflict()
+		case <-time.After(20 * time.Millisecond): // no event tells of it
+		}
+	}
+}
+
+// membersOfTree are the processes of a tree, as a journal knows them.
+func membersOfTree(root int) ([]Member, error) {
+	pids, err := criuutil.Tree(root)
+	if err != nil {
+		return nil, err
 	}
 	var members []Member
 	for _, pid := range pids {
@@ -193,20 +293,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 			members = append(members, Member{Ident: process.Ident})
 		}
 	}
-	for {
-		other, err := openSessionOf(d.Config.RunDir, d.criu.Ident, members)
-		if err != nil || other == nil {
-			return err
-		}
-		if other.suspended() {
-			return other.conflict()
-		}
-		select {
-		case <-ctx.Done():
-			return other.conflict()
-		case <-time.After(20 * time.Millisecond): // no event tells of it
-		}
-	}
+	return members, nil
 }
 
 func stoppedBefore(targets []*target) []*target {
@@ -245,7 +332,8 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Ancestors: ancestorsOf(d.members), Paused: d.thawed,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Ancestors: ancestorsOf(d.members),
+		Paused: slices.Concat(d.thawed, d.paused),
 	})
 	if err != nil {
 		return err
@@ -260,24 +348,52 @@ func (d *dump) watch() error {
 	if err := d.createPages(); err != nil {
 		return err
 	}
-	return d.session.timed("watch", func() error { return d.startWatcher(d.session, d.pageFiles()...) })
+	return d.session.timed("watch", func() error { return d.startWatcher(d.session, append(d.pageFiles(), d.claimed)...) })
 }
 
-// stop puts every thread of the CUDA processes into the group-stop: one that
-// synchronized with the GPU now would die. Processes that came to the tree
-// meanwhile are looked at again.
+// stop puts every thread of the tree into the group-stop: one that synchronized
+// with the GPU now would die, and a parent that minds its workers would find that
+// they do not answer. Processes that came to the tree meanwhile are looked at again,
+// until nobody is left who could make more.
 func (d *dump) stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
-	if err := d.stopTargets(ctx); err != nil {
+	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
 		return err
 	}
+	for {
+		found, err := d.findOthers(ctx)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			break
+		}
+		// The journal first: whoever comes after us continues them.
+		for _, other := range found {
+			d.session.Others = append(d.session.Others, other.Ident)
+		}
+		if err := d.session.save(); err != nil {
+			return err
+		}
+		if err := criuutil.Stop(ctx, found...); err != nil {
+			return err
+		}
+	}
+	return d.stopTargets(ctx)
+}
+
+// findOthers finds the processes without CUDA that run and that were not found
+// before. They are closed with the dump.
+func (d *dump) findOthers(ctx context.Context) ([]*criuutil.Process, error) {
 	pids, err := criuutil.Tree(d.root)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var found []*criuutil.Process
 	for _, pid := range pids {
-		if slices.ContainsFunc(d.targets, func(t *target) bool { return t.PID == pid }) {
+		isKnown := func(p *criuutil.Process) bool { return p.PID == pid }
+		if slices.ContainsFunc(processesOf(d.targets), isKnown) || slices.ContainsFunc(d.others, isKnown) {
 			continue
 		}
 		p, err := inspectProcess(ctx, pid, d.open)
@@ -285,22 +401,37 @@ func (d *dump) stop(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := d.refuse(p.findings); err != nil {
-			return err
+			return nil, err
 		}
 		if p.member != nil {
-			return fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
+			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
 		}
+		if stopped, err := criuutil.Stopped(pid); err != nil || stopped {
+			continue // before we came, and stays so
+		}
+		process, err := criuutil.OpenProcess(pid)
+		if errors.Is(err, criuutil.ErrGone) {
+			continue // a zombie
+		}
+		if err != nil {
+			return nil, err
+		}
+		d.others = append(d.others, process)
+		found = append(found, process)
 	}
-	return nil
+	return found, nil
 }
 
 func (d *dump) stopTargets(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
-	return criuutil.Stop(ctx, processesOf(d.targets)...)
+	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return criuutil.KeepStopped(ctx, processesOf(d.targets)...)
 }
 
 // trace lets the restore threads, and nothing else, run: the driver works
@@ -310,6 +441,7 @@ func (d *dump) trace(ctx context.Context) error {
 		if t.before, err = criuutil.ReadAddressSpace(t.PID); err != nil {
 			return err
 		}
+		t.member.PrivateBefore = criuutil.Total(t.before.Private)
 		tid, err := t.cuda.RestoreThreadID(ctx)
 		if err != nil {
 			return err
@@ -330,8 +462,14 @@ func (d *dump) checkpoint(ctx context.Context) error {
 	defer cancel()
 	d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
 	return parallel(d.targets, func(t *target) error {
+		if err := t.requireHeld(); err != nil {
+			return err
+		}
 		err := d.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
 		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
+			return err
+		}
+		if err := t.measureStaged(); err != nil {
 			return err
 		}
 		return d.beginCopy(ctx, t)
@@ -358,25 +496,41 @@ func (d *dump) freeze(ctx context.Context) error {
 		if t.member.Stopped {
 			continue
 		}
-		frozen, err := d.freezeV1(ctx, t)
+		frozen, err := d.freezeInstead(ctx, t.Process)
 		if err != nil {
 			return err
 		}
-		if t.frozen = frozen; frozen {
-			// Nothing runs: it goes from stopped to frozen.
-			if err := t.Signal(unix.SIGCONT); err != nil {
-				return err
-			}
+		t.frozen = frozen
+	}
+	for _, other := range d.others {
+		if _, err := d.freezeInstead(ctx, other); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// freezeV1 freezes a target's v1 freezer if criu will seize through it. Under
+// freezeInstead takes a process from stopped to frozen, if criu will seize it
+// through a v1 freezer. Nothing runs.
+func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process) (bool, error) {
+	frozen, err := d.freezeV1(ctx, process.PID)
+	if err != nil || !frozen {
+		if errors.Is(err, criuutil.ErrGone) {
+			err = nil
+		}
+		return false, err
+	}
+	if err := process.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return false, err
+	}
+	return true, nil
+}
+
+// freezeV1 freezes a process's v1 freezer if criu will seize through it. Under
 // RPC the option is not to be seen; there a container's is the usual case. A
 // group that holds criu itself is never frozen.
-func (d *dump) freezeV1(ctx context.Context, t *target) (bool, error) {
-	freezers, err := criuutil.FreezersOf(t.PID)
+func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
+	freezers, err := criuutil.FreezersOf(pid)
 	if err != nil {
 		return false, err
 	}
@@ -424,10 +578,16 @@ func (d *dump) manifest(context.Context) error {
 		})
 	}
 	m.StoppedOthers = d.stoppedOthers
+	if m.Parked, err = d.parkedForImage(); err != nil {
+		return err
+	}
 	if err := writeManifest(d.imageDir, m); err != nil {
 		return err
 	}
-	return removeOtherPages(d.imageDir, m)
+	if err := removeOtherPages(d.imageDir, m); err != nil {
+		return err
+	}
+	return d.noteWritten()
 }
 
 // findStopped notes which processes without CUDA are stopped. Nobody has been
@@ -441,17 +601,30 @@ func (d *dump) findStopped() error {
 		if slices.ContainsFunc(d.members, func(m Member) bool { return m.PID == pid }) {
 			continue
 		}
-		stopped, err := criuutil.Stopped(pid)
-		if err == nil && stopped {
-			var status criuutil.Status
-			status, err = criuutil.ReadStatus(pid)
-			d.stoppedOthers = append(d.stoppedOthers, status.ImagePID())
+		stopped, imagePID, err := stoppedAs(pid)
+		if stopped {
+			d.stoppedOthers = append(d.stoppedOthers, imagePID)
 		}
 		if err != nil && !errors.Is(err, criuutil.ErrGone) {
 			return err
 		}
 	}
 	return nil
+}
+
+// stoppedAs reports whether a process is stopped, and which pid it has in the
+// image. One that has ended, or ends meanwhile, is not: it has no thread left that
+// could be in a stop.
+func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
+	stopped, err = criuutil.Stopped(pid)
+	if err != nil || !stopped {
+		return false, 0, err
+	}
+	status, err := criuutil.ReadStatus(pid)
+	if err != nil || status.Ended {
+		return false, 0, err
+	}
+	return true, status.ImagePID(), nil
 }
 
 func pidsOf(targets []*target) []int {

@@ -35,6 +35,9 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err := s.complete(); err != nil {
 		return err
 	}
+	if err := s.checkWhole(criu, stage.ImageDir); err != nil {
+		return fmt.Errorf("the image is not whole, and the job is not ended; dump again into a directory that nobody else changes: %w", err)
+	}
 	if err := s.writeTimeline(filepath.Join(stage.ImageDir, TimelineName)); err != nil {
 		h.Log.Warn("the image is without a timeline", "error", err)
 	}
@@ -103,8 +106,13 @@ func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error)
 		return nil, nil
 	}
 	s, err := loadSession(dir, true)
-	if err == nil {
-		s.progress, s.by = h.Progress, h.by
+	if err != nil {
+		return nil, err
 	}
-	return s, err
+	if s.Criu != criu.Ident { // one with the same pid, in another pid namespace
+		s.unlock()
+		return nil, nil
+	}
+	s.progress, s.by = h.Progress, h.by
+	return s, nil
 }

@@ -3,8 +3,10 @@ package hooks
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"cucriu/criuutil"
+	"cucriu/cudackpt"
 )
 
 // lock keeps the GPU idle: no new work is taken, what runs has ended. All
@@ -33,12 +35,30 @@ func (d *dump) lock(ctx context.Context) error {
 }
 
 // measure notes how much memory each process holds on each GPU, which is what
-// its restore will take. While it is locked it cannot allocate more.
+// its restore will take. While it is locked it cannot allocate more, so what could
+// not be restored is looked for once more.
 func (d *dump) measure(ctx context.Context) error {
-	return parallel(d.targets, func(t *target) (err error) {
-		if t.member.MemoryBytes, err = memoryHeld(ctx, d.driver, t.member); err != nil {
+	listed := make([]map[cudackpt.UUID]uint64, len(d.targets))
+	for i, t := range d.targets {
+		var err error
+		if listed[i], err = memoryHeld(ctx, d.driver, t.member); err != nil {
 			return fmt.Errorf("process %d (%s): %w", t.PID, t.member.Name, err)
 		}
-		return nil
-	})
+		t.member.MemoryBytes = knownMemory(listed[i])
+	}
+	if d.session == nil {
+		return nil // locked alone, it comes back
+	}
+	members := make([]Member, len(d.targets))
+	for i, t := range d.targets {
+		members[i] = *t.member
+	}
+	peers, err := peersOf(members, listed)
+	if err != nil {
+		return err
+	}
+	if errs := peers.Force(slices.Concat(d.Force, d.Config.Force)).Of(SeverityError); len(errs) > 0 {
+		return fmt.Errorf("it has come since the inspection: %s", errs[0])
+	}
+	return nil
 }

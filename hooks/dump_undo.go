@@ -65,6 +65,12 @@ func (d *dump) letGo() {
 		}
 	}
 	closeTargets(d.targets)
+	for _, other := range d.others {
+		other.Close()
+	}
+	if d.claimed != nil {
+		d.claimed.Close() // criu and the watcher have it on
+	}
 	if d.session != nil {
 		d.session.unlock()
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -28,6 +29,9 @@ import (
 //	kill-criu     the same of the criu that runs the hook
 //	kill-watcher  the same of the session's watcher
 //	fill DIR      takes all the room in the small tmpfs that holds DIR
+//	continue PID… SIGCONT from outside to those of these processes that are there
+//	remove GLOB   removes files
+//	run PROGRAM   runs a program to its end, in which no failpoint fires
 //
 // If $CUCRIU_FAILPOINT_MARKS names a folder, each point fires once, whoever
 // comes by it, and leaves a file of its name there.
@@ -90,6 +94,14 @@ func act(ctx context.Context, s *Session, action string) error {
 		return killAndWait(s.Watcher.PID)
 	case "fill":
 		return fill(argument)
+	case "continue":
+		return continueAll(strings.Fields(argument))
+	case "remove":
+		return removeAll(argument)
+	case "run":
+		cmd := exec.Command(argument)
+		cmd.Env = append(os.Environ(), "CUCRIU_FAILPOINT=")
+		return cmd.Run()
 	}
 	return fmt.Errorf("unknown action %q", action)
 }
@@ -111,6 +123,31 @@ func killAndWait(pid int) error {
 	defer cancel()
 	_ = process.WaitExit(ctx)
 	return nil
+}
+
+func continueAll(pids []string) error {
+	for _, text := range pids {
+		pid, err := strconv.Atoi(text)
+		if err == nil {
+			err = unix.Kill(pid, unix.SIGCONT)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeAll removes files, and fails if there are none.
+func removeAll(pattern string) error {
+	files, err := filepath.Glob(pattern)
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("there is no %s", pattern)
+	}
+	for _, file := range files {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
 }
 
 // fill takes all the room of a tmpfs, but of no larger one than a test makes. The

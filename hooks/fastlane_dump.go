@@ -211,6 +211,9 @@ func (d *dump) inLane() []*target {
 func (d *dump) drop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
+	if err := d.leaveLocked(ctx); err != nil {
+		return err
+	}
 	for _, t := range d.inLane() {
 		err := failpoint(ctx, d.session, "dump.borrow")
 		if err == nil {
@@ -261,7 +264,7 @@ func (d *dump) dropOne(ctx context.Context, t *target) error {
 	}
 	// criu does not get hold of a thread that is not yet back in the group-stop:
 	// it lets it run, to see it stop a second time.
-	return criuutil.WaitStopped(ctx, t.Process)
+	return criuutil.KeepStopped(ctx, t.Process)
 }
 
 // borrow borrows some threads of a stopped process, not the one with the tid
@@ -277,7 +280,19 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved
 			lent = append(lent, tid)
 		}
 	}
-	return criuutil.Borrow(ctx, t.PID, lent, saved)
+	for {
+		borrowed, err := criuutil.Borrow(ctx, t.PID, lent, saved)
+		if !errors.Is(err, criuutil.ErrNotStopped) {
+			return borrowed, err
+		}
+		// Somebody has continued it.
+		if err := t.requireHeld(); err != nil {
+			return nil, err
+		}
+		if err := criuutil.KeepStopped(ctx, t.Process); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"cucriu/hooks/preflight"
 )
 
 // Severity says what a finding means for a dump or a restore.
@@ -21,36 +23,38 @@ const (
 // them, and an error may be overridden by its name.
 const (
 	// About a machine.
-	FindingDriver        = "driver"         // the driver and its version
-	FindingDriverMissing = "driver-missing" // no NVIDIA driver, or no libcuda
-	FindingDriverOld     = "driver-old"     // the library lacks the checkpoint API, or GPU pairs
-	FindingCriu          = "criu"           // criu's version and path
-	FindingCriuMissing   = "criu-missing"   // no criu, or one that does not run
-	FindingCriuVersion   = "criu-version"   // criu is older than 4.0, or too old for this kernel
-	FindingCriuCheck     = "criu-check"     // criu says that this kernel is not enough for it
-	FindingCUDAPlugin    = "cuda-plugin"    // criu would load its own CUDA plugin beside the hook
-	FindingPluginDir     = "plugin-dir"     // criu's plugin folder is named and does not exist
-	FindingCapabilities  = "capabilities"   // this process may not do what is needed
-	FindingKernel        = "kernel"         // the kernel's version
-	FindingTHP           = "thp"            // transparent huge pages cannot be had
+	FindingDriver        = "driver"               // the driver and its version
+	FindingDriverMissing = "driver-missing"       // no NVIDIA driver, or no libcuda
+	FindingDriverOld     = "driver-old"           // the library lacks the checkpoint API, or GPU pairs
+	FindingCriu          = "criu"                 // criu's version and path
+	FindingCriuMissing   = "criu-missing"         // no criu, or one that does not run
+	FindingCriuVersion   = preflight.CriuVersion  // criu is older than 4.0, or too old for this kernel
+	FindingCriuCheck     = preflight.CriuCheck    // criu says that this kernel is not enough for it
+	FindingCUDAPlugin    = preflight.CUDAPlugin   // criu would load its own CUDA plugin beside the hook
+	FindingPluginDir     = "plugin-dir"           // criu's plugin folder is named and does not exist
+	FindingCapabilities  = preflight.Capabilities // this process may not do what is needed
+	FindingKernel        = "kernel"               // the kernel's version
+	FindingTHP           = "thp"                  // transparent huge pages cannot be had
 	// About a job.
-	FindingCUDA           = "cuda"             // a CUDA process and what it holds
-	FindingCUDAState      = "cuda-state"       // it is not running, or the driver cannot tell
-	FindingNoGPU          = "no-gpu"           // a CUDA process to which no GPU is visible
-	FindingForkedChild    = "forked-child"     // NVIDIA devices without CUDA state: a forked child
-	FindingMismatch       = "library-mismatch" // another libcuda than the one that would drive it
-	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
-	FindingTraced         = "traced"           // by a debugger
-	FindingFrozen         = "frozen"           // by its control group
-	FindingStopped        = "stopped"          // by SIGSTOP; stays so
-	FindingIOURing        = "io-uring"         // an open io_uring
-	FindingAnonymousInode = "anonymous-inode"  // another descriptor of a kind that criu cannot dump
-	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
-	FindingNCCL           = "nccl-ipc"         // NCCL that may share device memory between processes
-	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds cannot be told
-	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
-	FindingMemoryCgroup   = "memory-cgroup"    // a control group does
-	FindingDiskSpace      = "disk-space"       // the image directory's file system does
+	FindingCUDA           = "cuda"                   // a CUDA process and what it holds
+	FindingCUDAState      = "cuda-state"             // it is not running, or the driver cannot tell
+	FindingNoGPU          = "no-gpu"                 // a CUDA process to which no GPU is visible
+	FindingForkedChild    = preflight.ForkedChild    // NVIDIA devices without CUDA state: a forked child
+	FindingMismatch       = "library-mismatch"       // another libcuda than the one that would drive it
+	FindingDifferentGPUs  = "different-gpus"         // the processes of the tree see different GPUs
+	FindingCriuInside     = "criu-in-tree"           // criu is in the tree that it is to dump
+	FindingTraced         = "traced"                 // by a debugger
+	FindingFrozen         = "frozen"                 // by its control group
+	FindingStopped        = "stopped"                // by SIGSTOP; stays so
+	FindingIOURing        = preflight.IOURing        // an open io_uring
+	FindingAnonymousInode = preflight.AnonymousInode // another descriptor of a kind that criu cannot dump
+	FindingInfiniBand     = preflight.InfiniBand     // an open InfiniBand device
+	FindingNCCL           = preflight.NCCL           // NCCL that may share device memory between processes
+	FindingPeerMemory     = preflight.PeerMemory     // one process on several GPUs, which may have peer access to large allocations
+	FindingMemoryUnknown  = "memory-unknown"         // how much GPU memory a process holds cannot be told
+	FindingStagingMemory  = preflight.StagingMemory  // this host lacks memory for what is on the GPUs
+	FindingMemoryCgroup   = preflight.MemoryCgroup   // a control group does
+	FindingDiskSpace      = preflight.DiskSpace      // the image directory's file system does
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
@@ -58,26 +62,11 @@ const (
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )
 
-// forceable are the errors that can be overridden: where what was found may be
-// wrong, or the user may know better. The others could not be got over.
-var forceable = [...]string{
-	FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities,
-	FindingForkedChild, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL,
-	FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
-}
-
 // Forceable lists the names of the errors that can be overridden.
-func Forceable() []string { return slices.Clone(forceable[:]) }
+func Forceable() []string { return preflight.Forceable() }
 
 // CheckForce refuses names that override nothing.
-func CheckForce(names []string) error {
-	for _, name := range names {
-		if !slices.Contains(forceable[:], name) {
-			return fmt.Errorf("%q cannot be forced: name one of %s", name, strings.Join(forceable[:], ", "))
-		}
-	}
-	return nil
-}
+func CheckForce(names []string) error { return preflight.CheckForce(names) }
 
 // Finding is one thing that was found about a machine, a job or an image,
 // without anything having been touched.
@@ -129,7 +118,7 @@ func (fs Findings) Of(severity Severity) Findings {
 func (fs Findings) Force(names []string) Findings {
 	forced := slices.Clone(fs)
 	for i, f := range forced {
-		if f.Severity == SeverityError && slices.Contains(names, f.Name) && slices.Contains(forceable[:], f.Name) {
+		if f.Severity == SeverityError && slices.Contains(names, f.Name) && slices.Contains(Forceable(), f.Name) {
 			forced[i].Severity, forced[i].Forced = SeverityWarning, true
 		}
 	}

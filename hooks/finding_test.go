@@ -58,6 +58,9 @@ func TestNCCLFindings(t *testing.T) {
 	harmless := func(pid int) ncclUse {
 		return ncclUse{pid: pid, name: "rank", evidence: []string{"libnccl.so.2"}, harmless: true}
 	}
+	launched := func(pid int, legacyIPC bool) ncclUse {
+		return ncclUse{pid: pid, name: "rank", evidence: []string{"libnccl.so.2"}, jobFile: true, legacyIPC: legacyIPC}
+	}
 	for _, test := range []struct {
 		name           string
 		users, outside []ncclUse
@@ -67,14 +70,28 @@ func TestNCCLFindings(t *testing.T) {
 		{"two ranks", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 580, Minor: 159}, "nccl-ipc=error"},
 		{"one of two has it switched off", []ncclUse{harmless(1), sharing(2)}, nil, criuutil.Version{Major: 580}, "nccl-ipc=error"},
 		{"both have it switched off", []ncclUse{harmless(1), harmless(2)}, nil, criuutil.Version{Major: 580}, ""},
-		{"a driver that is said to do it", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
+		{"a newer driver", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"with a job file, and handles of the VMM API", []ncclUse{launched(1, false), launched(2, false)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"with a job file, and legacy cuIpc", []ncclUse{launched(1, true), launched(2, true)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
+		{"one of two with a job file", []ncclUse{launched(1, true), sharing(2)}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"legacy cuIpc without a job file", []ncclUse{{pid: 1, legacyIPC: true}, {pid: 2, legacyIPC: true}}, nil, criuutil.Version{Major: 610}, "nccl-ipc=error"},
+		{"with a job file on an older driver", []ncclUse{launched(1, true), launched(2, true)}, nil, criuutil.Version{Major: 595}, "nccl-ipc=error"},
+		{"alone in its tree, on a newer driver", []ncclUse{sharing(1)}, []ncclUse{sharing(9)}, criuutil.Version{Major: 610}, "nccl-ipc=warning"},
 		{"the last driver before it", []ncclUse{sharing(1), sharing(2)}, nil, criuutil.Version{Major: 609, Minor: 99}, "nccl-ipc=error"},
 		{"alone", []ncclUse{sharing(1)}, nil, criuutil.Version{Major: 580}, ""},
 		{"alone in its tree", []ncclUse{sharing(1)}, []ncclUse{sharing(9)}, criuutil.Version{Major: 580}, "nccl-ipc=warning"},
 	} {
-		if got := severities(ncclFindings(test.users, test.outside, test.driver)); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			findings := ncclFindings(test.users, test.outside, test.driver)
+			if got := severities(findings); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+			for _, f := range findings {
+				if !test.driver.Before(610, 0) && len(test.outside) == 0 && !strings.Contains(f.Message, "not measured") {
+					t.Errorf("it is not said that this is reported only: %v", f)
+				}
+			}
+		})
 	}
 	for environment, want := range map[string]bool{
 		"NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1":                    true,
@@ -164,6 +181,7 @@ func TestStagingFindings(t *testing.T) {
 	write("proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
 	write("proc/1/cgroup", "0::/job\n")
 	write("proc/2/cgroup", "0::/job/inner\n")
+	write("proc/3/cgroup", "0::/\n")
 	for _, group := range []string{dir, dir + "/inner"} {
 		write(group+"/memory.current", "1048576\n")
 		write(group+"/memory.stat", "")
@@ -174,18 +192,29 @@ func TestStagingFindings(t *testing.T) {
 	for _, test := range []struct {
 		available, outer, inner string
 		want                    string
+		image                   memoryImage
 	}{
-		{"6144", "7340032", "4194304", ""}, // 6 MiB, 7 and 4 MiB with 1 in use: just enough
-		{"6143", "7340032", "4194304", "staging-memory=error"},
-		{"6144", "7340031", "4194304", "memory-cgroup=error"},
-		{"6144", "7340032", "4194303", "memory-cgroup=error"},
-		{"6144", "max", "max", ""},
-		{"0", "0", "0", "staging-memory=error memory-cgroup=error memory-cgroup=error"},
+		{"6144", "7340032", "4194304", "", memoryImage{}}, // 6 MiB, 7 and 4 MiB with 1 in use: just enough
+		{"6143", "7340032", "4194304", "staging-memory=error", memoryImage{}},
+		{"6144", "7340031", "4194304", "memory-cgroup=error", memoryImage{}},
+		{"6144", "7340032", "4194303", "memory-cgroup=error", memoryImage{}},
+		{"6144", "max", "max", "", memoryImage{}},
+		{"0", "0", "0", "staging-memory=error memory-cgroup=error memory-cgroup=error", memoryImage{}},
+
+		// An image in memory comes on top of it: of the host's, and of the groups' of
+		// who writes it.
+		{"9216", "max", "max", "", memoryImage{3 << 20, 3}},
+		{"9215", "max", "max", "staging-memory=error", memoryImage{3 << 20, 3}},
+		{"9216", "7340032", "4194304", "", memoryImage{3 << 20, 3}},
+		{"9216", "10485760", "4194304", "", memoryImage{3 << 20, 1}},
+		{"9216", "10485759", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 1}},
+		{"9216", "10485760", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 2}},
+		{"9216", "10485760", "7340032", "", memoryImage{3 << 20, 2}},
 	} {
 		write("proc/meminfo", "MemAvailable: "+test.available+" kB\n")
 		write(dir+"/memory.max", test.outer+"\n")
 		write(dir+"/inner/memory.max", test.inner+"\n")
-		findings, err := stagingFindings(criuutil.System{Root: root}, []Member{member(1), member(2)})
+		findings, err := stagingFindings(criuutil.System{Root: root}, []Member{member(1), member(2)}, test.image)
 		if err != nil {
 			t.Fatal(err)
 		}

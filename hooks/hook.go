@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,8 +25,8 @@ type Hook struct {
 	Watcher []string
 	// Progress, if set, is told of every step of a session as it begins.
 	Progress func(s *Session, step string)
-	// Force names the findings that are errors and are to be overridden: see
-	// [Forceable]. The environment and the configuration cannot set it.
+	// Force names the findings that are errors and are to be overridden, beside
+	// those of the configuration: see [Forceable]. The environment cannot set it.
 	Force []string
 
 	by    string        // whose time the phases are that it notes: see [Phase.By]
@@ -86,6 +87,13 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if h.handler(stage) == nil {
 		return nil
 	}
+	inside, err := criuutil.IsInside()
+	if err != nil {
+		return err
+	}
+	if inside && slices.Contains(insideStages, stage.Action) {
+		return h.runInside(ctx, stage)
+	}
 	criu, err := criuutil.CriuOf(stage.ImageDir)
 	if err != nil {
 		return err
@@ -96,7 +104,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if served, err := h.servedByClient(criu); err != nil || served {
 		return err
 	}
-	return h.runStage(ctx, criu, stage)
+	return h.once(ctx, criu, stage, h.runStage)
 }
 
 // runStage does what a stage of this criu asks for.

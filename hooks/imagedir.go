@@ -84,6 +84,9 @@ func (h *Hook) removeStalePartials(dir string) error {
 			continue
 		}
 		partial := filepath.Join(filepath.Dir(dir), entry.Name())
+		if isClaimed(partial) {
+			continue // its writer has the pid in another namespace
+		}
 		if session, err := neededBy(h.Config.RunDir, partial); err != nil || session != "" {
 			h.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
 			continue
@@ -105,6 +108,9 @@ func (s *Session) dropPartial() error {
 	if err == nil {
 		client.Close()
 		return nil
+	}
+	if !errors.Is(err, criuutil.ErrGone) {
+		return err
 	}
 	if err := os.RemoveAll(s.ImageDir); err != nil {
 		return fmt.Errorf("remove the partial image: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 
@@ -22,6 +23,7 @@ type target struct {
 	tracer   *criuutil.Tracer      // of a dump: lets the restore thread run
 	before   criuutil.AddressSpace // what was mapped before the checkpoint
 	prefault *prefault             // of a dump: makes the staging memory ready
+	parked   *criuutil.Parked      // of a dump: its threads; nil if it is held by its stop alone
 	lane     *lane                 // around criu; nil if criu is to write its GPU state
 }
 
@@ -89,13 +91,21 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
+	listed := make([]map[cudackpt.UUID]uint64, len(in.members))
 	for i := range in.members {
 		m := &in.members[i]
-		if m.MemoryBytes, err = memoryHeld(ctx, driver, m); err != nil {
-			in.findings = append(in.findings, m.found(found(FindingMemoryUnknown, err, "ask with nvidia-smi; in a virtual machine or container, the driver may have to be told to account for processes")))
+		if listed[i], err = memoryHeld(ctx, driver, m); err != nil {
+			in.findings = append(in.findings, m.found(found(FindingMemoryUnknown, err, "see nvidia-smi on this host")))
+			continue
 		}
+		m.MemoryBytes = knownMemory(listed[i])
+		in.findings = append(in.findings, m.memoryFinding(listed[i])...)
 	}
-	resources, err := resourceFindings(criuutil.System{}, in, imageDir)
+	peers, err := peersOf(in.members, listed)
+	if err != nil {
+		return nil, err
+	}
+	resources, err := resourceFindings(criuutil.System{}, in, imageDir, os.Getpid())
 	if err != nil {
 		return nil, err
 	}
@@ -103,17 +113,18 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	in.findings = slices.Concat(in.findings, resources, nccl)
+	in.findings = slices.Concat(in.findings, resources, nccl, peers)
 	return in, nil
 }
 
 // refuse fails if errors are among the findings that are not overridden. What
 // is overridden is logged, and so are warnings.
 func (h *Hook) refuse(findings Findings) error {
-	if err := CheckForce(h.Force); err != nil {
+	forced := slices.Concat(h.Force, h.Config.Force)
+	if err := CheckForce(forced); err != nil {
 		return err
 	}
-	findings = findings.Force(h.Force)
+	findings = findings.Force(forced)
 	for _, f := range findings.Of(SeverityWarning) {
 		h.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
 	}
@@ -150,6 +161,9 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	m := Member{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
 	driver, err := open()
 	if err != nil {
+		if len(held.devices) == 0 {
+			return p, nil // libcuda is loaded and holds no device: it has no state that a driver could save
+		}
 		p.findings = append(p.findings, m.found(driverFinding(err)))
 		return p, nil
 	}
@@ -183,7 +197,11 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	if m.Stopped, err = criuutil.Stopped(pid); err != nil {
 		return inspected{}, err
 	}
-	if m.GPUs, err = driver.VisibleGPUs(pid); err != nil {
+	var uninitialized *cudackpt.UninitializedError
+	if m.GPUs, err = visibleGPUs(ctx, driver, pid); errors.As(err, &uninitialized) {
+		p.findings = append(p.findings, m.found(found(FindingNoGPU, err, "")))
+		return p, nil
+	} else if err != nil {
 		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
 	}
 	if len(m.GPUs) == 0 {
@@ -203,12 +221,16 @@ func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
 	add := func(name, message, remedy string) {
 		findings = append(findings, Finding{Name: name, Severity: SeverityError, PID: pid, Process: status.Name, Message: message, Remedy: remedy})
 	}
-	if status.TracerPID != 0 {
-		tracer := strconv.Itoa(status.TracerPID)
-		if t, err := criuutil.ReadStatus(status.TracerPID); err == nil {
+	if thread, tracerPID := tracedThread(pid); tracerPID != 0 {
+		tracer := strconv.Itoa(tracerPID)
+		if t, err := criuutil.ReadStatus(tracerPID); err == nil {
 			tracer += " (" + t.Name + ")"
 		}
-		add(FindingTraced, "is traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
+		of := "is"
+		if thread != pid {
+			of = "has a thread, " + strconv.Itoa(thread) + ", that is"
+		}
+		add(FindingTraced, of+" traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
 	}
 	for _, inode := range held.anonymous {
 		name := FindingAnonymousInode
@@ -221,6 +243,57 @@ func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
 		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")
 	}
 	return findings
+}
+
+// tracedThread finds a thread of a process that somebody else traces, and who does.
+// Any thread may be traced alone.
+func tracedThread(pid int) (tid, tracer int) {
+	tids, err := criuutil.Threads(pid)
+	if err != nil {
+		return 0, 0
+	}
+	for _, tid := range tids {
+		status, err := criuutil.ReadStatus(tid)
+		if err == nil && status.TracerPID != 0 && status.TracerPID != os.Getpid() {
+			return tid, status.TracerPID
+		}
+	}
+	return 0, 0
+}
+
+// visibleGPUs returns the GPUs that a process can see, or fails when ctx ends: its
+// /dev is its own, and may be on a file system whose server does not answer.
+func visibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
+	type answer struct {
+		gpus []cudackpt.GPU
+		err  error
+	}
+	answered := make(chan answer, 1) // nobody may be there any more
+	go func() {
+		gpus, err := driver.VisibleGPUs(pid)
+		answered <- answer{gpus, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.gpus, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("its /dev does not answer (a FUSE or network file system whose server hangs?): look at /proc/%d/root/dev, and end that server: %w", pid, ctx.Err())
+	}
+}
+
+// insideFindings refuses a tree in which criu is itself, or who would start it.
+func insideFindings(pids []int, criu int) Findings {
+	if !slices.Contains(pids, criu) {
+		return nil
+	}
+	f := Finding{
+		Name: FindingCriuInside, Severity: SeverityError, PID: criu, Message: "is in the tree that is to be dumped, and criu cannot dump itself",
+		Remedy: "start the dump from outside of the tree, or dump a part of the tree that it is not in",
+	}
+	if status, err := criuutil.ReadStatus(criu); err == nil {
+		f.Process = status.Name
+	}
+	return Findings{f}
 }
 
 // found makes a finding one about this process.

@@ -22,8 +22,8 @@ import (
 const ManifestName = "cucriu.json"
 
 const (
-	manifestVersion  = 1
-	maxManifestBytes = 4 << 20
+	manifestVersion  = 2 // 1 has no parked threads
+	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
 	maxMemoryBytes   = 1 << 50 // of one process on one GPU
@@ -40,6 +40,9 @@ type Manifest struct {
 	// StoppedOthers are the pids, as in the image, of processes without CUDA that
 	// were stopped before the dump, and so stay stopped after the restore.
 	StoppedOthers []int `json:"stopped_others,omitempty"`
+	// Parked are the threads that criu's image has waiting, and what they need to
+	// go on: without it the restored processes never run.
+	Parked []criuutil.Parked `json:"parked,omitempty"`
 }
 
 // ManifestProcess is one CUDA process of the image.
@@ -148,6 +151,9 @@ func (m Manifest) matchImages(dir string) error {
 	for _, p := range m.Processes {
 		pids = append(pids, p.PID)
 	}
+	for _, parked := range m.Parked {
+		pids = append(pids, parked.PID)
+	}
 	for _, pid := range pids {
 		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("core-%d.img", pid))); err != nil {
 			return fmt.Errorf("the manifest names process %d, which criu's images do not hold: it is damaged or of another dump", pid)
@@ -158,8 +164,8 @@ func (m Manifest) matchImages(dir string) error {
 
 func (m Manifest) validate() error {
 	switch {
-	case m.Version != manifestVersion:
-		return fmt.Errorf("is of version %d, and this cucriu reads version %d", m.Version, manifestVersion)
+	case m.Version < 1 || m.Version > manifestVersion:
+		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, manifestVersion)
 	case m.DriverVersion == "":
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):
@@ -170,6 +176,16 @@ func (m Manifest) validate() error {
 		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
 	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
 		return fmt.Errorf("damaged: %d processes", len(m.Processes))
+	}
+	isParked := make(map[int]bool)
+	for _, parked := range m.Parked {
+		if err := parked.Validate(); err != nil {
+			return fmt.Errorf("damaged: process %d: %w", parked.PID, err)
+		}
+		if isParked[parked.PID] {
+			return fmt.Errorf("damaged: process %d is parked twice", parked.PID)
+		}
+		isParked[parked.PID] = true
 	}
 	pids := make(map[int]bool)
 	for _, p := range m.Processes {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 )
@@ -65,7 +67,8 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
-		"another version":            func(m *Manifest) { m.Version = 2 },
+		"another version":            func(m *Manifest) { m.Version = manifestVersion + 1 },
+		"threads of no process":      func(m *Manifest) { m.Parked = []criuutil.Parked{{Arch: runtime.GOARCH}} },
 		"no driver":                  func(m *Manifest) { m.DriverVersion = "" },
 		"a line of its own":          func(m *Manifest) { m.DriverVersion = "580\nall is well" },
 		"a name that paints":         func(m *Manifest) { m.Processes[0].Name = "\x1b[2J" },

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"cucriu/criuutil"
 	"cucriu/cudackpt"
 )
 
@@ -34,20 +35,73 @@ func (n memoryNeed) add(m *Member) {
 	}
 }
 
-// memoryHeld returns how many bytes a process holds on each GPU, which is what its
-// checkpoint moves to the host and what its restore will take. It fails if that
-// cannot be told: then it is not known either whether it could be restored.
+// memoryHeld asks NVML how many bytes a process holds on each GPU. A GPU on which
+// it has no context is not there, and neither is any if NVML does not list the
+// process, as in some containers and virtual machines.
 func memoryHeld(ctx context.Context, driver *cudackpt.Driver, m *Member) (map[cudackpt.UUID]uint64, error) {
-	held, err := driver.ProcessMemory(ctx, m.PID)
+	listed, err := driver.ProcessMemory(ctx, m.PID)
 	if err != nil {
-		return nil, fmt.Errorf("how much GPU memory it holds cannot be told, and so not whether it could be restored: %w", err)
+		return nil, fmt.Errorf("how much GPU memory is in use cannot be told, and so not whether there is room for a restore: %w", err)
 	}
-	for gpu, size := range held {
-		if size == cudackpt.UnknownMemory {
-			return nil, fmt.Errorf("the driver does not tell how much memory it holds on %v, and so not whether it could be restored", gpu)
+	return listed, nil
+}
+
+// knownMemory is what is known of the memory that a process holds: what its
+// checkpoint moves to the host and what its restore will take. Nil says that it is
+// not known until the checkpoint has moved it: see measureStaged.
+func knownMemory(listed map[cudackpt.UUID]uint64) map[cudackpt.UUID]uint64 {
+	for _, bytes := range listed {
+		if bytes == cudackpt.UnknownMemory {
+			return nil
 		}
 	}
-	return held, nil
+	if len(listed) == 0 {
+		return nil
+	}
+	return listed
+}
+
+// memoryFinding says that it is not known how much memory a process holds.
+func (m *Member) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
+	if m.MemoryBytes != nil {
+		return nil
+	}
+	message := "NVML does not list it: it holds no GPU memory, or NVML cannot see it"
+	if len(listed) > 0 {
+		message = "NVML does not tell how much GPU memory it holds"
+	}
+	return Findings{m.found(Finding{
+		Name: FindingMemoryUnknown, Severity: SeverityWarning,
+		Message: message + "; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees",
+		Remedy:  "see that this host has memory for what is on its GPUs; in a virtual machine or container, the driver may have to be told to account for processes",
+	})}
+}
+
+// measureStaged takes the size of the staging memory for what a restore will
+// take, where NVML did not tell: what has come to the memory of the process since
+// before the checkpoint, while nothing of it ran. Any GPU that it sees may have to
+// take all of it. It does nothing for a process of which more is known, or which
+// was not seen before its checkpoint.
+func (t *target) measureStaged() error {
+	m := t.member
+	if m.MemoryBytes != nil || m.PrivateBefore == 0 {
+		return nil
+	}
+	space, err := criuutil.ReadAddressSpace(m.PID)
+	if err != nil {
+		return err
+	}
+	// Whoever comes after a hook that was killed has the sum alone.
+	staged := criuutil.Total(space.Private)
+	staged -= min(staged, m.PrivateBefore)
+	if t.before.Mapped != nil {
+		staged = max(staged, criuutil.Total(space.NewSince(t.before)))
+	}
+	m.MemoryBytes = make(map[cudackpt.UUID]uint64)
+	for _, gpu := range m.GPUs {
+		m.MemoryBytes[gpu.UUID] = staged
+	}
+	return nil
 }
 
 // require fails if a GPU has less free memory than the restore will take. It

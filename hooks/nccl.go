@@ -26,6 +26,9 @@ type ncclUse struct {
 	// harmless says that it was started with the transports switched off that
 	// share device memory.
 	harmless bool
+	// jobFile says that it was started with a job file, legacyIPC that NCCL was told
+	// to share device memory by legacy cuIpc alone.
+	jobFile, legacyIPC bool
 }
 
 // ncclOf looks for the trap in which a job is lost: on a driver before 610, a
@@ -34,6 +37,11 @@ type ncclUse struct {
 // nobody of it, so that only the most common cause can be looked for: NCCL,
 // whose P2P and SHM transports share device memory between the processes of a
 // communicator. It is safe with both switched off, and within one process.
+//
+// Of drivers from 610 on it is reported, and was not measured here, that they
+// restore memory shared by legacy cuIpc among processes that were all started with
+// one job file (cuda-checkpoint --launch-job, which sets CUDA_CHECKPOINT_JOB_FILE
+// in their environment), and nothing else: no handles of the VMM API, no NVLS.
 //
 // What cannot be seen: NCCL that is linked statically (but for PyTorch, whose
 // threads have names, and for its shared memory); other users of cuIpc* and of
@@ -98,12 +106,17 @@ func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
 		return nil
 	}
 	f.Message += ", with transports that share device memory between processes"
-	if !driver.Before(610, 0) {
-		f.Severity = SeverityWarning
-		f.Message += ", which this driver is said to restore within one job"
+	if driver.Before(610, 0) {
+		f.Message += fmt.Sprintf(": driver %v (any before 610) checkpoints that and can then never restore it", driver)
 		return Findings{f}
 	}
-	f.Message += fmt.Sprintf(": driver %v (any before 610) checkpoints that and can then never restore it", driver)
+	if !slices.ContainsFunc(users, func(u ncclUse) bool { return !u.harmless && !(u.jobFile && u.legacyIPC) }) {
+		f.Severity = SeverityWarning
+		f.Message += ", by legacy cuIpc and with a job file, which this driver is reported to restore (not measured)"
+		return Findings{f}
+	}
+	f.Message += fmt.Sprintf(": driver %v (any from 610 on) is reported, and was not measured, to restore that only if they were started with a job file and share by legacy cuIpc alone", driver)
+	f.Remedy += "; or start the job under cuda-checkpoint --launch-job with NCCL_CUMEM_ENABLE=0 and NCCL_CUMEM_HOST_ENABLE=0"
 	return Findings{f}
 }
 
@@ -161,6 +174,8 @@ func ncclUseOf(pid int, name string) (ncclUse, error) {
 		return use, goneOr(pid, err)
 	}
 	use.harmless = ncclIsHarmless(environment)
+	_, use.jobFile = getenv(environment, "CUDA_CHECKPOINT_JOB_FILE")
+	use.legacyIPC = ncclUsesLegacyIPC(environment)
 	return use, nil
 }
 
@@ -177,6 +192,14 @@ func ncclIsHarmless(environment []string) bool {
 		off[name] = err == nil && number != 0
 	}
 	return off["NCCL_P2P_DISABLE"] && off["NCCL_SHM_DISABLE"]
+}
+
+// ncclUsesLegacyIPC reports whether an environment keeps NCCL from sharing memory
+// by handles of the VMM API, on which NVLS is built as well.
+func ncclUsesLegacyIPC(environment []string) bool {
+	memory, _ := getenv(environment, "NCCL_CUMEM_ENABLE")
+	host, _ := getenv(environment, "NCCL_CUMEM_HOST_ENABLE")
+	return memory == "0" && host == "0"
 }
 
 // ncclOutside finds the CUDA processes of the same user, outside the tree, that

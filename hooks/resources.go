@@ -11,22 +11,47 @@ import (
 
 // resourceFindings finds out whether this host has room for what a dump needs:
 // the content of the GPUs becomes memory of the processes, inside their control
-// groups, and then goes into the image. Pinned host memory, which the driver
-// also moves, cannot be seen, so this is the least that will be needed.
-func resourceFindings(system criuutil.System, in *inspection, imageDir string) (Findings, error) {
-	findings, err := stagingFindings(system, in.members)
-	if err != nil {
-		return nil, err
-	}
+// groups, and then goes into the image, which process writer (one like it) writes.
+// Pinned host memory, which the driver also moves, cannot be seen, so this is the
+// least that will be needed.
+func resourceFindings(system criuutil.System, in *inspection, imageDir string, writer int) (Findings, error) {
 	if imageDir == "" {
-		return findings, nil
+		return stagingFindings(system, in.members, memoryImage{})
 	}
 	need, err := imageSize(system, in)
 	if err != nil {
 		return nil, err
 	}
-	disk, err := diskFindings(imageDir, need)
-	return append(findings, disk...), err
+	var image memoryImage
+	var stat unix.Statfs_t
+	if err := unix.Statfs(imageDir, &stat); err != nil {
+		return nil, fmt.Errorf("free space of %s: %w", imageDir, err)
+	}
+	if keepsInMemory(int64(stat.Type)) {
+		image = memoryImage{bytes: need, writer: writer}
+	}
+	findings, err := stagingFindings(system, in.members, image)
+	if err != nil {
+		return nil, err
+	}
+	return append(findings, diskFindings(stat, need)...), nil
+}
+
+// memoryImage is an image whose files are kept in this host's memory.
+type memoryImage struct {
+	bytes  uint64
+	writer int // whose control groups its pages are charged to
+}
+
+// keepsInMemory reports whether a file system, by its magic number, keeps what is
+// written in memory, and cannot give it back. The page cache of a disk gives way,
+// in a control group too: there the writer waits for the disk.
+func keepsInMemory(magic int64) bool {
+	switch magic {
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC:
+		return true
+	}
+	return false
 }
 
 // stagedBytes is the memory that a process's checkpoint will take on the host.
@@ -40,28 +65,53 @@ func (m *Member) stagedBytes() uint64 {
 
 // stagingFindings compares what the checkpoint takes with what the host has
 // left, and with what every control group on the way up has left for those
-// processes that are in it.
-func stagingFindings(system criuutil.System, members []Member) (Findings, error) {
-	var total uint64
-	var groups []criuutil.MemoryGroup
-	need := make(map[string]uint64) // by the directory of the group
-	first := make(map[string]*Member)
+// processes that are in it. An image in memory comes on top: a process's staging
+// memory is dropped only after all of it was copied, and if criu is to write it, not
+// before the end.
+func stagingFindings(system criuutil.System, members []Member, image memoryImage) (Findings, error) {
+	hierarchies, err := system.Hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var staged uint64
+	var needs []*groupNeed
+	byDir := make(map[string]*groupNeed)
+	needOf := func(pid int, m *Member) ([]*groupNeed, error) {
+		groups, err := hierarchies.MemoryGroups(pid)
+		if errors.Is(err, criuutil.ErrGone) {
+			return nil, nil
+		}
+		var of []*groupNeed
+		for _, group := range groups {
+			if byDir[group.Dir] == nil {
+				byDir[group.Dir] = &groupNeed{MemoryGroup: group}
+				needs = append(needs, byDir[group.Dir])
+			}
+			if byDir[group.Dir].first == nil {
+				byDir[group.Dir].first = m
+			}
+			of = append(of, byDir[group.Dir])
+		}
+		return of, err
+	}
 	for i := range members {
 		m := &members[i]
-		total += m.stagedBytes()
-		limits, err := system.MemoryGroups(m.PID)
-		if errors.Is(err, criuutil.ErrGone) {
-			continue
-		}
+		staged += m.stagedBytes()
+		of, err := needOf(m.PID, m)
 		if err != nil {
 			return nil, err
 		}
-		for _, group := range limits {
-			if first[group.Dir] == nil {
-				first[group.Dir] = m
-				groups = append(groups, group)
-			}
-			need[group.Dir] += m.stagedBytes()
+		for _, need := range of {
+			need.staged += m.stagedBytes()
+		}
+	}
+	if image.bytes > 0 {
+		of, err := needOf(image.writer, nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, need := range of {
+			need.image = image.bytes
 		}
 	}
 	var findings Findings
@@ -69,24 +119,54 @@ func stagingFindings(system criuutil.System, members []Member) (Findings, error)
 	if err != nil {
 		return nil, err
 	}
-	if total > available {
+	if staged+image.bytes > available {
 		findings = append(findings, Finding{
 			Name: FindingStagingMemory, Severity: SeverityError,
-			Message: fmt.Sprintf("the checkpoint moves %s of GPU memory to this host's memory, of which %s are available", mib(total), mib(available)),
-			Remedy:  fmt.Sprintf("free %s of host memory", mib(total-available)),
+			Message: fmt.Sprintf("the checkpoint moves %s of GPU memory to this host's memory%s, of which %s are available", mib(staged), besidesImage(image.bytes), mib(available)),
+			Remedy:  fmt.Sprintf("free %s of host memory", mib(staged+image.bytes-available)) + orToDisk(image.bytes),
 		})
 	}
-	for _, group := range groups {
-		if short := need[group.Dir]; short > group.Room() {
-			findings = append(findings, first[group.Dir].found(Finding{
-				Name: FindingMemoryCgroup, Severity: SeverityError,
-				Message: fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s, which has %s left of its limit of %s",
-					mib(short), group.Dir, mib(group.Room()), mib(group.Limit)),
-				Remedy: fmt.Sprintf("raise its %s by %s, for the restore too", group.LimitFile(), mib(short-group.Room())),
-			}))
+	for _, need := range needs {
+		sum := need.staged + need.image
+		if sum <= need.Room() {
+			continue
 		}
+		f := Finding{
+			Name: FindingMemoryCgroup, Severity: SeverityError,
+			Message: fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s%s, which has %s left of its limit of %s",
+				mib(need.staged), need.Dir, besidesImage(need.image), mib(need.Room()), mib(need.Limit)),
+			Remedy: fmt.Sprintf("raise its %s by %s, for the restore too", need.LimitFile(), mib(sum-need.Room())) + orToDisk(need.image),
+		}
+		if need.first == nil { // it holds no more than the writer
+			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of who writes it, which has %s left of its limit of %s",
+				mib(need.image), need.Dir, mib(need.Room()), mib(need.Limit))
+		} else {
+			f = need.first.found(f)
+		}
+		findings = append(findings, f)
 	}
 	return findings, nil
+}
+
+// groupNeed is what a dump takes of a control group's memory, in bytes.
+type groupNeed struct {
+	criuutil.MemoryGroup
+	first         *Member // that is in it, nil if none is
+	staged, image uint64
+}
+
+func besidesImage(bytes uint64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" beside an image that takes %s of it, on a file system in memory", mib(bytes))
+}
+
+func orToDisk(bytes uint64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return ", or dump to a disk"
 }
 
 // imageSize is the least that the image of a tree takes on disk: its private
@@ -110,20 +190,16 @@ func imageSize(system criuutil.System, in *inspection) (uint64, error) {
 	return need + largest, nil
 }
 
-func diskFindings(dir string, need uint64) (Findings, error) {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(dir, &stat); err != nil {
-		return nil, fmt.Errorf("free space of %s: %w", dir, err)
-	}
+func diskFindings(stat unix.Statfs_t, need uint64) Findings {
 	free := stat.Bfree * uint64(stat.Bsize)
 	if need <= free {
-		return nil, nil
+		return nil
 	}
 	return Findings{{
 		Name: FindingDiskSpace, Severity: SeverityError,
 		Message: fmt.Sprintf("the image takes at least %s, and the file system of the image directory has %s free", mib(need), mib(free)),
 		Remedy:  fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free)),
-	}}, nil
+	}}
 }
 
 // mib rounds up, so that what is short never reads 0.

@@ -53,8 +53,16 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
+	imageFD := 0
+	if dir, err := criu.ShareImageDir(stage.ImageDir); err == nil {
+		defer dir.Close()
+		imageFD = firstWatcherFD + len(files)
+		files = append(files, dir)
+	} else {
+		h.Log.Debug("what criu creates will not be known by its open files", "error", err)
+	}
 	s, err := h.newSession(&Session{
-		Kind: KindRestore, Criu: criu.Ident, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
+		Kind: KindRestore, Criu: criu.Ident, ImageFD: imageFD, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
 		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
 	if err != nil {
@@ -289,7 +297,7 @@ func (s *Session) letOthersRun() error {
 
 // matchMembers finds the processes of the manifest in the tree that criu
 // named, by the pid in their innermost pid namespace, which is what the image
-// knows them by.
+// knows them by, and notes their parked threads.
 func (s *Session) matchMembers() error {
 	pids, err := criuutil.Tree(s.Root.PID)
 	if err != nil {
@@ -323,12 +331,13 @@ func (s *Session) matchMembers() error {
 			Pages: pagesToFill(p.Pages, &fd),
 		})
 	}
-	return nil
+	return s.noteParked(byImagePID)
 }
 
 // postResume gives the restored processes their GPU state back and lets them
 // run. criu ignores how it ends, so on a failure it ends the tree itself.
 func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	ctx = context.WithoutCancel(ctx) // criu has done its part: there is no way back but this one
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
@@ -342,7 +351,7 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	defer s.unlock()
 	if s.Outcome != "" {
 		if s.isOf(stage) {
-			return nil // pre-resume has ended the tree, or the watcher has been faster
+			return h.reportEnded(s)
 		}
 		return h.refuseForeign(ctx, stage)
 	}
@@ -354,6 +363,18 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		return h.fail(s, err)
 	}
 	return s.close(s.resumedOutcome(), "restored from "+s.ImageDir)
+}
+
+// reportEnded says what became of a session that was over before post-resume came
+// to it: pre-resume has ended the tree, or somebody has been faster. criu takes no
+// notice of it, and its restore succeeds.
+func (h *Hook) reportEnded(s *Session) error {
+	if s.Outcome == s.resumedOutcome() {
+		h.Log.Info("the restore was completed before post-resume", "session", s.Name(), "message", s.Message)
+		return nil
+	}
+	h.Log.Error("the restore was ended before post-resume, whatever criu says of it", "session", s.Name(), "outcome", s.Outcome, "message", s.Message, "image", s.ImageDir)
+	return fmt.Errorf("the restore was ended before post-resume (outcome %s, session %s): %s", s.Outcome, s.Name(), s.Message)
 }
 
 // isOf reports whether the session is about the tree that criu names now, and
@@ -459,19 +480,30 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 	criu, err := criuutil.Reopen(s.Criu)
 	if err == nil {
 		criu.Close()
+	} else if !errors.Is(err, criuutil.ErrGone) {
+		return err
 	}
 	if s.Step == "post-resume" || err == nil && s.criuIsThrough() {
 		err := h.resume(ctx, s)
 		if err == nil {
-			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+" by the watcher, after the hook was cut off")
+			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
+		}
+		if ctx.Err() != nil {
+			// Somebody gave up waiting, which says nothing about the job.
+			return fmt.Errorf("the restore was interrupted, the next cucriu recover goes on with it: %w", err)
 		}
 		return h.failQuietly(s, err)
 	}
 	if s.Root == nil {
-		s.Root, err = s.orphanedRoot()
-	}
-	if err != nil && !errors.Is(err, criuutil.ErrGone) {
-		return err
+		var suspects []int
+		if s.Root, suspects, err = s.orphanedRoot(); err != nil {
+			return err
+		}
+		if len(suspects) > 0 {
+			h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+			return s.close(OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
+				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
+		}
 	}
 	if s.Root == nil {
 		return s.close(OutcomeGone, "criu ended before it created a process; the image is intact")

@@ -62,6 +62,7 @@ type Session struct {
 	PublishAs    string           `json:"publish_as,omitempty"` // where the complete image goes
 	Root         *criuutil.Ident  `json:"root,omitempty"`
 	RootParent   *criuutil.Ident  `json:"root_parent,omitempty"` // of a restore, if it is not criu
+	ImageFD      int              `json:"image_fd,omitempty"`    // of a restore: the watcher's descriptor of criu's open image directory
 	Tree         []criuutil.Ident `json:"tree,omitempty"`        // what a restore was seen to create
 	LeaveStopped bool             `json:"leave_stopped"`         // criu -s
 	LeaveRunning bool             `json:"leave_running"`         // criu -R
@@ -78,6 +79,7 @@ type Session struct {
 	// container was paused.
 	Paused   []criuutil.Freezer `json:"paused,omitempty"`
 	Manifest *Manifest          `json:"manifest,omitempty"`
+	Written  *Written           `json:"written,omitempty"` // of a dump
 	Phases   Phases             `json:"phases"`
 	Outcome  Outcome            `json:"outcome"`
 	Message  string             `json:"message"`
@@ -99,6 +101,9 @@ type Member struct {
 	Stopped     bool                     `json:"stopped"`
 	GPUs        []cudackpt.GPU           `json:"gpus"`
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// PrivateBefore is how much private memory it had mapped before the checkpoint,
+	// in bytes.
+	PrivateBefore uint64 `json:"private_before,omitempty"`
 	// Pairs is the GPU map for its restore; none means the same devices.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
 	// Pages is what the fast lane has of its memory.
@@ -157,6 +162,9 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 	if other, err := openSessionOf(runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.conflict())
 	}
+	if err := s.checkUnclaimed(runDir); err != nil {
+		return nil, err
+	}
 	s.dir, s.progress, s.by = sessionPath(sessions, s.Kind, s.Criu), h.Progress, h.by
 	s.Created, s.CreatedClock = time.Now().UTC(), sinceBoot()
 	if h.begun > 0 {
@@ -167,13 +175,16 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 		return nil, err
 	}
 	// One criu may serve several requests, one after the other.
+	if other := (&Session{dir: s.dir}); other.read() == nil && other.Outcome == "" {
+		return nil, other.conflict() // with the same pid, in another pid namespace
+	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
-	if err := s.lockNow(); err != nil {
+	if err := s.lockWait(); err != nil { // for who looks whether it is orphaned
 		return nil, err
 	}
 	if err := s.save(); err != nil {
@@ -181,6 +192,24 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	return s, nil
+}
+
+// checkUnclaimed refuses a dump into the directory of another that is not over.
+func (s *Session) checkUnclaimed(runDir string) error {
+	if s.Kind != KindDump {
+		return nil
+	}
+	dir, err := os.Stat(s.ImageDir)
+	if err != nil {
+		return nil // no other dump goes there either
+	}
+	into, err := sessionsInto(runDir, dir)
+	for _, other := range into {
+		if other.Outcome == "" {
+			return other.claimConflict()
+		}
+	}
+	return err
 }
 
 // openSessionOf finds an open session of a criu or of any of the processes.
@@ -251,21 +280,17 @@ func (s *Session) parse(data []byte) error {
 	if err := json.Unmarshal(data, s); err != nil {
 		return err
 	}
-	idents := []criuutil.Ident{s.Criu}
-	for _, id := range []*criuutil.Ident{s.Root, s.Watcher} {
-		if id != nil {
-			idents = append(idents, *id)
-		}
-	}
 	for _, member := range s.Members {
-		idents = append(idents, member.Ident)
 		if err := member.Pages.validate(); err != nil {
 			return err
 		}
 	}
-	for _, id := range idents {
+	for _, id := range s.idents() {
 		if id.PID <= 0 {
 			return fmt.Errorf("it names a process with pid %d", id.PID)
+		}
+		if err := id.Complete(); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -280,6 +305,29 @@ func (s *Session) parse(data []byte) error {
 	}
 	return nil
 }
+
+// idents are all the processes that the journal names.
+func (s *Session) idents() []*criuutil.Ident {
+	idents := []*criuutil.Ident{&s.Criu}
+	for _, id := range []*criuutil.Ident{s.Watcher, s.Client, s.Root, s.RootParent} {
+		if id != nil {
+			idents = append(idents, id)
+		}
+	}
+	for i := range s.Members {
+		idents = append(idents, &s.Members[i].Ident)
+	}
+	for _, others := range [][]criuutil.Ident{s.Tree, s.Others} {
+		for i := range others {
+			idents = append(idents, &others[i])
+		}
+	}
+	return idents
+}
+
+// Elsewhere reports whether the session is an open one of another pid namespace: it
+// is left to those who are there.
+func (s *Session) Elsewhere() bool { return s.Outcome == "" && s.Criu.Elsewhere() }
 
 func (s *Session) lockNow() error {
 	s.lock = flock.New(filepath.Join(s.dir, "lock"))
@@ -410,8 +458,21 @@ func sessionDirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// tidySessions drops the oldest closed sessions.
+// tidySessions drops the oldest closed sessions, and what is left of those that were
+// killed before they had a journal: nobody makes one just now.
 func tidySessions(runDir string) error {
+	dirs, err := sessionDirs(filepath.Join(runDir, "sessions"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if _, err := os.Lstat(filepath.Join(dir, sessionFile)); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("drop a session that was not begun: %w", err)
+		}
+	}
 	all, err := Sessions(runDir)
 	if err != nil {
 		return err

@@ -17,9 +17,19 @@ func newTestSession(runDir string, s *Session) (*Session, error) {
 	return h.newSession(s)
 }
 
+// ident is a process of this pid namespace.
+func ident(t testing.TB, pid int, start uint64) criuutil.Ident {
+	t.Helper()
+	id := criuutil.Ident{PID: pid, StartTime: start}
+	if err := id.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
 func testSession(t *testing.T, runDir string, pid int) *Session {
 	t.Helper()
-	s, err := newTestSession(runDir, &Session{Kind: KindDump, Criu: criuutil.Ident{PID: pid, StartTime: 1}})
+	s, err := newTestSession(runDir, &Session{Kind: KindDump, Criu: ident(t, pid, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,9 +101,9 @@ func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 
 func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
-	member := Member{Ident: criuutil.Ident{PID: 4711, StartTime: 5}}
+	member := Member{Ident: ident(t, 4711, 5)}
 	make := func(criu int) (*Session, error) {
-		return newTestSession(runDir, &Session{Kind: KindDump, Criu: criuutil.Ident{PID: criu, StartTime: 1}, Members: []Member{member}})
+		return newTestSession(runDir, &Session{Kind: KindDump, Criu: ident(t, criu, 1), Members: []Member{member}})
 	}
 	first, err := make(1)
 	if err != nil {
@@ -139,7 +149,7 @@ func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 
 func FuzzParseSession(f *testing.F) {
 	manifest := goodManifest(f)
-	id := criuutil.Ident{PID: 7, StartTime: 8}
+	id := ident(f, 7, 8)
 	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {
 		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Ident: id, Pages: &MemberPages{Listing: manifest.Processes[0].Pages, WatcherFD: firstWatcherFD, Dropped: true}}}, Manifest: &manifest})
 		if err != nil {

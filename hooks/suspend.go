@@ -55,6 +55,9 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	if err := differentGPUs(d.members).Err(); err != nil {
 		return nil, err
 	}
+	if err := d.refuseUnrestorable(ctx); err != nil {
+		return nil, err
+	}
 	if err := d.requireRunning(ctx); err != nil {
 		return nil, err
 	}
@@ -70,6 +73,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	}{
 		{"lock", d.lock},
 		{"stop", d.stopTargets},
+		{"park", d.park},
 		{"trace", d.trace},
 		{"checkpoint", d.checkpoint},
 		{"release", d.release},
@@ -81,7 +85,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	if slices.ContainsFunc(d.members, Member.ended) {
 		return nil, errors.New("a process ended while it was suspended")
 	}
-	return d.session, d.session.park()
+	return d.session, d.session.noteSuspended()
 }
 
 // journal begins the session of processes that this program works on, at the
@@ -95,8 +99,8 @@ func (h *Hook) journal(members []Member, step string) (*Session, error) {
 	return h.newSession(&Session{Kind: KindSuspend, Criu: self.Ident, Members: members, Ancestors: ancestorsOf(members), Step: step})
 }
 
-// park notes that the session waits for its resume.
-func (s *Session) park() error {
+// noteSuspended notes that the session waits for its resume.
+func (s *Session) noteSuspended() error {
 	if err := s.step(stepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
@@ -246,7 +250,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	})
 	if err != nil {
 		if f := fateOf(s.Members, Member.alive); len(f.alive) > 0 {
-			return errors.Join(err, f.err("is suspended as before"), s.park())
+			return errors.Join(err, f.err("is suspended as before"), s.noteSuspended())
 		}
 		f, closeErr := s.closeAlive(OutcomeRunning, "the resume failed; ", "", before.ended...)
 		return errors.Join(err, f.err(""), closeErr)

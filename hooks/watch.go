@@ -75,6 +75,15 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if err != nil && !errors.Is(err, criuutil.ErrGone) {
 		return err
 	}
+	over, isOver := context.WithCancel(ctx) // for a session that a stage has closed here
+	defer isOver()
+	if s.Kind == KindRestore && criu != nil {
+		stop, err := h.serveStages(ctx, s, isOver)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	if _, err := ready.Write([]byte{1}); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
 	}
@@ -82,9 +91,9 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if criu != nil {
 		defer criu.Close()
 		if s.Kind == KindRestore {
-			root = awaitRoot(ctx, criu, s.RootParent, s.Manifest.RootPID)
+			root = s.awaitRoot(ctx, criu)
 		}
-		if err := h.awaitTurn(ctx, s, criu, root); err != nil {
+		if err := h.awaitTurn(over, s, criu, root); err != nil && over.Err() == nil || ctx.Err() != nil {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
@@ -211,72 +220,6 @@ func (s *Session) criuIsThrough() bool {
 	return true
 }
 
-// awaitRoot waits until the root task of a restore exists, and returns nil if
-// criu ends before. criu names the root to its action scripts only once all
-// tasks are restored; if it is killed before that, the tasks wait for it for
-// ever, hold their pids, and only who has seen them as children of this criu
-// may end them. (Or of parent, which has asked criu to make the root its sibling.
-// Where an engine has asked for that, the root cannot be told from the engine's
-// other children, and is left.)
-func awaitRoot(ctx context.Context, criu *criuutil.Process, parent *criuutil.Ident, imagePID int) *criuutil.Ident {
-	if parent == nil {
-		parent = &criu.Ident
-	}
-	for criu.Alive() && ctx.Err() == nil {
-		children, err := criuutil.Children(parent.PID)
-		if err != nil {
-			return nil
-		}
-		for _, pid := range children {
-			child, err := criuutil.ReadStatus(pid)
-			if err != nil || child.PPID != parent.PID || child.ImagePID() != imagePID {
-				continue
-			}
-			process, err := criuutil.OpenProcess(pid)
-			if err != nil {
-				continue
-			}
-			process.Close()
-			if process.StartTime >= criu.StartTime {
-				return &process.Ident
-			}
-		}
-		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
-	}
-	return nil
-}
-
-// orphanedRoot finds the root task that a killed criu has left behind before
-// anybody saw it: a process that still executes criu, bears the pid that the
-// image has for the root, is younger than criu, and has lost its parent to it.
-func (s *Session) orphanedRoot() (*criuutil.Ident, error) {
-	if s.CriuExe == "" {
-		return nil, nil
-	}
-	pids, err := criuutil.Processes()
-	if err != nil {
-		return nil, err
-	}
-	for _, pid := range pids {
-		if executable(pid) != s.CriuExe {
-			continue
-		}
-		status, err := criuutil.ReadStatus(pid)
-		if err != nil || status.ImagePID() != s.Manifest.RootPID || executable(status.PPID) == s.CriuExe {
-			continue
-		}
-		process, err := criuutil.OpenProcess(pid)
-		if err != nil {
-			continue
-		}
-		process.Close()
-		if process.StartTime >= s.Criu.StartTime {
-			return &process.Ident, nil
-		}
-	}
-	return nil, nil
-}
-
 // executable is the path of a process's program, "" if that cannot be told.
 func executable(pid int) string {
 	path, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
@@ -339,16 +282,43 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 	if s.Outcome != "" || s.suspended() && slices.ContainsFunc(s.Members, Member.alive) {
 		return nil, nil
 	}
-	criu, err := criuutil.Reopen(s.Criu)
-	if err == nil {
-		criu.Close()
-		if s.Kind != KindRestore || !s.criuIsThrough() {
-			return nil, nil // criu is still at work
-		}
-	} else if !errors.Is(err, criuutil.ErrGone) {
+	boot, err := bootID()
+	if err != nil {
 		return nil, err
 	}
+	if s.BootID == boot { // else its identities mean nothing
+		if owned, err := s.owned(); err != nil || owned {
+			return nil, err
+		}
+	}
 	return s, h.finish(ctx, s)
+}
+
+// owned reports whether a session has somebody who will take it on: a criu that
+// lives calls its hook again, and a watcher waits for its turn. Whoever else took it
+// on would get between them. Of one in another pid namespace nobody here can tell.
+func (s *Session) owned() (bool, error) {
+	owners := []criuutil.Ident{s.Criu}
+	if s.Kind == KindRestore && s.Step == "post-resume" {
+		owners = nil // criu calls nobody after that, and lives on for as long as the job
+	}
+	if s.Watcher != nil {
+		owners = append(owners, *s.Watcher)
+	}
+	for _, id := range owners {
+		owner, err := criuutil.Reopen(id)
+		if err == nil {
+			owner.Close()
+			return true, nil
+		}
+		if errors.Is(err, criuutil.ErrElsewhere) {
+			return true, nil
+		}
+		if !errors.Is(err, criuutil.ErrGone) {
+			return false, err
+		}
+	}
+	return false, nil
 }
 
 // finish takes a session whose criu has ended to a good end.

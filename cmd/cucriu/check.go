@@ -66,7 +66,7 @@ forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
 			}
 			// A job or an image that fails for the machine's driver says so again.
 			more = slices.DeleteFunc(more, func(f hooks.Finding) bool { return slices.Contains(findings, f) })
-			findings = append(findings, more...).Force(force)
+			findings = append(findings, more...).Force(slices.Concat(force, hook.Config.Force))
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), findings)
 			} else {

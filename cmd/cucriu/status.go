@@ -50,6 +50,9 @@ func statusCommand() *cobra.Command {
 				if outcome == "" {
 					outcome = "open: " + s.Step
 				}
+				if s.Elsewhere() {
+					outcome += ", left alone: of another pid namespace"
+				}
 				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Created.Local().Format("2006-01-02 15:04:05"), s.Name(), pids(s), outcome, s.ImageDir, s.Message)
 			}
 			return errors.Join(err, table.Flush())

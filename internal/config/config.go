@@ -23,6 +23,7 @@ type Config struct {
 	Pages      Pages
 	FastLane   FastLane
 	Restore    Restore
+	Force      []string // the findings that are overridden
 	Log        Log
 
 	// RunDir holds what must outlive one hook: journals, status files, what

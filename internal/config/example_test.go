@@ -39,7 +39,7 @@ func TestExampleStatesTheDefaults(t *testing.T) {
 	// A default that the example leaves out would pass the comparison.
 	for _, name := range []string{
 		"unmapped: fill", "library: libcuda.so.1", "root: /", "timeout: 10s", "try: 1s", "checkpoint:", "restore:",
-		"timeout: 10m", "pages: fast", "compress: none", "sync: true", "prefault: true", "on_failure: kill", "level: info", "format: text", `file: ""`,
+		"timeout: 10m", "pages: fast", "compress: none", "sync: true", "prefault: true", "on_failure: kill", "force: []", "level: info", "format: text", `file: ""`,
 	} {
 		if !bytes.Contains(data, []byte("  "+name)) && !bytes.Contains(data, []byte("\n"+name)) {
 			t.Errorf("the example does not show %q", name)

@@ -138,6 +138,7 @@ func (p *parser) root(n *yaml.Node) error {
 			duration("timeout", &c.Restore.Timeout),
 			text("on_failure", (*string)(&c.Restore.OnFailure)),
 		),
+		field{"force", (*parser).force},
 		section("log",
 			scalar("level", levelRemedy, func(value string) (err error) {
 				c.Log.Level, err = parseLevel(value)
@@ -181,6 +182,25 @@ func (p *parser) rules(path string, n *yaml.Node) error {
 			return err
 		}
 		p.cfg.GPUs.Map = append(p.cfg.GPUs.Map, rule)
+	}
+	return nil
+}
+
+// force reads the names of the findings that are overridden.
+func (p *parser) force(path string, n *yaml.Node) error {
+	n = resolve(n)
+	if n.Kind != yaml.SequenceNode {
+		return p.fail(n, path, "expected a list, found "+kindOf(n), "write the names in brackets: [peer-memory]")
+	}
+	p.cfg.Force = nil
+	for _, item := range n.Content {
+		err := scalar("", forceRemedy(), func(name string) error {
+			p.cfg.Force = append(p.cfg.Force, name)
+			return checkForceable(name)
+		}).read(p, path, item)
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

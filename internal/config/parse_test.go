@@ -44,6 +44,7 @@ checkpoint: {timeout: 20m}
 pages: criu
 fast_lane: {compress: zstd, sync: false, prefault: false}
 restore: {timeout: 15m, on_failure: leave}
+force: [peer-memory, disk-space]
 log: {level: debug, format: json, file: /var/log/cucriu.log}
 `))
 	if err != nil {
@@ -65,6 +66,7 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 		Pages:      ByCriu,
 		FastLane:   FastLane{Compress: pages.Zstd},
 		Restore:    Restore{Timeout: 15 * time.Minute, OnFailure: Leave},
+		Force:      []string{"peer-memory", "disk-space"},
 		Log:        Log{Level: slog.LevelDebug, Format: JSON, File: "/var/log/cucriu.log"},
 		RunDir:     "/run/cucriu",
 	}
@@ -156,6 +158,8 @@ func TestParseRefuses(t *testing.T) {
 		{"an unknown level", "version: 1\nlog:\n  level: INFO\n", 3, []string{"log.level", "debug, info, warn or error"}},
 		{"an unknown format", "version: 1\nlog:\n  format: xml\n", 3, []string{"log.format", "text or json"}},
 		{"an unknown way out", "version: 1\nrestore:\n  on_failure: retry\n", 3, []string{"restore.on_failure", "kill or leave"}},
+		{"what cannot be forced", "version: 1\nforce:\n  - peer-memory\n  - traced\n", 4, []string{"force", `"traced" cannot be forced`, "peer-memory"}},
+		{"a value for a list", "version: 1\nforce: peer-memory\n", 2, []string{"force", "expected a list", "[peer-memory]"}},
 		{"an unknown policy", "version: 1\ngpus:\n  unmapped: ignore\n", 3, []string{"gpus.unmapped", "fill or error"}},
 
 		{"fields for the map", "version: 1\ngpus:\n  map: {a: b}\n", 3, []string{"gpus.map", "expected a list", "- {from"}},

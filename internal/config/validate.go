@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
 
 	"cucriu/hooks/gpumap"
+	"cucriu/hooks/preflight"
 )
 
 const (
@@ -33,6 +35,7 @@ func (c Config) Validate() error {
 		checkOneOf("pages", c.Pages, Fast, ByCriu),
 		checkDuration("restore.timeout", c.Restore.Timeout),
 		checkOneOf("restore.on_failure", c.Restore.OnFailure, Kill, Leave),
+		checkForce(c.Force),
 		checkOneOf("log.level", c.Log.Level, levels...),
 		checkOneOf("log.format", c.Log.Format, Text, JSON),
 		checkLogFile(c.Log.File),
@@ -81,6 +84,24 @@ func checkTry(l Lock) *Error {
 		Remedy: "give a shorter try or a longer timeout",
 	}
 }
+
+func checkForce(names []string) *Error {
+	for _, name := range names {
+		if err := checkForceable(name); err != nil {
+			return &Error{Field: "force", Cause: err.Error(), Remedy: forceRemedy()}
+		}
+	}
+	return nil
+}
+
+func checkForceable(name string) error {
+	if !slices.Contains(preflight.Forceable(), name) {
+		return fmt.Errorf("%q cannot be forced", name)
+	}
+	return nil
+}
+
+func forceRemedy() string { return "name some of " + strings.Join(preflight.Forceable(), ", ") }
 
 func checkOneOf[T comparable](field string, value T, allowed ...T) *Error {
 	var names []string

@@ -179,11 +179,17 @@ func (c *Container) TryCheckpoint(args ...string) CriuRun {
 // that fails.
 func (c *Container) Restore() {
 	c.host.t.Helper()
-	run := c.criuRun("restore", "restore", "--detach", "--bundle", c.bundle, "--image-path", c.images(), "--work-path", c.images(), c.id)
+	run := c.TryRestore()
 	if run.Err != nil {
 		c.host.t.Fatalf("runc restore: %v\n%s", run.Err, run.Lines())
 	}
 	c.findRoot()
+}
+
+// TryRestore restores the container from its image folder.
+func (c *Container) TryRestore() CriuRun {
+	c.host.t.Helper()
+	return c.criuRun("restore", "restore", "--detach", "--bundle", c.bundle, "--image-path", c.images(), "--work-path", c.images(), c.id)
 }
 
 func (c *Container) criuRun(log string, args ...string) CriuRun {

@@ -45,7 +45,11 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 		}
 		h.Env = append(strings.Split(strings.TrimRight(string(out), "\x00"), "\x00"), "CUCRIU_RUN_DIR="+h.RunDir)
 	}
-	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
+	config := "version: 1\n"
+	if RealDriver() {
+		config += "force: [peer-memory]\n" // the workload enables no peer access, and its contexts are large
+	}
+	h.Setenv("CUCRIU_CONFIG", h.Config(config))
 	h.Setenv("CUCRIU_CRIU", Criu(t))
 	return h
 }
@@ -108,6 +112,15 @@ func (h *Host) UUIDs() []string {
 func (h *Host) Faults(rules ...string) {
 	h.t.Helper()
 	if err := os.WriteFile(filepath.Join(h.Dir, "faults"), []byte(strings.Join(rules, "\n")+"\n"), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// NVML says what the simulated NVML does not tell of processes: "hide", "unknown",
+// "add MIB", or "" for the truth.
+func (h *Host) NVML(view string) {
+	h.t.Helper()
+	if err := os.WriteFile(filepath.Join(h.Dir, "nvml"), []byte(view+"\n"), 0o644); err != nil {
 		h.t.Fatal(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/internal/reaper"
 )
@@ -30,6 +31,12 @@ func Main(m *testing.M) {
 // that nobody reaps holds one. Needs root.
 func Isolated(t *testing.T, test func(*testing.T)) {
 	t.Helper()
+	IsolatedFor(t, 3*time.Minute, test)
+}
+
+// IsolatedFor is [Isolated] for a test that may take so long.
+func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
+	t.Helper()
 	if os.Getenv(roleVariable) == roleTest {
 		test(t)
 		return
@@ -38,7 +45,7 @@ func Isolated(t *testing.T, test func(*testing.T)) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test runs real criu and needs root")
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$", "-test.v", "-test.count=1", "-test.timeout=3m")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$", "-test.v", "-test.count=1", "-test.timeout="+limit.String())
 	cmd.Env = append(os.Environ(), roleVariable+"="+roleInit)
 	cmd.SysProcAttr = reaper.SysProcAttr(namespaces())
 	out, err := cmd.CombinedOutput()

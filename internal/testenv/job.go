@@ -57,6 +57,15 @@ func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
 	return job
 }
 
+// StartProgram is [Host.Start] of a copy of cudawork under another name.
+func (h *Host) StartProgram(program string, processes int, args ...string) *Job {
+	h.t.Helper()
+	job := h.newJob(processes)
+	job.PID = h.Spawn(job.dir, program, append([]string{"--dir", job.dir}, args...)...)
+	job.WaitTicks(3)
+	return job
+}
+
 func (h *Host) newJob(processes int) *Job {
 	h.t.Helper()
 	dir := h.t.TempDir()
@@ -263,6 +272,27 @@ func processState(pid int) byte {
 	}
 	rest := string(data[strings.LastIndexByte(string(data), ')')+1:])
 	return strings.TrimSpace(rest)[0]
+}
+
+// PIDs lists the processes of the job, the root first, as they were when it last
+// told of itself: criu restores them to the same.
+func (j *Job) PIDs() []int {
+	j.t.Helper()
+	pids := []int{j.PID}
+	for i := range j.Dirs {
+		if pid := j.MustStatus(i).PID; pid != j.PID {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// State is the state letter of the root's main thread in /proc; "" if it is gone.
+func (j *Job) State() string {
+	if state := processState(j.PID); state != 0 {
+		return string(rune(state))
+	}
+	return ""
 }
 
 // JobOf is a job without CUDA.

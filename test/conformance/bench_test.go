@@ -43,6 +43,7 @@ type bench struct {
 	real       bool
 	stagingMiB int // what targets with much memory hold
 	slackMiB   int // what the memory hog of the out-of-memory case leaves
+	eighthMiB  int // see program.ballast
 
 	// Of one case:
 	targets []*target

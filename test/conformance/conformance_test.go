@@ -82,7 +82,7 @@ func TestConformance(t *testing.T) {
 	out := &report{}
 	out.describe(b)
 	out.begin()
-	for _, c := range slices.Concat(entryCases(), memoryCases(), stoppedCases(), hazardCases(), mapCases(), severalCases(), probeCases()) {
+	for _, c := range slices.Concat(entryCases(), memoryCases(), kindCases(), peerCases(), stoppedCases(), hazardCases(), mapCases(), severalCases(), probeCases()) {
 		t.Run(c.name, func(t *testing.T) { b.run(t, c, out) })
 		out.write(t)
 	}
@@ -106,11 +106,11 @@ func newBench(t *testing.T) *bench {
 	if b.real {
 		b.host, b.root = testenv.NewHost(t, 1), "/"
 		// 1 GiB takes the driver long enough to be met in its middle.
-		b.stagingMiB, b.slackMiB = 1024, 512
+		b.stagingMiB, b.slackMiB, b.eighthMiB = 1024, 512, 64
 	} else {
-		b.host = testenv.NewHost(t, 2, "--mib-per-gpu", "512")
+		b.host = testenv.NewHost(t, 2, "--mib-per-gpu", "512", "--peer-limit-mib", "16")
 		b.root = b.host.Dir
-		b.stagingMiB, b.slackMiB = 64, 32
+		b.stagingMiB, b.slackMiB, b.eighthMiB = 64, 32, 2
 	}
 	b.driver = b.host.Driver()
 	if b.calls, err = openCalls(b.driver.Library()); err != nil {

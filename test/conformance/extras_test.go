@@ -13,12 +13,16 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// A CUDA program for what cudawork does not do: NVML in the same process, and CUDA
-// graphs. It writes the same status and answers the same check.
+// A CUDA program for what cudawork does not do: NVML in the same process, CUDA graphs,
+// arrays and green contexts. It writes the same status and answers the same check.
 
 const (
 	programWords = 1 << 18 // 1 MiB of device memory
+	arrayWords   = 1 << 16 // of the array
 	captureMode  = 2       // CU_STREAM_CAPTURE_MODE_RELAXED
+	unsigned32   = 3       // CU_AD_FORMAT_UNSIGNED_INT32
+	resourceSM   = 1       // CU_DEV_RESOURCE_TYPE_SM
+	greenStream  = 1       // CU_GREEN_CTX_DEFAULT_STREAM
 )
 
 // cuda are the functions that the program calls, by name.
@@ -50,6 +54,7 @@ type ownProgram struct {
 	cuda, nvml    *cuda
 	dir           string
 	memory        uintptr
+	array         uintptr // 0: none
 	stream, graph uintptr // graph 0: none
 	device        uintptr // NVML's, 0: none
 	words         []uint32
@@ -62,12 +67,14 @@ func runProgram(args []string) error {
 	dir := flags.String("dir", "", "")
 	withNVML := flags.Bool("nvml", false, "")
 	withGraph := flags.Bool("graph", false, "")
+	withArray := flags.Bool("array", false, "")
+	green := flags.Bool("green", false, "")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	runtime.LockOSThread() // the CUDA context is the thread's
 	p := &ownProgram{dir: *dir, words: make([]uint32, programWords)}
-	if err := p.setUp(*withNVML, *withGraph); err != nil {
+	if err := p.setUp(*withNVML, *withGraph, *withArray, *green); err != nil {
 		return err
 	}
 	for {
@@ -83,18 +90,29 @@ func open(library string) (*cuda, error) {
 	return &cuda{library: handle}, err
 }
 
-func (p *ownProgram) setUp(withNVML, withGraph bool) (err error) {
+func (p *ownProgram) setUp(withNVML, withGraph, withArray, green bool) (err error) {
 	if p.cuda, err = open("libcuda.so.1"); err != nil {
 		return err
 	}
 	out := new(uintptr) // what each call below gives
 	p.cuda.call("cuInit", 0)
-	p.cuda.call("cuDevicePrimaryCtxRetain", uintptr(unsafe.Pointer(out)), 0)
+	if green {
+		p.greenContext(out)
+	} else {
+		p.cuda.call("cuDevicePrimaryCtxRetain", uintptr(unsafe.Pointer(out)), 0)
+	}
 	p.cuda.call("cuCtxSetCurrent", *out)
 	p.cuda.call("cuMemAlloc_v2", uintptr(unsafe.Pointer(out)), programWords*4)
 	p.memory = *out
 	p.cuda.call("cuStreamCreate", uintptr(unsafe.Pointer(out)), 1)
 	p.stream = *out
+	if withArray {
+		// CUDA_ARRAY_DESCRIPTOR: width, height, format and number of channels.
+		description := &[3]uint64{arrayWords, 0, 1<<32 | unsigned32}
+		p.cuda.call("cuArrayCreate_v2", uintptr(unsafe.Pointer(out)), uintptr(unsafe.Pointer(description)))
+		p.array = *out
+		p.fillArray()
+	}
 	if withGraph {
 		p.cuda.call("cuStreamBeginCapture_v2", p.stream, captureMode)
 		p.cuda.call("cuMemsetD32Async", p.memory, 7, programWords, p.stream)
@@ -113,6 +131,38 @@ func (p *ownProgram) setUp(withNVML, withGraph bool) (err error) {
 	p.nvml.call("nvmlDeviceGetHandleByIndex_v2", 0, uintptr(unsafe.Pointer(out)))
 	p.device = *out
 	return p.nvml.err
+}
+
+// greenContext makes a context on all multiprocessors.
+func (p *ownProgram) greenContext(out *uintptr) {
+	resource := new([64]uint64) // CUdevResource, which has grown with the versions
+	p.cuda.call("cuDeviceGetDevResource", 0, uintptr(unsafe.Pointer(resource)), resourceSM)
+	p.cuda.call("cuDevResourceGenerateDesc", uintptr(unsafe.Pointer(out)), uintptr(unsafe.Pointer(resource)), 1)
+	description := *out
+	p.cuda.call("cuGreenCtxCreate", uintptr(unsafe.Pointer(out)), description, 0, greenStream)
+	made := *out
+	p.cuda.call("cuCtxFromGreenCtx", uintptr(unsafe.Pointer(out)), made)
+}
+
+// fillArray writes the tick into the array.
+func (p *ownProgram) fillArray() {
+	words := p.words[:arrayWords]
+	for i := range words {
+		words[i] = uint32(p.tick)
+	}
+	p.cuda.call("cuMemcpyHtoA_v2", p.array, 0, uintptr(unsafe.Pointer(&words[0])), arrayWords*4)
+}
+
+// stepArray compares the array with the tick that is in it, and writes the next one.
+func (p *ownProgram) stepArray(last int) {
+	words := p.words[:arrayWords]
+	p.cuda.call("cuMemcpyAtoH_v2", uintptr(unsafe.Pointer(&words[0])), p.array, 0, arrayWords*4)
+	for _, word := range words {
+		if word != uint32(last) {
+			p.bad++
+		}
+	}
+	p.fillArray()
 }
 
 // step fills the memory, by the graph if there is one, and compares it. It synchronizes
@@ -138,6 +188,9 @@ func (p *ownProgram) step() error {
 		}
 	}
 	p.tick++
+	if p.array != 0 {
+		p.stepArray(p.tick - 1)
+	}
 	if p.graph == 0 {
 		p.cuda.call("cuMemsetD32Async", p.memory, uintptr(p.tick), programWords, p.stream)
 		p.cuda.call("cuStreamSynchronize", p.stream)

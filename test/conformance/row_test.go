@@ -143,6 +143,7 @@ const (
 	illegalState = cudackpt.ResultIllegalState
 	notReady     = cudackpt.ResultNotReady
 	notSupported = cudackpt.ResultNotSupported
+	unknownError = cudackpt.ResultUnknown
 )
 
 func results(r ...cudackpt.Result) []cudackpt.Result { return r }

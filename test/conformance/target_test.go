@@ -25,12 +25,16 @@ import (
 
 // program says how a target is started.
 type program struct {
-	args  []string // of cudawork, without --dir
-	mib   int      // device memory on each GPU, 0: cudawork's default; staging: enough that a checkpoint takes a while
-	sees  string   // the GPUs that it sees: "A", "B" or "AB"; "" is A
-	env   []string
-	procs int  // CUDA processes below it, 0: it is one itself
-	own   bool // the test program's own CUDA program (extras_test.go) instead of cudawork
+	args []string // of cudawork, without --dir
+	mib  int      // device memory on each GPU, 0: cudawork's default; staging: enough that a checkpoint takes a while
+	sees string   // the GPUs that it sees: "A", "B" or "AB"; "" is A
+	env  []string
+	// Sizes in eighths of the one from which on an allocation that another GPU
+	// accesses does not come back: 64 MiB on the real driver.
+	ballast, handle int
+	cupti           bool // can load CUPTI
+	procs           int  // CUDA processes below it, 0: it is one itself
+	own             bool // the test program's own CUDA program (extras_test.go) instead of cudawork
 }
 
 // staging stands for the size of device memory whose checkpoint takes a while.
@@ -96,6 +100,19 @@ func (b *bench) startTarget(p program) (*target, error) {
 		command = append(command, "--mib", strconv.Itoa(b.stagingMiB))
 	case p.mib > 0:
 		command = append(command, "--mib", strconv.Itoa(p.mib))
+	}
+	if p.ballast > 0 {
+		command = append(command, "--ballast", strconv.Itoa(p.ballast*b.eighthMiB))
+	}
+	if p.handle > 0 {
+		command = append(command, "--handle-mib", strconv.Itoa(p.handle*b.eighthMiB))
+	}
+	if p.cupti {
+		library, err := b.cupti()
+		if err != nil {
+			return nil, err
+		}
+		p.env = append(slices.Clone(p.env), "LD_LIBRARY_PATH="+library+":"+os.Getenv("LD_LIBRARY_PATH"))
 	}
 	cmd := b.host.Command(b.self, append([]string{filepath.Join(b.root, "dev"), minorsText(b.gpusOf(p.sees))}, command...)...)
 	cmd.Env = append(append(cmd.Env, "CUDA_DEVICE_ORDER=PCI_BUS_ID", roleVariable+"="+roleTarget), p.env...)

@@ -6,11 +6,16 @@ package container
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
 	"cucriu/internal/testenv"
 )
 
@@ -203,5 +208,65 @@ func TestRecoverLeavesAPausedContainerPaused(t *testing.T) {
 			t.Fatalf("cucriu recover: %v\n%s", err, out)
 		}
 		wantAsFound(t, container, true)
+	})
+}
+
+// TestTheHookIsNamedTwice: criu before 4.2 reads runc.conf twice, and calls the hook
+// twice at each stage.
+func TestTheHookIsNamedTwice(t *testing.T) {
+	withAndWithoutPause(t, func(t *testing.T, paused bool) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")
+		container.Configure("action-script " + host.HookBin)
+		for again := true; again; again = container.CaughtWriting() {
+			pauseIf(container, paused)
+			container.Checkpoint("--leave-running")
+			wantAsFound(t, container, paused)
+		}
+		pauseIf(container, paused)
+		container.Checkpoint()
+		container.Restore()
+		wantAsFound(t, container, false)
+	})
+}
+
+// TestARestoreThatFailsLeavesOtherContainersAlone: of the root that a killed criu has
+// left behind it is known only that it executes criu and is the first process of a
+// pid namespace. So are others.
+func TestARestoreThatFailsLeavesOtherContainersAlone(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1)
+		container.Checkpoint()
+		// Between the fork of the root and the first stage at which criu names it.
+		container.Configure("action-script " + testenv.Script(t, fmt.Sprintf(`case $CRTOOLS_SCRIPT_ACTION in
+pre-restore) setsid unshare --pid --fork --mount-proc %s service --address %s </dev/null >/dev/null 2>&1 & ;;
+setup-namespaces) kill -9 $PPID ;;
+esac`, testenv.Criu(t), filepath.Join(t.TempDir(), "socket"))))
+		other := func() []int {
+			found, err := criuutil.Processes()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.DeleteFunc(found, func(pid int) bool {
+				cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+				status, statusErr := criuutil.ReadStatus(pid)
+				return err != nil || statusErr != nil || len(status.NSPID) != 2 || !strings.Contains(string(cmdline), "service\x00--address")
+			})
+		}
+		if run := container.TryRestore(); run.Err == nil {
+			t.Fatal("runc restored with a criu that was killed")
+		}
+		testenv.Eventually(t, testenv.Soon, "the restore is taken to an end", func() bool { return host.RestoreOutcome() != "" })
+		if got := other(); len(got) != 1 {
+			t.Fatalf("%d processes of another restore live, want 1; the session says: %s", len(got), host.Sessions()[1].Message)
+		}
+		for _, pid := range other() {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		container.Delete()
+		container.Configure("")
+		container.Restore()
+		container.Runs()
 	})
 }

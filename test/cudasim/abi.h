@@ -29,6 +29,8 @@ enum {
 	CUDA_ERROR_ILLEGAL_STATE = 401,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+	CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
 	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
 	CUDA_ERROR_LAUNCH_FAILED = 719,
 	CUDA_ERROR_NOT_PERMITTED = 800,
@@ -40,6 +42,44 @@ typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle;
+typedef struct { char reserved[64]; } CUipcEventHandle;
+typedef struct allocation *CUarray;
+typedef struct {
+	size_t width, height;
+	unsigned format, channels;
+} CUarrayDescriptor;
+typedef struct { int type; unsigned char rest[140]; } CUdevResource;
+typedef uint64_t CUmemHandle; /* CUmemGenericAllocationHandle */
+typedef struct sim_pool *CUmempool;
+typedef struct { int type, id; } CUmemLocation;
+typedef struct {
+	int type;
+	int handleTypes;
+	CUmemLocation location;
+	void *windows;
+	unsigned char flags[8]; /* compression, gpuDirectRDMACapable, usage */
+} CUmemAllocationProp;
+typedef struct {
+	CUmemLocation location;
+	int flags;
+} CUmemAccessDesc;
+typedef struct {
+	int type;
+	int handleTypes;
+	CUmemLocation location;
+	void *windows;
+	size_t most;
+	unsigned char reserved[56];
+} CUmemPoolProps;
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
+_Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "CUmemPoolProps");
+enum {
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+};
 typedef struct sim_context *CUcontext;
 typedef struct sim_stream *CUstream;
 typedef struct sim_event *CUevent;

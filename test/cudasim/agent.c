@@ -20,6 +20,7 @@
 #include "faults.h"
 #include "gpumap.h"
 #include "memory.h"
+#include "peer.h"
 #include "stream.h"
 #include "wire.h"
 
@@ -28,7 +29,7 @@ static struct {
 	int captured_gpu[SIM_MAX_GPUS];
 	int ncaptured;
 	struct staging staging;
-	bool lost; /* a restore ran out of memory, or met imported memory: never again */
+	bool lost; /* a restore failed in its middle: never again */
 	struct sim_process next; /* what a restore in progress will make of `sim` */
 	struct sim_host rules;	 /* whose fault rules hold: the controller's, the target's may be gone */
 } agent;
@@ -63,6 +64,8 @@ static CUresult lock(const struct sim_command *c, const struct fault_plan *plan)
 {
 	if (state_now() != CU_PROCESS_STATE_RUNNING)
 		return CUDA_ERROR_ILLEGAL_STATE;
+	if (atomic_load(&sim.profiled))
+		return CUDA_ERROR_NOT_SUPPORTED;
 	uint32_t question = atomic_fetch_add(&helper.questions, 1) + 1;
 	sem_post(&helper.asked);
 	while ((int32_t)(atomic_load(&helper.answers) - question) < 0)
@@ -167,8 +170,6 @@ static CUresult restore(const struct sim_command *c, const struct fault_plan *pl
 {
 	if (state_now() != CU_PROCESS_STATE_CHECKPOINTED)
 		return CUDA_ERROR_ILLEGAL_STATE;
-	if (agent.lost)
-		return CUDA_ERROR_OPERATING_SYSTEM;
 	agent.next = sim;
 	if (c->root[0]) {
 		int err = host_load(&agent.next.host, c->root);
@@ -184,11 +185,14 @@ static CUresult restore(const struct sim_command *c, const struct fault_plan *pl
 	int target[SIM_MAX_GPUS];
 	CUresult r = gpumap_resolve(agent.captured, agent.ncaptured, &agent.next.host,
 				    host_visible(&agent.next.host), c->pair, c->npairs, target);
-	if (!r && atomic_load(&sim.ipc)) {
-		agent.lost = true;
-		r = CUDA_ERROR_INVALID_VALUE; /* imported memory does not come back: the process is lost */
-	}
-	if (!r)
+	if (!r && agent.lost) /* asked after the map, as measured */
+		r = CUDA_ERROR_OPERATING_SYSTEM;
+	if (r)
+		return r;
+	r = atomic_load(&sim.ipc) ? CUDA_ERROR_INVALID_VALUE : peers_restorable();
+	if (r)
+		agent.lost = true; /* what the driver cannot make again: the process is lost */
+	else
 		r = move_devices(target);
 	if (r)
 		return r;
@@ -203,6 +207,7 @@ static CUresult restore(const struct sim_command *c, const struct fault_plan *pl
 	midway(plan);
 	staging_free(&agent.staging);
 	sim = agent.next;
+	peers_restored();
 	collective_rejoin();
 	state_set(CU_PROCESS_STATE_LOCKED);
 	hazard_set(false);

@@ -245,3 +245,48 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *out)
 			*out = i;
 	return CUDA_SUCCESS;
 }
+
+/* Green contexts: a context on a part of the multiprocessors, of which there are none here. */
+enum { RESOURCE_SM = 1 };
+
+EXPORT CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *out, int type)
+{
+	CUresult r = sim_ready();
+	if (r)
+		return r;
+	if (!out || type != RESOURCE_SM)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sim_device_of(ordinal))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*out = (CUdevResource){.type = type};
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevResourceGenerateDesc(void **out, CUdevResource *resources, unsigned n)
+{
+	if (!out || !resources || !n || resources->type != RESOURCE_SM)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = &contexts; /* no more than a token */
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGreenCtxCreate(CUcontext *out, void *description, CUdevice ordinal, unsigned flags)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!out || description != &contexts || flags != 1)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else
+		r = sim_device_of(ordinal) ? create(out, sim.visible[ordinal], false) : CUDA_ERROR_INVALID_DEVICE;
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *out, CUcontext green)
+{
+	if (!out || !green || !alive(green))
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = green;
+	return CUDA_SUCCESS;
+}

@@ -98,7 +98,7 @@ int uuid_parse(CUuuid *u, const char *text)
 	return *text ? -EINVAL : 0;
 }
 
-/* One line of cudasim.host: "driver V", "model NAME" or "gpu UUID PCI BYTES". */
+/* One line of cudasim.host: "driver V", "model NAME", "peer-limit BYTES" or "gpu UUID PCI BYTES". */
 static int host_line(struct sim_host *h, char *line)
 {
 	char *value = strchr(line, ' ');
@@ -109,6 +109,8 @@ static int host_line(struct sim_host *h, char *line)
 		snprintf(h->driver, sizeof h->driver, "%s", value);
 	} else if (!strcmp(line, "model")) {
 		snprintf(h->model, sizeof h->model, "%s", value);
+	} else if (!strcmp(line, "peer-limit")) {
+		h->peer_limit = strtoull(value, NULL, 10);
 	} else if (!strcmp(line, "gpu") && h->ngpus < SIM_MAX_GPUS) {
 		struct sim_gpu *g = &h->gpu[h->ngpus++];
 		char *pci = strchr(value, ' ');
@@ -130,6 +132,7 @@ int host_load(struct sim_host *h, const char *root)
 {
 	char path[SIM_FULLPATH], text[4096];
 	memset(h, 0, sizeof *h);
+	h->peer_limit = SIM_PEER_LIMIT;
 	if (!root || !*root || strlen(root) >= SIM_PATH)
 		return -EINVAL;
 	strcpy(h->root, root);

@@ -27,7 +27,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
 	if (r)
 		return r;
 	struct allocation *a = memory_find(p);
-	if (!a || a->kind != MEMORY_DEVICE) {
+	if (!a || a->kind != MEMORY_DEVICE || !a->context || a->pool) {
 		r = CUDA_ERROR_INVALID_VALUE;
 	} else {
 		struct handle h = {.magic = HANDLE_MAGIC, .gpu = sim.device[a->device].gpu, .offset = a->offset, .size = a->size};
@@ -36,6 +36,20 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr p)
 	}
 	gate_leave();
 	return r;
+}
+
+/* Of an event it is only taken: nothing here opens one. */
+EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
+{
+	CUcontext context;
+	if (!out || !event)
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult r = context_enter(&context);
+	if (r)
+		return r;
+	memset(out, 0, sizeof *out);
+	gate_leave();
+	return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigned flags)

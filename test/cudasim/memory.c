@@ -45,7 +45,7 @@ struct allocation *memory_find(CUdeviceptr p)
 {
 	pthread_mutex_lock(&list_mutex);
 	struct allocation *a = allocations;
-	while (a && !(p >= a->va && p - a->va < a->size))
+	while (a && !(a->va && p >= a->va && p - a->va < a->size))
 		a = a->next;
 	pthread_mutex_unlock(&list_mutex);
 	return a;
@@ -84,10 +84,30 @@ struct allocation *memory_new(enum memory_kind kind, int device, CUcontext conte
 		next_va += (a->size + VA_STEP - 1) / VA_STEP * VA_STEP;
 		a->offset = a->va - SIM_VA_BASE;
 	}
+	a->fabric = kind == MEMORY_DEVICE && a->size >= sim.host.peer_limit;
 	a->next = allocations;
 	allocations = a;
 	pthread_mutex_unlock(&list_mutex);
 	return a;
+}
+
+CUdeviceptr memory_reserve(uint64_t size)
+{
+	pthread_mutex_lock(&list_mutex);
+	CUdeviceptr va = next_va;
+	next_va += (size + VA_STEP - 1) / VA_STEP * VA_STEP;
+	pthread_mutex_unlock(&list_mutex);
+	return va;
+}
+
+CUresult memory_each(CUresult (*f)(struct allocation *a, void *arg), void *arg)
+{
+	CUresult r = CUDA_SUCCESS;
+	pthread_mutex_lock(&list_mutex);
+	for (struct allocation *a = allocations; a && !r; a = a->next)
+		r = f(a, arg);
+	pthread_mutex_unlock(&list_mutex);
+	return r;
 }
 
 static void memory_file(char *path, const struct sim_process *p, const struct allocation *a)
@@ -103,7 +123,7 @@ static void memory_release(struct allocation *a)
 {
 	if (a->kind == MEMORY_MANAGED || a->kind == MEMORY_PINNED)
 		munmap((void *)(uintptr_t)a->va, a->size);
-	if (a->kind == MEMORY_DEVICE) {
+	if (a->kind == MEMORY_DEVICE || a->kind == MEMORY_HOST_NUMA) {
 		char path[SIM_FULLPATH];
 		memory_file(path, &sim, a);
 		int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -131,6 +151,18 @@ static struct allocation *memory_take(CUdeviceptr va, CUcontext context)
 	return a;
 }
 
+void memory_remove_allocation(struct allocation *gone)
+{
+	pthread_mutex_lock(&list_mutex);
+	struct allocation **at = &allocations;
+	while (*at && *at != gone)
+		at = &(*at)->next;
+	if (*at)
+		*at = gone->next;
+	pthread_mutex_unlock(&list_mutex);
+	memory_release(gone);
+}
+
 void memory_drop_context(CUcontext context)
 {
 	struct allocation *a;
@@ -142,7 +174,14 @@ CUresult region_open(struct region *r, CUdeviceptr p, uint64_t n)
 {
 	*r = (struct region){.fd = -1};
 	struct allocation *a = memory_find(p);
-	if (!a || n > a->size - (p - a->va))
+	/* The handles of one reservation lie side by side in the file too. */
+	for (struct allocation *last = a; last && n > last->va + last->size - p;) {
+		struct allocation *next = last->context ? NULL : memory_find(last->va + last->size);
+		last = next && next->kind == a->kind && next->device == a->device ? next : NULL;
+		if (!last)
+			return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (!a)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (a->kind == MEMORY_MANAGED || a->kind == MEMORY_PINNED) {
 		r->host = (unsigned char *)(uintptr_t)p;
@@ -150,7 +189,7 @@ CUresult region_open(struct region *r, CUdeviceptr p, uint64_t n)
 	}
 	char path[SIM_FULLPATH];
 	memory_file(path, &sim, a);
-	r->fd = open(path, O_RDWR | O_CLOEXEC | (a->kind == MEMORY_DEVICE ? O_CREAT : 0), 0600);
+	r->fd = open(path, O_RDWR | O_CLOEXEC | (a->kind == MEMORY_IMPORTED ? 0 : O_CREAT), 0600);
 	r->offset = a->offset + (p - a->va);
 	if (r->fd < 0) {
 		sim_log("device memory %s: %s", path, strerror(errno));
@@ -347,7 +386,7 @@ static CUresult release(CUdeviceptr p, bool pinned, bool imported)
 	if (r)
 		return r;
 	struct allocation *a = memory_find(p);
-	if (!a || a->va != p || (a->kind == MEMORY_PINNED) != pinned || (a->kind == MEMORY_IMPORTED) != imported)
+	if (!a || a->va != p || !a->context || (a->kind == MEMORY_PINNED) != pinned || (a->kind == MEMORY_IMPORTED) != imported)
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if ((a = memory_take(p, NULL)))
 		memory_release(a);
@@ -357,6 +396,21 @@ static CUresult release(CUdeviceptr p, bool pinned, bool imported)
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr p) { return p ? release(p, false, false) : CUDA_SUCCESS; }
 ALIAS(cuMemFree_v2) CUresult cuMemFree(CUdeviceptr p);
+/* What the host can do is all that is simulated of it. */
+EXPORT CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags)
+{
+	CUcontext context;
+	(void)flags;
+	if (!p || !n)
+		return CUDA_ERROR_INVALID_VALUE;
+	CUresult r = context_enter(&context);
+	if (!r)
+		gate_leave();
+	return r;
+}
+ALIAS(cuMemHostRegister_v2) CUresult cuMemHostRegister(void *p, size_t n, unsigned flags);
+EXPORT CUresult cuMemHostUnregister(void *p) { return cuMemHostRegister_v2(p, 1, 0); }
+
 EXPORT CUresult cuMemFreeHost(void *p) { return release((CUdeviceptr)(uintptr_t)p, true, false); }
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr p) { return release(p, false, true); }
 
@@ -429,7 +483,11 @@ static CUresult copy(struct side to, struct side from, size_t n, bool wait)
 		return r;
 	if (wait)
 		streams_drain();
-	if (n)
+	if (n && to.device)
+		r = memory_reach(context, to.device, n, false);
+	if (n && !r && from.device)
+		r = memory_reach(context, from.device, n, false);
+	if (n && !r)
 		r = copy_now(to, from, n);
 	gate_leave();
 	return r;

@@ -10,7 +10,7 @@
 
 #define SIM_VA_BASE 0x300000000000ull
 
-enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_PINNED, MEMORY_IMPORTED };
+enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_PINNED, MEMORY_IMPORTED, MEMORY_HOST_NUMA };
 
 struct allocation {
 	struct allocation *next;
@@ -18,7 +18,11 @@ struct allocation {
 	uint64_t size; /* rounded up to whole pages */
 	enum memory_kind kind;
 	int device; /* index in sim.device */
-	CUcontext context;
+	CUcontext context; /* NULL: made by cuMemCreate, and of no context */
+	bool released;	   /* of cuMemCreate: the handle is given back, and only a mapping holds it */
+	CUmempool pool;	   /* it is from, or NULL */
+	uint32_t access;   /* of cuMemCreate: the devices that cuMemSetAccess has let in, as bits */
+	bool fabric;	   /* large enough for other GPUs to reach it as fabric memory, and never restored: see peer.c */
 	uint64_t staged;      /* offset in the staging memory while checkpointed */
 	uint64_t offset;      /* in the file: of imported memory the exporter's */
 	char exporter[SIM_NAME];
@@ -37,9 +41,18 @@ CUresult region_read(const struct region *r, uint64_t at, void *buf, uint64_t n)
 CUresult region_write(const struct region *r, uint64_t at, const void *buf, uint64_t n);
 void region_close(struct region *r);
 
+/* Whether the device of a context may do that to [p, p+n): 700, or 719 where access was lost at a restore. */
+CUresult memory_reach(CUcontext c, CUdeviceptr p, uint64_t n, bool kernel);
+
 /* The allocation that has p, for callers inside the gate. */
 struct allocation *memory_find(CUdeviceptr p);
 struct allocation *memory_new(enum memory_kind kind, int device, CUcontext context, uint64_t size);
+/* Reserves addresses. */
+CUdeviceptr memory_reserve(uint64_t size);
+/* Calls f on each allocation, with the list locked, until one answers other than 0. */
+CUresult memory_each(CUresult (*f)(struct allocation *a, void *arg), void *arg);
+/* Takes it out of the list and frees it. */
+void memory_remove_allocation(struct allocation *a);
 /* Frees everything of a context that ends. */
 void memory_drop_context(CUcontext context);
 

@@ -146,6 +146,10 @@ static int make_all(const char *root, const struct host_plan *plan)
 	char config[4096], text[512], from[SIM_FULLPATH], to[SIM_FULLPATH];
 	struct utsname u;
 	snprintf(config, sizeof config, "cudasim-host 1\ndriver %s\nmodel %s\n", plan->driver, plan->model);
+	if (plan->peer_limit_mib) {
+		size_t n = strlen(config);
+		snprintf(config + n, sizeof config - n, "peer-limit %llu\n", (unsigned long long)plan->peer_limit_mib << 20);
+	}
 	static const char *const dirs[] = {"dev", "gpu", "procs", "collective", "run"};
 	for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
 		if (make_dir(root, "%s", dirs[i]))

@@ -8,6 +8,7 @@
 struct host_plan {
 	int gpus;
 	uint64_t mib_per_gpu;
+	uint64_t peer_limit_mib; /* 0: as the real driver has it */
 	const char *seed; /* NULL: UUIDs at random */
 	const char *model;
 	const char *driver; /* 580.159.04 */

@@ -155,14 +155,16 @@ static void step_words(uint32_t *w, size_t n)
 		w[i]++;
 }
 
-static CUresult over_words(enum kernel kernel, CUdeviceptr p, uint64_t nwords, uint32_t base)
+static CUresult over_words(CUcontext c, enum kernel kernel, CUdeviceptr p, uint64_t nwords, uint32_t base)
 {
 	struct region region;
 	if (!nwords)
 		return CUDA_SUCCESS;
-	if (nwords > UINT64_MAX / 4 || region_open(&region, p, nwords * 4))
+	CUresult r = nwords > UINT64_MAX / 4 ? CUDA_ERROR_ILLEGAL_ADDRESS : memory_reach(c, p, nwords * 4, true);
+	if (r)
+		return r;
+	if (region_open(&region, p, nwords * 4))
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	CUresult r = CUDA_SUCCESS;
 	uint32_t *buf = malloc(WORDS * 4);
 	if (!buf)
 		r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -200,10 +202,10 @@ EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned 
 			r = stream_spin(stream, param64(params, 0));
 			break;
 		case CW_FILL:
-			r = over_words(CW_FILL, param64(params, 0), param64(params, 1), param32(params, 2) * 2654435761u);
+			r = over_words(c, CW_FILL, param64(params, 0), param64(params, 1), param32(params, 2) * 2654435761u);
 			break;
 		case CW_STEP:
-			r = over_words(CW_STEP, param64(params, 0), param64(params, 1), 0);
+			r = over_words(c, CW_STEP, param64(params, 0), param64(params, 1), 0);
 			break;
 		case CW_COLLECTIVE:
 			r = stream_collective(stream, param64(params, 0), param32(params, 1), param32(params, 2), param64(params, 3));

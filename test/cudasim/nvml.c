@@ -192,6 +192,39 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *out)
 	return NVML_SUCCESS;
 }
 
+/*
+ * ROOT/nvml says what this library does not tell, as the real one does in some
+ * containers and virtual machines: "hide" lists no process, "unknown" lists them
+ * without what they hold, "add M" lists them with so many MiB more, which is what a
+ * context takes on a real GPU.
+ */
+struct view {
+	bool hide, unknown;
+	uint64_t more;
+};
+
+static struct view read_view(void)
+{
+	char path[SIM_FULLPATH], text[64] = "";
+	struct view v = {0};
+	unsigned long mib;
+	host_path(&nvml.host, path, "nvml");
+	if (read_file(path, text, sizeof text) <= 0)
+		return v;
+	text[strcspn(text, "\n")] = 0;
+	if (!text[0])
+		return v;
+	if (!strcmp(text, "hide"))
+		v.hide = true;
+	else if (!strcmp(text, "unknown"))
+		v.unknown = true;
+	else if (sscanf(text, "add %lu", &mib) == 1)
+		v.more = (uint64_t)mib << 20;
+	else
+		sim_log("%s: \"%s\" ignored: want hide, unknown or add MIB", path, text);
+	return v;
+}
+
 /* *count: in, the room in infos; out, the number of processes. */
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count, nvmlProcessInfo_t *infos)
 {
@@ -204,6 +237,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsi
 	int n = account_list(&nvml.host, d->gpu, own_name(), &used, use, MOST);
 	if (n < 0)
 		return NVML_ERROR_UNKNOWN;
+	struct view view = read_view();
+	if (view.hide)
+		n = 0;
 	unsigned room = *count;
 	*count = (unsigned)n;
 	if (room < (unsigned)n)
@@ -211,6 +247,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsi
 	if (n && !infos)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (int i = 0; i < n; i++)
-		infos[i] = (nvmlProcessInfo_t){(unsigned)use[i].pid, use[i].bytes, 0xffffffffu, 0xffffffffu};
+		infos[i] = (nvmlProcessInfo_t){(unsigned)use[i].pid, view.unknown ? ~0ull : use[i].bytes + view.more, 0xffffffffu, 0xffffffffu};
 	return NVML_SUCCESS;
 }

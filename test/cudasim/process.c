@@ -240,3 +240,6 @@ EXPORT CUresult cuInit(unsigned flags)
 
 /* For NVML in the same process, which must not open this process's own name. */
 EXPORT const char *cudasim_process_name(void) { return sim_ready() ? NULL : sim.name; }
+
+/* For the simulated CUPTI. It does not matter that a profiler leaves again. */
+EXPORT void cudasim_profiled(void) { atomic_store(&sim.profiled, true); }

@@ -30,6 +30,8 @@ static void usage(FILE *to)
 	      "                    (default: a new directory below $TMPDIR or /tmp, which is kept)\n"
 	      "  --gpus N          number of GPUs, 1 to 16 (default 1; when joining must agree)\n"
 	      "  --mib-per-gpu M   memory of each GPU in MiB (default 4096; when joining must agree)\n"
+	      "  --peer-limit-mib M  size from which on an allocation that another GPU accesses\n"
+	      "                    does not come back from a checkpoint (default 512, as measured)\n"
 	      "  --uuid-seed S     the same S gives the same UUIDs (default: random)\n"
 	      "  --model NAME      default \"NVIDIA H200\"\n"
 	      "  --driver SERIES   driver to simulate (default: $CUDASIM_DRIVER, else 580)\n", to);
@@ -72,6 +74,8 @@ static void check_joined(const struct sim_host *h, const struct host_plan *asked
 	}
 	if (asked->mib_per_gpu && asked->mib_per_gpu << 20 != h->gpu[0].bytes)
 		die("the host's GPUs have another size than --mib-per-gpu", NULL);
+	if (asked->peer_limit_mib && asked->peer_limit_mib << 20 != h->peer_limit)
+		die("the host has another --peer-limit-mib", NULL);
 	if (asked->driver && strcmp(asked->driver, h->driver))
 		die("the host has another driver", h->driver);
 	if (asked->model && strcmp(asked->model, h->model))
@@ -139,7 +143,7 @@ int main(int argc, char **argv)
 		{"root", required_argument, NULL, 'r'},	 {"gpus", required_argument, NULL, 'g'},
 		{"mib-per-gpu", required_argument, NULL, 'm'}, {"uuid-seed", required_argument, NULL, 's'},
 		{"model", required_argument, NULL, 'n'}, {"driver", required_argument, NULL, 'd'},
-		{"help", no_argument, NULL, 'h'},	 {NULL, 0, NULL, 0},
+		{"peer-limit-mib", required_argument, NULL, 'p'}, {"help", no_argument, NULL, 'h'},	 {NULL, 0, NULL, 0},
 	};
 	struct host_plan asked = {0};
 	const char *root = NULL, *driver = getenv("CUDASIM_DRIVER");
@@ -148,6 +152,7 @@ int main(int argc, char **argv)
 		case 'r': root = optarg; break;
 		case 'g': asked.gpus = (int)number(optarg, "--gpus", SIM_MAX_GPUS); break;
 		case 'm': asked.mib_per_gpu = number(optarg, "--mib-per-gpu", 1u << 30); break;
+		case 'p': asked.peer_limit_mib = number(optarg, "--peer-limit-mib", 1u << 30); break;
 		case 's': asked.seed = optarg; break;
 		case 'n': asked.model = optarg; break;
 		case 'd': driver = optarg; break;

@@ -134,36 +134,45 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 	}
 }
 
-func TestAControlGroupThatIsTooSmall(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-		if _, err := os.Stat(filepath.Join(hierarchy, limitFile)); err != nil {
-			hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
-			controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
-			if err != nil || !strings.Contains(string(controllers), "memory") {
-				t.Skip("this kernel mounts no memory controller in which a group could be made")
-			}
+// memoryGroup moves a job into a memory control group of its own, and returns what
+// writes to its files.
+func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write func(name, text string)) {
+	t.Helper()
+	hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if _, err := os.Stat(filepath.Join(hierarchy, limitFile)); err != nil {
+		hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
+		controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
+		if err != nil || !strings.Contains(string(controllers), "memory") {
+			t.Skip("this kernel mounts no memory controller in which a group could be made")
 		}
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--mib", "64")
-		group := filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
-		if err := os.Mkdir(group, 0o755); err != nil {
+	}
+	dir = filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		job.Kill()
+		testenv.Eventually(t, testenv.Soon, "the group can be removed", func() bool {
+			err := os.Remove(dir)
+			return err == nil || os.IsNotExist(err)
+		})
+	})
+	write = func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			job.Kill()
-			if err := os.Remove(group); err != nil {
-				t.Error(err)
-			}
-		})
-		write := func(name, text string) {
-			t.Helper()
-			if err := os.WriteFile(filepath.Join(group, name), []byte(text), 0); err != nil {
-				t.Fatal(err)
-			}
-		}
+	}
+	write("cgroup.procs", job.Root())
+	return dir, limitFile, write
+}
+
+func TestAControlGroupThatIsTooSmall(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "48M")
-		write("cgroup.procs", job.Root())
 		found := refused(t, host, job, hooks.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
 		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
 			t.Errorf("neither the group nor its limit is named: %v", found)
@@ -172,6 +181,54 @@ func TestAControlGroupThatIsTooSmall(t *testing.T) {
 		host.Restore(host.Dump(job, "--manage-cgroups=ignore"), "--manage-cgroups=ignore")
 		job.Runs()
 	})
+}
+
+// An image on tmpfs is memory of the group of who writes it: beside the staging
+// memory, which is dropped only after all of it was copied, there was no room for it,
+// and the OOM killer came in the middle of the copy.
+func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "176M")
+		// Whatever is started from here on is in the group.
+		inGroup := func(args ...string) *exec.Cmd {
+			return host.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}, args...)...)
+		}
+		disk, memory := t.TempDir(), t.TempDir()
+		testenv.SmallDisk(t, memory, "512m")
+		program := testenv.Artefact(t, "make build", "bin", "cucriu")
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", memory).CombinedOutput(); err == nil || !strings.Contains(string(out), hooks.FindingMemoryCgroup) {
+			t.Fatalf("an image in memory is not counted: %v\n%s", err, out)
+		}
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", disk).CombinedOutput(); keepsOnDisk(t, disk) && err != nil {
+			t.Fatalf("an image on a disk is counted: %v\n%s", err, out)
+		}
+		images := filepath.Join(memory, "images")
+		criu := host.CriuCommand("dump", images, "-t", job.Root(), "--manage-cgroups=ignore")
+		dump := func() error { return inGroup(criu.Args...).Run() }
+		if err := dump(); err == nil {
+			t.Fatal("dumped without the memory for it")
+		}
+		job.Runs()
+		write(limitFile, "512M")
+		if err := dump(); err != nil {
+			t.Fatalf("criu dump with enough memory: %v", err)
+		}
+		host.Restore(images, "--manage-cgroups=ignore")
+		job.Runs()
+	})
+}
+
+// keepsOnDisk reports whether a folder is on a file system that is not in memory.
+func keepsOnDisk(t *testing.T, dir string) bool {
+	t.Helper()
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Type != unix.TMPFS_MAGIC
 }
 
 func TestADiskThatIsTooSmall(t *testing.T) {
@@ -233,6 +290,125 @@ func TestNCCLOverSocketsIsDumped(t *testing.T) {
 			t.Fatalf("found %+v", errs)
 		}
 		host.Restore(host.Dump(job))
+		job.Runs()
+	})
+}
+
+func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
+	for _, driver := range []string{"old", "missing"} {
+		t.Run(driver, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--driver", "550")
+				pid := host.Spawn(t.TempDir(), "/usr/bin/env", "LD_PRELOAD=libcuda.so.1", "/bin/sleep", "1000")
+				testenv.Eventually(t, testenv.Soon, "libcuda is mapped", func() bool {
+					maps, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+					return err == nil && strings.Contains(string(maps), "/550/libcuda.so.1") && strings.Contains(string(maps), "/sleep")
+				})
+				job, finding := host.Start(1), hooks.FindingDriverOld
+				if driver == "missing" {
+					host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
+					finding = hooks.FindingDriverMissing
+				}
+				host.Dump(testenv.JobOf(t, pid))
+				run := host.TryDump(job, t.TempDir()) // of a process that has used it
+				if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+finding) {
+					t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				job.Runs()
+			})
+		})
+	}
+}
+
+// withLibrary starts a job that has an empty library of this name mapped, with a
+// text in it, and the variables in its environment.
+func withLibrary(t *testing.T, host *testenv.Host, name, text string, environment, args []string) *testenv.Job {
+	t.Helper()
+	stub, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(library, append(stub, text...), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, environment), 1, args...)
+}
+
+func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
+	const (
+		name       = "libc10_cuda.so"
+		expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+		newer      = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+	)
+	two := []string{"--gpus", "0,1"}
+	for _, test := range []struct {
+		name    string
+		nvml    string
+		config  string
+		start   func(*testing.T, *testenv.Host) *testenv.Job
+		refused bool
+		remedy  string
+	}{
+		{"two GPUs", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, true, "CUDA_VISIBLE_DEVICES"},
+		{"one GPU of two", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1) }, false, ""},
+		{"little beside the contexts of two GPUs", "add 600", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, false, ""},
+		{"PyTorch", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job { return withLibrary(t, h, name, "", nil, two) }, true, expandable},
+		{"PyTorch with expandable segments", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "", []string{expandable}, two)
+		}, false, ""},
+		{"PyTorch that knows the setting by its new name", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "PYTORCH_ALLOC_CONF", []string{newer}, two)
+		}, false, ""},
+		{"PyTorch that does not", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "PYTORCH_CUDA_ALLOC_CONF", []string{newer}, two)
+		}, true, expandable},
+		{"JAX", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, "xla_cuda_plugin.so", "", nil, two)
+		}, true, "XLA_PYTHON_CLIENT_PREALLOCATE"},
+		{"forced by root's configuration", "add 752", "version: 1\nforce: [peer-memory]\n", func(_ *testing.T, h *testenv.Host) *testenv.Job {
+			return h.Start(1, two...)
+		}, false, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				host.NVML(test.nvml)
+				if test.config != "" {
+					host.Setenv("CUCRIU_CONFIG", host.Config(test.config))
+				}
+				job := test.start(t, host)
+				if test.refused {
+					found := refused(t, host, job, hooks.FindingPeerMemory, t.TempDir())
+					if !strings.Contains(found.Remedy, test.remedy) {
+						t.Errorf("the remedy does not name %s: %v", test.remedy, found)
+					}
+					if out, err := host.Cucriu("suspend", "-p", strconv.Itoa(job.MustStatus(0).PID)); err == nil || !strings.Contains(out, "peer-memory") {
+						t.Errorf("cucriu suspend: %v\n%s", err, out)
+					}
+					job.Runs()
+					return
+				}
+				host.Restore(host.Dump(job))
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestAProcessThatGrowsAfterItWasInspectedIsNotCheckpointed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0,1")
+		host.Faults("lock delay 900ms")
+		dump := make(chan testenv.CriuRun, 1)
+		go func() { dump <- host.TryDump(job, filepath.Join(t.TempDir(), "images")) }()
+		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
+		host.NVML("add 752")
+		if run := <-dump; run.Err == nil || !strings.Contains(run.Log, "it has come since the inspection: peer-memory") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
 		job.Runs()
 	})
 }

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -39,7 +40,7 @@ func (c *cell) run() string {
 	c.since = time.Now()
 	c.host, c.marks = c.world.host.For(c.t), c.t.TempDir()
 	switch {
-	case c.byTest():
+	case c.byTest(), c.moment != nil, c.fault == calledTwice && !c.midStage:
 	case c.fault == deadline && c.slow != nil:
 		c.host.Faults(c.slow...)
 	default:
@@ -48,6 +49,9 @@ func (c *cell) run() string {
 	}
 	if c.fault == deadline {
 		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\ncheckpoint: {timeout: 1s}\nrestore: {timeout: 2s}\n"))
+	}
+	if c.moment != nil {
+		c.host.Faults(c.slow...)
 	}
 	c.runCriu()
 	return c.verdict()
@@ -63,6 +67,14 @@ func (c *cell) runCriu() {
 	case c.scene == goingBack:
 		// criu runs the last script first: the hook has noted nothing yet.
 		scripts = append(scripts, testenv.Script(c.t, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`))
+	}
+	switch {
+	case c.fault == calledTwice:
+		scripts = append(scripts, c.script(c.stage(), "exec "+c.host.HookBin))
+	case c.moment != nil && c.moment.before:
+		scripts = append(scripts, c.script(c.moment.stage, c.atMoment()))
+	case c.moment != nil:
+		scripts = append([]string{c.script(c.moment.stage, c.atMoment())}, scripts...)
 	}
 	cmd := c.host.CriuCommandScripts(verb, c.images, scripts, args...)
 	logs := c.t.TempDir() // the image directory may be full
@@ -122,6 +134,14 @@ func (c *cell) breakCriu(criu *exec.Cmd) {
 		err = takeAllRoom(c.images)
 	case runFull:
 		err = takeAllRoom(c.host.RunDir)
+	case continued:
+		for _, pid := range c.job.PIDs() {
+			err = errors.Join(err, unix.Kill(pid, unix.SIGCONT))
+		}
+	case otherDump:
+		err = c.host.Command(c.neighbours.script).Run()
+	case imagesGone:
+		err = removeAll(c.imageFiles())
 	case targetKilled:
 		err = unix.Kill(c.target, unix.SIGKILL)
 		testenv.Eventually(c.t, testenv.Soon, "the CUDA process has ended", func() bool { return !slices.Contains(c.alive(), c.target) })
@@ -129,6 +149,42 @@ func (c *cell) breakCriu(criu *exec.Cmd) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+}
+
+// script writes an action script that does something at one of criu's stages, and
+// leaves a mark.
+func (c *cell) script(stage, do string) string {
+	return testenv.Script(c.t, fmt.Sprintf("[ \"$CRTOOLS_SCRIPT_ACTION\" = %s ] || exit 0\ntouch '%s'\n%s", stage, filepath.Join(c.marks, scriptMark), do))
+}
+
+// scriptMark is what a script leaves that has been at work.
+const scriptMark = "script"
+
+// atMoment is what a script does for a fault when none of ours is at work.
+func (c *cell) atMoment() string {
+	switch c.fault {
+	case criuKilled:
+		return "kill -KILL $PPID"
+	case continued:
+		return "kill -CONT " + c.pids() + " || true"
+	case imagesGone:
+		return "rm " + c.imageFiles()
+	}
+	return "exec " + c.neighbours.script
+}
+
+// stage is criu's stage that a point of the hook is in.
+func (r row) stage() string {
+	side, step, _ := strings.Cut(r.point, ".")
+	switch {
+	case step == "dumped":
+		return "post-dump"
+	case side == "dump":
+		return "pre-dump"
+	case strings.HasPrefix(step, "back."), step == "close":
+		return "post-resume"
+	}
+	return step
 }
 
 // lease keeps others from opening a file until it is closed.
@@ -155,6 +211,14 @@ func (c *cell) takeLease() *lease {
 func (l *lease) wanted() bool {
 	kind, err := unix.FcntlInt(l.Fd(), unix.F_GETLEASE, 0)
 	return err == nil && kind != unix.F_WRLCK
+}
+
+func removeAll(pattern string) error {
+	files, err := filepath.Glob(pattern)
+	for _, file := range files {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
 }
 
 func takeAllRoom(dir string) error {

@@ -19,12 +19,32 @@ const (
 	allKilled     fault = "all three killed"
 	imagesFull    fault = "image directory full"
 	runFull       fault = "run directory full"
+	continued     fault = "SIGCONT from outside"
+	calledTwice   fault = "the stage called twice"
+	otherDump     fault = "another dump at the same time"
+	imagesGone    fault = "the image's files gone"
 	targetKilled  fault = "one CUDA process killed"
 )
 
 // faults are the columns, in the order in which a row is run: the last one costs
 // the job.
-var faults = []fault{stepFails, deadline, hookKilled, criuKilled, watcherKilled, allKilled, imagesFull, runFull, targetKilled}
+var faults = slices.Concat([]fault{stepFails, deadline, hookKilled, criuKilled, watcherKilled, allKilled, imagesFull, runFull}, later, []fault{targetKilled})
+
+// later are the columns whose faults happen only where a row says so.
+var later = []fault{continued, calledTwice, otherDump, imagesGone}
+
+// harmless reports whether the job fares as if nothing had happened.
+func (r row) harmless(f fault) bool {
+	switch f {
+	case continued, otherDump:
+		return true
+	case calledTwice:
+		return !r.midStage
+	case imagesGone:
+		return r.restores() || r.scene == goingBack
+	}
+	return false
+}
 
 // scene is what goes on around a step.
 type scene int
@@ -43,6 +63,17 @@ func (r row) restores() bool { return r.scene == restoring || r.scene == criuRes
 // byTest reports whether the test makes the fault happen, not the hook.
 func (r row) byTest() bool { return r.scene == criuAtWork || r.scene == criuRestores }
 
+// undisturbed is what becomes of the job when nothing fails.
+func (r row) undisturbed() string {
+	switch {
+	case r.scene == goingBack:
+		return "runs on"
+	case r.restores():
+		return "runs"
+	}
+	return "dumped"
+}
+
 // memory is the device memory of each process, in MiB.
 func (r row) memory() int { return max(2, r.mib) }
 
@@ -51,13 +82,26 @@ type row struct {
 	name  string
 	scene scene
 	point string // of the hook
+	// moment is, in place of a point, when none of ours is at work.
+	moment *moment
+	// midStage says that a second call of the stage comes because the first was
+	// killed at this step; else it comes after the first.
+	midStage bool
 	// mib is the device memory of each process; 0 is as little as will do.
 	mib int
 	// slow are the simulated driver's fault rules that make the step outlast its
 	// deadline. Without them the step is held up as it begins.
 	slow []string
+	// also are the faults among the later columns that happen here.
+	also []fault
 	// without has the note that says why a fault cannot happen here.
 	without map[fault]string
+}
+
+// moment is a moment at a stage of criu's: before it runs the hook, or after.
+type moment struct {
+	stage  string
+	before bool
 }
 
 // Why a cell is empty: the letter and the reason, in the order of the notes.
@@ -70,6 +114,10 @@ const (
 	starting   = "f"
 	notYet     = "g"
 	roomAgain  = "h"
+	notStopped = "i"
+	elsewhere  = "j"
+	noFiles    = "k"
+	complete   = "l"
 )
 
 var notes = [][2]string{
@@ -81,6 +129,10 @@ var notes = [][2]string{
 	{starting, "The hook waits for the watcher; its own end is the row above."},
 	{notYet, "No CUDA process of the job is there: not yet, or criu has ended it."},
 	{roomAgain, "Here the hook removes a file from it, and it is chance whether that makes room enough. The next step is without the memory, too."},
+	{notStopped, "Nothing is stopped: not yet, or not any more."},
+	{elsewhere, "A neighbouring row shows it: the same processes are at work here, and hold the same."},
+	{noFiles, "The files are not there yet, or are not needed any more."},
+	{complete, "The image is complete, and criu ends the job: whoever removes it now removes the job."},
 }
 
 // lacks makes the map of a row's empty cells: pairs of a note and its faults.
@@ -98,62 +150,101 @@ func lacks(of ...any) map[fault]string {
 	return without
 }
 
-var rows = slices.Concat(
+// lacksAllBut is for a row that is about the later columns, and few of the others.
+func lacksAllBut(these ...fault) map[fault]string {
+	without := make(map[fault]string)
+	for _, f := range faults {
+		if !slices.Contains(these, f) && !slices.Contains(later, f) {
+			without[f] = elsewhere
+		}
+	}
+	return without
+}
+
+// rows are the steps.
+var rows = fill(slices.Concat(
 	[]row{
-		{name: "inspect", point: "dump.inspect", without: lacks(noSession, watcherKilled, allKilled)},
+		{name: "inspect", point: "dump.inspect", also: []fault{otherDump}, without: lacks(noSession, watcherKilled, allKilled)},
 		{name: "watch", point: "dump.watch", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled)},
 		{name: "watch: files made", point: "dump.created", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled)},
 		{name: "watch: the watcher starts", point: "dump.watcher", without: lacks(starting, hookKilled, allKilled)},
-		{name: "lock", point: "dump.lock", slow: []string{"lock delay 3s"}},
+		{name: "lock", point: "dump.lock", slow: []string{"lock delay 3s"}, midStage: true, also: []fault{calledTwice, otherDump, imagesGone}},
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
-		{name: "trace", point: "dump.trace", without: lacks(noDeadline, deadline)},
-		{name: "checkpoint", point: "dump.checkpoint", slow: []string{"checkpoint delay 3s"}},
-		{name: "checkpoint: memory made ready", point: "dump.prefault", mib: 20},
-		{name: "checkpoint: in the middle of the copy", point: "dump.copying", mib: 4},
-		{name: "checkpoint: on the way to the disk", point: "dump.syncing"},
-		{name: "release", point: "dump.release", without: lacks(noDeadline, deadline)},
-		{name: "copy", point: "dump.copy", without: lacks(noDeadline, deadline)},
-		{name: "drop", point: "dump.drop", without: lacks(noDeadline, deadline)},
-		{name: "drop: noted", point: "dump.noted", without: lacks(roomAgain, runFull)},
-		{name: "drop: half done", point: "dump.dropping", without: lacks(roomAgain, runFull)},
-		{name: "drop: inaccessible", point: "dump.inaccessible", without: lacks(roomAgain, runFull)},
-		{name: "freeze", point: "dump.freeze", without: lacks(noDeadline, deadline)},
-		{name: "manifest", point: "dump.manifest", without: lacks(noDeadline, deadline)},
-		{name: "dumping", point: "dump.dumping", without: lacks(noDeadline, deadline)},
-		{name: "criu at work", scene: criuAtWork, without: lacks(noDeadline, deadline, noHook, hookKilled)},
-		{name: "post-dump", point: "dump.post-dump", without: lacks(noDeadline, deadline)},
-		{name: "dumped", point: "dump.dumped", without: lacks(noDeadline, deadline)},
-		{name: "close, by the watcher", point: "dump.close", without: lacks(noDeadline, deadline, watcherHas, hookKilled, criuKilled, allKilled, noImages, imagesFull, notYet, targetKilled)},
+		{name: "park", point: "dump.park", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "trace", point: "dump.trace", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "checkpoint", point: "dump.checkpoint", slow: []string{"checkpoint delay 3s"}, midStage: true, also: []fault{continued, calledTwice, otherDump}},
+		{name: "checkpoint: memory made ready", point: "dump.prefault", mib: 20, also: []fault{continued}},
+		{name: "checkpoint: in the middle of the copy", point: "dump.copying", mib: 4, also: []fault{continued, imagesGone}},
+		{name: "checkpoint: on the way to the disk", point: "dump.syncing", also: []fault{continued}},
+		{name: "release", point: "dump.release", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "copy", point: "dump.copy", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "drop", point: "dump.drop", also: []fault{continued, imagesGone}, without: lacks(noDeadline, deadline)},
+		{name: "drop: noted", point: "dump.noted", also: []fault{continued}, without: lacks(roomAgain, runFull)},
+		{name: "drop: half done", point: "dump.dropping", midStage: true, also: []fault{continued, calledTwice, imagesGone}, without: lacks(roomAgain, runFull)},
+		{name: "drop: inaccessible", point: "dump.inaccessible", also: []fault{continued}, without: lacks(roomAgain, runFull)},
+		{name: "freeze", point: "dump.freeze", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "manifest", point: "dump.manifest", also: []fault{continued, imagesGone}, without: lacks(noDeadline, deadline)},
+		{name: "dumping", point: "dump.dumping", also: []fault{continued, calledTwice, otherDump, imagesGone}, without: lacks(noDeadline, deadline)},
+		{name: "criu at work", scene: criuAtWork, also: []fault{continued, otherDump, imagesGone}, without: lacks(noDeadline, deadline, noHook, hookKilled, calledTwice)},
+		{name: "post-dump", point: "dump.post-dump", also: []fault{continued, otherDump, imagesGone}, without: lacks(noDeadline, deadline)},
+		{name: "dumped", point: "dump.dumped", also: []fault{continued, calledTwice}, without: lacks(noDeadline, deadline, complete, imagesGone)},
+		{name: "close, by the watcher", point: "dump.close", also: []fault{otherDump}, without: lacks(noDeadline, deadline, watcherHas, hookKilled, criuKilled, allKilled, calledTwice, noImages, imagesFull, notYet, targetKilled, complete, imagesGone)},
 	},
-	back("watcher: ", "dump.back.", goingBack, lacks(watcherHas, hookKilled, criuKilled, allKilled, noImages, imagesFull)),
-	[]row{{name: "watcher: close", scene: goingBack, point: "dump.close", without: lacks(noDeadline, deadline, watcherHas, hookKilled, criuKilled, allKilled, noImages, imagesFull)}},
+	back("watcher: ", "dump.back.", goingBack, lacks(watcherHas, hookKilled, criuKilled, allKilled, calledTwice, noImages, imagesFull)),
+	[]row{{name: "watcher: close", scene: goingBack, point: "dump.close", without: lacks(noDeadline, deadline, watcherHas, hookKilled, criuKilled, allKilled, calledTwice, noImages, imagesFull)}},
 	[]row{
-		{name: "pre-restore", scene: restoring, point: "restore.pre-restore", without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled, noImages, imagesFull, notYet, targetKilled)},
-		{name: "pre-restore: the watcher starts", scene: restoring, point: "restore.watcher", without: lacks(starting, hookKilled, allKilled, noImages, imagesFull, notYet, targetKilled)},
-		{name: "criu restoring", scene: criuRestores, without: lacks(noDeadline, deadline, noHook, hookKilled, noImages, imagesFull)},
-		{name: "post-restore", scene: restoring, point: "restore.post-restore", without: lacks(noDeadline, deadline, noImages, imagesFull)},
-		{name: "pre-resume", scene: restoring, point: "restore.pre-resume", without: lacks(noDeadline, deadline, noImages, imagesFull)},
-		{name: "post-resume", scene: restoring, point: "restore.post-resume", without: lacks(noDeadline, deadline, noImages, imagesFull)},
+		{name: "pre-restore", scene: restoring, point: "restore.pre-restore", also: []fault{calledTwice, otherDump, imagesGone}, without: lacks(noDeadline, deadline, noSession, watcherKilled, allKilled, noImages, imagesFull, notYet, continued, targetKilled)},
+		{name: "pre-restore: the watcher starts", scene: restoring, point: "restore.watcher", also: []fault{imagesGone}, without: lacks(starting, hookKilled, allKilled, noImages, imagesFull, notYet, continued, targetKilled)},
+		{name: "criu restoring", scene: criuRestores, also: []fault{continued, otherDump, imagesGone}, without: lacks(noDeadline, deadline, noHook, hookKilled, calledTwice, noImages, imagesFull)},
+		{name: "post-restore", scene: restoring, point: "restore.post-restore", also: []fault{continued, calledTwice, otherDump}, without: lacks(noDeadline, deadline, noImages, imagesFull)},
+		{name: "pre-resume", scene: restoring, point: "restore.pre-resume", also: []fault{continued, calledTwice, otherDump}, without: lacks(noDeadline, deadline, noImages, imagesFull)},
+		{name: "criu lets go", scene: restoring, moment: &moment{stage: "pre-resume"}, also: []fault{continued, otherDump}, without: lacksAllBut(criuKilled)},
+		{
+			name: "criu has let go", scene: restoring, moment: &moment{stage: "post-resume", before: true}, also: []fault{continued, otherDump, imagesGone},
+			slow: []string{"restore delay 2s comm cudawork"}, without: lacksAllBut(criuKilled),
+		},
+		{name: "post-resume", scene: restoring, point: "restore.post-resume", also: []fault{continued, otherDump, imagesGone}, without: lacks(noDeadline, deadline, noImages, imagesFull)},
 	},
 	back("post-resume: ", "restore.back.", restoring, lacks(noImages, imagesFull)),
-	[]row{{name: "post-resume: close", scene: restoring, point: "restore.close", without: lacks(noDeadline, deadline, noImages, imagesFull)}},
-)
+	[]row{{name: "post-resume: close", scene: restoring, point: "restore.close", also: []fault{calledTwice, otherDump}, without: lacks(noDeadline, deadline, noImages, imagesFull)}},
+))
+
+// fill notes why the cells of the later columns are empty that no row asks for.
+func fill(rows []row) []row {
+	for i, r := range rows {
+		rows[i].without = maps.Clone(r.without)
+		if r.without == nil {
+			rows[i].without = make(map[fault]string)
+		}
+		for f, note := range map[fault]string{continued: notStopped, calledTwice: elsewhere, otherDump: elsewhere, imagesGone: noFiles} {
+			if r.without[f] == "" && !slices.Contains(r.also, f) {
+				rows[i].without[f] = note
+			}
+		}
+	}
+	return rows
+}
 
 // back are the steps of the way back.
 func back(prefix, point string, scene scene, without map[fault]string) []row {
 	var rows []row
-	for _, step := range []struct{ name, slow string }{
-		{"stop", ""},
-		{"fill", ""},
-		{"trace", ""},
-		{"free memory", ""},
-		{"restore", "restore delay 5s times 2"},
-		{"release", ""},
-		{"continue", ""},
-		{"unlock", "unlock delay 5s times 2"},
-		{"others", ""},
+	for _, step := range []struct {
+		name, slow string
+		also       []fault
+	}{
+		{"stop", "", []fault{continued, otherDump, imagesGone}},
+		{"park", "", []fault{continued}},
+		{"fill", "", []fault{continued, imagesGone}},
+		{"trace", "", []fault{continued}},
+		{"free memory", "", []fault{continued}},
+		{"restore", "restore delay 5s times 2", []fault{continued, calledTwice, otherDump}},
+		{"release", "", []fault{continued}},
+		{"unpark", "", []fault{continued}},
+		{"continue", "", []fault{continued}},
+		{"unlock", "unlock delay 5s times 2", []fault{calledTwice, otherDump}},
+		{"others", "", nil},
 	} {
-		r := row{name: prefix + step.name, scene: scene, point: point + step.name, without: without}
+		r := row{name: prefix + step.name, scene: scene, point: point + step.name, midStage: true, also: step.also, without: without}
 		if step.slow != "" {
 			r.slow = []string{step.slow}
 		}
@@ -166,6 +257,7 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 		r.name, r.point, r.mib = prefix+"in the middle of the fill", strings.TrimSuffix(point, "back.")+"filling", 4
 		rows = append(rows, r)
 		r.name, r.point, r.mib, r.without = prefix+"filled", point+"filled", 0, maps.Clone(without)
+		r.also = []fault{continued}
 		r.without[deadline] = noDeadline
 		rows = append(rows, r)
 	}
@@ -180,6 +272,8 @@ func (r row) actions(f fault, w *world) string {
 		return "kill"
 	case f == deadline:
 		return "hang"
+	case f == otherDump:
+		return "run " + w.neighbours.script
 	}
 	return map[fault]string{
 		stepFails:     "error",
@@ -189,6 +283,9 @@ func (r row) actions(f fault, w *world) string {
 		allKilled:     "kill-watcher+kill-criu+kill",
 		imagesFull:    "fill " + w.images,
 		runFull:       "fill " + w.host.RunDir,
+		continued:     "continue " + w.pids(),
+		calledTwice:   "kill", // if the first call is to end in the middle
+		imagesGone:    "remove " + w.imageFiles(),
 		targetKilled:  fmt.Sprintf("kill %d", w.target),
 	}[f]
 }

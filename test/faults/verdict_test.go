@@ -70,7 +70,11 @@ func (c *cell) verdict() string {
 	case wasOpen:
 		outcome += " after recover"
 	}
+	if c.harmless(c.fault) && outcome != c.undisturbed() {
+		c.t.Errorf("%s, and the job: %s; want: %s", c.fault, outcome, c.undisturbed())
+	}
 	c.whole(now)
+	c.neighbours.check(c.t)
 	return outcome
 }
 
@@ -85,7 +89,7 @@ func (c *cell) explain() {
 	}
 	c.t.Logf("watcher: %s", c.watcherLogs())
 	for _, program := range []string{c.work, c.criu, c.world.host.HookBin} {
-		c.t.Logf("%s: processes %v", filepath.Base(program), running(program))
+		c.t.Logf("%s: processes %v", filepath.Base(program), testenv.Running(program))
 	}
 }
 
@@ -106,7 +110,17 @@ func (c *cell) happened() {
 }
 
 // fired reports whether the hook has come by the failpoint, if there is one.
-func (c *cell) fired() bool { return testenv.Exists(filepath.Join(c.marks, c.point)) }
+func (c *cell) fired() bool {
+	byHook := testenv.Exists(filepath.Join(c.marks, c.point))
+	byScript := testenv.Exists(filepath.Join(c.marks, scriptMark))
+	switch {
+	case c.moment != nil, c.fault == calledTwice && !c.midStage:
+		return byScript
+	case c.fault == calledTwice:
+		return byHook && byScript
+	}
+	return byHook
+}
 
 func (c *cell) watcherLogs() string {
 	files, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "watcher.log"))
@@ -120,9 +134,11 @@ func (c *cell) watcherLogs() string {
 	return logs.String()
 }
 
-// sessions lists those that the cell has made.
+// sessions lists those that the cell has made of its own job.
 func (c *cell) sessions() []*hooks.Session {
-	return slices.DeleteFunc(c.world.host.Sessions(), func(s *hooks.Session) bool { return s.Created.Before(c.since) })
+	return slices.DeleteFunc(c.world.host.Sessions(), func(s *hooks.Session) bool {
+		return s.Created.Before(c.since) || c.neighbours.owns(s)
+	})
 }
 
 // survivors is the number of CUDA processes that are expected of a living job.
@@ -137,7 +153,7 @@ func (c *cell) survivors() int {
 func (c *cell) state() state {
 	c.t.Helper()
 	switch n := len(c.alive()); {
-	case n == 0 && len(notEnding(running(c.criu))) == 0: // what criu creates is criu at first
+	case n == 0 && len(testenv.NotEnding(testenv.Running(c.criu))) == 0: // what criu creates is criu at first
 		return gone
 	case n < 1+c.survivors():
 		return parts
@@ -211,7 +227,7 @@ func (c *cell) restore() int {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool { return len(running(c.work))+len(running(c.criu)) == 0 })
+	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool { return len(testenv.Running(c.work))+len(testenv.Running(c.criu)) == 0 })
 	if c.image != nil {
 		c.image.Close()
 	}
@@ -252,21 +268,22 @@ func (c *cell) whole(now state) {
 		c.t.Error("a journal is open in the end")
 	}
 	c.tidy(now)
-	if left := slices.Concat(running(c.world.host.HookBin), running(c.criu)); len(left) > 0 {
+	if left := slices.Concat(testenv.Running(c.world.host.HookBin), testenv.Running(c.criu)); len(left) > 0 {
 		c.t.Errorf("processes %v are left", left)
 	}
 }
 
-// tidy fails the test if something of the fast lane is left of what is over: the
-// registers of borrowed threads, or the memory in a dump that failed.
+// tidy fails the test if something is left of what is over: the registers of
+// borrowed or parked threads, or the memory in a dump that failed.
 func (c *cell) tidy(now state) {
 	c.t.Helper()
 	left, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "threads-*"))
 	sessions := c.sessions()
 	complete := len(sessions) > 0 && sessions[len(sessions)-1].Step == "dumped" // before it failed
-	if !c.restores() && now == runs && !complete {
+	if len(sessions) > 0 && !c.restores() && now == runs && !complete {
 		files, _ := filepath.Glob(filepath.Join(c.images, "cucriu-pages-*"))
-		left = append(left, files...)
+		parked, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", sessions[len(sessions)-1].Name(), "parked-*"))
+		left = slices.Concat(left, files, parked)
 	}
 	if len(left) > 0 {
 		c.t.Errorf("left behind: %v", left)

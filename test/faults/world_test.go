@@ -1,8 +1,6 @@
 package faults
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
@@ -31,6 +28,9 @@ type world struct {
 	files  string // and of the job's files as they were then, which criu expects to find
 	job    *testenv.Job
 	target int // the pid of the CUDA process that is killed
+	// neighbours are other jobs of the host, which somebody dumps at the same time;
+	// nil if no cell of the row needs them.
+	neighbours *neighbours
 }
 
 func newWorld(t *testing.T, r row) *world {
@@ -39,7 +39,11 @@ func newWorld(t *testing.T, r row) *world {
 	// what its restore takes while it runs.
 	const context, margin = 1, 16
 	room := 2*(r.memory()+context+margin) + 2
-	w := &world{host: testenv.NewHost(t, 1, "--mib-per-gpu", strconv.Itoa(room)), criu: testenv.Criu(t)}
+	gpus := 1
+	if r.without[otherDump] == "" {
+		gpus = 2 // the second one for the neighbours
+	}
+	w := &world{host: testenv.NewHost(t, gpus, "--mib-per-gpu", strconv.Itoa(room)), criu: testenv.Criu(t)}
 	w.host.HookBin = testenv.Artefact(t, "make build", "build", "test", "cucriu-hook")
 	w.work = testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	w.driver = w.host.Driver()
@@ -47,6 +51,9 @@ func newWorld(t *testing.T, r row) *world {
 	testenv.SmallDisk(t, w.images, "128m")
 	testenv.SmallDisk(t, w.host.RunDir, "4m")
 	t.Cleanup(func() { w.clear(t) })
+	if gpus > 1 {
+		w.neighbours = newNeighbours(t, w.host)
+	}
 	return w
 }
 
@@ -79,6 +86,18 @@ func (w *world) begin(t *testing.T, r row) {
 	}
 	w.copy(t, w.good, w.images)
 }
+
+// pids lists the processes of the job, as arguments.
+func (w *world) pids() string {
+	var pids []string
+	for _, pid := range w.job.PIDs() {
+		pids = append(pids, strconv.Itoa(pid))
+	}
+	return strings.Join(pids, " ")
+}
+
+// imageFiles is a pattern of what the hook has written into the image directory.
+func (w *world) imageFiles() string { return filepath.Join(w.images, "cucriu*") }
 
 // awaitGPU waits until what was killed holds no memory of the GPU any more.
 func (w *world) awaitGPU(t *testing.T) {
@@ -144,7 +163,7 @@ func (w *world) open() bool {
 func (w *world) atRest(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, 2*testenv.Soon, "hook, watcher and criu have ended", func() bool {
-		return len(running(w.host.HookBin)) == 0 && len(running(w.criu)) == 0
+		return len(testenv.Running(w.host.HookBin)) == 0 && len(testenv.Running(w.criu)) == 0
 	})
 }
 
@@ -153,72 +172,23 @@ func (w *world) atRest(t *testing.T) {
 func (w *world) clear(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Soon, "what is left of the cell has ended", func() bool {
-		left := slices.Concat(running(w.host.HookBin), running(w.criu), running(w.work))
+		left := slices.Concat(testenv.Running(w.host.HookBin), testenv.Running(w.criu), testenv.Running(w.work))
 		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		return len(left) == 0
 	})
 	w.job = nil
+	w.neighbours.free()
 	w.makeRoom(t)
 	w.empty(t, filepath.Join(w.host.RunDir, "sessions"))
 }
 
-// running lists the processes in this pid namespace that run a program, those
-// included that are just ending and may still hold a lock.
-func running(program string) []int {
-	name := filepath.Base(program)
-	files, _ := filepath.Glob("/proc/[0-9]*/comm")
-	var pids []int
-	for _, file := range files {
-		if comm, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(comm)) == name {
-			pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
 // alive lists the processes of the job that have not ended and are not ending.
-func (w *world) alive() []int { return notEnding(running(w.work)) }
-
-func notEnding(pids []int) []int {
-	return slices.DeleteFunc(pids, func(pid int) bool {
-		process, err := criuutil.OpenProcess(pid)
-		if err != nil {
-			return true
-		}
-		defer process.Close()
-		return process.Exiting()
-	})
-}
+func (w *world) alive() []int { return testenv.NotEnding(testenv.Running(w.work)) }
 
 // held says what keeps a thread of the job from running; empty if nothing does.
 func (w *world) held(t *testing.T) string {
 	t.Helper()
-	for _, pid := range w.alive() {
-		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		for _, task := range tasks {
-			data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
-			for line := range strings.Lines(string(data)) {
-				if strings.HasPrefix(line, "State:\tT") || strings.HasPrefix(line, "State:\tt") ||
-					strings.HasPrefix(line, "TracerPid:") && line != "TracerPid:\t0\n" {
-					return fmt.Sprintf("thread %s of process %d: %s", task.Name(), pid, strings.TrimSpace(line))
-				}
-			}
-		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Soon)
-	defer cancel()
-	for _, pid := range w.alive() {
-		driver := w.driver.Process(pid)
-		if _, err := driver.RestoreThreadID(ctx); err != nil {
-			continue // the parent has no CUDA
-		}
-		state, err := driver.State(ctx)
-		if err == nil && state != cudackpt.StateRunning || ctx.Err() != nil {
-			return fmt.Sprintf("process %d is %v (%v)", pid, state, err)
-		}
-	}
-	return ""
+	return testenv.Held(t, w.driver, w.alive())
 }

@@ -6,12 +6,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "files.h"
 #include "kernels.h"
 #include "report.h"
@@ -26,6 +26,7 @@ static struct {
 	int nthreads;
 	pid_t child;
 	uint32_t *pinned;
+	enum pinned how;
 } run;
 
 static void start(void *(*fn)(void *), void *arg)
@@ -55,10 +56,7 @@ void companions_fork_child(void)
 		die(EXIT_USAGE, "--fork-child: cannot fork");
 	if (run.child)
 		return;
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	while (getppid() == parent)
-		pause();
-	_exit(0);
+	child_wait(parent);
 }
 
 void companions_io_uring(void)
@@ -201,12 +199,22 @@ static void *pinned_thread(void *arg)
 	return NULL;
 }
 
-uint32_t *companions_pin(struct gpu *g)
+uint32_t *companions_pin(struct gpu *g, enum pinned how)
 {
-	need(cu.MemAllocHost, "cuMemAllocHost_v2", "--pinned");
-	need(cu.MemFreeHost, "cuMemFreeHost", "--pinned");
 	gpu_use(g);
-	must(cu.MemAllocHost((void **)&run.pinned, PINNED_BYTES), "cuMemAllocHost for --pinned");
+	if (how == PINNED_REGISTERED) {
+		need(cu.MemHostRegister, "cuMemHostRegister_v2", "--registered");
+		need(cu.MemHostUnregister, "cuMemHostUnregister", "--registered");
+		run.pinned = aligned_alloc(1u << 16, PINNED_BYTES);
+		if (!run.pinned)
+			die(EXIT_USAGE, "out of host memory");
+		must(cu.MemHostRegister(run.pinned, PINNED_BYTES, 0), "cuMemHostRegister for --registered");
+	} else {
+		need(cu.MemAllocHost, "cuMemAllocHost_v2", "--pinned");
+		need(cu.MemFreeHost, "cuMemFreeHost", "--pinned");
+		must(cu.MemAllocHost((void **)&run.pinned, PINNED_BYTES), "cuMemAllocHost for --pinned");
+	}
+	run.how = how;
 	for (size_t i = 0; i < PINNED_WORDS; i++)
 		run.pinned[i] = pattern_word(PINNED_SEED, i);
 	start(pinned_thread, run.pinned);
@@ -222,6 +230,8 @@ void companions_end(void)
 		kill(run.child, SIGKILL);
 		waitpid(run.child, NULL, 0);
 	}
-	if (run.pinned)
+	if (run.how == PINNED_REGISTERED)
+		must(cu.MemHostUnregister(run.pinned), "cuMemHostUnregister");
+	else if (run.pinned)
 		must(cu.MemFreeHost(run.pinned), "cuMemFreeHost");
 }

@@ -12,7 +12,7 @@
 
 /*
  * A child forked without exec: it keeps the driver's descriptors and mappings and has
- * no CUDA of its own, as a data loader's workers do. It only waits, and dies with us.
+ * no CUDA of its own, as a data loader's workers do. It waits (see child.h), and dies with us.
  * To be called while the process has no threads of its own.
  */
 void companions_fork_child(void);
@@ -33,7 +33,7 @@ void companions_burn(long n);
  * Pinned host memory of gpus[0] that a thread compares over and over. Returns scratch
  * space in the same allocation, for reading the GPU back by way of pinned memory.
  */
-uint32_t *companions_pin(struct gpu *g);
+uint32_t *companions_pin(struct gpu *g, enum pinned how);
 
 /* Ends the child and the threads; afterwards no thread is inside the driver. */
 void companions_end(void);

@@ -17,6 +17,35 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle;
+typedef struct { char reserved[64]; } CUipcEventHandle;
+typedef unsigned long long CUmemHandle; /* CUmemGenericAllocationHandle */
+typedef struct CUmemPool_st *CUmempool;
+typedef struct {
+	int type, id;
+} CUmemLocation;
+typedef struct {
+	int type;
+	int handle_types; /* that it can be exported as */
+	CUmemLocation location;
+	void *windows;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+} CUmemProp; /* CUmemAllocationProp */
+typedef struct {
+	CUmemLocation location;
+	int flags;
+} CUmemAccess; /* CUmemAccessDesc */
+typedef struct {
+	int type;
+	int handle_types;
+	CUmemLocation location;
+	void *windows;
+	size_t most;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmempoolProps;
+_Static_assert(sizeof(CUmemProp) == 32 && sizeof(CUmemAccess) == 12 && sizeof(CUmempoolProps) == 88, "as cuda.h has them");
 
 enum {
 	CUDA_SUCCESS = 0,
@@ -27,7 +56,14 @@ enum {
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_MEM_ATTACH_GLOBAL = 1,
+	CU_EVENT_INTERPROCESS = 4,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+	CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 };
 
 /*
@@ -57,6 +93,24 @@ enum {
 	X(MemAllocManaged, "cuMemAllocManaged", 1, (CUdeviceptr *ptr, size_t bytes, unsigned flags)) \
 	X(MemAllocHost, "cuMemAllocHost_v2", 1, (void **ptr, size_t bytes)) \
 	X(MemFreeHost, "cuMemFreeHost", 1, (void *ptr)) \
+	X(MemHostRegister, "cuMemHostRegister_v2", 1, (void *ptr, size_t bytes, unsigned flags)) \
+	X(MemHostUnregister, "cuMemHostUnregister", 1, (void *ptr)) \
+	X(MemAddressReserve, "cuMemAddressReserve", 1, (CUdeviceptr *ptr, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags)) \
+	X(MemAddressFree, "cuMemAddressFree", 1, (CUdeviceptr ptr, size_t bytes)) \
+	X(MemCreate, "cuMemCreate", 1, (CUmemHandle *handle, size_t bytes, const CUmemProp *prop, unsigned long long flags)) \
+	X(MemRelease, "cuMemRelease", 1, (CUmemHandle handle)) \
+	X(MemMap, "cuMemMap", 1, (CUdeviceptr ptr, size_t bytes, size_t offset, CUmemHandle handle, unsigned long long flags)) \
+	X(MemUnmap, "cuMemUnmap", 1, (CUdeviceptr ptr, size_t bytes)) \
+	X(MemSetAccess, "cuMemSetAccess", 1, (CUdeviceptr ptr, size_t bytes, const CUmemAccess *access, size_t n)) \
+	X(MemExport, "cuMemExportToShareableHandle", 1, (void *out, CUmemHandle handle, int type, unsigned long long flags)) \
+	X(MempoolCreate, "cuMemPoolCreate", 1, (CUmempool *pool, const CUmempoolProps *props)) \
+	X(MempoolDestroy, "cuMemPoolDestroy", 1, (CUmempool pool)) \
+	X(MempoolSetAccess, "cuMemPoolSetAccess", 1, (CUmempool pool, const CUmemAccess *access, size_t n)) \
+	X(MemAllocFromPool, "cuMemAllocFromPoolAsync", 1, (CUdeviceptr *ptr, size_t bytes, CUmempool pool, CUstream stream)) \
+	X(MemFreeAsync, "cuMemFreeAsync", 1, (CUdeviceptr ptr, CUstream stream)) \
+	X(DeviceCanAccessPeer, "cuDeviceCanAccessPeer", 1, (int *can, CUdevice dev, CUdevice peer)) \
+	X(CtxEnablePeerAccess, "cuCtxEnablePeerAccess", 1, (CUcontext peer, unsigned flags)) \
+	X(CtxDisablePeerAccess, "cuCtxDisablePeerAccess", 1, (CUcontext peer)) \
 	X(StreamCreate, "cuStreamCreate", 0, (CUstream *stream, unsigned flags)) \
 	X(StreamSynchronize, "cuStreamSynchronize", 0, (CUstream stream)) \
 	X(StreamQuery, "cuStreamQuery", 1, (CUstream stream)) \
@@ -65,6 +119,7 @@ enum {
 	X(EventSynchronize, "cuEventSynchronize", 1, (CUevent event)) \
 	X(EventQuery, "cuEventQuery", 1, (CUevent event)) \
 	X(IpcGetMemHandle, "cuIpcGetMemHandle", 1, (CUipcMemHandle *handle, CUdeviceptr ptr)) \
+	X(IpcGetEventHandle, "cuIpcGetEventHandle", 1, (CUipcEventHandle *handle, CUevent event)) \
 	X(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", 1, (CUdeviceptr *ptr, CUipcMemHandle handle, unsigned flags)) \
 	X(IpcCloseMemHandle, "cuIpcCloseMemHandle", 1, (CUdeviceptr ptr))
 

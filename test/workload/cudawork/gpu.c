@@ -31,12 +31,12 @@ static CUfunction collective_entry(void)
 	return fn;
 }
 
-void gpu_open(struct gpu *g, int ordinal, int with_collective)
+void gpu_open(struct gpu *g, int ordinal, int with_collective, struct memory memory)
 {
 	CUmodule mod;
 	int count = 0;
 
-	*g = (struct gpu){.ordinal = ordinal};
+	*g = (struct gpu){.ordinal = ordinal, .memory = memory};
 	must(cu.DeviceGetCount(&count), "cuDeviceGetCount");
 	if (ordinal >= count)
 		die(EXIT_CUDA, "GPU %d: the driver shows %d GPUs (see --gpus)", ordinal, count);
@@ -50,13 +50,15 @@ void gpu_open(struct gpu *g, int ordinal, int with_collective)
 	if (with_collective)
 		g->collective = collective_entry();
 	must(cu.StreamCreate(&g->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate on GPU %d", ordinal);
+	memory_open(g);
 }
 
 void gpu_close(struct gpu *g)
 {
 	gpu_use(g);
 	for (int i = 0; i < g->nbuffers; i++)
-		must(cu.MemFree(g->buffers[i].ptr), "cuMemFree on GPU %d", g->ordinal);
+		memory_free(g, &g->buffers[i]);
+	memory_close(g);
 	/* Takes the module and all streams and events with it. */
 	must(cu.PrimaryCtxRelease(g->dev), "cuDevicePrimaryCtxRelease on GPU %d", g->ordinal);
 }
@@ -90,10 +92,7 @@ static struct buffer *add(struct gpu *g, struct buffer b)
 
 static struct buffer *add_device(struct gpu *g, struct buffer b)
 {
-	uint64_t bytes = b.nwords * sizeof(uint32_t);
-
-	must(cu.MemAlloc(&b.ptr, bytes), "cuMemAlloc of %llu MiB on GPU %d",
-	     (unsigned long long)bytes >> 20, g->ordinal);
+	memory_take(g, &b);
 	return add(g, b);
 }
 
@@ -113,7 +112,7 @@ void gpu_add_flat(struct gpu *g, uint64_t bytes, unsigned char value)
 		.nwords = bytes / sizeof(uint32_t), .seed = value * 0x01010101u, .still = 1, .flat = 1, .kind = "flat",
 	};
 
-	must(cu.MemAlloc(&b.ptr, bytes), "cuMemAlloc of %llu MiB on GPU %d", (unsigned long long)bytes >> 20, g->ordinal);
+	memory_take(g, &b);
 	must(cu.MemsetD8(b.ptr, value, bytes), "cuMemsetD8 on GPU %d", g->ordinal);
 	g->buffers[g->nbuffers++] = b;
 }
@@ -135,7 +134,7 @@ void gpu_submit_busy(struct gpu *g, long ms)
 	launch(g, g->spin, "cw_spin", 1, params);
 }
 
-void gpu_submit_step(struct gpu *g)
+void gpu_submit_step(struct gpu *g, struct gpu *by)
 {
 	for (int i = 0; i < g->nbuffers; i++) {
 		struct buffer *b = &g->buffers[i];
@@ -143,7 +142,7 @@ void gpu_submit_step(struct gpu *g)
 
 		if (b->still)
 			continue;
-		launch(g, g->step, "cw_step", b->nwords, params);
+		launch(by, by->step, "cw_step", b->nwords, params);
 	}
 }
 

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "driver.h"
+#include "memory.h"
 
 /*
  * Device or managed memory whose content is known at every tick: word[i] == pattern_word(seed, i) + steps, or without
@@ -12,6 +13,8 @@
  */
 struct buffer {
 	CUdeviceptr ptr;
+	uint64_t reserved; /* bytes of addresses, if of virtual memory management */
+	int pooled;
 	uint64_t nwords;
 	uint32_t seed;
 	int still;        /* never written after it was filled */
@@ -19,7 +22,7 @@ struct buffer {
 	const char *kind; /* "device", "ballast", "flat" or "managed", for messages */
 };
 
-#define MAX_BUFFERS 5
+#define MAX_BUFFERS 32
 
 struct gpu {
 	int ordinal;
@@ -28,12 +31,13 @@ struct gpu {
 	CUstream stream; /* non-blocking: the spin threads' streams never wait for it */
 	CUfunction spin, fill, step;
 	CUfunction collective; /* NULL unless asked for */
+	struct memory memory;  /* where device memory comes from */
 	struct buffer buffers[MAX_BUFFERS];
 	int nbuffers;
 };
 
 /* All of these end the process on a CUDA error. gpu_open leaves the GPU's context current. */
-void gpu_open(struct gpu *g, int ordinal, int with_collective);
+void gpu_open(struct gpu *g, int ordinal, int with_collective, struct memory memory);
 void gpu_close(struct gpu *g);
 void gpu_use(const struct gpu *g);
 struct buffer *gpu_add_buffer(struct gpu *g, uint64_t bytes, uint32_t seed);
@@ -43,7 +47,7 @@ struct buffer *gpu_add_managed(struct gpu *g, uint64_t bytes, uint32_t seed);
 
 /* These submit work to the GPU's stream and do not wait. */
 void gpu_submit_busy(struct gpu *g, long ms);
-void gpu_submit_step(struct gpu *g);
+void gpu_submit_step(struct gpu *g, struct gpu *by); /* by's stream and kernel, g's memory */
 void gpu_submit_collective(struct gpu *g, uint64_t group, uint32_t rank, uint32_t size, uint64_t generation);
 void gpu_submit_hour(struct gpu *g); /* to a stream of its own */
 void gpu_wait(struct gpu *g);
@@ -57,7 +61,7 @@ struct tally {
 	uint64_t words, bad;
 };
 
-/* Compares every word of every buffer. */
+/* Compares every word of every buffer, read by the current context. */
 struct tally gpu_check_all(struct gpu *g, uint64_t steps);
 
 /* What the driver calls this GPU now: after a restore it can be another one. */

@@ -91,3 +91,17 @@ void ipc_disconnect(const struct role *r, struct gpu *g)
 		}
 	}
 }
+
+void ipc_take_handles(struct gpu *g)
+{
+	CUipcMemHandle memory;
+	CUipcEventHandle handle;
+	CUevent event;
+
+	need(cu.IpcGetMemHandle, "cuIpcGetMemHandle", "--ipc-handles");
+	need(cu.IpcGetEventHandle, "cuIpcGetEventHandle", "--ipc-handles");
+	gpu_use(g);
+	must(cu.IpcGetMemHandle(&memory, g->buffers[0].ptr), "cuIpcGetMemHandle on GPU %d", g->ordinal);
+	must(cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS), "cuEventCreate on GPU %d", g->ordinal);
+	must(cu.IpcGetEventHandle(&handle, event), "cuIpcGetEventHandle on GPU %d", g->ordinal);
+}

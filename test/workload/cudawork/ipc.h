@@ -21,4 +21,7 @@ void ipc_disconnect(const struct role *r, struct gpu *g);
 #define IPC_HANDLE "ipc-handle"
 #define IPC_UNMAPPED "ipc-unmapped"
 
+/* Takes handles that nobody opens. */
+void ipc_take_handles(struct gpu *g);
+
 #endif

@@ -14,8 +14,14 @@ static const char usage[] =
 	"  --gpus 0,1      GPUs to use, by ordinal (default 0)\n"
 	"  --mib M         device memory on each GPU, in MiB (default 8)\n"
 	"  --ballast M     so much more, in MiB, that is filled once and never changed\n"
+	"  --ballast-pieces N  the same N times, each an allocation of its own (at most 16)\n"
 	"  --zeros M       so much more, in MiB, that is 0 and never changed\n"
 	"  --flat M        so much more, in MiB, of one byte that is not 0\n"
+	"  --memory KIND   where device memory comes from: alloc (cuMemAlloc, the default), vmm,\n"
+	"                  vmm-fd, vmm-fd-closed, vmm-rdma, host-numa, pool or pool-fd\n"
+	"  --handle-mib M  with vmm: physical handles of this size, in one reservation\n"
+	"  --peer WHO      which GPUs access the next one's memory: none, one or both\n"
+	"  --peer-later    but not before DIR/peer says on\n"
 	"  --tick-ms MS    pause between ticks (default 10)\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
@@ -25,7 +31,11 @@ static const char usage[] =
 	"  --managed       1 MiB of managed memory\n"
 	"  --mlock         all memory locked, now and later (mlockall)\n"
 	"  --pinned        pinned host memory, checked all the time by a CPU thread\n"
-	"  --fork-child    a child forked after cuInit that only waits\n"
+	"  --registered    the same with host memory that is registered instead\n"
+	"  --ipc-handles   IPC handles of memory and an event are taken, and never opened\n"
+	"  --profiler WHEN a subscriber of CUPTI: none, on or ended\n"
+	"  --fork-child    a child forked after cuInit that only waits. At SIGUSR1 it gives up\n"
+	"                  the driver's descriptors and mappings, at SIGUSR2 it exits\n"
 	"  --io-uring      an open io_uring\n"
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
 	"  --ranks N       the same with a collective in each tick (simulated driver only)\n"
@@ -42,6 +52,9 @@ static const char *const spin_names[] = {
 	[SPIN_STREAM_QUERY] = "stream-query",
 	[SPIN_EVENT_QUERY] = "event-query",
 };
+
+static const char *const peer_names[] = {[PEERS_NONE] = "none", [PEERS_ONE] = "one", [PEERS_BOTH] = "both"};
+static const char *const profiler_names[] = {[PROFILER_NONE] = "none", [PROFILER_ON] = "on", [PROFILER_ENDED] = "ended"};
 
 static long number(const char *option, const char *text, long min, long max)
 {
@@ -76,17 +89,19 @@ static void parse_gpus(struct options *o, const char *list)
 		die(EXIT_USAGE, "--gpus: the list is empty");
 }
 
-static enum spin parse_spin(const char *name)
+static int parse_name(const char *option, const char *name, const char *const *names, int n)
 {
-	for (size_t i = 0; i < sizeof(spin_names) / sizeof(spin_names[0]); i++)
-		if (!strcmp(name, spin_names[i]))
+	for (int i = 0; i < n; i++)
+		if (!strcmp(name, names[i]))
 			return i;
-	die(EXIT_USAGE, "--spin %s: no such mode (cudawork --help lists them)", name);
+	die(EXIT_USAGE, "--%s %s: no such thing (cudawork --help lists them)", option, name);
 }
+#define NAMED(option, names) parse_name(option, optarg, names, sizeof(names) / sizeof(names[0]))
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP };
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
+	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER, LATER };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -94,10 +109,13 @@ struct options options_parse(int argc, char **argv)
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
-		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD}, {"burn", 1, 0, BURN},
-		{"hog-rank", 1, 0, HOG_RANK}, {"help", 0, 0, HELP}, {0, 0, 0, 0},
+		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
+		{"hog-rank", 1, 0, HOG_RANK}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
+		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
+		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
+		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {0, 0, 0, 0},
 	};
-	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .hog_rank = -1};
+	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .ballast_pieces = 1, .hog_rank = -1};
 	int c;
 
 	while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -112,10 +130,10 @@ struct options options_parse(int argc, char **argv)
 		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
 		case BURN: o.burn = number("burn", optarg, 0, 1000); break;
-		case SPIN: o.spin = parse_spin(optarg); break;
+		case SPIN: o.spin = NAMED("spin", spin_names); break;
 		case MANAGED: o.managed = 1; break;
 		case MLOCK: o.mlock = 1; break;
-		case PINNED: o.pinned = 1; break;
+		case PINNED: o.pinned = PINNED_ALLOCATED; break;
 		case FORK_CHILD: o.fork_child = 1; break;
 		case IO_URING: o.io_uring = 1; break;
 		case IPC: o.ipc = 1; break;
@@ -123,6 +141,14 @@ struct options options_parse(int argc, char **argv)
 		case PROCS: o.procs = number("procs", optarg, 1, MAX_PROCS); break;
 		case AHEAD: o.ahead = 1; break;
 		case HOG_RANK: o.hog_rank = number("hog-rank", optarg, 0, MAX_PROCS - 1); break;
+		case PIECES: o.ballast_pieces = number("ballast-pieces", optarg, 1, 16); break;
+		case MEMORY: o.memory.kind = NAMED("memory", memory_names); break;
+		case HANDLE: o.memory.handle_bytes = (uint64_t)number("handle-mib", optarg, 2, 1 << 20) << 20; break;
+		case PEER: o.peers = NAMED("peer", peer_names); break;
+		case LATER: o.peers_later = 1; break;
+		case REGISTERED: o.pinned = PINNED_REGISTERED; break;
+		case IPC_HANDLES: o.ipc_handles = 1; break;
+		case PROFILER: o.profiler = NAMED("profiler", profiler_names); break;
 		case HELP: fputs(usage, stdout); exit(EXIT_GOOD);
 		default: fputs(usage, stderr); exit(EXIT_USAGE);
 		}

@@ -2,6 +2,10 @@
 #ifndef CUDAWORK_OPTIONS_H
 #define CUDAWORK_OPTIONS_H
 
+#include "memory.h"
+#include "peers.h"
+#include "profiler.h"
+
 #define MAX_GPUS 16
 #define MAX_PROCS 64
 
@@ -15,19 +19,32 @@ enum spin {
 	SPIN_EVENT_QUERY,
 };
 
+/* Host memory that is checked all the time. */
+enum pinned {
+	PINNED_NONE,
+	PINNED_ALLOCATED,
+	PINNED_REGISTERED,
+};
+
 struct options {
 	const char *dir;
 	int gpus[MAX_GPUS]; /* ordinals of cuDeviceGet */
 	int ngpus;
 	long mib;     /* of device memory on each GPU */
 	long ballast_mib; /* more on each GPU that no tick touches */
+	long ballast_pieces; /* that there are of it */
 	long zeros_mib, flat_mib; /* the same: all bytes 0, or another */
 	long tick_ms; /* pause between ticks */
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
 	long burn;    /* more of them, that never pause */
 	enum spin spin;
-	int managed, mlock, pinned, fork_child, io_uring;
+	struct memory memory;
+	enum peers peers;
+	int peers_later;
+	enum profiler profiler;
+	enum pinned pinned;
+	int managed, mlock, fork_child, io_uring, ipc_handles;
 	/* At most one of these three is set. */
 	int ipc;
 	int ranks;

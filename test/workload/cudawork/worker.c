@@ -8,6 +8,8 @@
 #include "companions.h"
 #include "gpu.h"
 #include "ipc.h"
+#include "peers.h"
+#include "profiler.h"
 #include "report.h"
 
 #define MANAGED_BYTES (1u << 20) /* kept small: too much managed memory can hang a real GPU */
@@ -29,19 +31,21 @@ static void set_up(struct worker *w)
 	uint32_t seed = 1 + 100 * w->role->rank;
 
 	driver_open();
+	profiler_attach(o->profiler);
 	w->ngpus = o->ngpus;
 	for (int i = 0; i < w->ngpus; i++) {
 		struct gpu *g = &w->gpus[i];
 
-		gpu_open(g, o->gpus[i], w->role->part == RANK);
+		gpu_open(g, o->gpus[i], w->role->part == RANK, o->memory);
 		gpu_add_buffer(g, (uint64_t)o->mib << 20, seed + i);
-		if (o->ballast_mib)
+		for (int k = 0; o->ballast_mib && k < o->ballast_pieces; k++)
 			gpu_add_ballast(g, (uint64_t)o->ballast_mib << 20, seed + 70 + i);
 		if (o->zeros_mib)
 			gpu_add_flat(g, (uint64_t)o->zeros_mib << 20, 0);
 		if (o->flat_mib)
 			gpu_add_flat(g, (uint64_t)o->flat_mib << 20, 0x5a);
 	}
+	peers_connect(w->gpus, w->ngpus, o->peers, !o->peers_later);
 	gpu_use(&w->gpus[0]);
 	if (o->managed)
 		gpu_add_managed(&w->gpus[0], MANAGED_BYTES, seed + 50);
@@ -52,7 +56,9 @@ static void set_up(struct worker *w)
 		companions_io_uring();
 	if (w->role->rank == o->hog_rank)
 		gpu_submit_hour(&w->gpus[0]);
-	w->scratch = o->pinned ? companions_pin(&w->gpus[0]) : pageable;
+	if (o->ipc_handles)
+		ipc_take_handles(&w->gpus[0]);
+	w->scratch = o->pinned ? companions_pin(&w->gpus[0], o->pinned) : pageable;
 	ipc_connect(w->role, &w->gpus[0]);
 	companions_spin(w->gpus, w->ngpus, o->spin);
 	companions_count(o->threads);
@@ -84,12 +90,15 @@ static void tick(struct worker *w)
 	const struct role *r = w->role;
 
 	for (int i = 0; i < w->ngpus; i++) {
-		struct gpu *g = &w->gpus[i];
+		struct gpu *g = &w->gpus[i], *by;
 
 		gpu_use(g);
 		if (w->options->busy_ms)
 			gpu_submit_busy(g, w->options->busy_ms);
-		gpu_submit_step(g);
+		by = peers_stepper(w->gpus, w->ngpus, i, w->ticks);
+		gpu_use(by);
+		gpu_submit_step(g, by);
+		gpu_use(g);
 		if (r->part == RANK)
 			gpu_submit_collective(g, r->group, r->rank, r->size, w->ticks + 1);
 	}
@@ -155,13 +164,18 @@ static void answer_check(struct worker *w)
 	if (!file_exists(w->role->dir, "check"))
 		return;
 	for (int i = 0; i < w->ngpus; i++) {
-		struct tally t;
+		struct gpu *by[] = {&w->gpus[i], peers_of(w->gpus, w->ngpus, i)};
 
-		gpu_use(&w->gpus[i]);
-		gpu_wait(&w->gpus[i]);
-		t = gpu_check_all(&w->gpus[i], w->ticks);
-		all.words += t.words;
-		all.bad += t.bad;
+		/* By way of each context that can reach it. */
+		for (int k = 0; k < 2 && by[k]; k++) {
+			struct tally t;
+
+			gpu_use(by[k]);
+			gpu_wait(by[k]);
+			t = gpu_check_all(&w->gpus[i], w->ticks);
+			all.words += t.words;
+			all.bad += t.bad;
+		}
 	}
 	n = snprintf(text, sizeof(text), "{\"tick\":%llu,\"bad\":%llu,\"words\":%llu}\n", (unsigned long long)w->ticks,
 		     (unsigned long long)all.bad, (unsigned long long)all.words);
@@ -189,6 +203,7 @@ int worker_run(const struct options *o, const struct role *r)
 		tick(&w);
 		write_status(&w);
 		answer_check(&w);
+		peers_answer(r, w.gpus, w.ngpus);
 		pause_after_tick(&w);
 	}
 	tear_down(&w);

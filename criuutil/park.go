@@ -1,0 +1,206 @@
+package criuutil
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Parked are threads that wait in the kernel instead of running their program:
+// what each of them needs to go on.
+//
+// A stop alone does not hold a process: anybody's SIGCONT ends it. A parked
+// thread that is continued enters an endless futex(2) wait, with all of its signals
+// blocked, and runs not one instruction of its program. Nobody has to stay for that:
+// its registers and its signal mask are all that is changed, so it stays parked
+// whoever is killed, while another tracer comes and goes, and through criu's dump and
+// restore.
+type Parked struct {
+	savedThreads
+	// Arch is the architecture that the registers are of, in Go's words.
+	Arch string `json:"arch"`
+}
+
+// Park parks the threads of a process, but for those in except. What they need to
+// go on is written into the file saved first, for [Unpark]; it must not exist yet.
+// See [Borrow] for what the process must be like; it need not be stopped.
+//
+// It fails with [ErrGone] if the process has ended. A failed Park changes nothing,
+// unless the file exists: then Unpark puts it right.
+func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
+	return park(ctx, pid, except, saved, func(string) {})
+}
+
+// park tells at of the points at which it matters what a death leaves behind.
+func park(ctx context.Context, pid int, except []int, saved string, at func(string)) (Parked, error) {
+	process, err := OpenProcess(pid)
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	defer process.Close()
+	tids, err := threadsBut(pid, except)
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	l, err := startTaking(process, tids, saved, findParkingInstruction, at)
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	err = l.do(func() error {
+		defer func() { l.over = true }()
+		if err := l.takeEvery(ctx, process, except); err != nil {
+			return err
+		}
+		return l.park(process)
+	})
+	<-l.done
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	return Parked{savedThreads: l.savedThreads(), Arch: runtime.GOARCH}, nil
+}
+
+// takeEvery is take for every thread of a process that may run, and make more.
+func (l *loan) takeEvery(ctx context.Context, process *Process, except []int) error {
+	for found := l.threads; len(found) > 0; {
+		if err := l.seizeAll(found); err != nil {
+			return err
+		}
+		if err := l.hold(ctx); err != nil {
+			l.letGo()
+			return err
+		}
+		known := slices.Clone(except)
+		l.threads = slices.DeleteFunc(l.threads, func(t *borrowedThread) bool { return t.state == ended })
+		for _, t := range l.threads {
+			known = append(known, t.TID)
+		}
+		tids, err := threadsBut(l.pid, known)
+		if err != nil {
+			l.letGo()
+			return err
+		}
+		found = nil
+		for _, tid := range tids {
+			found = append(found, &borrowedThread{savedThread: savedThread{TID: tid}})
+		}
+		l.threads = append(l.threads, found...)
+	}
+	l.at("seized")
+	return l.keep(process)
+}
+
+func threadsBut(pid int, except []int) ([]int, error) {
+	tids, err := Threads(pid)
+	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) }), err
+}
+
+// park points every thread at the wait, and lets go of it.
+func (l *loan) park(process *Process) error {
+	const privateWait = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+	// The word that is waited for is code: nobody changes it or wakes who waits.
+	word := l.instruction &^ 3
+	var value uint32
+	if err := process.ReadMemory(bytesOf(&value), word); err != nil {
+		return errors.Join(err, l.putBack())
+	}
+	for _, t := range l.threads {
+		regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, word, privateWait, uint64(value))
+		regs.setArgument(3, 0) // no time limit
+		if err := regs.write(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {
+			return errors.Join(fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err), l.putBack())
+		}
+		l.at("parked")
+	}
+	l.letGo()
+	return nil
+}
+
+// Unpark gives the threads in the file saved their own registers and signal
+// masks again, whether or not the process is stopped, and removes the file: as
+// soon as the process is continued, they go on. It may be cut off and called again,
+// and nothing is to be done if there is no such file.
+func Unpark(ctx context.Context, saved string) error { return ReturnBorrowed(ctx, saved) }
+
+// IsParked reports whether a file says that the threads of a process are parked.
+func IsParked(saved string) (bool, error) {
+	_, err := os.Lstat(saved)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// ForImage returns what a dump's image needs: the threads by their ids in the
+// innermost pid namespace, and the process, too: what criu's images know them by.
+func (p Parked) ForImage() (Parked, error) {
+	threads := slices.Clone(p.Threads)
+	for i, t := range threads {
+		status, err := ReadStatus(t.TID)
+		if err != nil {
+			return Parked{}, err
+		}
+		threads[i].TID, threads[i].StartTime = status.ImagePID(), 0
+	}
+	status, err := ReadStatus(p.PID)
+	p.PID, p.Threads = status.ImagePID(), threads
+	return p, err
+}
+
+// Validate refuses what no dump on this architecture can have written.
+func (p Parked) Validate() error {
+	const most = 1 << 17 // threads
+	switch {
+	case p.Arch != runtime.GOARCH:
+		return fmt.Errorf("its threads are of architecture %q, and this is %s", p.Arch, runtime.GOARCH)
+	case p.PID <= 0 || p.Instruction == 0 || len(p.Threads) == 0 || len(p.Threads) > most:
+		return errors.New("its parked threads are not complete")
+	}
+	for _, t := range p.Threads {
+		if t.TID <= 0 {
+			return fmt.Errorf("a parked thread has the id %d", t.TID)
+		}
+	}
+	return nil
+}
+
+// Restored writes the file by which [Unpark] finds the parked threads of an image
+// in the process that criu has restored from it.
+func (p Parked) Restored(process *Process, saved string) error {
+	tids, err := Threads(process.PID)
+	if err != nil {
+		return err
+	}
+	byImage := make(map[int]savedThread)
+	for _, t := range p.Threads {
+		byImage[t.TID] = t
+	}
+	restored := savedThreads{PID: process.PID, Instruction: p.Instruction}
+	for _, tid := range tids {
+		status, err := ReadStatus(tid)
+		if err != nil {
+			return err
+		}
+		t, parked := byImage[status.ImagePID()]
+		if !parked {
+			continue
+		}
+		stat, err := threadStat(process.PID, tid)
+		if err != nil {
+			return err
+		}
+		t.TID, t.StartTime = tid, uint64(stat.Starttime)
+		t.Registers.restartAfterRestore()
+		restored.Threads = append(restored.Threads, t)
+	}
+	if len(restored.Threads) != len(p.Threads) {
+		return fmt.Errorf("%v has %d of the %d threads that the image says are parked", process, len(restored.Threads), len(p.Threads))
+	}
+	return restored.write(saved)
+}

@@ -1,0 +1,196 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+)
+
+// A dump claims its image directory before it touches anything: two that write into
+// one would each remove or replace the other's files, and both jobs would be ended.
+// The claim is a lock on the directory, so it holds across run directories and pid
+// namespaces, too. It is on criu's own descriptor and lasts as long as criu has that;
+// the watcher shares it, for as long as the job may be brought back from the files.
+
+// claim claims the image directory. If an earlier dump of the same tree still has
+// it, and this is not the last chance, it leaves that for later, when that is over.
+func (d *dump) claim(ctx context.Context, last bool) error {
+	if d.claimed != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	dir, err := d.criu.ShareImageDir(d.imageDir)
+	if err != nil {
+		d.Log.Debug("criu's descriptor of the image directory cannot be shared", "error", err)
+		if dir, err = os.Open(d.imageDir); err != nil {
+			return fmt.Errorf("image directory: %w", err)
+		}
+	}
+	for {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err == nil:
+			d.claimed = dir
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			d.Log.Debug("the file system of the image directory has no locks: the journals alone tell of another dump into it", "error", err)
+			d.claimed = dir
+			return nil
+		}
+		again, err := d.claimedByOther(ctx, dir, last)
+		if again {
+			continue
+		}
+		if err != nil || d.claimed == nil {
+			dir.Close()
+		}
+		return err
+	}
+}
+
+// claimedByOther says what to do about a directory that somebody else has claimed:
+// try again, or fail, or neither.
+func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (again bool, err error) {
+	info, err := dir.Stat()
+	if err != nil {
+		return false, err
+	}
+	sessions, err := sessionsInto(d.Config.RunDir, info)
+	if err != nil {
+		return false, err
+	}
+	tree, err := membersOfTree(d.root)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range sessions {
+		switch {
+		case s.Outcome != "":
+			// A watcher whose session is over is about to end.
+			if ended, err := s.awaitWatcher(ctx); err != nil || ended {
+				return ended, err
+			}
+		case !last && (s.Criu == d.criu.Ident || s.shares(tree)):
+			return false, nil
+		default:
+			return false, s.claimConflict()
+		}
+	}
+	if heldByAncestor(d.criu.PID, info) { // as by flock(1)
+		d.claimed = dir
+		return false, nil
+	}
+	return false, fmt.Errorf("image directory %s is in use by another dump, or locked by another program: nothing was touched; dump into another directory", d.imagePathOr(dir))
+}
+
+func (d *dump) imagePathOr(dir *os.File) string {
+	if path, err := d.stage.imagePath(); err == nil {
+		return path
+	}
+	return dir.Name()
+}
+
+func (s *Session) claimConflict() error {
+	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, step %s): nothing was touched; dump into another directory, "+
+		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.Step)
+}
+
+// sessionsInto lists the dumps into a directory.
+func sessionsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
+	all, err := Sessions(runDir)
+	if err != nil {
+		return nil, err
+	}
+	var into []*Session
+	for _, s := range all {
+		if s.Kind != KindDump {
+			continue
+		}
+		if info, err := os.Stat(s.ImageDir); err == nil && os.SameFile(info, dir) {
+			into = append(into, s)
+		}
+	}
+	return into, nil
+}
+
+// awaitWatcher waits for the end of the session's watcher, and reports whether there
+// was one to wait for.
+func (s *Session) awaitWatcher(ctx context.Context) (bool, error) {
+	if s.Watcher == nil {
+		return false, nil
+	}
+	watcher, err := criuutil.Reopen(*s.Watcher)
+	if errors.Is(err, criuutil.ErrGone) || errors.Is(err, criuutil.ErrElsewhere) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer watcher.Close()
+	if err := watcher.WaitExit(ctx); err != nil {
+		return false, fmt.Errorf("the watcher of an earlier dump into the same image directory does not end: %w", err)
+	}
+	return true, nil
+}
+
+// shares reports whether one of the processes is in the session.
+func (s *Session) shares(members []Member) bool {
+	for _, member := range s.Members {
+		for _, other := range members {
+			if member.Ident == other.Ident {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// heldByAncestor reports whether an ancestor of a process has locked a directory:
+// it has done so for what it then started.
+func heldByAncestor(pid int, dir os.FileInfo) bool {
+	for pid > 1 {
+		status, err := criuutil.ReadStatus(pid)
+		if err != nil {
+			return false
+		}
+		pid = status.PPID
+		open := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+		entries, err := os.ReadDir(open)
+		if err != nil {
+			continue
+		}
+		for _, entry := range entries {
+			info, err := os.Stat(filepath.Join(open, entry.Name()))
+			if err != nil || !os.SameFile(info, dir) {
+				continue
+			}
+			data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", entry.Name()))
+			if err == nil && strings.Contains(string(data), "FLOCK") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isClaimed reports whether a dump that lives has claimed a directory, in whatever
+// pid namespace.
+func isClaimed(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+}

@@ -1,0 +1,30 @@
+package hooks
+
+import (
+	"context"
+
+	"cucriu/criuutil"
+)
+
+// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu
+// where the kernel cannot drop locked memory: before 5.18. It must be known before
+// the journal says that memory is dropped, and before the first range is.
+func (d *dump) leaveLocked(ctx context.Context) error {
+	if err := failpoint(ctx, d.session, "dump.drop-locked"); err == nil && criuutil.CanDropLocked() {
+		return nil
+	}
+	for _, t := range d.inLane() {
+		locked, err := criuutil.LockedMemory(t.PID)
+		if err != nil {
+			return err
+		}
+		if locked == 0 {
+			continue
+		}
+		d.Log.Warn("the process locks its memory, and this kernel (before 5.18) cannot drop that: criu writes its GPU state", "pid", t.PID)
+		if err := d.leaveToCriu(t); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package hooks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"cucriu/criuutil"
+)
+
+// criu may call the hook twice at a stage: two of its configuration files name it,
+// or criu is older than 4.2, which reads a file that comes over RPC twice (runc.conf
+// and crun.conf do). The second call would undo what the first has done, or find in
+// its way what the first has left. So it does nothing, and ends as the first did.
+
+// stageCall is the call of a stage by a criu that was the last to begin. It is
+// written down because most of what criu calls the hook for has no session.
+type stageCall struct {
+	Criu   criuutil.Ident `json:"criu"`
+	Action string         `json:"action"`
+	Root   string         `json:"root"`
+	// Marked says that criu's request is marked, which tells it from the next one.
+	Marked   bool   `json:"marked"`
+	ImageDir FileID `json:"image_dir"`
+	Ended    bool   `json:"ended"`
+	Error    string `json:"error,omitempty"`
+}
+
+// beginsRequest reports whether the stage is criu's first of a request.
+func beginsRequest(action string) bool { return action == "pre-dump" || action == "pre-restore" }
+
+// once does a stage of this criu once.
+func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do func(context.Context, *criuutil.Criu, Stage) error) error {
+	path, err := h.stageFile(criu.Ident)
+	if err != nil {
+		return do(ctx, criu, stage) // who needs the run directory says what is wrong with it
+	}
+	call := stageCall{Criu: criu.Ident, Action: stage.Action, Root: stage.InitPID}
+	if info, err := os.Stat(stage.ImageDir); err == nil {
+		call.ImageDir = identify(info)
+	}
+	before := readStageCall(path)
+	again := before != nil && before.Criu == call.Criu && before.Action == call.Action
+	if beginsRequest(stage.Action) {
+		marked, err := markRequest(criu, stage)
+		call.Marked = err == nil
+		// One criu may serve several requests, one after the other.
+		if again && before.Marked && call.Marked {
+			again = marked
+		} else if again {
+			again = before.Root == call.Root && before.ImageDir == call.ImageDir
+		}
+	}
+	switch {
+	case again && before.Ended && before.Error == "":
+		h.Log.Info("criu calls the hook a second time at this stage, where there is nothing left to do: it is named twice in criu's configuration, or criu is older than 4.2")
+		return nil
+	case again && before.Ended:
+		return errors.New(before.Error)
+	case again && slices.Contains([]string{"pre-dump", "post-dump", "pre-restore"}, stage.Action):
+		return fmt.Errorf("the first call of the hook at stage %s was cut off", stage.Action)
+	}
+	h.write(path, call)
+	err = do(ctx, criu, stage)
+	call.Ended = true
+	if err != nil {
+		call.Error = err.Error()
+	}
+	h.write(path, call)
+	return err
+}
+
+func markRequest(criu *criuutil.Criu, stage Stage) (marked bool, err error) {
+	dir, err := criu.ShareImageDir(stage.ImageDir)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	return criuutil.MarkRequest(dir)
+}
+
+// stageFile is where the last call by a criu is written down. What criu processes
+// have left that are gone is removed.
+func (h *Hook) stageFile(criu criuutil.Ident) (string, error) {
+	if _, err := sessionsDir(h.Config.RunDir); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(h.Config.RunDir, "stages")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("run directory: %w", err)
+	}
+	own := filepath.Join(dir, fmt.Sprintf("%d-%d-%d.json", criu.PIDNamespace, criu.PID, criu.StartTime))
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		return "", err
+	}
+	for _, file := range files {
+		if file != own && isStale(file) {
+			_ = os.Remove(file)
+		}
+	}
+	return own, nil
+}
+
+// isStale reports whether a criu is gone that has called the hook. Of one in another
+// pid namespace it is taken for granted after a day.
+func isStale(file string) bool {
+	if call := readStageCall(file); call != nil {
+		process, err := criuutil.Reopen(call.Criu)
+		if err == nil {
+			process.Close()
+			return false
+		}
+		if errors.Is(err, criuutil.ErrGone) {
+			return true
+		}
+	}
+	info, err := os.Stat(file)
+	return err == nil && time.Since(info.ModTime()) > 24*time.Hour
+}
+
+// readStageCall reads a call, nil if there is none that can be read.
+func readStageCall(path string) *stageCall {
+	data, err := os.ReadFile(path)
+	call := new(stageCall)
+	if err != nil || json.Unmarshal(data, call) != nil {
+		return nil
+	}
+	return call
+}
+
+// write writes a call down for those of the same criu. It need not be durable: the
+// host's end is criu's, too. Without it the hook does what it would do at first.
+func (h *Hook) write(path string, call stageCall) {
+	data, err := json.Marshal(call)
+	if err == nil {
+		err = os.WriteFile(path+".new", data, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		_ = os.Remove(path)
+		h.Log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be known", "error", err)
+	}
+}

@@ -1,0 +1,195 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"cucriu/criuutil"
+)
+
+// A stop does not hold a checkpointed job: anybody's SIGCONT ends it (a logout,
+// timeout(1), systemd, scancel), and a thread that then synchronizes with the GPU
+// dies. So every thread of the tree is parked in the stop, before the first
+// checkpoint, and gets its own registers again after the last restore: see
+// [criuutil.Parked]. What they need is in the session's directory and, for a
+// restore, in the manifest.
+//
+// The restore threads are not parked. They wait for the driver's commands, and
+// run nothing of the job.
+
+// parkedFile keeps what the parked threads of a process need.
+func (s *Session) parkedFile(pid int) string {
+	return filepath.Join(s.dir, "parked-"+strconv.Itoa(pid)+".json")
+}
+
+// park parks a process, but for the threads in except.
+func (s *Session) park(ctx context.Context, process *criuutil.Process, except ...int) (*criuutil.Parked, error) {
+	for {
+		parked, err := criuutil.Park(ctx, process.PID, except, s.parkedFile(process.PID))
+		if err == nil {
+			return &parked, nil
+		}
+		// A thread that ended while all were taken hold of.
+		if !errors.Is(err, criuutil.ErrGone) || !process.Alive() || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// park parks the whole tree. A process that cannot be parked (by this kernel or
+// architecture, or because the run directory is full) is held by its stop alone.
+func (d *dump) park(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	err := parallel(d.targets, func(t *target) error {
+		tid, err := t.cuda.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		t.parked, err = d.session.park(ctx, t.Process, tid)
+		return d.parkedOrStopped(ctx, t.Process, err)
+	})
+	if err != nil {
+		return err
+	}
+	for _, other := range d.others {
+		status, err := criuutil.ReadStatus(other.PID)
+		if err == nil && status.Seccomp {
+			continue // its filter might kill it for the wait; and it may run without harm
+		}
+		var parked *criuutil.Parked
+		if err == nil {
+			parked, err = d.session.park(ctx, other)
+		}
+		if parked != nil {
+			d.parkedOthers = append(d.parkedOthers, *parked)
+		}
+		if err := d.parkedOrStopped(ctx, other, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *dump) parkedOrStopped(ctx context.Context, process *criuutil.Process, err error) error {
+	if err == nil || errors.Is(err, criuutil.ErrGone) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	d.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
+	return nil
+}
+
+// requireHeld fails if a process that is not parked does not stand still any more:
+// with its GPU state out it would die.
+func (t *target) requireHeld() error {
+	if t.parked != nil {
+		return nil
+	}
+	stopped, err := criuutil.Stopped(t.PID)
+	if err == nil && !stopped {
+		err = fmt.Errorf("%v runs again, somebody has sent it SIGCONT: %w", t.Process, criuutil.ErrNotStopped)
+	}
+	return err
+}
+
+// park parks the processes that are not parked yet: those of an image that was made
+// without, or that somebody else has checkpointed.
+func (b *bringUp) park(ctx context.Context) error {
+	return b.parallel(func(t *target) error {
+		parked, err := criuutil.IsParked(b.parkedFile(t.PID))
+		if err != nil || parked {
+			return err
+		}
+		tid, err := t.cuda.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err := b.Session.park(ctx, t.Process, tid); err != nil && ctx.Err() == nil {
+			b.hook.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
+		}
+		return ctx.Err()
+	})
+}
+
+// unpark gives the threads their own registers again. Nothing is checkpointed any
+// more, so that they may be continued from here on.
+func (b *bringUp) unpark(ctx context.Context) error {
+	pids := pidsOf(b.all)
+	for _, other := range b.Others {
+		pids = append(pids, other.PID)
+	}
+	for _, pid := range pids {
+		if parked, err := criuutil.IsParked(b.parkedFile(pid)); err != nil || !parked {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		// A thread in a frozen group of cgroup v1 cannot be traced.
+		if err := thaw(ctx, pid); err != nil {
+			return err
+		}
+		if err := criuutil.Unpark(ctx, b.parkedFile(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parkedForImage is what the manifest says of the parked threads.
+func (d *dump) parkedForImage() ([]criuutil.Parked, error) {
+	all := d.parkedOthers
+	for _, t := range d.targets {
+		if t.parked != nil {
+			all = append(all, *t.parked)
+		}
+	}
+	for i := range all {
+		var err error
+		if all[i], err = all[i].ForImage(); err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// noteParked notes the parked threads of the processes that criu has restored.
+func (s *Session) noteParked(byImagePID map[int][]int) error {
+	for _, parked := range s.Manifest.Parked {
+		pids := byImagePID[parked.PID]
+		if len(pids) != 1 {
+			return fmt.Errorf("process %d of the manifest is found %d times in the restored tree", parked.PID, len(pids))
+		}
+		process, err := criuutil.OpenProcess(pids[0])
+		if err != nil {
+			return err
+		}
+		err = parked.Restored(process, s.parkedFile(process.PID))
+		process.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// thaw thaws whatever keeps a process frozen.
+func thaw(ctx context.Context, pid int) error {
+	frozen, err := criuutil.FrozenBy(pid)
+	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		return err
+	}
+	for _, freezer := range frozen {
+		if err := freezer.Thaw(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,94 @@
+package hooks
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/procfs"
+
+	"cucriu/cudackpt"
+)
+
+func TestPeerFindings(t *testing.T) {
+	a, b := cudackpt.UUID{1}, cudackpt.UUID{2}
+	const large, least, little = 2 << 30, 512 << 20, 512<<20 - 1
+	on := func(first, second uint64) map[cudackpt.UUID]uint64 {
+		return map[cudackpt.UUID]uint64{a: first, b: second}
+	}
+	env := strings.Fields
+	h200 := map[cudackpt.UUID]string{a: "NVIDIA H200", b: "NVIDIA H200"}
+	torch, both := []string{pyTorch}, []string{jax, pyTorch}
+	const expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+	for _, test := range []struct {
+		name    string
+		use     peerUse
+		refused bool
+		remedy  string // that it names
+	}{
+		{"two GPUs", peerUse{listed: on(large, large)}, true, "CUDA_VISIBLE_DEVICES"},
+		{"much on one of two", peerUse{listed: on(large, 1<<20)}, true, ""},
+		{"one GPU", peerUse{listed: map[cudackpt.UUID]uint64{a: large}}, false, ""},
+		{"one GPU, and another mapped", peerUse{listed: map[cudackpt.UUID]uint64{a: large}, mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, false, ""},
+		{"too little for such an allocation", peerUse{listed: on(little, little)}, false, ""},
+		{"as much as one such allocation", peerUse{listed: on(least, 1<<20)}, true, ""},
+		{"a context and little else on H200s", peerUse{listed: on(518<<20, 750<<20), models: h200}, false, ""},
+		{"room for one beside a small context on an H200", peerUse{listed: on(518<<20, 254<<20+least), models: h200}, true, ""},
+		{"the same amounts on other GPUs", peerUse{listed: on(518<<20, 518<<20), models: map[cudackpt.UUID]string{a: "another", b: "another"}}, true, ""},
+		{"an amount that NVML does not tell", peerUse{listed: on(cudackpt.UnknownMemory, 1<<20)}, true, ""},
+		{"not listed, with one GPU mapped", peerUse{mapped: []string{"/dev/nvidia0"}}, false, ""},
+		{"not listed, with two GPUs mapped", peerUse{mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, true, ""},
+		{"not listed, without a context", peerUse{}, false, ""},
+
+		{"PyTorch", peerUse{listed: on(large, large), frameworks: torch}, true, expandable},
+		{"JAX", peerUse{listed: on(large, large), frameworks: []string{jax}}, true, "XLA_PYTHON_CLIENT_PREALLOCATE=false"},
+		{"PyTorch with expandable segments", peerUse{listed: on(large, large), frameworks: torch, environment: env(expandable)}, false, ""},
+		{"and other settings", peerUse{listed: on(large, large), frameworks: torch, environment: env("A=b PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True")}, false, ""},
+		{"switched off", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False")}, true, ""},
+		{"switched off again", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,expandable_segments:False")}, true, ""},
+		{"written as PyTorch does not read it", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true")}, true, ""},
+		{"the setting without PyTorch", peerUse{listed: on(large, large), environment: env(expandable)}, true, ""},
+		{"the setting, and JAX beside it", peerUse{listed: on(large, large), frameworks: both, environment: env(expandable)}, true, ""},
+		{"the new name", peerUse{listed: on(large, large), frameworks: torch, newName: true, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, false, ""},
+		{"the new name, which its PyTorch does not read", peerUse{listed: on(large, large), frameworks: torch, environment: env("PYTORCH_ALLOC_CONF=expandable_segments:True")}, true, ""},
+		{"both names, of which one says no", peerUse{listed: on(large, large), frameworks: torch, newName: true, environment: env("PYTORCH_ALLOC_CONF=a:b " + expandable)}, true, ""},
+
+		{"little, of PyTorch's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: torch, environment: env("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync")}, true, ""},
+		{"little, of JAX's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: []string{jax}, environment: env("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async")}, true, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.use.pid = 7
+			findings := peerFindings([]peerUse{test.use})
+			want := ""
+			if test.refused {
+				want = "peer-memory=error"
+			}
+			if got := severities(findings); got != want {
+				t.Fatalf("%q, want %q", got, want)
+			}
+			if test.refused && (findings[0].PID != 7 || !strings.Contains(findings[0].Remedy, test.remedy)) {
+				t.Errorf("%v does not name %q", findings[0], test.remedy)
+			}
+		})
+	}
+	if got := severities(peerFindings([]peerUse{{listed: on(large, large)}}).Force([]string{FindingPeerMemory})); got != "peer-memory=forced" {
+		t.Errorf("%s after it was forced", got)
+	}
+}
+
+// The sizes are those of two H200s.
+func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
+	mapping := func(path string, size uintptr) *procfs.ProcMap {
+		return &procfs.ProcMap{StartAddr: 1 << 40, EndAddr: 1<<40 + size, Pathname: path}
+	}
+	initialized := []*procfs.ProcMap{
+		mapping("/dev/nvidia0", 64<<10), mapping("/dev/nvidia0", 64<<10), mapping("/dev/nvidia1", 64<<10), mapping("/dev/nvidia1", 64<<10),
+		mapping("/dev/nvidiactl", 64<<20), mapping("/dev/nvidia-uvm", 2<<20),
+	}
+	if got := contextNodes(initialized); len(got) > 0 {
+		t.Errorf("contexts on %v after cuInit alone", got)
+	}
+	if diff := cmp.Diff([]string{"/dev/nvidia1"}, contextNodes(append(initialized, mapping("/dev/nvidia1", 2<<20)))); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,117 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"cucriu/criuutil"
+)
+
+// criu names the root task to its action scripts only once it exists, and ends by
+// itself what it has created if it fails. If it is killed before, the tasks wait for
+// it for ever, hold their pids, and nobody ends them but us. Who they are must be
+// certain then: on a host that restores containers, many a process executes criu and
+// has the pid 1. What only they have is criu's open file of the image directory,
+// which they inherit, and which the watcher shares.
+
+// awaitRoot waits until the root task of a restore exists, and returns nil if criu
+// ends before. It is a child of criu, or of the process that has asked for that.
+func (s *Session) awaitRoot(ctx context.Context, criu *criuutil.Process) *criuutil.Ident {
+	parent := criu.PID
+	if s.RootParent != nil {
+		parent = s.RootParent.PID
+	}
+	for criu.Alive() && ctx.Err() == nil {
+		children, err := criuutil.Children(parent)
+		if err != nil {
+			return nil
+		}
+		for _, pid := range children {
+			child, err := criuutil.ReadStatus(pid)
+			if err != nil || child.PPID != parent || child.ImagePID() != s.Manifest.RootPID {
+				continue
+			}
+			root := s.createdByCriu(pid)
+			if root == nil {
+				continue
+			}
+			if parent != criu.PID { // which has other children, too
+				if inherited, err := criuutil.HasOpen(pid, s.ImageFD); s.ImageFD == 0 || err != nil || !inherited {
+					continue
+				}
+			}
+			return root
+		}
+		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
+	}
+	return nil
+}
+
+// createdByCriu takes note of a process, unless it is older than criu.
+func (s *Session) createdByCriu(pid int) *criuutil.Ident {
+	process, err := criuutil.OpenProcess(pid)
+	if err != nil {
+		return nil
+	}
+	defer process.Close()
+	if process.StartTime < s.Criu.StartTime {
+		return nil
+	}
+	return &process.Ident
+}
+
+// watchedImageDir shares the watcher's descriptor of criu's open image directory, nil
+// if there is none any more.
+func (s *Session) watchedImageDir() *os.File {
+	if s.Watcher == nil || s.ImageFD == 0 {
+		return nil
+	}
+	watcher, err := criuutil.Reopen(*s.Watcher)
+	if err != nil {
+		return nil
+	}
+	defer watcher.Close()
+	dir, err := watcher.ShareDescriptor(s.ImageFD)
+	if err != nil {
+		return nil
+	}
+	return dir
+}
+
+// orphanedRoot finds the root task that a killed criu has left behind before anybody
+// saw it. Suspects are processes that might be it or might be another restore's.
+func (s *Session) orphanedRoot() (root *criuutil.Ident, suspects []int, err error) {
+	pids, err := criuutil.Processes()
+	if err != nil {
+		return nil, nil, err
+	}
+	imageDir := s.watchedImageDir()
+	if imageDir != nil {
+		defer imageDir.Close()
+	}
+	for _, pid := range pids {
+		status, err := criuutil.ReadStatus(pid)
+		if err != nil || status.ImagePID() != s.Manifest.RootPID {
+			continue
+		}
+		created := s.createdByCriu(pid)
+		if created == nil {
+			continue
+		}
+		if imageDir != nil {
+			inherited, err := criuutil.HasOpen(pid, int(imageDir.Fd()))
+			if inherited {
+				return created, nil, nil
+			}
+			if err == nil || errors.Is(err, criuutil.ErrGone) {
+				continue
+			}
+		}
+		if s.CriuExe != "" && executable(pid) == s.CriuExe && executable(status.PPID) != s.CriuExe {
+			suspects = append(suspects, pid)
+		}
+	}
+	return nil, suspects, nil
+}

@@ -1,0 +1,89 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+)
+
+// Running lists the processes in this pid namespace that run a program, those
+// included that are just ending and may still hold a lock.
+func Running(program string) []int {
+	name := filepath.Base(program)
+	files, _ := filepath.Glob("/proc/[0-9]*/comm")
+	var pids []int
+	for _, file := range files {
+		if comm, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(comm)) == name {
+			pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// NotEnding leaves out the processes that have ended or are ending.
+func NotEnding(pids []int) []int {
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		process, err := criuutil.OpenProcess(pid)
+		if err != nil {
+			return true
+		}
+		defer process.Close()
+		return process.Exiting()
+	})
+}
+
+// Held says what keeps a thread of the processes from running: a stop, a tracer,
+// a wait with all signals blocked in which it was parked, the driver. Empty if
+// nothing does.
+func Held(t testing.TB, driver *cudackpt.Driver, pids []int) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Soon)
+	defer cancel()
+	for _, pid := range pids {
+		if held := heldThread(pid); held != "" {
+			return held // the driver could not be asked
+		}
+		process := driver.Process(pid)
+		if _, err := process.RestoreThreadID(ctx); err != nil {
+			continue // a parent without CUDA
+		}
+		state, err := process.State(ctx)
+		if err == nil && state != cudackpt.StateRunning || ctx.Err() != nil {
+			return fmt.Sprintf("process %d is %v (%v)", pid, state, err)
+		}
+	}
+	return ""
+}
+
+// heldThread names a thread that is stopped, traced or parked.
+func heldThread(pid int) string {
+	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, task := range tasks {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
+		for line := range strings.Lines(string(data)) {
+			if strings.HasPrefix(line, "State:\tT") || strings.HasPrefix(line, "State:\tt") ||
+				strings.HasPrefix(line, "TracerPid:") && line != "TracerPid:\t0\n" || blocksAll(line) {
+				return fmt.Sprintf("thread %s of process %d: %s", task.Name(), pid, strings.TrimSpace(line))
+			}
+		}
+	}
+	return ""
+}
+
+// blocksAll reports whether a line of a status file says that a thread blocks even
+// the two signals that the C library keeps for itself, as only a parked one does.
+func blocksAll(line string) bool {
+	const ofTheLibrary = 1<<(32-1) | 1<<(33-1)
+	mask, found := strings.CutPrefix(line, "SigBlk:\t")
+	blocked, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
+	return found && err == nil && blocked&ofTheLibrary == ofTheLibrary
+}

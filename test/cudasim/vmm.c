@@ -1,0 +1,176 @@
+/*
+ * vmm.c: virtual memory management. A handle is an allocation without an address
+ * until it is mapped. It is mapped as a whole, once: what it holds lies in the
+ * memory file where its address says.
+ */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+
+#include "peer.h"
+
+#define GRANULE (2ull << 20)
+
+static bool is_handle(const struct allocation *a) { return !a->context && !a->pool && !a->released; }
+
+static CUresult same(struct allocation *a, void *handle) { return a == handle && is_handle(a); }
+
+/* The allocation of a handle, or NULL. */
+static struct allocation *handle_of(CUmemHandle handle)
+{
+	void *a = (void *)(uintptr_t)handle;
+	return memory_each(same, a) ? a : NULL;
+}
+
+EXPORT CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop, int option)
+{
+	(void)option;
+	CUresult r = sim_ready();
+	if (r)
+		return r;
+	if (!out || !prop)
+		return CUDA_ERROR_INVALID_VALUE;
+	*out = GRANULE;
+	return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr *out, size_t n, size_t alignment, CUdeviceptr at, unsigned long long flags)
+{
+	(void)alignment, (void)at;
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!out || !n || n % GRANULE || flags)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else
+		*out = memory_reserve(n);
+	gate_leave();
+	return r;
+}
+
+/* Addresses are not used again. */
+EXPORT CUresult cuMemAddressFree(CUdeviceptr p, size_t n)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	gate_leave();
+	return p && n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemCreate(CUmemHandle *out, size_t n, const CUmemAllocationProp *prop, unsigned long long flags)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	bool numa = prop && prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+	int device = !prop ? -1 : numa ? 0 : location_device(prop->location);
+	if (!out || !n || n % GRANULE || flags || device < 0 || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
+		r = CUDA_ERROR_INVALID_VALUE;
+	} else {
+		struct allocation *a = memory_new(numa ? MEMORY_HOST_NUMA : MEMORY_DEVICE, device, NULL, n);
+		if (a) {
+			a->va = 0;
+			*out = (CUmemHandle)(uintptr_t)a;
+		} else {
+			r = CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemRelease(CUmemHandle handle)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = handle_of(handle);
+	if (!a)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else if (a->va)
+		a->released = true;
+	else
+		memory_remove_allocation(a);
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemHandle handle, unsigned long long flags)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	struct allocation *a = handle_of(handle);
+	if (!a || !p || p % GRANULE || offset || flags || n != a->size || memory_find(p))
+		r = CUDA_ERROR_INVALID_VALUE;
+	else if (a->va)
+		r = CUDA_ERROR_NOT_SUPPORTED; /* a second time: not simulated */
+	else
+		a->va = p, a->offset = p - SIM_VA_BASE;
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr p, size_t n)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	for (CUdeviceptr at = p; at < p + n && !r;) {
+		struct allocation *a = memory_find(at);
+		if (!a || a->context || a->va != at || a->size > p + n - at) {
+			r = CUDA_ERROR_INVALID_VALUE;
+		} else {
+			at += a->size;
+			a->va = a->access = 0;
+			if (a->released)
+				memory_remove_allocation(a);
+		}
+	}
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *access, size_t count)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!n || !count || !access)
+		r = CUDA_ERROR_INVALID_VALUE;
+	for (CUdeviceptr at = p; at < p + n && !r;) {
+		struct allocation *a = memory_find(at);
+		if (!a || a->context) {
+			r = CUDA_ERROR_INVALID_VALUE;
+			break;
+		}
+		for (size_t i = 0; i < count && !r; i++) {
+			int device = location_device(access[i].location);
+			if (device < 0)
+				r = CUDA_ERROR_INVALID_DEVICE;
+			else if (!access[i].flags)
+				a->access &= ~(1u << device);
+			else if (a->kind == MEMORY_DEVICE && device != a->device && a->size >= sim.host.peer_limit && !a->fabric)
+				r = CUDA_ERROR_INVALID_HANDLE; /* see peer.h */
+			else
+				a->access |= 1u << device;
+		}
+		at = a->va + a->size;
+	}
+	gate_leave();
+	return r;
+}
+
+/* A descriptor that can be kept or closed; nothing imports it. */
+EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemHandle handle, int type, unsigned long long flags)
+{
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!out || !handle_of(handle) || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+		r = CUDA_ERROR_INVALID_VALUE;
+	else if ((*(int *)out = memfd_create("cudasim-export", MFD_CLOEXEC)) < 0)
+		r = CUDA_ERROR_OPERATING_SYSTEM;
+	gate_leave();
+	return r;
+}

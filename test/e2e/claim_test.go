@@ -1,0 +1,215 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// heldDump is a criu dump that waits, after our hook, at a stage.
+type heldDump struct {
+	t      *testing.T
+	criu   *exec.Cmd
+	images string
+	goOn   string
+}
+
+func holdDump(t *testing.T, host *testenv.Host, job *testenv.Job, stage string) *heldDump {
+	t.Helper()
+	dir := t.TempDir()
+	d := &heldDump{t: t, images: t.TempDir(), goOn: filepath.Join(dir, "go-on")}
+	at := filepath.Join(dir, "at")
+	wait := testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; touch %s; until [ -e %s ]; do sleep 0.01; done`, stage, at, d.goOn))
+	// criu runs the last script first.
+	d.criu = host.CriuCommandScripts("dump", d.images, []string{wait, host.HookBin}, "-t", job.Root())
+	if err := d.criu.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testenv.Soon, "criu is at "+stage, func() bool { return testenv.Exists(at) })
+	return d
+}
+
+// end lets the dump go on, and waits for its end.
+func (d *heldDump) end() error {
+	d.t.Helper()
+	testenv.WriteFile(d.t, d.goOn, "")
+	return d.criu.Wait()
+}
+
+// TestADumpIntoADirectoryThatIsInUseIsRefused before it touches anything: each would
+// remove the other's files, and both jobs would be ended.
+func TestADumpIntoADirectoryThatIsInUseIsRefused(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job, other, plain := host.Start(1), host.Start(1), startPlain(t, host)
+		elsewhere := host.For(t)
+		elsewhere.Setenv("CUCRIU_RUN_DIR", filepath.Join(t.TempDir(), "run"))
+		held := holdDump(t, host, job, "pre-dump")
+		for name, try := range map[string]struct {
+			host *testenv.Host
+			job  *testenv.Job
+		}{
+			"another job":                           {host, other},
+			"another job, with another run folder":  {elsewhere, other},
+			"a job without CUDA":                    {host, plain},
+			"the same, with another run folder":     {elsewhere, plain},
+			"the same job, with another run folder": {elsewhere, job},
+		} {
+			run := try.host.TryDump(try.job, held.images)
+			if run.Err == nil || !strings.Contains(run.Log, "in use by") {
+				t.Fatalf("%s: %v\n%s", name, run.Err, run.Lines())
+			}
+		}
+		if sessions := host.Sessions(); len(sessions) != 1 {
+			t.Fatalf("%d sessions, want the first dump's alone", len(sessions))
+		}
+		other.Runs()
+		if err := held.end(); err != nil {
+			t.Fatalf("the first dump: %v", err)
+		}
+		host.WaitOutcome("dumped")
+		host.Restore(held.images)
+		job.Runs()
+	})
+}
+
+func TestADumpWithoutCUDAClaimsItsDirectory(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		held := holdDump(t, host, startPlain(t, host), "pre-dump")
+		if run := host.TryDump(job, held.images); run.Err == nil || !strings.Contains(run.Log, "in use by") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		job.Runs()
+		if err := held.end(); err != nil {
+			t.Fatalf("the first dump: %v", err)
+		}
+	})
+}
+
+// TestTheCallerMayLockTheImageDirectory: flock(1) is how a script keeps two of its
+// dumps apart.
+func TestTheCallerMayLockTheImageDirectory(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := t.TempDir()
+		criu := host.CriuCommand("dump", images, "-t", job.Root())
+		if out, err := host.Command("flock", append([]string{images}, criu.Args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("flock criu dump: %v\n%s", err, out)
+		}
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+// TestAJobWhoseImageIsNotWholeIsNotEnded: at post-dump criu asks whether to end it.
+func TestAJobWhoseImageIsNotWholeIsNotEnded(t *testing.T) {
+	for name, spoil := range map[string]string{
+		"page-files-gone":      `rm cucriu-pages-*`,
+		"a-page-file-replaced": `f=$(ls cucriu-pages-* | head -1); cp "$f" copy; mv copy "$f"`,
+		"manifest-gone":        `rm cucriu.json`,
+		"manifest-changed":     `echo >>cucriu.json`,
+		"criu-images-gone":     `rm core-*.img`,
+		"all-gone":             `rm -r *`,
+		"another-directory":    `mv "$D" "$D.old" && cp -r "$D.old" "$D"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "stream-sync")
+				images := filepath.Join(t.TempDir(), "images")
+				cleaner := testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0; D=%s; cd $D; %s`, images, spoil))
+				// It runs before our hook.
+				cmd := host.CriuCommandScripts("dump", images, []string{host.HookBin, cleaner}, "-t", job.Root(), "-o", filepath.Join(t.TempDir(), "log"))
+				out, err := cmd.CombinedOutput()
+				if err == nil {
+					t.Fatalf("the dump succeeded, and its image is not whole\n%s", out)
+				}
+				host.WaitOutcome("running")
+				job.Runs()
+			})
+		})
+	}
+}
+
+// TestAnotherPIDNamespaceLeavesASessionAlone: with the same run directory it sees the
+// journal, but neither criu nor the job.
+func TestAnotherPIDNamespaceLeavesASessionAlone(t *testing.T) {
+	for name, namespaces := range map[string][]string{
+		"pid":          {"--pid", "--fork", "--mount-proc"},
+		"pid-and-time": {"--pid", "--time", "--boottime", "1000003", "--fork", "--mount-proc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1)
+				held := holdDump(t, host, job, "pre-dump")
+				inside := func(program string, args ...string) string {
+					t.Helper()
+					out, err := host.Command("unshare", append(append(namespaces, program), args...)...).CombinedOutput()
+					if err != nil {
+						t.Fatalf("%s: %v\n%s", program, err, out)
+					}
+					return string(out)
+				}
+				cucriu := host.CucriuCommand().Path
+				if out := inside(cucriu, "recover"); !strings.Contains(out, "nothing to recover") {
+					t.Fatalf("cucriu recover: %s", out)
+				}
+				if out := inside(cucriu, "status"); !strings.Contains(out, "of another pid namespace") {
+					t.Fatalf("cucriu status: %s", out)
+				}
+				if got := host.LastOutcome(); got != "" {
+					t.Fatalf("the session was closed: %s", got)
+				}
+				if err := held.end(); err != nil {
+					t.Fatalf("criu dump: %v", err)
+				}
+				host.WaitOutcome("dumped")
+				host.Restore(held.images)
+				job.Runs()
+			})
+		})
+	}
+}
+
+// TestASuspendedJobOfAnEarlierVersionIsResumed: its journal has no pid namespaces.
+func TestASuspendedJobOfAnEarlierVersionIsResumed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		cucriu(t, host, 0, "suspend", "-p", job.Root())
+		journal := filepath.Join(host.RunDir, "sessions", host.Sessions()[0].Name(), "session.json")
+		data, err := os.ReadFile(journal)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s hooks.Session
+		if err := json.Unmarshal(data, &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Criu.PIDNamespace == 0 || s.Members[0].PIDNamespace == 0 {
+			t.Fatalf("the journal names no pid namespaces: %s", data)
+		}
+		s.Criu.PIDNamespace, s.Members[0].PIDNamespace = 0, 0
+		if s.Watcher != nil {
+			s.Watcher.PIDNamespace = 0
+		}
+		if data, err = json.Marshal(&s); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WriteFile(t, journal, string(data))
+		cucriu(t, host, 0, "resume", "-p", job.Root())
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}

@@ -1,0 +1,176 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// continueAt is an action script that sends the job SIGCONT at a stage of criu, and
+// gives it time to do harm.
+func continueAt(t *testing.T, job *testenv.Job, stage string) string {
+	return testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; kill -CONT -- -%d; sleep 0.2`, stage, job.PID))
+}
+
+// TestASigcontFromOutsideRunsNothingOfACheckpointedJob: a logout, timeout(1), systemd
+// and scancel send it. The moments are those at which neither criu nor the hook traces
+// the threads, and all of them together.
+func TestASigcontFromOutsideRunsNothingOfACheckpointedJob(t *testing.T) {
+	for _, test := range []struct {
+		name, stage string
+		afterHook   bool
+	}{
+		{"between the hook and criu's seize", "pre-dump", true},
+		{"while criu holds it", "post-dump", false},
+		{"after the stop at pre-resume", "pre-resume", true},
+		{"between criu and the hook", "post-resume", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--spin", "event-sync", "--threads", "3")
+				scripts := []string{host.HookBin, continueAt(t, job, test.stage)} // criu runs the last one first
+				if test.afterHook {
+					slices.Reverse(scripts)
+				}
+				images := t.TempDir()
+				dump := host.CriuCommandScripts("dump", images, scripts, "-t", job.Root())
+				if out, err := dump.CombinedOutput(); err != nil {
+					t.Fatalf("criu dump: %v\n%s", err, out)
+				}
+				restore := host.CriuCommandScripts("restore", images, scripts, "-d")
+				if out, err := restore.CombinedOutput(); err != nil {
+					t.Fatalf("criu restore: %v\n%s", err, out)
+				}
+				job.Runs()
+			})
+		})
+	}
+}
+
+// storm sends the job SIGCONT again and again until the test ends.
+func storm(t *testing.T, job *testenv.Job) {
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(20+rand.IntN(60)) * time.Millisecond):
+				_ = unix.Kill(-job.PID, unix.SIGCONT)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+	})
+}
+
+// TestAJobThatIsContinuedAllTheTime may make criu fail, which does not expect it
+// while it seizes, but is not lost.
+func TestAJobThatIsContinuedAllTheTime(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(2, "--procs", "2", "--spin", "event-sync")
+		storm(t, job)
+		for range 3 {
+			images := filepath.Join(t.TempDir(), "images")
+			if out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images); err != nil {
+				t.Logf("cucriu dump: %v\n%s", err, out)
+				job.Runs()
+				continue
+			}
+			if out, err := host.Cucriu("restore", "-D", images); err != nil {
+				t.Fatalf("cucriu restore: %v\n%s", err, out)
+			}
+			job.Runs()
+		}
+	})
+}
+
+func TestASuspendedJobStaysHeldWhoeverContinuesIt(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--spin", "event-sync", "--threads", "3")
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		ticks := job.Ticks()
+		job.Signal(unix.SIGCONT)
+		testenv.Eventually(t, testenv.Soon, "it has been continued", func() bool { return !job.Stopped() })
+		time.Sleep(200 * time.Millisecond) // to do harm
+		if now := job.Ticks(); !job.Alive() || now[0] != ticks[0] {
+			t.Fatalf("alive %v, ticks %v, then %v", job.Alive(), ticks, now)
+		}
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu resume: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+// TestAFailedDumpOfAJobThatIsContinued brings it back all the same.
+func TestAFailedDumpOfAJobThatIsContinued(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--spin", "event-sync", "--threads", "3")
+		fails := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`)
+		dump := host.CriuCommandScripts("dump", t.TempDir(), []string{continueAt(t, job, "pre-dump"), host.HookBin, fails}, "-t", job.Root())
+		if err := dump.Run(); err == nil {
+			t.Fatal("criu dump succeeded although a script failed")
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+// minder is a parent that ends its worker when that makes no progress any more, as
+// gunicorn does, and counts how often it has looked.
+const minder = `
+"$@" & worker=$!
+status=$3/status looks=$3/looks before= same=0 n=0
+while kill -0 $worker 2>/dev/null; do
+	sleep 0.05
+	n=$((n + 1)); echo $n >$looks.new; mv $looks.new $looks
+	now=$(cat $status 2>/dev/null)
+	if [ -n "$now" ] && [ "$now" = "$before" ]; then same=$((same + 1)); else same=0; fi
+	before=$now
+	[ $same -lt 10 ] || kill -9 $worker
+done`
+
+func TestAParentThatMindsItsWorkersStandsStillWithThem(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Faults("checkpoint delay 2s", "restore delay 2s")
+		job := host.StartUnder([]string{"/bin/sh", "-c", minder, "sh"}, 1)
+		looks := func() string {
+			data, err := os.ReadFile(filepath.Join(job.Dirs[0], "looks"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.TrimSpace(string(data))
+		}
+		goesOn := func() {
+			t.Helper()
+			before := looks()
+			testenv.Eventually(t, testenv.Soon, "the parent looks", func() bool { return looks() != before })
+			job.Runs()
+		}
+		host.Dump(job, "--leave-running")
+		host.WaitOutcome("running")
+		goesOn()
+		host.Restore(host.Dump(job))
+		goesOn()
+	})
+}

@@ -1,0 +1,192 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/internal/testenv"
+)
+
+// pidNamespace is a pid namespace that exists before and after what runs in it.
+type pidNamespace struct {
+	t    *testing.T
+	host *testenv.Host
+	file string
+}
+
+func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
+	t.Helper()
+	// A shell reaps what it has inherited, too.
+	holder := host.Spawn(t.TempDir(), "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "while sleep 0.1; do :; done")
+	n := &pidNamespace{t: t, host: host}
+	testenv.Eventually(t, testenv.Soon, "the namespace has its first process", func() bool {
+		children, err := criuutil.Children(holder)
+		if err != nil || len(children) != 1 {
+			return false
+		}
+		n.file = fmt.Sprintf("/proc/%d/ns/pid", children[0])
+		return true
+	})
+	return n
+}
+
+// enter is the command line that starts a program in it, as the leader of a session.
+func (n *pidNamespace) enter(program ...string) []string {
+	// Not nsenter's own child: when that stops, nsenter stops itself.
+	return append([]string{"nsenter", "--no-fork", "--pid=" + n.file, "--", "sh", "-c", `"$@" & wait`, "sh", "setsid"}, program...)
+}
+
+// find finds the process with a pid of the namespace.
+func (n *pidNamespace) find(imagePID int) int {
+	n.t.Helper()
+	found := 0
+	testenv.Eventually(n.t, testenv.Soon, fmt.Sprintf("pid %d of the namespace is there", imagePID), func() bool {
+		pids, err := criuutil.Processes()
+		for _, pid := range pids {
+			status, statusErr := criuutil.ReadStatus(pid)
+			if statusErr == nil && len(status.NSPID) == 2 && status.ImagePID() == imagePID {
+				found = pid
+			}
+		}
+		return err == nil && found > 0
+	})
+	return found
+}
+
+func (n *pidNamespace) dump(root int, images string) {
+	n.t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Stat(n.file, &stat); err != nil {
+		n.t.Fatal(err)
+	}
+	run := n.host.RunCriu("dump", images, "-t", fmt.Sprint(root), "--external", fmt.Sprintf("pid[%d]:extRootPidNS", stat.Ino))
+	if run.Err != nil {
+		n.t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+	}
+}
+
+// awaitReaped waits until what has ended in the namespace holds no pid any more.
+func (n *pidNamespace) awaitReaped() {
+	n.t.Helper()
+	testenv.Eventually(n.t, testenv.Soon, "what has ended in the namespace is reaped", func() bool {
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+		for _, file := range stats {
+			if data, err := os.ReadFile(file); err == nil && strings.Contains(string(data), ") Z ") {
+				return false
+			}
+		}
+		return err == nil
+	})
+}
+
+func (n *pidNamespace) restore(images string) testenv.CriuRun {
+	n.t.Helper()
+	n.awaitReaped()
+	namespace, err := os.Open(n.file)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer namespace.Close()
+	criu := n.host.CriuCommand("restore", images, "-d", "--inherit-fd", "fd[3]:extRootPidNS")
+	criu.ExtraFiles = []*os.File{namespace}
+	out, err := criu.CombinedOutput()
+	log, _ := os.ReadFile(filepath.Join(images, "restore.log"))
+	return testenv.CriuRun{Err: err, Log: string(out) + string(log)}
+}
+
+// TestAJobIsRestoredIntoAnExistingPIDNamespace: criu enters it first, and so the pids
+// that its action script sees in /proc are not those that it could use.
+func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		job := host.StartUnder(namespace.enter(), 2, "--procs", "2", "--spin", "stream-sync")
+		children, err := criuutil.Children(job.PID)
+		if err != nil || len(children) != 1 {
+			t.Fatal(children, err)
+		}
+		job.PID = children[0]
+		root, err := criuutil.ReadStatus(job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(job.PID, images)
+		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+		// The pid that the root had inside is one of another process outside.
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		if got := host.RestoreOutcome(); got != "running" {
+			t.Fatalf("outcome %q when criu has ended, want running", got)
+		}
+		job.PID = namespace.find(root.ImagePID())
+		job.Runs()
+		testenv.Eventually(t, testenv.Soon, "the watcher has ended", func() bool { return len(host.Watchers()) == 0 })
+	})
+}
+
+func TestARestoreIntoAnExistingPIDNamespaceThatFailsEndsTheJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		job := host.StartUnder(namespace.enter(), 1)
+		children, err := criuutil.Children(job.PID)
+		if err != nil || len(children) != 1 {
+			t.Fatal(children, err)
+		}
+		job.PID = children[0]
+		root, err := criuutil.ReadStatus(job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(job.PID, images)
+		host.Faults("restore return 999")
+		namespace.restore(images)
+		if got := host.RestoreOutcome(); got != "killed" {
+			t.Fatalf("outcome %q, want killed", got)
+		}
+		host.Faults()
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		job.PID = namespace.find(root.ImagePID())
+		job.Runs()
+	})
+}
+
+func TestAJobWithoutCUDAIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		command := namespace.enter("sleep", "1000")
+		parent := host.Spawn(t.TempDir(), command[0], command[1:]...)
+		var root int
+		testenv.Eventually(t, testenv.Soon, "the job has begun", func() bool {
+			children, err := criuutil.Children(parent)
+			if err != nil || len(children) != 1 {
+				return false
+			}
+			root = children[0]
+			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", root))
+			return err == nil && string(comm) == "sleep\n"
+		})
+		status, err := criuutil.ReadStatus(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(root, images)
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		namespace.find(status.ImagePID())
+	})
+}

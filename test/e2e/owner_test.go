@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// startPlain starts a process without CUDA.
+func startPlain(t *testing.T, host *testenv.Host) *testenv.Job {
+	t.Helper()
+	return testenv.JobOf(t, host.Spawn(t.TempDir(), "/bin/sleep", "1000"))
+}
+
+// TestAnotherDumpLeavesARestoreAlone: it comes while criu has let go of the
+// processes and post-resume has not begun, and its patience is shorter than the
+// driver's restore.
+func TestAnotherDumpLeavesARestoreAlone(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\n"))
+		host.Faults("restore delay 2s")
+		mark := filepath.Join(t.TempDir(), "late")
+		// The watcher takes a restore on that seems to be cut off for 2 s.
+		late := testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] && touch %s && sleep 1.5; exit 0`, mark))
+		criu := host.CriuCommandScripts("restore", images, []string{host.HookBin, late}, "-d")
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu is through", func() bool { return testenv.Exists(mark) })
+		plain := startPlain(t, host)
+		restored := make(chan error, 1)
+		go func() { restored <- criu.Wait() }()
+		for err := error(nil); ; {
+			select {
+			case err = <-restored:
+			default:
+				if run := host.TryDump(plain, filepath.Join(t.TempDir(), "images"), "--leave-running"); run.Err != nil {
+					t.Fatal("a job without CUDA cannot be dumped")
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatalf("criu restore: %v", err)
+			}
+			break
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+// orphanedRestore leaves a restore with nobody at work on it: hook and watcher are
+// killed as post-resume begins, and criu has ended.
+func orphanedRestore(t *testing.T) (*testenv.Host, *testenv.Job) {
+	t.Helper()
+	host := testenv.NewHost(t, 1)
+	job := host.Start(1)
+	images := host.Dump(job)
+	good := *host
+	host.UseFailpoint("restore.post-resume=kill-watcher+kill")
+	host.Restore(images)
+	if host.LastOutcome() != "" || !job.Stopped() {
+		t.Fatalf("the restore is not orphaned: outcome %q", host.LastOutcome())
+	}
+	good.Env = append(good.Env, "CUCRIU_FAILPOINT=")
+	return &good, job
+}
+
+func TestARecoverThatIsInterruptedKillsNothing(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host, job := orphanedRestore(t)
+		host.Faults("restore delay 2s")
+		recovering := host.CucriuCommand("recover")
+		if err := recovering.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// It keeps the processes stopped while the driver is at work.
+		testenv.Eventually(t, testenv.Soon, "the driver restores", func() bool { return !job.Stopped() })
+		if err := recovering.Process.Signal(unix.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if recovering.Wait() == nil {
+			t.Fatal("a recover that was interrupted succeeded")
+		}
+		if !job.Alive() {
+			t.Fatal("the job is gone")
+		}
+		if outcome := host.LastOutcome(); outcome != "" {
+			t.Fatalf("the session was closed: %s", outcome)
+		}
+		host.Faults()
+		cucriu(t, host, 0, "recover")
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+// TestADumpWhosePatienceEndsKillsNoOrphanedJob: it takes an orphaned restore on, as
+// cucriu recover would, but does not wait for as long.
+func TestADumpWhosePatienceEndsKillsNoOrphanedJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host, job := orphanedRestore(t)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\n"))
+		host.Faults("restore delay 2s times 1")
+		host.Dump(startPlain(t, host), "--leave-running")
+		if !job.Alive() {
+			t.Fatal("the job is gone")
+		}
+		cucriu(t, host, 0, "recover")
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+// TestPostResumeSaysThatTheRestoreWasEndedBefore: the watcher took it for cut off,
+// and failed. criu takes no notice, and its restore succeeds.
+func TestPostResumeSaysThatTheRestoreWasEndedBefore(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		host.UseFailpoint("restore.back.restore=error")
+		late := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] && sleep 4; exit 0`)
+		cmd := host.CriuCommandScripts("restore", images, []string{host.HookBin, late}, "-d")
+		out, err := cmd.CombinedOutput()
+		log, _ := os.ReadFile(filepath.Join(images, "restore.log"))
+		if err != nil {
+			t.Fatalf("criu restore: %v\n%s", err, out)
+		}
+		if got := host.RestoreOutcome(); got != "killed" {
+			t.Fatalf("outcome %q, want killed", got)
+		}
+		if !strings.Contains(string(out)+string(log), "error: the restore was ended before post-resume (outcome killed") {
+			t.Fatalf("post-resume does not say so\n%s", testenv.CriuRun{Log: string(out) + string(log)}.Lines())
+		}
+	})
+}

@@ -1,0 +1,70 @@
+package soak
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"cucriu/internal/testenv"
+)
+
+// result is a command that has ended.
+type result struct {
+	deed, program string
+	err           error
+	output        string // the file with what it said
+	log           string // criu's, if it was started by us
+}
+
+func (r result) said() string {
+	output, _ := os.ReadFile(r.output)
+	log, _ := os.ReadFile(r.log)
+	return string(output) + testenv.CriuRun{Log: string(log)}.Lines()
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%s by %s (%v):\n%s", r.deed, r.program, r.err, r.said())
+}
+
+// do runs a command to its end. One that hangs fails the test.
+func (j *job) do(t *testing.T, deed, program string, args ...string) result {
+	t.Helper()
+	host := j.host.For(t)
+	cmd := host.CucriuCommand(args...)
+	r := result{deed: deed, program: program}
+	if program == "criu" {
+		cmd = host.Command(testenv.Criu(t), args...)
+		dir := args[slices.Index(args, "-D")+1]
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		r.log = filepath.Join(dir, args[0]+".log")
+	}
+	// A file: what it starts may hold it open for longer than it runs.
+	output, err := os.CreateTemp(j.dir, "output-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	r.output = output.Name()
+	cmd.Stdout, cmd.Stderr = output, output
+	j.note("%s: %s by %s", j.name, deed, program)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	hung := time.AfterFunc(3*testenv.Soon, func() {
+		t.Errorf("job %s: %s by %s hangs\n%s", j.name, deed, program, r.said())
+		_ = cmd.Process.Kill()
+	})
+	r.err = cmd.Wait()
+	hung.Stop()
+	said := r.said()
+	if len(said) > 1000 {
+		said = said[len(said)-1000:]
+	}
+	j.note("%s: %s by %s: %v\n%s", j.name, deed, program, r.err, said)
+	return r
+}

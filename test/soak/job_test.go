@@ -1,0 +1,345 @@
+package soak
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// job is a job that is dumped, restored, suspended and resumed, one after the other,
+// while others are.
+type job struct {
+	*soak
+	name   string
+	random *rand.Rand
+	work   *testenv.Job
+	status string // of the job without CUDA: the file of its counter
+	pids   []int
+	number int // of its image directories
+
+	kills     atomic.Int64 // so many have been killed that may have worked for it
+	images    string       // of the job that criu has ended
+	suspended bool
+	ticks     []int // how far it had come when it was last seen
+}
+
+func (j *job) cuda() bool { return j.status == "" }
+
+// counter is a job without CUDA. It overwrites its file in place, with as many
+// bytes each time, so criu finds it as it was whenever it dumps the job.
+const counter = `data=$(printf 'x%.0s' {1..5000}); same=$data; mkfifo "$1.never"; exec 9<>"$1.never"
+for ((i = 1; ; i++)); do
+	[[ $data == "$same" ]] || exit 1
+	printf '%020d' $i 1<>"$1"
+	read -t 0.02 -u 9
+done`
+
+// start starts the job; with no processes that use CUDA, the one without.
+func (j *job) start(processes int, args []string) {
+	j.t.Helper()
+	if processes > 0 {
+		j.work = j.host.Start(processes, args...)
+		j.pids = j.work.PIDs()
+	} else {
+		dir := j.t.TempDir()
+		j.status = filepath.Join(dir, "status")
+		j.work = testenv.JobOf(j.t, j.host.Spawn(dir, "/bin/bash", "-c", counter, "counter", j.status))
+		j.pids = []int{j.work.PID}
+	}
+	j.runs(j.t)
+}
+
+// state is what became of the job.
+type state string
+
+const (
+	runs    state = "runs"
+	gone    state = "is gone"
+	waiting state = "is suspended"
+)
+
+// act does one thing with the job and holds what became of it against the promise.
+func (j *job) act(t *testing.T) {
+	t.Helper()
+	switch n := j.random.IntN(10); {
+	case j.images != "":
+		j.restore(t)
+	case j.suspended && n < 3:
+		j.refused(t)
+	case j.suspended:
+		j.resume(t)
+	case n < 4:
+		j.dump(t, false)
+	case n < 7 || !j.cuda():
+		j.dump(t, true)
+	case n < 9 && j.has("suspend"):
+		j.suspend(t)
+	default:
+		j.recover(t)
+		j.expect(t, runs)
+	}
+}
+
+func (j *job) dump(t *testing.T, leaveRunning bool) {
+	t.Helper()
+	j.number++
+	deed, images := "dump", filepath.Join(j.dir, fmt.Sprintf("%s-%06d", j.name, j.number))
+	var args []string
+	if leaveRunning {
+		deed, args = "dump -R", []string{"-R"}
+	}
+	args = append(args, "-t", j.work.Root())
+	var run result
+	switch n := j.random.IntN(10); {
+	case n < 5:
+		run = j.do(t, deed, "cucriu", append([]string{"dump", "-D", images}, args...)...)
+	case n < 9:
+		run = j.do(t, deed, "criu", j.criu("dump", images, args...)...)
+	default: // as one that is configured twice
+		run = j.do(t, deed+", twice", "criu", j.criu("dump", images, append(args, "--action-script", j.host.HookBin)...)...)
+	}
+	now := j.settle(t, images)
+	switch {
+	case now == gone && leaveRunning:
+		t.Errorf("job %s is gone after %s", j.name, run)
+	case now == gone:
+		j.images = images
+		j.count("dump")
+		return
+	case now == runs && run.err == nil && !leaveRunning:
+		t.Errorf("job %s runs after %s, which says that it was dumped", j.name, run)
+	case run.err == nil && leaveRunning:
+		j.count("dump -R")
+	}
+	j.expect(t, runs)
+	if err := os.RemoveAll(images); err != nil {
+		t.Error(err)
+	}
+}
+
+func (j *job) restore(t *testing.T) {
+	t.Helper()
+	kills := j.kills.Load()
+	var run result
+	if j.random.IntN(2) == 0 {
+		run = j.do(t, "restore", "cucriu", "restore", "-D", j.images)
+	} else {
+		run = j.do(t, "restore", "criu", j.criu("restore", j.images, "-d")...)
+	}
+	now := j.settle(t, j.images)
+	undisturbed := j.kills.Load() == kills
+	switch {
+	case now == runs:
+		j.expect(t, runs)
+		j.count("restore")
+		if err := os.RemoveAll(j.images); err != nil {
+			t.Error(err)
+		}
+		j.images = ""
+	case run.err == nil && (undisturbed || run.program == "cucriu"):
+		t.Errorf("job %s is gone after %s", j.name, run)
+	case undisturbed && !strings.Contains(run.said(), "File exists"):
+		t.Errorf("job %s is not restored, and nobody was killed: %s", j.name, run)
+	}
+}
+
+func (j *job) suspend(t *testing.T) {
+	t.Helper()
+	run := j.do(t, "suspend", "cucriu", append([]string{"suspend"}, j.cudaPIDs()...)...)
+	if run.err != nil {
+		j.settle(t, "")
+		j.expect(t, runs)
+		return
+	}
+	j.suspended = true
+	j.count("suspend")
+}
+
+// refused: nobody dumps a suspended job.
+func (j *job) refused(t *testing.T) {
+	t.Helper()
+	j.number++
+	images := filepath.Join(j.dir, fmt.Sprintf("%s-%06d", j.name, j.number))
+	if run := j.do(t, "dump of the suspended job", "criu", j.criu("dump", images, "-R", "-t", j.work.Root())...); run.err == nil {
+		t.Errorf("job %s was suspended, and %s", j.name, run)
+	}
+}
+
+func (j *job) resume(t *testing.T) {
+	t.Helper()
+	run := j.do(t, "resume", "cucriu", append([]string{"resume"}, j.cudaPIDs()...)...)
+	j.suspended = false
+	j.settle(t, "") // which tries again
+	j.expect(t, runs)
+	if run.err == nil {
+		j.count("resume")
+	}
+}
+
+func (j *job) recover(t *testing.T) {
+	t.Helper()
+	j.do(t, "recover", "cucriu", "recover")
+}
+
+// finish brings the job back in peace.
+func (j *job) finish(t *testing.T) {
+	t.Helper()
+	if j.suspended {
+		j.resume(t)
+	}
+	for try := 0; j.images != ""; try++ {
+		if try == 5 {
+			t.Fatalf("job %s does not come back from %s", j.name, j.images)
+		}
+		j.restore(t)
+	}
+	j.settle(t, "")
+	j.expect(t, runs)
+}
+
+// settle waits until nobody is at work on the job any more, helping with cucriu
+// recover as an operator would, and says what became of it.
+func (j *job) settle(t *testing.T, images string) state {
+	t.Helper()
+	begun := time.Now()
+	for {
+		sessions := j.open()
+		suspended := slices.ContainsFunc(sessions, func(s *hooks.Session) bool { return s.Kind == hooks.KindSuspend && s.Step == "suspended" })
+		switch {
+		case suspended:
+			j.do(t, "resume", "cucriu", append([]string{"resume"}, j.cudaPIDs()...)...)
+		case len(sessions) > 0 && time.Since(begun) > 500*time.Millisecond:
+			j.recover(t)
+		case len(sessions) == 0 && len(atWork(images)) == 0:
+			switch alive := j.alive(); len(alive) {
+			case len(j.pids):
+				return runs
+			case 0:
+				return gone
+			default:
+				if time.Since(begun) > testenv.Soon {
+					t.Fatalf("of job %s only processes %v of %v are there", j.name, alive, j.pids)
+				}
+			}
+		}
+		if time.Since(begun) > 3*testenv.Soon {
+			for _, s := range sessions {
+				log, _ := os.ReadFile(filepath.Join(j.host.RunDir, "sessions", s.Name(), "watcher.log"))
+				t.Logf("open: %s %s, step %s: %s\n%s", s.Kind, s.Name(), s.Step, s.Message, log)
+			}
+			t.Fatalf("nobody brings job %s to an end; at work: %v", j.name, atWork(images))
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// expect fails the test unless the job is as it should be.
+func (j *job) expect(t *testing.T, want state) {
+	t.Helper()
+	if alive := j.alive(); len(alive) != len(j.pids) {
+		t.Fatalf("job %s: processes %v of %v are there, want that it %s", j.name, alive, j.pids, want)
+	}
+	j.runs(t)
+}
+
+// runs fails the test unless the job goes on from where it was, whole and free.
+func (j *job) runs(t *testing.T) {
+	t.Helper()
+	before := j.ticks
+	if j.cuda() {
+		work := j.work.For(t, len(j.work.Dirs))
+		work.Runs()
+		j.ticks = work.Ticks()
+	} else {
+		from := j.count0()
+		testenv.Eventually(t, testenv.Soon, "the job without CUDA counts on", func() bool { return j.count0() > from+1 })
+		j.ticks = []int{j.count0()}
+	}
+	for i, tick := range before {
+		if j.ticks[i] < tick {
+			t.Fatalf("process %d of job %s was at %d and is at %d: it has been set back", i, j.name, tick, j.ticks[i])
+		}
+	}
+	if held := testenv.Held(t, j.driver, j.pids); held != "" {
+		t.Fatalf("job %s: %s", j.name, held)
+	}
+}
+
+// count0 is how far the job without CUDA has counted.
+func (j *job) count0() int {
+	data, _ := os.ReadFile(j.status)
+	n, _ := strconv.Atoi(strings.TrimLeft(string(data), "0"))
+	return n
+}
+
+// alive lists the processes of the job that are there and do not end.
+func (j *job) alive() []int {
+	program := "cudawork"
+	if !j.cuda() {
+		program = "bash"
+	}
+	there := slices.Concat(testenv.Running(program), testenv.Running("criu")) // what criu creates is criu at first
+	return testenv.NotEnding(slices.DeleteFunc(there, func(pid int) bool { return !slices.Contains(j.pids, pid) }))
+}
+
+// open lists the open sessions of the job.
+func (j *job) open() []*hooks.Session {
+	sessions, err := hooks.Sessions(j.host.RunDir)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(sessions, func(s *hooks.Session) bool {
+		mine := strings.HasPrefix(filepath.Base(s.ImageDir), j.name+"-") ||
+			slices.ContainsFunc(s.Members, func(m hooks.Member) bool { return slices.Contains(j.pids, m.PID) })
+		return s.Outcome != "" || !mine
+	})
+}
+
+// atWork lists the criu that work in an image directory.
+func atWork(images string) []int {
+	if images == "" {
+		return nil
+	}
+	return slices.DeleteFunc(testenv.Running("criu"), func(pid int) bool { return !worksIn(pid, images) })
+}
+
+// worksIn reports whether a criu has opened a directory whose name begins so.
+func worksIn(criu int, prefix string) bool {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", criu))
+	return slices.ContainsFunc(fds, func(fd string) bool {
+		path, err := os.Readlink(fd)
+		return err == nil && strings.HasPrefix(path, prefix)
+	})
+}
+
+// cudaPIDs are the processes with CUDA as cucriu takes them.
+func (j *job) cudaPIDs() []string {
+	var args []string
+	for i := range j.work.Dirs {
+		args = append(args, "-p", strconv.Itoa(j.work.MustStatus(i).PID))
+	}
+	return args
+}
+
+func (j *job) criu(verb, images string, args ...string) []string {
+	return append([]string{verb, "--no-default-config", "-D", images, "-o", verb + ".log", "-v4", "--action-script", j.host.HookBin}, args...)
+}
+
+// continueAll is a SIGCONT from outside.
+func (j *job) continueAll() {
+	for _, pid := range j.pids {
+		_ = unix.Kill(pid, unix.SIGCONT)
+	}
+}

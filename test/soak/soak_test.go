@@ -1,0 +1,186 @@
+package soak
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/testenv"
+)
+
+// TestSoak does what the seed says. The seed does not say which of two processes
+// is the faster one: what one run finds, another may take some more runs to find.
+func TestSoak(t *testing.T) {
+	if testenv.RealDriver() {
+		t.Skip("needs the simulated driver: the jobs share a pid namespace of their own")
+	}
+	o := readOptions(t)
+	testenv.IsolatedFor(t, o.length+5*time.Minute, func(t *testing.T) { newSoak(t, o).run() })
+}
+
+// options are what the environment says.
+type options struct {
+	length  time.Duration // SOAK
+	seed    uint64        // SEED
+	without []string      // SOAK_WITHOUT: hazards, jobs and deeds to leave out, to find out which of them it takes
+}
+
+func readOptions(t *testing.T) options {
+	t.Helper()
+	o := options{length: 20 * time.Second, seed: 1, without: strings.Split(os.Getenv("SOAK_WITHOUT"), ",")}
+	var err error
+	if text := os.Getenv("SOAK"); text != "" {
+		if o.length, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("SOAK: %v", err)
+		}
+	}
+	if text := os.Getenv("SEED"); text != "" {
+		if o.seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("SEED: %v", err)
+		}
+	}
+	return o
+}
+
+func (o options) has(name string) bool { return !slices.Contains(o.without, name) }
+
+// soak is one run.
+type soak struct {
+	options
+	t      *testing.T
+	host   *testenv.Host
+	driver *cudackpt.Driver
+	dir    string
+	jobs   []*job
+	begun  time.Time
+
+	mu     sync.Mutex
+	events []string
+	counts map[string]int
+}
+
+func newSoak(t *testing.T, o options) *soak {
+	t.Helper()
+	s := &soak{options: o, t: t, host: testenv.NewHost(t, 2, "--mib-per-gpu", "512"), dir: t.TempDir(), begun: time.Now(), counts: make(map[string]int)}
+	s.host.Setenv("CUCRIU_CONFIG", s.host.Config("version: 1\nlock: {timeout: 2s, try: 500ms}\n"))
+	s.driver = s.host.Driver()
+	for i, kind := range []struct {
+		name      string
+		processes int
+		args      []string
+	}{
+		{"one", 1, []string{"--mib", "2", "--spin", "event-sync"}},
+		{"large", 1, []string{"--mib", "2", "--ballast", "24", "--spin", "stream-sync", "--threads", "2"}},
+		{"two", 2, []string{"--procs", "2", "--gpus", "0,1", "--mib", "2", "--spin", "event-sync"}},
+		{"ranks", 2, []string{"--ranks", "2", "--gpus", "0,1", "--mib", "2"}},
+		{"cpu", 0, nil},
+	} {
+		if !o.has(kind.name) {
+			continue
+		}
+		j := &job{soak: s, name: kind.name, random: rand.New(rand.NewPCG(o.seed, uint64(i)))}
+		j.start(kind.processes, kind.args)
+		s.jobs = append(s.jobs, j)
+	}
+	return s
+}
+
+func (s *soak) run() {
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			s.t.Logf("to repeat it: make soak SEED=%d SOAK=%v\nwhat happened:\n%s", s.seed, s.length, strings.Join(s.events, "\n"))
+		}
+	})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		s.endanger(rand.New(rand.NewPCG(s.seed, 1000)), stop)
+	}()
+	until := time.Now().Add(s.length)
+	s.t.Run("jobs", func(t *testing.T) {
+		for _, j := range s.jobs {
+			t.Run(j.name, func(t *testing.T) {
+				t.Parallel()
+				for time.Now().Before(until) {
+					j.act(t)
+				}
+			})
+		}
+	})
+	close(stop)
+	<-stopped
+	if s.t.Failed() {
+		return
+	}
+	s.note("in the end")
+	for _, j := range s.jobs {
+		j.finish(s.t)
+	}
+	s.nothingIsLeft()
+	s.t.Logf("%v", s.counts)
+	if s.length < 10*time.Second {
+		return
+	}
+	for _, deed := range []string{"dump", "dump -R", "restore", "suspend", "resume", "kill"} {
+		if s.has(deed) && s.counts[deed] == 0 {
+			s.t.Errorf("%s has not been done with success in the whole time: this test has proved little", deed)
+		}
+	}
+}
+
+// nothingIsLeft fails the test if anything of ours, or a second copy of a job, is
+// there when all is over.
+func (s *soak) nothingIsLeft() {
+	programs := []string{"cucriu-hook", "cucriu", "criu"}
+	testenv.Eventually(s.t, testenv.Soon, "hooks, watchers and criu have ended", func() bool {
+		return !slices.ContainsFunc(programs, func(name string) bool { return len(testenv.Running(name)) > 0 })
+	})
+	if out, err := s.host.Cucriu("recover"); err != nil || !strings.Contains(out, "nothing to recover") {
+		s.t.Errorf("cucriu recover in the end: %v\n%s", err, out)
+	}
+	for _, session := range s.host.Sessions() {
+		if session.Outcome == "" {
+			s.t.Errorf("the journal of session %s is open at step %s", session.Name(), session.Step)
+		}
+	}
+	want := 0
+	for _, j := range s.jobs {
+		if j.cuda() {
+			want += len(j.pids)
+		}
+		if held := testenv.Held(s.t, s.driver, j.pids); held != "" {
+			s.t.Errorf("job %s: %s", j.name, held)
+		}
+	}
+	if got := testenv.Running("cudawork"); len(got) != want {
+		s.t.Errorf("processes %v of jobs are there, want %d", got, want)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.host.RunDir, "sessions", "*", "threads-*")); len(left) > 0 {
+		s.t.Errorf("left behind: %v", left)
+	}
+}
+
+// note remembers an event, to be shown if the test fails.
+func (s *soak) note(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const most = 2000
+	if len(s.events) > most {
+		s.events = s.events[most/2:]
+	}
+	s.events = append(s.events, fmt.Sprintf("%8.3fs ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *soak) count(deed string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[deed]++
+}
