@@ -38,7 +38,7 @@ static const char usage[] =
 	"                  the driver's descriptors and mappings, at SIGUSR2 it exits\n"
 	"  --io-uring      an open io_uring\n"
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
-	"  --ranks N       the same with a collective in each tick (simulated driver only)\n"
+	"  --ranks N       the same with a collective in each tick\n"
 	"  --ahead         with --ranks: only rank 0 synchronizes, so the others run ahead\n"
 	"  --hog-rank R    with --ranks: rank R has a kernel of an hour on a stream of its own\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
