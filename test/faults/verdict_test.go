@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -282,8 +283,12 @@ func (c *cell) tidy(now state) {
 	complete := len(sessions) > 0 && sessions[len(sessions)-1].Step == "dumped" // before it failed
 	if len(sessions) > 0 && !c.restores() && now == runs && !complete {
 		files, _ := filepath.Glob(filepath.Join(c.images, "cucriu-pages-*"))
-		parked, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", sessions[len(sessions)-1].Name(), "parked-*"))
-		left = slices.Concat(left, files, parked)
+		left = append(left, files...)
+		for _, pid := range c.alive() {
+			if file := filepath.Join(c.host.RunDir, "sessions", sessions[len(sessions)-1].Name(), fmt.Sprintf("parked-%d.json", pid)); testenv.Exists(file) {
+				left = append(left, file)
+			}
+		}
 	}
 	if len(left) > 0 {
 		c.t.Errorf("left behind: %v", left)

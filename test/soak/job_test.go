@@ -113,8 +113,11 @@ func (j *job) dump(t *testing.T, leaveRunning bool) {
 	now := j.settle(t, images)
 	switch {
 	case now == gone && leaveRunning:
-		t.Errorf("job %s is gone after %s", j.name, run)
+		t.Fatalf("job %s is gone after %s\n%s", j.name, run, j.journals())
 	case now == gone:
+		if j.cuda() && j.lastOutcome(images) != hooks.OutcomeDumped {
+			t.Fatalf("job %s is gone after %s\n%s", j.name, run, j.journals())
+		}
 		j.images = images
 		j.count("dump")
 		return
@@ -151,7 +154,7 @@ func (j *job) restore(t *testing.T) {
 	case run.err == nil && (undisturbed || run.program == "cucriu"):
 		t.Errorf("job %s is gone after %s", j.name, run)
 	case undisturbed && !strings.Contains(run.said(), "File exists"):
-		t.Errorf("job %s is not restored, and nobody was killed: %s", j.name, run)
+		t.Fatalf("job %s is not restored, and nobody was killed: %s\n%s", j.name, run, j.journals())
 	}
 }
 
@@ -235,11 +238,7 @@ func (j *job) settle(t *testing.T, images string) state {
 			}
 		}
 		if time.Since(begun) > 3*testenv.Soon {
-			for _, s := range sessions {
-				log, _ := os.ReadFile(filepath.Join(j.host.RunDir, "sessions", s.Name(), "watcher.log"))
-				t.Logf("open: %s %s, step %s: %s\n%s", s.Kind, s.Name(), s.Step, s.Message, log)
-			}
-			t.Fatalf("nobody brings job %s to an end; at work: %v", j.name, atWork(images))
+			t.Fatalf("nobody brings job %s to an end; at work: %v\n%s", j.name, atWork(images), j.journals())
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -249,7 +248,7 @@ func (j *job) settle(t *testing.T, images string) state {
 func (j *job) expect(t *testing.T, want state) {
 	t.Helper()
 	if alive := j.alive(); len(alive) != len(j.pids) {
-		t.Fatalf("job %s: processes %v of %v are there, want that it %s", j.name, alive, j.pids, want)
+		t.Fatalf("job %s: processes %v of %v are there, want that it %s\n%s", j.name, alive, j.pids, want, j.journals())
 	}
 	j.runs(t)
 }
@@ -301,10 +300,38 @@ func (j *job) open() []*hooks.Session {
 		return nil
 	}
 	return slices.DeleteFunc(sessions, func(s *hooks.Session) bool {
-		mine := strings.HasPrefix(filepath.Base(s.ImageDir), j.name+"-") ||
-			slices.ContainsFunc(s.Members, func(m hooks.Member) bool { return slices.Contains(j.pids, m.PID) })
-		return s.Outcome != "" || !mine
+		return s.Outcome != "" || !j.owns(s)
 	})
+}
+
+func (j *job) owns(s *hooks.Session) bool {
+	return strings.HasPrefix(filepath.Base(s.ImageDir), j.name+"-") ||
+		slices.ContainsFunc(s.Members, func(m hooks.Member) bool { return slices.Contains(j.pids, m.PID) })
+}
+
+// lastOutcome is that of the latest session about an image directory.
+func (j *job) lastOutcome(images string) hooks.Outcome {
+	sessions, _ := hooks.Sessions(j.host.RunDir)
+	for _, s := range slices.Backward(sessions) {
+		if filepath.Base(s.ImageDir) == filepath.Base(images) || s.PublishAs == images {
+			return s.Outcome
+		}
+	}
+	return ""
+}
+
+// journals tells of the latest sessions of the job.
+func (j *job) journals() string {
+	var text strings.Builder
+	sessions, _ := hooks.Sessions(j.host.RunDir)
+	for _, s := range slices.Backward(sessions) {
+		if !j.owns(s) || text.Len() > 10000 {
+			continue
+		}
+		log, _ := os.ReadFile(filepath.Join(j.host.RunDir, "sessions", s.Name(), "watcher.log"))
+		fmt.Fprintf(&text, "session %s of %v: step %s, outcome %q: %s\n%s%s\n", s.Name(), s.Created, s.Step, s.Outcome, s.Message, s.Phases, log)
+	}
+	return text.String()
 }
 
 // atWork lists the criu that work in an image directory.

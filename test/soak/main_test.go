@@ -11,6 +11,8 @@
 //     while criu works on it.
 //   - The criu that restores the job without CUDA is not killed: there is no journal
 //     of such a restore, and what criu has created waits for it for ever.
+//   - Nobody continues the job without CUDA: a SIGCONT makes criu's dump of a plain
+//     process fail, with or without a hook (52 of 60), and rarely kills it.
 //   - A restore that finds a pid taken (EEXIST) is begun again.
 package soak
 
