@@ -17,7 +17,7 @@ import (
 // ever for one of its other threads, whatever the timeout), so those that were
 // stopped before we came run under trace for the moment that it takes.
 func (d *dump) lock(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	d.tracer = criuutil.NewTracer()
 	for _, t := range stoppedBefore(d.targets) {
