@@ -9,7 +9,8 @@
 void child_block_requests(sigset_t *before);
 
 /*
- * Called with the requests blocked. Waits until the parent is gone. At SIGUSR1 the child gives up what it inherited of the
+ * Called with the requests blocked. Waits until the parent is gone. At SIGUSR1 the child
+ * gives up what it inherited of the
  * driver: its descriptors become /dev/null, its mappings unreadable memory. At SIGUSR2 it
  * leaves by exit(), with the driver's own exit handlers.
  */
