@@ -51,28 +51,59 @@ func (f controlFile) control(client, object, command uint32, parameters unsafe.P
 // the process. A process that has no nvidiactl open has nothing. The error has
 // ErrUnknown in it where the kernel module does not answer.
 func Read(pid int) (Holdings, error) {
+	var all Holdings
+	err := eachClient(pid, func(c contents) error {
+		all.add(c)
+		return nil
+	})
+	return all, err
+}
+
+// Fabric lists a process's fabric memory, for [NewRemaker]. A pool's is not in it: it
+// cannot be made again.
+func Fabric(pid int) ([]FabricObject, error) {
+	var all []FabricObject
+	err := eachClient(pid, func(c contents) error {
+		if len(all) > 0 && len(c.fabric) > 0 {
+			return errors.New("fabric memory in two clients")
+		}
+		for _, o := range c.fabric {
+			if o.Source == 0 && o.Memory == 0 {
+				return fmt.Errorf("fabric memory %#x: no memory before it", o.Handle)
+			}
+		}
+		all = append(all, c.fabric...)
+		return nil
+	})
+	return all, err
+}
+
+// eachClient goes through the clients that were made through a process's files.
+func eachClient(pid int, see func(contents) error) error {
 	files, err := borrow(pid)
 	defer func() {
 		for _, f := range files {
 			_ = unix.Close(int(f))
 		}
 	}()
-	var all Holdings
 	if err != nil {
-		return all, fmt.Errorf("process %d: %w", pid, err)
+		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	seen := make(map[uint32]bool) // one file can be open under several numbers
 	for _, f := range files {
 		client, err := findClient(f)
 		if err == nil && !seen[client] {
 			seen[client] = true
-			err = all.add(f, client)
+			var c contents
+			if c, err = scan(f, client); err == nil {
+				err = see(c)
+			}
 		}
 		if err != nil {
-			return all, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
+			return fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
 		}
 	}
-	return all, nil
+	return nil
 }
 
 // borrow gets the process's open files of nvidiactl.

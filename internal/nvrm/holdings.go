@@ -31,6 +31,7 @@ type Holdings struct {
 // Classes of objects, and the commands that ask about them.
 const (
 	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
+	classGPUMemory    = 0x40   // NV01_MEMORY_LOCAL_USER
 	classP2P          = 0x503b // NV50_P2P
 	classFabric       = 0xf8   // NV_MEMORY_FABRIC
 
@@ -39,8 +40,9 @@ const (
 	getSurfaceInfo = 0x410110 // NV0041_CTRL_CMD_GET_SURFACE_INFO
 	getFabricInfo  = 0xf80101 // NV00F8_CTRL_CMD_GET_INFO
 
-	handleClass = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
-	flexible    = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
+	handleParent = 1 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT
+	handleClass  = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
+	flexible     = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
 )
 
 // Where handles lie. The module counts clients up from the first one; libcuda counts
@@ -60,11 +62,15 @@ const (
 
 // classOf is the class of an object, 0 if there is none.
 func classOf(a asker, client, object uint32) (class, status uint32, err error) {
+	return handleInfo(a, client, object, handleClass)
+}
+
+func handleInfo(a asker, client, object, index uint32) (answer, status uint32, err error) {
 	var p struct {
 		object, index uint32
 		result        uint64
 	}
-	p.object, p.index = object, handleClass
+	p.object, p.index = object, index
 	status, err = a.control(client, client, getHandleInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
 	if err != nil || status != statusOK {
 		return 0, status, err
@@ -89,20 +95,39 @@ func findClient(a asker) (uint32, error) {
 	return 0, errors.New("no client of an open nvidiactl was found")
 }
 
-// object is one of those that matter.
+// object is one that may have duplicates.
 type object struct {
 	handle uint32
 	size   uint64
 }
 
+// contents are the objects of a client that matter.
+type contents struct {
+	p2p           int
+	fabric        []FabricObject
+	pools         int // flexible fabric memory, which is a pool's
+	system        []object
+	systemDoubled int
+	fabricDoubled int
+}
+
 // add adds what a client has.
-func (h *Holdings) add(a asker, client uint32) error {
-	var fabric, system []object
+func (h *Holdings) add(c contents) {
+	h.PeerAccess += c.p2p
+	h.Fabric += len(c.fabric) - c.fabricDoubled
+	h.FabricShared += c.fabricDoubled
+	h.Pools += c.pools
+	h.HostNUMA += c.systemDoubled
+}
+
+// scan goes through a client.
+func scan(a asker, client uint32) (c contents, err error) {
 	gap := 0
+	before := uint32(0) // the class of the handle before
 	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
 		class, _, err := classOf(a, client, handle)
 		if err != nil {
-			return err
+			return c, err
 		}
 		gap++
 		if class != 0 {
@@ -110,47 +135,66 @@ func (h *Holdings) add(a asker, client uint32) error {
 		}
 		switch class {
 		case classP2P:
-			h.PeerAccess++
+			c.p2p++
 		case classSystemMemory:
 			size, err := systemSize(a, client, handle)
 			if err != nil {
-				return err
+				return c, err
 			}
-			system = append(system, object{handle, size})
+			c.system = append(c.system, object{handle, size})
 		case classFabric:
-			size, flags, err := fabricInfo(a, client, handle)
-			if err != nil {
-				return err
+			o, err := fabricObject(a, client, handle)
+			switch {
+			case err != nil:
+				return c, err
+			case o.Flags&flexible != 0:
+				c.pools++
+			default:
+				// libcuda makes it at once after the memory.
+				if before == classGPUMemory {
+					o.Memory = handle - 1
+				}
+				c.fabric = append(c.fabric, o)
 			}
-			if flags&flexible != 0 {
-				h.Pools++
-				continue
-			}
-			fabric = append(fabric, object{handle, size})
+		}
+		before = class
+	}
+	var fabric []object
+	for _, o := range c.fabric {
+		fabric = append(fabric, object{o.Handle, o.Size})
+	}
+	sources, err := duplicates(a, client, fabric)
+	if err != nil {
+		return c, err
+	}
+	for i := range c.fabric {
+		o := &c.fabric[i]
+		if o.Source = sources[o.Handle]; o.Source != 0 {
+			o.Memory = 0
+			c.fabricDoubled++
 		}
 	}
-	shared, err := duplicates(a, client, fabric)
-	if err != nil {
-		return err
-	}
-	h.Fabric += len(fabric) - shared
-	h.FabricShared += shared
-	numa, err := duplicates(a, client, system)
-	h.HostNUMA += numa
-	return err
+	doubled, err := duplicates(a, client, c.system)
+	c.systemDoubled = len(doubled)
+	return c, err
 }
 
-func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err error) {
+func fabricObject(a asker, client, handle uint32) (FabricObject, error) {
+	o := FabricObject{Handle: handle}
 	var p struct {
 		size, page uint64
 		flags      uint32
 		attributes [2]uint32
 	}
 	status, err := a.control(client, handle, getFabricInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	if err == nil && status == statusOK {
+		o.Size, o.PageSize, o.Flags = p.size, p.page, p.flags
+		o.Parent, status, err = handleInfo(a, client, handle, handleParent)
+	}
 	if err == nil && status != statusOK {
 		err = fmt.Errorf("fabric memory %#x: status %#x", handle, status)
 	}
-	return p.size, p.flags, err
+	return o, err
 }
 
 // systemSize is the size of system memory. What does not tell it has the size 0.
@@ -169,13 +213,14 @@ func systemSize(a asker, client, handle uint32) (uint64, error) {
 	return uint64(list[1].value)<<32 | uint64(list[0].value), nil
 }
 
-// duplicates counts the objects that are duplicates of one before them.
-func duplicates(a asker, client uint32, objects []object) (int, error) {
-	found := 0
+// duplicates finds the objects that are duplicates of one before them, and of which.
+func duplicates(a asker, client uint32, objects []object) (map[uint32]uint32, error) {
+	of := make(map[uint32]uint32)
 	for i, one := range objects {
 		// The nearest first: a duplicate is often made at once.
 		for j := i - 1; j >= 0; j-- {
-			if objects[j].size != one.size {
+			other := objects[j]
+			if other.size != one.size || of[other.handle] != 0 {
 				continue
 			}
 			var p struct {
@@ -183,19 +228,19 @@ func duplicates(a asker, client uint32, objects []object) (int, error) {
 				yes           uint8
 				_             [3]uint8
 			}
-			p.first, p.second = one.handle, objects[j].handle
+			p.first, p.second = one.handle, other.handle
 			status, err := a.control(client, client, areDuplicates, unsafe.Pointer(&p), unsafe.Sizeof(p))
 			if err == nil && status != statusOK {
-				err = fmt.Errorf("objects %#x and %#x: status %#x", one.handle, objects[j].handle, status)
+				err = fmt.Errorf("objects %#x and %#x: status %#x", one.handle, other.handle, status)
 			}
 			if err != nil {
-				return found, err
+				return nil, err
 			}
 			if p.yes != 0 {
-				found++
+				of[one.handle] = other.handle
 				break
 			}
 		}
 	}
-	return found, nil
+	return of, nil
 }

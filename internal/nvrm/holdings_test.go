@@ -19,6 +19,7 @@ type fake struct {
 
 type fakeObject struct {
 	class  uint32
+	parent uint32
 	size   uint64
 	flags  uint32
 	dupOf  uint32 // number of another one
@@ -49,6 +50,9 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 			return noObject, nil
 		}
 		p.result = uint64(o.class)
+		if p.index == handleParent {
+			p.result = uint64(o.parent)
+		}
 		return statusOK, nil
 	case getSurfaceInfo:
 		p := (*struct {
@@ -109,6 +113,14 @@ func TestHoldings(t *testing.T) {
 			Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 2},
 		},
 		{
+			"three duplicates of one, as three GPUs make",
+			map[uint32]fakeObject{
+				0xa6: {class: classGPUMemory, size: 512 * mib}, 0xa7: {class: fabric, size: 512 * mib},
+				0x149: {class: fabric, size: 512 * mib, dupOf: 0xa7}, 0x14b: {class: fabric, size: 512 * mib, dupOf: 0xa7}, 0x14d: {class: fabric, size: 512 * mib, dupOf: 0xa7},
+			},
+			Holdings{Fabric: 1, FabricShared: 3},
+		},
+		{
 			"pool with peer access",
 			map[uint32]fakeObject{0x146: {class: p2p}, 0x147: {class: fabric, size: 512 * mib, flags: flexible}, 0x148: {class: fabric, size: 512 * mib, flags: flexible}},
 			Holdings{PeerAccess: 1, Pools: 2},
@@ -129,8 +141,9 @@ func TestHoldings(t *testing.T) {
 			if err != nil || client != f.client {
 				t.Fatalf("client %#x, %v", client, err)
 			}
+			found, err := scan(f, client)
 			var got Holdings
-			if err := got.add(f, client); err != nil || got != c.want {
+			if got.add(found); err != nil || got != c.want {
 				t.Errorf("%+v, %v; want %+v", got, err, c.want)
 			}
 		})
