@@ -50,13 +50,16 @@ static int ending(void)
 void companions_fork_child(void)
 {
 	pid_t parent = getpid();
+	sigset_t before;
 
+	/* Before the fork: a request that comes early must not kill the child. */
+	child_block_requests(&before);
 	run.child = fork();
 	if (run.child < 0)
 		die(EXIT_USAGE, "--fork-child: cannot fork");
-	if (run.child)
-		return;
-	child_wait(parent);
+	if (!run.child)
+		child_wait(parent);
+	sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 void companions_io_uring(void)
