@@ -53,7 +53,8 @@ func (d *dump) measure(ctx context.Context) error {
 	for i, t := range d.targets {
 		members[i] = *t.member
 	}
-	peers, err := peersOf(members, listed)
+	severalGPUs := func(m *Member) bool { return len(m.GPUs) > 1 } // others need not wait for it
+	peers, err := peersOf(members, listed, holdingsOf(d.driver, members, severalGPUs))
 	if err != nil {
 		return err
 	}

@@ -48,31 +48,12 @@ func (f controlFile) control(client, object, command uint32, parameters unsafe.P
 }
 
 // Read says what a process has in the resource manager. It needs CAP_SYS_PTRACE over
-// the process. A process that has no nvidiactl open has nothing. The error has
-// ErrUnknown in it where the kernel module does not answer.
+// the process. The error has [ErrUnknown] in it where the kernel module does not answer,
+// or there is nothing to ask it by: the process has no nvidiactl open.
 func Read(pid int) (Holdings, error) {
 	var all Holdings
 	err := eachClient(pid, func(c contents) error {
 		all.add(c)
-		return nil
-	})
-	return all, err
-}
-
-// Fabric lists a process's fabric memory, for [NewRemaker]. A pool's is not in it: it
-// cannot be made again.
-func Fabric(pid int) ([]FabricObject, error) {
-	var all []FabricObject
-	err := eachClient(pid, func(c contents) error {
-		if len(all) > 0 && len(c.fabric) > 0 {
-			return errors.New("fabric memory in two clients")
-		}
-		for _, o := range c.fabric {
-			if o.Source == 0 && o.Memory == 0 {
-				return fmt.Errorf("fabric memory %#x: no memory before it", o.Handle)
-			}
-		}
-		all = append(all, c.fabric...)
 		return nil
 	})
 	return all, err
@@ -88,6 +69,9 @@ func eachClient(pid int, see func(contents) error) error {
 	}()
 	if err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("process %d: %w: no nvidiactl is open", pid, ErrUnknown)
 	}
 	seen := make(map[uint32]bool) // one file can be open under several numbers
 	for _, f := range files {

@@ -8,7 +8,5 @@
 // are those of the open kernel modules, and were met as they are here on driver
 // 580.159.04 alone.
 //
-// It can also make again what a restore forgets, see [Remaker].
-//
 // The package does not know what is done about the answer, and traces nothing.
 package nvrm

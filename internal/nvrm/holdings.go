@@ -31,7 +31,6 @@ type Holdings struct {
 // Classes of objects, and the commands that ask about them.
 const (
 	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
-	classGPUMemory    = 0x40   // NV01_MEMORY_LOCAL_USER
 	classP2P          = 0x503b // NV50_P2P
 	classFabric       = 0xf8   // NV_MEMORY_FABRIC
 
@@ -40,9 +39,8 @@ const (
 	getSurfaceInfo = 0x410110 // NV0041_CTRL_CMD_GET_SURFACE_INFO
 	getFabricInfo  = 0xf80101 // NV00F8_CTRL_CMD_GET_INFO
 
-	handleParent = 1 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT
-	handleClass  = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
-	flexible     = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
+	handleClass = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
+	flexible    = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
 )
 
 // Where handles lie. The module counts clients up from the first one; libcuda counts
@@ -62,15 +60,11 @@ const (
 
 // classOf is the class of an object, 0 if there is none.
 func classOf(a asker, client, object uint32) (class, status uint32, err error) {
-	return handleInfo(a, client, object, handleClass)
-}
-
-func handleInfo(a asker, client, object, index uint32) (answer, status uint32, err error) {
 	var p struct {
 		object, index uint32
 		result        uint64
 	}
-	p.object, p.index = object, index
+	p.object, p.index = object, handleClass
 	status, err = a.control(client, client, getHandleInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
 	if err != nil || status != statusOK {
 		return 0, status, err
@@ -104,7 +98,7 @@ type object struct {
 // contents are the objects of a client that matter.
 type contents struct {
 	p2p           int
-	fabric        []FabricObject
+	fabric        []object
 	pools         int // flexible fabric memory, which is a pool's
 	system        []object
 	systemDoubled int
@@ -123,7 +117,6 @@ func (h *Holdings) add(c contents) {
 // scan goes through a client.
 func scan(a asker, client uint32) (c contents, err error) {
 	gap := 0
-	before := uint32(0) // the class of the handle before
 	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
 		class, _, err := classOf(a, client, handle)
 		if err != nil {
@@ -143,58 +136,35 @@ func scan(a asker, client uint32) (c contents, err error) {
 			}
 			c.system = append(c.system, object{handle, size})
 		case classFabric:
-			o, err := fabricObject(a, client, handle)
+			size, flags, err := fabricInfo(a, client, handle)
 			switch {
 			case err != nil:
 				return c, err
-			case o.Flags&flexible != 0:
+			case flags&flexible != 0:
 				c.pools++
 			default:
-				// libcuda makes it at once after the memory.
-				if before == classGPUMemory {
-					o.Memory = handle - 1
-				}
-				c.fabric = append(c.fabric, o)
+				c.fabric = append(c.fabric, object{handle, size})
 			}
 		}
-		before = class
 	}
-	var fabric []object
-	for _, o := range c.fabric {
-		fabric = append(fabric, object{o.Handle, o.Size})
-	}
-	sources, err := duplicates(a, client, fabric)
-	if err != nil {
+	if c.fabricDoubled, err = duplicates(a, client, c.fabric); err != nil {
 		return c, err
 	}
-	for i := range c.fabric {
-		o := &c.fabric[i]
-		if o.Source = sources[o.Handle]; o.Source != 0 {
-			o.Memory = 0
-			c.fabricDoubled++
-		}
-	}
-	doubled, err := duplicates(a, client, c.system)
-	c.systemDoubled = len(doubled)
+	c.systemDoubled, err = duplicates(a, client, c.system)
 	return c, err
 }
 
-func fabricObject(a asker, client, handle uint32) (FabricObject, error) {
-	o := FabricObject{Handle: handle}
+func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err error) {
 	var p struct {
 		size, page uint64
 		flags      uint32
 		attributes [2]uint32
 	}
 	status, err := a.control(client, handle, getFabricInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
-	if err == nil && status == statusOK {
-		o.Size, o.PageSize, o.Flags = p.size, p.page, p.flags
-		o.Parent, status, err = handleInfo(a, client, handle, handleParent)
-	}
 	if err == nil && status != statusOK {
 		err = fmt.Errorf("fabric memory %#x: status %#x", handle, status)
 	}
-	return o, err
+	return p.size, p.flags, err
 }
 
 // systemSize is the size of system memory. What does not tell it has the size 0.
@@ -213,14 +183,14 @@ func systemSize(a asker, client, handle uint32) (uint64, error) {
 	return uint64(list[1].value)<<32 | uint64(list[0].value), nil
 }
 
-// duplicates finds the objects that are duplicates of one before them, and of which.
-func duplicates(a asker, client uint32, objects []object) (map[uint32]uint32, error) {
-	of := make(map[uint32]uint32)
+// duplicates counts the objects that are duplicates of one before them.
+func duplicates(a asker, client uint32, objects []object) (int, error) {
+	isDuplicate := make(map[uint32]bool)
 	for i, one := range objects {
 		// The nearest first: a duplicate is often made at once.
 		for j := i - 1; j >= 0; j-- {
 			other := objects[j]
-			if other.size != one.size || of[other.handle] != 0 {
+			if other.size != one.size || isDuplicate[other.handle] {
 				continue
 			}
 			var p struct {
@@ -234,13 +204,13 @@ func duplicates(a asker, client uint32, objects []object) (map[uint32]uint32, er
 				err = fmt.Errorf("objects %#x and %#x: status %#x", one.handle, other.handle, status)
 			}
 			if err != nil {
-				return nil, err
+				return 0, err
 			}
 			if p.yes != 0 {
-				of[one.handle] = other.handle
+				isDuplicate[one.handle] = true
 				break
 			}
 		}
 	}
-	return of, nil
+	return len(isDuplicate), nil
 }
