@@ -1,0 +1,52 @@
+package e2e
+
+import (
+	"strconv"
+	"testing"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere, with every GPU's memory
+// checked by way of each GPU that can reach it. Most of it needs NVIDIA's kernel module,
+// which says who comes back; what is known without it has a test of its own.
+func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
+	const large = 600 // MiB
+	for _, test := range []struct {
+		name    string
+		ballast int // MiB
+		args    []string
+		refused bool
+		real    bool // only there, since it needs the kernel module's word
+	}{
+		{"peer access to small allocations", 1, []string{"--peer", "both"}, false, false},
+		{"peer access to a large one", large, []string{"--peer", "both"}, true, true},
+		{"one way", large, []string{"--peer", "one"}, true, true},
+		{"large allocations without peer access", large, nil, false, true},
+		{"peer access to large memory in small parts", large / 3, []string{"--peer", "both", "--ballast-pieces", "4"}, false, true},
+		{"a pool with peer access", 1, []string{"--peer", "both", "--memory", "pool"}, true, true},
+		{"host NUMA memory", 1, []string{"--memory", "host-numa"}, true, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				if test.real && !testenv.RealDriver() {
+					t.Skip("needs NVIDIA's kernel module")
+				}
+				host := testenv.NewHost(t, 2)
+				args := append([]string{"--gpus", "0,1", "--ballast", strconv.Itoa(test.ballast)}, test.args...)
+				job := host.Start(1, args...)
+				if test.refused {
+					name := hooks.FindingPeerMemory
+					if test.name == "host NUMA memory" {
+						name = hooks.FindingHostNUMA
+					}
+					refused(t, host, job, name, t.TempDir())
+				} else {
+					host.Restore(host.Dump(job))
+				}
+				job.Runs()
+			})
+		})
+	}
+}
