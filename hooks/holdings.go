@@ -42,8 +42,9 @@ func holdingsOf(driver *cudackpt.Driver, members []Member, which func(*Member) b
 	return all
 }
 
-// holdingFindings judges what the kernel module says of a process.
-func holdingFindings(m *Member, h nvrm.Holdings, remedy string) Findings {
+// holdingFindings judges what the kernel module says of a process with contexts on so
+// many GPUs.
+func holdingFindings(m *Member, h nvrm.Holdings, contexts int, remedy string) Findings {
 	var findings Findings
 	add := func(name string, severity Severity, message, remedy string) {
 		findings = append(findings, m.found(Finding{Name: name, Severity: severity, Message: message, Remedy: remedy}))
@@ -54,7 +55,8 @@ func holdingFindings(m *Member, h nvrm.Holdings, remedy string) Findings {
 	if h.Pools > 0 {
 		add(FindingPeerMemory, SeverityError, "has a memory pool that another GPU accesses: a restore would lose that access without a word, and the next access would fail", remedy)
 	}
-	if h.HostNUMA > 0 {
+	// With contexts on two GPUs the driver has duplicates of its own, 4 or 5.
+	if h.HostNUMA > 0 && contexts == 1 {
 		add(FindingHostNUMA, SeverityError, "has memory of the driver's in a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it",
 			"run the job without it: with pinned host memory, for one")
 	}

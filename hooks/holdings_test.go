@@ -9,7 +9,7 @@ import (
 
 // TestHoldingFindings: the rows were measured on two H200s, with what became of each.
 func TestHoldingFindings(t *testing.T) {
-	two, one := make([]cudackpt.GPU, 2), make([]cudackpt.GPU, 1)
+	two, one := []cudackpt.GPU{{UUID: cudackpt.UUID{1}}, {UUID: cudackpt.UUID{2}}}, []cudackpt.GPU{{UUID: cudackpt.UUID{1}}}
 	for _, test := range []struct {
 		name     string
 		gpus     []cudackpt.GPU
@@ -23,10 +23,14 @@ func TestHoldingFindings(t *testing.T) {
 		{"peer access to large allocations", two, nvrm.Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 2}, "peer-memory=error"},
 		{"a pool with peer access", two, nvrm.Holdings{PeerAccess: 1, Pools: 2}, "peer-memory=error"},
 		{"host NUMA memory", one, nvrm.Holdings{HostNUMA: 1}, "host-numa-memory=error"},
+		{"what looks like it in any process on two GPUs", two, nvrm.Holdings{PeerAccess: 1, HostNUMA: 4}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := &Member{GPUs: test.gpus}
-			if got := severities(peerFindings([]peerUse{{member: m, holdings: &test.holdings}})); got != test.want {
+			m, listed := &Member{GPUs: test.gpus}, make(map[cudackpt.UUID]uint64)
+			for _, gpu := range test.gpus {
+				listed[gpu.UUID] = 1 << 30
+			}
+			if got := severities(peerFindings([]peerUse{{member: m, holdings: &test.holdings, listed: listed}})); got != test.want {
 				t.Fatalf("%q, want %q", got, test.want)
 			}
 		})

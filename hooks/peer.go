@@ -80,7 +80,7 @@ func peerFindings(uses []peerUse) Findings {
 	var findings Findings
 	for _, u := range uses {
 		if u.holdings != nil {
-			findings = append(findings, holdingFindings(u.member, *u.holdings, u.remedy())...)
+			findings = append(findings, holdingFindings(u.member, *u.holdings, u.contexts(), u.remedy())...)
 			continue
 		}
 		if u.contexts() < 2 || u.harmless() {

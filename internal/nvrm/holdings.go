@@ -23,8 +23,9 @@ type Holdings struct {
 	// Pools is the number of memory pools that another GPU accesses. A restore forgets
 	// that without a word, and the other GPU's next access ends in an error.
 	Pools int
-	// HostNUMA is the number of allocations of virtual memory management in host NUMA
-	// memory. With one of these a restore fails, and the process is lost.
+	// HostNUMA is, for a process with a context on one GPU, the number of allocations of
+	// virtual memory management in host NUMA memory. With one of these a restore fails,
+	// and the process is lost. With contexts on two GPUs it is 4 or 5 without any.
 	HostNUMA int
 }
 

@@ -26,7 +26,7 @@ func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
 		{"large allocations without peer access", large, nil, false, true},
 		{"peer access to large memory in small parts", large / 3, []string{"--peer", "both", "--ballast-pieces", "4"}, false, true},
 		{"a pool with peer access", 1, []string{"--peer", "both", "--memory", "pool"}, true, true},
-		{"host NUMA memory", 1, []string{"--memory", "host-numa"}, true, true},
+		{"host NUMA memory", 1, []string{"--gpus", "0", "--memory", "host-numa"}, true, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
