@@ -46,7 +46,7 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	before := readStageCall(path)
 	again := before != nil && before.Criu == call.Criu && before.Action == call.Action
 	if beginsRequest(stage.Action) {
-		mark, err := criu.MarkImageDir(stage.ImageDir)
+		mark, err := criu.MarkRequest(stage.ImageDir)
 		if err != nil {
 			h.Log.Debug("criu's request cannot be marked", "error", err)
 			mark = 0
