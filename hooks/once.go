@@ -135,7 +135,7 @@ func (h *Hook) write(path string, call stageCall) {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		_ = os.Remove(path)
+		_ = os.Remove(path + ".new")
 		h.Log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be known", "error", err)
 	}
 }
