@@ -58,14 +58,11 @@ func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
-// The mark is the position of the open file. criu reads no directory through this
-// one, so the position stays what it is; whoever inherits the open file has it, too,
-// and anybody can read it in /proc.
-
-// MarkImageDir marks what criu has open of its image directory with a random number,
-// unless it has been marked before. So a request is told from the next one, and what
-// criu has created for it from everything else.
-func (c *Criu) MarkImageDir(dir string) (mark int64, err error) {
+// MarkRequest marks the request that criu is serving with a random number, unless it
+// has been marked before, and returns the mark. It is the position of criu's open
+// image directory: nobody reads the directory through that, so the position stays
+// what it is until criu opens one for the next request.
+func (c *Criu) MarkRequest(dir string) (mark int64, err error) {
 	shared, err := c.ShareImageDir(dir)
 	if err != nil {
 		return 0, err
@@ -85,32 +82,7 @@ func (c *Criu) MarkImageDir(dir string) (mark int64, err error) {
 		err = fmt.Errorf("the file system has moved it to %d", at)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("mark criu's image directory: %w", err)
+		return 0, fmt.Errorf("mark criu's request: %w", err)
 	}
 	return mark, nil
-}
-
-// HasMarked reports whether a process has a directory open with the mark: it has
-// inherited it from the criu that was marked.
-func HasMarked(pid int, isDir func(os.FileInfo) bool, mark int64) bool {
-	if mark == 0 {
-		return false
-	}
-	open := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(open)
-	if err != nil {
-		return false
-	}
-	for _, entry := range entries {
-		info, err := os.Stat(filepath.Join(open, entry.Name()))
-		if err != nil || !isDir(info) {
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", entry.Name()))
-		var at int64
-		if _, scanErr := fmt.Sscanf(string(data), "pos: %d", &at); err == nil && scanErr == nil && at == mark {
-			return true
-		}
-	}
-	return false
 }

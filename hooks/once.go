@@ -46,7 +46,7 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	before := readStageCall(path)
 	again := before != nil && before.Criu == call.Criu && before.Action == call.Action
 	if beginsRequest(stage.Action) {
-		mark, err := criu.MarkImageDir(stage.ImageDir)
+		mark, err := criu.MarkRequest(stage.ImageDir)
 		if err != nil {
 			h.Log.Debug("criu's request cannot be marked", "error", err)
 			mark = 0
@@ -135,7 +135,7 @@ func (h *Hook) write(path string, call stageCall) {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		_ = os.Remove(path)
+		_ = os.Remove(path + ".new")
 		h.Log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be known", "error", err)
 	}
 }

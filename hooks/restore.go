@@ -53,7 +53,7 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
-	mark, err := criu.MarkImageDir(stage.ImageDir)
+	mark, err := criu.MarkChildren()
 	if err != nil {
 		h.Log.Debug("what criu creates will not be known by its mark", "error", err)
 		mark = 0

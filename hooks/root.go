@@ -2,7 +2,6 @@ package hooks
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"cucriu/criuutil"
@@ -12,8 +11,7 @@ import (
 // itself what it has created if it fails. If it is killed before, the tasks wait for
 // it for ever, hold their pids, and nobody ends them but us. Who they are must be
 // certain then: on a host that restores containers, many a process executes criu and
-// has the pid 1. What only they have is what criu has open of the image directory,
-// which they inherit, and which pre-restore has marked.
+// has the pid 1. So pre-restore leaves a mark that they inherit.
 
 // awaitRoot waits until the root task of a restore exists, and returns nil if criu
 // ends before. It is a child of criu, or of the process that has asked for that.
@@ -36,7 +34,7 @@ func (s *Session) awaitRoot(ctx context.Context, criu *criuutil.Process) *criuut
 			if root == nil {
 				continue
 			}
-			if parent != criu.PID && !criuutil.HasMarked(pid, s.isImageDir, s.Mark) {
+			if parent != criu.PID && !criuutil.HasMark(pid, s.Mark) {
 				continue // another child of that process
 			}
 			return root
@@ -59,12 +57,6 @@ func (s *Session) createdByCriu(pid int) *criuutil.Ident {
 	return &process.Ident
 }
 
-// isImageDir reports whether this is the directory that the journal names.
-func (s *Session) isImageDir(info os.FileInfo) bool {
-	dir, err := os.Stat(s.ImageDir)
-	return err == nil && os.SameFile(info, dir)
-}
-
 // orphanedRoot finds the root task that a killed criu has left behind before anybody
 // saw it. Suspects are processes that might be it or might be another restore's; there
 // are none if criu was marked.
@@ -82,10 +74,13 @@ func (s *Session) orphanedRoot() (root *criuutil.Ident, suspects []int, err erro
 		if created == nil {
 			continue
 		}
-		if criuutil.HasMarked(pid, s.isImageDir, s.Mark) {
+		if s.CriuExe == "" || executable(pid) != s.CriuExe {
+			continue
+		}
+		if criuutil.HasMark(pid, s.Mark) {
 			return created, nil, nil
 		}
-		if s.Mark == 0 && s.CriuExe != "" && executable(pid) == s.CriuExe && executable(status.PPID) != s.CriuExe {
+		if s.Mark == 0 && executable(status.PPID) != s.CriuExe {
 			suspects = append(suspects, pid)
 		}
 	}

@@ -1,7 +1,6 @@
 package hooks
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -10,11 +9,10 @@ import (
 	"cucriu/criuutil"
 )
 
-// sleeper starts a process that inherits a descriptor.
-func sleeper(t *testing.T, inherits *os.File) int {
+// sleeper starts a process that stands for the root of a restore.
+func sleeper(t *testing.T) int {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
-	cmd.ExtraFiles = []*os.File{inherits}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -22,39 +20,24 @@ func sleeper(t *testing.T, inherits *os.File) int {
 	return cmd.Process.Pid
 }
 
-func openDir(t *testing.T, dir string) *os.File {
-	t.Helper()
-	f, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
-}
-
 // TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu, and no other process with
 // the same pid in its image is taken for it: not even one that restores the same image.
 func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
 	// This program is the criu.
-	dir := t.TempDir()
-	marked, others := openDir(t, dir), openDir(t, dir)
-	root, stranger := sleeper(t, marked), sleeper(t, others)
+	stranger := sleeper(t)
 	self, err := criuutil.OpenCriu(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer self.Close()
-	imageDir := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), marked.Fd())
-	mark, err := self.MarkImageDir(imageDir)
+	mark, err := self.MarkChildren()
 	if err != nil || mark == 0 {
 		t.Fatalf("mark %d: %v", mark, err)
 	}
-	if again, err := self.MarkImageDir(imageDir); err != nil || again != mark {
-		t.Fatalf("marked again: %d, want %d: %v", again, mark, err)
-	}
+	root := sleeper(t)
 	for name, test := range map[string]struct {
 		pid      int
-		mark     int64
+		mark     uint64
 		root     int
 		suspects []int
 	}{
@@ -62,7 +45,7 @@ func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
 		"another restore's":           {stranger, mark, 0, nil},
 		"without a mark nobody knows": {root, 0, 0, []int{root}},
 	} {
-		s := &Session{Kind: KindRestore, Criu: self.Ident, Mark: test.mark, ImageDir: dir, CriuExe: executable(test.pid), Manifest: &Manifest{RootPID: test.pid}}
+		s := &Session{Kind: KindRestore, Criu: self.Ident, Mark: test.mark, CriuExe: executable(test.pid), Manifest: &Manifest{RootPID: test.pid}}
 		found, suspects, err := s.orphanedRoot()
 		if err != nil || (found != nil) != (test.root != 0) || found != nil && found.PID != test.root || !slices.Equal(suspects, test.suspects) {
 			t.Errorf("%s: found %v, suspects %v: %v", name, found, suspects, err)

@@ -62,7 +62,7 @@ type Session struct {
 	PublishAs    string           `json:"publish_as,omitempty"` // where the complete image goes
 	Root         *criuutil.Ident  `json:"root,omitempty"`
 	RootParent   *criuutil.Ident  `json:"root_parent,omitempty"` // of a restore, if it is not criu
-	Mark         int64            `json:"mark,omitempty"`        // of a restore: of what criu has open of the image directory
+	Mark         uint64           `json:"mark,omitempty"`        // of a restore: what its criu creates is known by it
 	Tree         []criuutil.Ident `json:"tree,omitempty"`        // what a restore was seen to create
 	LeaveStopped bool             `json:"leave_stopped"`         // criu -s
 	LeaveRunning bool             `json:"leave_running"`         // criu -R

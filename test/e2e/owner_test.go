@@ -195,7 +195,7 @@ func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
 			return err == nil
 		})
 		_ = criu.Wait()
-		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" })
+		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" && len(host.Watchers()) == 0 })
 		if s := host.Sessions()[0]; s.Outcome != hooks.OutcomeGone || !strings.Contains(s.Message, "if all of them have") {
 			t.Fatalf("the session says: %s: %s", s.Outcome, s.Message)
 		}
