@@ -174,7 +174,7 @@ func (d *dump) thaw(ctx context.Context, freezers []criuutil.Freezer) error {
 // ready asks what only a tree that is not frozen tells: who is stopped, and the
 // state of the CUDA processes.
 func (d *dump) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	for _, t := range d.targets {
 		stopped, err := criuutil.Stopped(t.PID)

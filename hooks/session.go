@@ -329,7 +329,7 @@ func (s *Session) idents() []*criuutil.Ident {
 	for i := range s.Members {
 		idents = append(idents, &s.Members[i].Ident)
 	}
-	for _, others := range [][]criuutil.Ident{s.Tree, s.Others} {
+	for _, others := range [][]criuutil.Ident{s.Tree, s.Others, s.Ancestors} {
 		for i := range others {
 			idents = append(idents, &others[i])
 		}

@@ -113,8 +113,9 @@ func TestALongKernelIsWaitedFor(t *testing.T) {
 func TestAKernelThatOutlastsTheDeadlineEndsTheDumpAndNotTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--busy-ms", "1500")
+		job := host.Start(1, "--busy-ms", "3000")
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 500ms, try: 100ms}\n"))
+		job.WaitTicks(1) // the next kernel begins now
 		run := host.TryDump(job, t.TempDir())
 		if run.Err == nil || !strings.Contains(run.Log, "lock.timeout") {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
