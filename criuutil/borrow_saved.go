@@ -22,7 +22,7 @@ type savedThreads struct {
 // savedThread is a thread as it was before it was borrowed.
 type savedThread struct {
 	TID       int        `json:"tid"`
-	StartTime uint64     `json:"start_time"` // of the thread, in clock ticks since boot
+	StartTime uint64     `json:"start_time"` // of the thread, as [Ident] has it
 	Registers registers  `json:"registers"`
 	Mask      signalMask `json:"mask"`
 }
@@ -55,8 +55,8 @@ func readSavedThreads(path string) (savedThreads, error) {
 	return s, nil
 }
 
-// threadStat reads /proc/PID/task/TID/stat. It fails with [ErrGone] if there is
-// no such thread, or it has ended.
+// threadStat reads /proc/PID/task/TID/stat, with the start time as [Ident] has it. It
+// fails with [ErrGone] if there is no such thread, or it has ended.
 func threadStat(pid, tid int) (procfs.ProcStat, error) {
 	proc, err := procfs.NewProc(pid)
 	if err == nil {
@@ -72,5 +72,7 @@ func threadStat(pid, tid int) (procfs.ProcStat, error) {
 	if stat.State == "Z" || stat.State == "X" {
 		return stat, fmt.Errorf("thread %d of process %d: %w", tid, pid, ErrGone)
 	}
-	return stat, nil
+	offset, err := boottimeTicks()
+	stat.Starttime -= uint64(offset)
+	return stat, err
 }

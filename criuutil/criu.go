@@ -24,6 +24,7 @@ type Criu struct {
 	// PagesElsewhere says that not all of the memory goes into the image
 	// directory: to a page server, or only what changed since an earlier image.
 	PagesElsewhere bool
+	LazyPages      bool // --lazy-pages: sent on demand, once post-dump is over
 	// LibDir is the folder whose plugins it loads, empty if it loads none.
 	LibDir string
 	// LibDirGiven says that the folder was named, and not left to the default:
@@ -163,6 +164,7 @@ func (c *Criu) readArguments(args []string) {
 			c.RPC = c.RPC || name == "rpc"
 			c.PagesElsewhere = c.PagesElsewhere || abbreviates(name, "page-server", "pa") ||
 				abbreviates(name, "prev-images-dir", "pr") || abbreviates(name, "lazy-pages", "la") || abbreviates(name, "stream", "str")
+			c.LazyPages = c.LazyPages || abbreviates(name, "lazy-pages", "la")
 			if abbreviates(name, "libdir", "lib") {
 				if !hasValue && i+1 < len(args) {
 					i++
@@ -246,6 +248,7 @@ func (c *Criu) readConfiguration(text string) {
 		c.LeaveStopped = c.LeaveStopped || fields[0] == "leave-stopped"
 		c.LeaveRunning = c.LeaveRunning || fields[0] == "leave-running"
 		c.FreezeCgroup = c.FreezeCgroup || fields[0] == "freeze-cgroup"
+		c.LazyPages = c.LazyPages || fields[0] == "lazy-pages"
 		switch fields[0] {
 		case "page-server", "prev-images-dir", "lazy-pages", "stream":
 			c.PagesElsewhere = true

@@ -1,7 +1,8 @@
 package criuutil
 
 import (
-	"errors"
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -57,48 +58,59 @@ func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
-// HasOpen reports whether a process has the open file that this program's descriptor
-// fd is of: it has inherited it from this program, or both have it from a third. (That
-// both have opened the same file does not make it the same open file.)
-func HasOpen(pid, fd int) (bool, error) {
-	const kcmpFile = 0 // KCMP_FILE in the kernel's include/uapi/linux/kcmp.h
-	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "fd"))
+// The mark is the position of the open file. criu reads no directory through this
+// one, so the position stays what it is; whoever inherits the open file has it, too,
+// and anybody can read it in /proc.
+
+// MarkImageDir marks what criu has open of its image directory with a random number,
+// unless it has been marked before. So a request is told from the next one, and what
+// criu has created for it from everything else.
+func (c *Criu) MarkImageDir(dir string) (mark int64, err error) {
+	shared, err := c.ShareImageDir(dir)
 	if err != nil {
-		return false, goneOr(pid, err)
+		return 0, err
 	}
-	for _, entry := range entries {
-		theirs, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			return false, err
-		}
-		order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(pid), kcmpFile, uintptr(fd), uintptr(theirs), 0)
-		switch {
-		case errno == unix.EBADF: // closed meanwhile
-		case errno == unix.ESRCH:
-			return false, fmt.Errorf("process %d: %w", pid, ErrGone)
-		case errno != 0:
-			return false, fmt.Errorf("compare descriptors with process %d: %w", pid, errno)
-		case order == 0:
-			return true, nil
-		}
+	defer shared.Close()
+	fd := int(shared.Fd())
+	if mark, err := unix.Seek(fd, 0, unix.SEEK_CUR); err != nil || mark != 0 {
+		return mark, err
 	}
-	return false, nil
+	var random [4]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return 0, err
+	}
+	mark = 1 + int64(binary.NativeEndian.Uint32(random[:])>>1) // which every file system takes
+	at, err := unix.Seek(fd, mark, unix.SEEK_SET)
+	if err == nil && at != mark {
+		err = fmt.Errorf("the file system has moved it to %d", at)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("mark criu's image directory: %w", err)
+	}
+	return mark, nil
 }
 
-// The mark is the number of the signal that would tell of input: the one property
-// of an open file that anybody can set and read, that changes nothing (nobody has
-// asked for such signals), and that ends with it.
-const requestMark = int(unix.SIGURG)
-
-// MarkRequest marks the request that criu is serving, and reports whether it had
-// been marked before.
-func MarkRequest(imageDir *os.File) (marked bool, err error) {
-	signal, err := unix.FcntlInt(imageDir.Fd(), unix.F_GETSIG, 0)
-	if err == nil && signal != requestMark {
-		_, err = unix.FcntlInt(imageDir.Fd(), unix.F_SETSIG, requestMark)
+// HasMarked reports whether a process has a directory open with the mark: it has
+// inherited it from the criu that was marked.
+func HasMarked(pid int, isDir func(os.FileInfo) bool, mark int64) bool {
+	if mark == 0 {
+		return false
 	}
+	open := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(open)
 	if err != nil {
-		return false, errors.Join(errors.New("mark criu's request"), err)
+		return false
 	}
-	return signal == requestMark, nil
+	for _, entry := range entries {
+		info, err := os.Stat(filepath.Join(open, entry.Name()))
+		if err != nil || !isDir(info) {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", entry.Name()))
+		var at int64
+		if _, scanErr := fmt.Sscanf(string(data), "pos: %d", &at); err == nil && scanErr == nil && at == mark {
+			return true
+		}
+	}
+	return false
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,8 +48,11 @@ func ownPIDNamespace() uint64 {
 const nanosPerTick = 10_000_000 // of the clock ticks in /proc/PID/stat
 
 // boottimeTicks is by how many clock ticks the start times that /proc shows here are
-// later than the host's: by the offset of the reader's time namespace.
-func boottimeTicks() (int64, error) {
+// later than the host's: by the offset of the reader's time namespace, which a process
+// of several threads cannot change.
+var boottimeTicks = sync.OnceValues(readBoottimeTicks)
+
+func readBoottimeTicks() (int64, error) {
 	data, err := os.ReadFile("/proc/self/timens_offsets")
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, nil // a kernel without time namespaces

@@ -16,8 +16,8 @@ import (
 // what each of them needs to go on.
 //
 // A stop alone does not hold a process: anybody's SIGCONT ends it. A parked
-// thread that is continued enters an endless futex(2) wait, with all of its signals
-// blocked, and runs not one instruction of its program. Nobody has to stay for that:
+// thread that is continued enters an endless futex(2) wait, with its signals blocked,
+// and runs not one instruction of its program. Nobody has to stay for that:
 // its registers and its signal mask are all that is changed, so it stays parked
 // whoever is killed, while another tracer comes and goes, and through criu's dump and
 // restore.
@@ -110,16 +110,45 @@ func (l *loan) park(process *Process) error {
 	if err := process.ReadMemory(bytesOf(&value), word); err != nil {
 		return errors.Join(err, l.putBack())
 	}
+	status, err := ReadStatus(l.pid)
+	if err != nil {
+		return errors.Join(err, l.putBack())
+	}
+	mask := allSignals
+	if !status.Caught.Has(unix.SIGCONT) {
+		// Nothing would be run for it, and one that waits in an image makes criu's
+		// restore fail.
+		mask &^= 1 << (unix.SIGCONT - 1)
+	}
 	for _, t := range l.threads {
 		regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, word, privateWait, uint64(value))
 		regs.setArgument(3, 0) // no time limit
-		if err := regs.write(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {
+		err := regs.write(t.TID)
+		if err == nil {
+			err = mask.write(t.TID)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return errors.Join(fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err), l.putBack())
 		}
 		l.at("parked")
 	}
 	l.letGo()
 	return nil
+}
+
+// Continue ends the stop of a parked process: its threads wait on. What it leaves
+// pending makes nothing run.
+func (p Parked) Continue(process *Process) error {
+	if err := process.Signal(unix.SIGCONT); err != nil {
+		return err
+	}
+	status, err := ReadStatus(process.PID)
+	if err != nil || !status.Caught.Has(unix.SIGCONT) {
+		return err
+	}
+	// A SIGCONT that waits in an image makes criu's restore fail. A SIGTSTP takes it
+	// away, and goes itself with the SIGCONT that comes after the threads are unparked.
+	return process.Signal(unix.SIGTSTP)
 }
 
 // Unpark gives the threads in the file saved their own registers and signal

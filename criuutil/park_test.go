@@ -34,6 +34,11 @@ func (p *borrowable) rounds() (rounds [len(jobs)]uint64) {
 func (p *borrowable) wantWaiting(t *testing.T, parked Parked) {
 	t.Helper()
 	must(t, p.Signal(unix.SIGCONT))
+	p.wantInWait(t, parked)
+}
+
+func (p *borrowable) wantInWait(t *testing.T, parked Parked) {
+	t.Helper()
 	call := fmt.Sprintf("%d %#x 0x80 ", unix.SYS_FUTEX, parked.Instruction&^3)
 	for _, thread := range parked.Threads {
 		eventually(t, fmt.Sprintf("thread %d waits", thread.TID), func() bool {
@@ -85,6 +90,38 @@ func TestSignalsToAParkedProcessAreTakenOnceAfterwards(t *testing.T) {
 	p.wantReturned(t)
 	p.goesOn(t)
 	eventually(t, "the signals", func() bool { return p.Terminated.Load() == 1 && p.Poked.Load() == 1 })
+}
+
+// TestNoSigcontWaitsForAParkedProcess: criu cannot restore an image with one.
+func TestNoSigcontWaitsForAParkedProcess(t *testing.T) {
+	for target, left := range map[string]SignalSet{"borrowable": 0, "catching": 1 << (unix.SIGTSTP - 1)} {
+		t.Run(target, func(t *testing.T) {
+			t.Parallel()
+			p := startTarget(t, target, len(jobs))
+			parked := p.park(t)
+			must(t, parked.Continue(p.Process))
+			p.wantInWait(t, parked)
+			if pending := p.pending(t); pending != left {
+				t.Fatalf("signals %#x are pending, want %#x", pending, left)
+			}
+			must(t, Unpark(t.Context(), p.saved))
+			p.goesOn(t)
+			if pending := p.pending(t); pending != 0 {
+				t.Fatalf("signals %#x are left pending", pending)
+			}
+		})
+	}
+}
+
+// pending are the signals that wait for any thread of the process.
+func (p *borrowable) pending(t *testing.T) (set SignalSet) {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	must(t, err)
+	_, rest, _ := strings.Cut(string(data), "ShdPnd:\t")
+	_, err = fmt.Sscanf(rest, "%x", &set)
+	must(t, err)
+	return set
 }
 
 func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 )
 
 // Status is what /proc/PID/status says that the dump and restore sides need.
@@ -16,10 +18,17 @@ type Status struct {
 	TracerPID int
 	Seccomp   bool // a seccomp filter, or the strict mode, judges its system calls
 	Ended     bool // a zombie, or about to be gone
+	Caught    SignalSet
 	// NSPID is the pid in every pid namespace that the process is in, from
 	// that of the reader inwards. The last is the pid in the CRIU image.
 	NSPID []int
 }
+
+// SignalSet is a set of signals, as /proc shows it: those with a handler, say.
+type SignalSet uint64
+
+// Has reports whether a signal is in the set.
+func (s SignalSet) Has(signal unix.Signal) bool { return s&(1<<(signal-1)) != 0 }
 
 // ImagePID is the pid by which a CRIU image names the process: the one in its
 // innermost pid namespace.
@@ -59,6 +68,10 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.PPID, err = strconv.Atoi(value)
 		case "TracerPid":
 			s.TracerPID, err = strconv.Atoi(value)
+		case "SigCgt":
+			var set uint64
+			set, err = strconv.ParseUint(value, 16, 64)
+			s.Caught = SignalSet(set)
 		case "Seccomp":
 			s.Seccomp = value != "0"
 		case "NSpid":

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"strconv"
 	"strings"
@@ -22,6 +23,9 @@ import (
 func TestMain(m *testing.M) {
 	switch os.Getenv("CRIUUTIL_TARGET") {
 	case "borrowable":
+		runBorrowable()
+	case "catching":
+		signal.Notify(make(chan os.Signal, 1), unix.SIGCONT)
 		runBorrowable()
 	case "filtered":
 		filterPopulating()

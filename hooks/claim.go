@@ -164,7 +164,9 @@ func heldByAncestor(pid int, dir os.FileInfo) bool {
 		if err != nil {
 			return false
 		}
-		pid = status.PPID
+		if pid = status.PPID; pid == os.Getpid() {
+			continue // which serves criu over RPC, and has claimed it for another dump
+		}
 		open := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 		entries, err := os.ReadDir(open)
 		if err != nil {

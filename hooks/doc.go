@@ -15,6 +15,7 @@
 // The dump side, all of it in criu's pre-dump stage, where the processes still
 // run (dump.go, dump_lock.go and fastlane_dump.go, one function a step):
 //
+//	claim       the image directory (claim.go)
 //	inspect     walk the tree; errors among the findings → refuse here, nothing touched
 //	watch       journal into the run directory; start the watcher
 //	thaw        a control group that the container engine froze
@@ -34,7 +35,8 @@
 //	manifest    into the image directory, atomically
 //
 // criu then seizes and dumps. In its post-dump stage, before it kills the
-// processes (or not), all that the manifest names must still be there; and before
+// processes (or not), all that the manifest names must still be there, and the image
+// as it was written (whole.go); and before
 // it lets go of them, then and in network-unlock, they are sent a SIGSTOP: one that
 // was only frozen must not run checkpointed when it is thawed. The watcher
 // (watch.go) waits for criu's end: a target that is gone was dumped, a target
@@ -51,6 +53,12 @@
 //	post-resume  all tasks are restored and in the group-stop: bring them up;
 //	             a failure → SIGKILL the tree: the image is intact, and a
 //	             half-restored job must not run
+//
+// A session is taken on by its criu's hook and by its watcher, and by others only
+// when both are gone (Recover in watch.go). Processes are known by their start times
+// and their pid namespace; what another namespace has begun is left to that. A second
+// call of a stage by the same criu does nothing (once.go). In a pid namespace that
+// criu has entered, the watcher does the stages (inside.go).
 //
 // The stages reach us in one of three ways: as criu's action script (hook.go),
 // behind go-criu's callbacks (notify.go), or from a criu that we drive over its

@@ -30,9 +30,9 @@ type dump struct {
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
 	// that the image will have.
 	stoppedOthers []int
-	others        []*criuutil.Process // without CUDA, which we have stopped
-	parkedOthers  []criuutil.Parked   // of these
-	claimed       *os.File            // the image directory
+	others        []*criuutil.Process      // without CUDA, which we have stopped
+	parkedOthers  map[int]*criuutil.Parked // of these, by their pids
+	claimed       *os.File                 // the image directory
 	session       *Session
 	targets       []*target
 	tracer        *criuutil.Tracer // while the processes are locked
@@ -253,7 +253,7 @@ func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t
 // container thawed before it was inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := membersOfTree(d.root)
-	if err != nil {
+	if err != nil || isForeignRunDir(d.Config.RunDir) {
 		return err
 	}
 	for {
@@ -332,7 +332,7 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, Members: d.members, Ancestors: ancestorsOf(d.members),
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages, Members: d.members, Ancestors: ancestorsOf(d.members),
 		Paused: slices.Concat(d.thawed, d.paused),
 	})
 	if err != nil {
@@ -496,14 +496,14 @@ func (d *dump) freeze(ctx context.Context) error {
 		if t.member.Stopped {
 			continue
 		}
-		frozen, err := d.freezeInstead(ctx, t.Process)
+		frozen, err := d.freezeInstead(ctx, t.Process, t.parked)
 		if err != nil {
 			return err
 		}
 		t.frozen = frozen
 	}
 	for _, other := range d.others {
-		if _, err := d.freezeInstead(ctx, other); err != nil {
+		if _, err := d.freezeInstead(ctx, other, d.parkedOthers[other.PID]); err != nil {
 			return err
 		}
 	}
@@ -512,7 +512,7 @@ func (d *dump) freeze(ctx context.Context) error {
 
 // freezeInstead takes a process from stopped to frozen, if criu will seize it
 // through a v1 freezer. Nothing runs.
-func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process) (bool, error) {
+func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process, parked *criuutil.Parked) (bool, error) {
 	frozen, err := d.freezeV1(ctx, process.PID)
 	if err != nil || !frozen {
 		if errors.Is(err, criuutil.ErrGone) {
@@ -520,10 +520,15 @@ func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process) (bo
 		}
 		return false, err
 	}
-	if err := process.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
-		return false, err
+	if parked != nil {
+		err = parked.Continue(process)
+	} else {
+		err = process.Signal(unix.SIGCONT)
 	}
-	return true, nil
+	if errors.Is(err, criuutil.ErrGone) {
+		err = nil
+	}
+	return err == nil, err
 }
 
 // freezeV1 freezes a process's v1 freezer if criu will seize through it. Under

@@ -11,6 +11,10 @@ import (
 	"cucriu/criuutil"
 )
 
+// stepTransferring is the step of a dump with --lazy-pages after post-dump: criu waits
+// for the restore that fetches the pages, and ends the processes once it has them all.
+const stepTransferring = "transferring"
+
 // postDump notes that criu has written a complete image, and gives it its name.
 // An error makes criu leave the processes alive. See [Hook.hold] for the stop.
 func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
@@ -44,12 +48,19 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err := s.step("publish", publishing); err != nil {
 		return err
 	}
-	return s.step("dumped", s.stopMembers)
+	step := "dumped"
+	if s.LazyPages {
+		step = stepTransferring
+	}
+	return s.step(step, s.stopMembers)
 }
 
 // servedByClient reports whether the latest session of a running criu is
 // another process's, which serves criu over RPC.
 func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
+	if isForeignRunDir(h.Config.RunDir) {
+		return false, nil
+	}
 	all, err := Sessions(h.Config.RunDir)
 	if err != nil {
 		return false, err
@@ -97,6 +108,9 @@ func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 // latestSessionOf finds and locks the latest session of a running criu, open or
 // over, nil if it has none.
 func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+	if isForeignRunDir(h.Config.RunDir) {
+		return nil, nil
+	}
 	sessions, err := sessionsDir(h.Config.RunDir)
 	if err != nil {
 		return nil, err

@@ -94,7 +94,7 @@ func (d *dump) createPages() error {
 		if err != nil {
 			return err
 		}
-		if d.Config.FastLane.Sync {
+		if d.syncs() {
 			writer.SyncAlong()
 		}
 		t.lane = &lane{writer: writer}
@@ -164,7 +164,7 @@ func (d *dump) copyOut(t *target) error {
 	if err != nil {
 		return err
 	}
-	if l.listing, err = l.writer.Finish(); err != nil || !d.Config.FastLane.Sync {
+	if l.listing, err = l.writer.Finish(); err != nil || !d.syncs() {
 		return err
 	}
 	if err := failpoint(c.ctx, d.session, "dump.syncing"); err != nil {

@@ -21,14 +21,13 @@ import (
 // stageCall is the call of a stage by a criu that was the last to begin. It is
 // written down because most of what criu calls the hook for has no session.
 type stageCall struct {
-	Criu   criuutil.Ident `json:"criu"`
-	Action string         `json:"action"`
-	Root   string         `json:"root"`
-	// Marked says that criu's request is marked, which tells it from the next one.
-	Marked   bool   `json:"marked"`
-	ImageDir FileID `json:"image_dir"`
-	Ended    bool   `json:"ended"`
-	Error    string `json:"error,omitempty"`
+	Criu     criuutil.Ident `json:"criu"`
+	Action   string         `json:"action"`
+	Root     string         `json:"root"`
+	Mark     int64          `json:"mark"` // of criu's request, 0 if it could not be marked
+	ImageDir FileID         `json:"image_dir"`
+	Ended    bool           `json:"ended"`
+	Error    string         `json:"error,omitempty"`
 }
 
 // beginsRequest reports whether the stage is criu's first of a request.
@@ -47,14 +46,14 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	before := readStageCall(path)
 	again := before != nil && before.Criu == call.Criu && before.Action == call.Action
 	if beginsRequest(stage.Action) {
-		marked, err := markRequest(criu, stage)
-		call.Marked = err == nil
-		// One criu may serve several requests, one after the other.
-		if again && before.Marked && call.Marked {
-			again = marked
-		} else if again {
-			again = before.Root == call.Root && before.ImageDir == call.ImageDir
+		mark, err := criu.MarkImageDir(stage.ImageDir)
+		if err != nil {
+			h.Log.Debug("criu's request cannot be marked", "error", err)
+			mark = 0
 		}
+		call.Mark = mark
+		// One criu may serve several requests, one after the other.
+		again = again && before.Mark == call.Mark && before.Root == call.Root && before.ImageDir == call.ImageDir
 	}
 	switch {
 	case again && before.Ended && before.Error == "":
@@ -73,15 +72,6 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	}
 	h.write(path, call)
 	return err
-}
-
-func markRequest(criu *criuutil.Criu, stage Stage) (marked bool, err error) {
-	dir, err := criu.ShareImageDir(stage.ImageDir)
-	if err != nil {
-		return false, err
-	}
-	defer dir.Close()
-	return criuutil.MarkRequest(dir)
 }
 
 // stageFile is where the last call by a criu is written down. What criu processes

@@ -56,6 +56,7 @@ func (d *dump) park(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.parkedOthers = make(map[int]*criuutil.Parked)
 	for _, other := range d.others {
 		status, err := criuutil.ReadStatus(other.PID)
 		if err == nil && status.Seccomp {
@@ -66,7 +67,7 @@ func (d *dump) park(ctx context.Context) error {
 			parked, err = d.session.park(ctx, other)
 		}
 		if parked != nil {
-			d.parkedOthers = append(d.parkedOthers, *parked)
+			d.parkedOthers[other.PID] = parked
 		}
 		if err := d.parkedOrStopped(ctx, other, err); err != nil {
 			return err
@@ -149,15 +150,25 @@ func (b *bringUp) unpark(ctx context.Context) error {
 
 // parkedForImage is what the manifest says of the parked threads.
 func (d *dump) parkedForImage() ([]criuutil.Parked, error) {
-	all := d.parkedOthers
+	var all []criuutil.Parked
+	add := func(parked *criuutil.Parked) error {
+		if parked == nil {
+			return nil
+		}
+		inImage, err := parked.ForImage()
+		if errors.Is(err, criuutil.ErrGone) {
+			return nil
+		}
+		all = append(all, inImage)
+		return err
+	}
 	for _, t := range d.targets {
-		if t.parked != nil {
-			all = append(all, *t.parked)
+		if err := add(t.parked); err != nil {
+			return nil, err
 		}
 	}
-	for i := range all {
-		var err error
-		if all[i], err = all[i].ForImage(); err != nil && !errors.Is(err, criuutil.ErrGone) {
+	for _, other := range d.others {
+		if err := add(d.parkedOthers[other.PID]); err != nil {
 			return nil, err
 		}
 	}

@@ -26,7 +26,9 @@ import (
 
 // handedOver reports whether the hook has done its part of a dump: the freezers
 // are as the engine left them, or as criu or the engine did since.
-func (s *Session) handedOver() bool { return s.Step == "dumping" || s.Step == "dumped" }
+func (s *Session) handedOver() bool {
+	return s.Step == "dumping" || s.Step == stepTransferring || s.Step == "dumped"
+}
 
 // toPauseAgain returns the freezers that a bring-up must freeze when it is done.
 func (s *Session) toPauseAgain() ([]criuutil.Freezer, error) {

@@ -192,7 +192,7 @@ func imageSize(system criuutil.System, in *inspection) (uint64, error) {
 
 func diskFindings(stat unix.Statfs_t, need uint64) Findings {
 	free := stat.Bfree * uint64(stat.Bsize)
-	if need <= free {
+	if need <= free || stat.Blocks == 0 { // some file systems do not tell
 		return nil
 	}
 	return Findings{{

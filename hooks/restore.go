@@ -53,16 +53,13 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
-	imageFD := 0
-	if dir, err := criu.ShareImageDir(stage.ImageDir); err == nil {
-		defer dir.Close()
-		imageFD = firstWatcherFD + len(files)
-		files = append(files, dir)
-	} else {
-		h.Log.Debug("what criu creates will not be known by its open files", "error", err)
+	mark, err := criu.MarkImageDir(stage.ImageDir)
+	if err != nil {
+		h.Log.Debug("what criu creates will not be known by its mark", "error", err)
+		mark = 0
 	}
 	s, err := h.newSession(&Session{
-		Kind: KindRestore, Criu: criu.Ident, ImageFD: imageFD, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
+		Kind: KindRestore, Criu: criu.Ident, Mark: mark, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
 		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
 	if err != nil {
@@ -484,6 +481,11 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 		return err
 	}
 	if s.Step == "post-resume" || err == nil && s.criuIsThrough() {
+		if s.by == byRecover { // whose environment need not be that of criu's hook
+			if _, err := h.OpenDriver(); err != nil {
+				return err
+			}
+		}
 		err := h.resume(ctx, s)
 		if err == nil {
 			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")

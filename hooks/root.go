@@ -2,7 +2,6 @@ package hooks
 
 import (
 	"context"
-	"errors"
 	"os"
 	"time"
 
@@ -13,8 +12,8 @@ import (
 // itself what it has created if it fails. If it is killed before, the tasks wait for
 // it for ever, hold their pids, and nobody ends them but us. Who they are must be
 // certain then: on a host that restores containers, many a process executes criu and
-// has the pid 1. What only they have is criu's open file of the image directory,
-// which they inherit, and which the watcher shares.
+// has the pid 1. What only they have is what criu has open of the image directory,
+// which they inherit, and which pre-restore has marked.
 
 // awaitRoot waits until the root task of a restore exists, and returns nil if criu
 // ends before. It is a child of criu, or of the process that has asked for that.
@@ -37,10 +36,8 @@ func (s *Session) awaitRoot(ctx context.Context, criu *criuutil.Process) *criuut
 			if root == nil {
 				continue
 			}
-			if parent != criu.PID { // which has other children, too
-				if inherited, err := criuutil.HasOpen(pid, s.ImageFD); s.ImageFD == 0 || err != nil || !inherited {
-					continue
-				}
+			if parent != criu.PID && !criuutil.HasMarked(pid, s.isImageDir, s.Mark) {
+				continue // another child of that process
 			}
 			return root
 		}
@@ -62,34 +59,19 @@ func (s *Session) createdByCriu(pid int) *criuutil.Ident {
 	return &process.Ident
 }
 
-// watchedImageDir shares the watcher's descriptor of criu's open image directory, nil
-// if there is none any more.
-func (s *Session) watchedImageDir() *os.File {
-	if s.Watcher == nil || s.ImageFD == 0 {
-		return nil
-	}
-	watcher, err := criuutil.Reopen(*s.Watcher)
-	if err != nil {
-		return nil
-	}
-	defer watcher.Close()
-	dir, err := watcher.ShareDescriptor(s.ImageFD)
-	if err != nil {
-		return nil
-	}
-	return dir
+// isImageDir reports whether this is the directory that the journal names.
+func (s *Session) isImageDir(info os.FileInfo) bool {
+	dir, err := os.Stat(s.ImageDir)
+	return err == nil && os.SameFile(info, dir)
 }
 
 // orphanedRoot finds the root task that a killed criu has left behind before anybody
-// saw it. Suspects are processes that might be it or might be another restore's.
+// saw it. Suspects are processes that might be it or might be another restore's; there
+// are none if criu was marked.
 func (s *Session) orphanedRoot() (root *criuutil.Ident, suspects []int, err error) {
 	pids, err := criuutil.Processes()
 	if err != nil {
 		return nil, nil, err
-	}
-	imageDir := s.watchedImageDir()
-	if imageDir != nil {
-		defer imageDir.Close()
 	}
 	for _, pid := range pids {
 		status, err := criuutil.ReadStatus(pid)
@@ -100,16 +82,10 @@ func (s *Session) orphanedRoot() (root *criuutil.Ident, suspects []int, err erro
 		if created == nil {
 			continue
 		}
-		if imageDir != nil {
-			inherited, err := criuutil.HasOpen(pid, int(imageDir.Fd()))
-			if inherited {
-				return created, nil, nil
-			}
-			if err == nil || errors.Is(err, criuutil.ErrGone) {
-				continue
-			}
+		if criuutil.HasMarked(pid, s.isImageDir, s.Mark) {
+			return created, nil, nil
 		}
-		if s.CriuExe != "" && executable(pid) == s.CriuExe && executable(status.PPID) != s.CriuExe {
+		if s.Mark == 0 && s.CriuExe != "" && executable(pid) == s.CriuExe && executable(status.PPID) != s.CriuExe {
 			suspects = append(suspects, pid)
 		}
 	}

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -34,30 +35,37 @@ func openDir(t *testing.T, dir string) *os.File {
 // TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu, and no other process with
 // the same pid in its image is taken for it: not even one that restores the same image.
 func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
+	// This program is the criu.
 	dir := t.TempDir()
-	crius, others := openDir(t, dir), openDir(t, dir)
-	root, stranger := sleeper(t, crius), sleeper(t, others)
-	self, err := criuutil.OpenProcess(os.Getpid())
+	marked, others := openDir(t, dir), openDir(t, dir)
+	root, stranger := sleeper(t, marked), sleeper(t, others)
+	self, err := criuutil.OpenCriu(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer self.Close()
-	// This program is criu and the watcher.
-	session := func(rootPID int) *Session {
-		return &Session{Kind: KindRestore, Criu: self.Ident, Watcher: &self.Ident, ImageFD: int(crius.Fd()), CriuExe: executable(root), Manifest: &Manifest{RootPID: rootPID}}
+	imageDir := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), marked.Fd())
+	mark, err := self.MarkImageDir(imageDir)
+	if err != nil || mark == 0 {
+		t.Fatalf("mark %d: %v", mark, err)
 	}
-	found, suspects, err := session(root).orphanedRoot()
-	if err != nil || found == nil || found.PID != root {
-		t.Errorf("the root is process %d; found %v, suspects %v: %v", root, found, suspects, err)
+	if again, err := self.MarkImageDir(imageDir); err != nil || again != mark {
+		t.Fatalf("marked again: %d, want %d: %v", again, mark, err)
 	}
-	found, suspects, err = session(stranger).orphanedRoot()
-	if err != nil || found != nil || len(suspects) != 0 {
-		t.Errorf("a stranger is taken for the root: found %v, suspects %v: %v", found, suspects, err)
-	}
-	unwatched := session(stranger)
-	unwatched.Watcher = nil
-	found, suspects, err = unwatched.orphanedRoot()
-	if err != nil || found != nil || !slices.Equal(suspects, []int{stranger}) {
-		t.Errorf("without a watcher nobody can tell: found %v, suspects %v: %v", found, suspects, err)
+	for name, test := range map[string]struct {
+		pid      int
+		mark     int64
+		root     int
+		suspects []int
+	}{
+		"the root":                    {root, mark, root, nil},
+		"another restore's":           {stranger, mark, 0, nil},
+		"without a mark nobody knows": {root, 0, 0, []int{root}},
+	} {
+		s := &Session{Kind: KindRestore, Criu: self.Ident, Mark: test.mark, ImageDir: dir, CriuExe: executable(test.pid), Manifest: &Manifest{RootPID: test.pid}}
+		found, suspects, err := s.orphanedRoot()
+		if err != nil || (found != nil) != (test.root != 0) || found != nil && found.PID != test.root || !slices.Equal(suspects, test.suspects) {
+			t.Errorf("%s: found %v, suspects %v: %v", name, found, suspects, err)
+		}
 	}
 }

@@ -62,10 +62,11 @@ type Session struct {
 	PublishAs    string           `json:"publish_as,omitempty"` // where the complete image goes
 	Root         *criuutil.Ident  `json:"root,omitempty"`
 	RootParent   *criuutil.Ident  `json:"root_parent,omitempty"` // of a restore, if it is not criu
-	ImageFD      int              `json:"image_fd,omitempty"`    // of a restore: the watcher's descriptor of criu's open image directory
+	Mark         int64            `json:"mark,omitempty"`        // of a restore: of what criu has open of the image directory
 	Tree         []criuutil.Ident `json:"tree,omitempty"`        // what a restore was seen to create
 	LeaveStopped bool             `json:"leave_stopped"`         // criu -s
 	LeaveRunning bool             `json:"leave_running"`         // criu -R
+	LazyPages    bool             `json:"lazy_pages,omitempty"`  // criu --lazy-pages
 	RPC          bool             `json:"rpc"`                   // criu was driven over RPC: its options are not known
 	Step         string           `json:"step"`                  // the step that was begun last
 	Back         bool             `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
@@ -130,10 +131,21 @@ func sessionsDir(runDir string) (string, error) {
 			return "", fmt.Errorf("run directory %s: %w", d, err)
 		}
 		if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o022 != 0 {
-			return "", fmt.Errorf("run directory %s must be a directory owned by uid %d that nobody else can write (mode 0700)", d, os.Geteuid())
+			return "", fmt.Errorf("run directory %s must be a directory owned by uid %d that nobody else can write (mode 0700): %w", d, os.Geteuid(), os.ErrPermission)
 		}
 	}
 	return dir, nil
+}
+
+// isForeignRunDir reports whether the run directory is out of this program's reach,
+// which does not run as root: nothing in it is about what it dumps, and only a dump
+// with CUDA needs it.
+func isForeignRunDir(runDir string) bool {
+	if os.Geteuid() == 0 {
+		return false
+	}
+	_, err := sessionsDir(runDir)
+	return errors.Is(err, os.ErrPermission)
 }
 
 // Name is what the session is called in the run directory.

@@ -168,3 +168,20 @@ func FuzzParseSession(f *testing.F) {
 		}
 	})
 }
+
+// TestASessionThatWasKilledBeforeItsJournalIsRemoved by the next that is made.
+func TestASessionThatWasKilledBeforeItsJournalIsRemoved(t *testing.T) {
+	runDir := t.TempDir()
+	first := testSession(t, runDir, 1)
+	killed := filepath.Join(runDir, "sessions", "dump-7-7")
+	if err := errors.Join(os.Mkdir(killed, 0o700), os.WriteFile(filepath.Join(killed, "lock"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	testSession(t, runDir, 2)
+	if _, err := os.Stat(killed); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+	if _, err := os.Stat(first.dir); err != nil {
+		t.Errorf("an open session was removed: %v", err)
+	}
+}

@@ -78,11 +78,11 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	over, isOver := context.WithCancel(ctx) // for a session that a stage has closed here
 	defer isOver()
 	if s.Kind == KindRestore && criu != nil {
-		stop, err := h.serveStages(ctx, s, isOver)
-		if err != nil {
-			return err
+		if stop, err := h.serveStages(ctx, s, isOver); err == nil {
+			defer stop()
+		} else { // only a restore into an existing pid namespace needs it
+			h.Log.Warn("the watcher does no stages in the hook's place", "error", err)
 		}
-		defer stop()
 	}
 	if _, err := ready.Write([]byte{1}); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
@@ -255,6 +255,9 @@ func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 // recoverFirst brings orphaned jobs back before another is begun: this one may
 // be among them. One that does not come back at once is left to cucriu recover.
 func (h *Hook) recoverFirst(ctx context.Context) {
+	if isForeignRunDir(h.Config.RunDir) {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 	defer cancel()
 	recovered, err := h.Recover(ctx)
@@ -366,9 +369,11 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	}
 	s.noteCriu()
 	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
-	dumped := s.Step == "dumped"
-	ended := dumped && !s.Back // by criu, those that are gone; later they ended by themselves
+	dumped, sent := s.Step == "dumped", s.Step == stepTransferring
+	ended := (dumped || sent) && !s.Back // by criu, those that are gone; later they ended by themselves
 	switch {
+	case len(alive) == 0 && ended && sent:
+		return s.close(OutcomeGone, "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have")
 	case len(alive) == 0 && ended && (s.LeaveRunning || s.LeaveStopped):
 		return s.close(OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
 	case len(alive) == 0 && ended:
@@ -382,6 +387,9 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 		if err := s.end(); err != nil {
 			return err
 		}
+		if sent {
+			return s.close(OutcomeGone, "criu had sent all pages, and was cut off while it ended the processes: the job is where these have been fetched")
+		}
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and was cut off while it ended them")
 	}
 	s.Back = true
@@ -390,6 +398,9 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 		return err
 	}
 	message := "criu did not complete the dump; "
+	if sent {
+		message = "criu did not send all pages of the job, and a restore that has begun to fetch them must not go on; "
+	}
 	if dumped {
 		message = "criu dumped the processes into " + s.ImageDir + " and left them alive; "
 	}

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
 
@@ -143,4 +146,85 @@ func TestPostResumeSaysThatTheRestoreWasEndedBefore(t *testing.T) {
 			t.Fatalf("post-resume does not say so\n%s", testenv.CriuRun{Log: string(out) + string(log)}.Lines())
 		}
 	})
+}
+
+// TestAHookWithoutRootsRightsIsNotInTheWayOfAJobWithoutCUDA: the run directory is
+// root's. A shell is in criu's place.
+func TestAHookWithoutRootsRightsIsNotInTheWayOfAJobWithoutCUDA(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		if out, err := host.Cucriu("recover"); err != nil { // makes the run directory
+			t.Fatalf("cucriu recover: %v\n%s", err, out)
+		}
+		dir, err := os.MkdirTemp("/tmp", "not-roots-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		hook := filepath.Join(dir, "cucriu-hook")
+		data, err := os.ReadFile(host.HookBin)
+		if err := errors.Join(err, os.WriteFile(hook, data, 0o755), os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "images"), 0o700), os.Chown(filepath.Join(dir, "images"), 12345, 12345)); err != nil {
+			t.Fatal(err)
+		}
+		script := fmt.Sprintf(`exec 9<%s/images; export CRTOOLS_IMAGE_DIR=/proc/$$/fd/9; sleep 1000 >/dev/null 2>&1 & export CRTOOLS_INIT_PID=$!
+for CRTOOLS_SCRIPT_ACTION in pre-dump network-unlock post-dump; do export CRTOOLS_SCRIPT_ACTION; %s || exit 1; done; kill $!`, dir, hook)
+		criu := host.Command("setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "/bin/sh", "-c", script)
+		criu.Env = append(criu.Env, "CUCRIU_CONFIG=", "HOME=/nonexistent")
+		if out, err := criu.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	})
+}
+
+// TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped: post-dump comes before they
+// are sent, and criu ends the processes when whoever has asked for pages hangs up.
+func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", "27182")
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "post-dump is over", func() bool { return host.Step() == "transferring" || host.Step() == "dumped" })
+		testenv.Eventually(t, testenv.Soon, "criu waits for the restore", func() bool {
+			conn, err := net.Dial("tcp", "127.0.0.1:27182")
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+		_ = criu.Wait()
+		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" })
+		if s := host.Sessions()[0]; s.Outcome != hooks.OutcomeGone || !strings.Contains(s.Message, "if all of them have") {
+			t.Fatalf("the session says: %s: %s", s.Outcome, s.Message)
+		}
+	})
+}
+
+// TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater, even if the configuration says
+// otherwise. What is not known to be local counts as such a file system.
+func TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater(t *testing.T) {
+	for filesystem, synced := range map[string]bool{"ramfs": true, "tmpfs": false} {
+		t.Run(filesystem, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nfast_lane: {sync: false}\n"))
+				marks, images := t.TempDir(), t.TempDir()
+				if err := unix.Mount(filesystem, images, filesystem, 0, "mode=0700"); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = unix.Unmount(images, unix.MNT_DETACH) })
+				host.UseFailpoint("dump.syncing=error")
+				host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+				job := host.Start(1)
+				run := host.TryDump(job, images, "--leave-running")
+				if got := testenv.Exists(filepath.Join(marks, "dump.syncing")); got != synced || (run.Err != nil) != synced {
+					t.Fatalf("brought to disk: %v, want %v: %v\n%s", got, synced, run.Err, run.Lines())
+				}
+				host.WaitOutcome("running")
+				job.Runs()
+			})
+		})
+	}
 }
