@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,25 +34,34 @@ func ThreadStates(pid int) (string, error) {
 // Stopped reports whether every thread of a process is stopped: in the
 // group-stop (state T), or in a ptrace-stop (t), or has ended.
 func Stopped(pid int) (bool, error) {
+	running, err := runningThread(pid)
+	return err == nil && running == 0, err
+}
+
+// runningThread finds a thread of a process that is not stopped, 0 if there is none.
+func runningThread(pid int) (int, error) {
 	tids, err := Threads(pid)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	for _, tid := range tids {
-		stat, err := procStat(tid)
-		if errors.Is(err, ErrGone) {
-			continue
-		}
-		if err != nil {
-			return false, err
-		}
-		switch stat.State {
-		case "T", "t", "Z", "X", "x":
-		default:
-			return false, nil
+		if stopped, err := threadStopped(tid); err != nil || !stopped {
+			return tid, err
 		}
 	}
-	return true, nil
+	return 0, nil
+}
+
+// threadStopped reports whether a thread is stopped or has ended; 0 is none.
+func threadStopped(tid int) (bool, error) {
+	if tid == 0 {
+		return true, nil
+	}
+	stat, err := procStat(tid)
+	if errors.Is(err, ErrGone) {
+		return true, nil
+	}
+	return slices.Contains([]string{"T", "t", "Z", "X", "x"}, stat.State), err
 }
 
 // Stop sends SIGSTOP to the processes and waits until every thread of each is
@@ -69,9 +79,13 @@ func Stop(ctx context.Context, procs ...*Process) error {
 // has no event that tells a stranger of it, so it looks again and again.
 func WaitStopped(ctx context.Context, procs ...*Process) error {
 	for _, p := range procs {
+		running := 0 // the thread that was seen to run last: all of a thousand need not be read to see that it still does
 		for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
-			stopped, err := Stopped(p.PID)
-			if stopped || errors.Is(err, ErrGone) {
+			stopped, err := threadStopped(running)
+			if stopped && err == nil {
+				running, err = runningThread(p.PID)
+			}
+			if errors.Is(err, ErrGone) || err == nil && running == 0 {
 				break
 			}
 			if err != nil {

@@ -28,9 +28,17 @@ func NewTracer() *Tracer {
 	return t
 }
 
-// Run lets the thread tid run although its process is stopped.
-func (t *Tracer) Run(tid int) error {
-	return t.tracees.do(func() error { return t.tracees.seize(tid) })
+// Run lets threads run although their processes are stopped: none of them before
+// all have been seized, because each needs a CPU for that.
+func (t *Tracer) Run(tids ...int) error {
+	return t.tracees.do(func() error {
+		for _, tid := range tids {
+			if err := t.tracees.seize(tid); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Release stops every thread again, lets go of it so that it falls back into
@@ -91,6 +99,9 @@ func (s *tracees) resumeStopped() {
 
 func (s *tracees) release(ctx context.Context) error {
 	var errs []error
+	for _, tid := range s.tids {
+		_ = unix.PtraceInterrupt(tid) // all at once: each must get a CPU to stop on
+	}
 	for _, tid := range s.tids {
 		if err := s.detach(ctx, tid); err != nil {
 			errs = append(errs, fmt.Errorf("let go of thread %d: %w", tid, err))

@@ -40,7 +40,7 @@ func TestDriverVersionOfBothKernelModules(t *testing.T) {
 
 func TestUninitializedGPUIsNamedWithItsRemedy(t *testing.T) {
 	_, err := (&Driver{root: "testdata/asleep"}).HostGPUs()
-	if err == nil || !strings.Contains(err.Error(), "0000-41-00.0") || !strings.Contains(err.Error(), "nvidia-smi -pm 1") {
+	if err == nil || !strings.Contains(err.Error(), "0000:41:00.0") || !strings.Contains(err.Error(), "nvidia-smi -pm 1") {
 		t.Errorf("error is %v", err)
 	}
 }

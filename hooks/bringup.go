@@ -331,12 +331,7 @@ func runAllThreads(tracer *criuutil.Tracer, t *target) error {
 	if err != nil {
 		return err
 	}
-	for _, tid := range tids {
-		if err := tracer.Run(tid); err != nil {
-			return err
-		}
-	}
-	return nil
+	return tracer.Run(tids...)
 }
 
 // releaseTimeout bounds how long a traced thread may take to stop. Past it the

@@ -77,6 +77,11 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 			return Result{Session: s, Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), checkEnded(s, root))
 		}
 	}
+	if d.criu.LeaveStopped {
+		if err := h.awaitStandstill(ctx, int(options.RPC.GetPid())); err != nil {
+			return Result{Session: s, Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
+		}
+	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {
 		if err := copyFile(filepath.Join(d.workDir, name), filepath.Join(dir, name)); err != nil && options.WorkDir == "" {
 			h.Log.Debug("criu's log is not beside the image", "error", err)
@@ -87,6 +92,30 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 		r.Downtime = ended.Sub(locked)
 	}
 	return r, nil
+}
+
+// awaitStandstill waits until every thread of a tree that was left stopped is:
+// criu does not wait for its SIGSTOP to take effect.
+func (h *Hook) awaitStandstill(ctx context.Context, root int) error {
+	pids, err := criuutil.Tree(root)
+	if errors.Is(err, criuutil.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.patience(pids...))
+	defer cancel()
+	for _, pid := range pids {
+		process, err := criuutil.OpenProcess(pid)
+		if err == nil {
+			err = errors.Join(criuutil.WaitStopped(ctx, process), process.Close())
+		}
+		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return err
+		}
+	}
+	return nil
 }
 
 func copyFile(from, to string) error {

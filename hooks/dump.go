@@ -120,6 +120,9 @@ func (d *dump) begin(ctx context.Context) (err error) {
 	if err := d.thaw(ctx, d.paused); err != nil {
 		return err
 	}
+	if err := failpoint(ctx, d.session, "dump.thawed"); err != nil {
+		return err
+	}
 	err = d.ready(ctx)
 	var refused *RefusedError
 	if errors.As(err, &refused) {
@@ -189,7 +192,7 @@ func (d *dump) ready(ctx context.Context) error {
 // inspect finds the CUDA processes, and refuses what cannot be dumped. It asks the
 // driver nothing that a frozen process would have to answer.
 func (d *dump) inspect(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	if err := failpoint(ctx, nil, "dump.inspect"); err != nil {
 		return err
@@ -356,7 +359,7 @@ func (d *dump) watch() error {
 // they do not answer. Processes that came to the tree meanwhile are looked at again,
 // until nobody is left who could make more.
 func (d *dump) stop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
 		return err
@@ -426,7 +429,7 @@ func (d *dump) findOthers(ctx context.Context) ([]*criuutil.Process, error) {
 }
 
 func (d *dump) stopTargets(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
 		return err

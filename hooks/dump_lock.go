@@ -17,7 +17,7 @@ import (
 // ever for one of its other threads, whatever the timeout), so those that were
 // stopped before we came run under trace for the moment that it takes.
 func (d *dump) lock(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	d.tracer = criuutil.NewTracer()
 	for _, t := range stoppedBefore(d.targets) {
@@ -53,7 +53,8 @@ func (d *dump) measure(ctx context.Context) error {
 	for i, t := range d.targets {
 		members[i] = *t.member
 	}
-	peers, err := peersOf(members, listed)
+	severalGPUs := func(m *Member) bool { return len(m.GPUs) > 1 } // others need not wait for it
+	peers, err := peersOf(members, listed, holdingsOf(d.driver, members, severalGPUs))
 	if err != nil {
 		return err
 	}

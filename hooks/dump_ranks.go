@@ -38,8 +38,8 @@ type lockAnswer struct {
 }
 
 const (
-	// lockGrace is how much longer than it was told a call may take: past that
-	// the driver waits for a thread that does not run.
+	// lockGrace is how much longer than it was told a call may take, past the
+	// deadline too: then the driver waits for a thread that does not run.
 	lockGrace = 3 * time.Second
 	// leastTry keeps a driver that refuses at once from being asked without end.
 	leastTry = 10 * time.Millisecond
@@ -87,17 +87,19 @@ func (l *locking) run(ctx context.Context) error {
 	}
 }
 
-// ask begins the lock of a process. A call takes no longer than lock.try: if we
-// are killed, the driver gives up by itself soon.
+// ask begins the lock of a process. The driver is told to take no longer than
+// lock.try: if we are killed, it gives up by itself soon.
 func (l *locking) ask(ctx context.Context, t *target) {
 	try := l.Config.Lock.Try
+	patience := try + lockGrace
 	if deadline, ok := ctx.Deadline(); ok {
-		try = max(min(try, time.Until(deadline)), time.Millisecond)
+		left := max(time.Until(deadline), time.Millisecond)
+		try, patience = min(try, left), left+lockGrace
 	}
 	l.pending[t] = true
 	l.calls++
 	go func() {
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), try+lockGrace)
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		soonest := time.After(min(leastTry, try))
 		answer := lockAnswer{target: t}

@@ -22,6 +22,8 @@ func (d *dump) undo() (fate, error) {
 			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
 		message = "the " + string(d.session.Kind) + " failed at step " + d.session.Step + "; "
+	} else if err := d.refreeze(ctx); err != nil { // while the journal knows of it
+		return fate{}, err
 	}
 	// By the directory's own name: criu's descriptor of it may have ended with criu.
 	if err := d.session.removePages(); err != nil {

@@ -51,6 +51,7 @@ const (
 	FindingInfiniBand     = preflight.InfiniBand     // an open InfiniBand device
 	FindingNCCL           = preflight.NCCL           // NCCL that may share device memory between processes
 	FindingPeerMemory     = preflight.PeerMemory     // one process on several GPUs, which may have peer access to large allocations
+	FindingHostNUMA       = preflight.HostNUMA       // memory of the driver's in a NUMA node of the host
 	FindingMemoryUnknown  = "memory-unknown"         // how much GPU memory a process holds cannot be told
 	FindingStagingMemory  = preflight.StagingMemory  // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = preflight.MemoryCgroup   // a control group does

@@ -69,7 +69,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 
 // take takes hold of processes that nobody else is at work on.
 func (d *dump) take(ctx context.Context, pids []int) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.Hook.patience(pids...))
 	defer cancel()
 	pids = slices.Compact(slices.Sorted(slices.Values(pids)))
 	for _, pid := range pids {
@@ -126,7 +126,7 @@ func sessionOfProcess(runDir string, pid int) (*Session, error) {
 
 // requireRunning refuses processes that do not run, within lock.timeout.
 func (d *dump) requireRunning(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	return statesOf(ctx, d.targets, wantRunning)
 }

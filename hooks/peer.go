@@ -18,14 +18,15 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
+	"cucriu/internal/nvrm"
 )
 
 // A process that has peer access between two GPUs, and one physical allocation of
 // 512 MiB or more on either, is locked and checkpointed without a complaint, and
 // its restore then answers INVALID_VALUE for ever (measured on driver 580; smaller
-// allocations come back whole). Neither peer access nor the size of an allocation
-// can be seen from outside. That a process has a context on two GPUs can: NVML
-// lists it on both. So such a process is refused unless something shows that it
+// allocations come back whole). Where the kernel module can be asked (holdings.go),
+// it says so. Elsewhere, that a process has a context on two GPUs can be seen: NVML
+// lists it on both. Such a process is refused there unless something shows that it
 // has no such allocation.
 
 // peerLeast is the least allocation that peer access cannot be restored for, in
@@ -59,6 +60,9 @@ type peerUse struct {
 	// newName says that its PyTorch knows the setting of the allocator by the name
 	// PYTORCH_ALLOC_CONF: older ones do not read that.
 	newName bool
+	// holdings is what the kernel module says that it has; nil if it says nothing.
+	holdings *nvrm.Holdings
+	member   *Member
 }
 
 // contexts is on how many GPUs the process has a context.
@@ -75,6 +79,10 @@ func (u peerUse) contexts() int {
 func peerFindings(uses []peerUse) Findings {
 	var findings Findings
 	for _, u := range uses {
+		if u.holdings != nil {
+			findings = append(findings, holdingFindings(u.member, *u.holdings, u.remedy())...)
+			continue
+		}
 		if u.contexts() < 2 || u.harmless() {
 			continue
 		}
@@ -165,7 +173,8 @@ func (u peerUse) small() bool {
 // Of others it is not known, and nothing is taken off for it. Measured on driver
 // 580: 518 MiB, and 254 with the stack of its kernels limited to nothing.
 func contextLeast(model string) uint64 {
-	if model == "NVIDIA H200" {
+	switch model {
+	case "NVIDIA H100 80GB HBM3", "NVIDIA H200":
 		return 240 << 20
 	}
 	return 0
@@ -229,8 +238,8 @@ func contextNodes(mappings []*procfs.ProcMap) []string {
 }
 
 // peerUseOf looks at a process of which NVML says what it holds.
-func peerUseOf(m *Member, listed map[cudackpt.UUID]uint64) (peerUse, error) {
-	u := peerUse{pid: m.PID, name: m.Name, listed: listed}
+func peerUseOf(m *Member, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
+	u := peerUse{pid: m.PID, name: m.Name, listed: listed, holdings: holdings, member: m}
 	if len(m.GPUs) < 2 || len(listed) == 1 {
 		return u, nil
 	}
@@ -282,10 +291,10 @@ func fileMentions(pid int, mapping *procfs.ProcMap, text string) bool {
 
 // peersOf looks for the trap among processes at hand, of which some may have
 // ended.
-func peersOf(members []Member, listed []map[cudackpt.UUID]uint64) (Findings, error) {
+func peersOf(members []Member, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (Findings, error) {
 	var uses []peerUse
 	for i := range members {
-		use, err := peerUseOf(&members[i], listed[i])
+		use, err := peerUseOf(&members[i], listed[i], holdings[i])
 		if errors.Is(err, criuutil.ErrGone) {
 			continue
 		}
@@ -309,7 +318,7 @@ func (d *dump) refuseUnrestorable(ctx context.Context) error {
 		}
 		in.pids = append(in.pids, d.members[i].PID)
 	}
-	peers, err := peersOf(d.members, listed)
+	peers, err := peersOf(d.members, listed, holdingsOf(d.driver, d.members, func(*Member) bool { return true }))
 	if err != nil {
 		return err
 	}

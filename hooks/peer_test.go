@@ -17,7 +17,7 @@ func TestPeerFindings(t *testing.T) {
 		return map[cudackpt.UUID]uint64{a: first, b: second}
 	}
 	env := strings.Fields
-	h200 := map[cudackpt.UUID]string{a: "NVIDIA H200", b: "NVIDIA H200"}
+	hopper := map[cudackpt.UUID]string{a: "NVIDIA H200", b: "NVIDIA H100 80GB HBM3"}
 	torch, both := []string{pyTorch}, []string{jax, pyTorch}
 	const expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 	for _, test := range []struct {
@@ -32,8 +32,8 @@ func TestPeerFindings(t *testing.T) {
 		{"one GPU, and another mapped", peerUse{listed: map[cudackpt.UUID]uint64{a: large}, mapped: []string{"/dev/nvidia0", "/dev/nvidia1"}}, false, ""},
 		{"too little for such an allocation", peerUse{listed: on(little, little)}, false, ""},
 		{"as much as one such allocation", peerUse{listed: on(least, 1<<20)}, true, ""},
-		{"a context and little else on H200s", peerUse{listed: on(518<<20, 750<<20), models: h200}, false, ""},
-		{"room for one beside a small context on an H200", peerUse{listed: on(518<<20, 254<<20+least), models: h200}, true, ""},
+		{"a context and little else on Hopper", peerUse{listed: on(518<<20, 750<<20), models: hopper}, false, ""},
+		{"room for one beside a small context on Hopper", peerUse{listed: on(518<<20, 254<<20+least), models: hopper}, true, ""},
 		{"the same amounts on other GPUs", peerUse{listed: on(518<<20, 518<<20), models: map[cudackpt.UUID]string{a: "another", b: "another"}}, true, ""},
 		{"an amount that NVML does not tell", peerUse{listed: on(cudackpt.UnknownMemory, 1<<20)}, true, ""},
 		{"not listed, with one GPU mapped", peerUse{mapped: []string{"/dev/nvidia0"}}, false, ""},

@@ -96,7 +96,7 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 		return p
 	}
 	p.State, p.Note = stateOf(ctx, driver, pid)
-	if p.GPUs, err = driver.VisibleGPUs(pid); err != nil && p.Note == "" {
+	if p.GPUs, err = visibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
 		p.Note = err.Error()
 	}
 	if p.MemoryBytes, err = driver.ProcessMemory(ctx, pid); err != nil && p.Note == "" {

@@ -625,8 +625,8 @@ func (s *Session) tree() ([]*criuutil.Process, error) {
 	for _, member := range s.Members {
 		hold(criuutil.Reopen(member.Ident))
 	}
-	for _, created := range s.Tree {
-		hold(criuutil.Reopen(created))
+	for _, id := range slices.Concat(s.Tree, s.Others) {
+		hold(criuutil.Reopen(id))
 	}
 	if s.Root == nil {
 		return processes, nil

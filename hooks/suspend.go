@@ -82,8 +82,8 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 			return nil, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	if slices.ContainsFunc(d.members, Member.ended) {
-		return nil, errors.New("a process ended while it was suspended")
+	if f := fateOf(d.members, Member.alive); len(f.ended) > 0 {
+		return nil, errors.New(namedMembers(f.ended) + " ended while it was suspended: suspend what is left again")
 	}
 	return d.session, d.session.noteSuspended()
 }

@@ -375,10 +375,25 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	case len(alive) == 0 && ended && sent:
 		return s.close(OutcomeGone, "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have")
 	case len(alive) == 0 && ended && (s.LeaveRunning || s.LeaveStopped):
+		if err := h.bringUp(ctx, driver, s, nil); err != nil { // what is left of the tree
+			return err
+		}
 		return s.close(OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
 	case len(alive) == 0 && ended:
+		// criu may have been cut off while it ended them: a part of the job must not
+		// run beside its image. Under RPC it may have been told to leave them alive.
+		rest := s.end
+		if s.RPC {
+			rest = func() error { return h.bringUp(ctx, driver, s, nil) }
+		}
+		if err := rest(); err != nil {
+			return err
+		}
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
 	case len(alive) == 0:
+		if err := h.bringUp(ctx, driver, s, nil); err != nil { // what is left of the tree
+			return err
+		}
 		return s.close(OutcomeGone, "the processes ended by themselves or with a dump that failed; "+fate{ended: s.Members}.text(""))
 	}
 	if len(alive) < len(s.Members) && ended && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {

@@ -30,6 +30,11 @@ appears once the whole image is on disk, before the job is ended. If anything
 fails, or the dump is interrupted (Ctrl-C), the job runs on as before; should it
 have ended meanwhile, the message says so.
 
+With --leave-stopped it returns when every thread stands still, with the GPU
+state back. (After criu dump -s the watcher brings it back when criu has ended,
+and the threads run for that moment: wait for the outcome "stopped" in cucriu
+status.)
+
 The options are criu's; those that are not here can be given in a configuration
 file of criu with --criu-config. criu's default configuration files count too.`,
 		Example: `  cucriu dump -t 4711 -D /var/lib/images/job1

@@ -22,6 +22,7 @@ const (
 	InfiniBand     = "infiniband"
 	NCCL           = "nccl-ipc"
 	PeerMemory     = "peer-memory"
+	HostNUMA       = "host-numa-memory"
 	StagingMemory  = "staging-memory"
 	MemoryCgroup   = "memory-cgroup"
 	DiskSpace      = "disk-space"
@@ -31,7 +32,7 @@ const (
 func Forceable() []string {
 	return []string{
 		CriuVersion, CriuCheck, CUDAPlugin, Capabilities, ForkedChild, IOURing, AnonymousInode, InfiniBand,
-		NCCL, PeerMemory, StagingMemory, MemoryCgroup, DiskSpace,
+		NCCL, PeerMemory, HostNUMA, StagingMemory, MemoryCgroup, DiskSpace,
 	}
 }
 

@@ -9,6 +9,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/nvrm"
+	"cucriu/internal/testenv"
 )
 
 // kindCases: a program for each kind of memory and object, and for each leftover
@@ -30,6 +33,11 @@ func kindCases() []testCase {
 		return program{args: append([]string{"--memory", kind}, more...)}
 	}
 	own := func(flag string) program { return program{own: true, args: []string{flag}} }
+	// Nothing that says that it does not come back.
+	holding := func(c testCase) testCase {
+		c.rows = append([]row{holds(nvrm.Holdings{})}, c.rows...)
+		return c
+	}
 	refused := func(name, when string) testCase {
 		return testCase{name: name, with: program{cupti: true, args: []string{"--profiler", when}}, rows: []row{
 			{from: running, call: lock(patience), want: results(notSupported), to: running, atMost: atOnce},
@@ -37,7 +45,7 @@ func kindCases() []testCase {
 	}
 	return []testCase{
 		whole("cuMemAlloc, two GPUs", program{args: []string{"--gpus", "0,1"}, ballast: 16}),
-		whole("VMM", memory("vmm")),
+		holding(whole("VMM", memory("vmm"))),
 		whole("VMM, two GPUs", memory("vmm", "--gpus", "0,1")),
 		whole("VMM, exported, descriptor open", memory("vmm-fd")),
 		whole("VMM, exported, descriptor closed", memory("vmm-fd-closed")),
@@ -45,15 +53,17 @@ func kindCases() []testCase {
 		whole("pool", memory("pool")),
 		whole("pool, exportable", memory("pool-fd")),
 		whole("pool, two GPUs", memory("pool", "--gpus", "0,1")),
+		holding(whole("pinned host memory", program{args: []string{"--pinned"}})),
 		whole("registered host memory", program{args: []string{"--registered"}}),
 		whole("IPC handles taken, never opened", program{args: []string{"--ipc-handles"}}),
 		whole("array", own("--array")),
 		whole("green context", own("--green")),
 		{
-			// One GPU is enough. From outside it looks like other host memory of the driver.
+			// One GPU is enough.
 			name: "VMM in host NUMA memory", lost: true,
 			with: memory("host-numa"),
 			rows: []row{
+				holds(nvrm.Holdings{HostNUMA: 1}),
 				{from: locked, call: checkpoint, want: results(success), to: checkpointed},
 				{call: restore, want: results(unknownError), to: checkpointed},
 				{name: "Restore, for ever", call: restore, want: results(noProcess), to: checkpointed},
@@ -132,6 +142,9 @@ func childGivesUp(b *bench) (string, error) {
 		mapped, mapsErr := childMappings(b)
 		return errors.Join(readErr, mapsErr) == nil && held == "none" && mapped == "none"
 	})
+	if err == nil && testenv.ThreadStates(b.t, pid)[pid] == 'Z' {
+		err = errors.New("the child has ended")
+	}
 	return "none", err
 }
 

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"cucriu/internal/nvrm"
 )
 
 // peerCases: GPUs of one process that access one another's memory. From 512 MiB on,
@@ -46,36 +48,57 @@ func peerCases() []testCase {
 	}
 	off := row{name: "taken away", from: running, do: peer("off"), text: "0"}
 
+	holding := func(h nvrm.Holdings, c testCase) testCase {
+		c.rows = append([]row{holds(h)}, c.rows...)
+		return c
+	}
 	swapped := whole("small, moved", with(0, 0, "--peer", both))
 	swapped.rows[1].call, swapped.endsOn, swapped.busOf = restoreMap("A>B B>A"), "BA", "AB"
 	return []testCase{
 		whole("one way, small", with(0, 0, "--peer", one)),
-		whole("both ways, small", with(0, 0, "--peer", both)),
+		holding(nvrm.Holdings{PeerAccess: 1}, whole("both ways, small", with(0, 0, "--peer", both))),
 		swapped,
 		whole("8 allocations of an eighth", with(1, 0, "--peer", both, "--ballast-pieces", "8")),
 		whole("4 allocations of six eighths", with(6, 0, "--peer", both, "--ballast-pieces", "4")),
-		whole("VMM, handles of a half in one reservation of two", with(16, 4, "--peer", both, "--memory", "vmm")),
-		lost("one allocation of 512 MiB", with(8, 0, "--peer", both), restore),
-		lost("one allocation of 512 MiB, one way", with(8, 0, "--peer", one), restore),
+		holding(nvrm.Holdings{PeerAccess: 1}, whole("VMM, handles of a half in one reservation of two", with(16, 4, "--peer", both, "--memory", "vmm"))),
+		holding(nvrm.Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 2}, lost("one allocation of 512 MiB", with(8, 0, "--peer", both), restore)),
+		holding(nvrm.Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 1}, lost("one allocation of 512 MiB, one way", with(8, 0, "--peer", one), restore)),
 		lost("one allocation of 1 GiB, moved", with(16, 0, "--peer", both), restoreMap("A>B B>A")),
-		lost("one VMM handle of 512 MiB", with(8, 0, "--peer", both, "--memory", "vmm"), restore),
+		holding(nvrm.Holdings{PeerAccess: 1, Fabric: 2, FabricShared: 2}, lost("one VMM handle of 512 MiB", with(8, 0, "--peer", both, "--memory", "vmm"), restore)),
 		lost("VMM, handles of 512 MiB in one reservation", with(16, 8, "--peer", both, "--memory", "vmm"), restoreMap("A>A B>B")),
 		again("512 MiB, taken away before", with(8, 0, "--peer", both), "400", off),
 		again("VMM of 512 MiB, taken away before", with(8, 0, "--peer", both, "--memory", "vmm"), "400", off),
 		again("pool, taken away before", with(8, 0, "--peer", both, "--memory", "pool"), "1", off),
 		again("small, taken away before", with(0, 0, "--peer", both), "0", off),
 		again("small, not before", with(0, 0, "--peer", both, "--peer-later"), "0"),
-		again("512 MiB, not before", with(8, 0, "--peer", both, "--peer-later"), "400"),
+		holding(nvrm.Holdings{Fabric: 2}, again("512 MiB, not before", with(8, 0, "--peer", both, "--peer-later"), "400")),
 		{
 			// Nothing says so before the other GPU touches the memory.
 			name: "peer access to a pool", gpus: 2, lost: true,
 			with: with(0, 0, "--peer", both, "--memory", "pool"),
 			rows: []row{
+				holds(nvrm.Holdings{PeerAccess: 1, Pools: 2}),
 				{from: locked, call: checkpoint, want: results(success), to: checkpointed},
 				{call: restore, want: results(success), to: locked},
 				{call: unlock, want: results(success, noProcess)}, // it may end before this one has returned
 				{name: "the other GPU's next access", do: ends, text: "700 or 719"},
 			},
+		},
+	}
+}
+
+// holds is the row of what the kernel module says that the target has.
+func holds(want nvrm.Holdings) row {
+	text := func(h nvrm.Holdings) string { return strings.Trim(fmt.Sprintf("%+v", h), "{}") }
+	return row{
+		name: "what the kernel module says of it", from: running, text: text(want), notSim: "its nvidiactl answers no questions",
+		do: func(b *bench) (string, error) {
+			pid, err := b.main()
+			if err != nil {
+				return "", err
+			}
+			got, err := nvrm.Read(pid)
+			return text(got), err
 		},
 	}
 }

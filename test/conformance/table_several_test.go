@@ -11,9 +11,8 @@ func severalCases() []testCase {
 	const short = 300 * time.Millisecond
 	return []testCase{
 		{
-			name:    "collective",
-			notReal: "cudawork's collective is the simulated driver's; on this one it takes NCCL",
-			with:    program{args: []string{"--ranks", "2"}, procs: 2},
+			name: "collective",
+			with: program{args: []string{"--ranks", "2"}, procs: 2},
 			rows: []row{
 				{name: "Lock of rank 0", on: process(0), from: running, call: lock(2 * time.Second), want: results(success), to: locked},
 				{name: "Lock of rank 1, rank 0 locked", on: process(1), given: rankStalls, call: lock(short), want: results(notReady), to: running},
@@ -22,9 +21,8 @@ func severalCases() []testCase {
 			},
 		},
 		{
-			name:    "ranks of which one runs ahead",
-			notReal: "cudawork's collective is the simulated driver's; on this one it takes NCCL",
-			with:    program{args: []string{"--ranks", "2", "--ahead", "--tick-ms", "20", "--busy-ms", "5"}, procs: 2},
+			name: "ranks of which one runs ahead",
+			with: program{args: []string{"--ranks", "2", "--ahead", "--tick-ms", "20", "--busy-ms", "5"}, procs: 2},
 			rows: []row{
 				{name: "both at once", do: lockAhead(atOnceBoth), text: "0 of 8"},
 				{name: "rank 0, then rank 1", do: lockAhead(inTurn(0, 1)), text: "0 of 8"},

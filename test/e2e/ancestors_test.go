@@ -169,3 +169,26 @@ func TestAnAncestorThatStoodStillBeforeStaysSo(t *testing.T) {
 		}
 	})
 }
+
+// TestAParentInsideTheTreeGoesOnWithTheJob: it may stop itself before it is held
+// with the rest of the tree, and is not to be taken for one that was stopped before.
+func TestAParentInsideTheTreeGoesOnWithTheJob(t *testing.T) {
+	for _, restored := range []bool{false, true} {
+		t.Run(fmt.Sprint("restored ", restored), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job, parent, _ := untracedJob(t, host, true)
+				job.PID = parent
+				if restored {
+					images := host.Dump(job, "-j")
+					testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+					host.Restore(images, "-j")
+				} else {
+					cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "-R", "-j")
+				}
+				job.Runs()
+				testenv.Eventually(t, testenv.Soon, "the parent goes on", func() bool { return !standsStill(t, parent) })
+			})
+		})
+	}
+}

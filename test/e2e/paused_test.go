@@ -71,11 +71,40 @@ func TestAPausedJobThatIsRefusedHasNotRun(t *testing.T) {
 	})
 }
 
+// A hook that is killed, or fails, before it has locked anything leaves the paused
+// job paused.
+func TestAPausedJobStaysPausedIfTheHookEndsEarly(t *testing.T) {
+	for _, point := range []string{"dump.inspect=kill", "dump.inspect=error", "dump.thawed=kill", "dump.thawed=error"} {
+		t.Run(strings.ReplaceAll(point, "=", " "), func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.Start(1, "--tick-ms", "0")
+				dir, write := frozenGroup(t, job)
+				host.UseFailpoint(point)
+				run := host.TryDump(job, filepath.Join(t.TempDir(), "images"), "--freeze-cgroup", dir, "--manage-cgroups=ignore")
+				if run.Err == nil {
+					t.Fatal("dumped without its hook")
+				}
+				testenv.Eventually(t, testenv.Soon, "the group is frozen", func() bool {
+					state, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
+					sessions := host.Sessions() // of which the last says that it is paused, or ended
+					return err == nil && strings.TrimSpace(string(state)) == "FROZEN" && (len(sessions) == 0 || sessions[len(sessions)-1].Message != "")
+				})
+				write("freezer.state", "THAWED") // as the engine would
+				if len(host.Sessions()) > 0 {
+					host.WaitOutcome("running")
+				}
+				job.Runs()
+			})
+		})
+	}
+}
+
 func TestAFrozenTreeWithoutCUDADoesNotRunDuringItsDump(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		counter := filepath.Join(t.TempDir(), "counter")
-		pid := host.Spawn(t.TempDir(), "/bin/sh", "-c", `n=0; while :; do n=$((n+1)); echo $n >"$1.new" && mv "$1.new" "$1"; done`, "sh", counter)
+		pid := host.Spawn(t.TempDir(), "/bin/sh", "-c", `n=0; while :; do n=$((n+1)); echo $n >"$1"; done`, "sh", counter)
 		count := func() string {
 			data, _ := os.ReadFile(counter)
 			return string(data)

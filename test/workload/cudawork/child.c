@@ -54,14 +54,27 @@ static void give_up_mappings(void)
 			die(EXIT_USAGE, "--fork-child: mmap over a mapping of the driver");
 }
 
-void child_wait(pid_t parent)
+static sigset_t requests(void)
 {
 	sigset_t set;
 
 	sigemptyset(&set);
 	sigaddset(&set, SIGUSR1);
 	sigaddset(&set, SIGUSR2);
-	sigprocmask(SIG_BLOCK, &set, NULL);
+	return set;
+}
+
+void child_block_requests(sigset_t *before)
+{
+	sigset_t set = requests();
+
+	sigprocmask(SIG_BLOCK, &set, before);
+}
+
+void child_wait(pid_t parent)
+{
+	sigset_t set = requests();
+
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	while (getppid() == parent) {
 		int got;

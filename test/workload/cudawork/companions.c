@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,13 +50,16 @@ static int ending(void)
 void companions_fork_child(void)
 {
 	pid_t parent = getpid();
+	sigset_t before;
 
+	/* Before the fork: a request that comes early must not kill the child. */
+	child_block_requests(&before);
 	run.child = fork();
 	if (run.child < 0)
 		die(EXIT_USAGE, "--fork-child: cannot fork");
-	if (run.child)
-		return;
-	child_wait(parent);
+	if (!run.child)
+		child_wait(parent);
+	sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 void companions_io_uring(void)
@@ -160,6 +164,23 @@ void companions_count(long n)
 {
 	while (n-- > 0)
 		start(count_thread, NULL);
+}
+
+static void *burn_thread(void *arg)
+{
+	(void)arg;
+	/* The ticks go on: these are the last to get a CPU, also to stop on. */
+	setpriority(PRIO_PROCESS, syscall(SYS_gettid), 19);
+	while (!ending())
+		for (volatile int i = 0; i < 100000; i++)
+			;
+	return NULL;
+}
+
+void companions_burn(long n)
+{
+	while (n-- > 0)
+		start(burn_thread, NULL);
 }
 
 static void *pinned_thread(void *arg)

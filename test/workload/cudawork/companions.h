@@ -26,6 +26,9 @@ void companions_spin(struct gpu *gpus, int n, enum spin mode);
 /* Threads that count, and notice when their memory does not follow. */
 void companions_count(long n);
 
+/* Threads that never leave the CPU by themselves. */
+void companions_burn(long n);
+
 /*
  * Pinned host memory of gpus[0] that a thread compares over and over. Returns scratch
  * space in the same allocation, for reading the GPU back by way of pinned memory.

@@ -56,6 +56,7 @@ enum {
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_MEM_ATTACH_GLOBAL = 1,
+	CU_MEMHOSTREGISTER_DEVICEMAP = 2,
 	CU_EVENT_INTERPROCESS = 4,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
@@ -93,6 +94,7 @@ enum {
 	X(MemAllocManaged, "cuMemAllocManaged", 1, (CUdeviceptr *ptr, size_t bytes, unsigned flags)) \
 	X(MemAllocHost, "cuMemAllocHost_v2", 1, (void **ptr, size_t bytes)) \
 	X(MemFreeHost, "cuMemFreeHost", 1, (void *ptr)) \
+	X(MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", 1, (CUdeviceptr *ptr, void *host, unsigned flags)) \
 	X(MemHostRegister, "cuMemHostRegister_v2", 1, (void *ptr, size_t bytes, unsigned flags)) \
 	X(MemHostUnregister, "cuMemHostUnregister", 1, (void *ptr)) \
 	X(MemAddressReserve, "cuMemAddressReserve", 1, (CUdeviceptr *ptr, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags)) \

@@ -18,20 +18,23 @@ static CUfunction entry(CUmodule mod, const char *name)
 	return fn;
 }
 
-static CUfunction collective_entry(void)
+static void open_collective(struct gpu *g, void *meeting)
 {
 	CUmodule mod;
-	CUfunction fn;
-	CUresult r = cu.ModuleLoadData(&mod, collective_ptx);
 
-	if (!r)
-		r = cu.ModuleGetFunction(&fn, mod, "cw_collective");
-	if (r)
-		die(EXIT_CUDA, "--ranks: this driver has no cw_collective (CUDA error %d): simulated driver only (use --procs)", r);
-	return fn;
+	if (!cu.ModuleLoadData(&mod, collective_ptx)) {
+		g->collective = entry(mod, "cw_collective");
+		return;
+	}
+	must(cu.ModuleLoadData(&mod, meeting_ptx), "cuModuleLoadData on GPU %d", g->ordinal);
+	g->collective = entry(mod, "cw_meet");
+	need(cu.MemHostRegister, "cuMemHostRegister_v2", "--ranks");
+	need(cu.MemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", "--ranks");
+	must(cu.MemHostRegister(meeting, MEETING_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP), "cuMemHostRegister for --ranks");
+	must(cu.MemHostGetDevicePointer(&g->meeting, meeting, 0), "cuMemHostGetDevicePointer for --ranks");
 }
 
-void gpu_open(struct gpu *g, int ordinal, int with_collective, struct memory memory)
+void gpu_open(struct gpu *g, int ordinal, void *meeting, struct memory memory)
 {
 	CUmodule mod;
 	int count = 0;
@@ -47,8 +50,8 @@ void gpu_open(struct gpu *g, int ordinal, int with_collective, struct memory mem
 	g->spin = entry(mod, "cw_spin");
 	g->fill = entry(mod, "cw_fill");
 	g->step = entry(mod, "cw_step");
-	if (with_collective)
-		g->collective = collective_entry();
+	if (meeting)
+		open_collective(g, meeting);
 	must(cu.StreamCreate(&g->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate on GPU %d", ordinal);
 	memory_open(g);
 }
@@ -148,7 +151,7 @@ void gpu_submit_step(struct gpu *g, struct gpu *by)
 
 void gpu_submit_collective(struct gpu *g, uint64_t group, uint32_t rank, uint32_t size, uint64_t generation)
 {
-	void *params[] = {&group, &rank, &size, &generation};
+	void *params[] = {g->meeting ? (uint64_t *)&g->meeting : &group, &rank, &size, &generation};
 
 	launch(g, g->collective, "cw_collective", 1, params);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -56,12 +57,17 @@ static void start(struct group *g)
 	const struct options *o = g->options;
 	pid_t self = getpid();
 	uint64_t number = group_number();
+	void *meeting = NULL;
 
+	if (o->ranks)
+		meeting = mmap(NULL, MEETING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (meeting == MAP_FAILED)
+		die(EXIT_USAGE, "mmap: %s", strerror(errno));
 	dir_make(o->dir);
 	file_remove(o->dir, IPC_HANDLE);
 	file_remove(o->dir, IPC_UNMAPPED);
 	for (int i = 0; i < g->size; i++) {
-		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number, .ahead = o->ahead ? AHEAD_MAX : 0};
+		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number, .meeting = meeting, .ahead = o->ahead ? AHEAD_MAX : 0};
 		char name[32];
 
 		snprintf(name, sizeof(name), "rank-%d", i);

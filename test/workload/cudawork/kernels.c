@@ -102,10 +102,50 @@ const char kernels_ptx[] =
 	"	ret;\n"
 	"}\n";
 
+/* The flags lie in host memory that all ranks map: volatile is relaxed, of the whole system. */
+const char meeting_ptx[] =
+	".version 7.0\n"
+	".target sm_70\n"
+	".address_size 64\n"
+	"\n"
+	".visible .entry cw_meet(\n"
+	"	.param .u64 cw_meet_param_0,\n"
+	"	.param .u32 cw_meet_param_1,\n"
+	"	.param .u32 cw_meet_param_2,\n"
+	"	.param .u64 cw_meet_param_3\n"
+	")\n"
+	"{\n"
+	"	.reg .pred %p<3>;\n"
+	"	.reg .b32 %r<4>;\n"
+	"	.reg .b64 %rd<9>;\n"
+	"\n"
+	"	ld.param.u64 %rd1, [cw_meet_param_0];\n"
+	"	ld.param.u32 %r1, [cw_meet_param_1];\n"
+	"	ld.param.u32 %r2, [cw_meet_param_2];\n"
+	"	ld.param.u64 %rd2, [cw_meet_param_3];\n"
+	"	cvta.to.global.u64 %rd3, %rd1;\n"
+	"	mul.wide.u32 %rd4, %r1, 8;\n"
+	"	add.s64 %rd5, %rd3, %rd4;\n"
+	"	st.volatile.global.u64 [%rd5], %rd2;\n"
+	"	mov.u32 %r3, 0;\n"
+	"NEXT_RANK:\n"
+	"	setp.ge.u32 %p1, %r3, %r2;\n"
+	"	@%p1 bra MEET_END;\n"
+	"	mul.wide.u32 %rd6, %r3, 8;\n"
+	"	add.s64 %rd7, %rd3, %rd6;\n"
+	"WAIT_FOR_RANK:\n"
+	"	ld.volatile.global.u64 %rd8, [%rd7];\n"
+	"	setp.lt.u64 %p2, %rd8, %rd2;\n"
+	"	@%p2 bra WAIT_FOR_RANK;\n"
+	"	add.u32 %r3, %r3, 1;\n"
+	"	bra NEXT_RANK;\n"
+	"MEET_END:\n"
+	"	ret;\n"
+	"}\n";
+
 /*
- * A collective between processes takes a library on real GPUs. The function called here
- * exists nowhere, so that a real driver refuses to link the module, instead of running
- * a collective that does not wait for anybody.
+ * The simulated driver's collective. The function called here exists nowhere, so that a
+ * real driver refuses to link the module, and cw_meet is taken.
  */
 const char collective_ptx[] =
 	".version 7.0\n"

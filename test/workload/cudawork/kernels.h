@@ -8,6 +8,8 @@
  *   cw_collective (u64 group, u32 rank, u32 size, u64 generation)
  *                 in a module of its own, for a simulated driver only. It ends when all
  *                 ranks of the group have submitted the generation, as a collective does.
+ *   cw_meet       (u64 flags, u32 rank, u32 size, u64 generation)
+ *                 in a module of its own, the same for a real driver: through host memory.
  */
 #ifndef CUDAWORK_KERNELS_H
 #define CUDAWORK_KERNELS_H
@@ -15,7 +17,7 @@
 #include <stdint.h>
 
 extern const char kernels_ptx[];
-extern const char collective_ptx[];
+extern const char collective_ptx[], meeting_ptx[];
 
 /* What cw_fill writes, computed by the host; all arithmetic wraps at 32 bits. */
 static inline uint32_t pattern_word(uint32_t seed, uint64_t i)

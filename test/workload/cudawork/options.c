@@ -25,6 +25,7 @@ static const char usage[] =
 	"  --tick-ms MS    pause between ticks (default 10)\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
+	"  --burn T        CPU threads that never pause\n"
 	"  --spin MODE     a thread on each GPU that repeats one call: none, stream-sync,\n"
 	"                  event-sync, ctx-sync, stream-query or event-query\n"
 	"  --managed       1 MiB of managed memory\n"
@@ -37,7 +38,7 @@ static const char usage[] =
 	"                  the driver's descriptors and mappings, at SIGUSR2 it exits\n"
 	"  --io-uring      an open io_uring\n"
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
-	"  --ranks N       the same with a collective in each tick (simulated driver only)\n"
+	"  --ranks N       the same with a collective in each tick\n"
 	"  --ahead         with --ranks: only rank 0 synchronizes, so the others run ahead\n"
 	"  --hog-rank R    with --ranks: rank R has a kernel of an hour on a stream of its own\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
@@ -99,7 +100,7 @@ static int parse_name(const char *option, const char *name, const char *const *n
 
 struct options options_parse(int argc, char **argv)
 {
-	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, HELP,
+	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
 	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER, LATER };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
@@ -109,7 +110,7 @@ struct options options_parse(int argc, char **argv)
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
-		{"hog-rank", 1, 0, HOG_RANK}, {"help", 0, 0, HELP},
+		{"hog-rank", 1, 0, HOG_RANK}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
 		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
 		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {0, 0, 0, 0},
@@ -128,6 +129,7 @@ struct options options_parse(int argc, char **argv)
 		case TICK_MS: o.tick_ms = number("tick-ms", optarg, 0, 3600 * 1000); break;
 		case BUSY_MS: o.busy_ms = number("busy-ms", optarg, 0, 3600 * 1000); break;
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
+		case BURN: o.burn = number("burn", optarg, 0, 1000); break;
 		case SPIN: o.spin = NAMED("spin", spin_names); break;
 		case MANAGED: o.managed = 1; break;
 		case MLOCK: o.mlock = 1; break;

@@ -37,6 +37,7 @@ struct options {
 	long tick_ms; /* pause between ticks */
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
+	long burn;    /* more of them, that never pause */
 	enum spin spin;
 	struct memory memory;
 	enum peers peers;

@@ -20,6 +20,7 @@ struct role {
 	char common[PATH_LEN]; /* of the whole tree; the same as dir when alone */
 	int rank, size;
 	uint64_t group; /* names the collective */
+	void *meeting;  /* of the ranks, shared among them */
 	uint64_t ahead; /* how many ticks a rank may be ahead of another */
 };
 

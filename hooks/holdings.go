@@ -1,0 +1,65 @@
+package hooks
+
+import (
+	"slices"
+	"sync"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/nvrm"
+)
+
+// Whether a process comes back depends on objects in NVIDIA's resource manager that
+// a restore forgets (measured on driver 580.159.04): an allocation of 512 MiB or
+// more has an address in the fabric that links the GPUs, and if another GPU was given
+// access by it, the restore answers INVALID_VALUE; of a memory pool the access is
+// gone without a word; and memory in a host's NUMA node makes the restore answer 999.
+// The kernel module tells of all of them, without the process being touched.
+
+// measuredDrivers are those of which it is known that package nvrm understands them.
+// Of others nothing is believed: a wrong answer would cost the job.
+var measuredDrivers = []string{"580.159.04"}
+
+// holdingsOf asks the kernel module about some of the processes, for 10 to 20 ms. What
+// it does not say is nil.
+func holdingsOf(driver *cudackpt.Driver, members []Member, which func(*Member) bool) []*nvrm.Holdings {
+	all := make([]*nvrm.Holdings, len(members))
+	version, err := driver.DriverVersion()
+	if err != nil || !slices.Contains(measuredDrivers, version) {
+		return all
+	}
+	var wg sync.WaitGroup
+	for i := range members {
+		if !which(&members[i]) {
+			continue
+		}
+		wg.Go(func() {
+			if holdings, err := nvrm.Read(members[i].PID); err == nil {
+				all[i] = &holdings
+			}
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// holdingFindings judges what the kernel module says of a process.
+func holdingFindings(m *Member, h nvrm.Holdings, remedy string) Findings {
+	var findings Findings
+	add := func(name string, severity Severity, message, remedy string) {
+		findings = append(findings, m.found(Finding{Name: name, Severity: severity, Message: message, Remedy: remedy}))
+	}
+	if h.FabricShared > 0 {
+		add(FindingPeerMemory, SeverityError, "has an allocation of 512 MiB or more that another GPU accesses: the driver would checkpoint it, and could never restore it", remedy)
+	}
+	if h.Pools > 0 {
+		add(FindingPeerMemory, SeverityError, "has a memory pool that another GPU accesses: a restore would lose that access without a word, and the next access would fail", remedy)
+	}
+	if h.HostNUMA > 0 {
+		add(FindingHostNUMA, SeverityError, "has memory of the driver's in a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it",
+			"run the job without it: with pinned host memory, for one")
+	}
+	if h.FabricShared == 0 && h.Fabric > 0 && len(m.GPUs) > 1 {
+		add(FindingPeerMemory, SeverityWarning, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", remedy)
+	}
+	return findings
+}

@@ -1,0 +1,36 @@
+package hooks
+
+import (
+	"runtime"
+	"strings"
+	"time"
+
+	"cucriu/criuutil"
+)
+
+// patience is lock.timeout for what waits for processes that run: to answer
+// through the driver, to come to their stop. Their own threads may keep each other,
+// and us, from a CPU, and every answer takes some turns of it. A thousand threads
+// that compute on two CPUs make a turn last seconds.
+func (h *Hook) patience(pids ...int) time.Duration {
+	const turn = 4 * time.Millisecond // that the kernel lets a thread run while others wait
+	const turns = 20
+	running := 0
+	for _, pid := range pids {
+		if states, err := criuutil.ThreadStates(pid); err == nil {
+			running += strings.Count(states, "R")
+		}
+	}
+	return h.Config.Lock.Timeout + time.Duration(running/runtime.NumCPU())*turns*turn
+}
+
+// patience is that for the whole tree, or for the processes that were named.
+func (d *dump) patience() time.Duration {
+	pids := pidsOf(d.targets)
+	if d.root > 0 {
+		if tree, err := criuutil.Tree(d.root); err == nil {
+			pids = tree
+		}
+	}
+	return d.Hook.patience(pids...)
+}

@@ -1,0 +1,216 @@
+package nvrm
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// Holdings is what a process has in the resource manager and what decides whether it
+// comes back from a checkpoint. The zero value comes back.
+type Holdings struct {
+	// PeerAccess is the number of pairs of GPUs that access one another's memory
+	// (NV50_P2P). By itself it comes back.
+	PeerAccess int
+	// Fabric is the number of allocations that have an address in the fabric that
+	// links the GPUs (NV_MEMORY_FABRIC): libcuda gives one to each of 512 MiB or more.
+	// A restore forgets it. Nothing misses it before one GPU is to be given access to
+	// another one's memory: from then on that fails.
+	Fabric int
+	// FabricShared is how many times such an address has been given to another GPU.
+	// With one of these a restore fails, and the process is lost.
+	FabricShared int
+	// Pools is the number of memory pools that another GPU accesses. A restore forgets
+	// that without a word, and the other GPU's next access ends in an error.
+	Pools int
+	// HostNUMA is the number of allocations of virtual memory management in host NUMA
+	// memory. With one of these a restore fails, and the process is lost.
+	HostNUMA int
+}
+
+// Classes of objects, and the commands that ask about them.
+const (
+	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
+	classP2P          = 0x503b // NV50_P2P
+	classFabric       = 0xf8   // NV_MEMORY_FABRIC
+
+	getHandleInfo  = 0xd02    // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
+	areDuplicates  = 0xd07    // NV0000_CTRL_CMD_CLIENT_OBJECTS_ARE_DUPLICATES
+	getSurfaceInfo = 0x410110 // NV0041_CTRL_CMD_GET_SURFACE_INFO
+	getFabricInfo  = 0xf80101 // NV00F8_CTRL_CMD_GET_INFO
+
+	handleClass = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
+	flexible    = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
+)
+
+// Where handles lie. The module counts clients up from the first one; libcuda counts
+// its objects up and leaves gaps.
+const (
+	firstClient = 0xc1d00000
+	mostClients = 0x100000
+	firstObject = 0x5c000000
+	mostObjects = 0x1000000
+	widestGap   = 0x10000
+)
+
+const (
+	statusOK            = 0
+	statusInvalidClient = 0x23
+)
+
+// classOf is the class of an object, 0 if there is none.
+func classOf(a asker, client, object uint32) (class, status uint32, err error) {
+	var p struct {
+		object, index uint32
+		result        uint64
+	}
+	p.object, p.index = object, handleClass
+	status, err = a.control(client, client, getHandleInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	if err != nil || status != statusOK {
+		return 0, status, err
+	}
+	return uint32(p.result), status, nil
+}
+
+// findClient finds the client that was made through an open file. Without one nothing
+// is known about whoever has the file.
+func findClient(a asker) (uint32, error) {
+	for client := uint32(firstClient); client < firstClient+mostClients; client++ {
+		_, status, err := classOf(a, client, client)
+		switch {
+		case err != nil:
+			return 0, err
+		case status == statusOK:
+			return client, nil
+		case status != statusInvalidClient:
+			return 0, fmt.Errorf("client %#x: status %#x", client, status)
+		}
+	}
+	return 0, errors.New("no client of an open nvidiactl was found")
+}
+
+// object is one that may have duplicates.
+type object struct {
+	handle uint32
+	size   uint64
+}
+
+// contents are the objects of a client that matter.
+type contents struct {
+	p2p           int
+	fabric        []object
+	pools         int // flexible fabric memory, which is a pool's
+	system        []object
+	systemDoubled int
+	fabricDoubled int
+}
+
+// add adds what a client has.
+func (h *Holdings) add(c contents) {
+	h.PeerAccess += c.p2p
+	h.Fabric += len(c.fabric) - c.fabricDoubled
+	h.FabricShared += c.fabricDoubled
+	h.Pools += c.pools
+	h.HostNUMA += c.systemDoubled
+}
+
+// scan goes through a client.
+func scan(a asker, client uint32) (c contents, err error) {
+	gap := 0
+	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
+		class, _, err := classOf(a, client, handle)
+		if err != nil {
+			return c, err
+		}
+		gap++
+		if class != 0 {
+			gap = 0
+		}
+		switch class {
+		case classP2P:
+			c.p2p++
+		case classSystemMemory:
+			size, err := systemSize(a, client, handle)
+			if err != nil {
+				return c, err
+			}
+			c.system = append(c.system, object{handle, size})
+		case classFabric:
+			size, flags, err := fabricInfo(a, client, handle)
+			switch {
+			case err != nil:
+				return c, err
+			case flags&flexible != 0:
+				c.pools++
+			default:
+				c.fabric = append(c.fabric, object{handle, size})
+			}
+		}
+	}
+	if c.fabricDoubled, err = duplicates(a, client, c.fabric); err != nil {
+		return c, err
+	}
+	c.systemDoubled, err = duplicates(a, client, c.system)
+	return c, err
+}
+
+func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err error) {
+	var p struct {
+		size, page uint64
+		flags      uint32
+		attributes [2]uint32
+	}
+	status, err := a.control(client, handle, getFabricInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	if err == nil && status != statusOK {
+		err = fmt.Errorf("fabric memory %#x: status %#x", handle, status)
+	}
+	return p.size, p.flags, err
+}
+
+// systemSize is the size of system memory. What does not tell it has the size 0.
+func systemSize(a asker, client, handle uint32) (uint64, error) {
+	type pair struct{ index, value uint32 }
+	list := &[2]pair{{index: 2}, {index: 3}} // the lower and the upper half
+	var p struct {
+		count uint32
+		list  unsafe.Pointer
+	}
+	p.count, p.list = uint32(len(list)), unsafe.Pointer(list)
+	status, err := a.control(client, handle, getSurfaceInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	if err != nil || status != statusOK {
+		return 0, err
+	}
+	return uint64(list[1].value)<<32 | uint64(list[0].value), nil
+}
+
+// duplicates counts the objects that are duplicates of one before them.
+func duplicates(a asker, client uint32, objects []object) (int, error) {
+	isDuplicate := make(map[uint32]bool)
+	for i, one := range objects {
+		// The nearest first: a duplicate is often made at once.
+		for j := i - 1; j >= 0; j-- {
+			other := objects[j]
+			if other.size != one.size || isDuplicate[other.handle] {
+				continue
+			}
+			var p struct {
+				first, second uint32
+				yes           uint8
+				_             [3]uint8
+			}
+			p.first, p.second = one.handle, other.handle
+			status, err := a.control(client, client, areDuplicates, unsafe.Pointer(&p), unsafe.Sizeof(p))
+			if err == nil && status != statusOK {
+				err = fmt.Errorf("objects %#x and %#x: status %#x", one.handle, other.handle, status)
+			}
+			if err != nil {
+				return 0, err
+			}
+			if p.yes != 0 {
+				isDuplicate[one.handle] = true
+				break
+			}
+		}
+	}
+	return len(isDuplicate), nil
+}
