@@ -32,7 +32,7 @@ func (l *loan) callAll(ctx context.Context, ranges []Range, what memoryCall) err
 		busy := false
 		for _, t := range l.threads {
 			if t.state == returned && t.slice != (Range{}) {
-				failed = firstOf(failed, l.result(t, what))
+				failed = firstOf(failed, l.result(t, what), l.idle(t))
 				t.slice = Range{}
 			}
 			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
@@ -80,6 +80,16 @@ func (l *loan) result(t *borrowedThread, what memoryCall) error {
 	}
 	if err != nil {
 		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
+	}
+	return nil
+}
+
+// idle leaves a thread whose call has returned at a wait. If we are killed before it
+// is called again or returned, and somebody has ended the group-stop by SIGCONT, it
+// would go on behind the call, in the middle of code that it has never entered.
+func (l *loan) idle(t *borrowedThread) error {
+	if err := l.pointAtWait(t); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ type loan struct {
 	tracing
 	pid         int
 	instruction uint64 // address of the one that enters the kernel
+	value       uint32 // what is at its word: see pointAtWait
 	saved       string // the file
 	threads     []*borrowedThread
 	at          func(point string)

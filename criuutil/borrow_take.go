@@ -67,6 +67,9 @@ func (l *loan) keep(process *Process) error {
 		l.letGo()
 		return err
 	}
+	if err := process.ReadMemory(bytesOf(&l.value), l.word()); err != nil {
+		return errors.Join(err, l.putBack())
+	}
 	l.at("saved")
 	for _, t := range l.threads {
 		if err := allSignals.write(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -57,7 +57,7 @@ func park(ctx context.Context, pid int, except []int, saved string, at func(stri
 		if err := l.takeEvery(ctx, process, except); err != nil {
 			return err
 		}
-		return l.park(process)
+		return l.park()
 	})
 	<-l.done
 	if err != nil {
@@ -101,15 +101,20 @@ func threadsBut(pid int, except []int) ([]int, error) {
 	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) }), err
 }
 
-// park points every thread at the wait, and lets go of it.
-func (l *loan) park(process *Process) error {
+// pointAtWait gives a thread registers with which it waits for ever.
+func (l *loan) pointAtWait(t *borrowedThread) error {
 	const privateWait = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
-	// The word that is waited for is code: nobody changes it or wakes who waits.
-	word := l.instruction &^ 3
-	var value uint32
-	if err := process.ReadMemory(bytesOf(&value), word); err != nil {
-		return errors.Join(err, l.putBack())
-	}
+	regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, l.word(), privateWait, uint64(l.value))
+	regs.setArgument(3, 0) // no time limit
+	return regs.write(t.TID)
+}
+
+// word is the address that is waited for. There is code: nobody changes it or wakes
+// who waits.
+func (l *loan) word() uint64 { return l.instruction &^ 3 }
+
+// park points every thread at the wait, and lets go of it.
+func (l *loan) park() error {
 	status, err := ReadStatus(l.pid)
 	if err != nil {
 		return errors.Join(err, l.putBack())
@@ -121,9 +126,7 @@ func (l *loan) park(process *Process) error {
 		mask &^= 1 << (unix.SIGCONT - 1)
 	}
 	for _, t := range l.threads {
-		regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, word, privateWait, uint64(value))
-		regs.setArgument(3, 0) // no time limit
-		err := regs.write(t.TID)
+		err := l.pointAtWait(t)
 		if err == nil {
 			err = mask.write(t.TID)
 		}
