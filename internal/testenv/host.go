@@ -45,11 +45,7 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 		}
 		h.Env = append(strings.Split(strings.TrimRight(string(out), "\x00"), "\x00"), "CUCRIU_RUN_DIR="+h.RunDir)
 	}
-	config := "version: 1\n"
-	if RealDriver() {
-		config += "force: [peer-memory]\n" // the workload enables no peer access, and its contexts are large
-	}
-	h.Setenv("CUCRIU_CONFIG", h.Config(config))
+	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
 	h.Setenv("CUCRIU_CRIU", Criu(t))
 	return h
 }
