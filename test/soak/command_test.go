@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/testenv"
 )
 
@@ -23,6 +25,14 @@ func (r result) said() string {
 	output, _ := os.ReadFile(r.output)
 	log, _ := os.ReadFile(r.log)
 	return string(output) + testenv.CriuRun{Log: string(log)}.Lines()
+}
+
+// stacks is the end of what was said, all of it.
+func (r result) stacks() string {
+	output, _ := os.ReadFile(r.output)
+	log, _ := os.ReadFile(r.log)
+	all := string(output) + string(log)
+	return all[max(0, len(all)-20000):]
 }
 
 func (r result) String() string {
@@ -56,7 +66,11 @@ func (j *job) do(t *testing.T, deed, program string, args ...string) result {
 		t.Fatal(err)
 	}
 	hung := time.AfterFunc(3*testenv.Soon, func() {
-		t.Errorf("job %s: %s by %s hangs\n%s", j.name, deed, program, r.said())
+		for _, pid := range slices.Concat(testenv.Running("cucriu-hook"), testenv.Running("cucriu")) {
+			_ = unix.Kill(pid, unix.SIGQUIT) // what their goroutines wait for goes into the logs
+		}
+		time.Sleep(time.Second)
+		t.Errorf("job %s: %s by %s hangs\n%s\n%s", j.name, deed, program, r.stacks(), j.journals())
 		_ = cmd.Process.Kill()
 	})
 	r.err = cmd.Wait()
