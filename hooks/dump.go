@@ -364,26 +364,30 @@ func (d *dump) stop(ctx context.Context) error {
 	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
 		return err
 	}
-	for {
-		found, err := d.findOthers(ctx)
-		if err != nil {
-			return err
-		}
-		if len(found) == 0 {
-			break
-		}
-		// The journal first: whoever comes after us continues them.
-		for _, other := range found {
-			d.session.Others = append(d.session.Others, other.Ident)
-		}
-		if err := d.session.save(); err != nil {
-			return err
-		}
-		if err := criuutil.Stop(ctx, found...); err != nil {
+	for again := true; again; {
+		var err error
+		if again, err = d.stopOthers(ctx); err != nil {
 			return err
 		}
 	}
 	return d.stopTargets(ctx)
+}
+
+// stopOthers stops the processes without CUDA that were not found before, and reports
+// whether there were any.
+func (d *dump) stopOthers(ctx context.Context) (bool, error) {
+	found, err := d.findOthers(ctx)
+	if err != nil || len(found) == 0 {
+		return false, err
+	}
+	// The journal first: whoever comes after us continues them.
+	for _, other := range found {
+		d.session.Others = append(d.session.Others, other.Ident)
+	}
+	if err := d.session.save(); err != nil {
+		return false, err
+	}
+	return true, criuutil.Stop(ctx, found...)
 }
 
 // findOthers finds the processes without CUDA that run and that were not found
@@ -412,8 +416,12 @@ func (d *dump) findOthers(ctx context.Context) ([]*criuutil.Process, error) {
 		if p.member != nil {
 			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
 		}
-		if stopped, err := criuutil.Stopped(pid); err != nil || stopped {
+		stopped, err := criuutil.Stopped(pid)
+		if errors.Is(err, criuutil.ErrGone) || stopped {
 			continue // before we came, and stays so
+		}
+		if err != nil {
+			return nil, err
 		}
 		process, err := criuutil.OpenProcess(pid)
 		if errors.Is(err, criuutil.ErrGone) {

@@ -57,23 +57,37 @@ func (d *dump) park(ctx context.Context) error {
 		return err
 	}
 	d.parkedOthers = make(map[int]*criuutil.Parked)
-	for _, other := range d.others {
-		status, err := criuutil.ReadStatus(other.PID)
-		if err == nil && status.Seccomp {
-			continue // its filter might kill it for the wait; and it may run without harm
+	for parked := 0; ; {
+		for ; parked < len(d.others); parked++ {
+			if err := d.parkOther(ctx, d.others[parked]); err != nil {
+				return err
+			}
 		}
-		var parked *criuutil.Parked
-		if err == nil {
-			parked, err = d.session.park(ctx, other)
+		if d.root == 0 {
+			return nil // of a suspend, which takes single processes
 		}
-		if parked != nil {
-			d.parkedOthers[other.PID] = parked
-		}
-		if err := d.parkedOrStopped(ctx, other, err); err != nil {
+		// One that was about to fork when it was told to stop, or that somebody has
+		// continued before it was parked, may have made a process since the last look.
+		again, err := d.stopOthers(ctx)
+		if err != nil || !again {
 			return err
 		}
 	}
-	return nil
+}
+
+func (d *dump) parkOther(ctx context.Context, other *criuutil.Process) error {
+	status, err := criuutil.ReadStatus(other.PID)
+	if err == nil && status.Seccomp {
+		return nil // its filter might kill it for the wait; and it may run without harm
+	}
+	var parked *criuutil.Parked
+	if err == nil {
+		parked, err = d.session.park(ctx, other)
+	}
+	if parked != nil {
+		d.parkedOthers[other.PID] = parked
+	}
+	return d.parkedOrStopped(ctx, other, err)
 }
 
 func (d *dump) parkedOrStopped(ctx context.Context, process *criuutil.Process, err error) error {

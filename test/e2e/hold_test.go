@@ -174,3 +174,31 @@ func TestAParentThatMindsItsWorkersStandsStillWithThem(t *testing.T) {
 		goesOn()
 	})
 }
+
+// forker is a parent that forks once when a file is there, which a stop keeps it from.
+const forker = `"$@" & while :; do [ -z "$done" ] && [ -e "$3/go" ] && { done=1; sleep 1000 & echo $! >"$3/late"; }; done`
+
+func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", forker, "sh"}, 1)
+		dir := job.Dirs[0]
+		fork := testenv.Script(t, fmt.Sprintf("touch %s/go; kill -CONT %d; until [ -s %s/late ]; do sleep 0.01; done", dir, job.PID, dir))
+		host.UseFailpoint("dump.park=run " + fork)
+		host.Dump(job, "--leave-running")
+		data, err := os.ReadFile(filepath.Join(dir, "late"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := false
+		sessions := host.Sessions()
+		for _, other := range sessions[len(sessions)-1].Others {
+			held = held || fmt.Sprintln(other.PID) == string(data)
+		}
+		if !held {
+			t.Errorf("process %s, forked after the stop, ran while the job was checkpointed", strings.TrimSpace(string(data)))
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
