@@ -123,12 +123,7 @@ func (d *dump) begin(ctx context.Context) (err error) {
 	if err := failpoint(ctx, d.session, "dump.thawed"); err != nil {
 		return err
 	}
-	err = d.ready(ctx)
-	var refused *RefusedError
-	if errors.As(err, &refused) {
-		return fmt.Errorf("the tree was thawed for a moment: %s", refused.Findings[0])
-	}
-	if err != nil {
+	if err := d.ready(ctx); err != nil {
 		return err
 	}
 	return d.session.save()
@@ -335,7 +330,8 @@ func (d *dump) watch() error {
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
-		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages, Members: d.members, Ancestors: ancestorsOf(d.members),
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
+		Members: d.members, Ancestors: ancestorsOf(d.members),
 		Paused: slices.Concat(d.thawed, d.paused),
 	})
 	if err != nil {

@@ -17,6 +17,9 @@ func (d *dump) undo() (fate, error) {
 		return fate{}, d.refreeze(ctx)
 	}
 	message := "the " + string(d.session.Kind) + " was refused, nothing was touched; "
+	if len(d.thawed) > 0 {
+		message = "the " + string(d.session.Kind) + " was refused, the tree was thawed for a moment; "
+	}
 	if d.session.Step != "" { // else the watcher did not start
 		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
 			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)

@@ -78,8 +78,13 @@ func (s *Session) closeAlive(outcome Outcome, message, livingDo string, before .
 func (d *dump) failed(err error) error {
 	touched := d.session != nil && d.session.Step != ""
 	f, undoErr := d.undo()
-	if refused := new(RefusedError); touched && errors.As(err, &refused) {
-		err = fmt.Errorf("at step %s: %s", d.session.Step, refused.Findings.list())
+	if refused := new(RefusedError); errors.As(err, &refused) {
+		switch { // the error itself says that nothing was touched
+		case touched:
+			err = fmt.Errorf("at step %s: %s", d.session.Step, refused.Findings.list())
+		case len(d.thawed) > 0:
+			err = fmt.Errorf("the tree was thawed for a moment: %s", refused.Findings.list())
+		}
 	}
 	if undoErr != nil || !touched {
 		return errors.Join(err, undoErr)

@@ -71,3 +71,19 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		}
 	}
 }
+
+// TestARefusalAfterTheThawSaysSo, and not that nothing was touched.
+func TestARefusalAfterTheThawSaysSo(t *testing.T) {
+	s := &Session{Kind: KindDump, dir: t.TempDir(), ImageDir: t.TempDir()}
+	if err := s.lockNow(); err != nil {
+		t.Fatal(err)
+	}
+	thawed := []criuutil.Freezer{{Dir: t.TempDir() + "/gone"}}
+	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
+	err := d.failed(Findings{{Name: FindingCUDAState, Severity: SeverityError, Message: "is locked"}}.Err())
+	for _, text := range []string{err.Error(), s.Message} {
+		if strings.Contains(text, "nothing was touched") || !strings.Contains(text, "the tree was thawed for a moment") {
+			t.Errorf("it says: %s", text)
+		}
+	}
+}
