@@ -32,7 +32,7 @@ import (
 type Borrowed struct{ loan *loan }
 
 // ErrNotStopped says that a process is not in the group-stop, or not any more.
-var ErrNotStopped = errors.New("the process is not stopped (send it SIGSTOP first; somebody else may have sent it SIGCONT)")
+var ErrNotStopped = errors.New("the process is not stopped, or somebody has sent it SIGCONT")
 
 // Borrow takes hold of threads of a process that is stopped: all its threads
 // are in the group-stop, but for those that another tracer lets run, which

@@ -109,7 +109,7 @@ func (t *target) requireHeld() error {
 	}
 	stopped, err := criuutil.Stopped(t.PID)
 	if err == nil && !stopped {
-		err = fmt.Errorf("%v runs again, somebody has sent it SIGCONT: %w", t.Process, criuutil.ErrNotStopped)
+		err = fmt.Errorf("%v: %w, and it could not be parked: see that nobody continues it, and dump again", t.Process, criuutil.ErrNotStopped)
 	}
 	return err
 }
@@ -130,7 +130,8 @@ func (b *bringUp) park(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if t.parked, err = b.Session.park(ctx, t.Process, tid); err != nil && ctx.Err() == nil {
+		t.parked, err = b.Session.park(ctx, t.Process, tid)
+		if err != nil && !errors.Is(err, criuutil.ErrGone) && ctx.Err() == nil {
 			b.hook.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
 		}
 		return ctx.Err()

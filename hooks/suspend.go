@@ -39,8 +39,8 @@ func (s *Session) suspendConflict() error {
 // into host memory, and their GPUs are free. It goes the way of a dump (locked
 // while they run, stopped, and only then checkpointed), because a thread that
 // synchronized with the GPU would die. They are left stopped until
-// [Hook.Resume], and must not be continued before. After an error, or if this
-// program is killed, they run on.
+// [Hook.Resume]: a SIGCONT runs nothing of them, unless a warning says that one
+// could not be parked. After an error, or if this program is killed, they run on.
 func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) {
 	d := &dump{Hook: h}
 	defer func() {
@@ -250,7 +250,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	})
 	if err != nil {
 		if f := fateOf(s.Members, Member.alive); len(f.alive) > 0 {
-			return errors.Join(err, f.err("is suspended as before"), s.noteSuspended())
+			return errors.Join(err, f.err("is not resumed"), s.noteSuspended())
 		}
 		f, closeErr := s.closeAlive(OutcomeRunning, "the resume failed; ", "", before.ended...)
 		return errors.Join(err, f.err(""), closeErr)

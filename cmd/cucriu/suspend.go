@@ -14,9 +14,10 @@ func suspendCommand() *cobra.Command {
 		Short: "Free the GPUs of processes: move their GPU memory into host memory and stop them",
 		Long: `Free the GPUs of processes: move their GPU memory into host memory and stop them.
 
-They stay stopped until cucriu resume. Do not continue them by SIGCONT: a thread
-that synchronizes with the GPU while its process is checkpointed dies. If this
-command fails or is killed, the processes run on.`,
+They stand still until cucriu resume, even if somebody sends them SIGCONT. (One
+that cannot be held so, as a warning says, must not be continued: a thread that
+synchronizes with the GPU while its process is checkpointed dies.) What they need
+to go on is in the run directory. If this command fails or is killed, they run on.`,
 		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
