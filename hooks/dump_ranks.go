@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -201,9 +200,9 @@ func (l *locking) tooLong(ctx context.Context) error {
 
 // named lists processes for a message.
 func named(targets []*target) string {
-	names := make([]string, len(targets))
+	members := make([]Member, len(targets))
 	for i, t := range targets {
-		names[i] = fmt.Sprintf("process %d (%s)", t.PID, t.member.Name)
+		members[i] = *t.member
 	}
-	return strings.Join(names, ", ")
+	return namedMembers(members)
 }

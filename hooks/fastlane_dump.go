@@ -282,7 +282,7 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved
 	}
 	for {
 		borrowed, err := criuutil.Borrow(ctx, t.PID, lent, saved)
-		if !errors.Is(err, criuutil.ErrNotStopped) {
+		if !errors.Is(err, criuutil.ErrNotStopped) || ctx.Err() != nil {
 			return borrowed, err
 		}
 		// Somebody has continued it.

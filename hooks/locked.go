@@ -10,6 +10,7 @@ import (
 // where the kernel cannot drop locked memory: before 5.18. It must be known before
 // the journal says that memory is dropped, and before the first range is.
 func (d *dump) leaveLocked(ctx context.Context) error {
+	// The failpoint makes this an old kernel.
 	if err := failpoint(ctx, d.session, "dump.drop-locked"); err == nil && criuutil.CanDropLocked() {
 		return nil
 	}

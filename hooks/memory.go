@@ -81,8 +81,8 @@ func (m *Member) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
 // take, where NVML did not tell: what has come to the memory of the process since
 // before the checkpoint, while nothing of it ran. On an H100 that was what NVML would
 // have listed, contexts included, and 10 MiB more; nothing for a process without a
-// context. Any GPU that it sees may have to take all of it. It does nothing for a process of which more is known, or which
-// was not seen before its checkpoint.
+// context. Any GPU that it sees may have to take all of it. It does nothing for a
+// process of which more is known, or which was not seen before its checkpoint.
 func (t *target) measureStaged() error {
 	m := t.member
 	if m.MemoryBytes != nil || m.PrivateBefore == 0 {

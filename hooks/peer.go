@@ -23,8 +23,8 @@ import (
 
 // A process that has peer access between two GPUs, and one physical allocation of
 // 512 MiB or more on either, is locked and checkpointed without a complaint, and
-// its restore then answers INVALID_VALUE for ever (measured on driver 580; smaller
-// allocations come back whole). Where the kernel module can be asked (holdings.go),
+// can then never be restored: INVALID_VALUE, and 304 from the second try on (measured
+// on driver 580; smaller allocations come back whole). Where the kernel module can be asked (holdings.go),
 // it says so. Elsewhere, that a process has a context on two GPUs can be seen: NVML
 // lists it on both. Such a process is refused there unless something shows that it
 // has no such allocation.
