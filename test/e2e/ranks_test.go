@@ -15,6 +15,9 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 	for _, ranks := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
+				if testenv.RealDriver() && ranks > 2 {
+					t.Skip("needs a GPU for each rank: kernels of two restored processes that wait for one another on one GPU hang (measured, driver 580)")
+				}
 				host := testenv.NewHost(t, 2)
 				job := host.Start(ranks, "--ranks", strconv.Itoa(ranks), "--ahead", "--gpus", "0,1", "--tick-ms", "20", "--busy-ms", "5", "--mib", "1")
 				suspend := []string{"suspend"}
