@@ -39,7 +39,7 @@ func (s *soak) endanger(random *rand.Rand, stop <-chan struct{}) {
 			s.delay(random)
 		case n > 11 && s.has("continue"):
 			j := s.jobs[random.IntN(len(s.jobs))]
-			if !j.cuda() {
+			if !j.cuda() || j.inCriusHands() {
 				break
 			}
 			s.note("SIGCONT from outside to job %s", j.name)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
@@ -362,6 +363,14 @@ func (j *job) cudaPIDs() []string {
 
 func (j *job) criu(verb, images string, args ...string) []string {
 	return append([]string{verb, "--no-default-config", "-D", images, "-o", verb + ".log", "-v4", "--action-script", j.host.HookBin}, args...)
+}
+
+// inCriusHands reports whether criu traces or creates a process of the job.
+func (j *job) inCriusHands() bool {
+	return slices.ContainsFunc(j.pids, func(pid int) bool {
+		status, err := criuutil.ReadStatus(pid)
+		return err == nil && (commandName(status.TracerPID) == "criu" || commandName(pid) == "criu")
+	})
 }
 
 // continueAll is a SIGCONT from outside.
