@@ -98,7 +98,9 @@ func holds(want nvrm.Holdings) row {
 				return "", err
 			}
 			got, err := nvrm.Read(pid)
-			got.HostNUMA = 0 // which says nothing of a process on two GPUs
+			if want.HostNUMA == 0 {
+				got.HostNUMA = 0 // of a process on two GPUs it says nothing
+			}
 			return text(got), err
 		},
 	}

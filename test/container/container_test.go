@@ -251,7 +251,7 @@ esac`, testenv.Criu(t), filepath.Join(t.TempDir(), "socket"))))
 			return slices.DeleteFunc(found, func(pid int) bool {
 				cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 				status, statusErr := criuutil.ReadStatus(pid)
-				return err != nil || statusErr != nil || len(status.NSPID) != 2 || !strings.Contains(string(cmdline), "service\x00--address")
+				return err != nil || statusErr != nil || len(status.NSPID) != 2 || status.ImagePID() != 1 || !strings.Contains(string(cmdline), "service\x00--address")
 			})
 		}
 		if run := container.TryRestore(); run.Err == nil {
