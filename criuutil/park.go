@@ -160,6 +160,15 @@ func (p Parked) Continue(process *Process) error {
 // and nothing is to be done if there is no such file.
 func Unpark(ctx context.Context, saved string) error { return ReturnBorrowed(ctx, saved) }
 
+// LooksParked reports whether a process is parked as far as can be told without the
+// file: its first thread blocks every signal that can be blocked, or all but SIGCONT,
+// which programs do not do.
+func LooksParked(pid int) (bool, error) {
+	status, err := ReadStatus(pid)
+	never := SignalSet(1<<(unix.SIGKILL-1) | 1<<(unix.SIGSTOP-1) | 1<<(unix.SIGCONT-1))
+	return status.Blocked|never == ^SignalSet(0), err
+}
+
 // IsParked reports whether a file says that the threads of a process are parked.
 func IsParked(saved string) (bool, error) {
 	_, err := os.Lstat(saved)

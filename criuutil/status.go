@@ -19,6 +19,7 @@ type Status struct {
 	Seccomp   bool // a seccomp filter, or the strict mode, judges its system calls
 	Ended     bool // a zombie, or about to be gone
 	Caught    SignalSet
+	Blocked   SignalSet // by the thread: that of a process is its first one
 	// NSPID is the pid in every pid namespace that the process is in, from
 	// that of the reader inwards. The last is the pid in the CRIU image.
 	NSPID []int
@@ -26,6 +27,11 @@ type Status struct {
 
 // SignalSet is a set of signals, as /proc shows it: those with a handler, say.
 type SignalSet uint64
+
+func parseSignals(text string) (SignalSet, error) {
+	set, err := strconv.ParseUint(text, 16, 64)
+	return SignalSet(set), err
+}
 
 // Has reports whether a signal is in the set.
 func (s SignalSet) Has(signal unix.Signal) bool { return s&(1<<(signal-1)) != 0 }
@@ -69,9 +75,9 @@ func parseStatus(pid int, data []byte) (Status, error) {
 		case "TracerPid":
 			s.TracerPID, err = strconv.Atoi(value)
 		case "SigCgt":
-			var set uint64
-			set, err = strconv.ParseUint(value, 16, 64)
-			s.Caught = SignalSet(set)
+			s.Caught, err = parseSignals(value)
+		case "SigBlk":
+			s.Blocked, err = parseSignals(value)
 		case "Seccomp":
 			s.Seccomp = value != "0"
 		case "NSpid":

@@ -104,6 +104,12 @@ func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
 	if len(frozen) > 0 {
 		return nil, fmt.Errorf("process %d is frozen by control group %s, and the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
 	}
+	if parked, err := criuutil.LooksParked(pid); err != nil || parked {
+		if err == nil {
+			err = fmt.Errorf("process %d was suspended, or half dumped, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; if that is gone, end the process", pid, d.Config.RunDir)
+		}
+		return nil, err
+	}
 	seen, err := inspectProcess(ctx, pid, d.open)
 	if err == nil {
 		err = seen.findings.Err()

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
 
@@ -131,14 +133,16 @@ func TestRanksAreSuspendedTogether(t *testing.T) {
 func TestAProcessThatSomethingElseCheckpointed(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--spin", "stream-sync")
-		// As its hook would, and without a journal.
-		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
-			t.Fatalf("cucriu suspend: %v\n%s", err, out)
-		}
-		if err := os.RemoveAll(host.RunDir); err != nil {
+		job := host.Start(1) // which is held at its next kernel
+		process := host.Driver().Process(job.PID)
+		if err := process.Lock(t.Context(), cudackpt.LockOptions{Timeout: 5 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
+		if err := process.Checkpoint(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		job.Signal(unix.SIGSTOP)
+		testenv.Eventually(t, testenv.Soon, "it is stopped", job.Stopped)
 		if out, err := host.Cucriu("unlock", "-p", job.Root()); err == nil || !strings.Contains(out, "cucriu resume") {
 			t.Fatalf("cucriu unlock of a checkpointed process: %v\n%s", err, out)
 		}
@@ -146,6 +150,34 @@ func TestAProcessThatSomethingElseCheckpointed(t *testing.T) {
 			t.Fatalf("cucriu resume without knowing what it takes: %v\n%s", err, out)
 		}
 		if out, err := host.Cucriu("resume", "--force", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu resume: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+// TestAResumeWithoutTheRunDirectoryOfItsSuspendSaysSo: what the threads need is there.
+func TestAResumeWithoutTheRunDirectoryOfItsSuspendSaysSo(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--spin", "stream-sync")
+		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
+			t.Fatalf("cucriu suspend: %v\n%s", err, out)
+		}
+		aside := host.RunDir + ".aside"
+		if err := os.Rename(host.RunDir, aside); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]string{{"resume"}, {"resume", "--force"}, {"unlock"}, {"lock"}} {
+			out, err := host.Cucriu(append(args, "-p", job.Root())...)
+			if err == nil || !strings.Contains(out, "run directory") {
+				t.Fatalf("cucriu %v: %v\n%s", args, err, out)
+			}
+		}
+		if err := errors.Join(os.RemoveAll(host.RunDir), os.Rename(aside, host.RunDir)); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
 			t.Fatalf("cucriu resume: %v\n%s", err, out)
 		}
 		job.Runs()

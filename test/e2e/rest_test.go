@@ -26,7 +26,7 @@ func TestWhatIsLeftOfATreeRunsOnAfterAFailedDump(t *testing.T) {
 					return false
 				}
 			}
-			return host.LastOutcome() != ""
+			return host.LastOutcome() != "" && len(host.Watchers()) == 0
 		})
 		if err := unix.Kill(job.PID, 0); err != nil {
 			t.Fatal(err)
