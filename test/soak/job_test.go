@@ -217,7 +217,7 @@ func (j *job) finish(t *testing.T) {
 // recover as an operator would, and says what became of it.
 func (j *job) settle(t *testing.T, images string) state {
 	t.Helper()
-	begun := time.Now()
+	sawIt, begun := false, time.Now()
 	for {
 		sessions := j.open()
 		suspended := slices.ContainsFunc(sessions, func(s *hooks.Session) bool { return s.Kind == hooks.KindSuspend && s.Step == "suspended" })
@@ -229,7 +229,10 @@ func (j *job) settle(t *testing.T, images string) state {
 		case len(sessions) == 0 && len(atWork(images)) == 0:
 			switch alive := j.alive(); len(alive) {
 			case len(j.pids):
-				return runs
+				if sawIt { // twice: what criu has just killed may not have noticed yet
+					return runs
+				}
+				sawIt = true
 			case 0:
 				return gone
 			default:
