@@ -356,8 +356,8 @@ func (h *Hook) end(ctx context.Context, s *Session) error {
 	return h.finishDump(ctx, s)
 }
 
-// finishDump brings back what criu left alive, be it that the dump failed, that
-// criu was killed, or that the job was to run on.
+// finishDump brings back what criu left alive, whether the dump failed, criu was
+// killed, or the job was to run on.
 func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	driver, targets, err := h.open(s)
 	if err != nil {
@@ -372,22 +372,22 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	dumped, sent := s.Step == "dumped", s.Step == stepTransferring
 	ended := (dumped || sent) && !s.Back // by criu, those that are gone; later they ended by themselves
 	switch {
-	case len(alive) == 0 && ended && sent:
-		return s.close(OutcomeGone, "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have")
-	case len(alive) == 0 && ended && (s.LeaveRunning || s.LeaveStopped):
-		if err := h.bringUp(ctx, driver, s, nil); err != nil { // what is left of the tree
-			return err
-		}
-		return s.close(OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
 	case len(alive) == 0 && ended:
 		// criu may have been cut off while it ended them: a part of the job must not
 		// run beside its image. Under RPC it may have been told to leave them alive.
+		leftAlive := s.LeaveRunning || s.LeaveStopped
 		rest := s.end
-		if s.RPC {
+		if leftAlive || s.RPC {
 			rest = func() error { return h.bringUp(ctx, driver, s, nil) }
 		}
 		if err := rest(); err != nil {
 			return err
+		}
+		switch {
+		case sent:
+			return s.close(OutcomeGone, "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have")
+		case leftAlive:
+			return s.close(OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
 		}
 		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
 	case len(alive) == 0:

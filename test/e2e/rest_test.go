@@ -33,3 +33,28 @@ func TestWhatIsLeftOfATreeRunsOnAfterAFailedDump(t *testing.T) {
 		}
 	})
 }
+
+// TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff while criu sends the pages: the CUDA
+// process is gone, and the parent must not stay stopped for it.
+func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@"; while :; do sleep 0.05; done`, "sh"}, 1)
+		worker := job.MustStatus(0).PID
+		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", "27183")
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "post-dump is over", func() bool { return host.Step() == "transferring" })
+		for _, pid := range []int{worker, criu.Process.Pid} {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = criu.Wait()
+		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" && len(host.Watchers()) == 0 })
+		if job.Alive() {
+			t.Errorf("%s, and the parent is left: %v", host.LastOutcome(), testenv.ThreadStates(t, job.PID))
+		}
+	})
+}
