@@ -53,8 +53,7 @@ func (d *dump) measure(ctx context.Context) error {
 	for i, t := range d.targets {
 		members[i] = *t.member
 	}
-	severalGPUs := func(m *Member) bool { return len(m.GPUs) > 1 } // others need not wait for it
-	peers, err := peersOf(members, listed, holdingsOf(d.driver, members, severalGPUs))
+	peers, err := peersOf(members, listed, holdingsOf(d.driver, members, listed, true))
 	if err != nil {
 		return err
 	}

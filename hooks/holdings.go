@@ -19,9 +19,10 @@ import (
 // Of others nothing is believed: a wrong answer would cost the job.
 var measuredDrivers = []string{"580.159.04"}
 
-// holdingsOf asks the kernel module about some of the processes, for 10 to 20 ms. What
-// it does not say is nil.
-func holdingsOf(driver *cudackpt.Driver, members []Member, which func(*Member) bool) []*nvrm.Holdings {
+// holdingsOf asks the kernel module about processes, of which NVML lists what they hold:
+// for some 100 ms about one on several GPUs, and for 10 to 20 ms about another unless
+// only those on several matter. What it does not say is nil.
+func holdingsOf(driver *cudackpt.Driver, members []Member, listed []map[cudackpt.UUID]uint64, onlySeveral bool) []*nvrm.Holdings {
 	all := make([]*nvrm.Holdings, len(members))
 	version, err := driver.DriverVersion()
 	if err != nil || !slices.Contains(measuredDrivers, version) {
@@ -29,17 +30,36 @@ func holdingsOf(driver *cudackpt.Driver, members []Member, which func(*Member) b
 	}
 	var wg sync.WaitGroup
 	for i := range members {
-		if !which(&members[i]) {
+		several := len(listed[i]) != 1 && len(members[i].GPUs) > 1
+		if onlySeveral && !several {
 			continue
 		}
 		wg.Go(func() {
-			if holdings, err := nvrm.Read(members[i].PID); err == nil {
+			gap := nvrm.ShortGap
+			if several {
+				gap = nvrm.WidestGap
+			}
+			holdings, err := nvrm.Read(members[i].PID, gap)
+			if err == nil && (!several || complete(holdings, listed[i])) {
 				all[i] = &holdings
 			}
 		})
 	}
 	wg.Wait()
 	return all
+}
+
+// complete reports whether about all memory was found that NVML lists. A context has
+// up to 518 MiB for itself.
+func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
+	var need uint64
+	for _, size := range listed {
+		if size == cudackpt.UnknownMemory {
+			return false
+		}
+		need += size - min(size, 1<<30)
+	}
+	return len(listed) > 0 && h.MemoryBytes >= need
 }
 
 // holdingFindings judges what the kernel module says of a process with contexts on so

@@ -101,7 +101,7 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 		m.MemoryBytes = knownMemory(listed[i])
 		in.findings = append(in.findings, m.memoryFinding(listed[i])...)
 	}
-	peers, err := peersOf(in.members, listed, holdingsOf(driver, in.members, func(*Member) bool { return true }))
+	peers, err := peersOf(in.members, listed, holdingsOf(driver, in.members, listed, false))
 	if err != nil {
 		return nil, err
 	}

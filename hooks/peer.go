@@ -318,7 +318,7 @@ func (d *dump) refuseUnrestorable(ctx context.Context) error {
 		}
 		in.pids = append(in.pids, d.members[i].PID)
 	}
-	peers, err := peersOf(d.members, listed, holdingsOf(d.driver, d.members, func(*Member) bool { return true }))
+	peers, err := peersOf(d.members, listed, holdingsOf(d.driver, d.members, listed, false))
 	if err != nil {
 		return err
 	}

@@ -47,12 +47,13 @@ func (f controlFile) control(client, object, command uint32, parameters unsafe.P
 	return arguments.theStatus, nil
 }
 
-// Read says what a process has in the resource manager. It needs CAP_SYS_PTRACE over
+// Read says what a process has in the resource manager, as far as it is found: see
+// [WidestGap]. It needs CAP_SYS_PTRACE over
 // the process. The error has [ErrUnknown] in it where the kernel module does not answer,
 // or there is nothing to ask it by: the process has no nvidiactl open.
-func Read(pid int) (Holdings, error) {
+func Read(pid, widestGap int) (Holdings, error) {
 	var all Holdings
-	err := eachClient(pid, func(c contents) error {
+	err := eachClient(pid, widestGap, func(c contents) error {
 		all.add(c)
 		return nil
 	})
@@ -60,7 +61,7 @@ func Read(pid int) (Holdings, error) {
 }
 
 // eachClient goes through the clients that were made through a process's files.
-func eachClient(pid int, see func(contents) error) error {
+func eachClient(pid, widestGap int, see func(contents) error) error {
 	files, err := borrow(pid)
 	defer func() {
 		for _, f := range files {
@@ -79,7 +80,7 @@ func eachClient(pid int, see func(contents) error) error {
 		if err == nil && !seen[client] {
 			seen[client] = true
 			var c contents
-			if c, err = scan(f, client); err == nil {
+			if c, err = scan(f, client, widestGap); err == nil {
 				err = see(c)
 			}
 		}

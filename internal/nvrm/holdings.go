@@ -27,10 +27,14 @@ type Holdings struct {
 	// virtual memory management in host NUMA memory. With one of these a restore fails,
 	// and the process is lost. With contexts on two GPUs it is 4 or 5 without any.
 	HostNUMA int
+	// MemoryBytes is the size of all GPU memory that was found. If it is much less than
+	// NVML says, not everything was.
+	MemoryBytes uint64
 }
 
 // Classes of objects, and the commands that ask about them.
 const (
+	classGPUMemory    = 0x40   // NV01_MEMORY_LOCAL_USER
 	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
 	classP2P          = 0x503b // NV50_P2P
 	classFabric       = 0xf8   // NV_MEMORY_FABRIC
@@ -45,13 +49,20 @@ const (
 )
 
 // Where handles lie. The module counts clients up from the first one; libcuda counts
-// its objects up and leaves gaps.
+// its objects up, and what it frees leaves gaps. What lies behind a gap of WidestGap,
+// after so much has been freed in a row, is not found.
 const (
 	firstClient = 0xc1d00000
 	mostClients = 0x100000
 	firstObject = 0x5c000000
 	mostObjects = 0x1000000
-	widestGap   = 0x10000
+)
+
+// How far a search goes on after the last object that it has found. A question takes 1
+// to 2 µs.
+const (
+	WidestGap = 0x10000
+	ShortGap  = 0x2000
 )
 
 const (
@@ -98,6 +109,7 @@ type object struct {
 
 // contents are the objects of a client that matter.
 type contents struct {
+	memory        uint64
 	p2p           int
 	fabric        []object
 	pools         int // flexible fabric memory, which is a pool's
@@ -108,6 +120,7 @@ type contents struct {
 
 // add adds what a client has.
 func (h *Holdings) add(c contents) {
+	h.MemoryBytes += c.memory
 	h.PeerAccess += c.p2p
 	h.Fabric += len(c.fabric) - c.fabricDoubled
 	h.FabricShared += c.fabricDoubled
@@ -116,7 +129,7 @@ func (h *Holdings) add(c contents) {
 }
 
 // scan goes through a client.
-func scan(a asker, client uint32) (c contents, err error) {
+func scan(a asker, client uint32, widestGap int) (c contents, err error) {
 	gap := 0
 	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
 		class, _, err := classOf(a, client, handle)
@@ -130,8 +143,14 @@ func scan(a asker, client uint32) (c contents, err error) {
 		switch class {
 		case classP2P:
 			c.p2p++
+		case classGPUMemory:
+			size, err := surfaceSize(a, client, handle)
+			if err != nil {
+				return c, err
+			}
+			c.memory += size
 		case classSystemMemory:
-			size, err := systemSize(a, client, handle)
+			size, err := surfaceSize(a, client, handle)
 			if err != nil {
 				return c, err
 			}
@@ -168,8 +187,8 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 	return p.size, p.flags, err
 }
 
-// systemSize is the size of system memory. What does not tell it has the size 0.
-func systemSize(a asker, client, handle uint32) (uint64, error) {
+// surfaceSize is the size of memory. What does not tell it has the size 0.
+func surfaceSize(a asker, client, handle uint32) (uint64, error) {
 	type pair struct{ index, value uint32 }
 	list := &[2]pair{{index: 2}, {index: 3}} // the lower and the upper half
 	var p struct {

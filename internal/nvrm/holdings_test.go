@@ -97,11 +97,11 @@ func TestHoldings(t *testing.T) {
 		objects map[uint32]fakeObject
 		want    Holdings
 	}{
-		{"two contexts, small", map[uint32]fakeObject{0x2: {class: 0x80}, 0xa6: {class: vidmem, size: 8 * mib}, 0x145: {class: vidmem, size: 8 * mib}}, Holdings{}},
+		{"two contexts, small", map[uint32]fakeObject{0x2: {class: 0x80}, 0xa6: {class: vidmem, size: 8 * mib}, 0x145: {class: vidmem, size: 8 * mib}}, Holdings{MemoryBytes: 16 * mib}},
 		{
 			"two contexts, large",
 			map[uint32]fakeObject{0xa6: {class: vidmem, size: 1024 * mib}, 0xa7: {class: fabric, size: 1024 * mib}, 0x145: {class: vidmem, size: 1024 * mib}, 0x146: {class: fabric, size: 1024 * mib}},
-			Holdings{Fabric: 2},
+			Holdings{Fabric: 2, MemoryBytes: 2048 * mib},
 		},
 		{"peer access, small", map[uint32]fakeObject{0x142: {class: p2p}}, Holdings{PeerAccess: 1}},
 		{
@@ -118,7 +118,7 @@ func TestHoldings(t *testing.T) {
 				0xa6: {class: vidmem, size: 512 * mib}, 0xa7: {class: fabric, size: 512 * mib},
 				0x149: {class: fabric, size: 512 * mib, dupOf: 0xa7}, 0x14b: {class: fabric, size: 512 * mib, dupOf: 0xa7}, 0x14d: {class: fabric, size: 512 * mib, dupOf: 0xa7},
 			},
-			Holdings{Fabric: 1, FabricShared: 3},
+			Holdings{Fabric: 1, FabricShared: 3, MemoryBytes: 512 * mib},
 		},
 		{
 			"pool with peer access",
@@ -141,7 +141,7 @@ func TestHoldings(t *testing.T) {
 			if err != nil || client != f.client {
 				t.Fatalf("client %#x, %v", client, err)
 			}
-			found, err := scan(f, client)
+			found, err := scan(f, client, WidestGap)
 			var got Holdings
 			if got.add(found); err != nil || got != c.want {
 				t.Errorf("%+v, %v; want %+v", got, err, c.want)
@@ -157,7 +157,7 @@ func TestUnknownStatusIsAnError(t *testing.T) {
 }
 
 func TestReadOfAProcessWithoutTheDevice(t *testing.T) {
-	if got, err := Read(os.Getpid()); !errors.Is(err, ErrUnknown) {
+	if got, err := Read(os.Getpid(), WidestGap); !errors.Is(err, ErrUnknown) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -169,7 +169,7 @@ func TestReadOfAnotherDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if _, err := Read(os.Getpid()); !errors.Is(err, ErrUnknown) || !errors.Is(err, unix.ENOTTY) {
+	if _, err := Read(os.Getpid(), WidestGap); !errors.Is(err, ErrUnknown) || !errors.Is(err, unix.ENOTTY) {
 		t.Errorf("%v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
@@ -49,7 +50,16 @@ func Held(t testing.TB, driver *cudackpt.Driver, pids []int) string {
 	ctx, cancel := context.WithTimeout(t.Context(), Soon)
 	defer cancel()
 	for _, pid := range pids {
-		if held := heldThread(pid); held != "" {
+		held := heldThread(pid)
+		// The C library blocks all signals, too, for as long as it makes a thread.
+		for range 100 {
+			if !strings.Contains(held, blockedMask) {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+			held = heldThread(pid)
+		}
+		if held != "" {
 			return held // the driver could not be asked
 		}
 		process := driver.Process(pid)
@@ -79,11 +89,14 @@ func heldThread(pid int) string {
 	return ""
 }
 
+// blockedMask is the line of a status file with the signals that a thread blocks.
+const blockedMask = "SigBlk"
+
 // blocksAll reports whether a line of a status file says that a thread blocks even
 // the two signals that the C library keeps for itself, as only a parked one does.
 func blocksAll(line string) bool {
 	const ofTheLibrary = 1<<(32-1) | 1<<(33-1)
-	mask, found := strings.CutPrefix(line, "SigBlk:\t")
+	mask, found := strings.CutPrefix(line, blockedMask+":\t")
 	blocked, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
 	return found && err == nil && blocked&ofTheLibrary == ofTheLibrary
 }

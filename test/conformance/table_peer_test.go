@@ -97,7 +97,8 @@ func holds(want nvrm.Holdings) row {
 			if err != nil {
 				return "", err
 			}
-			got, err := nvrm.Read(pid)
+			got, err := nvrm.Read(pid, nvrm.WidestGap)
+			got.MemoryBytes = 0
 			if want.HostNUMA == 0 {
 				got.HostNUMA = 0 // of a process on two GPUs it says nothing
 			}

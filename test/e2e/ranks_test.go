@@ -14,9 +14,23 @@ import (
 func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 	for _, ranks := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				if testenv.RealDriver() && ranks > 2 {
+					t.Skip("needs a GPU for each rank: kernels of two restored processes that wait for one another on one GPU hang (measured, driver 580)")
+				}
 				host := testenv.NewHost(t, 2)
 				job := host.Start(ranks, "--ranks", strconv.Itoa(ranks), "--ahead", "--gpus", "0,1", "--tick-ms", "20", "--busy-ms", "5", "--mib", "1")
+				suspend := []string{"suspend"}
+				for i := range ranks {
+					suspend = append(suspend, "-p", strconv.Itoa(job.MustStatus(i).PID))
+				}
+				if out, err := host.Cucriu(suspend...); err != nil {
+					t.Fatalf("cucriu suspend: %v\n%s", err, out)
+				}
+				if out, err := host.Cucriu("resume", suspend[1], suspend[2]); err != nil {
+					t.Fatalf("cucriu resume: %v\n%s", err, out)
+				}
+				job.Runs()
 				host.Restore(host.Dump(job))
 				job.Runs()
 			})

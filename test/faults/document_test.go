@@ -26,6 +26,10 @@ A fault happens as the step begins; what has a colon in its name is in the middl
 is the way back. A full directory stays full to the end if it is that of the images; the run directory stays full until the job runs or has ended, and a moment longer. Whatever else fails, a dump that fails leaves the job
 running, and a restore that fails leaves the image.
 
+"SIGCONT from outside": every process of the job is continued as the step begins. "The stage called twice": the same criu runs the hook a second time at that stage, after the first
+call, or, in the middle of a stage, after the first call was killed there. "Another dump at the same time": somebody dumps two other jobs of the host meanwhile, one without CUDA, with a
+` + "`lock.timeout`" + ` of a second. "The image's files gone": what the hook has written into the image directory is removed. The first three change nothing of what becomes of the job.
+
 | it says | what became of the job |
 |---|---|
 | refused, nothing touched | criu failed; the job ran on all the time |
@@ -46,6 +50,8 @@ const limits = `
 - CRIU makes a process run CRIU's own code while it writes its memory. Who kills CRIU with SIGKILL then may kill that process with it: for about a millisecond always,
   and rarely for as long as that code is in the process (seen in 1 of 90 kills: SIGSEGV). The tests kill CRIU before and after that.
 - CRIU waits for ever for a process that is killed while CRIU runs its own code in it. Kill that CRIU, and the watcher brings the others back.
+- CRIU does not expect a SIGCONT for a process that it has seized: its dump fails, its restore may wait for ever. Kill that CRIU, and the watcher does the rest.
+- A SIGCONT from outside and, within the few milliseconds of one borrowed system call, SIGKILL of who borrows: the thread goes on behind that call, and the job may die of it.
 `
 
 // compare holds what was seen against docs/fault-matrix.md, row by row if only

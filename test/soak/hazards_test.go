@@ -39,7 +39,7 @@ func (s *soak) endanger(random *rand.Rand, stop <-chan struct{}) {
 			s.delay(random)
 		case n > 11 && s.has("continue"):
 			j := s.jobs[random.IntN(len(s.jobs))]
-			if !j.cuda() {
+			if !j.cuda() || j.inCriusHands() {
 				break
 			}
 			s.note("SIGCONT from outside to job %s", j.name)
@@ -69,18 +69,21 @@ func (s *soak) killOne(random *rand.Rand) {
 	}
 	defer victim.Close()
 	what, whose := commandLine(victim.PID), s.workOf(victim.PID)
-	if victim.Signal(unix.SIGKILL) == nil {
-		s.killed(whose, "process %d: %s", victim.PID, what)
-	}
+	s.kills(whose, victim, "process %d: %s", victim.PID, what)
 }
 
-// killed notes that somebody was killed who worked for these jobs.
-func (s *soak) killed(jobs []*job, format string, args ...any) {
+// kills kills somebody who may work for these jobs. They are told beforehand: one of
+// them may see what comes of it before this program goes on.
+func (s *soak) kills(jobs []*job, victim *criuutil.Process, format string, args ...any) bool {
 	for _, j := range jobs {
 		j.kills.Add(1)
 	}
+	if victim.Signal(unix.SIGKILL) != nil {
+		return false
+	}
 	s.count("kill")
 	s.note("killed "+format, args...)
+	return true
 }
 
 // workOf lists the jobs for which a process of ours may be at work: all of them, if
@@ -163,12 +166,11 @@ func (s *soak) killWaiting(criu *criuutil.Process, serverToo bool) bool {
 		return false
 	}
 	what, whose := commandLine(criu.PID), s.workOf(server)
-	if criu.Signal(unix.SIGKILL) != nil {
+	if !s.kills(whose, criu, "criu %d, which waited for process %d (%s): %s", criu.PID, server, commandName(server), what) {
 		return false
 	}
-	s.killed(whose, "criu %d, which waited for process %d (%s): %s", criu.PID, server, commandName(server), what)
-	if serverToo && stopped.Signal(unix.SIGKILL) == nil {
-		s.killed(whose, "process %d as well", server)
+	if serverToo {
+		s.kills(whose, stopped, "process %d as well", server)
 	}
 	return true
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
@@ -216,7 +217,7 @@ func (j *job) finish(t *testing.T) {
 // recover as an operator would, and says what became of it.
 func (j *job) settle(t *testing.T, images string) state {
 	t.Helper()
-	begun := time.Now()
+	sawIt, begun := false, time.Now()
 	for {
 		sessions := j.open()
 		suspended := slices.ContainsFunc(sessions, func(s *hooks.Session) bool { return s.Kind == hooks.KindSuspend && s.Step == "suspended" })
@@ -228,7 +229,10 @@ func (j *job) settle(t *testing.T, images string) state {
 		case len(sessions) == 0 && len(atWork(images)) == 0:
 			switch alive := j.alive(); len(alive) {
 			case len(j.pids):
-				return runs
+				if sawIt { // twice: what criu has just killed may not have noticed yet
+					return runs
+				}
+				sawIt = true
 			case 0:
 				return gone
 			default:
@@ -362,6 +366,14 @@ func (j *job) cudaPIDs() []string {
 
 func (j *job) criu(verb, images string, args ...string) []string {
 	return append([]string{verb, "--no-default-config", "-D", images, "-o", verb + ".log", "-v4", "--action-script", j.host.HookBin}, args...)
+}
+
+// inCriusHands reports whether criu traces or creates a process of the job.
+func (j *job) inCriusHands() bool {
+	return slices.ContainsFunc(j.pids, func(pid int) bool {
+		status, err := criuutil.ReadStatus(pid)
+		return err == nil && (commandName(status.TracerPID) == "criu" || commandName(pid) == "criu")
+	})
 }
 
 // continueAll is a SIGCONT from outside.

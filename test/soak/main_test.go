@@ -11,8 +11,10 @@
 //     while criu works on it.
 //   - The criu that restores the job without CUDA is not killed: there is no journal
 //     of such a restore, and what criu has created waits for it for ever.
-//   - Nobody continues the job without CUDA: a SIGCONT makes criu's dump of a plain
-//     process fail, with or without a hook (52 of 60), and rarely kills it.
+//   - Nobody continues a process that criu traces: criu takes no notice of the stop
+//     that a SIGCONT makes of it then. Its dump fails, its restore waits for ever, and
+//     rarely the process dies. Nobody continues the job without CUDA at all, which
+//     criu may seize at any moment.
 //   - A restore that finds a pid taken (EEXIST) is begun again.
 package soak
 
