@@ -200,7 +200,8 @@ func (s *Session) lookAtTree() bool {
 }
 
 // criuIsThrough reports whether criu has let go of the processes that it
-// restored, with all of them held by our SIGSTOP.
+// restored, with all of them held: by our SIGSTOP, or parked where somebody has
+// ended that.
 func (s *Session) criuIsThrough() bool {
 	if s.Step == "post-resume" {
 		return true
@@ -213,7 +214,11 @@ func (s *Session) criuIsThrough() bool {
 		if err != nil || status.TracerPID != 0 {
 			return false
 		}
-		if stopped, err := criuutil.Stopped(member.PID); err != nil || !stopped {
+		held, err := criuutil.Stopped(member.PID)
+		if err == nil && !held {
+			held, err = criuutil.LooksParked(member.PID)
+		}
+		if err != nil || !held {
 			return false
 		}
 	}

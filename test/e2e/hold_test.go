@@ -202,3 +202,25 @@ func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) 
 		job.Runs()
 	})
 }
+
+// TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt: criu lives on with
+// the job, so that the watcher must see by the processes that its turn has come.
+func TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--spin", "event-sync", "--threads", "3")
+		images := host.Dump(job)
+		reached := filepath.Join(t.TempDir(), "post-resume")
+		cutOff := testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] || exec %s; touch %s`, host.HookBin, reached))
+		criu := host.CriuCommandScripts("restore", images, []string{cutOff})
+		if err := criu.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu has let go of the job", func() bool { return testenv.Exists(reached) && job.Stopped() })
+		job.Signal(unix.SIGCONT)
+		testenv.Eventually(t, testenv.Soon, "the watcher has completed the restore", func() bool { return host.LastOutcome() == "running" })
+		job.Runs()
+		job.Kill()
+		_ = criu.Wait()
+	})
+}
