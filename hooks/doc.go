@@ -22,7 +22,8 @@
 //	lock        all CUDA processes, all or none: who is ahead is held until the others have caught up
 //	stop        SIGSTOP to the whole tree; wait until every thread is in state T, and
 //	            until nobody is left who could make new processes
-//	park        every thread but the restore threads (park.go): no SIGCONT runs it now
+//	park        every thread but the restore threads (park.go): no SIGCONT runs it now;
+//	            look for new processes once more
 //	trace       PTRACE_SEIZE and PTRACE_CONT the restore threads alone
 //	checkpoint  all of them in parallel
 //	            into memory that the stopped threads make ready (prefault.go)

@@ -48,9 +48,9 @@ func (f controlFile) control(client, object, command uint32, parameters unsafe.P
 }
 
 // Read says what a process has in the resource manager, as far as it is found: see
-// [WidestGap]. It needs CAP_SYS_PTRACE over
-// the process. The error has [ErrUnknown] in it where the kernel module does not answer,
-// or there is nothing to ask it by: the process has no nvidiactl open.
+// [WidestGap]. It needs CAP_SYS_PTRACE over the process. The error has [ErrUnknown] in it
+// where the kernel module does not answer, or there is nothing to ask it by: the process
+// has no nvidiactl open.
 func Read(pid, widestGap int) (Holdings, error) {
 	var all Holdings
 	err := eachClient(pid, widestGap, func(c contents) error {
