@@ -49,8 +49,8 @@ func holdingsOf(driver *cudackpt.Driver, members []Member, listed []map[cudackpt
 	return all
 }
 
-// complete reports whether about all memory was found that NVML lists. A context has
-// up to 518 MiB for itself.
+// complete reports whether the memory was found that NVML lists, but for 1 GiB on each
+// GPU: a context has up to 518 MiB for itself, and other models were not measured.
 func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
 	var need uint64
 	for _, size := range listed {
