@@ -187,8 +187,12 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 		return nil, err
 	}
 	// One criu may serve several requests, one after the other.
-	if other := (&Session{dir: s.dir}); other.read() == nil && other.Outcome == "" {
+	other := &Session{dir: s.dir}
+	switch err := other.read(); {
+	case err == nil && other.Outcome == "":
 		return nil, other.conflict() // with the same pid, in another pid namespace
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return nil, err // what parked threads need may lie beside it
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("session: %w", err)

@@ -50,6 +50,24 @@ func TestASessionIsLockedByOne(t *testing.T) {
 	again.unlock()
 }
 
+// TestADamagedJournalIsNotReplaced: the registers of parked threads may lie beside it.
+func TestADamagedJournalIsNotReplaced(t *testing.T) {
+	runDir := t.TempDir()
+	s := testSession(t, runDir, 7)
+	parked := s.parkedFile(8)
+	for file, text := range map[string]string{filepath.Join(s.dir, sessionFile): "{", parked: "{}"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := newTestSession(runDir, &Session{Kind: KindDump, Criu: s.Criu}); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Fatalf("a session over a damaged one: %v", err)
+	}
+	if _, err := os.Stat(parked); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"writable by others": func(dir string) error { return os.Chmod(dir, 0o777) },
