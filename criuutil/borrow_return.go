@@ -40,6 +40,9 @@ func (l *loan) takeOver(ctx context.Context) error {
 	}
 	err := l.hold(ctx)
 	if err == nil {
+		err = l.leaveCriu(ctx)
+	}
+	if err == nil {
 		l.at("taken over")
 		err = l.putBack()
 	}
@@ -82,8 +85,8 @@ func (l *loan) restore(t *borrowedThread) error {
 	}
 	// Elsewhere the thread has its own registers: it has not been called yet, or
 	// they have been put back already by one who was killed before he was done.
-	switch now.pc() {
-	case l.instruction, l.instruction + uint64(len(syscallInstruction)):
+	called := now.pc() == l.instruction || now.pc() == l.instruction+uint64(len(syscallInstruction))
+	if called || t.criuCode != nil {
 		if err := t.Registers.write(t.TID); err != nil {
 			return err
 		}
