@@ -2,6 +2,7 @@ package criuutil
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,6 +20,9 @@ import (
 // have left it.
 func (l *loan) leaveCriu(ctx context.Context) error {
 	code, err := criuCode(l.pid)
+	if errors.Is(err, ErrGone) {
+		return nil
+	}
 	if err != nil || len(code) == 0 {
 		return err
 	}
