@@ -32,6 +32,7 @@ type borrowedThread struct {
 	savedThread
 	state      threadState
 	stopSignal unix.Signal // with state held: that of the group-stop, or SIGTRAP if there is none
+	criuCode   []Range     // in which the thread was found, if it was
 	// slice is what the thread advises on for the Madvise that is under way;
 	// empty if that has been given up.
 	slice Range
@@ -46,6 +47,7 @@ const (
 	called               // runs to the entry of our system call
 	inside               // is in our system call
 	returned             // in the stop at the exit of our system call
+	leaving              // runs until it has left criu's code
 	ended
 )
 
@@ -165,6 +167,8 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 	case t.state == awaited:
 		_ = unix.PtraceInterrupt(t.TID) // which every stop takes back
 		_ = unix.PtraceCont(t.TID, toDeliver(status))
+	case t.state == leaving:
+		t.left(status)
 	case t.state == called && isSyscallStop(status):
 		l.at("entry")
 		_ = unix.PtraceSyscall(t.TID, 0)

@@ -40,6 +40,9 @@ func (l *loan) takeOver(ctx context.Context) error {
 	}
 	err := l.hold(ctx)
 	if err == nil {
+		err = l.leaveCriu(ctx)
+	}
+	if err == nil {
 		l.at("taken over")
 		err = l.putBack()
 	}
@@ -72,21 +75,28 @@ func (l *loan) putBack() error {
 	return nil
 }
 
+// restore makes a thread what it was. One that does not block every signal is that
+// already: somebody who put it back was killed before the file was removed, and it may
+// have run since. One that does need not be in our call: criu may have been killed with
+// it elsewhere.
 func (l *loan) restore(t *borrowedThread) error {
 	if t.state == ended {
 		return nil
 	}
-	var now registers
-	if err := now.read(t.TID); err != nil {
+	var mask signalMask
+	if err := mask.read(t.TID); err != nil || !mask.isOurs() {
 		return err
 	}
-	// Elsewhere the thread has its own registers: it has not been called yet, or
-	// they have been put back already by one who was killed before he was done.
-	switch now.pc() {
-	case l.instruction, l.instruction + uint64(len(syscallInstruction)):
-		if err := t.Registers.write(t.TID); err != nil {
-			return err
-		}
+	if err := t.Registers.write(t.TID); err != nil {
+		return err
 	}
 	return t.Mask.write(t.TID)
+}
+
+// isOurs reports whether a mask is one that only we set: of every signal that can be
+// blocked, or of all but SIGCONT. The trap at the end of what criu has a thread call
+// unblocks SIGTRAP.
+func (m signalMask) isOurs() bool {
+	const never = signalMask(1<<(unix.SIGKILL-1) | 1<<(unix.SIGSTOP-1) | 1<<(unix.SIGCONT-1) | 1<<(unix.SIGTRAP-1))
+	return m|never == allSignals
 }

@@ -286,3 +286,29 @@ func filterPopulating() {
 		panic(errno)
 	}
 }
+
+// TestThreadsThatRunAlreadyAreLeftAlone: who put their registers back was killed before
+// the file was removed, and somebody has continued them. They have other registers and
+// another mask since.
+func TestThreadsThatRunAlreadyAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	p := startBorrowable(t)
+	p.park(t)
+	file, err := readSavedThreads(p.saved)
+	must(t, err)
+	must(t, Unpark(t.Context(), p.saved))
+	p.goesOn(t)
+	const blockedThen = 1 << (unix.SIGUSR2 - 1)
+	for i := range file.Threads {
+		file.Threads[i].Mask = blockedThen
+	}
+	must(t, file.write(p.saved))
+	must(t, Unpark(t.Context(), p.saved))
+	for _, thread := range file.Threads {
+		status, err := ReadStatus(thread.TID)
+		if must(t, err); status.Blocked == blockedThen {
+			t.Fatalf("thread %d, which ran, has got the mask of then again: %#x", thread.TID, status.Blocked)
+		}
+	}
+	p.goesOn(t)
+}

@@ -190,14 +190,22 @@ func (d *dump) parkedForImage() ([]criuutil.Parked, error) {
 	return all, nil
 }
 
-// noteParked notes the parked threads of the processes that criu has restored.
+// noteParked notes the parked threads of the processes that criu has restored. One
+// without CUDA that was killed before criu dumped it is not in the image, or is a
+// zombie there.
 func (s *Session) noteParked(byImagePID map[int][]int) error {
 	for _, parked := range s.Manifest.Parked {
 		pids := byImagePID[parked.PID]
-		if len(pids) != 1 {
+		if len(pids) == 0 {
+			continue
+		}
+		if len(pids) > 1 {
 			return fmt.Errorf("process %d of the manifest is found %d times in the restored tree", parked.PID, len(pids))
 		}
 		process, err := criuutil.OpenProcess(pids[0])
+		if errors.Is(err, criuutil.ErrGone) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
