@@ -146,6 +146,9 @@ func (b *bringUp) unpark(ctx context.Context) error {
 		pids = append(pids, other.PID)
 	}
 	for _, pid := range pids {
+		if b.Session.Kind == KindRestore {
+			b.rearmTimers(pid)
+		}
 		if parked, err := criuutil.IsParked(b.parkedFile(pid)); err != nil || !parked {
 			if err != nil {
 				return err
@@ -161,6 +164,18 @@ func (b *bringUp) unpark(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// rearmTimers is for the timers that expired in the stop, and that criu restores dead.
+func (b *bringUp) rearmTimers(pid int) {
+	process, err := criuutil.OpenProcess(pid)
+	if err == nil {
+		defer process.Close()
+		err = process.RearmTimers()
+	}
+	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		b.hook.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
+	}
 }
 
 // parkedForImage is what the manifest says of the parked threads.

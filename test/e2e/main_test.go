@@ -14,6 +14,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(untracedVariable) != "" {
 		os.Exit(waitUntraced(os.Args[1:]))
 	}
+	if dir := os.Getenv(programVariable); dir != "" {
+		runProgram(dir)
+	}
 	testenv.Main(m)
 }
 
