@@ -97,6 +97,10 @@ func (d *dump) parkedOrStopped(ctx context.Context, process *criuutil.Process, e
 	if ctx.Err() != nil {
 		return err
 	}
+	// A park that was neither finished nor undone: an image would not know of it.
+	if half, fileErr := criuutil.IsParked(d.session.parkedFile(process.PID)); half || fileErr != nil {
+		return errors.Join(err, fileErr)
+	}
 	d.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
 	return nil
 }

@@ -1,0 +1,30 @@
+package hooks
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"testing"
+
+	"cucriu/criuutil"
+)
+
+// TestAProcessThatIsHalfParkedIsNotDumped: its image would lack what the threads need.
+func TestAProcessThatIsHalfParkedIsNotDumped(t *testing.T) {
+	process, err := criuutil.OpenProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Close()
+	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: &Session{dir: t.TempDir()}}
+	cannot := errors.New("this kernel cannot")
+	if err := d.parkedOrStopped(t.Context(), process, cannot); err != nil {
+		t.Fatalf("a process that cannot be parked ends the dump: %v", err)
+	}
+	if err := os.WriteFile(d.session.parkedFile(process.PID), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.parkedOrStopped(t.Context(), process, cannot); !errors.Is(err, cannot) {
+		t.Fatalf("a process that is half parked is dumped: %v", err)
+	}
+}
