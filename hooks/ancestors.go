@@ -44,15 +44,20 @@ func ancestorsOf(members []Member) []criuutil.Ident {
 	return ancestors
 }
 
-// ancestorsTime bounds how long an ancestor that computes is looked at.
-const ancestorsTime = 500 * time.Millisecond
+const (
+	// ancestorsTime bounds how long an ancestor that computes is looked at.
+	ancestorsTime = 500 * time.Millisecond
+	// asleepAfter is after how many looks that find it asleep an ancestor is taken for
+	// settled: threads of it may sleep for a moment on the way to its stop.
+	asleepAfter = 10
+)
 
 // continueAncestors sends SIGCONT to those that have stopped since. The job has its
 // own SIGCONT by now, so none of them is told of the stop any more that has not
 // been woken by it; one that runs may be on its way to stop itself, and is looked
 // at again until it sleeps.
 func (s *Session) continueAncestors() {
-	left := s.Ancestors
+	left, asleep := s.Ancestors, make(map[criuutil.Ident]int)
 	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // no event tells of it
 		again := false
 		var unsettled []criuutil.Ident
@@ -66,9 +71,11 @@ func (s *Session) continueAncestors() {
 				_ = process.Signal(unix.SIGCONT)
 				again = true // those above it have been told
 			case computes:
-				again = true
+				again, asleep[ident] = true, 0
 				unsettled = append(unsettled, ident)
 			default:
+				asleep[ident]++
+				again = again || asleep[ident] < asleepAfter
 				unsettled = append(unsettled, ident)
 			}
 			process.Close()
