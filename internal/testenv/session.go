@@ -95,10 +95,9 @@ func (h *Host) Watchers() []int {
 // KillWatcher kills the watcher of the host's sessions.
 func (h *Host) KillWatcher() {
 	h.t.Helper()
+	// That of a session that has just been closed is about to end.
+	Eventually(h.t, Soon, "there is one watcher", func() bool { return len(h.Watchers()) == 1 })
 	watchers := h.Watchers()
-	if len(watchers) != 1 {
-		h.t.Fatalf("%d watchers, want 1", len(watchers))
-	}
 	h.kill(watchers[0])
 }
 
