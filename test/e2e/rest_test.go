@@ -53,8 +53,14 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 		}
 		_ = criu.Wait()
 		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" && len(host.Watchers()) == 0 })
-		if job.Alive() {
-			t.Errorf("%s, and the parent is left: %v", host.LastOutcome(), testenv.ThreadStates(t, job.PID))
+		if !job.Alive() {
+			return
+		}
+		// The CUDA process was still there when criu had gone: what is left runs on.
+		for tid, state := range testenv.ThreadStates(t, job.PID) {
+			if state == 'T' || state == 't' {
+				t.Errorf("%s, and thread %d of the parent is left in state %c", host.LastOutcome(), tid, state)
+			}
 		}
 	})
 }
