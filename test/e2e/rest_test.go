@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/internal/testenv"
 )
 
@@ -57,6 +58,9 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 			return
 		}
 		// The CUDA process was still there when criu had gone: what is left runs on.
+		if parked, err := criuutil.LooksParked(job.PID); err != nil || parked {
+			t.Errorf("%s, and the parent is left parked: %v %v", host.LastOutcome(), parked, err)
+		}
 		for tid, state := range testenv.ThreadStates(t, job.PID) {
 			if state == 'T' || state == 't' {
 				t.Errorf("%s, and thread %d of the parent is left in state %c", host.LastOutcome(), tid, state)
