@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -383,7 +384,43 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	if err := d.session.save(); err != nil {
 		return false, err
 	}
-	return true, criuutil.Stop(ctx, found...)
+	for _, other := range found {
+		if err := other.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, criuutil.ErrGone) {
+			return true, err
+		}
+	}
+	return true, d.awaitStopped(ctx, found)
+}
+
+// awaitStopped waits until processes are stopped. One that waits for its vfork child to
+// execute a program is not before that has happened: a child that was stopped on the
+// way there is let go on for a moment.
+func (d *dump) awaitStopped(ctx context.Context, processes []*criuutil.Process) error {
+	const patience = 50 * time.Millisecond
+	for {
+		soon, cancel := context.WithTimeout(ctx, patience)
+		err := criuutil.KeepStopped(soon, processes...)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		for _, child := range d.others {
+			status, err := criuutil.ReadStatus(child.PID)
+			if err != nil || !slices.ContainsFunc(processes, func(p *criuutil.Process) bool { return p.PID == status.PPID }) {
+				continue
+			}
+			if states, err := criuutil.ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
+				continue
+			}
+			if err := child.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+				return err
+			}
+			time.Sleep(time.Millisecond) // no event tells a stranger of the exec
+			if err := child.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, criuutil.ErrGone) {
+				return err
+			}
+		}
+	}
 }
 
 // findOthers finds the processes without CUDA that run and that were not found
@@ -438,7 +475,7 @@ func (d *dump) stopTargets(ctx context.Context) error {
 	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
 		return err
 	}
-	return criuutil.KeepStopped(ctx, processesOf(d.targets)...)
+	return d.awaitStopped(ctx, processesOf(d.targets))
 }
 
 // trace lets the restore threads, and nothing else, run: the driver works

@@ -68,3 +68,17 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 		}
 	})
 }
+
+// TestAParentThatMakesChildrenByVforkIsStopped: it waits for their exec in the kernel
+// and stops only after that, so a child must not be stopped on the way there.
+func TestAParentThatMakesChildrenByVforkIsStopped(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & while :; do /bin/true; done`, "sh"}, 1)
+		for range 8 {
+			host.Dump(job, "--leave-running")
+			host.WaitOutcome("running")
+		}
+		job.Runs()
+	})
+}
