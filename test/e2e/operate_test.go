@@ -26,7 +26,7 @@ func failing(t *testing.T, host *testenv.Host, point string, args ...string) (st
 }
 
 func TestTheSuspendFailsOrIsKilledAtEachStep(t *testing.T) {
-	for _, step := range []string{"lock", "stop", "trace", "checkpoint", "release", "suspended"} {
+	for _, step := range []string{"lock", "stop", "park", "trace", "checkpoint", "release", "suspended"} {
 		for _, how := range []string{"kill", "error"} {
 			t.Run(step+"-"+how, func(t *testing.T) {
 				testenv.Isolated(t, func(t *testing.T) {
