@@ -256,7 +256,7 @@ func (b *bringUp) letRun(ctx context.Context) error {
 	}
 	for _, t := range b.all {
 		if b.goesOn(t) {
-			if err := t.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+			if err := signalProcesses(unix.SIGCONT, t.Process); err != nil {
 				return err
 			}
 		}
@@ -350,8 +350,13 @@ func releaseThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*tar
 }
 
 func signalAll(targets []*target, signal unix.Signal) error {
-	for _, t := range targets {
-		if err := t.Signal(signal); err != nil && !errors.Is(err, criuutil.ErrGone) {
+	return signalProcesses(signal, processesOf(targets)...)
+}
+
+// signalProcesses sends a signal to those that have not ended.
+func signalProcesses(signal unix.Signal, processes ...*criuutil.Process) error {
+	for _, p := range processes {
+		if err := p.Signal(signal); err != nil && !errors.Is(err, criuutil.ErrGone) {
 			return err
 		}
 	}

@@ -384,10 +384,8 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	if err := d.session.save(); err != nil {
 		return false, err
 	}
-	for _, other := range found {
-		if err := other.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, criuutil.ErrGone) {
-			return true, err
-		}
+	if err := signalProcesses(unix.SIGSTOP, found...); err != nil {
+		return false, err
 	}
 	return true, d.awaitStopped(ctx, found)
 }
@@ -412,11 +410,11 @@ func (d *dump) awaitStopped(ctx context.Context, processes []*criuutil.Process) 
 			if states, err := criuutil.ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
 				continue
 			}
-			if err := child.Signal(unix.SIGCONT); err != nil && !errors.Is(err, criuutil.ErrGone) {
+			if err := signalProcesses(unix.SIGCONT, child); err != nil {
 				return err
 			}
 			time.Sleep(time.Millisecond) // no event tells a stranger of the exec
-			if err := child.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, criuutil.ErrGone) {
+			if err := signalProcesses(unix.SIGSTOP, child); err != nil {
 				return err
 			}
 		}
