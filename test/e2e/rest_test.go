@@ -69,13 +69,14 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 	})
 }
 
-// TestAParentThatMakesChildrenByVforkIsStopped: it waits for their exec in the kernel
-// and stops only after that, so a child must not be stopped on the way there.
-func TestAParentThatMakesChildrenByVforkIsStopped(t *testing.T) {
+// TestAParentThatWaitsForItsVforkChildIsStopped: it waits in the kernel until the child
+// has executed a program or ended, so the child must not stay stopped before that.
+func TestAParentThatWaitsForItsVforkChildIsStopped(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & while :; do /bin/true; done`, "sh"}, 1)
-		for range 8 {
+		vfork := testenv.Artefact(t, "make workload", "build", "workload", "vfork")
+		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & exec ` + vfork, "sh"}, 1)
+		for range 3 {
 			host.Dump(job, "--leave-running")
 			host.WaitOutcome("running")
 		}
