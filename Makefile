@@ -19,6 +19,9 @@ BENCHFLAGS   ?=
 SOAK         ?= 10m
 SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
+# A release of Debian whose CRIU is taken, whatever there is else: trixie has 4.1.1.
+export CRIU_RELEASE ?=
+
 # What `make gpu-bundle` takes along as test binaries.
 GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
 

@@ -18,7 +18,7 @@ new=$bundle.new
 run=$scripts/gpu-run.sh
 [[ -f $run ]] || die "$run, which becomes the bundle's run.sh, is missing"
 
-"$scripts/provide-criu.sh" --unpacked >/dev/null
+criu=$("$scripts/provide-criu.sh" --unpacked)
 
 rm -rf "$new"
 mkdir -p "$new/bin" "$new/build" "$new/criu"
@@ -49,7 +49,7 @@ for package in "$@"; do
 	printf '%s\n' ".${source#"$repo"}" >>"$new/packages"
 done
 
-UNPACKED=$tools/criu/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
+UNPACKED=${criu%/*}/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
 rm "$new/criu/at"
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
 cp "$scripts/clean-exec.sh" "$new/"
