@@ -52,7 +52,7 @@ done
 UNPACKED=${criu%/*}/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
 rm "$new/criu/at"
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
-cp "$scripts/clean-exec.sh" "$new/"
+cp "$scripts/clean-exec.sh" "$scripts/private-exec.sh" "$new/"
 cp "$run" "$new/run.sh"
 chmod +x "$new/run.sh" "$new/link-criu.sh"
 
