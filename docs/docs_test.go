@@ -96,7 +96,7 @@ func TestEveryCommandIsInTheTables(t *testing.T) {
 // tableEntries are the first words behind a prefix in the first cells of all tables.
 func tableEntries(text, prefix string) []string {
 	var entries []string
-	for _, match := range regexp.MustCompile("(?m)^\\| "+prefix+"([a-z._-]+)").FindAllStringSubmatch(text, -1) {
+	for _, match := range regexp.MustCompile("(?m)^\\| "+prefix+"([a-z._/-]+)").FindAllStringSubmatch(text, -1) {
 		entries = append(entries, match[1])
 	}
 	return entries
