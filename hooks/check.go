@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
 )
@@ -38,7 +38,7 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 	for i := range in.members {
 		m := &in.members[i]
 		halted, err := haltedFindings(m)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
@@ -73,7 +73,7 @@ func (m *Member) summary() Finding {
 
 // haltedFindings says that a process does not run, which is no obstacle.
 func haltedFindings(m *Member) (Findings, error) {
-	frozen, err := criuutil.FrozenBy(m.PID)
+	frozen, err := proc.FrozenBy(m.PID)
 	if err != nil {
 		return nil, err
 	}
