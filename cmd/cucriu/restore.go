@@ -17,7 +17,7 @@ import (
 func restoreCommand() *cobra.Command {
 	var criu criuFlags
 	var pidFile string
-	var foreground, asJSON bool
+	var foreground, detached, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
@@ -36,6 +36,9 @@ the job is ended, and the image is intact.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if foreground && cmd.Flags().Changed("restore-detached") {
 				return usageError{errors.New("either --foreground or -d")}
+			}
+			if !detached {
+				return usageError{errors.New("-d=false: to stay is --foreground")}
 			}
 			options, err := criu.options()
 			if err != nil {
@@ -65,7 +68,7 @@ the job is ended, and the image is intact.`,
 	criu.add(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&foreground, "foreground", false, "stay, pass signals on, and end with the job's exit status")
-	flags.BoolP("restore-detached", "d", true, "return once the job runs (the default)")
+	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
 	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
 	jsonFlag(cmd, &asJSON)
 	return cmd
