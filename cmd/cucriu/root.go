@@ -28,7 +28,7 @@ was cut off, and explain how the GPUs of an image map to this host's.
 The exit status says what became of the job: cucriu help exit-status. The
 configuration is /etc/cucriu/config.yaml, or what CUCRIU_CONFIG names; one that
 cannot be used is wrong usage.`,
-		Example: "  cucriu check -t 4711\n  cucriu dump -t 4711 -D /var/lib/images/job1\n  cucriu restore -D /var/lib/images/job1",
+		Example:       "  cucriu check -t 4711\n  cucriu dump -t 4711 -D /var/lib/images/job1\n  cucriu restore -D /var/lib/images/job1",
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
