@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 )
 
@@ -15,6 +16,12 @@ func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Re
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+	}
+	switch entries, err := os.ReadDir(dir); { // before there is a criu that is not needed
+	case err != nil:
+		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+	case len(entries) == 0:
+		return Result{}, refused(fmt.Errorf("image directory %s is empty: name that of an image", dir))
 	}
 	d, err := h.start(KindRestore, options, dir)
 	if err != nil {
