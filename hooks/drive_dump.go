@@ -17,16 +17,16 @@ import (
 // name of dir once it is on disk and before the processes are ended.
 //
 // After an error the job runs on as before, unless the error wraps
-// [ErrNotBack] or [ErrEnded]. The end of ctx makes the dump fail at the next point where
+// [ErrNotBack] or [ErrEnded]; [Refused] tells whether it was touched. The end of ctx makes the dump fail at the next point where
 // everything can be undone.
 func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return Result{}, fmt.Errorf("image directory: %w", err)
+		return Result{}, refused(fmt.Errorf("image directory: %w", err))
 	}
 	partial, err := h.newPartial(dir)
 	if err != nil {
-		return Result{}, err
+		return Result{}, refused(err)
 	}
 	needed := false // the job must yet be brought back from it
 	defer func() {
@@ -50,7 +50,7 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	}
 	d, err := noting.start(KindDump, options, partial)
 	if err != nil {
-		return Result{}, err
+		return Result{}, refused(err)
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {

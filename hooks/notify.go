@@ -52,11 +52,11 @@ func (n *Notify) PostDump() error { return n.do("post-dump") }
 func (n *Notify) PreRestore() error {
 	manifest, err := ReadManifest(n.imageDir())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+		return refused(err)
 	}
 	for _, p := range manifest.Processes {
 		if p.Running {
-			return fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name)
+			return refused(fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name))
 		}
 	}
 	return n.do("pre-restore")

@@ -16,18 +16,22 @@ import (
 // is below the processes is left alone.
 
 // Lock locks processes as a dump does: all of them or none, within
-// lock.timeout. Nothing is journaled, and who locks unlocks.
+// lock.timeout. Nothing is journaled, and who locks unlocks. After an error none is
+// locked, unless it wraps [ErrNotBack].
 func (h *Hook) Lock(ctx context.Context, pids []int) error {
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
-		return err
+		return refused(err)
 	}
 	if err := d.requireRunning(ctx); err != nil {
-		return err
+		return refused(err)
 	}
 	if err := d.lock(ctx); err != nil {
-		return errors.Join(err, d.unlockAll(context.Background(), h.Config.Restore.Timeout))
+		if undoErr := d.unlockAll(context.Background(), h.Config.Restore.Timeout); undoErr != nil {
+			return errors.Join(touched(err), fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, undoErr))
+		}
+		return touched(err)
 	}
 	return nil
 }
@@ -51,7 +55,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
-		return err
+		return refused(err)
 	}
 	asking, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 	defer cancel()
@@ -63,7 +67,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 		return fmt.Errorf("process %d (%s) is %v, not locked: cucriu resume -p %d restores it", t.PID, t.member.Name, state, t.PID)
 	})
 	if err != nil {
-		return err
+		return refused(err)
 	}
 	return d.unlockAll(ctx, h.Config.Lock.Timeout)
 }

@@ -129,17 +129,17 @@ func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 		err = driver.Supports(cudackpt.FeatureCheckpoint)
 	}
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	processes := make([]CUDAProcess, 0, len(pids))
 	for _, pid := range pids {
 		s, err := sessionOfProcess(h.Config.RunDir, pid)
 		if err != nil {
-			return nil, err
+			return nil, refused(err)
 		}
 		p := look(ctx, driver, pid)
 		if p == nil {
-			return nil, fmt.Errorf("process %d uses no CUDA", pid)
+			return nil, refused(fmt.Errorf("process %d uses no CUDA", pid))
 		}
 		if p.Note == noteStopped && (s == nil || s.suspended()) {
 			if err := askStopped(ctx, driver, p); err != nil {

@@ -20,7 +20,8 @@ import (
 
 // preRestore makes every check that needs no process. An error makes criu
 // give up before it creates anything.
-func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
+	defer func() { err = refused(err) }()
 	manifest, err := ReadManifest(stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
 		h.Log.Info("the image holds no CUDA process: nothing to do")

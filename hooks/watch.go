@@ -234,7 +234,7 @@ func executable(pid int) string {
 
 // Recover takes every orphaned session (its criu has ended, and neither hook
 // nor watcher is at work) to a good end. It returns the sessions that it took
-// there, and the errors of those that it could not.
+// there, and the errors of those that it could not, which wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 	sessions, err := sessionsDir(h.Config.RunDir)
 	if err != nil {
@@ -249,7 +249,7 @@ func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 	for _, dir := range dirs {
 		s, err := h.recoverOne(ctx, dir)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("session %s: %w", filepath.Base(dir), err))
+			errs = append(errs, fmt.Errorf("%w: session %s: %w", ErrNotBack, filepath.Base(dir), err))
 		}
 		if s != nil {
 			recovered = append(recovered, s)

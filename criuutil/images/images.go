@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/crit"
@@ -90,6 +91,43 @@ func Read(dir string) (Info, error) {
 	}
 	info.Bytes, err = folderBytes(dir)
 	return info, err
+}
+
+var ofAProcess = regexp.MustCompile(`^(inventory|pstree|(core|mm|pagemap)-[0-9]+)\.img$`)
+
+// CheckWhole refuses a folder in which an image of a process is cut off or does not
+// begin as one: criu reads some of them only after it has created processes. It does
+// not decode them, and says nothing of those that are not there.
+func CheckWhole(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	for _, entry := range entries {
+		if !ofAProcess.MatchString(entry.Name()) {
+			continue
+		}
+		if err := checkWhole(filepath.Join(dir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkWhole(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us up
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && info.Size() <= maxImageBytes { // a larger one is the business of criu
+		err = checkFrames(f)
+	}
+	if err != nil {
+		return damaged(filepath.Dir(path), filepath.Base(path), err)
+	}
+	return nil
 }
 
 func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
