@@ -42,7 +42,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@"; while :; do sleep 0.05; done`, "sh"}, 1)
 		worker := job.MustStatus(0).PID
-		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", "27183")
+		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", testenv.FreePort(t))
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
