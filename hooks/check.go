@@ -29,7 +29,7 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 		return driver, err
 	}
 	in, err := inspectTree(ctx, root, existing(imageDir), open)
-	if errors.Is(err, criuutil.ErrGone) {
+	if errors.Is(err, proc.ErrGone) {
 		return nil, refused(err)
 	}
 	if err != nil {
