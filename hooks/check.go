@@ -5,17 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
 )
 
 // CheckJob finds what a dump of the tree below root would be refused for, and
 // what there is to say of it otherwise. imageDir is where its images would go,
-// empty if that is not known. It touches nothing. Managed memory cannot be seen:
+// empty if that is not known; it need not exist yet. It touches nothing. Managed memory cannot be seen:
 // only the checkpoint tells, and the job then runs on.
 func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Findings, error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
@@ -27,7 +28,10 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 		}
 		return driver, err
 	}
-	in, err := inspectTree(ctx, root, imageDir, open)
+	in, err := inspectTree(ctx, root, existing(imageDir), open)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, refused(err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +42,7 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 	for i := range in.members {
 		m := &in.members[i]
 		halted, err := haltedFindings(m)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
@@ -59,6 +63,17 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 	return slices.Concat(findings, in.findings, insideFindings(in.pids, os.Getpid())), nil
 }
 
+// existing is the folder in which one that does not exist yet would be made.
+func existing(dir string) string {
+	for dir != "" {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) || dir == filepath.Dir(dir) {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
+}
+
 // summary says what a CUDA process holds.
 func (m *Member) summary() Finding {
 	parts := make([]string, len(m.GPUs))
@@ -73,7 +88,7 @@ func (m *Member) summary() Finding {
 
 // haltedFindings says that a process does not run, which is no obstacle.
 func haltedFindings(m *Member) (Findings, error) {
-	frozen, err := criuutil.FrozenBy(m.PID)
+	frozen, err := proc.FrozenBy(m.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -91,24 +106,30 @@ func haltedFindings(m *Member) (Findings, error) {
 	return findings, nil
 }
 
+// anotherImage is what to do about one that is damaged.
+const anotherImage = "copy the image again from where it was made, or restore another"
+
 // CheckImage finds what a restore of an image on this host would be refused for.
 func (h *Hook) CheckImage(ctx context.Context, dir string) (Findings, error) {
 	manifest, err := ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		if _, statErr := os.Stat(dir); statErr != nil {
-			return nil, statErr
+		if _, err := os.Lstat(filepath.Join(dir, "inventory.img")); err != nil {
+			return Findings{found(FindingImage, fmt.Errorf("neither an image of criu nor a manifest is there: %w", err), "name the directory of an image")}, nil
 		}
 		return Findings{{Name: FindingImage, Severity: SeverityOK, Message: "holds no CUDA process: criu restores it by itself"}}, nil
 	}
+	if err == nil {
+		err = manifest.matchImages(dir)
+	}
 	if err != nil {
-		return nil, err
+		return Findings{found(FindingImage, err, anotherImage)}, nil
 	}
 	findings := Findings{{
 		Name: FindingImage, Severity: SeverityOK,
 		Message: fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion),
 	}}
 	if err := manifest.CheckPages(dir); err != nil {
-		findings = append(findings, found(FindingImage, err, "copy the image again from where it was made, or restore another"))
+		findings = append(findings, found(FindingImage, err, anotherImage))
 	}
 	driver, err := h.openCheckpointDriver()
 	if err != nil {

@@ -16,12 +16,18 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
-// ErrNotBack is wrapped by the error of a dump or restore that failed and whose
-// job is not in a good state yet: its watcher goes on trying, and the recover
-// command shows why.
+// ErrNotBack is wrapped by the error of what failed and left a job that is not in a
+// good state yet: its watcher goes on trying, and the status command shows why.
 var ErrNotBack = errors.New("the job is not back yet")
+
+// notBackError is an [ErrNotBack] that says so in words of its own.
+type notBackError struct{ error }
+
+func (e *notBackError) Unwrap() error        { return e.error }
+func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
 
 // CriuOptions is how a dump or restore drives criu.
 type CriuOptions struct {
@@ -65,6 +71,7 @@ type drive struct {
 	criu    *criuutil.Criu
 	stage   Stage // what all stages have in common
 	begun   time.Time
+	staged  bool // criu has announced a stage; before, it touches nothing
 }
 
 // start starts criu for a request about an image directory.
@@ -77,7 +84,7 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 	if err := d.prepareWorkDir(); err != nil {
 		return nil, err
 	}
-	self, err := criuutil.OpenProcess(os.Getpid())
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
@@ -155,8 +162,13 @@ func (d *drive) prepareWorkDir() error {
 }
 
 // do makes the request and serves criu's stages, until criu has ended.
-func (d *drive) do(ctx context.Context) (*rpc.CriuResp, error) {
+func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	defer d.criu.Close() // its identity is known on
+	defer func() {
+		if !d.staged {
+			err = refused(err)
+		}
+	}()
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
 	images, err := os.Open(d.stage.ImageDir)
 	if err != nil {
@@ -216,6 +228,7 @@ func (d *drive) configFile() (string, error) {
 // notified does a stage. Once the caller has given up, the next stage that can
 // still abort does: everything is undone then, in criu and here.
 func (d *drive) notified(ctx context.Context, action string, pid int) error {
+	d.staged = true
 	abortable := []string{"pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-setup-namespaces", "post-restore"}
 	if slices.Contains(abortable, action) && ctx.Err() != nil {
 		return fmt.Errorf("interrupted at criu's stage %s: %w", action, context.Cause(ctx))

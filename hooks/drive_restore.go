@@ -4,20 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs.
 // After an error no process of it is left and the image is intact, unless the
-// error wraps [ErrNotBack] or the configuration says to leave them.
+// error wraps [ErrNotBack] or the configuration says to leave them. [Refused] tells
+// whether criu had created anything.
 func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return Result{}, fmt.Errorf("image directory: %w", err)
+		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+	}
+	switch entries, err := os.ReadDir(dir); { // before there is a criu that is not needed
+	case err != nil:
+		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+	case len(entries) == 0:
+		return Result{}, refused(fmt.Errorf("image directory %s is empty: name that of an image", dir))
 	}
 	d, err := h.start(KindRestore, options, dir)
 	if err != nil {
-		return Result{}, err
+		return Result{}, refused(err)
 	}
 	response, err := d.do(ctx)
 	s, finishErr := d.finishSession(ctx)

@@ -7,7 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -15,18 +16,22 @@ import (
 // is below the processes is left alone.
 
 // Lock locks processes as a dump does: all of them or none, within
-// lock.timeout. Nothing is journaled, and who locks unlocks.
+// lock.timeout. Nothing is journaled, and who locks unlocks. After an error none is
+// locked, unless it wraps [ErrNotBack].
 func (h *Hook) Lock(ctx context.Context, pids []int) error {
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
-		return err
+		return refused(err)
 	}
 	if err := d.requireRunning(ctx); err != nil {
-		return err
+		return refused(err)
 	}
 	if err := d.lock(ctx); err != nil {
-		return errors.Join(err, d.unlockAll(context.Background(), h.Config.Restore.Timeout))
+		if undoErr := d.unlockAll(context.Background(), h.Config.Restore.Timeout); undoErr != nil {
+			return errors.Join(touched(err), fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, undoErr))
+		}
+		return touched(err)
 	}
 	return nil
 }
@@ -50,7 +55,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
-		return err
+		return refused(err)
 	}
 	asking, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 	defer cancel()
@@ -62,7 +67,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 		return fmt.Errorf("process %d (%s) is %v, not locked: cucriu resume -p %d restores it", t.PID, t.member.Name, state, t.PID)
 	})
 	if err != nil {
-		return err
+		return refused(err)
 	}
 	return d.unlockAll(ctx, h.Config.Lock.Timeout)
 }
@@ -97,14 +102,14 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 
 // inspectNamed inspects a process that must have CUDA and be reachable.
 func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
-	frozen, err := criuutil.FrozenBy(pid)
+	frozen, err := proc.FrozenBy(pid)
 	if err != nil {
 		return nil, err
 	}
 	if len(frozen) > 0 {
 		return nil, fmt.Errorf("process %d is frozen by control group %s, and the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
 	}
-	if parked, err := criuutil.LooksParked(pid); err != nil || parked {
+	if parked, err := inject.LooksParked(pid); err != nil || parked {
 		if err == nil {
 			err = fmt.Errorf("process %d was suspended, or half dumped, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; if that is gone, end the process", pid, d.Config.RunDir)
 		}
@@ -122,7 +127,7 @@ func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
 
 // sessionOfProcess finds the open session that a process is in.
 func sessionOfProcess(runDir string, pid int) (*Session, error) {
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -91,7 +91,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 // journal begins the session of processes that this program works on, at the
 // step that they have come to.
 func (h *Hook) journal(members []Member, step string) (*Session, error) {
-	self, err := criuutil.OpenProcess(os.Getpid())
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
@@ -116,8 +116,13 @@ func (s *Session) noteSuspended() error {
 // Of a process that something else has checkpointed it is not known how much
 // GPU memory its restore takes, and one that runs out of memory is lost. Force
 // says to try.
-func (h *Hook) Resume(ctx context.Context, pids []int, force bool) ([]*Session, error) {
-	resumed := []*Session{}
+func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []*Session, err error) {
+	defer func() {
+		if len(resumed) > 0 {
+			err = touched(err)
+		}
+	}()
+	resumed = []*Session{}
 	var unknown []int
 	done := make(map[int]bool)
 	for _, pid := range pids {
@@ -127,7 +132,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) ([]*Session, 
 		done[pid] = true
 		s, err := h.suspendedSession(ctx, pid)
 		if err != nil {
-			return resumed, err
+			return resumed, refused(err)
 		}
 		if s == nil {
 			unknown = append(unknown, pid)
@@ -146,7 +151,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) ([]*Session, 
 	}
 	s, err := h.adopt(ctx, unknown, force)
 	if err != nil || s == nil {
-		return resumed, err
+		return resumed, refused(err)
 	}
 	if err := h.resumeSession(ctx, s); err != nil {
 		return resumed, err
@@ -221,7 +226,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	defer s.unlock()
 	driver, err := h.OpenDriver()
 	if err != nil {
-		return err
+		return refused(err)
 	}
 	if err := s.endWatcher(); err != nil {
 		return err
@@ -234,9 +239,12 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	}
 	defer closeTargets(targets)
 	if err := h.mapGPUs(driver, s); err != nil {
-		return err
+		return refused(err)
 	}
-	self, err := criuutil.OpenProcess(os.Getpid())
+	if err := s.requireRoom(ctx, driver); err != nil {
+		return refused(err)
+	}
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return err
 	}
@@ -257,6 +265,19 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	}
 	f, err := s.closeAlive(OutcomeRunning, "resumed: ", "runs", before.ended...)
 	return errors.Join(err, f.err("runs"))
+}
+
+// requireRoom refuses to resume what was suspended where the GPUs lack the memory for
+// it, before anything of it is touched. It is looked at again just before the restore.
+func (s *Session) requireRoom(ctx context.Context, driver *cudackpt.Driver) error {
+	if !s.suspended() {
+		return nil // how far it came is found out on the way back
+	}
+	need := make(memoryNeed)
+	for i := range s.Members {
+		need.add(&s.Members[i])
+	}
+	return need.require(ctx, driver)
 }
 
 // finishSuspend brings back what a command that was killed left behind.
@@ -280,12 +301,12 @@ func (h *Hook) finishSuspend(ctx context.Context, s *Session) error {
 }
 
 func (m Member) ended() bool {
-	process, err := criuutil.Reopen(m.Ident)
+	process, err := proc.Reopen(m.Ident)
 	if err == nil {
 		defer process.Close()
 		return process.Exiting()
 	}
-	return errors.Is(err, criuutil.ErrGone)
+	return errors.Is(err, proc.ErrGone)
 }
 
 func (m Member) alive() bool { return !m.ended() }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
@@ -76,19 +76,28 @@ func (s *Session) closeAlive(outcome Outcome, message, livingDo string, before .
 // failed undoes a dump or suspend that has failed with err, and adds to it what
 // became of the job.
 func (d *dump) failed(err error) error {
-	touched := d.session != nil && d.session.Step != ""
+	begun := d.session != nil && d.session.Step != ""
 	f, undoErr := d.undo()
-	if refused := new(RefusedError); errors.As(err, &refused) {
+	if findings := new(RefusedError); errors.As(err, &findings) {
 		switch { // the error itself says that nothing was touched
-		case touched:
-			err = fmt.Errorf("at step %s: %s", d.session.Step, refused.Findings.list())
+		case begun:
+			err = fmt.Errorf("at step %s: %s", d.session.Step, findings.Findings.list())
 		case len(d.thawed) > 0:
-			err = fmt.Errorf("the tree was thawed for a moment: %s", refused.Findings.list())
+			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.list())
 		}
 	}
-	if undoErr != nil || !touched {
-		return errors.Join(err, undoErr)
+	switch {
+	case undoErr != nil:
+		if d.session != nil && d.session.Kind == KindSuspend { // of a dump, its client or watcher will know
+			undoErr = &notBackError{undoErr}
+		}
+		return errors.Join(touched(err), undoErr)
+	case !begun && len(d.thawed) == 0:
+		return refused(err)
+	case !begun:
+		return touched(err)
 	}
+	err = touched(err)
 	if ended := f.err("runs on"); ended != nil {
 		return errors.Join(err, ended)
 	}
@@ -97,7 +106,7 @@ func (d *dump) failed(err error) error {
 
 // checkEnded says so if the job, or a part of it, has ended: its CUDA processes, or
 // its root where it has none.
-func checkEnded(s *Session, root *criuutil.Process) error {
+func checkEnded(s *Session, root *proc.Process) error {
 	if s != nil {
 		return fateOf(s.Members, Member.alive).err("runs on")
 	}

@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -35,9 +36,16 @@ Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
 func main() {
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "cucriu-hook: error:", err)
+		if errors.As(err, new(usageError)) {
+			os.Exit(2)
+		}
 		os.Exit(1)
 	}
 }
+
+// usageError is wrong usage of this program, or a configuration that cannot be used.
+// Its exit status is 2, as that of cucriu; criu asks only whether it is 0.
+type usageError struct{ error }
 
 func run(args []string) error {
 	watch := len(args) == 2 && args[0] == "watch"
@@ -49,11 +57,11 @@ func run(args []string) error {
 		fmt.Print(usage)
 		return nil
 	case len(args) != 0 && !watch:
-		return fmt.Errorf("unknown arguments %q: criu starts this program without any (see --help)", args)
+		return usageError{fmt.Errorf("unknown arguments %q: criu starts this program without any (see --help)", args)}
 	}
 	cfg, err := config.Load(os.Getenv)
 	if err != nil {
-		return err
+		return usageError{err}
 	}
 	self, err := os.Executable()
 	if err != nil {

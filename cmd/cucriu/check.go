@@ -43,9 +43,6 @@ forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
 			if err := hooks.CheckForce(force); err != nil {
 				return usageError{err}
 			}
-			if cmd.Flags().Changed("tree") && pid <= 0 {
-				return usageError{fmt.Errorf("--tree %d: a pid is a positive number", pid)}
-			}
 			hook, err := newHook()
 			if err != nil {
 				return err
@@ -76,8 +73,8 @@ forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVarP(&pid, "tree", "t", 0, "the root process of a job")
-	flags.StringVarP(&dir, "images-dir", "D", "", "with -t: where its images would go; alone: the image to look at")
+	flags.VarP((*pidValue)(&pid), "tree", "t", "the root process of a job")
+	flags.VarP((*folderValue)(&dir), "images-dir", "D", "with -t: where its images would go; alone: the image to look at")
 	flags.StringVar(&criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to look at (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringArrayVar(&force, "force", nil, "override the error of this name; may be given again")
 	jsonFlag(cmd, &asJSON)
@@ -126,5 +123,5 @@ func (e findingsError) Error() string {
 	return fmt.Sprintf("%d findings stand in the way: %s", len(names), strings.Join(names, ", "))
 }
 
-// ExitCode tells what was found from what could not be found out.
-func (e findingsError) ExitCode() int { return exitRefused }
+// Refused tells what was found from what could not be found out: see [hooks.Refused].
+func (e findingsError) Refused() bool { return true }

@@ -31,10 +31,11 @@ type criuFlags struct {
 func (f *criuFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.path, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
-	flags.StringVarP(&f.images, "images-dir", "D", "", "the image directory (required)")
-	flags.StringVarP(&f.work, "work-dir", "W", "", "where criu's log and statistics go (default: a folder in the run directory)")
+	flags.VarP((*folderValue)(&f.images), "images-dir", "D", "the image directory (required)")
+	flags.VarP((*folderValue)(&f.work), "work-dir", "W", "where criu's log and statistics go (default: a folder in the run directory)")
 	flags.StringVarP(&f.log, "log-file", "o", "", "name of criu's log in the work directory (default: "+cmd.Name()+".log)")
-	flags.IntVarP(&f.verbosity, "verbosity", "v", 2, "how much criu logs: -v0 to -v4")
+	f.verbosity = 2
+	flags.VarP((*verbosityValue)(&f.verbosity), "verbosity", "v", "how much criu logs: -v0 to -v4")
 	flags.StringVar(&f.config, "criu-config", "", "a configuration file of criu, for every option of criu's that is not here")
 	flags.BoolVarP(&f.leaveStopped, "leave-stopped", "s", false, "leave the processes stopped afterwards, with their GPU state")
 	flags.BoolVarP(&f.shellJob, "shell-job", "j", false, "the job belongs to a shell's session and terminal")

@@ -42,8 +42,11 @@ file of criu with --criu-config. criu's default configuration files count too.`,
   cucriu dump -t 4711 -D /tmp/images -j --tcp-established --json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if pid <= 0 {
+			if pid == 0 {
 				return usageError{errors.New("name the root of the tree with -t")}
+			}
+			if leaveRunning && criu.leaveStopped {
+				return usageError{errors.New("either -R or -s")}
 			}
 			if err := hooks.CheckForce(force); err != nil {
 				return usageError{err}
@@ -62,7 +65,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 	}
 	criu.add(cmd)
 	flags := cmd.Flags()
-	flags.IntVarP(&pid, "tree", "t", 0, "the root of the process tree (required)")
+	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree (required)")
 	flags.BoolVarP(&leaveRunning, "leave-running", "R", false, "leave the job running afterwards")
 	flags.BoolVar(&criu.skipInFlight, "skip-in-flight", false, "skip TCP connections that are not established yet")
 	flags.StringVar(&criu.ghostLimit, "ghost-limit", "", "up to which size deleted files are dumped, such as 256M")

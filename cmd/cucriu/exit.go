@@ -23,12 +23,49 @@ const (
 	exitSignal  = 128
 )
 
+// exitStatusTopic is the help about them.
+func exitStatusTopic() *cobra.Command {
+	return &cobra.Command{
+		Use:   "exit-status",
+		Short: "What the exit statuses say of a job",
+		Long: `What the exit statuses say of a job, for all commands:
+
+  0      success
+  1      failed: the job is as it was before, or its image is intact and complete
+  2      wrong usage: an unknown command, option or argument, one that is missing,
+         a value that cannot be, or a configuration that cannot be used. Nothing
+         was done
+  3      refused, before anything was touched: a check has found that it cannot be
+         done, or there is no such process, image or session. The error says why,
+         and cucriu check finds most of it beforehand
+  4      failed, and the job is not back yet: cucriu status says why, and cucriu
+         recover tries again
+  5      failed, and the job, or a part of it, ended meanwhile; the error says
+         which processes
+  128+n  given up on signal n: everything is undone
+
+cucriu check ends with 3 if something stands in the way, and with 1 if that could
+not be found out. cucriu restore --foreground ends with the job's own status, and
+with 128+n if signal n has ended the job.`,
+	}
+}
+
 // usageError is wrong usage of the command line.
 type usageError struct{ error }
 
-// exitCode is the exit status for an error.
+func (e usageError) Unwrap() error { return e.error }
+
+// refusedError is what a command has found by itself before it has done anything.
+type refusedError struct{ error }
+
+func (e refusedError) Unwrap() error { return e.error }
+
+// Refused is what [hooks.Refused] asks.
+func (e refusedError) Refused() bool { return true }
+
+// exitCode is the exit status for an error. What became of a job comes before why.
 func exitCode(ctx context.Context, err error) int {
-	var own interface{ ExitCode() int }
+	var foreground exitStatus
 	var signalled *signalError
 	switch {
 	case err == nil:
@@ -39,12 +76,12 @@ func exitCode(ctx context.Context, err error) int {
 		return exitNotBack
 	case errors.Is(err, hooks.ErrEnded):
 		return exitEnded
-	case errors.As(err, new(*hooks.RefusedError)):
-		return exitRefused
-	case errors.As(err, &own):
-		return own.ExitCode()
+	case errors.As(err, &foreground):
+		return int(foreground)
 	case errors.As(context.Cause(ctx), &signalled):
 		return exitSignal + int(signalled.signal)
+	case hooks.Refused(err):
+		return exitRefused
 	}
 	return exitFailed
 }
@@ -70,12 +107,3 @@ func untilSignal() context.Context {
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("the job ended with status %d", int(s)) }
-func (s exitStatus) ExitCode() int { return int(s) }
-
-// noArguments is [cobra.NoArgs] as wrong usage.
-func noArguments(cmd *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(cmd, args); err != nil {
-		return usageError{err}
-	}
-	return nil
-}

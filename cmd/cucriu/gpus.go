@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -32,12 +34,9 @@ func gpusCommand() *cobra.Command {
 			}
 			driver, err := hook.OpenDriver()
 			if err != nil {
-				return err
+				return refusedError{err}
 			}
-			gpus, err := driver.HostGPUs()
-			if pid != 0 {
-				gpus, err = driver.VisibleGPUs(pid)
-			}
+			gpus, err := gpusOf(driver, pid)
 			if err != nil {
 				return err
 			}
@@ -61,6 +60,22 @@ func gpusCommand() *cobra.Command {
 		},
 	}
 	jsonFlag(cmd, &asJSON)
-	cmd.Flags().IntVarP(&pid, "pid", "p", 0, "the process whose view is shown; 0: the host's")
+	cmd.Flags().VarP((*pidValue)(&pid), "pid", "p", "the process whose view is shown (default: the host's)")
 	return cmd
+}
+
+// gpusOf lists the GPUs of the host, or those that a process can see.
+func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
+	if pid == 0 {
+		return driver.HostGPUs()
+	}
+	process, err := proc.Open(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, refusedError{err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer process.Close()
+	return driver.VisibleGPUs(pid)
 }

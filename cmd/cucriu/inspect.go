@@ -30,7 +30,8 @@ func inspectCommand() *cobra.Command {
 		Long: `Show what an image directory holds: its processes, their memory, and their GPU state.
 
 The images of criu and the manifest are read and compared, and nothing is
-changed. A damaged or incomplete image is an error that names the file.
+changed. A damaged or incomplete image is refused, with an error that names the
+file.
 
 With --timeline it draws where the time of the dump went, for the session and for
 each CUDA process; --session shows any dump or restore of this host by the name
@@ -42,13 +43,10 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
   cucriu inspect --timeline --session restore-4711-883412 --json > restore.json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if session == "" {
-				if err := cobra.ExactArgs(1)(cmd, args); err != nil {
-					return usageError{err}
-				}
-				return nil
+				return oneArgument("an image directory")(cmd, args)
 			}
 			if !timeline {
-				return usageError{errors.New("--session goes with --timeline")}
+				return errors.New("--session goes with --timeline")
 			}
 			return noArguments(cmd, args)
 		},
@@ -58,7 +56,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			}
 			report, err := inspect(args[0])
 			if err != nil {
-				return err
+				return refusedError{err}
 			}
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), report)

@@ -19,23 +19,23 @@ What runs on the GPUs has ended when this command returns, and calls that submit
 more wait for cucriu unlock. Several processes are locked all or none, which is
 the only way for ranks that wait for each other.`,
 		Example: "  cucriu lock -p 4711\n  cucriu lock -p 4711 -p 4712 --timeout 1m",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {
 				return err
 			}
 			if cmd.Flags().Changed("timeout") {
-				if timeout <= 0 {
-					return fmt.Errorf("--timeout %v: it must be more than nothing", timeout)
-				}
 				hook.Config.Lock.Timeout = timeout
 				hook.Config.Lock.Try = min(hook.Config.Lock.Try, timeout)
+				if err := hook.Config.Validate(); err != nil {
+					return usageError{fmt.Errorf("--timeout: %w", err)}
+				}
 			}
 			return hook.Lock(cmd.Context(), pids)
 		},
 	}
 	pidsFlag(cmd, &pids)
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long work in flight may take; lock.timeout of the configuration if not given")
+	cmd.Flags().Var((*timeoutValue)(&timeout), "timeout", "how long work in flight may take; lock.timeout of the configuration if not given")
 	return cmd
 }

@@ -9,7 +9,7 @@ import (
 
 func main() {
 	ctx := untilSignal()
-	err := rootCommand().ExecuteContext(ctx)
+	err := execute(ctx, rootCommand())
 	if err != nil && !errors.As(err, new(exitStatus)) {
 		fmt.Fprintln(os.Stderr, "cucriu: error:", err)
 	}

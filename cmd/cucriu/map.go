@@ -17,7 +17,8 @@ func mapCommand() *cobra.Command {
 
 The plan is made as the restore would make it, from the image's manifest, this
 host's GPUs and the configuration. Nothing is restored or changed. The exit
-status is 1 if the map cannot be met.`,
+status is 3 if the restore would be refused: the map cannot be met, the driver is
+another, a GPU has too little free memory, or the manifest is damaged.`,
 		Example: "  cucriu map -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -27,19 +28,23 @@ status is 1 if the map cannot be met.`,
 			}
 			manifest, err := hooks.ReadManifest(dir)
 			if err != nil {
-				return err
+				return refusedError{err}
 			}
 			driver, err := hook.OpenDriver()
 			if err != nil {
-				return err
+				return refusedError{err}
 			}
 			plan, err := hook.CheckHost(cmd.Context(), driver, manifest)
 			for _, line := range plan.Explain() {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
-			return err
+			if err != nil {
+				return refusedError{err}
+			}
+			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&dir, "images-dir", "D", ".", "the image directory")
+	dir = "."
+	cmd.Flags().VarP((*folderValue)(&dir), "images-dir", "D", "the image directory")
 	return cmd
 }

@@ -11,13 +11,14 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
+	"cucriu/criuutil/images"
 	"cucriu/hooks"
 )
 
 func restoreCommand() *cobra.Command {
 	var criu criuFlags
 	var pidFile string
-	var foreground, asJSON bool
+	var foreground, detached, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
@@ -26,8 +27,8 @@ func restoreCommand() *cobra.Command {
 It returns once the job runs, and leaves it running; with --foreground it stays,
 passes signals on to the job's root process and ends with its exit status.
 
-The checks that can be made beforehand (driver version, GPU map, free GPU memory)
-are made before criu creates anything. If the restore fails later, what exists of
+The checks that can be made beforehand (whether the image is whole, driver
+version, GPU map, free GPU memory) are made before criu creates anything. If the restore fails later, what exists of
 the job is ended, and the image is intact.`,
 		Example: `  cucriu restore -D /var/lib/images/job1
   cucriu restore -D /var/lib/images/job1 -j --foreground
@@ -37,6 +38,9 @@ the job is ended, and the image is intact.`,
 			if foreground && cmd.Flags().Changed("restore-detached") {
 				return usageError{errors.New("either --foreground or -d")}
 			}
+			if !detached {
+				return usageError{errors.New("-d=false: to stay is --foreground")}
+			}
 			options, err := criu.options()
 			if err != nil {
 				return err
@@ -44,6 +48,9 @@ the job is ended, and the image is intact.`,
 			options.RPC.RstSibling = proto.Bool(foreground) // then the root is our child, and tells us its status
 			root := 0
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (hooks.Result, error) {
+				if err := images.CheckWhole(criu.images); err != nil {
+					return hooks.Result{}, refusedError{err}
+				}
 				result, err := hook.Restore(ctx, criu.images, options)
 				root = result.RootPID
 				return result, err
@@ -65,7 +72,7 @@ the job is ended, and the image is intact.`,
 	criu.add(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&foreground, "foreground", false, "stay, pass signals on, and end with the job's exit status")
-	flags.BoolP("restore-detached", "d", true, "return once the job runs (the default)")
+	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
 	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
 	jsonFlag(cmd, &asJSON)
 	return cmd

@@ -23,7 +23,7 @@ Processes that were suspended together are resumed together. They go to the GPUs
 that the configuration maps theirs to, or --map in its place; without either,
 back to their own. If a GPU lacks the memory, nothing is changed.`,
 		Example: "  cucriu resume -p 4711\n  cucriu resume -p 4711 --map '{from: {index: 0}, to: {index: 1}}'",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {
@@ -31,7 +31,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 			}
 			if len(pairs) > 0 {
 				if hook.Config.GPUs.Map, err = parseMap(pairs); err != nil {
-					return err
+					return usageError{err}
 				}
 			}
 			resumed, err := hook.Resume(cmd.Context(), processes, force)

@@ -25,32 +25,30 @@ otherwise (by hand, runc, Podman, Kubernetes) there is cucriu-hook, criu's actio
 script. The other commands show what became of jobs, bring back those whose dump
 was cut off, and explain how the GPUs of an image map to this host's.
 
-Exit status: 0 success; 1 failure, the job is as it was before, or its image is
-intact and complete; 2 wrong usage; 3 refused by a check before anything was
-touched; 4 the job is not back yet, see cucriu status; 5 failure, and the job or
-a part of it has ended meanwhile; 128 and the signal's number: given up on a
-signal, everything is undone.`,
+The exit status says what became of the job: cucriu help exit-status. The
+configuration is /etc/cucriu/config.yaml, or what CUCRIU_CONFIG names; one that
+cannot be used is wrong usage.`,
+		Example:       "  cucriu check -t 4711\n  cucriu dump -t 4711 -D /var/lib/images/job1\n  cucriu restore -D /var/lib/images/job1",
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(dumpCommand(), restoreCommand(), checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
-		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), inspectCommand(), watchCommand())
+		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), inspectCommand(), watchCommand(), exitStatusTopic())
 	return root
 }
 
 func newHook() (*hooks.Hook, error) {
 	cfg, err := config.Load(os.Getenv)
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	if os.Getenv(config.EnvLog) == "" && cfg.Log.File == "" {
 		cfg.Log.Level = max(cfg.Log.Level, slog.LevelWarn) // the command says what people need to know
 	}
 	log, err := logging.New(cfg.Log, "cucriu")
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	self, err := os.Executable()
 	if err != nil {

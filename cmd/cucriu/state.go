@@ -25,7 +25,7 @@ func stateCommand() *cobra.Command {
 Of a process that is stopped, the thread through which the driver works is let
 run for the moment of the answer, unless a dump or restore is at work on it.`,
 		Example: "  cucriu state -p 4711\n  cucriu state -p 4711 -p 4712 --json",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {
@@ -76,10 +76,4 @@ func count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// pidsFlag is the flag of commands that work on processes.
-func pidsFlag(cmd *cobra.Command, pids *[]int) {
-	cmd.Flags().IntSliceVarP(pids, "pid", "p", nil, "a process; several: -p 4711 -p 4712, or -p 4711,4712")
-	_ = cmd.MarkFlagRequired("pid")
 }

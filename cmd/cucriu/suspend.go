@@ -19,7 +19,7 @@ that cannot be held so, as a warning says, must not be continued: a thread that
 synchronizes with the GPU while its process is checkpointed dies.) What they need
 to go on is in the run directory. If this command fails or is killed, they run on.`,
 		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {

@@ -25,9 +25,12 @@ func timelineOf(dir, session string) (hooks.Timeline, error) {
 	if session == "" {
 		timeline, err := hooks.ReadTimeline(dir)
 		if errors.Is(err, os.ErrNotExist) {
-			return hooks.Timeline{}, fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, hooks.TimelineName)
+			err = fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, hooks.TimelineName)
 		}
-		return timeline, err
+		if err != nil {
+			return hooks.Timeline{}, refusedError{err}
+		}
+		return timeline, nil
 	}
 	hook, err := newHook()
 	if err != nil {
@@ -42,7 +45,7 @@ func timelineOf(dir, session string) (hooks.Timeline, error) {
 			return s.Timeline(), nil
 		}
 	}
-	return hooks.Timeline{}, fmt.Errorf("there is no session %q: cucriu status lists them", session)
+	return hooks.Timeline{}, refusedError{fmt.Errorf("there is no session %q: cucriu status lists them", session)}
 }
 
 func showTimeline(out io.Writer, dir, session string, asJSON bool) error {

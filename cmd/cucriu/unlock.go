@@ -8,7 +8,7 @@ func unlockCommand() *cobra.Command {
 		Use:     "unlock -p PID",
 		Short:   "Let processes that were locked submit work again",
 		Example: "  cucriu unlock -p 4711",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {

@@ -11,7 +11,7 @@ func watchCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "watch DIR",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   oneArgument("a session's directory"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			hook, err := newHook()
 			if err != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/crit"
@@ -22,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Info is what CRIU's images say of a dump.
@@ -92,6 +93,43 @@ func Read(dir string) (Info, error) {
 	return info, err
 }
 
+var ofAProcess = regexp.MustCompile(`^(inventory|pstree|(core|mm|pagemap)-[0-9]+)\.img$`)
+
+// CheckWhole refuses a folder in which an image of a process is cut off or does not
+// begin as one: criu reads some of them only after it has created processes. It does
+// not decode them, and says nothing of those that are not there.
+func CheckWhole(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	for _, entry := range entries {
+		if !ofAProcess.MatchString(entry.Name()) {
+			continue
+		}
+		if err := checkWhole(filepath.Join(dir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkWhole(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us up
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && info.Size() <= maxImageBytes { // a larger one is the business of criu
+		err = checkFrames(f)
+	}
+	if err != nil {
+		return damaged(filepath.Dir(path), filepath.Base(path), err)
+	}
+	return nil
+}
+
 func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
 	pid := task.GetPid()
 	p := Process{PID: int(pid), PPID: int(task.GetPpid()), Threads: len(task.GetThreads())}
@@ -99,7 +137,7 @@ func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Name = criuutil.Printable(core.GetTc().GetComm())
+	p.Name = proc.Printable(core.GetTc().GetComm())
 	// The states of criu's include/restorer.h.
 	switch core.GetTc().GetTaskState() {
 	case 1:

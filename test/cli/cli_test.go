@@ -4,10 +4,13 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -57,6 +60,7 @@ func run(t *testing.T, file string) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"job": s.job, "runs": s.runs, "stopped": s.stopped, "signal": s.signal,
 			"dump": s.dump, "restore": s.restore, "json": s.json, "faults": s.faults, "on": s.on,
+			"exits": s.exits,
 		},
 	})
 }
@@ -132,6 +136,23 @@ func (s *script) json(ts *testscript.TestScript, _ bool, keys []string) {
 		if object[key] == nil {
 			ts.Fatalf("no %q in\n%s", key, data)
 		}
+	}
+}
+
+// exits STATUS PROGRAM [ARG...] fails unless the program ends with the status. What it
+// printed can be looked at as after exec.
+func (s *script) exits(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	var exit *exec.ExitError
+	if err := ts.Exec(args[1], args[2:]...); errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit status %d, want %d", got, want)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/internal/testenv"
 )
 
@@ -58,7 +58,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 			return
 		}
 		// The CUDA process was still there when criu had gone: what is left runs on.
-		if parked, err := criuutil.LooksParked(job.PID); err != nil || parked {
+		if parked, err := inject.LooksParked(job.PID); err != nil || parked {
 			t.Errorf("%s, and the parent is left parked: %v %v", host.LastOutcome(), parked, err)
 		}
 		for tid, state := range testenv.ThreadStates(t, job.PID) {

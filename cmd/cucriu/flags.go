@@ -1,0 +1,121 @@
+package main
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// The values of options that cannot be anything: what is wrong with them is found
+// before a command begins.
+
+// parsePID reads the pid of one process. criu, like the kernel, counts them in 32 bits.
+func parsePID(text string) (int, error) {
+	pid, err := strconv.Atoi(text)
+	if err != nil || pid <= 0 || pid > math.MaxInt32 {
+		return 0, errors.New("a pid is a positive number")
+	}
+	return pid, nil
+}
+
+// pidValue is an option's one process, 0 if it was not given.
+type pidValue int
+
+// Set implements [pflag.Value], as the methods below do.
+func (p *pidValue) Set(text string) error {
+	pid, err := parsePID(text)
+	if err == nil {
+		*p = pidValue(pid)
+	}
+	return err
+}
+
+func (p *pidValue) String() string { return strconv.Itoa(int(*p)) }
+func (p *pidValue) Type() string   { return "pid" }
+
+// pidsValue is an option's processes: each time that it is given, one or several.
+type pidsValue []int
+
+func (p *pidsValue) Set(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		pid, err := parsePID(strings.TrimSpace(part))
+		if err != nil {
+			return err
+		}
+		*p = append(*p, pid)
+	}
+	return nil
+}
+
+func (p *pidsValue) String() string {
+	var pids []string
+	for _, pid := range *p {
+		pids = append(pids, strconv.Itoa(pid))
+	}
+	return strings.Join(pids, ",")
+}
+
+func (p *pidsValue) Type() string { return "pids" }
+
+// pidsFlag is the flag of commands that work on processes.
+func pidsFlag(cmd *cobra.Command, pids *[]int) {
+	cmd.Flags().VarP((*pidsValue)(pids), "pid", "p", "a process; several: -p 4711 -p 4712, or -p 4711,4712")
+	_ = cmd.MarkFlagRequired("pid")
+}
+
+// timeoutValue is an option's time that something may take.
+type timeoutValue time.Duration
+
+func (v *timeoutValue) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return errors.New("it is no duration, such as 10s or 2m")
+	}
+	if d < time.Millisecond { // the driver counts in these, and takes 0 for no limit
+		return errors.New("it must be more than nothing, 1ms at least")
+	}
+	*v = timeoutValue(d)
+	return nil
+}
+
+func (v *timeoutValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return time.Duration(*v).String()
+}
+
+func (v *timeoutValue) Type() string { return "duration" }
+
+// folderValue is an option's folder.
+type folderValue string
+
+func (v *folderValue) Set(text string) error {
+	if text == "" {
+		return errors.New("it names no folder")
+	}
+	*v = folderValue(text)
+	return nil
+}
+
+func (v *folderValue) String() string { return string(*v) }
+func (v *folderValue) Type() string   { return "folder" }
+
+// verbosityValue is how much criu logs.
+type verbosityValue int
+
+func (v *verbosityValue) Set(text string) error {
+	level, err := strconv.Atoi(text)
+	if err != nil || level < 0 || level > 4 {
+		return errors.New("it is one of 0 to 4")
+	}
+	*v = verbosityValue(level)
+	return nil
+}
+
+func (v *verbosityValue) String() string { return strconv.Itoa(int(*v)) }
+func (v *verbosityValue) Type() string   { return "0-4" }

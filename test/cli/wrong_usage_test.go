@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// TestWrongUsage has exit status 2 and one line that says what is wrong, and does
+// nothing: there is not even a run directory afterwards. The pids are of nobody, and
+// the folders are not there: whoever looked at them would end with another status.
+func TestWrongUsage(t *testing.T) {
+	for _, test := range []struct {
+		name, says string
+		args       []string
+	}{
+		{"no command", "name a command", nil},
+		{"unknown command", `unknown command "nonsense" for "cucriu" (see cucriu --help)`, []string{"nonsense"}},
+		{"mistyped command", "did you mean state or status", []string{"statu"}},
+		{"unknown flag of no command", "unknown flag: --nonsense", []string{"--nonsense"}},
+		{"argument beside the version", `"extra"`, []string{"--version", "extra"}},
+		{"unknown help", `"nonsense"`, []string{"help", "nonsense"}},
+		{"help with more than a command", `"dump extra"`, []string{"help", "dump", "extra"}},
+		{"argument of a help topic", `"extra"`, []string{"exit-status", "extra"}},
+		{"unknown shell", `unknown command "nonsense" for "cucriu completion"`, []string{"completion", "nonsense"}},
+		{"no shell", "name a command", []string{"completion"}},
+		{"argument of a completion", `"extra"`, []string{"completion", "bash", "extra"}},
+
+		{"dump argument", `argument "extra"`, []string{"dump", "-t", pid, "-D", dir, "extra"}},
+		{"dump unknown flag", "unknown flag: --nonsense (see cucriu dump --help)", []string{"dump", "-t", pid, "-D", dir, "--nonsense"}},
+		{"dump without -t", "with -t", []string{"dump", "-D", dir}},
+		{"dump without -D", "with -D", []string{"dump", "-t", pid}},
+		{"dump pid 0", positive, []string{"dump", "-t", "0", "-D", dir}},
+		{"dump negative pid", positive, []string{"dump", "-t", "-5", "-D", dir}},
+		{"dump pid that is no number", positive, []string{"dump", "-t", "job", "-D", dir}},
+		{"dump pid that is empty", positive, []string{"dump", "-t", "", "-D", dir}},
+		{"dump pid beyond 32 bits", positive, []string{"dump", "-t", "4294967297", "-D", dir}}, // 1, cut off
+		{"dump flag without its value", "needs an argument", []string{"dump", "-D", dir, "-t"}},
+		{"dump no folder", "names no folder", []string{"dump", "-t", pid, "-D", ""}},
+		{"dump no work folder", "names no folder", []string{"dump", "-t", pid, "-D", dir, "-W", ""}},
+		{"dump unknown force", `"nonsense" cannot be forced`, []string{"dump", "-t", pid, "-D", dir, "--force", "nonsense"}},
+		{"dump force of what cannot be", `"traced" cannot be forced`, []string{"dump", "-t", pid, "-D", dir, "--force", "traced"}},
+		{"dump both -R and -s", "either -R or -s", []string{"dump", "-t", pid, "-D", dir, "-R", "-s"}},
+		{"dump log in a folder", "-o a/b", []string{"dump", "-t", pid, "-D", dir, "-o", "a/b"}},
+		{"dump ghost limit", "not a size", []string{"dump", "-t", pid, "-D", dir, "--ghost-limit", "lots"}},
+		{"dump ghost limit too large", "not a size", []string{"dump", "-t", pid, "-D", dir, "--ghost-limit", "5G"}},
+		{"dump verbosity", "0 to 4", []string{"dump", "-t", pid, "-D", dir, "-v5"}},
+		{"dump verbosity no number", "0 to 4", []string{"dump", "-t", pid, "-D", dir, "-v", "much"}},
+		{"dump control groups", "--manage-cgroups nonsense", []string{"dump", "-t", pid, "-D", dir, "--manage-cgroups=nonsense"}},
+		{"dump network lock", "--network-lock nonsense", []string{"dump", "-t", pid, "-D", dir, "--network-lock", "nonsense"}},
+		{"dump no truth value", "invalid argument", []string{"dump", "-t", pid, "-D", dir, "--leave-running=perhaps"}},
+
+		{"restore argument", `argument "extra"`, []string{"restore", "-D", dir, "extra"}},
+		{"restore without -D", "with -D", []string{"restore"}},
+		{"restore no folder", "names no folder", []string{"restore", "-D", ""}},
+		{"restore both --foreground and -d", "either --foreground or -d", []string{"restore", "-D", dir, "--foreground", "-d"}},
+		{"restore neither", "--foreground", []string{"restore", "-D", dir, "-d=false"}},
+		{"restore dump's flag", "unknown flag: --ghost-limit", []string{"restore", "-D", dir, "--ghost-limit", "1M"}},
+
+		{"check argument", `argument "extra"`, []string{"check", "extra"}},
+		{"check pid 0", positive, []string{"check", "-t", "0"}},
+		{"check no folder", "names no folder", []string{"check", "-D", ""}},
+		{"check unknown force", `"nonsense" cannot be forced`, []string{"check", "--force", "nonsense"}},
+
+		{"status argument", `argument "extra"`, []string{"status", "extra"}},
+		{"recover argument", `argument "extra"`, []string{"recover", "extra"}},
+		{"inspect no image", "takes one argument", []string{"inspect"}},
+		{"inspect empty image", "takes one argument", []string{"inspect", ""}},
+		{"inspect two images", "takes one argument", []string{"inspect", dir, dir}},
+		{"inspect session without its timeline", "--session goes with --timeline", []string{"inspect", "--session", "dump-1-1"}},
+		{"inspect session and image", "takes none but its options", []string{"inspect", "--timeline", "--session", "dump-1-1", dir}},
+		{"map argument", `argument "extra"`, []string{"map", "extra"}},
+		{"map no folder", "names no folder", []string{"map", "-D", ""}},
+		{"gpus argument", `argument "extra"`, []string{"gpus", "extra"}},
+		{"gpus pid 0", positive, []string{"gpus", "-p", "0"}},
+
+		{"state without -p", `required flag(s) "pid" not set (see cucriu state --help)`, []string{"state"}},
+		{"state argument", `argument "4711"`, []string{"state", "4711"}},
+		{"state pid 0", positive, []string{"state", "-p", "0"}},
+		{"lock without -p", `"pid" not set`, []string{"lock"}},
+		{"lock pid 0", positive, []string{"lock", "-p", "0"}},
+		{"lock one of the pids", positive, []string{"lock", "-p", pid + ",x"}},
+		{"lock an empty one of the pids", positive, []string{"lock", "-p", pid + ","}},
+		{"lock timeout 0s", "more than nothing", []string{"lock", "-p", pid, "--timeout", "0s"}},
+		{"lock timeout that is negative", "more than nothing", []string{"lock", "-p", pid, "--timeout", "-1s"}},
+		{"lock timeout that the driver takes for none", "more than nothing", []string{"lock", "-p", pid, "--timeout", "1us"}},
+		{"lock timeout without a unit", "no duration", []string{"lock", "-p", pid, "--timeout", "10"}},
+		{"lock timeout of a year", "out of range", []string{"lock", "-p", pid, "--timeout", "8760h"}},
+		{"unlock without -p", `"pid" not set`, []string{"unlock"}},
+		{"unlock pid 0", positive, []string{"unlock", "-p", "0"}},
+		{"suspend without -p", `"pid" not set`, []string{"suspend"}},
+		{"suspend pid 0", positive, []string{"suspend", "-p", "0"}},
+		{"suspend negative pid", positive, []string{"suspend", "-p", "-7"}},
+		{"resume without -p", `"pid" not set`, []string{"resume"}},
+		{"resume pid 0", positive, []string{"resume", "-p", "0"}},
+		{"resume map that is none", "--map", []string{"resume", "-p", pid, "--map", "{from: nonsense}"}},
+		{"watch nothing", "takes one argument", []string{"watch"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			wrongUsage(t, "cucriu", test.says, "", test.args...)
+		})
+	}
+	t.Run("hook argument", func(t *testing.T) { wrongUsage(t, "cucriu-hook", `"nonsense"`, "", "nonsense") })
+}
+
+const (
+	pid      = "2147483647" // of nobody: the kernel's stay below 4194304
+	dir      = "/nonexistent/images"
+	positive = "a pid is a positive number"
+)
+
+// TestAConfigurationThatCannotBeUsed is wrong usage as well, for every command.
+func TestAConfigurationThatCannotBeUsed(t *testing.T) {
+	for _, test := range []struct{ name, says, text string }{
+		{"unknown version", "version", "version: 99\n"},
+		{"unknown field", "nonsense", "version: 1\nnonsense: 1\n"},
+		{"not YAML", "configuration", "version: [\n"},
+		{"value out of range", "lock.timeout", "version: 1\nlock: {timeout: 0s}\n"},
+		{"unknown force", "force", "version: 1\nforce: [nonsense]\n"},
+	} {
+		for _, args := range [][]string{
+			{"dump", "-t", pid, "-D", dir},
+			{"restore", "-D", dir},
+			{"check"},
+			{"status"},
+			{"recover"},
+			{"map", "-D", dir},
+			{"gpus"},
+			{"state", "-p", pid},
+			{"lock", "-p", pid},
+			{"unlock", "-p", pid},
+			{"suspend", "-p", pid},
+			{"resume", "-p", pid},
+			{"inspect", "--timeline", "--session", "dump-1-1"},
+		} {
+			t.Run(test.name+" "+args[0], func(t *testing.T) { wrongUsage(t, "cucriu", test.says, test.text, args...) })
+		}
+		t.Run(test.name+" hook", func(t *testing.T) { wrongUsage(t, "cucriu-hook", test.says, test.text) })
+	}
+	t.Run("missing", func(t *testing.T) {
+		wrongUsage(t, "/usr/bin/env", "/nonexistent.yaml", "", "CUCRIU_CONFIG=/nonexistent.yaml", testenv.Artefact(t, "make build", "bin", "cucriu"), "status")
+	})
+	t.Run("log that cannot be written", func(t *testing.T) {
+		wrongUsage(t, "cucriu", "log file", "version: 1\nlog: {file: /nonexistent/log}\n", "status")
+	})
+}
+
+// wrongUsage runs a program of ours under a configuration, "" for the default one, and
+// fails the test unless it refuses its arguments.
+func wrongUsage(t *testing.T, program, says, configuration string, args ...string) {
+	t.Helper()
+	home := filepath.Join(t.TempDir(), "home") // below a folder that only its owner can write
+	if err := os.Mkdir(home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	config, run := filepath.Join(home, "config.yaml"), filepath.Join(home, "run")
+	if configuration == "" {
+		configuration = "version: 1\n"
+	}
+	testenv.WriteFile(t, config, configuration)
+	if !filepath.IsAbs(program) {
+		program = testenv.Artefact(t, "make build", "bin", program)
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), "CUCRIU_CONFIG="+config, "CUCRIU_RUN_DIR="+run)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 2 {
+		t.Errorf("%v, want exit status 2\n%s", err, stderr.String())
+	}
+	text := strings.TrimSuffix(stderr.String(), "\n")
+	if strings.Contains(text, "\n") || !strings.Contains(text, ": error: ") || !strings.Contains(text, says) {
+		t.Errorf("want one line with %q:\n%s", says, text)
+	}
+	if testenv.Exists(run) {
+		t.Error("it has made the run directory")
+	}
+}
