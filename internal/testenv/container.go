@@ -114,8 +114,10 @@ type mount struct {
 	Options     []string `json:"options,omitempty"`
 }
 
+// bind mounts one directory, and nothing that is mounted in it: criu is told of no
+// other mounts.
 func bind(source, destination, access string) mount {
-	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"rbind", access}}
+	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"bind", access}}
 }
 
 // hostPrograms gives a container's root this machine's programs and libraries.
