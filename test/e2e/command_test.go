@@ -388,6 +388,24 @@ func TestCommandDumpWhoseCriuIsKilled(t *testing.T) {
 	})
 }
 
+// TestCommandSaysHowACriuEndedThatDidNotAnswer: so end criu before 4.2, over some lines
+// of a configuration file.
+func TestCommandSaysHowACriuEndedThatDidNotAnswer(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		crashing := testenv.Script(t, `[ "$1" != swrk ] || kill -SEGV $$
+exec `+testenv.Criu(t)+` "$@"`)
+		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images, "--criu", crashing)
+		if err == nil || !strings.Contains(out, "criu ended without an answer: criu: signal: segmentation fault") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		notDumped(t, job, images)
+		job.Runs()
+	})
+}
+
 func TestCommandFailedDumpNamesCriusReason(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
