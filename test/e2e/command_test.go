@@ -395,7 +395,8 @@ func TestCommandSaysHowACriuEndedThatDidNotAnswer(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := newImages(t)
-		crashing := testenv.Script(t, `[ "$1" != swrk ] || kill -SEGV $$
+		// It reads the request first.
+		crashing := testenv.Script(t, `[ "$1" != swrk ] || { dd bs=1 count=1 <&3 >/dev/null 2>&1; kill -SEGV $$; }
 exec `+testenv.Criu(t)+` "$@"`)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images, "--criu", crashing)
 		if err == nil || !strings.Contains(out, "criu ended without an answer: criu: signal: segmentation fault") {
