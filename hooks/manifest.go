@@ -139,7 +139,10 @@ func ParseManifest(data []byte) (Manifest, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return Manifest{}, errors.New("damaged: it goes on after its end")
 	}
-	return m, m.validate()
+	if err := m.validate(); err != nil {
+		return Manifest{}, err
+	}
+	return m, nil
 }
 
 // matchImages refuses a manifest whose processes criu's images beside it do not

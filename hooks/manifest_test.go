@@ -1,16 +1,21 @@
 package hooks
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/inject"
@@ -132,15 +137,71 @@ func TestManifestIsNotReadThroughALink(t *testing.T) {
 	}
 }
 
+// FuzzParseManifest: what is refused leaves nothing to work with. What is accepted says
+// the same when it is written again, and can neither lead out of the image directory
+// nor paint on a terminal, and says nothing of a GPU or a process that is not there.
 func FuzzParseManifest(f *testing.F) {
-	good, err := json.Marshal(goodManifest(f))
-	if err != nil {
-		f.Fatal(err)
+	good := goodManifest(f)
+	parked := goodManifest(f)
+	parked.Version = manifestVersion
+	parked.StoppedOthers = []int{9}
+	for _, m := range []Manifest{good, parked, {}} {
+		data, err := json.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+		f.Add(bytes.Replace(data, []byte(`"pid":8`), []byte(`"pid":-8`), 1))
+		f.Add(bytes.Replace(data, []byte("0123456789abcdef"), []byte("../../../../etc/"), 1))
+		f.Add(append(data, data...))
 	}
-	f.Add(good)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if m, err := ParseManifest(data); err == nil && m.validate() != nil {
-			t.Fatalf("accepted what is not valid: %s", data)
+		m, err := ParseManifest(data)
+		if err != nil {
+			if diff := cmp.Diff(Manifest{}, m); diff != "" {
+				t.Fatalf("refused (%v), and yet there is a manifest:\n%s", err, diff)
+			}
+			return
+		}
+		if again, err := ParseManifest(append(bytes.Clone(data), "{}"...)); err == nil {
+			t.Fatalf("accepted with something behind it: %v", again)
+		}
+		shown := []string{m.DriverVersion}
+		for _, p := range m.Processes {
+			shown = append(shown, p.Name)
+			sees := make(map[cudackpt.UUID]int)
+			for _, gpu := range p.GPUs {
+				shown = append(shown, gpu.Model, gpu.PCIBusID)
+				if sees[gpu.UUID]++; sees[gpu.UUID] > 1 {
+					t.Fatalf("process %d sees %v twice", p.PID, gpu.UUID)
+				}
+			}
+			for uuid := range p.MemoryBytes {
+				if sees[uuid] == 0 {
+					t.Fatalf("process %d has memory on %v, which it does not see", p.PID, uuid)
+				}
+			}
+			if p.PID <= 0 || len(sees) == 0 {
+				t.Fatalf("process %d sees %d GPUs", p.PID, len(sees))
+			}
+			if p.Pages != nil {
+				for _, name := range p.Pages.Names(p.PID) {
+					if filepath.Base(name) != name || !filepath.IsLocal(name) {
+						t.Fatalf("the memory of process %d is in %q", p.PID, name)
+					}
+				}
+			}
+		}
+		if text := strings.Join(shown, ""); strings.ContainsFunc(text, unicode.IsControl) || !utf8.ValidString(text) {
+			t.Fatalf("would show %q", shown)
+		}
+		written, err := json.Marshal(m)
+		if err != nil {
+			t.Fatalf("cannot be written again: %v", err)
+		}
+		again, err := ParseManifest(written)
+		if diff := cmp.Diff(m, again, cmpopts.EquateEmpty(), cmp.Exporter(func(reflect.Type) bool { return true })); err != nil || diff != "" {
+			t.Fatalf("written again as %s it is %v\n%s", written, err, diff)
 		}
 	})
 }
