@@ -153,6 +153,8 @@ func FuzzParseManifest(f *testing.F) {
 		f.Add(data)
 		f.Add(bytes.Replace(data, []byte(`"pid":8`), []byte(`"pid":-8`), 1))
 		f.Add(bytes.Replace(data, []byte("0123456789abcdef"), []byte("../../../../etc/"), 1))
+		f.Add(bytes.ReplaceAll(data, []byte("00000000000b"), []byte("00000000000a")))
+		f.Add(bytes.Replace(data, []byte(`00000000000b":`), []byte(`00000000000c":`), 1))
 		f.Add(append(data, data...))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
