@@ -60,6 +60,9 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		s.Members = []Member{{Ident: self.Ident, Name: "init"}}
 		err = d.failed(refusal)
 		untouched := step == ""
+		if Refused(err) != untouched {
+			t.Errorf("refused at step %q, and Refused says %v", step, Refused(err))
+		}
 		if errors.As(err, new(*RefusedError)) != untouched || strings.Contains(err.Error(), "nothing was touched") != untouched {
 			t.Errorf("refused at step %q: %v", step, err)
 		}
@@ -81,6 +84,9 @@ func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	thawed := []criuutil.Freezer{{Dir: t.TempDir() + "/gone"}}
 	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
 	err := d.failed(Findings{{Name: FindingCUDAState, Severity: SeverityError, Message: "is locked"}}.Err())
+	if Refused(err) {
+		t.Error("a refusal, of which nothing was touched")
+	}
 	for _, text := range []string{err.Error(), s.Message} {
 		if strings.Contains(text, "nothing was touched") || !strings.Contains(text, "the tree was thawed for a moment") {
 			t.Errorf("it says: %s", text)
