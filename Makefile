@@ -19,6 +19,9 @@ BENCHFLAGS   ?=
 SOAK         ?= 10m
 SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
+# A release of Debian whose CRIU is taken, whatever there is else: trixie has 4.1.1.
+export CRIU_RELEASE ?=
+
 # What `make gpu-bundle` takes along as test binaries.
 GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
 
@@ -57,21 +60,21 @@ which-runc: ## print the path of the runc in use (with make -s)
 
 .PHONY: demo
 demo: build sim workload tools ## dump a CUDA job and restore it on another GPU; simulated ones where there are none
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/demo
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/private-exec.sh build/test/demo
 
 .PHONY: bench
 bench: build sim workload ## measure the downtime side by side, on simulated GPUs, into build/bench (BENCHFLAGS=--help)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/clean-exec.sh build/test/bench $(BENCHFLAGS)
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/private-exec.sh build/test/bench $(BENCHFLAGS)
 
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" scripts/clean-exec.sh \
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" scripts/private-exec.sh \
 		go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: soak
 soak: build sim workload tools ## jobs are dumped and restored side by side while everything is killed (SOAK=10m SEED=n)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/clean-exec.sh \
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
 		go test -count=1 -timeout 0 -v ./test/soak
 
 .PHONY: lint
@@ -86,7 +89,7 @@ gpu-bundle: build sim workload ## build/gpu-bundle and its .tar.gz (GPU_TEST_PAC
 
 .PHONY: test-gpu
 test-gpu: gpu-bundle ## run the bundle here, on this machine's GPUs
-	build/gpu-bundle/clean-exec.sh build/gpu-bundle/run.sh
+	build/gpu-bundle/run.sh
 
 ##@ Housekeeping
 

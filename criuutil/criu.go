@@ -10,11 +10,13 @@ import (
 	"strings"
 
 	"github.com/prometheus/procfs"
+
+	"cucriu/criuutil/proc"
 )
 
 // Criu is a running criu, as an action script can see it.
 type Criu struct {
-	*Process
+	*proc.Process
 	// What its command line and its configuration files say. Under RPC (criu
 	// swrk, criu service) the options come over a socket and are not to be seen.
 	LeaveStopped bool // -s
@@ -31,7 +33,7 @@ type Criu struct {
 	// then criu fails if it is missing.
 	LibDirGiven bool
 	// RootParent will be the parent of the restored root task, nil if criu is.
-	RootParent *Ident
+	RootParent *proc.Ident
 }
 
 // imageDir is the form of CRTOOLS_IMAGE_DIR: a descriptor of criu itself.
@@ -58,11 +60,11 @@ func criuPID(imageDirVariable string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR: %w", err)
 	}
-	self, err := selfInProc()
+	self, err := proc.Self()
 	if err != nil {
 		return 0, err
 	}
-	ancestor, err := IsAncestor(pid, self)
+	ancestor, err := proc.IsAncestor(pid, self)
 	if err != nil {
 		return 0, err
 	}
@@ -72,19 +74,25 @@ func criuPID(imageDirVariable string) (int, error) {
 	return pid, nil
 }
 
+// IdentifyCriu is [CriuOf] for a program that [proc.IsInside]: it cannot take hold of
+// criu, but it can tell which one it is.
+func IdentifyCriu(imageDirVariable string) (proc.Ident, error) {
+	pid, err := criuPID(imageDirVariable)
+	if err != nil {
+		return proc.Ident{}, err
+	}
+	return proc.Identify(pid)
+}
+
 // OpenCriu takes hold of a running criu and finds out its options.
 func OpenCriu(pid int) (*Criu, error) {
-	process, err := OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, fmt.Errorf("criu: %w", err)
 	}
-	proc, err := procfs.NewProc(pid)
+	args, err := arguments(pid)
 	if err != nil {
-		return nil, errors.Join(goneOr(pid, err), process.Close())
-	}
-	args, err := arguments(proc)
-	if err != nil {
-		return nil, errors.Join(goneOr(pid, err), process.Close())
+		return nil, errors.Join(err, process.Close())
 	}
 	criu := &Criu{Process: process}
 	exe, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
@@ -137,10 +145,14 @@ const shortOptions = "dSsRt:hD:o:v::x::Vr:jJ:lW:L:M:"
 
 // arguments is a process's command line. While it serves a request over RPC,
 // criu's is a title, "criu: dump --rpc -t 4711", and the rest of the old one.
-func arguments(proc procfs.Proc) ([]string, error) {
-	args, err := proc.CmdLine()
+func arguments(pid int) ([]string, error) {
+	var args []string
+	process, err := procfs.NewProc(pid)
+	if err == nil {
+		args, err = process.CmdLine()
+	}
 	if err != nil {
-		return nil, err
+		return nil, proc.GoneOr(pid, err)
 	}
 	if words := strings.Fields(strings.Join(args[:min(1, len(args))], "")); len(words) > 1 && strings.HasSuffix(words[0], ":") {
 		return words, nil

@@ -1,4 +1,5 @@
-// Package criuutil knows CRIU and the Linux processes that CRIU dumps: their
-// trees, how to stop them and let one thread of them run, their freezers, and
-// what can be told of a running criu. It knows nothing of CUDA.
+// Package criuutil knows CRIU as it is installed or runs: its version, what can
+// be told of the options of a running one, its log, and the client of its RPC
+// ("swrk"). It knows nothing of CUDA. The processes that CRIU dumps are known to
+// package proc, its image files to package images.
 package criuutil

@@ -41,23 +41,6 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("%v does not have %s open", c, dir)
 }
 
-// ShareDescriptor returns one of the process's descriptors, shared.
-func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
-	conn, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	shared, shareErr := -1, error(nil)
-	if err := conn.Control(func(pidfd uintptr) { shared, shareErr = unix.PidfdGetfd(int(pidfd), fd, 0) }); err != nil {
-		return nil, err
-	}
-	if shareErr != nil {
-		return nil, fmt.Errorf("share descriptor %d of %v: %w", fd, p, shareErr)
-	}
-	// The kernel sets close-on-exec.
-	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
-}
-
 // MarkRequest marks the request that criu is serving with a random number, unless it
 // has been marked before, and returns the mark. It is the position of criu's open
 // image directory: nobody reads the directory through that, so the position stays

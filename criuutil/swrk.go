@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+
+	"cucriu/criuutil/proc"
 )
 
 // Swrk is one criu that serves one request over a socket: "criu swrk".
@@ -21,7 +23,7 @@ import (
 // on the pre-resume stage, answers criu when a stage fails (instead of hanging
 // up), takes answers of any length, and leaves no descriptor to other children.
 type Swrk struct {
-	*Process
+	*proc.Process
 	cmd  *exec.Cmd
 	conn *net.UnixConn
 }
@@ -52,7 +54,7 @@ func StartSwrk(path string, env []string) (*Swrk, error) {
 		conn.Close()
 		return nil, fmt.Errorf("start criu: %w", err)
 	}
-	process, err := OpenProcess(cmd.Process.Pid)
+	process, err := proc.Open(cmd.Process.Pid)
 	if err != nil {
 		conn.Close()
 		return nil, errors.Join(err, cmd.Wait())
@@ -116,16 +118,12 @@ func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 // FindSwrk finds the criu swrk among the children of a process that works in
 // an image directory.
 func FindSwrk(parent int, imageDir string) (int, error) {
-	children, err := Children(parent)
+	children, err := proc.Children(parent)
 	if err != nil {
 		return 0, err
 	}
 	for _, pid := range children {
-		proc, err := procfs.NewProc(pid)
-		if err != nil {
-			continue
-		}
-		args, err := arguments(proc)
+		args, err := arguments(pid)
 		if err != nil {
 			continue
 		}
@@ -133,7 +131,11 @@ func FindSwrk(parent int, imageDir string) (int, error) {
 		if criu.readArguments(args); !criu.RPC {
 			continue
 		}
-		open, err := proc.FileDescriptorTargets()
+		process, err := procfs.NewProc(pid)
+		if err != nil {
+			continue
+		}
+		open, err := process.FileDescriptorTargets()
 		if err == nil && slices.Contains(open, imageDir) {
 			return pid, nil
 		}

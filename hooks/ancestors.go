@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // A parent that waits with WUNTRACED is told of our SIGSTOP. su then stops
@@ -17,15 +17,15 @@ import (
 
 // ancestorsOf are the processes above the members, up to the init of this pid
 // namespace, that are not stopped now. The nearest come first.
-func ancestorsOf(members []Member) []criuutil.Ident {
+func ancestorsOf(members []Member) []proc.Ident {
 	seen := make(map[int]bool)
 	for _, member := range members {
 		seen[member.PID] = true
 	}
-	var ancestors []criuutil.Ident
+	var ancestors []proc.Ident
 	for _, member := range members {
 		for pid := member.PID; ; {
-			status, err := criuutil.ReadStatus(pid)
+			status, err := proc.ReadStatus(pid)
 			if pid = status.PPID; err != nil || pid <= 1 {
 				break
 			}
@@ -33,7 +33,7 @@ func ancestorsOf(members []Member) []criuutil.Ident {
 				continue
 			}
 			seen[pid] = true
-			if process, err := criuutil.OpenProcess(pid); err == nil {
+			if process, err := proc.Open(pid); err == nil {
 				if standing(pid) != stands {
 					ancestors = append(ancestors, process.Ident)
 				}
@@ -57,12 +57,12 @@ const (
 // been woken by it; one that runs may be on its way to stop itself, and is looked
 // at again until it sleeps.
 func (s *Session) continueAncestors() {
-	left, asleep := s.Ancestors, make(map[criuutil.Ident]int)
+	left, asleep := s.Ancestors, make(map[proc.Ident]int)
 	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // no event tells of it
 		again := false
-		var unsettled []criuutil.Ident
+		var unsettled []proc.Ident
 		for _, ident := range left {
-			process, err := criuutil.Reopen(ident)
+			process, err := proc.Reopen(ident)
 			if err != nil {
 				continue // it has ended
 			}
@@ -96,7 +96,7 @@ const (
 )
 
 func standing(pid int) stance {
-	states, err := criuutil.ThreadStates(pid)
+	states, err := proc.ThreadStates(pid)
 	switch {
 	case err != nil || strings.Trim(states, "ZXx") == "":
 		return sleeps

@@ -10,7 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -101,9 +102,9 @@ type bringUp struct {
 	leaveStopped bool
 	all          []*target // those that are alive
 	cuda         []*target // of these, those that have CUDA state
-	tracer       *criuutil.Tracer
+	tracer       *inject.Tracer
 	traced       []*target // those of which the tracer lets threads run
-	paused       []criuutil.Freezer
+	paused       []proc.Freezer
 	filling      chan struct{} // holds what is being filled in
 }
 
@@ -147,10 +148,10 @@ func (b *bringUp) stop(ctx context.Context) error {
 	if err := thawAll(ctx, b.cuda); err != nil {
 		return err
 	}
-	if err := criuutil.KeepStopped(ctx, processesOf(b.cuda)...); err != nil {
+	if err := proc.KeepStopped(ctx, processesOf(b.cuda)...); err != nil {
 		return err
 	}
-	return b.parallel(func(t *target) error { return criuutil.ReturnBorrowed(ctx, b.borrowedFile(t.PID)) })
+	return b.parallel(func(t *target) error { return inject.ReturnBorrowed(ctx, b.borrowedFile(t.PID)) })
 }
 
 // trace lets the restore threads, and nothing else, run: of those processes
@@ -159,7 +160,7 @@ func (b *bringUp) trace(ctx context.Context) error {
 	if err := b.parallel(func(t *target) error { return b.believe(ctx, t) }); err != nil {
 		return err
 	}
-	b.tracer, b.traced = criuutil.NewTracer(), b.cuda
+	b.tracer, b.traced = inject.NewTracer(), b.cuda
 	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*target).lacksMemory))
 }
 
@@ -250,7 +251,7 @@ func (b *bringUp) goesOn(t *target) bool { return !b.leaveStopped && !t.member.S
 
 // letRun lets every thread run, of those that stay stopped under trace.
 func (b *bringUp) letRun(ctx context.Context) error {
-	b.tracer, b.traced = criuutil.NewTracer(), nil
+	b.tracer, b.traced = inject.NewTracer(), nil
 	if err := thawAll(ctx, b.all); err != nil {
 		return err
 	}
@@ -311,7 +312,7 @@ func (b *bringUp) parallel(do func(*target) error) error {
 
 // runRestoreThreads lets the threads through which the driver works run, while
 // the rest of their processes stays stopped.
-func runRestoreThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*target) error {
+func runRestoreThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
 	for _, t := range targets {
 		tid, err := t.cuda.RestoreThreadID(ctx)
 		if err != nil {
@@ -326,8 +327,8 @@ func runRestoreThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*
 
 // runAllThreads lets every thread of a stopped process run, without the
 // SIGCONT that the process and its parent would notice.
-func runAllThreads(tracer *criuutil.Tracer, t *target) error {
-	tids, err := criuutil.Threads(t.PID)
+func runAllThreads(tracer *inject.Tracer, t *target) error {
+	tids, err := proc.Threads(t.PID)
 	if err != nil {
 		return err
 	}
@@ -340,13 +341,13 @@ const releaseTimeout = 30 * time.Second
 
 // releaseThreads puts the threads that a tracer let run back into the
 // group-stop of their processes.
-func releaseThreads(ctx context.Context, tracer *criuutil.Tracer, targets []*target) error {
+func releaseThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	if err := tracer.Release(ctx); err != nil {
 		return err
 	}
-	return criuutil.KeepStopped(ctx, processesOf(targets)...)
+	return proc.KeepStopped(ctx, processesOf(targets)...)
 }
 
 func signalAll(targets []*target, signal unix.Signal) error {
@@ -354,9 +355,9 @@ func signalAll(targets []*target, signal unix.Signal) error {
 }
 
 // signalProcesses sends a signal to those that have not ended.
-func signalProcesses(signal unix.Signal, processes ...*criuutil.Process) error {
+func signalProcesses(signal unix.Signal, processes ...*proc.Process) error {
 	for _, p := range processes {
-		if err := p.Signal(signal); err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err := p.Signal(signal); err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
 )
@@ -29,7 +29,7 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 		return driver, err
 	}
 	in, err := inspectTree(ctx, root, existing(imageDir), open)
-	if errors.Is(err, criuutil.ErrGone) {
+	if errors.Is(err, proc.ErrGone) {
 		return nil, refused(err)
 	}
 	if err != nil {
@@ -42,7 +42,7 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 	for i := range in.members {
 		m := &in.members[i]
 		halted, err := haltedFindings(m)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
@@ -88,7 +88,7 @@ func (m *Member) summary() Finding {
 
 // haltedFindings says that a process does not run, which is no obstacle.
 func haltedFindings(m *Member) (Findings, error) {
-	frozen, err := criuutil.FrozenBy(m.PID)
+	frozen, err := proc.FrozenBy(m.PID)
 	if err != nil {
 		return nil, err
 	}

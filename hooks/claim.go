@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // A dump claims its image directory before it touches anything: two that write into
@@ -130,8 +130,8 @@ func (s *Session) awaitWatcher(ctx context.Context) (bool, error) {
 	if s.Watcher == nil {
 		return false, nil
 	}
-	watcher, err := criuutil.Reopen(*s.Watcher)
-	if errors.Is(err, criuutil.ErrGone) || errors.Is(err, criuutil.ErrElsewhere) {
+	watcher, err := proc.Reopen(*s.Watcher)
+	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
 		return false, nil
 	}
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *Session) shares(members []Member) bool {
 // it has done so for what it then started.
 func heldByAncestor(pid int, dir os.FileInfo) bool {
 	for pid > 1 {
-		status, err := criuutil.ReadStatus(pid)
+		status, err := proc.ReadStatus(pid)
 		if err != nil {
 			return false
 		}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // ErrNotBack is wrapped by the error of what failed and left a job that is not in a
@@ -83,7 +84,7 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 	if err := d.prepareWorkDir(); err != nil {
 		return nil, err
 	}
-	self, err := criuutil.OpenProcess(os.Getpid())
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or
@@ -44,7 +44,7 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 			h.Progress(s, step)
 		}
 	}
-	root, _ := criuutil.OpenProcess(int(options.RPC.GetPid())) // criu says what is wrong with the pid
+	root, _ := proc.Open(int(options.RPC.GetPid())) // criu says what is wrong with the pid
 	if root != nil {
 		defer root.Close()
 	}
@@ -97,8 +97,8 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 // awaitStandstill waits until every thread of a tree that was left stopped is:
 // criu does not wait for its SIGSTOP to take effect.
 func (h *Hook) awaitStandstill(ctx context.Context, root int) error {
-	pids, err := criuutil.Tree(root)
-	if errors.Is(err, criuutil.ErrGone) {
+	pids, err := proc.Tree(root)
+	if errors.Is(err, proc.ErrGone) {
 		return nil
 	}
 	if err != nil {
@@ -107,11 +107,11 @@ func (h *Hook) awaitStandstill(ctx context.Context, root int) error {
 	ctx, cancel := context.WithTimeout(ctx, h.patience(pids...))
 	defer cancel()
 	for _, pid := range pids {
-		process, err := criuutil.OpenProcess(pid)
+		process, err := proc.Open(pid)
 		if err == nil {
-			err = errors.Join(criuutil.WaitStopped(ctx, process), process.Close())
+			err = errors.Join(proc.WaitStopped(ctx, process), process.Close())
 		}
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -24,19 +26,19 @@ type dump struct {
 	imageDir string // criu's own descriptor of it: valid while criu lives
 
 	driver  *cudackpt.Driver
-	loading Phase              // of the driver's library
-	paused  []criuutil.Freezer // what the engine has frozen, to be thawed
-	thawed  []criuutil.Freezer // by us; the engine had frozen them
+	loading Phase          // of the driver's library
+	paused  []proc.Freezer // what the engine has frozen, to be thawed
+	thawed  []proc.Freezer // by us; the engine had frozen them
 	members []Member
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
 	// that the image will have.
 	stoppedOthers []int
-	others        []*criuutil.Process      // without CUDA, which we have stopped
-	parkedOthers  map[int]*criuutil.Parked // of these, by their pids
-	claimed       *os.File                 // the image directory
+	others        []*proc.Process        // without CUDA, which we have stopped
+	parkedOthers  map[int]*inject.Parked // of these, by their pids
+	claimed       *os.File               // the image directory
 	session       *Session
 	targets       []*target
-	tracer        *criuutil.Tracer // while the processes are locked
+	tracer        *inject.Tracer // while the processes are locked
 	copies        copies
 }
 
@@ -132,19 +134,19 @@ func (d *dump) begin(ctx context.Context) (err error) {
 
 // frozen finds the freezers that keep a part of the tree from running: what the
 // container engine froze before it called criu.
-func (d *dump) frozen() ([]criuutil.Freezer, error) {
-	pids, err := criuutil.Tree(d.root)
+func (d *dump) frozen() ([]proc.Freezer, error) {
+	pids, err := proc.Tree(d.root)
 	if err != nil {
 		return nil, err
 	}
-	hierarchies, err := criuutil.ReadHierarchies()
+	hierarchies, err := proc.ReadHierarchies()
 	if err != nil {
 		return nil, err
 	}
-	var all []criuutil.Freezer
+	var all []proc.Freezer
 	for _, pid := range pids {
 		freezers, err := hierarchies.FrozenBy(pid)
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return nil, err
 		}
 		for _, freezer := range freezers {
@@ -156,7 +158,7 @@ func (d *dump) frozen() ([]criuutil.Freezer, error) {
 	return all, nil
 }
 
-func (d *dump) thaw(ctx context.Context, freezers []criuutil.Freezer) error {
+func (d *dump) thaw(ctx context.Context, freezers []proc.Freezer) error {
 	for _, freezer := range freezers {
 		d.Log.Info("thawing what the container engine froze", "cgroup", freezer.Dir)
 		if err := freezer.Thaw(ctx); err != nil {
@@ -173,7 +175,7 @@ func (d *dump) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	for _, t := range d.targets {
-		stopped, err := criuutil.Stopped(t.PID)
+		stopped, err := proc.Stopped(t.PID)
 		if err != nil {
 			return err
 		}
@@ -231,7 +233,7 @@ func (d *dump) inspect(ctx context.Context) error {
 // as long as the answer takes.
 func statesOf(ctx context.Context, targets []*target, tell func(*target, cudackpt.State) error) error {
 	stopped := stoppedBefore(targets)
-	tracer := criuutil.NewTracer()
+	tracer := inject.NewTracer()
 	if err := runRestoreThreads(ctx, tracer, stopped); err != nil {
 		return errors.Join(err, releaseThreads(ctx, tracer, nil))
 	}
@@ -281,13 +283,13 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 
 // membersOfTree are the processes of a tree, as a journal knows them.
 func membersOfTree(root int) ([]Member, error) {
-	pids, err := criuutil.Tree(root)
+	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
 	var members []Member
 	for _, pid := range pids {
-		if process, err := criuutil.OpenProcess(pid); err == nil {
+		if process, err := proc.Open(pid); err == nil {
 			process.Close()
 			members = append(members, Member{Ident: process.Ident})
 		}
@@ -320,7 +322,7 @@ func (d *dump) watch() error {
 	if err != nil {
 		return err
 	}
-	root, err := criuutil.OpenProcess(d.root)
+	root, err := proc.Open(d.root)
 	if err != nil {
 		return err
 	}
@@ -393,21 +395,21 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 // awaitStopped waits until processes are stopped. One that waits for its vfork child to
 // execute a program is not before that has happened: a child that was stopped on the
 // way there is let go on for a moment.
-func (d *dump) awaitStopped(ctx context.Context, processes []*criuutil.Process) error {
+func (d *dump) awaitStopped(ctx context.Context, processes []*proc.Process) error {
 	const patience = 50 * time.Millisecond
 	for {
 		soon, cancel := context.WithTimeout(ctx, patience)
-		err := criuutil.KeepStopped(soon, processes...)
+		err := proc.KeepStopped(soon, processes...)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return err
 		}
 		for _, child := range d.others {
-			status, err := criuutil.ReadStatus(child.PID)
-			if err != nil || !slices.ContainsFunc(processes, func(p *criuutil.Process) bool { return p.PID == status.PPID }) {
+			status, err := proc.ReadStatus(child.PID)
+			if err != nil || !slices.ContainsFunc(processes, func(p *proc.Process) bool { return p.PID == status.PPID }) {
 				continue
 			}
-			if states, err := criuutil.ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
+			if states, err := proc.ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
 				continue
 			}
 			if err := signalProcesses(unix.SIGCONT, child); err != nil {
@@ -423,19 +425,19 @@ func (d *dump) awaitStopped(ctx context.Context, processes []*criuutil.Process) 
 
 // findOthers finds the processes without CUDA that run and that were not found
 // before. They are closed with the dump.
-func (d *dump) findOthers(ctx context.Context) ([]*criuutil.Process, error) {
-	pids, err := criuutil.Tree(d.root)
+func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
+	pids, err := proc.Tree(d.root)
 	if err != nil {
 		return nil, err
 	}
-	var found []*criuutil.Process
+	var found []*proc.Process
 	for _, pid := range pids {
-		isKnown := func(p *criuutil.Process) bool { return p.PID == pid }
+		isKnown := func(p *proc.Process) bool { return p.PID == pid }
 		if slices.ContainsFunc(processesOf(d.targets), isKnown) || slices.ContainsFunc(d.others, isKnown) {
 			continue
 		}
 		p, err := inspectProcess(ctx, pid, d.open)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
@@ -447,15 +449,15 @@ func (d *dump) findOthers(ctx context.Context) ([]*criuutil.Process, error) {
 		if p.member != nil {
 			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
 		}
-		stopped, err := criuutil.Stopped(pid)
-		if errors.Is(err, criuutil.ErrGone) || stopped {
+		stopped, err := proc.Stopped(pid)
+		if errors.Is(err, proc.ErrGone) || stopped {
 			continue // before we came, and stays so
 		}
 		if err != nil {
 			return nil, err
 		}
-		process, err := criuutil.OpenProcess(pid)
-		if errors.Is(err, criuutil.ErrGone) {
+		process, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
 			continue // a zombie
 		}
 		if err != nil {
@@ -480,18 +482,18 @@ func (d *dump) stopTargets(ctx context.Context) error {
 // through them.
 func (d *dump) trace(ctx context.Context) error {
 	return parallel(d.targets, func(t *target) (err error) {
-		if t.before, err = criuutil.ReadAddressSpace(t.PID); err != nil {
+		if t.before, err = proc.ReadAddressSpace(t.PID); err != nil {
 			return err
 		}
-		t.member.PrivateBefore = criuutil.Total(t.before.Private)
+		t.member.PrivateBefore = proc.Total(t.before.Private)
 		tid, err := t.cuda.RestoreThreadID(ctx)
 		if err != nil {
 			return err
 		}
-		t.tracer = criuutil.NewTracer()
+		t.tracer = inject.NewTracer()
 		if d.Config.FastLane.Prefault {
 			t.prefault = &prefault{dump: d, target: t, restoreThread: tid, left: t.member.stagedBytes()}
-			return t.tracer.RunPopulating(tid, prefaultLeast, func(r criuutil.Range) bool { return t.prefault.begin(ctx, r) })
+			return t.tracer.RunPopulating(tid, prefaultLeast, func(r proc.Range) bool { return t.prefault.begin(ctx, r) })
 		}
 		return t.tracer.Run(tid)
 	})
@@ -554,10 +556,10 @@ func (d *dump) freeze(ctx context.Context) error {
 
 // freezeInstead takes a process from stopped to frozen, if criu will seize it
 // through a v1 freezer. Nothing runs.
-func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process, parked *criuutil.Parked) (bool, error) {
+func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
 	frozen, err := d.freezeV1(ctx, process.PID)
 	if err != nil || !frozen {
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			err = nil
 		}
 		return false, err
@@ -567,7 +569,7 @@ func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process, par
 	} else {
 		err = process.Signal(unix.SIGCONT)
 	}
-	if errors.Is(err, criuutil.ErrGone) {
+	if errors.Is(err, proc.ErrGone) {
 		err = nil
 	}
 	return err == nil, err
@@ -577,11 +579,11 @@ func (d *dump) freezeInstead(ctx context.Context, process *criuutil.Process, par
 // RPC the option is not to be seen; there a container's is the usual case. A
 // group that holds criu itself is never frozen.
 func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
-	freezers, err := criuutil.FreezersOf(pid)
+	freezers, err := proc.FreezersOf(pid)
 	if err != nil {
 		return false, err
 	}
-	own, err := criuutil.FreezersOf(d.criu.PID)
+	own, err := proc.FreezersOf(d.criu.PID)
 	if err != nil {
 		return false, err
 	}
@@ -613,7 +615,7 @@ func (d *dump) manifest(context.Context) error {
 	if err != nil {
 		return err
 	}
-	root, err := criuutil.ReadStatus(d.root)
+	root, err := proc.ReadStatus(d.root)
 	if err != nil {
 		return err
 	}
@@ -640,7 +642,7 @@ func (d *dump) manifest(context.Context) error {
 // findStopped notes which processes without CUDA are stopped. Nobody has been
 // frozen or stopped by us yet.
 func (d *dump) findStopped() error {
-	pids, err := criuutil.Tree(d.root)
+	pids, err := proc.Tree(d.root)
 	if err != nil {
 		return err
 	}
@@ -652,7 +654,7 @@ func (d *dump) findStopped() error {
 		if stopped {
 			d.stoppedOthers = append(d.stoppedOthers, imagePID)
 		}
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 	}
@@ -663,11 +665,11 @@ func (d *dump) findStopped() error {
 // image. One that has ended, or ends meanwhile, is not: it has no thread left that
 // could be in a stop.
 func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
-	stopped, err = criuutil.Stopped(pid)
+	stopped, err = proc.Stopped(pid)
 	if err != nil || !stopped {
 		return false, 0, err
 	}
-	status, err := criuutil.ReadStatus(pid)
+	status, err := proc.ReadStatus(pid)
 	if err != nil || status.Ended {
 		return false, 0, err
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // stepTransferring is the step of a dump with --lazy-pages after post-dump: criu waits
@@ -77,10 +78,10 @@ func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
 // it finds, and from an image without it the others could not be restored.
 func (s *Session) complete() error {
 	for _, member := range s.Members {
-		process, err := criuutil.Reopen(member.Ident)
+		process, err := proc.Reopen(member.Ident)
 		if err == nil {
 			if process.Exiting() {
-				err = criuutil.ErrGone
+				err = proc.ErrGone
 			}
 			process.Close()
 		}

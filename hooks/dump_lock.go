@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/cudackpt"
 )
 
@@ -19,7 +19,7 @@ import (
 func (d *dump) lock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
-	d.tracer = criuutil.NewTracer()
+	d.tracer = inject.NewTracer()
 	for _, t := range stoppedBefore(d.targets) {
 		if err := runAllThreads(d.tracer, t); err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // startTree starts a shell command as the root of a tree.
@@ -48,7 +48,7 @@ func TestAStoppedProcessIsToldFromAZombie(t *testing.T) {
 		t.Helper()
 		deadline := time.Now().Add(10 * time.Second)
 		for time.Now().Before(deadline) {
-			children, err := criuutil.Children(root)
+			children, err := proc.Children(root)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // failpoint makes a step go wrong as it begins. $CUCRIU_FAILPOINT says what
@@ -107,7 +107,7 @@ func act(ctx context.Context, s *Session, action string) error {
 }
 
 func killAndWait(pid int) error {
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
 	"cucriu/criuutil/pages"
+	"cucriu/criuutil/proc"
 )
 
 // The fast lane takes GPU state around criu. On a dump, a process's new memory
@@ -85,7 +85,7 @@ func (s *Session) watchedPages(m *Member) ([]*os.File, error) {
 	if s.Watcher == nil {
 		return nil, errors.New("there is no watcher")
 	}
-	watcher, err := criuutil.Reopen(*s.Watcher)
+	watcher, err := proc.Reopen(*s.Watcher)
 	if err != nil {
 		return nil, err
 	}

@@ -15,19 +15,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/config"
 )
 
 // lane is one process's way around criu.
 type lane struct {
 	writer  *pages.Writer
-	ranges  []criuutil.Range // the staging memory
-	copied  chan struct{}    // closed when the copy is over; nil before it begins
+	ranges  []proc.Range  // the staging memory
+	copied  chan struct{} // closed when the copy is over; nil before it begins
 	listing pages.Listing
 	err     error // of the copy
-	lent    *criuutil.Borrowed
+	lent    *inject.Borrowed
 }
 
 // stagingLeast is the least size of a mapping that is taken for staging memory, in
@@ -138,12 +139,12 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 	if err := releaseThreads(ctx, t.tracer, []*target{t}); err != nil {
 		return err
 	}
-	space, err := criuutil.ReadAddressSpace(t.PID)
+	space, err := proc.ReadAddressSpace(t.PID)
 	if err != nil {
 		return err
 	}
 	l := t.lane
-	l.ranges = slices.DeleteFunc(space.NewSince(t.before), func(r criuutil.Range) bool { return r.Size() < stagingLeast })
+	l.ranges = slices.DeleteFunc(space.NewSince(t.before), func(r proc.Range) bool { return r.Size() < stagingLeast })
 	if len(l.ranges) == 0 {
 		return d.leaveToCriu(t)
 	}
@@ -264,13 +265,13 @@ func (d *dump) dropOne(ctx context.Context, t *target) error {
 	}
 	// criu does not get hold of a thread that is not yet back in the group-stop:
 	// it lets it run, to see it stop a second time.
-	return criuutil.KeepStopped(ctx, t.Process)
+	return proc.KeepStopped(ctx, t.Process)
 }
 
 // borrow borrows some threads of a stopped process, not the one with the tid
 // except, and notes them in the file saved.
-func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved string) (*criuutil.Borrowed, error) {
-	tids, err := criuutil.Threads(t.PID)
+func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved string) (*inject.Borrowed, error) {
+	tids, err := proc.Threads(t.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -281,15 +282,15 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved
 		}
 	}
 	for {
-		borrowed, err := criuutil.Borrow(ctx, t.PID, lent, saved)
-		if !errors.Is(err, criuutil.ErrNotStopped) || ctx.Err() != nil {
+		borrowed, err := inject.Borrow(ctx, t.PID, lent, saved)
+		if !errors.Is(err, inject.ErrNotStopped) || ctx.Err() != nil {
 			return borrowed, err
 		}
 		// Somebody has continued it.
 		if err := t.requireHeld(); err != nil {
 			return nil, err
 		}
-		if err := criuutil.KeepStopped(ctx, t.Process); err != nil {
+		if err := proc.KeepStopped(ctx, t.Process); err != nil {
 			return nil, err
 		}
 	}

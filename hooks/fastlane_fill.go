@@ -7,8 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -34,7 +35,7 @@ func (b *bringUp) believe(ctx context.Context, t *target) error {
 // only the restore thread runs meanwhile; it does not look at the memory until it is
 // told to restore, which nobody does before that is there.
 func isCheckpointed(ctx context.Context, t *target) (bool, error) {
-	tracer := criuutil.NewTracer()
+	tracer := inject.NewTracer()
 	var state cudackpt.State
 	err := runRestoreThreads(ctx, tracer, []*target{t})
 	if err == nil {
@@ -109,7 +110,7 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the
 // kernel has them: both the copying and the driver are quicker with them.
-func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuutil.Range) (err error) {
+func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.Range) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 	defer cancel()
 	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
@@ -138,12 +139,12 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []criuut
 	if err := ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE)); err != nil {
 		return err
 	}
-	space, err := criuutil.ReadAddressSpace(t.PID)
+	space, err := proc.ReadAddressSpace(t.PID)
 	if err != nil {
 		return err
 	}
-	if missing := criuutil.Subtract(ranges, space.Private); len(missing) > 0 {
-		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", criuutil.Total(missing), missing[0].Start)
+	if missing := proc.Subtract(ranges, space.Private); len(missing) > 0 {
+		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", proc.Total(missing), missing[0].Start)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -187,7 +188,7 @@ func TestStagingFindings(t *testing.T) {
 		write(group+"/memory.stat", "")
 	}
 	member := func(pid int) Member {
-		return Member{Ident: criuutil.Ident{PID: pid}, MemoryBytes: map[cudackpt.UUID]uint64{{1}: 1 << 20, {2}: 2 << 20}}
+		return Member{Ident: proc.Ident{PID: pid}, MemoryBytes: map[cudackpt.UUID]uint64{{1}: 1 << 20, {2}: 2 << 20}}
 	}
 	for _, test := range []struct {
 		available, outer, inner string
@@ -214,7 +215,7 @@ func TestStagingFindings(t *testing.T) {
 		write("proc/meminfo", "MemAvailable: "+test.available+" kB\n")
 		write(dir+"/memory.max", test.outer+"\n")
 		write(dir+"/inner/memory.max", test.inner+"\n")
-		findings, err := stagingFindings(criuutil.System{Root: root}, []Member{member(1), member(2)}, test.image)
+		findings, err := stagingFindings(proc.System{Root: root}, []Member{member(1), member(2)}, test.image)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // footprint is what /proc shows a process to hold of the NVIDIA driver, and of
@@ -94,10 +94,10 @@ func (s set) addIf(pattern *regexp.Regexp, path string) {
 func (s set) sorted() []string { return slices.Sorted(maps.Keys(s)) }
 
 // goneOr turns the errors that /proc gives for an ended process into
-// [criuutil.ErrGone].
+// [proc.ErrGone].
 func goneOr(pid int, err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("process %d: %w", pid, criuutil.ErrGone)
+		return fmt.Errorf("process %d: %w", pid, proc.ErrGone)
 	}
 	return fmt.Errorf("process %d: %w", pid, err)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/config"
 )
@@ -65,7 +66,7 @@ type Stage struct {
 	PublishAs string
 	// Client is who serves criu's notifications over RPC, if this is not an
 	// action script.
-	Client *criuutil.Ident
+	Client *proc.Ident
 }
 
 // StageFrom reads the stage from an environment.
@@ -87,7 +88,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if h.handler(stage) == nil {
 		return nil
 	}
-	inside, err := criuutil.IsInside()
+	inside, err := proc.IsInside()
 	if err != nil {
 		return err
 	}

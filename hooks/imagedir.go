@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // An image directory is complete or absent: criu writes into a partial one
@@ -78,7 +78,7 @@ func (h *Hook) removeStalePartials(dir string) error {
 		if !isPartial || err != nil || !entry.IsDir() {
 			continue
 		}
-		process, err := criuutil.OpenProcess(writer)
+		process, err := proc.Open(writer)
 		if err == nil {
 			process.Close()
 			continue
@@ -104,12 +104,12 @@ func (s *Session) dropPartial() error {
 	if s.Client == nil || !strings.Contains(filepath.Base(s.ImageDir), partialInfix) {
 		return nil
 	}
-	client, err := criuutil.Reopen(*s.Client)
+	client, err := proc.Reopen(*s.Client)
 	if err == nil {
 		client.Close()
 		return nil
 	}
-	if !errors.Is(err, criuutil.ErrGone) {
+	if !errors.Is(err, proc.ErrGone) {
 		return err
 	}
 	if err := os.RemoveAll(s.ImageDir); err != nil {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // To restore into a pid namespace that exists already, criu enters it before it
@@ -131,7 +132,7 @@ func (h *Hook) serveStage(ctx context.Context, s *Session, conn net.Conn) error 
 	}
 	defer criu.Close()
 	if criu.Ident != s.Criu {
-		return fmt.Errorf("%v: %w", s.Criu, criuutil.ErrGone)
+		return fmt.Errorf("%v: %w", s.Criu, proc.ErrGone)
 	}
 	return h.runStage(ctx, criu, stage)
 }

@@ -8,23 +8,24 @@ import (
 	"slices"
 	"strconv"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
 // target is a CUDA process at hand: the member of a session, its pidfd, and
 // the driver's view of it.
 type target struct {
-	*criuutil.Process
+	*proc.Process
 	member   *Member
 	cuda     cudackpt.Process
-	locked   bool                  // by the dump's current try
-	frozen   bool                  // by a v1 freezer instead of stopped, for criu to dump
-	tracer   *criuutil.Tracer      // of a dump: lets the restore thread run
-	before   criuutil.AddressSpace // what was mapped before the checkpoint
-	prefault *prefault             // of a dump: makes the staging memory ready
-	parked   *criuutil.Parked      // of a dump: its threads; nil if it is held by its stop alone
-	lane     *lane                 // around criu; nil if criu is to write its GPU state
+	locked   bool              // by the dump's current try
+	frozen   bool              // by a v1 freezer instead of stopped, for criu to dump
+	tracer   *inject.Tracer    // of a dump: lets the restore thread run
+	before   proc.AddressSpace // what was mapped before the checkpoint
+	prefault *prefault         // of a dump: makes the staging memory ready
+	parked   *inject.Parked    // of a dump: its threads; nil if it is held by its stop alone
+	lane     *lane             // around criu; nil if criu is to write its GPU state
 }
 
 func closeTargets(targets []*target) {
@@ -33,8 +34,8 @@ func closeTargets(targets []*target) {
 	}
 }
 
-func processesOf(targets []*target) []*criuutil.Process {
-	processes := make([]*criuutil.Process, len(targets))
+func processesOf(targets []*target) []*proc.Process {
+	processes := make([]*proc.Process, len(targets))
 	for i, t := range targets {
 		processes[i] = t.Process
 	}
@@ -58,7 +59,7 @@ func (in *inspection) usesCUDA() bool { return len(in.members) > 0 || len(in.fin
 // once the first process turns up that has libcuda mapped: a tree without CUDA
 // needs no driver.
 func inspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*inspection, error) {
-	pids, err := criuutil.Tree(root)
+	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +67,7 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	var general Findings // of interest only if there is CUDA in the tree
 	for _, pid := range pids {
 		p, err := inspectProcess(ctx, pid, open)
-		if errors.Is(err, criuutil.ErrGone) && pid != root {
+		if errors.Is(err, proc.ErrGone) && pid != root {
 			continue
 		}
 		if err != nil {
@@ -105,7 +106,7 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	resources, err := resourceFindings(criuutil.System{}, in, imageDir, os.Getpid())
+	resources, err := resourceFindings(proc.System{}, in, imageDir, os.Getpid())
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +146,7 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	if err != nil {
 		return inspected{}, err
 	}
-	status, err := criuutil.ReadStatus(pid)
+	status, err := proc.ReadStatus(pid)
 	if err != nil {
 		return inspected{}, err
 	}
@@ -153,7 +154,7 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	if !held.libcuda && len(held.devices) == 0 {
 		return p, nil
 	}
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return inspected{}, err
 	}
@@ -183,7 +184,7 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	}
 	if err != nil {
 		if !process.Alive() {
-			return inspected{}, goneOr(pid, criuutil.ErrGone)
+			return inspected{}, goneOr(pid, proc.ErrGone)
 		}
 		p.findings = append(p.findings, m.found(found(FindingCUDAState, err, "look for Xid messages in the kernel log (dmesg)")))
 		return p, nil
@@ -194,7 +195,7 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	} else if err != nil {
 		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
 	}
-	if m.Stopped, err = criuutil.Stopped(pid); err != nil {
+	if m.Stopped, err = proc.Stopped(pid); err != nil {
 		return inspected{}, err
 	}
 	var uninitialized *cudackpt.UninitializedError
@@ -216,14 +217,14 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 
 // generalFindings are the things that criu refuses, or cannot get past, as far as
 // /proc shows them.
-func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
+func generalFindings(pid int, status proc.Status, held footprint) Findings {
 	var findings Findings
 	add := func(name, message, remedy string) {
 		findings = append(findings, Finding{Name: name, Severity: SeverityError, PID: pid, Process: status.Name, Message: message, Remedy: remedy})
 	}
 	if thread, tracerPID := tracedThread(pid); tracerPID != 0 {
 		tracer := strconv.Itoa(tracerPID)
-		if t, err := criuutil.ReadStatus(tracerPID); err == nil {
+		if t, err := proc.ReadStatus(tracerPID); err == nil {
 			tracer += " (" + t.Name + ")"
 		}
 		of := "is"
@@ -248,12 +249,12 @@ func generalFindings(pid int, status criuutil.Status, held footprint) Findings {
 // tracedThread finds a thread of a process that somebody else traces, and who does.
 // Any thread may be traced alone.
 func tracedThread(pid int) (tid, tracer int) {
-	tids, err := criuutil.Threads(pid)
+	tids, err := proc.Threads(pid)
 	if err != nil {
 		return 0, 0
 	}
 	for _, tid := range tids {
-		status, err := criuutil.ReadStatus(tid)
+		status, err := proc.ReadStatus(tid)
 		if err == nil && status.TracerPID != 0 && status.TracerPID != os.Getpid() {
 			return tid, status.TracerPID
 		}
@@ -290,7 +291,7 @@ func insideFindings(pids []int, criu int) Findings {
 		Name: FindingCriuInside, Severity: SeverityError, PID: criu, Message: "is in the tree that is to be dumped, and criu cannot dump itself",
 		Remedy: "start the dump from outside of the tree, or dump a part of the tree that it is not in",
 	}
-	if status, err := criuutil.ReadStatus(criu); err == nil {
+	if status, err := proc.ReadStatus(criu); err == nil {
 		f.Process = status.Name
 	}
 	return Findings{f}
@@ -355,8 +356,8 @@ func (h *Hook) open(s *Session) (*cudackpt.Driver, []*target, error) {
 func openMembers(driver *cudackpt.Driver, members []Member) ([]*target, error) {
 	var targets []*target
 	for i := range members {
-		process, err := criuutil.Reopen(members[i].Ident)
-		if errors.Is(err, criuutil.ErrGone) {
+		process, err := proc.Reopen(members[i].Ident)
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {

@@ -3,7 +3,7 @@ package hooks
 import (
 	"context"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu
@@ -11,11 +11,11 @@ import (
 // the journal says that memory is dropped, and before the first range is.
 func (d *dump) leaveLocked(ctx context.Context) error {
 	// The failpoint makes this an old kernel.
-	if err := failpoint(ctx, d.session, "dump.drop-locked"); err == nil && criuutil.CanDropLocked() {
+	if err := failpoint(ctx, d.session, "dump.drop-locked"); err == nil && proc.CanDropLocked() {
 		return nil
 	}
 	for _, t := range d.inLane() {
-		locked, err := criuutil.LockedMemory(t.PID)
+		locked, err := proc.LockedMemory(t.PID)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -19,7 +20,7 @@ import (
 // machine: the driver, criu (its name, or path), the kernel, and what this
 // process may do. It changes nothing.
 func (h *Hook) CheckMachine(ctx context.Context, criu string) (Findings, error) {
-	var system criuutil.System
+	var system proc.System
 	release, err := system.KernelVersion()
 	if err != nil {
 		return nil, err
@@ -90,7 +91,7 @@ func installedFindings(ctx context.Context, name, release string) Findings {
 // criuFindings are about the criu that runs this hook.
 func criuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
 	var findings Findings
-	release, err := criuutil.System{}.KernelVersion()
+	release, err := proc.System{}.KernelVersion()
 	if err == nil {
 		var version string
 		if version, err = criuutil.CriuVersion(ctx, criu.Executable()); err == nil {

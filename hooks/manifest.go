@@ -13,8 +13,9 @@ import (
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -42,7 +43,7 @@ type Manifest struct {
 	StoppedOthers []int `json:"stopped_others,omitempty"`
 	// Parked are the threads that criu's image has waiting, and what they need to
 	// go on: without it the restored processes never run.
-	Parked []criuutil.Parked `json:"parked,omitempty"`
+	Parked []inject.Parked `json:"parked,omitempty"`
 }
 
 // ManifestProcess is one CUDA process of the image.
@@ -227,4 +228,4 @@ func (m Manifest) validate() error {
 }
 
 // isPrintable: what an image says is shown on terminals and in logs.
-func isPrintable(text string) bool { return text == criuutil.Printable(text) }
+func isPrintable(text string) bool { return text == proc.Printable(text) }

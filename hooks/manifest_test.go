@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 )
@@ -68,7 +68,7 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
 		"another version":            func(m *Manifest) { m.Version = manifestVersion + 1 },
-		"threads of no process":      func(m *Manifest) { m.Parked = []criuutil.Parked{{Arch: runtime.GOARCH}} },
+		"threads of no process":      func(m *Manifest) { m.Parked = []inject.Parked{{Arch: runtime.GOARCH}} },
 		"no driver":                  func(m *Manifest) { m.DriverVersion = "" },
 		"a line of its own":          func(m *Manifest) { m.DriverVersion = "580\nall is well" },
 		"a name that paints":         func(m *Manifest) { m.Processes[0].Name = "\x1b[2J" },

@@ -7,7 +7,7 @@ import (
 	"math"
 	"slices"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -88,15 +88,15 @@ func (t *target) measureStaged() error {
 	if m.MemoryBytes != nil || m.PrivateBefore == 0 {
 		return nil
 	}
-	space, err := criuutil.ReadAddressSpace(m.PID)
+	space, err := proc.ReadAddressSpace(m.PID)
 	if err != nil {
 		return err
 	}
 	// Whoever comes after a hook that was killed has the sum alone.
-	staged := criuutil.Total(space.Private)
+	staged := proc.Total(space.Private)
 	staged -= min(staged, m.PrivateBefore)
 	if t.before.Mapped != nil {
-		staged = max(staged, criuutil.Total(space.NewSince(t.before)))
+		staged = max(staged, proc.Total(space.NewSince(t.before)))
 	}
 	m.MemoryBytes = make(map[cudackpt.UUID]uint64)
 	for _, gpu := range m.GPUs {

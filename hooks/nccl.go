@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -54,7 +55,7 @@ func ncclOf(driver *cudackpt.Driver, in *inspection) (Findings, error) {
 	var users []ncclUse
 	for i := range in.members {
 		use, err := ncclUseOf(in.members[i].PID, in.members[i].Name)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Notify puts the protocol behind go-criu's Notify interface, for programs that
@@ -32,7 +33,7 @@ type Notify struct {
 	ctx  context.Context
 	opts *rpc.CriuOpts
 	root int
-	criu *criuutil.Ident // which serves us; nil before the first stage
+	criu *proc.Ident // which serves us; nil before the first stage
 }
 
 // NewNotify makes the callbacks for one dump or restore with these options. The
@@ -92,7 +93,7 @@ func (n *Notify) doFor(action string, pid int32) error {
 }
 
 func (n *Notify) do(action string) error {
-	self, err := criuutil.OpenProcess(os.Getpid())
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (n *Notify) openCriu() (*criuutil.Criu, error) {
 		if err != nil {
 			return nil, err
 		}
-		process, err := criuutil.OpenProcess(pid)
+		process, err := proc.Open(pid)
 		if err != nil {
 			return nil, fmt.Errorf("criu: %w", err)
 		}
@@ -139,7 +140,7 @@ func (n *Notify) openCriu() (*criuutil.Criu, error) {
 		return nil, err
 	}
 	if criu.Ident != *n.criu {
-		return nil, errors.Join(fmt.Errorf("criu: %w", criuutil.ErrGone), criu.Close())
+		return nil, errors.Join(fmt.Errorf("criu: %w", proc.ErrGone), criu.Close())
 	}
 	if err := criu.SetOptions(n.opts); err != nil {
 		return nil, errors.Join(err, criu.Close())

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // criu may call the hook twice at a stage: two of its configuration files name it,
@@ -21,13 +22,13 @@ import (
 // stageCall is the call of a stage by a criu that was the last to begin. It is
 // written down because most of what criu calls the hook for has no session.
 type stageCall struct {
-	Criu     criuutil.Ident `json:"criu"`
-	Action   string         `json:"action"`
-	Root     string         `json:"root"`
-	Mark     int64          `json:"mark"` // of criu's request, 0 if it could not be marked
-	ImageDir FileID         `json:"image_dir"`
-	Ended    bool           `json:"ended"`
-	Error    string         `json:"error,omitempty"`
+	Criu     proc.Ident `json:"criu"`
+	Action   string     `json:"action"`
+	Root     string     `json:"root"`
+	Mark     int64      `json:"mark"` // of criu's request, 0 if it could not be marked
+	ImageDir FileID     `json:"image_dir"`
+	Ended    bool       `json:"ended"`
+	Error    string     `json:"error,omitempty"`
 }
 
 // beginsRequest reports whether the stage is criu's first of a request.
@@ -76,7 +77,7 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 
 // stageFile is where the last call by a criu is written down. What criu processes
 // have left that are gone is removed.
-func (h *Hook) stageFile(criu criuutil.Ident) (string, error) {
+func (h *Hook) stageFile(criu proc.Ident) (string, error) {
 	if _, err := sessionsDir(h.Config.RunDir); err != nil {
 		return "", err
 	}
@@ -101,12 +102,12 @@ func (h *Hook) stageFile(criu criuutil.Ident) (string, error) {
 // pid namespace it is taken for granted after a day.
 func isStale(file string) bool {
 	if call := readStageCall(file); call != nil {
-		process, err := criuutil.Reopen(call.Criu)
+		process, err := proc.Reopen(call.Criu)
 		if err == nil {
 			process.Close()
 			return false
 		}
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			return true
 		}
 	}

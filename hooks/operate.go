@@ -7,7 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -101,14 +102,14 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 
 // inspectNamed inspects a process that must have CUDA and be reachable.
 func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
-	frozen, err := criuutil.FrozenBy(pid)
+	frozen, err := proc.FrozenBy(pid)
 	if err != nil {
 		return nil, err
 	}
 	if len(frozen) > 0 {
 		return nil, fmt.Errorf("process %d is frozen by control group %s, and the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
 	}
-	if parked, err := criuutil.LooksParked(pid); err != nil || parked {
+	if parked, err := inject.LooksParked(pid); err != nil || parked {
 		if err == nil {
 			err = fmt.Errorf("process %d was suspended, or half dumped, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; if that is gone, end the process", pid, d.Config.RunDir)
 		}
@@ -126,7 +127,7 @@ func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
 
 // sessionOfProcess finds the open session that a process is in.
 func sessionOfProcess(runDir string, pid int) (*Session, error) {
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}

@@ -8,14 +8,15 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 )
 
 // A stop does not hold a checkpointed job: anybody's SIGCONT ends it (a logout,
 // timeout(1), systemd, scancel), and a thread that then synchronizes with the GPU
 // dies. So every thread of the tree is parked in the stop, before the first
 // checkpoint, and gets its own registers again after the last restore: see
-// [criuutil.Parked]. What they need is in the session's directory and, for a
+// [inject.Parked]. What they need is in the session's directory and, for a
 // restore, in the manifest.
 //
 // The restore threads are not parked. They wait for the driver's commands, and
@@ -27,14 +28,14 @@ func (s *Session) parkedFile(pid int) string {
 }
 
 // park parks a process, but for the threads in except.
-func (s *Session) park(ctx context.Context, process *criuutil.Process, except ...int) (*criuutil.Parked, error) {
+func (s *Session) park(ctx context.Context, process *proc.Process, except ...int) (*inject.Parked, error) {
 	for {
-		parked, err := criuutil.Park(ctx, process.PID, except, s.parkedFile(process.PID))
+		parked, err := inject.Park(ctx, process.PID, except, s.parkedFile(process.PID))
 		if err == nil {
 			return &parked, nil
 		}
 		// A thread that ended while all were taken hold of.
-		if !errors.Is(err, criuutil.ErrGone) || !process.Alive() || ctx.Err() != nil {
+		if !errors.Is(err, proc.ErrGone) || !process.Alive() || ctx.Err() != nil {
 			return nil, err
 		}
 	}
@@ -56,7 +57,7 @@ func (d *dump) park(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.parkedOthers = make(map[int]*criuutil.Parked)
+	d.parkedOthers = make(map[int]*inject.Parked)
 	for parked := 0; ; {
 		for ; parked < len(d.others); parked++ {
 			if err := d.parkOther(ctx, d.others[parked]); err != nil {
@@ -75,12 +76,12 @@ func (d *dump) park(ctx context.Context) error {
 	}
 }
 
-func (d *dump) parkOther(ctx context.Context, other *criuutil.Process) error {
-	status, err := criuutil.ReadStatus(other.PID)
+func (d *dump) parkOther(ctx context.Context, other *proc.Process) error {
+	status, err := proc.ReadStatus(other.PID)
 	if err == nil && status.Seccomp {
 		return nil // its filter might kill it for the wait; and it may run without harm
 	}
-	var parked *criuutil.Parked
+	var parked *inject.Parked
 	if err == nil {
 		parked, err = d.session.park(ctx, other)
 	}
@@ -90,15 +91,15 @@ func (d *dump) parkOther(ctx context.Context, other *criuutil.Process) error {
 	return d.parkedOrStopped(ctx, other, err)
 }
 
-func (d *dump) parkedOrStopped(ctx context.Context, process *criuutil.Process, err error) error {
-	if err == nil || errors.Is(err, criuutil.ErrGone) {
+func (d *dump) parkedOrStopped(ctx context.Context, process *proc.Process, err error) error {
+	if err == nil || errors.Is(err, proc.ErrGone) {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return err
 	}
 	// A park that was neither finished nor undone: an image would not know of it.
-	if half, fileErr := criuutil.IsParked(d.session.parkedFile(process.PID)); half || fileErr != nil {
+	if half, fileErr := inject.IsParked(d.session.parkedFile(process.PID)); half || fileErr != nil {
 		return errors.Join(err, fileErr)
 	}
 	d.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
@@ -111,9 +112,9 @@ func (t *target) requireHeld() error {
 	if t.parked != nil {
 		return nil
 	}
-	stopped, err := criuutil.Stopped(t.PID)
+	stopped, err := proc.Stopped(t.PID)
 	if err == nil && !stopped {
-		err = fmt.Errorf("%v: %w, and it could not be parked: see that nobody continues it, and dump again", t.Process, criuutil.ErrNotStopped)
+		err = fmt.Errorf("%v: %w, and it could not be parked: see that nobody continues it, and dump again", t.Process, inject.ErrNotStopped)
 	}
 	return err
 }
@@ -122,12 +123,12 @@ func (t *target) requireHeld() error {
 // without, or that somebody else has checkpointed.
 func (b *bringUp) park(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
-		parked, err := criuutil.IsParked(b.parkedFile(t.PID))
+		parked, err := inject.IsParked(b.parkedFile(t.PID))
 		if err != nil {
 			return err
 		}
 		if parked {
-			t.parked = &criuutil.Parked{} // its file has the threads
+			t.parked = &inject.Parked{} // its file has the threads
 			return nil
 		}
 		tid, err := t.cuda.RestoreThreadID(ctx)
@@ -135,7 +136,7 @@ func (b *bringUp) park(ctx context.Context) error {
 			return err
 		}
 		t.parked, err = b.Session.park(ctx, t.Process, tid)
-		if err != nil && !errors.Is(err, criuutil.ErrGone) && ctx.Err() == nil {
+		if err != nil && !errors.Is(err, proc.ErrGone) && ctx.Err() == nil {
 			b.hook.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
 		}
 		return ctx.Err()
@@ -153,7 +154,7 @@ func (b *bringUp) unpark(ctx context.Context) error {
 		if b.Session.Kind == KindRestore {
 			b.rearmTimers(pid)
 		}
-		if parked, err := criuutil.IsParked(b.parkedFile(pid)); err != nil || !parked {
+		if parked, err := inject.IsParked(b.parkedFile(pid)); err != nil || !parked {
 			if err != nil {
 				return err
 			}
@@ -163,7 +164,7 @@ func (b *bringUp) unpark(ctx context.Context) error {
 		if err := thaw(ctx, pid); err != nil {
 			return err
 		}
-		if err := criuutil.Unpark(ctx, b.parkedFile(pid)); err != nil {
+		if err := inject.Unpark(ctx, b.parkedFile(pid)); err != nil {
 			return err
 		}
 	}
@@ -172,25 +173,25 @@ func (b *bringUp) unpark(ctx context.Context) error {
 
 // rearmTimers is for the timers that expired in the stop, and that criu restores dead.
 func (b *bringUp) rearmTimers(pid int) {
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err == nil {
 		defer process.Close()
 		err = process.RearmTimers()
 	}
-	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+	if err != nil && !errors.Is(err, proc.ErrGone) {
 		b.hook.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
 	}
 }
 
 // parkedForImage is what the manifest says of the parked threads.
-func (d *dump) parkedForImage() ([]criuutil.Parked, error) {
-	var all []criuutil.Parked
-	add := func(parked *criuutil.Parked) error {
+func (d *dump) parkedForImage() ([]inject.Parked, error) {
+	var all []inject.Parked
+	add := func(parked *inject.Parked) error {
 		if parked == nil {
 			return nil
 		}
 		inImage, err := parked.ForImage()
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			return nil
 		}
 		all = append(all, inImage)
@@ -221,8 +222,8 @@ func (s *Session) noteParked(byImagePID map[int][]int) error {
 		if len(pids) > 1 {
 			return fmt.Errorf("process %d of the manifest is found %d times in the restored tree", parked.PID, len(pids))
 		}
-		process, err := criuutil.OpenProcess(pids[0])
-		if errors.Is(err, criuutil.ErrGone) {
+		process, err := proc.Open(pids[0])
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
@@ -239,8 +240,8 @@ func (s *Session) noteParked(byImagePID map[int][]int) error {
 
 // thaw thaws whatever keeps a process frozen.
 func thaw(ctx context.Context, pid int) error {
-	frozen, err := criuutil.FrozenBy(pid)
-	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+	frozen, err := proc.FrozenBy(pid)
+	if err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
 	for _, freezer := range frozen {

@@ -6,12 +6,12 @@ import (
 	"os"
 	"testing"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // TestAProcessThatIsHalfParkedIsNotDumped: its image would lack what the threads need.
 func TestAProcessThatIsHalfParkedIsNotDumped(t *testing.T) {
-	process, err := criuutil.OpenProcess(os.Getpid())
+	process, err := proc.Open(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // patience is lock.timeout for what waits for processes that run: to answer
@@ -17,7 +17,7 @@ func (h *Hook) patience(pids ...int) time.Duration {
 	const turns = 20
 	running := 0
 	for _, pid := range pids {
-		if states, err := criuutil.ThreadStates(pid); err == nil {
+		if states, err := proc.ThreadStates(pid); err == nil {
 			running += strings.Count(states, "R")
 		}
 	}
@@ -28,7 +28,7 @@ func (h *Hook) patience(pids ...int) time.Duration {
 func (d *dump) patience() time.Duration {
 	pids := pidsOf(d.targets)
 	if d.root > 0 {
-		if tree, err := criuutil.Tree(d.root); err == nil {
+		if tree, err := proc.Tree(d.root); err == nil {
 			pids = tree
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // A paused container is one whose control group the engine has frozen; some
@@ -31,7 +32,7 @@ func (s *Session) handedOver() bool {
 }
 
 // toPauseAgain returns the freezers that a bring-up must freeze when it is done.
-func (s *Session) toPauseAgain() ([]criuutil.Freezer, error) {
+func (s *Session) toPauseAgain() ([]proc.Freezer, error) {
 	if !s.handedOver() {
 		return s.Paused, nil
 	}
@@ -40,8 +41,8 @@ func (s *Session) toPauseAgain() ([]criuutil.Freezer, error) {
 
 // pausedStill returns those of the freezers that the engine had frozen which
 // are frozen now.
-func (s *Session) pausedStill() ([]criuutil.Freezer, error) {
-	var frozen []criuutil.Freezer
+func (s *Session) pausedStill() ([]proc.Freezer, error) {
+	var frozen []proc.Freezer
 	for _, freezer := range s.Paused {
 		isFrozen, err := freezer.Frozen()
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -55,7 +56,7 @@ func (s *Session) pausedStill() ([]criuutil.Freezer, error) {
 }
 
 // freezeAll freezes the freezers that still exist.
-func freezeAll(ctx context.Context, freezers []criuutil.Freezer) error {
+func freezeAll(ctx context.Context, freezers []proc.Freezer) error {
 	for _, freezer := range freezers {
 		if err := freezer.Freeze(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -82,11 +83,11 @@ func (s *Session) stopMembers() error {
 		return nil
 	}
 	for _, member := range s.Members {
-		process, err := criuutil.Reopen(member.Ident)
+		process, err := proc.Reopen(member.Ident)
 		if err == nil {
 			err = errors.Join(process.Signal(unix.SIGSTOP), process.Close())
 		}
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 	}
@@ -129,7 +130,7 @@ func (h *Hook) awaitResume(ctx context.Context, s *Session) error {
 
 func (s *Session) alive() bool {
 	return slices.ContainsFunc(s.Members, func(member Member) bool {
-		process, err := criuutil.Reopen(member.Ident)
+		process, err := proc.Reopen(member.Ident)
 		if err == nil {
 			process.Close()
 		}

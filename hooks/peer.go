@@ -16,7 +16,7 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/nvrm"
 )
@@ -295,7 +295,7 @@ func peersOf(members []Member, listed []map[cudackpt.UUID]uint64, holdings []*nv
 	var uses []peerUse
 	for i := range members {
 		use, err := peerUseOf(&members[i], listed[i], holdings[i])
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {

@@ -6,7 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 )
 
 // The driver maps its staging memory at once and has the kernel populate it
@@ -28,14 +29,14 @@ type prefault struct {
 	left          uint64 // bytes that the driver is still expected to map
 
 	mu      sync.Mutex // guards what follows
-	lent    *criuutil.Borrowed
+	lent    *inject.Borrowed
 	cancel  context.CancelFunc // of what is running
 	running sync.WaitGroup
 }
 
 // begin is told of a mapping while the restore thread waits for it, and reports
 // whether more are expected.
-func (p *prefault) begin(ctx context.Context, r criuutil.Range) (more bool) {
+func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running.Wait()
@@ -52,7 +53,7 @@ func (p *prefault) begin(ctx context.Context, r criuutil.Range) (more bool) {
 			if err := failpoint(ctx, p.session, "dump.prefault"); err != nil {
 				return err
 			}
-			return p.lent.Madvise(ctx, []criuutil.Range{r}, unix.MADV_POPULATE_WRITE)
+			return p.lent.Madvise(ctx, []proc.Range{r}, unix.MADV_POPULATE_WRITE)
 		})
 		if err != nil {
 			p.failed(err)
@@ -63,14 +64,14 @@ func (p *prefault) begin(ctx context.Context, r criuutil.Range) (more bool) {
 }
 
 // advise has the kernel use huge pages for a mapping.
-func (p *prefault) advise(ctx context.Context, r criuutil.Range) (err error) {
+func (p *prefault) advise(ctx context.Context, r proc.Range) (err error) {
 	if p.lent == nil {
 		p.lent, err = p.session.borrow(ctx, p.target, p.coresEach(), p.restoreThread, p.session.borrowedFile(p.target.PID))
 		if err != nil {
 			return err
 		}
 	}
-	return ignoreEINVAL(p.lent.Madvise(ctx, []criuutil.Range{r}, unix.MADV_HUGEPAGE))
+	return ignoreEINVAL(p.lent.Madvise(ctx, []proc.Range{r}, unix.MADV_HUGEPAGE))
 }
 
 func (p *prefault) failed(err error) {

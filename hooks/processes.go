@@ -11,7 +11,7 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -79,7 +79,7 @@ func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
 func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	status, err := criuutil.ReadStatus(pid)
+	status, err := proc.ReadStatus(pid)
 	if err != nil {
 		return nil
 	}
@@ -89,7 +89,7 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 		if errors.Is(err, cudackpt.ResultNotInitialized) {
 			return nil
 		}
-		if _, gone := criuutil.ReadStatus(pid); gone != nil {
+		if _, gone := proc.ReadStatus(pid); gone != nil {
 			return nil
 		}
 		p.Note = err.Error()
@@ -107,10 +107,10 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 
 // stateOf asks for the state of a process if it can answer.
 func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note string) {
-	if frozen, err := criuutil.FrozenBy(pid); err == nil && len(frozen) > 0 {
+	if frozen, err := proc.FrozenBy(pid); err == nil && len(frozen) > 0 {
 		return unknownState, "frozen by " + frozen[0].Dir
 	}
-	if stopped, err := criuutil.Stopped(pid); err == nil && stopped {
+	if stopped, err := proc.Stopped(pid); err == nil && stopped {
 		return unknownState, noteStopped
 	}
 	answer, err := driver.Process(pid).State(ctx)
@@ -154,7 +154,7 @@ func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	process, err := criuutil.OpenProcess(p.PID)
+	process, err := proc.Open(p.PID)
 	if err != nil {
 		return err
 	}

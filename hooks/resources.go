@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // resourceFindings finds out whether this host has room for what a dump needs:
@@ -14,7 +14,7 @@ import (
 // groups, and then goes into the image, which process writer (one like it) writes.
 // Pinned host memory, which the driver also moves, cannot be seen, so this is the
 // least that will be needed.
-func resourceFindings(system criuutil.System, in *inspection, imageDir string, writer int) (Findings, error) {
+func resourceFindings(system proc.System, in *inspection, imageDir string, writer int) (Findings, error) {
 	if imageDir == "" {
 		return stagingFindings(system, in.members, memoryImage{})
 	}
@@ -68,7 +68,7 @@ func (m *Member) stagedBytes() uint64 {
 // processes that are in it. An image in memory comes on top: a process's staging
 // memory is dropped only after all of it was copied, and if criu is to write it, not
 // before the end.
-func stagingFindings(system criuutil.System, members []Member, image memoryImage) (Findings, error) {
+func stagingFindings(system proc.System, members []Member, image memoryImage) (Findings, error) {
 	hierarchies, err := system.Hierarchies()
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func stagingFindings(system criuutil.System, members []Member, image memoryImage
 	byDir := make(map[string]*groupNeed)
 	needOf := func(pid int, m *Member) ([]*groupNeed, error) {
 		groups, err := hierarchies.MemoryGroups(pid)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			return nil, nil
 		}
 		var of []*groupNeed
@@ -150,7 +150,7 @@ func stagingFindings(system criuutil.System, members []Member, image memoryImage
 
 // groupNeed is what a dump takes of a control group's memory, in bytes.
 type groupNeed struct {
-	criuutil.MemoryGroup
+	proc.MemoryGroup
 	first         *Member // that is in it, nil if none is
 	staged, image uint64
 }
@@ -171,11 +171,11 @@ func orToDisk(bytes uint64) string {
 
 // imageSize is the least that the image of a tree takes on disk: its private
 // memory, the largest of its processes' shared memory, and the staged memory.
-func imageSize(system criuutil.System, in *inspection) (uint64, error) {
+func imageSize(system proc.System, in *inspection) (uint64, error) {
 	var need, largest uint64
 	for _, pid := range in.pids {
 		anonymous, shared, err := system.DumpedMemory(pid)
-		if errors.Is(err, criuutil.ErrGone) {
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
 	"cucriu/internal/config"
@@ -164,8 +165,8 @@ func (s Stage) checkRestored(criu *criuutil.Criu) error {
 	if err != nil {
 		return nil // the stage that needs it says so
 	}
-	root, err := criuutil.OpenProcess(pid)
-	if errors.Is(err, criuutil.ErrGone) {
+	root, err := proc.Open(pid)
+	if errors.Is(err, proc.ErrGone) {
 		return nil // it has been ended already
 	}
 	if err != nil {
@@ -183,7 +184,7 @@ func (s *Session) setRoot(stage Stage) error {
 	if err != nil {
 		return err
 	}
-	root, err := criuutil.OpenProcess(pid)
+	root, err := proc.Open(pid)
 	if err != nil {
 		return err
 	}
@@ -219,7 +220,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 			return err
 		}
 		for _, member := range s.Members {
-			process, err := criuutil.Reopen(member.Ident)
+			process, err := proc.Reopen(member.Ident)
 			if err != nil {
 				return err
 			}
@@ -244,13 +245,13 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 // If it does not come, the job is ended as it was dumped: what such a process
 // had written to its files by then, criu would take for another job's.
 func (s *Session) holdOthers() error {
-	pids, err := criuutil.Tree(s.Root.PID)
+	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return err
 	}
 	for _, pid := range pids {
-		process, err := criuutil.OpenProcess(pid)
-		if errors.Is(err, criuutil.ErrGone) {
+		process, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
 			continue // a zombie, which is restored as one
 		}
 		if err != nil {
@@ -258,15 +259,15 @@ func (s *Session) holdOthers() error {
 		}
 		err = s.holdOther(process)
 		process.Close()
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Session) holdOther(process *criuutil.Process) error {
-	status, err := criuutil.ReadStatus(process.PID)
+func (s *Session) holdOther(process *proc.Process) error {
+	status, err := proc.ReadStatus(process.PID)
 	if err != nil {
 		return err
 	}
@@ -281,12 +282,12 @@ func (s *Session) holdOther(process *criuutil.Process) error {
 // letOthersRun lets the processes without CUDA run.
 func (s *Session) letOthersRun() error {
 	for _, other := range s.Others {
-		process, err := criuutil.Reopen(other)
+		process, err := proc.Reopen(other)
 		if err == nil {
 			err = process.Signal(unix.SIGCONT)
 			process.Close()
 		}
-		if err != nil && !errors.Is(err, criuutil.ErrGone) {
+		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 	}
@@ -297,14 +298,14 @@ func (s *Session) letOthersRun() error {
 // named, by the pid in their innermost pid namespace, which is what the image
 // knows them by, and notes their parked threads.
 func (s *Session) matchMembers() error {
-	pids, err := criuutil.Tree(s.Root.PID)
+	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return err
 	}
 	byImagePID := make(map[int][]int)
 	for _, pid := range pids {
-		status, err := criuutil.ReadStatus(pid)
-		if errors.Is(err, criuutil.ErrGone) {
+		status, err := proc.ReadStatus(pid)
+		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
@@ -319,7 +320,7 @@ func (s *Session) matchMembers() error {
 		if len(found) != 1 {
 			return fmt.Errorf("process %d (%s) of the manifest is found %d times in the restored tree", p.PID, p.Name, len(found))
 		}
-		process, err := criuutil.OpenProcess(found[0])
+		process, err := proc.Open(found[0])
 		if err != nil {
 			return err
 		}
@@ -382,9 +383,9 @@ func (s *Session) isOf(stage Stage) bool {
 	if err != nil || s.Root == nil || s.Root.PID != pid {
 		return false
 	}
-	root, err := criuutil.Reopen(*s.Root)
+	root, err := proc.Reopen(*s.Root)
 	if err != nil {
-		return errors.Is(err, criuutil.ErrGone)
+		return errors.Is(err, proc.ErrGone)
 	}
 	root.Close()
 	return true
@@ -397,8 +398,8 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 	if err != nil {
 		return err
 	}
-	pids, err := criuutil.Tree(root)
-	if errors.Is(err, criuutil.ErrGone) {
+	pids, err := proc.Tree(root)
+	if errors.Is(err, proc.ErrGone) {
 		return nil // pre-resume failed and has ended it
 	}
 	if err != nil {
@@ -475,10 +476,10 @@ func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
 // has ended only post-resume tells that it did: it may as well have been killed,
 // and whoever saw that may have restored the image elsewhere.
 func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
-	criu, err := criuutil.Reopen(s.Criu)
+	criu, err := proc.Reopen(s.Criu)
 	if err == nil {
 		criu.Close()
-	} else if !errors.Is(err, criuutil.ErrGone) {
+	} else if !errors.Is(err, proc.ErrGone) {
 		return err
 	}
 	if s.Step == "post-resume" || err == nil && s.criuIsThrough() {
@@ -511,8 +512,8 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 	if s.Root == nil {
 		return s.close(OutcomeGone, "criu ended before it created a process; the image is intact")
 	}
-	root, err := criuutil.Reopen(*s.Root)
-	if errors.Is(err, criuutil.ErrGone) {
+	root, err := proc.Reopen(*s.Root)
+	if errors.Is(err, proc.ErrGone) {
 		if err := s.end(); err != nil {
 			return err
 		}
@@ -553,7 +554,7 @@ func (h *Hook) endTree(stage Stage, cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	root, err := criuutil.OpenProcess(pid)
+	root, err := proc.Open(pid)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
@@ -574,12 +575,12 @@ func (s *Session) end() error {
 		}
 		// Not until they are reaped: at pre-resume criu traces the threads, and
 		// reaps none of them before this program has ended.
-		alive := slices.DeleteFunc(slices.Clone(processes), (*criuutil.Process).Exiting)
+		alive := slices.DeleteFunc(slices.Clone(processes), (*proc.Process).Exiting)
 		stopping, cancelStopping := context.WithTimeout(ctx, 2*time.Second)
-		_ = criuutil.Stop(stopping, alive...) // what does not stop is killed all the same
+		_ = proc.Stop(stopping, alive...) // what does not stop is killed all the same
 		cancelStopping()
 		for _, process := range alive {
-			if killErr := process.Signal(unix.SIGKILL); killErr != nil && !errors.Is(killErr, criuutil.ErrGone) {
+			if killErr := process.Signal(unix.SIGKILL); killErr != nil && !errors.Is(killErr, proc.ErrGone) {
 				err = killErr
 			}
 		}
@@ -601,7 +602,7 @@ func (s *Session) signalTree(signal unix.Signal) error {
 		return err
 	}
 	for _, process := range processes {
-		if signalErr := process.Signal(signal); signalErr != nil && !errors.Is(signalErr, criuutil.ErrGone) {
+		if signalErr := process.Signal(signal); signalErr != nil && !errors.Is(signalErr, proc.ErrGone) {
 			err = signalErr
 		}
 		process.Close()
@@ -610,10 +611,10 @@ func (s *Session) signalTree(signal unix.Signal) error {
 }
 
 // tree takes hold of the living processes of the session.
-func (s *Session) tree() ([]*criuutil.Process, error) {
-	var processes []*criuutil.Process
+func (s *Session) tree() ([]*proc.Process, error) {
+	var processes []*proc.Process
 	held := make(map[int]bool)
-	hold := func(process *criuutil.Process, err error) {
+	hold := func(process *proc.Process, err error) {
 		switch {
 		case err != nil: // it has ended
 		case held[process.PID]:
@@ -624,28 +625,28 @@ func (s *Session) tree() ([]*criuutil.Process, error) {
 		}
 	}
 	for _, member := range s.Members {
-		hold(criuutil.Reopen(member.Ident))
+		hold(proc.Reopen(member.Ident))
 	}
 	for _, id := range slices.Concat(s.Tree, s.Others) {
-		hold(criuutil.Reopen(id))
+		hold(proc.Reopen(id))
 	}
 	if s.Root == nil {
 		return processes, nil
 	}
-	root, err := criuutil.Reopen(*s.Root)
-	if errors.Is(err, criuutil.ErrGone) {
+	root, err := proc.Reopen(*s.Root)
+	if errors.Is(err, proc.ErrGone) {
 		return processes, nil
 	}
 	if err != nil {
 		return processes, err
 	}
-	pids, err := criuutil.Tree(root.PID)
+	pids, err := proc.Tree(root.PID)
 	hold(root, nil)
-	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+	if err != nil && !errors.Is(err, proc.ErrGone) {
 		return processes, err
 	}
 	for _, pid := range pids {
-		hold(criuutil.OpenProcess(pid))
+		hold(proc.Open(pid))
 	}
 	return processes, nil
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // criu names the root task to its action scripts only once it exists, and ends by
@@ -15,18 +16,18 @@ import (
 
 // awaitRoot waits until the root task of a restore exists, and returns nil if criu
 // ends before. It is a child of criu, or of the process that has asked for that.
-func (s *Session) awaitRoot(ctx context.Context, criu *criuutil.Process) *criuutil.Ident {
+func (s *Session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident {
 	parent := criu.PID
 	if s.RootParent != nil {
 		parent = s.RootParent.PID
 	}
 	for criu.Alive() && ctx.Err() == nil {
-		children, err := criuutil.Children(parent)
+		children, err := proc.Children(parent)
 		if err != nil {
 			return nil
 		}
 		for _, pid := range children {
-			child, err := criuutil.ReadStatus(pid)
+			child, err := proc.ReadStatus(pid)
 			if err != nil || child.PPID != parent || child.ImagePID() != s.Manifest.RootPID {
 				continue
 			}
@@ -45,8 +46,8 @@ func (s *Session) awaitRoot(ctx context.Context, criu *criuutil.Process) *criuut
 }
 
 // createdByCriu takes note of a process, unless it is older than criu.
-func (s *Session) createdByCriu(pid int) *criuutil.Ident {
-	process, err := criuutil.OpenProcess(pid)
+func (s *Session) createdByCriu(pid int) *proc.Ident {
+	process, err := proc.Open(pid)
 	if err != nil {
 		return nil
 	}
@@ -60,13 +61,13 @@ func (s *Session) createdByCriu(pid int) *criuutil.Ident {
 // orphanedRoot finds the root task that a killed criu has left behind before anybody
 // saw it. Suspects are processes that might be it or might be another restore's; there
 // are none if criu was marked.
-func (s *Session) orphanedRoot() (root *criuutil.Ident, suspects []int, err error) {
-	pids, err := criuutil.Processes()
+func (s *Session) orphanedRoot() (root *proc.Ident, suspects []int, err error) {
+	pids, err := proc.All()
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, pid := range pids {
-		status, err := criuutil.ReadStatus(pid)
+		status, err := proc.ReadStatus(pid)
 		if err != nil || status.ImagePID() != s.Manifest.RootPID {
 			continue
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -50,41 +50,41 @@ const (
 // end from wherever its hook died. It also carries what a restore's later
 // stages need, when criu's image directory is no longer in reach.
 type Session struct {
-	Kind         Kind             `json:"kind"`
-	BootID       string           `json:"boot_id"` // start times mean nothing after a reboot
-	Created      time.Time        `json:"created"`
-	CreatedClock time.Duration    `json:"created_clock"`      // the same moment as time since boot: the origin of the phases
-	Criu         criuutil.Ident   `json:"criu"`               // of KindSuspend: the command that suspends or resumes
-	CriuExe      string           `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
-	Watcher      *criuutil.Ident  `json:"watcher,omitempty"`
-	Client       *criuutil.Ident  `json:"client,omitempty"` // who serves criu over RPC, if not an action script
-	ImageDir     string           `json:"image_dir"`
-	PublishAs    string           `json:"publish_as,omitempty"` // where the complete image goes
-	Root         *criuutil.Ident  `json:"root,omitempty"`
-	RootParent   *criuutil.Ident  `json:"root_parent,omitempty"` // of a restore, if it is not criu
-	Mark         uint64           `json:"mark,omitempty"`        // of a restore: what its criu creates is known by it
-	Tree         []criuutil.Ident `json:"tree,omitempty"`        // what a restore was seen to create
-	LeaveStopped bool             `json:"leave_stopped"`         // criu -s
-	LeaveRunning bool             `json:"leave_running"`         // criu -R
-	LazyPages    bool             `json:"lazy_pages,omitempty"`  // criu --lazy-pages
-	RPC          bool             `json:"rpc"`                   // criu was driven over RPC: its options are not known
-	Step         string           `json:"step"`                  // the step that was begun last
-	Back         bool             `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
-	Restored     bool             `json:"restored"`              // no process is checkpointed any more: none is to be stopped
-	Members      []Member         `json:"members"`               // the CUDA processes
-	Ancestors    []criuutil.Ident `json:"ancestors,omitempty"`   // above them, which did not stand still before
+	Kind         Kind          `json:"kind"`
+	BootID       string        `json:"boot_id"` // start times mean nothing after a reboot
+	Created      time.Time     `json:"created"`
+	CreatedClock time.Duration `json:"created_clock"`      // the same moment as time since boot: the origin of the phases
+	Criu         proc.Ident    `json:"criu"`               // of KindSuspend: the command that suspends or resumes
+	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
+	Watcher      *proc.Ident   `json:"watcher,omitempty"`
+	Client       *proc.Ident   `json:"client,omitempty"` // who serves criu over RPC, if not an action script
+	ImageDir     string        `json:"image_dir"`
+	PublishAs    string        `json:"publish_as,omitempty"` // where the complete image goes
+	Root         *proc.Ident   `json:"root,omitempty"`
+	RootParent   *proc.Ident   `json:"root_parent,omitempty"` // of a restore, if it is not criu
+	Mark         uint64        `json:"mark,omitempty"`        // of a restore: what its criu creates is known by it
+	Tree         []proc.Ident  `json:"tree,omitempty"`        // what a restore was seen to create
+	LeaveStopped bool          `json:"leave_stopped"`         // criu -s
+	LeaveRunning bool          `json:"leave_running"`         // criu -R
+	LazyPages    bool          `json:"lazy_pages,omitempty"`  // criu --lazy-pages
+	RPC          bool          `json:"rpc"`                   // criu was driven over RPC: its options are not known
+	Step         string        `json:"step"`                  // the step that was begun last
+	Back         bool          `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
+	Restored     bool          `json:"restored"`              // no process is checkpointed any more: none is to be stopped
+	Members      []Member      `json:"members"`               // the CUDA processes
+	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // above them, which did not stand still before
 	// Others are the processes without CUDA that a restore holds back until the
 	// GPU state is there.
-	Others []criuutil.Ident `json:"others,omitempty"`
+	Others []proc.Ident `json:"others,omitempty"`
 	// Paused are the freezers that were frozen when the dump began: the
 	// container was paused.
-	Paused   []criuutil.Freezer `json:"paused,omitempty"`
-	Manifest *Manifest          `json:"manifest,omitempty"`
-	Written  *Written           `json:"written,omitempty"` // of a dump
-	Phases   Phases             `json:"phases"`
-	Outcome  Outcome            `json:"outcome"`
-	Message  string             `json:"message"`
-	Stuck    bool               `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
+	Paused   []proc.Freezer `json:"paused,omitempty"`
+	Manifest *Manifest      `json:"manifest,omitempty"`
+	Written  *Written       `json:"written,omitempty"` // of a dump
+	Phases   Phases         `json:"phases"`
+	Outcome  Outcome        `json:"outcome"`
+	Message  string         `json:"message"`
+	Stuck    bool           `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
 
 	dir      string
 	lock     *flock.Flock
@@ -96,7 +96,7 @@ type Session struct {
 
 // Member is one CUDA process of a session.
 type Member struct {
-	criuutil.Ident
+	proc.Ident
 	ImagePID int    `json:"image_pid"`
 	Name     string `json:"name"`
 	// Stopped says that it was stopped before we came.
@@ -152,7 +152,7 @@ func isForeignRunDir(runDir string) bool {
 // Name is what the session is called in the run directory.
 func (s *Session) Name() string { return filepath.Base(s.dir) }
 
-func sessionPath(sessions string, kind Kind, criu criuutil.Ident) string {
+func sessionPath(sessions string, kind Kind, criu proc.Ident) string {
 	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }
 
@@ -230,7 +230,7 @@ func (s *Session) checkUnclaimed(runDir string) error {
 }
 
 // openSessionOf finds an open session of a criu or of any of the processes.
-func openSessionOf(runDir string, criu criuutil.Ident, members []Member) (*Session, error) {
+func openSessionOf(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	all, err := Sessions(runDir)
 	if err != nil {
 		return nil, err
@@ -324,9 +324,9 @@ func (s *Session) parse(data []byte) error {
 }
 
 // idents are all the processes that the journal names.
-func (s *Session) idents() []*criuutil.Ident {
-	idents := []*criuutil.Ident{&s.Criu}
-	for _, id := range []*criuutil.Ident{s.Watcher, s.Client, s.Root, s.RootParent} {
+func (s *Session) idents() []*proc.Ident {
+	idents := []*proc.Ident{&s.Criu}
+	for _, id := range []*proc.Ident{s.Watcher, s.Client, s.Root, s.RootParent} {
 		if id != nil {
 			idents = append(idents, id)
 		}
@@ -334,7 +334,7 @@ func (s *Session) idents() []*criuutil.Ident {
 	for i := range s.Members {
 		idents = append(idents, &s.Members[i].Ident)
 	}
-	for _, others := range [][]criuutil.Ident{s.Tree, s.Others, s.Ancestors} {
+	for _, others := range [][]proc.Ident{s.Tree, s.Others, s.Ancestors} {
 		for i := range others {
 			idents = append(idents, &others[i])
 		}
@@ -408,15 +408,15 @@ func (s *Session) endWatcher() error {
 	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
 		return nil
 	}
-	watcher, err := criuutil.Reopen(*s.Watcher)
-	if errors.Is(err, criuutil.ErrGone) {
+	watcher, err := proc.Reopen(*s.Watcher)
+	if errors.Is(err, proc.ErrGone) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
-	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, criuutil.ErrGone) {
+	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
 	return nil

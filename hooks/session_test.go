@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/config"
 )
 
@@ -18,9 +18,9 @@ func newTestSession(runDir string, s *Session) (*Session, error) {
 }
 
 // ident is a process of this pid namespace.
-func ident(t testing.TB, pid int, start uint64) criuutil.Ident {
+func ident(t testing.TB, pid int, start uint64) proc.Ident {
 	t.Helper()
-	id := criuutil.Ident{PID: pid, StartTime: start}
+	id := proc.Ident{PID: pid, StartTime: start}
 	if err := id.Complete(); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -91,7 +91,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 // journal begins the session of processes that this program works on, at the
 // step that they have come to.
 func (h *Hook) journal(members []Member, step string) (*Session, error) {
-	self, err := criuutil.OpenProcess(os.Getpid())
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	if err := s.requireRoom(ctx, driver); err != nil {
 		return refused(err)
 	}
-	self, err := criuutil.OpenProcess(os.Getpid())
+	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return err
 	}
@@ -301,12 +301,12 @@ func (h *Hook) finishSuspend(ctx context.Context, s *Session) error {
 }
 
 func (m Member) ended() bool {
-	process, err := criuutil.Reopen(m.Ident)
+	process, err := proc.Reopen(m.Ident)
 	if err == nil {
 		defer process.Close()
 		return process.Exiting()
 	}
-	return errors.Is(err, criuutil.ErrGone)
+	return errors.Is(err, proc.ErrGone)
 }
 
 func (m Member) alive() bool { return !m.ended() }

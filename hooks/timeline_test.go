@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
@@ -60,7 +60,7 @@ func loadAgain(s *Session) (*Session, error) {
 // every row has a name.
 func TestATimelineIsAChromeTrace(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
-	s.Members = []Member{{Ident: criuutil.Ident{PID: 8}, Name: "train"}, {Ident: criuutil.Ident{PID: 9}, Name: "serve"}}
+	s.Members = []Member{{Ident: proc.Ident{PID: 8}, Name: "train"}, {Ident: proc.Ident{PID: 9}, Name: "serve"}}
 	s.by = "pre-dump"
 	both := func(name string) func() error {
 		return func() error {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
@@ -106,7 +106,7 @@ func (d *dump) failed(err error) error {
 
 // checkEnded says so if the job, or a part of it, has ended: its CUDA processes, or
 // its root where it has none.
-func checkEnded(s *Session, root *criuutil.Process) error {
+func checkEnded(s *Session, root *proc.Process) error {
 	if s != nil {
 		return fateOf(s.Members, Member.alive).err("runs on")
 	}

@@ -6,12 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
-	one := Member{Ident: criuutil.Ident{PID: 1}, Name: "a"}
-	two := Member{Ident: criuutil.Ident{PID: 2}, Name: "b"}
+	one := Member{Ident: proc.Ident{PID: 1}, Name: "a"}
+	two := Member{Ident: proc.Ident{PID: 2}, Name: "b"}
 	for _, test := range []struct {
 		name    string
 		alive   []int
@@ -52,7 +52,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		}
 		d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
 		d.Config.Restore.Timeout = releaseTimeout
-		self, err := criuutil.OpenProcess(1) // lives
+		self, err := proc.Open(1) // lives
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	if err := s.lockNow(); err != nil {
 		t.Fatal(err)
 	}
-	thawed := []criuutil.Freezer{{Dir: t.TempDir() + "/gone"}}
+	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}
 	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
 	err := d.failed(Findings{{Name: FindingCUDAState, Severity: SeverityError, Message: "is locked"}}.Err())
 	if Refused(err) {

@@ -14,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 )
 
 // startWatcher starts the watcher of a session and waits until it holds on to
@@ -47,7 +48,7 @@ func (h *Hook) startWatcher(s *Session, files ...*os.File) error {
 		_ = cmd.Wait()
 		return fmt.Errorf("the watcher did not start (its log: %s): %w", log.Name(), err)
 	}
-	watcher, err := criuutil.OpenProcess(cmd.Process.Pid)
+	watcher, err := proc.Open(cmd.Process.Pid)
 	if err != nil {
 		return fmt.Errorf("the watcher ended as soon as it had started (its log: %s): %w", log.Name(), err)
 	}
@@ -71,8 +72,8 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if err := failpoint(ctx, s, string(s.Kind)+".watcher"); err != nil {
 		return err
 	}
-	criu, err := criuutil.Reopen(s.Criu)
-	if err != nil && !errors.Is(err, criuutil.ErrGone) {
+	criu, err := proc.Reopen(s.Criu)
+	if err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
 	over, isOver := context.WithCancel(ctx) // for a session that a stage has closed here
@@ -87,7 +88,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if _, err := ready.Write([]byte{1}); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
 	}
-	var root *criuutil.Ident
+	var root *proc.Ident
 	if criu != nil {
 		defer criu.Close()
 		if s.Kind == KindRestore {
@@ -129,7 +130,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 // awaitTurn waits until criu has ended, or its restore has been cut off: criu
 // lives on for as long as the job that it restored, unless it was told to
 // detach, and does not notice that its hook died.
-func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process, root *criuutil.Ident) error {
+func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *proc.Process, root *proc.Ident) error {
 	if s.Kind != KindRestore {
 		return criu.WaitExit(ctx)
 	}
@@ -151,7 +152,7 @@ func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *criuutil.Process
 
 // isCutOff reports whether criu has done its part of a restore and no hook is
 // at work on ours. It notes what criu has created until now.
-func isCutOff(dir string, root *criuutil.Ident) bool {
+func isCutOff(dir string, root *proc.Ident) bool {
 	s, err := loadSession(dir, false)
 	if err != nil {
 		return false
@@ -167,7 +168,7 @@ func isCutOff(dir string, root *criuutil.Ident) bool {
 // noteTree writes into the journal what criu has created below root. If criu is
 // killed, any of it may end by itself, and its children are not to be found
 // any more when it is time to end them; they would hold pids of the image.
-func (s *Session) noteTree(root *criuutil.Ident) {
+func (s *Session) noteTree(root *proc.Ident) {
 	if s.Root == nil {
 		s.Root = root
 	}
@@ -179,18 +180,18 @@ func (s *Session) noteTree(root *criuutil.Ident) {
 // lookAtTree adds what is below the root to the journal's tree, and reports
 // whether anything was new.
 func (s *Session) lookAtTree() bool {
-	process, err := criuutil.Reopen(*s.Root)
+	process, err := proc.Reopen(*s.Root)
 	if err != nil {
 		return false
 	}
 	defer process.Close()
-	pids, err := criuutil.Tree(s.Root.PID)
+	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return false
 	}
 	before := len(s.Tree)
 	for _, pid := range pids {
-		if process, err := criuutil.OpenProcess(pid); err == nil {
+		if process, err := proc.Open(pid); err == nil {
 			process.Close()
 			if !slices.Contains(s.Tree, process.Ident) {
 				s.Tree = append(s.Tree, process.Ident)
@@ -211,13 +212,13 @@ func (s *Session) criuIsThrough() bool {
 		return false
 	}
 	for _, member := range s.Members {
-		status, err := criuutil.ReadStatus(member.PID)
+		status, err := proc.ReadStatus(member.PID)
 		if err != nil || status.TracerPID != 0 {
 			return false
 		}
-		held, err := criuutil.Stopped(member.PID)
+		held, err := proc.Stopped(member.PID)
 		if err == nil && !held {
-			held, err = criuutil.LooksParked(member.PID)
+			held, err = inject.LooksParked(member.PID)
 		}
 		if err != nil || !held {
 			return false
@@ -319,7 +320,7 @@ func (h *Hook) noteStuck(s *Session, err error) {
 // lives calls its hook again, and a watcher waits for its turn. Whoever else took it
 // on would get between them. Of one in another pid namespace nobody here can tell.
 func (s *Session) owned() (bool, error) {
-	owners := []criuutil.Ident{s.Criu}
+	owners := []proc.Ident{s.Criu}
 	if s.Kind == KindRestore && s.Step == "post-resume" {
 		owners = nil // criu calls nobody after that, and lives on for as long as the job
 	}
@@ -327,15 +328,15 @@ func (s *Session) owned() (bool, error) {
 		owners = append(owners, *s.Watcher)
 	}
 	for _, id := range owners {
-		owner, err := criuutil.Reopen(id)
+		owner, err := proc.Reopen(id)
 		if err == nil {
 			owner.Close()
 			return true, nil
 		}
-		if errors.Is(err, criuutil.ErrElsewhere) {
+		if errors.Is(err, proc.ErrElsewhere) {
 			return true, nil
 		}
-		if !errors.Is(err, criuutil.ErrGone) {
+		if !errors.Is(err, proc.ErrGone) {
 			return false, err
 		}
 	}
@@ -457,8 +458,8 @@ func settle(ctx context.Context, targets []*target) error {
 				}
 				break
 			}
-			status, err := criuutil.ReadStatus(t.PID)
-			if errors.Is(err, criuutil.ErrGone) || err == nil && status.TracerPID == 0 {
+			status, err := proc.ReadStatus(t.PID)
+			if errors.Is(err, proc.ErrGone) || err == nil && status.TracerPID == 0 {
 				break
 			}
 			if err != nil {

@@ -43,10 +43,10 @@ lock_tools() {
 	flock -w 900 9 || die "another process has been providing tools for 15 minutes" "It holds $tools/lock (fuser $tools/lock names it)."
 }
 
-# provide_unpacked NAME BINARY RELEASES REMEDY PACKAGE...: makes .tools/NAME/NAME, which runs from there on any distribution, from
-# Debian's packages (with patchelf, which relocating takes), unless it is there and at its place.
+# provide_unpacked DIR BINARY RELEASES REMEDY PACKAGE...: makes .tools/DIR/NAME, NAME being BINARY's, which runs from there on any
+# distribution, from Debian's packages (with patchelf, which relocating takes), unless it is there and at its place.
 provide_unpacked() {
-	local name=$1 binary=$2 releases=$3 remedy=$4 dir=$tools/$1
+	local dir=$tools/$1 binary=$2 name=${2##*/} releases=$3 remedy=$4
 	shift 4
 	if [[ -x $dir/$name && $(cat "$dir/at" 2>/dev/null) == "$dir" ]]; then
 		return

@@ -18,7 +18,7 @@ new=$bundle.new
 run=$scripts/gpu-run.sh
 [[ -f $run ]] || die "$run, which becomes the bundle's run.sh, is missing"
 
-"$scripts/provide-criu.sh" --unpacked >/dev/null
+criu=$("$scripts/provide-criu.sh" --unpacked)
 
 rm -rf "$new"
 mkdir -p "$new/bin" "$new/build" "$new/criu"
@@ -49,10 +49,10 @@ for package in "$@"; do
 	printf '%s\n' ".${source#"$repo"}" >>"$new/packages"
 done
 
-UNPACKED=$tools/criu/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
+UNPACKED=${criu%/*}/root "$scripts/relocate.sh" "$new/criu" usr/sbin/criu "$prefix/criu"
 rm "$new/criu/at"
 sed "s,@PREFIX@,$prefix,g" "$scripts/gpu-link-criu.sh" >"$new/link-criu.sh"
-cp "$scripts/clean-exec.sh" "$new/"
+cp "$scripts/clean-exec.sh" "$scripts/private-exec.sh" "$new/"
 cp "$run" "$new/run.sh"
 chmod +x "$new/run.sh" "$new/link-criu.sh"
 

@@ -25,7 +25,7 @@ tests() { # NAME TIMEOUT PACKAGE [ARGUMENT...]
 	local name=$1 timeout=$2 package=$3
 	shift 3
 	echo "=== $name"
-	(cd "$package" && timeout --kill-after=10 "$timeout" ../../clean-exec.sh ./*.test -test.v "$@" 2>&1) | tee "$out/$name.log"
+	(cd "$package" && timeout --kill-after=10 "$timeout" ../../private-exec.sh ./*.test -test.v "$@" 2>&1) | tee "$out/$name.log"
 	if ((PIPESTATUS[0] != 0)); then
 		echo "=== $name FAILED"
 		failed=1
@@ -35,7 +35,7 @@ tests() { # NAME TIMEOUT PACKAGE [ARGUMENT...]
 what=${1:-all}
 if [[ $what == all || $what == demo ]]; then
 	echo "=== demo"
-	./clean-exec.sh build/test/demo 2>&1 | tee "$out/demo.log"
+	./private-exec.sh build/test/demo 2>&1 | tee "$out/demo.log"
 	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == all || $what == conformance ]]; then
@@ -46,7 +46,7 @@ if [[ $what == all || $what == e2e ]]; then
 fi
 if [[ $what == bench ]]; then
 	echo "=== bench"
-	./clean-exec.sh build/test/bench --out "$out/bench" "${@:2}" 2>&1 | tee "$out/bench.log"
+	./private-exec.sh build/test/bench --out "$out/bench" "${@:2}" 2>&1 | tee "$out/bench.log"
 	((PIPESTATUS[0] == 0)) || failed=1
 fi
 exit "$failed"

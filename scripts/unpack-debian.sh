@@ -2,7 +2,7 @@
 # unpack-debian.sh DIR RELEASES PACKAGE...: downloads packages with every library that they need from the first of these releases
 # of Debian that has them (a list in one word), unpacks all below DIR/root and lists them in DIR/packages. Nothing outside DIR is
 # written: apt works on a state directory of its own, with an empty list of installed packages, so that it resolves the whole set
-# down to libc. What runs a binary from there is relocate.sh.
+# down to libc. What runs a binary from there is relocate.sh. DEBIAN_MIRROR names the archive to read instead of debian-mirror.sh's.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
@@ -48,36 +48,75 @@ Debug::NoLocking "true";
 #clear DPkg::Post-Invoke;
 EOF
 
+limit=300 # seconds, of one apt-get
+
+# apt SUBCOMMAND ARGUMENT...: what it says, and that alone, is in the log afterwards.
 apt() {
-	local subcommand=$1
+	local subcommand=$1 rc=0
 	shift
-	timeout 300 apt-get -q -y -c "$work/apt/apt.conf" "$subcommand" "$@" >>"$work/log" 2>&1
+	LC_ALL=C timeout "$limit" apt-get -q -y -c "$work/apt/apt.conf" "$subcommand" "$@" >"$work/log" 2>&1 || rc=$?
+	if ((rc == 124)); then
+		printf 'E: apt-get was ended after %d seconds\n' "$limit" >>"$work/log"
+	fi
+	return "$rc"
+}
+
+# Why each thing that was tried failed, a line each.
+failures=()
+
+# failed WHAT notes that apt just failed, with its reasons: the indented lines below its Err:, its errors, and its warnings about keys.
+failed() {
+	local reasons
+	reasons=$(awk '
+		/^Err:/ { below = 1; next }
+		below && /^  / { sub(/^ +/, ""); sub(/ \[IP: .*\]$/, ""); note($0); next }
+		{ below = 0 }
+		/^E: Failed to fetch / { sub(/^E: Failed to fetch [^ ]+ +/, ""); sub(/ \[IP: .*\]$/, ""); note($0); next }
+		/^E: Some index files failed to download/ { next }
+		/^E: / || /^W: GPG error/ { sub(/^[EW]: /, ""); note($0) }
+		function note(reason) { if (!seen[reason]++) all = all (all == "" ? "" : "; ") reason }
+		END { print all }' "$work/log")
+	failures+=("$1: ${reasons:-apt-get failed, and its last words were: $(tail -n 3 "$work/log")}")
 }
 
 # read_archive MIRROR KEYRING: the signature is always checked; without the release's key this fails.
 read_archive() {
 	printf 'deb [arch=%s target=Packages signed-by=%s] %s %s main\n' "$arch" "$2" "$1" "$release" >"$work/apt/sources.list"
-	printf '\n== %s %s, keys of %s\n' "$1" "$release" "$2" >>"$work/log"
-	apt update
+	if ! apt update; then
+		failed "the list of Debian $release (main, $arch) at $1, signed by a key in $2"
+		return 1
+	fi
+	archive=$1
 }
 
-# newer_keyring prints a keyring taken from this system's own archive, which the system's apt has verified.
+# missing_key: whether a newer keyring might help.
+missing_key() {
+	[[ ! -r $keyring ]] || grep -qE 'NO_PUBKEY|is not signed|EXPKEYSIG' "$work/log"
+}
+
+# newer_keyring sets found to a keyring taken from this system's own archive, which the system's apt has verified.
 newer_keyring() {
-	have apt-get || return 1
 	mkdir -p "$work/keyring"
-	(cd "$work/keyring" && timeout 120 apt-get -q download debian-archive-keyring >>"$work/log" 2>&1) || return 1
-	dpkg -x "$work"/keyring/*.deb "$work/keyring" && printf '%s\n' "$work/keyring$keyring"
+	if ! (cd "$work/keyring" && LC_ALL=C timeout 120 apt-get -q download debian-archive-keyring >"$work/log" 2>&1); then
+		failed "debian-archive-keyring, for the keys of Debian $release, from this system's own archive"
+		return 1
+	fi
+	dpkg -x "$work"/keyring/*.deb "$work/keyring"
+	found=$work/keyring$keyring
 }
 
 find_archive() {
-	local mirror found
-	mapfile -t mirrors < <("$scripts/debian-mirror.sh")
+	local mirror found key=no
 	if [[ -r $keyring ]]; then
 		for mirror in "${mirrors[@]}"; do
 			if read_archive "$mirror" "$keyring"; then return; fi
+			if missing_key; then key=missing; fi
 		done
+	else
+		failures+=("$keyring, with the keys of Debian's releases: there is no such file here")
+		key=missing
 	fi
-	if found=$(newer_keyring) && [[ -r $found ]]; then
+	if [[ $key == missing ]] && newer_keyring; then
 		for mirror in "${mirrors[@]}"; do
 			if read_archive "$mirror" "$found"; then return; fi
 		done
@@ -90,9 +129,17 @@ download() {
 	find_archive || return 1
 	note "downloading ${packages[*]} and their libraries"
 	rm -f "$work"/apt/cache/archives/*.deb
-	apt install --no-install-recommends --download-only "${packages[@]}"
+	if ! apt install --no-install-recommends --download-only "${packages[@]}"; then
+		failed "${packages[*]} of Debian $release from $archive"
+		return 1
+	fi
 }
 
+if [[ -n ${DEBIAN_MIRROR:-} ]]; then
+	mirrors=("$DEBIAN_MIRROR")
+else
+	mapfile -t mirrors < <("$scripts/debian-mirror.sh")
+fi
 downloaded=no
 for release in "${releases[@]}"; do
 	if download; then
@@ -101,10 +148,12 @@ for release in "${releases[@]}"; do
 	fi
 done
 if [[ $downloaded == no ]]; then
-	grep -E '^(==|E:|W:|Err:)' "$work/log" >&2 || true
-	die "cannot download ${packages[*]} from Debian (${releases[*]}) at ${mirrors[*]} (apt's messages are above)" \
-		"No network: install ${packages[0]} yourself and run this again." \
+	die "cannot download ${packages[*]} from Debian (${releases[*]})" "${failures[@]}" \
+		"No network: install ${packages[0]} yourself, or name an archive that can be reached: DEBIAN_MIRROR=http://HOST/debian." \
 		"NO_PUBKEY or not signed: apt-get update && apt-get install debian-archive-keyring (Debian, Ubuntu), then again."
+fi
+if ((${#failures[@]} > 0)); then
+	note "these are of Debian $release from $archive, since others could not be had:" "${failures[@]/#/$'\n  '}"
 fi
 
 for deb in "$work"/apt/cache/archives/*.deb; do

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -69,8 +69,8 @@ func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	if pid == 0 {
 		return driver.HostGPUs()
 	}
-	process, err := criuutil.OpenProcess(pid)
-	if errors.Is(err, criuutil.ErrGone) {
+	process, err := proc.Open(pid)
+	if errors.Is(err, proc.ErrGone) {
 		return nil, refusedError{err}
 	}
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 )
 
@@ -154,7 +154,7 @@ func measureOf(s *hooks.Session, step string) func() (done, total int64) {
 		before := written(dir, "cucriu-pages-*.img")
 		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img") - before, memory - before }
 	case "dumping":
-		tree, err := criuutil.Tree(s.Root.PID)
+		tree, err := proc.Tree(s.Root.PID)
 		if err != nil {
 			return nil
 		}

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Info is what CRIU's images say of a dump.
@@ -137,7 +137,7 @@ func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Name = criuutil.Printable(core.GetTc().GetComm())
+	p.Name = proc.Printable(core.GetTc().GetComm())
 	// The states of criu's include/restorer.h.
 	switch core.GetTc().GetTaskState() {
 	case 1:

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 const (
@@ -22,13 +22,13 @@ const (
 // arena is memory of this process outside of Go's heap, which is copied and
 // filled as that of any other process is.
 type arena struct {
-	*criuutil.Process
+	*proc.Process
 	memory []byte
 }
 
 func newArena(t testing.TB, size int) *arena {
 	t.Helper()
-	p, err := criuutil.OpenProcess(os.Getpid())
+	p, err := proc.Open(os.Getpid())
 	must(t, err)
 	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	must(t, err)
@@ -39,13 +39,13 @@ func newArena(t testing.TB, size int) *arena {
 func (a *arena) start() uint64 { return uint64(uintptr(unsafe.Pointer(&a.memory[0]))) }
 
 // of is the memory at what is in the arena.
-func (a *arena) of(r criuutil.Range) []byte {
+func (a *arena) of(r proc.Range) []byte {
 	return a.memory[r.Start-a.start() : r.End-a.start()]
 }
 
 // part is a range of the arena.
-func (a *arena) part(from, to int) criuutil.Range {
-	return criuutil.Range{Start: a.start() + uint64(from), End: a.start() + uint64(to)}
+func (a *arena) part(from, to int) proc.Range {
+	return proc.Range{Start: a.start() + uint64(from), End: a.start() + uint64(to)}
 }
 
 // set sets all of the arena to one byte.

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Sink takes the chunks of a process's memory.
@@ -28,7 +28,7 @@ type Source interface {
 
 // Copy copies ranges of the memory of a process that stands still to a sink. It needs memory for one chunk, and one
 // more if it compresses, for each worker.
-func Copy(ctx context.Context, from *criuutil.Process, ranges []criuutil.Range, to Sink, codec Codec) error {
+func Copy(ctx context.Context, from *proc.Process, ranges []proc.Range, to Sink, codec Codec) error {
 	pieces := cut(ranges)
 	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
 		coder, err := newCoder(codec)
@@ -50,7 +50,7 @@ func Copy(ctx context.Context, from *criuutil.Process, ranges []criuutil.Range, 
 // Fill writes chunks back to where they were copied from, checked. Chunks of
 // zeros are left out: the memory is fresh, or still as it was. There is at least
 // one worker.
-func Fill(ctx context.Context, from Source, to *criuutil.Process, workers int) error {
+func Fill(ctx context.Context, from Source, to *proc.Process, workers int) error {
 	return work(ctx, max(workers, 1), from.Chunks(), func(int) (func(int) error, func(), error) {
 		buffer, coder := make([]byte, ChunkSize), &coder{}
 		do := func(i int) error {
@@ -69,12 +69,12 @@ func Fill(ctx context.Context, from Source, to *criuutil.Process, workers int) e
 }
 
 // cut makes pieces of at most a chunk's size, which end where chunks do.
-func cut(ranges []criuutil.Range) []criuutil.Range {
-	var pieces []criuutil.Range
+func cut(ranges []proc.Range) []proc.Range {
+	var pieces []proc.Range
 	for _, r := range ranges {
 		for start := r.Start; start < r.End; {
 			end := min((start/ChunkSize+1)*ChunkSize, r.End)
-			pieces = append(pieces, criuutil.Range{Start: start, End: end})
+			pieces = append(pieces, proc.Range{Start: start, End: end})
 			start = end
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // at calls what is set when a count reaches a number, and counts on.
@@ -59,7 +59,7 @@ func (s countedSource) Get(i int, buffer []byte) (Chunk, error) {
 func TestCopyAndFillEndInTheMiddle(t *testing.T) {
 	const workers, pieces, middle = 3, 200, 20
 	a := newArena(t, pieces*2*pageSize)
-	var ranges []criuutil.Range
+	var ranges []proc.Range
 	for i := range pieces {
 		ranges = append(ranges, a.part(2*i*pageSize, (2*i+1)*pageSize))
 	}
@@ -113,7 +113,7 @@ func TestCopyAndFillEndInTheMiddle(t *testing.T) {
 	}
 }
 
-func copied(t *testing.T, dir string, a *arena, ranges []criuutil.Range, shards int) *Reader {
+func copied(t *testing.T, dir string, a *arena, ranges []proc.Range, shards int) *Reader {
 	t.Helper()
 	w, err := Create(dir, testID, testPID, shards)
 	must(t, err)
@@ -129,7 +129,7 @@ func copied(t *testing.T, dir string, a *arena, ranges []criuutil.Range, shards 
 func TestNothingIsBegunAfterTheEndOfTheContext(t *testing.T) {
 	a := newArena(t, 4*pageSize)
 	a.set(1)
-	r := copied(t, t.TempDir(), a, []criuutil.Range{a.part(0, len(a.memory))}, 1)
+	r := copied(t, t.TempDir(), a, []proc.Range{a.part(0, len(a.memory))}, 1)
 	a.set(2)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("the cause")
@@ -140,7 +140,7 @@ func TestNothingIsBegunAfterTheEndOfTheContext(t *testing.T) {
 	w, err := Create(t.TempDir(), testID, testPID, 1)
 	must(t, err)
 	defer w.Close()
-	if err := Copy(ctx, a.Process, []criuutil.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, cause) || w.shards[0].end != 0 {
+	if err := Copy(ctx, a.Process, []proc.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, cause) || w.shards[0].end != 0 {
 		t.Errorf("copy: %v, %d bytes written", err, w.shards[0].end)
 	}
 }
@@ -152,7 +152,7 @@ func TestMemoryThatIsNotThereIsNotCopied(t *testing.T) {
 	w, err := Create(t.TempDir(), testID, testPID, 2)
 	must(t, err)
 	defer w.Close()
-	if err := Copy(t.Context(), a.Process, []criuutil.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, unix.EFAULT) {
+	if err := Copy(t.Context(), a.Process, []proc.Range{a.part(0, len(a.memory))}, w, Raw); !errors.Is(err, unix.EFAULT) {
 		t.Errorf("copy: %v", err)
 	}
 }
@@ -178,7 +178,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 	const shards = 2
 	a := newArena(t, 5*ChunkSize/2)
 	copy(a.memory, noise)
-	all := []criuutil.Range{a.part(0, len(a.memory))}
+	all := []proc.Range{a.part(0, len(a.memory))}
 	want := bytes.Clone(a.memory)
 	for name, size := range map[string]int{
 		"at the header": pageSize,

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Every file begins with a header, which says what it is a part of. The records
@@ -95,8 +95,8 @@ func (x index) check(shardBytes []int64) error {
 }
 
 // ranges joins what the records cover.
-func (x index) ranges() []criuutil.Range {
-	var all []criuutil.Range
+func (x index) ranges() []proc.Range {
+	var all []proc.Range
 	for i := range x.len() {
 		chunk := x.at(i).chunk
 		end := chunk.Address + uint64(chunk.Size)
@@ -104,7 +104,7 @@ func (x index) ranges() []criuutil.Range {
 			all[last].End = end
 			continue
 		}
-		all = append(all, criuutil.Range{Start: chunk.Address, End: end})
+		all = append(all, proc.Range{Start: chunk.Address, End: end})
 	}
 	return all
 }

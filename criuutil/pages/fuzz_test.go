@@ -7,7 +7,7 @@ import (
 	"math/bits"
 	"testing"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // FuzzIndex: whatever is accepted can be filled in without a number that
@@ -55,7 +55,7 @@ func FuzzIndex(f *testing.F) {
 			}
 			written = r.append(written)
 		}
-		if covered := x.ranges(); criuutil.Total(covered) != total {
+		if covered := x.ranges(); proc.Total(covered) != total {
 			t.Fatalf("ranges %v of %d bytes", covered, total)
 		}
 		for i := range x.len() {

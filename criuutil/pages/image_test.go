@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // image is the memory of a process in files, small and the same each time: two
@@ -18,7 +18,7 @@ type image struct {
 	listing Listing
 	pid     int
 	files   map[string][]byte
-	chunks  []criuutil.Range
+	chunks  []proc.Range
 	want    []byte // what the arena holds
 }
 

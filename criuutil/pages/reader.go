@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Reader reads the memory of one process from its files: a [Source].
@@ -108,7 +108,7 @@ func checkFile(f *os.File, size int64, want []byte) error {
 }
 
 // Ranges is the memory that the chunks cover.
-func (r *Reader) Ranges() []criuutil.Range { return r.index.ranges() }
+func (r *Reader) Ranges() []proc.Range { return r.index.ranges() }
 
 // Chunks is the number of chunks.
 func (r *Reader) Chunks() int { return r.index.len() }

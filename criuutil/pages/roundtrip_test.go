@@ -11,13 +11,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // drawRanges draws ranges of the arena, ascending and some of them adjacent, and
 // what they hold.
-func drawRanges(t *rapid.T, a *arena) []criuutil.Range {
-	var ranges []criuutil.Range
+func drawRanges(t *rapid.T, a *arena) []proc.Range {
+	var ranges []proc.Range
 	size := rapid.OneOf(
 		rapid.IntRange(1, 40),
 		rapid.IntRange(1, 4*pageSize),
@@ -60,8 +60,8 @@ func drawContent(t *rapid.T, memory []byte) {
 }
 
 // joined is what ranges cover, adjacent ones as one.
-func joined(ranges []criuutil.Range) []criuutil.Range {
-	var all []criuutil.Range
+func joined(ranges []proc.Range) []proc.Range {
+	var all []proc.Range
 	for _, r := range ranges {
 		if n := len(all); n > 0 && all[n-1].End == r.Start {
 			all[n-1].End = r.End
@@ -132,10 +132,10 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 }
 
 // checkListing compares a listing with the files and with what was copied.
-func checkListing(t *rapid.T, w *Writer, l *Listing, ranges []criuutil.Range) {
+func checkListing(t *rapid.T, w *Writer, l *Listing, ranges []proc.Range) {
 	must(t, l.Validate())
-	if l.Bytes != criuutil.Total(ranges) {
-		t.Fatalf("%d bytes listed, and %d copied", l.Bytes, criuutil.Total(ranges))
+	if l.Bytes != proc.Total(ranges) {
+		t.Fatalf("%d bytes listed, and %d copied", l.Bytes, proc.Total(ranges))
 	}
 	for i, f := range w.Files() {
 		info, err := os.Stat(f.Name())

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Runc returns the path of the runc that the tests use.
@@ -291,7 +291,7 @@ func (c *Container) must(args ...string) string {
 func (c *Container) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), Soon)
 	defer cancel()
-	for _, freezer := range []criuutil.Freezer{
+	for _, freezer := range []proc.Freezer{
 		{Dir: filepath.Join("/sys/fs/cgroup/freezer", c.id), V1: true},
 		{Dir: filepath.Join("/sys/fs/cgroup", c.id)},
 	} {

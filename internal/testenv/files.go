@@ -2,8 +2,10 @@ package testenv
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -60,6 +62,18 @@ func SmallDisk(t testing.TB, dir, size string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// FreePort finds a TCP port of the loopback interface that nobody listens on. What
+// listens there is not isolated from other runs of the tests.
+func FreePort(t testing.TB) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 }
 
 // Exists reports whether there is a file.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // Job is a workload: a process tree with CUDA in it. It lives on across dump
@@ -142,12 +142,12 @@ func (j *Job) MustStatus(process int) Status {
 func (j *Job) pid(process int) int {
 	j.t.Helper()
 	inside := j.MustStatus(process).PID
-	pids, err := criuutil.Tree(j.PID)
+	pids, err := proc.Tree(j.PID)
 	if err != nil {
 		j.t.Fatal(err)
 	}
 	for _, pid := range pids {
-		if status, err := criuutil.ReadStatus(pid); err == nil && status.ImagePID() == inside {
+		if status, err := proc.ReadStatus(pid); err == nil && status.ImagePID() == inside {
 			return pid
 		}
 	}

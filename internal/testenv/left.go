@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -33,7 +33,7 @@ func Running(program string) []int {
 // NotEnding leaves out the processes that have ended or are ending.
 func NotEnding(pids []int) []int {
 	return slices.DeleteFunc(pids, func(pid int) bool {
-		process, err := criuutil.OpenProcess(pid)
+		process, err := proc.Open(pid)
 		if err != nil {
 			return true
 		}

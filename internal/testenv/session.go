@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 )
@@ -105,7 +105,7 @@ func (h *Host) KillWatcher() {
 // it has locked.
 func (h *Host) kill(pid int) {
 	h.t.Helper()
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // minEach is the least GPU memory of a process: a part that changes at each tick, and one that does not.
@@ -79,7 +79,7 @@ func (o options) startJob(ctx context.Context, h *host, l load, dir string) (*jo
 	defer stop(nil)
 	go func() { stop(fmt.Errorf("it has ended: %w", cmd.Wait())) }()
 	if _, err = ticks.wait(ctx, 3); err == nil {
-		j.tree, err = criuutil.Tree(j.pid)
+		j.tree, err = proc.Tree(j.pid)
 	}
 	if err != nil {
 		said, _ := os.ReadFile(j.stderr)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // machine is where it was measured, by name and value.
@@ -38,7 +39,7 @@ type report struct {
 func (o options) newReport(ctx context.Context) (*report, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	var system criuutil.System
+	var system proc.System
 	kernel, err := system.KernelVersion()
 	if err != nil {
 		return nil, err
@@ -82,7 +83,7 @@ func (o options) newReport(ctx context.Context) (*report, error) {
 
 // availableMemory is what this host has left, and the control groups that this
 // process is in.
-func availableMemory(system criuutil.System) (int64, error) {
+func availableMemory(system proc.System) (int64, error) {
 	available, err := system.AvailableMemory()
 	if err != nil {
 		return 0, err

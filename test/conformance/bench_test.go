@@ -14,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
@@ -47,7 +48,7 @@ type bench struct {
 
 	// Of one case:
 	targets []*target
-	tracer  *criuutil.Tracer
+	tracer  *inject.Tracer
 	undo    []func()
 	pending []*pending
 }
@@ -221,7 +222,7 @@ func (b *bench) stop() error {
 	if err != nil {
 		return err
 	}
-	p, err := criuutil.OpenProcess(pid)
+	p, err := proc.Open(pid)
 	if err != nil {
 		return err
 	}
@@ -231,7 +232,7 @@ func (b *bench) stop() error {
 	time.Sleep(100 * time.Millisecond)
 	ctx, cancel := within(patience)
 	defer cancel()
-	return criuutil.Stop(ctx, p)
+	return proc.Stop(ctx, p)
 }
 
 // resume ends the group-stop.
@@ -262,7 +263,7 @@ func (b *bench) trace() error {
 	if err != nil {
 		return err
 	}
-	b.tracer = criuutil.NewTracer()
+	b.tracer = inject.NewTracer()
 	return b.tracer.Run(tid)
 }
 
@@ -272,11 +273,11 @@ func (b *bench) traceAll() error {
 	if err != nil {
 		return err
 	}
-	tids, err := criuutil.Threads(pid)
+	tids, err := proc.Threads(pid)
 	if err != nil {
 		return err
 	}
-	b.tracer = criuutil.NewTracer()
+	b.tracer = inject.NewTracer()
 	for _, tid := range tids {
 		if err := b.tracer.Run(tid); err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/cudackpt"
 )
 
@@ -143,7 +143,7 @@ func runController(args []string) error {
 	}
 	// The first call of a process is slow. This one does not block.
 	_, tid := calls.call(opThread, int32(pid), nil, nil)
-	tracer := criuutil.NewTracer()
+	tracer := inject.NewTracer()
 	if args[4] == "true" {
 		if err := tracer.Run(int(tid)); err != nil {
 			return err

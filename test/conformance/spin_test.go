@@ -11,7 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
@@ -36,7 +37,7 @@ func TestStoppedAtAnyInstruction(t *testing.T) {
 				// Below a shell: a parent that waits would take the ptrace-stops.
 				job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & wait`, "sh"}, 1, "--spin", mode)
 				s := &spinner{t: t}
-				p, err := criuutil.OpenProcess(job.MustStatus(0).PID)
+				p, err := proc.Open(job.MustStatus(0).PID)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -55,7 +56,7 @@ func TestStoppedAtAnyInstruction(t *testing.T) {
 
 type spinner struct {
 	t    *testing.T
-	p    *criuutil.Process
+	p    *proc.Process
 	cuda cudackpt.Process
 	hung int // unlocks
 }
@@ -73,8 +74,8 @@ func (s *spinner) round(checkpoint bool) {
 	defer cancel()
 	s.t.Helper()
 	s.must(s.cuda.Lock(ctx, cudackpt.LockOptions{Timeout: 5 * time.Second}))
-	s.must(criuutil.Stop(ctx, s.p))
-	tracer := criuutil.NewTracer()
+	s.must(proc.Stop(ctx, s.p))
+	tracer := inject.NewTracer()
 	tid, err := s.cuda.RestoreThreadID(ctx)
 	s.must(err)
 	s.must(tracer.Run(tid))

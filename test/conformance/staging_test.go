@@ -8,7 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 )
 
 // stagesAtOnce checkpoints a target and tells how the driver maps the memory for
@@ -22,7 +23,7 @@ func stagesAtOnce(b *bench) (string, error) {
 	if err := b.stop(); err != nil {
 		return "", err
 	}
-	before, err := criuutil.ReadAddressSpace(pid)
+	before, err := proc.ReadAddressSpace(pid)
 	if err != nil {
 		return "", err
 	}
@@ -30,10 +31,10 @@ func stagesAtOnce(b *bench) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var populated []criuutil.Range
+	var populated []proc.Range
 	var readyErr error
-	b.tracer = criuutil.NewTracer()
-	err = b.tracer.RunPopulating(tid, 1<<20, func(r criuutil.Range) bool {
+	b.tracer = inject.NewTracer()
+	err = b.tracer.RunPopulating(tid, 1<<20, func(r proc.Range) bool {
 		populated = append(populated, r)
 		readyErr = errors.Join(readyErr, makeReady(pid, tid, r))
 		return true
@@ -41,28 +42,28 @@ func stagesAtOnce(b *bench) (string, error) {
 	if err := errors.Join(err, b.must(checkpoint, pid), b.release(), readyErr); err != nil {
 		return "", err
 	}
-	after, err := criuutil.ReadAddressSpace(pid)
+	after, err := proc.ReadAddressSpace(pid)
 	if err != nil {
 		return "", err
 	}
 	held := uint64(b.stagingMiB) << 20
-	if len(populated) == 1 && populated[0].Size() >= held && len(criuutil.Subtract(populated, after.NewSince(before))) == 0 {
+	if len(populated) == 1 && populated[0].Size() >= held && len(proc.Subtract(populated, after.NewSince(before))) == 0 {
 		return "one mapping for all, populated by the kernel at once", b.resume()
 	}
 	return fmt.Sprintf("populated %v of %v that are new, for %d bytes of device memory", populated, after.NewSince(before), held), nil
 }
 
 // makeReady has the process's threads, but for one, populate memory of it.
-func makeReady(pid, but int, r criuutil.Range) error {
-	tids, err := criuutil.Threads(pid)
+func makeReady(pid, but int, r proc.Range) error {
+	tids, err := proc.Threads(pid)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := within(time.Minute)
 	defer cancel()
-	lent, err := criuutil.Borrow(ctx, pid, slices.DeleteFunc(tids, func(tid int) bool { return tid == but }), "")
+	lent, err := inject.Borrow(ctx, pid, slices.DeleteFunc(tids, func(tid int) bool { return tid == but }), "")
 	if err != nil {
 		return err
 	}
-	return errors.Join(lent.Madvise(ctx, []criuutil.Range{r}, unix.MADV_POPULATE_WRITE), lent.Return(ctx))
+	return errors.Join(lent.Madvise(ctx, []proc.Range{r}, unix.MADV_POPULATE_WRITE), lent.Return(ctx))
 }

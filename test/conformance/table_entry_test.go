@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // entryCases: the six calls, from where they are legal, and for whom.
@@ -122,7 +122,7 @@ func forkedChild(b *bench) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	tree, err := criuutil.Tree(pid)
+	tree, err := proc.Tree(pid)
 	if err == nil && len(tree) != 2 {
 		err = fmt.Errorf("the tree is %v", tree)
 	}

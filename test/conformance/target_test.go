@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
@@ -127,7 +127,7 @@ func (b *bench) startTarget(p program) (*target, error) {
 		return nil, err
 	}
 	t.pid = cmd.Process.Pid
-	held, err := criuutil.OpenProcess(t.pid)
+	held, err := proc.Open(t.pid)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -244,13 +244,13 @@ pre-restore) setsid unshare --pid --fork --mount-proc %s service --address %s </
 setup-namespaces) kill -9 $PPID ;;
 esac`, testenv.Criu(t), filepath.Join(t.TempDir(), "socket"))))
 		other := func() []int {
-			found, err := criuutil.Processes()
+			found, err := proc.All()
 			if err != nil {
 				t.Fatal(err)
 			}
 			return slices.DeleteFunc(found, func(pid int) bool {
 				cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-				status, statusErr := criuutil.ReadStatus(pid)
+				status, statusErr := proc.ReadStatus(pid)
 				return err != nil || statusErr != nil || len(status.NSPID) != 2 || status.ImagePID() != 1 || !strings.Contains(string(cmdline), "service\x00--address")
 			})
 		}

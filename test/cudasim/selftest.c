@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -297,7 +298,9 @@ int main(int argc, char **argv)
 			fprintf(stderr, "usage: selftest CUDASIM_RUN\n");
 			return 2;
 		}
-		char root[] = "/tmp/cudasim-selftest-XXXXXX";
+		char root[PATH_MAX];
+		const char *tmp = getenv("TMPDIR");
+		snprintf(root, sizeof root, "%s/cudasim-selftest-XXXXXX", tmp && *tmp ? tmp : "/tmp");
 		MUST(!mkdtemp(root));
 		setenv("CUDASIM_SELFTEST", root, 1);
 		pid_t pid = fork();
@@ -306,9 +309,9 @@ int main(int argc, char **argv)
 			_exit(127);
 		}
 		int status = 0;
-		char remove[64];
+		char remove[PATH_MAX + sizeof "rm -rf ''"];
 		waitpid(pid, &status, 0);
-		snprintf(remove, sizeof remove, "rm -rf %s", root);
+		snprintf(remove, sizeof remove, "rm -rf '%s'", root);
 		return system(remove) || status ? 1 : 0;
 	}
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);

@@ -51,7 +51,7 @@ func run() error {
 		return err
 	}
 	d := &demo{root: root, criu: os.Getenv("CUCRIU_TEST_CRIU")}
-	if d.dir, err = os.MkdirTemp("/tmp", "cucriu-demo-"); err != nil {
+	if d.dir, err = os.MkdirTemp("", "cucriu-demo-"); err != nil {
 		return err
 	}
 	defer os.RemoveAll(d.dir)

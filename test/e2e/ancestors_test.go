@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -66,7 +66,7 @@ func untracedJob(t *testing.T, host *testenv.Host, real bool) (job *testenv.Job,
 
 func standsStill(t *testing.T, pid int) bool {
 	t.Helper()
-	states, err := criuutil.ThreadStates(pid)
+	states, err := proc.ThreadStates(pid)
 	return err == nil && strings.Trim(states, "T") == ""
 }
 
@@ -145,7 +145,7 @@ func TestAParentThatStoppedWithTheJobLearnsOfItsEnd(t *testing.T) {
 }
 
 func lives(pid int) bool {
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return false
 	}

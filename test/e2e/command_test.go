@@ -394,7 +394,7 @@ func TestCommandFailedDumpNamesCriusReason(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		// A deleted file that is larger than criu takes along.
-		job := host.StartUnder([]string{"/bin/sh", "-c", `exec 3>/tmp/gone-$$; rm /tmp/gone-$$; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `gone=$(mktemp) && exec 3>"$gone"; rm "$gone"; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
 		images := newImages(t)
 		out := cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images)
 		if !strings.Contains(out, "ghost") || !strings.Contains(out, "dump.log") {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
@@ -177,7 +177,7 @@ func TestPlainCriuGivesBackNothingThatRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tracer := criuutil.NewTracer()
+		tracer := inject.NewTracer()
 		defer tracer.Release(context.Background())
 		if err := tracer.Run(tid); err != nil {
 			t.Fatal(err)

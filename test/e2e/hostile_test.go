@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
@@ -196,7 +196,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other := func(job *testenv.Job) criuutil.Ident { return criuutil.Ident{PID: job.PID, StartTime: 1} }
+		other := func(job *testenv.Job) proc.Ident { return proc.Ident{PID: job.PID, StartTime: 1} }
 		root := other(runs)
 		members := []hooks.Member{{Ident: other(runs)}, {Ident: other(stopped)}}
 		sessions := map[string]any{"damaged": "nonsense"}

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -26,7 +26,7 @@ func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
 	holder := host.Spawn(t.TempDir(), "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "while sleep 0.1; do :; done")
 	n := &pidNamespace{t: t, host: host}
 	testenv.Eventually(t, testenv.Soon, "the namespace has its first process", func() bool {
-		children, err := criuutil.Children(holder)
+		children, err := proc.Children(holder)
 		if err != nil || len(children) != 1 {
 			return false
 		}
@@ -47,9 +47,9 @@ func (n *pidNamespace) find(imagePID int) int {
 	n.t.Helper()
 	found := 0
 	testenv.Eventually(n.t, testenv.Soon, fmt.Sprintf("pid %d of the namespace is there", imagePID), func() bool {
-		pids, err := criuutil.Processes()
+		pids, err := proc.All()
 		for _, pid := range pids {
-			status, statusErr := criuutil.ReadStatus(pid)
+			status, statusErr := proc.ReadStatus(pid)
 			if statusErr == nil && len(status.NSPID) == 2 && status.ImagePID() == imagePID {
 				found = pid
 			}
@@ -107,12 +107,12 @@ func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		namespace := newPIDNamespace(t, host)
 		job := host.StartUnder(namespace.enter(), 2, "--procs", "2", "--spin", "stream-sync")
-		children, err := criuutil.Children(job.PID)
+		children, err := proc.Children(job.PID)
 		if err != nil || len(children) != 1 {
 			t.Fatal(children, err)
 		}
 		job.PID = children[0]
-		root, err := criuutil.ReadStatus(job.PID)
+		root, err := proc.ReadStatus(job.PID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,12 +137,12 @@ func TestARestoreIntoAnExistingPIDNamespaceThatFailsEndsTheJob(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		namespace := newPIDNamespace(t, host)
 		job := host.StartUnder(namespace.enter(), 1)
-		children, err := criuutil.Children(job.PID)
+		children, err := proc.Children(job.PID)
 		if err != nil || len(children) != 1 {
 			t.Fatal(children, err)
 		}
 		job.PID = children[0]
-		root, err := criuutil.ReadStatus(job.PID)
+		root, err := proc.ReadStatus(job.PID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestAJobWithoutCUDAIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 		parent := host.Spawn(t.TempDir(), command[0], command[1:]...)
 		var root int
 		testenv.Eventually(t, testenv.Soon, "the job has begun", func() bool {
-			children, err := criuutil.Children(parent)
+			children, err := proc.Children(parent)
 			if err != nil || len(children) != 1 {
 				return false
 			}
@@ -178,7 +178,7 @@ func TestAJobWithoutCUDAIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", root))
 			return err == nil && string(comm) == "sleep\n"
 		})
-		status, err := criuutil.ReadStatus(root)
+		status, err := proc.ReadStatus(root)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ func TestNotifyDumpsAndRestores(t *testing.T) {
 func TestNotifyBringsTheJobBackWhenTheDumpFails(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.StartUnder([]string{"/bin/sh", "-c", `exec 3>/tmp/gone-$$; rm /tmp/gone-$$; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
+		job := host.StartUnder([]string{"/bin/sh", "-c", `gone=$(mktemp) && exec 3>"$gone"; rm "$gone"; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
 		if out, err := goCriu(t, host, "dump", job.Root(), t.TempDir()); err == nil {
 			t.Fatalf("criu dumped a file that is too large:\n%s", out)
 		}

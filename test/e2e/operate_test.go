@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
@@ -249,7 +249,7 @@ func TestStatusInsideAnotherPidNamespace(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"unshare", "--pid", "--fork", "--kill-child"}, 1)
-		children, err := criuutil.Children(job.PID)
+		children, err := proc.Children(job.PID)
 		if err != nil || len(children) != 1 {
 			t.Fatalf("children of unshare: %v %v", children, err)
 		}

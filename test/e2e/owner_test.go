@@ -156,7 +156,7 @@ func TestAHookWithoutRootsRightsIsNotInTheWayOfAJobWithoutCUDA(t *testing.T) {
 		if out, err := host.Cucriu("recover"); err != nil { // makes the run directory
 			t.Fatalf("cucriu recover: %v\n%s", err, out)
 		}
-		dir, err := os.MkdirTemp("/tmp", "not-roots-")
+		dir, err := os.MkdirTemp("", "not-roots-")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,13 +182,14 @@ func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", "27182")
+		port := testenv.FreePort(t)
+		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", port)
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, testenv.Soon, "post-dump is over", func() bool { return host.Step() == "transferring" || host.Step() == "dumped" })
 		testenv.Eventually(t, testenv.Soon, "criu waits for the restore", func() bool {
-			conn, err := net.Dial("tcp", "127.0.0.1:27182")
+			conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 			if err == nil {
 				conn.Close()
 			}

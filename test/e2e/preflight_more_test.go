@@ -12,7 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
@@ -21,12 +22,12 @@ func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--threads", "2")
-		tids, err := criuutil.Threads(job.PID)
+		tids, err := proc.Threads(job.PID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		last := tids[len(tids)-1]
-		tracer := criuutil.NewTracer()
+		tracer := inject.NewTracer()
 		t.Cleanup(func() { _ = tracer.Release(context.Background()) })
 		if err := tracer.Run(last); err != nil {
 			t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
@@ -98,7 +98,7 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 		}},
 		{hooks.FindingTraced, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			job := host.Start(1)
-			tracer := criuutil.NewTracer()
+			tracer := inject.NewTracer()
 			t.Cleanup(func() { _ = tracer.Release(context.Background()) })
 			if err := tracer.Run(job.PID); err != nil {
 				t.Fatal(err)

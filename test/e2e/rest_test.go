@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/internal/testenv"
 )
 
@@ -42,7 +42,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@"; while :; do sleep 0.05; done`, "sh"}, 1)
 		worker := job.MustStatus(0).PID
-		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", "27183")
+		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--lazy-pages", "--address", "127.0.0.1", "--port", testenv.FreePort(t))
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 			return
 		}
 		// The CUDA process was still there when criu had gone: what is left runs on.
-		if parked, err := criuutil.LooksParked(job.PID); err != nil || parked {
+		if parked, err := inject.LooksParked(job.PID); err != nil || parked {
 			t.Errorf("%s, and the parent is left parked: %v %v", host.LastOutcome(), parked, err)
 		}
 		for tid, state := range testenv.ThreadStates(t, job.PID) {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -29,12 +29,12 @@ func TestADumpThatLeavesStoppedReturnsWhenEverythingStandsStill(t *testing.T) {
 		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "-s")
 		before := job.Ticks()
 		for range 20 {
-			pids, err := criuutil.Tree(job.PID)
+			pids, err := proc.Tree(job.PID)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, pid := range pids {
-				if states, err := criuutil.ThreadStates(pid); err != nil || strings.Trim(states, "T") != "" {
+				if states, err := proc.ThreadStates(pid); err != nil || strings.Trim(states, "T") != "" {
 					t.Fatalf("process %d has threads in the states %s: %v", pid, states, err)
 				}
 			}

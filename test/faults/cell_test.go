@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -114,7 +114,7 @@ func (c *cell) breakCriu(criu *exec.Cmd) {
 	if c.restores() {
 		testenv.Eventually(c.t, testenv.Soon, "the watcher has seen what criu has created", func() bool {
 			sessions := c.sessions()
-			return len(sessions) > 0 && slices.ContainsFunc(sessions[len(sessions)-1].Tree, func(id criuutil.Ident) bool { return id.PID == c.target })
+			return len(sessions) > 0 && slices.ContainsFunc(sessions[len(sessions)-1].Tree, func(id proc.Ident) bool { return id.PID == c.target })
 		})
 	}
 	var err error

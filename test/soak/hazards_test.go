@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -63,7 +63,7 @@ func (s *soak) killOne(random *rand.Rand) {
 	if len(ours) == 0 {
 		return
 	}
-	victim, err := criuutil.OpenProcess(ours[random.IntN(len(ours))])
+	victim, err := proc.Open(ours[random.IntN(len(ours))])
 	if err != nil {
 		return // it has ended meanwhile
 	}
@@ -74,7 +74,7 @@ func (s *soak) killOne(random *rand.Rand) {
 
 // kills kills somebody who may work for these jobs. They are told beforehand: one of
 // them may see what comes of it before this program goes on.
-func (s *soak) kills(jobs []*job, victim *criuutil.Process, format string, args ...any) bool {
+func (s *soak) kills(jobs []*job, victim *proc.Process, format string, args ...any) bool {
 	for _, j := range jobs {
 		j.kills.Add(1)
 	}
@@ -115,7 +115,7 @@ func (s *soak) killCriu(random *rand.Rand) {
 	all := testenv.Running("criu")
 	random.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
 	for _, pid := range all {
-		criu, err := criuutil.OpenProcess(pid)
+		criu, err := proc.Open(pid)
 		if err != nil {
 			continue
 		}
@@ -127,20 +127,20 @@ func (s *soak) killCriu(random *rand.Rand) {
 	}
 }
 
-func (s *soak) killWaiting(criu *criuutil.Process, serverToo bool) bool {
+func (s *soak) killWaiting(criu *proc.Process, serverToo bool) bool {
 	args := strings.Split(commandLine(criu.PID), " ")
 	server := 0
 	switch {
 	case len(args) < 2 || args[1] != "dump" && worksIn(criu.PID, filepath.Join(s.dir, "cpu-")):
 		return false // of a swrk it cannot be seen whether it dumps or restores
 	case args[1] == "swrk":
-		status, err := criuutil.ReadStatus(criu.PID)
+		status, err := proc.ReadStatus(criu.PID)
 		if err != nil {
 			return false
 		}
 		server = status.PPID
 	default:
-		children, err := criuutil.Children(criu.PID)
+		children, err := proc.Children(criu.PID)
 		if err != nil {
 			return false
 		}
@@ -150,7 +150,7 @@ func (s *soak) killWaiting(criu *criuutil.Process, serverToo bool) bool {
 		}
 		server = children[i]
 	}
-	stopped, err := criuutil.OpenProcess(server)
+	stopped, err := proc.Open(server)
 	if err != nil {
 		return false
 	}
@@ -176,12 +176,12 @@ func (s *soak) killWaiting(criu *criuutil.Process, serverToo bool) bool {
 }
 
 // awaitStop reports whether every thread of a process has come to its stop.
-func awaitStop(process *criuutil.Process) bool {
+func awaitStop(process *proc.Process) bool {
 	for range 200 {
 		if !process.Alive() {
 			return false
 		}
-		if stopped, err := criuutil.Stopped(process.PID); err == nil && stopped {
+		if stopped, err := proc.Stopped(process.PID); err == nil && stopped {
 			return !process.Exiting()
 		}
 		time.Sleep(time.Millisecond)

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/internal/testenv"
 )
@@ -371,7 +371,7 @@ func (j *job) criu(verb, images string, args ...string) []string {
 // inCriusHands reports whether criu traces or creates a process of the job.
 func (j *job) inCriusHands() bool {
 	return slices.ContainsFunc(j.pids, func(pid int) bool {
-		status, err := criuutil.ReadStatus(pid)
+		status, err := proc.ReadStatus(pid)
 		return err == nil && (commandName(status.TracerPID) == "criu" || commandName(pid) == "criu")
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/inject"
 	"cucriu/cudackpt"
 )
 
@@ -86,7 +86,7 @@ func help(ctx context.Context, args []string) error {
 
 // traced makes a call while the restore thread of the stopped process runs alone.
 func traced(ctx context.Context, restoreThread int, call func() error) error {
-	tracer := criuutil.NewTracer()
+	tracer := inject.NewTracer()
 	err := tracer.Run(restoreThread)
 	if err == nil {
 		err = call()

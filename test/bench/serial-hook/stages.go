@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
 
 // member is a CUDA process of the tree.
@@ -14,7 +14,7 @@ type member struct{ pid, restoreThread int }
 // members asks every process of a tree for its restore thread, and returns those
 // that have CUDA.
 func members(ctx context.Context, root int) ([]member, error) {
-	pids, err := criuutil.Tree(root)
+	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func postResume(ctx context.Context, root int) error {
 }
 
 func signalTree(root int, sig unix.Signal) error {
-	pids, err := criuutil.Tree(root)
+	pids, err := proc.Tree(root)
 	if err != nil {
 		return err
 	}
@@ -89,10 +89,10 @@ func signalTree(root int, sig unix.Signal) error {
 }
 
 func stop(ctx context.Context, pid int) error {
-	process, err := criuutil.OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return err
 	}
 	defer process.Close()
-	return criuutil.Stop(ctx, process)
+	return proc.Stop(ctx, process)
 }

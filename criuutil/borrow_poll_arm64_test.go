@@ -1,3 +1,0 @@
-package criuutil
-
-func (w *worker) poll() uint64 { return w.ppoll() } // there is no other

@@ -1,0 +1,249 @@
+package inject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+)
+
+// Parked are threads that wait in the kernel instead of running their program:
+// what each of them needs to go on.
+//
+// A stop alone does not hold a process: anybody's SIGCONT ends it. A parked
+// thread that is continued enters an endless futex(2) wait, with its signals blocked,
+// and runs not one instruction of its program. Nobody has to stay for that:
+// its registers and its signal mask are all that is changed, so it stays parked
+// whoever is killed, while another tracer comes and goes, and through criu's dump and
+// restore.
+type Parked struct {
+	savedThreads
+	// Arch is the architecture that the registers are of, in Go's words.
+	Arch string `json:"arch"`
+}
+
+// Park parks the threads of a process, but for those in except. What they need to
+// go on is written into the file saved first, for [Unpark]; it must not exist yet.
+// See [Borrow] for what the process must be like; it need not be stopped.
+//
+// It fails with [proc.ErrGone] if the process has ended. A failed Park changes nothing,
+// unless the file exists: then Unpark puts it right.
+func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
+	return park(ctx, pid, except, saved, func(string) {})
+}
+
+// park tells at of the points at which it matters what a death leaves behind.
+func park(ctx context.Context, pid int, except []int, saved string, at func(string)) (Parked, error) {
+	process, err := proc.Open(pid)
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	defer process.Close()
+	tids, err := threadsBut(pid, except)
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	l, err := startTaking(process, tids, saved, findParkingInstruction, at)
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	err = l.do(func() error {
+		defer func() { l.over = true }()
+		if err := l.takeEvery(ctx, process, except); err != nil {
+			return err
+		}
+		return l.park()
+	})
+	<-l.done
+	if err != nil {
+		return Parked{}, fmt.Errorf("park: %w", err)
+	}
+	return Parked{savedThreads: l.savedThreads(), Arch: runtime.GOARCH}, nil
+}
+
+// takeEvery is take for every thread of a process that may run, and make more.
+func (l *loan) takeEvery(ctx context.Context, process *proc.Process, except []int) error {
+	for found := l.threads; len(found) > 0; {
+		if err := l.seizeAll(found); err != nil {
+			return err
+		}
+		if err := l.hold(ctx); err != nil {
+			l.letGo()
+			return err
+		}
+		known := slices.Clone(except)
+		l.threads = slices.DeleteFunc(l.threads, func(t *borrowedThread) bool { return t.state == ended })
+		for _, t := range l.threads {
+			known = append(known, t.TID)
+		}
+		tids, err := threadsBut(l.pid, known)
+		if err != nil {
+			l.letGo()
+			return err
+		}
+		found = nil
+		for _, tid := range tids {
+			found = append(found, &borrowedThread{savedThread: savedThread{TID: tid}})
+		}
+		l.threads = append(l.threads, found...)
+	}
+	l.at("seized")
+	return l.keep(process)
+}
+
+func threadsBut(pid int, except []int) ([]int, error) {
+	tids, err := proc.Threads(pid)
+	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) }), err
+}
+
+// pointAtWait gives a thread registers with which it waits for ever.
+func (l *loan) pointAtWait(t *borrowedThread) error {
+	const privateWait = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+	regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, l.word(), privateWait, uint64(l.value))
+	regs.setArgument(3, 0) // no time limit
+	return regs.write(t.TID)
+}
+
+// word is the address that is waited for. There is code: nobody changes it or wakes
+// who waits.
+func (l *loan) word() uint64 { return l.instruction &^ 3 }
+
+// park points every thread at the wait, and lets go of it.
+func (l *loan) park() error {
+	status, err := proc.ReadStatus(l.pid)
+	if err != nil {
+		return errors.Join(err, l.putBack())
+	}
+	mask := allSignals
+	if !status.Caught.Has(unix.SIGCONT) {
+		// Nothing would be run for it, and one that waits in an image makes criu's
+		// restore fail.
+		mask &^= 1 << (unix.SIGCONT - 1)
+	}
+	for _, t := range l.threads {
+		err := l.pointAtWait(t)
+		if err == nil {
+			err = mask.write(t.TID)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return errors.Join(fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err), l.putBack())
+		}
+		l.at("parked")
+	}
+	l.letGo()
+	return nil
+}
+
+// Continue ends the stop of a parked process: its threads wait on. What it leaves
+// pending makes nothing run.
+func (p Parked) Continue(process *proc.Process) error {
+	if err := process.Signal(unix.SIGCONT); err != nil {
+		return err
+	}
+	status, err := proc.ReadStatus(process.PID)
+	if err != nil || !status.Caught.Has(unix.SIGCONT) {
+		return err
+	}
+	// A SIGCONT that waits in an image makes criu's restore fail. A SIGTSTP takes it
+	// away, and goes itself with the SIGCONT that comes after the threads are unparked.
+	return process.Signal(unix.SIGTSTP)
+}
+
+// Unpark gives the threads in the file saved their own registers and signal
+// masks again, whether or not the process is stopped, and removes the file: as
+// soon as the process is continued, they go on. It may be cut off and called again,
+// and nothing is to be done if there is no such file.
+func Unpark(ctx context.Context, saved string) error { return ReturnBorrowed(ctx, saved) }
+
+// LooksParked reports whether a process is parked as far as can be told without the
+// file: its first thread blocks every signal that can be blocked, or all but SIGCONT,
+// which programs do not do.
+func LooksParked(pid int) (bool, error) {
+	status, err := proc.ReadStatus(pid)
+	never := proc.SignalSet(1<<(unix.SIGKILL-1) | 1<<(unix.SIGSTOP-1) | 1<<(unix.SIGCONT-1))
+	return status.Blocked|never == ^proc.SignalSet(0), err
+}
+
+// IsParked reports whether a file says that the threads of a process are parked.
+func IsParked(saved string) (bool, error) {
+	_, err := os.Lstat(saved)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// ForImage returns what a dump's image needs: the threads by their ids in the
+// innermost pid namespace, and the process, too: what criu's images know them by.
+func (p Parked) ForImage() (Parked, error) {
+	threads := slices.Clone(p.Threads)
+	for i, t := range threads {
+		status, err := proc.ReadStatus(t.TID)
+		if err != nil {
+			return Parked{}, err
+		}
+		threads[i].TID, threads[i].StartTime = status.ImagePID(), 0
+	}
+	status, err := proc.ReadStatus(p.PID)
+	p.PID, p.Threads = status.ImagePID(), threads
+	return p, err
+}
+
+// Validate refuses what no dump on this architecture can have written.
+func (p Parked) Validate() error {
+	const most = 1 << 17 // threads
+	switch {
+	case p.Arch != runtime.GOARCH:
+		return fmt.Errorf("its threads are of architecture %q, and this is %s", p.Arch, runtime.GOARCH)
+	case p.PID <= 0 || p.Instruction == 0 || len(p.Threads) == 0 || len(p.Threads) > most:
+		return errors.New("its parked threads are not complete")
+	}
+	for _, t := range p.Threads {
+		if t.TID <= 0 {
+			return fmt.Errorf("a parked thread has the id %d", t.TID)
+		}
+	}
+	return nil
+}
+
+// Restored writes the file by which [Unpark] finds the parked threads of an image
+// in the process that criu has restored from it.
+func (p Parked) Restored(process *proc.Process, saved string) error {
+	tids, err := proc.Threads(process.PID)
+	if err != nil {
+		return err
+	}
+	byImage := make(map[int]savedThread)
+	for _, t := range p.Threads {
+		byImage[t.TID] = t
+	}
+	restored := savedThreads{PID: process.PID, Instruction: p.Instruction}
+	for _, tid := range tids {
+		status, err := proc.ReadStatus(tid)
+		if err != nil {
+			return err
+		}
+		t, parked := byImage[status.ImagePID()]
+		if !parked {
+			continue
+		}
+		stat, err := proc.ThreadStat(process.PID, tid)
+		if err != nil {
+			return err
+		}
+		t.TID, t.StartTime = tid, uint64(stat.Starttime)
+		t.Registers.restartAfterRestore()
+		restored.Threads = append(restored.Threads, t)
+	}
+	if len(restored.Threads) != len(p.Threads) {
+		return fmt.Errorf("%v has %d of the %d threads that the image says are parked", process, len(restored.Threads), len(p.Threads))
+	}
+	return restored.write(saved)
+}

@@ -1,0 +1,27 @@
+package inject
+
+import (
+	"encoding/base64"
+	"fmt"
+	"unsafe"
+)
+
+// MarshalText keeps registers as the kernel has them, in a third of the room that
+// their names would take: a job may have thousands of threads.
+func (r registers) MarshalText() ([]byte, error) {
+	return base64.StdEncoding.AppendEncode(nil, r.bytes()), nil
+}
+
+// UnmarshalText is the opposite of MarshalText.
+func (r *registers) UnmarshalText(text []byte) error {
+	data, err := base64.StdEncoding.DecodeString(string(text))
+	if err != nil || len(data) != len(r.bytes()) {
+		return fmt.Errorf("registers of %d bytes, want %d (%v)", len(data), len(r.bytes()), err)
+	}
+	copy(r.bytes(), data)
+	return nil
+}
+
+func (r *registers) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(r)), unsafe.Sizeof(*r))
+}

@@ -1,0 +1,3 @@
+package inject
+
+func runSequence() {} // is written in machine code

@@ -1,0 +1,84 @@
+package proc
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/prometheus/procfs"
+)
+
+// AddressSpace is what a process has mapped, in the order of the addresses.
+type AddressSpace struct {
+	Mapped []Range // every mapping
+	// Private are the mappings that are private, anonymous, readable and
+	// writable: the memory that nobody else and no file has a part in.
+	Private []Range
+}
+
+// Mappings reads /proc/PID/maps.
+func Mappings(pid int) ([]*procfs.ProcMap, error) {
+	process, err := procfs.NewProc(pid)
+	if err != nil {
+		return nil, GoneOr(pid, err)
+	}
+	mappings, err := process.ProcMaps()
+	if err != nil {
+		return nil, GoneOr(pid, err)
+	}
+	return mappings, nil
+}
+
+// ReadAddressSpace reads the mappings of a process. Only of one that stands
+// still do they all belong to one moment.
+func ReadAddressSpace(pid int) (AddressSpace, error) {
+	var space AddressSpace
+	mappings, err := Mappings(pid)
+	if err != nil {
+		return space, err
+	}
+	for _, m := range mappings {
+		r := Range{Start: uint64(m.StartAddr), End: uint64(m.EndAddr)}
+		space.Mapped = append(space.Mapped, r)
+		if m.Perms.Private && m.Perms.Read && m.Perms.Write && m.Inode == 0 && m.Pathname == "" {
+			space.Private = append(space.Private, r)
+		}
+	}
+	return space, nil
+}
+
+// NewSince returns the private memory that was not mapped before. A mapping
+// that the kernel has joined to an older one counts with its new part.
+func (s AddressSpace) NewSince(before AddressSpace) []Range {
+	return Subtract(s.Private, before.Mapped)
+}
+
+// Subtract returns what of the ranges is in none of the others. Both are
+// ascending and do not overlap.
+func Subtract(ranges, others []Range) []Range {
+	var left []Range
+	for _, r := range ranges {
+		first, _ := slices.BinarySearchFunc(others, r.Start, func(o Range, start uint64) int { return cmp.Compare(o.End, start+1) })
+		for _, other := range others[first:] {
+			if other.Start >= r.End {
+				break
+			}
+			if other.Start > r.Start {
+				left = append(left, Range{r.Start, other.Start})
+			}
+			r.Start = min(other.End, r.End)
+		}
+		if r.Size() > 0 {
+			left = append(left, r)
+		}
+	}
+	return left
+}
+
+// Total is the size of all ranges in bytes.
+func Total(ranges []Range) uint64 {
+	var sum uint64
+	for _, r := range ranges {
+		sum += r.Size()
+	}
+	return sum
+}

@@ -1,0 +1,48 @@
+package proc
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// IsInside reports whether this program runs in a pid namespace below the one that
+// /proc shows: then a pid from there names another process, or none, in every system
+// call. criu's action scripts do once criu has entered an existing pid namespace to
+// restore into it.
+func IsInside() (bool, error) {
+	pid, err := Self()
+	if err != nil {
+		return false, err
+	}
+	status, err := ReadStatus(pid)
+	return len(status.NSPID) > 1, err
+}
+
+// self is this program's pid as /proc has it.
+func Self() (int, error) {
+	name, err := os.Readlink("/proc/self")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(name)
+}
+
+// Identify is the identity of a process as [Open] would have it, for a program
+// that [IsInside]: it cannot take hold of the process.
+func Identify(pid int) (Ident, error) {
+	id := Ident{PID: pid}
+	var err error
+	if id.StartTime, err = startTime(pid); err != nil {
+		return Ident{}, err
+	}
+	var namespace unix.Stat_t
+	if err := unix.Stat(filepath.Join("/proc", strconv.Itoa(pid), "ns", "pid"), &namespace); err != nil {
+		return Ident{}, fmt.Errorf("pid namespace of process %d: %w", pid, err)
+	}
+	id.PIDNamespace = namespace.Ino
+	return id, nil
+}

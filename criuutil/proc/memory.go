@@ -1,0 +1,45 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// ReadMemory reads the memory of the process at an address, all of data or an
+// error. It needs the right to trace the process, and does not need it to run.
+func (p *Process) ReadMemory(data []byte, address uint64) error {
+	return p.transfer("read", unix.ProcessVMReadv, data, address)
+}
+
+// WriteMemory writes into the memory of the process, which must be writable
+// there.
+func (p *Process) WriteMemory(data []byte, address uint64) error {
+	return p.transfer("write", unix.ProcessVMWritev, data, address)
+}
+
+type vmCall func(pid int, local []unix.Iovec, remote []unix.RemoteIovec, flags uint) (int, error)
+
+func (p *Process) transfer(what string, call vmCall, data []byte, address uint64) error {
+	for len(data) > 0 {
+		// The kernel takes a pid here: make sure that it is still this process's.
+		if !p.Alive() {
+			return fmt.Errorf("%s memory of %v: %w", what, p, ErrGone)
+		}
+		local := unix.Iovec{Base: &data[0]}
+		local.SetLen(len(data))
+		n, err := call(p.PID, []unix.Iovec{local}, []unix.RemoteIovec{{Base: uintptr(address), Len: len(data)}}, 0)
+		if errors.Is(err, unix.ESRCH) {
+			err = ErrGone
+		}
+		if err == nil && n == 0 {
+			err = unix.EFAULT
+		}
+		if err != nil {
+			return fmt.Errorf("%s %d bytes of memory of %v at %#x: %w", what, len(data), p, address, err)
+		}
+		data, address = data[n:], address+uint64(n)
+	}
+	return nil
+}

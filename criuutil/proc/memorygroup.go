@@ -1,0 +1,105 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MemoryGroup is a control group that limits the memory of its processes.
+type MemoryGroup struct {
+	Dir   string
+	V1    bool   // of the cgroup v1 memory controller; else of cgroup v2
+	Limit uint64 // bytes
+	Usage uint64 // bytes, of the groups below it too
+	// Reclaimable is how much of the usage is file cache, which gives way: bytes.
+	Reclaimable uint64
+}
+
+// Room is how many bytes more its processes can have.
+func (g MemoryGroup) Room() uint64 {
+	used := g.Usage - min(g.Usage, g.Reclaimable)
+	return g.Limit - min(g.Limit, used)
+}
+
+// LimitFile is the name of the file in Dir that holds the limit.
+func (g MemoryGroup) LimitFile() string {
+	if g.V1 {
+		return "memory.limit_in_bytes"
+	}
+	return "memory.max"
+}
+
+// unlimited is more than any machine has. A v1 group without a limit shows the
+// largest number of pages that fits 63 bits.
+const unlimited = 1 << 62
+
+// MemoryGroups returns the control groups that limit the memory of a process,
+// the innermost first. Who asks for many processes reads the [Hierarchies] once.
+func (s System) MemoryGroups(pid int) ([]MemoryGroup, error) {
+	hierarchies, err := s.Hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	return hierarchies.MemoryGroups(pid)
+}
+
+// MemoryGroups returns the control groups that limit the memory of a process,
+// the innermost first.
+func (h *Hierarchies) MemoryGroups(pid int) ([]MemoryGroup, error) {
+	var limits []MemoryGroup
+	// The root of a mount too: in a cgroup namespace it may be limited.
+	err := h.each(pid, "memory", func(dir string, v1, _ bool) error {
+		limit, err := readMemoryGroup(dir, v1)
+		if err == nil && limit.Limit < unlimited {
+			limits = append(limits, limit)
+		}
+		return err
+	})
+	return limits, err
+}
+
+// readMemoryGroup reads one group. One without the controller, such as the root
+// of v2, has no limit.
+func readMemoryGroup(dir string, v1 bool) (MemoryGroup, error) {
+	g := MemoryGroup{Dir: dir, V1: v1, Limit: unlimited}
+	limit, err := os.ReadFile(filepath.Join(dir, g.LimitFile()))
+	if errors.Is(err, os.ErrNotExist) || strings.TrimSpace(string(limit)) == "max" {
+		return g, nil
+	}
+	usageFile, cache := "memory.current", []string{"active_file", "inactive_file"}
+	if v1 {
+		usageFile, cache = "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}
+	}
+	if err == nil {
+		g.Limit, err = strconv.ParseUint(strings.TrimSpace(string(limit)), 10, 64)
+	}
+	var usage, stat []byte
+	if err == nil {
+		usage, err = os.ReadFile(filepath.Join(dir, usageFile))
+	}
+	if err == nil {
+		g.Usage, err = strconv.ParseUint(strings.TrimSpace(string(usage)), 10, 64)
+	}
+	if err == nil {
+		stat, err = os.ReadFile(filepath.Join(dir, "memory.stat"))
+	}
+	if err != nil {
+		return g, fmt.Errorf("memory control group %s: %w", dir, err)
+	}
+	for line := range strings.Lines(string(stat)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if slices.Contains(cache, name) {
+			bytes, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				return g, fmt.Errorf("memory control group %s: %s: %w", dir, name, err)
+			}
+			g.Reclaimable += bytes
+		}
+	}
+	return g, nil
+}

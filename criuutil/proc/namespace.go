@@ -1,0 +1,75 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrElsewhere says that nothing is known of a process, because its pid is one of
+// another pid namespace than this program's.
+var ErrElsewhere = errors.New("process of another pid namespace")
+
+// Elsewhere reports whether the process is known by its pid in another pid namespace
+// than this program's: whether it has ended cannot be told from here.
+func (id Ident) Elsewhere() bool {
+	own := ownPIDNamespace()
+	return id.PIDNamespace != 0 && own != 0 && id.PIDNamespace != own
+}
+
+// Complete gives an identity that an earlier version has written what that left out:
+// it was a process of this pid namespace, as this time namespace shows it.
+func (id *Ident) Complete() error {
+	if id.PIDNamespace != 0 {
+		return nil
+	}
+	offset, err := boottimeTicks()
+	if err != nil {
+		return err
+	}
+	id.PIDNamespace = ownPIDNamespace()
+	id.StartTime -= uint64(offset)
+	return nil
+}
+
+// ownPIDNamespace is the inode of this program's pid namespace, 0 if it cannot be told.
+func ownPIDNamespace() uint64 {
+	var stat unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &stat); err != nil {
+		return 0
+	}
+	return stat.Ino
+}
+
+const nanosPerTick = 10_000_000 // of the clock ticks in /proc/PID/stat
+
+// boottimeTicks is by how many clock ticks the start times that /proc shows here are
+// later than the host's: by the offset of the reader's time namespace, which a process
+// of several threads cannot change.
+var boottimeTicks = sync.OnceValues(readBoottimeTicks)
+
+func readBoottimeTicks() (int64, error) {
+	data, err := os.ReadFile("/proc/self/timens_offsets")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil // a kernel without time namespaces
+	}
+	if err != nil {
+		return 0, err
+	}
+	return parseBoottimeOffset(string(data))
+}
+
+func parseBoottimeOffset(text string) (int64, error) {
+	for line := range strings.Lines(text) {
+		var seconds, nanos int64
+		if n, _ := fmt.Sscanf(line, "boottime %d %d", &seconds, &nanos); n == 2 {
+			ticks := seconds * (1_000_000_000 / nanosPerTick)
+			return ticks + nanos/nanosPerTick, nil // nanos are never negative
+		}
+	}
+	return 0, fmt.Errorf("/proc/self/timens_offsets has no boottime line: %q", text)
+}

@@ -1,0 +1,191 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+)
+
+// ErrGone says that a process has ended, whether or not its parent has reaped
+// it and whether or not its pid names another process by now.
+var ErrGone = errors.New("process has ended")
+
+// Ident names one incarnation of a process on this boot of the host.
+type Ident struct {
+	PID int `json:"pid"`
+	// StartTime is in clock ticks since the host's boot: field 22 of /proc/PID/stat,
+	// less what the reader's time namespace adds to it.
+	StartTime uint64 `json:"start_time"`
+	// PIDNamespace is the inode of the namespace in which the process has the pid; 0
+	// if an earlier version wrote it.
+	PIDNamespace uint64 `json:"pid_namespace,omitempty"`
+}
+
+func (id Ident) String() string { return fmt.Sprintf("process %d", id.PID) }
+
+// Process is a process held by a pidfd: whatever becomes of its pid, a signal
+// sent through it reaches this process or nobody.
+type Process struct {
+	Ident
+	pidfd *os.File
+}
+
+// OpenProcess takes hold of the process that has the pid now. It fails with
+// [ErrGone] if there is none or it has ended.
+func Open(pid int) (*Process, error) {
+	if pid <= 0 {
+		return nil, fmt.Errorf("pid %d: a pid is a positive number", pid)
+	}
+	// Nonblocking, so that the Go runtime waits for its end with epoll.
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
+	}
+	p := &Process{Ident: Ident{PID: pid, PIDNamespace: ownPIDNamespace()}, pidfd: os.NewFile(uintptr(fd), "pidfd")}
+	if p.StartTime, err = startTime(pid); err == nil && !p.Alive() {
+		// The start time may be that of a successor with the same pid.
+		err = fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Reopen takes hold of exactly the process that id names, or fails with
+// [ErrGone]; or with [ErrElsewhere], if nothing can be said of it from here.
+func Reopen(id Ident) (*Process, error) {
+	if id.Elsewhere() {
+		return nil, fmt.Errorf("%v: %w", id, ErrElsewhere)
+	}
+	p, err := Open(id.PID)
+	if err != nil {
+		return nil, err
+	}
+	if p.StartTime != id.StartTime {
+		p.Close()
+		return nil, fmt.Errorf("%v: %w: its pid now names another process", id, ErrGone)
+	}
+	return p, nil
+}
+
+// Close lets go of the process; the process itself does not notice.
+func (p *Process) Close() error { return p.pidfd.Close() }
+
+// Alive reports whether the process has not ended. A zombie has ended.
+func (p *Process) Alive() bool {
+	alive := false
+	conn, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = conn.Control(func(fd uintptr) { alive = !pidfdReadable(fd) })
+	return alive
+}
+
+// Signal sends a signal. It fails with [ErrGone] if the process has ended.
+func (p *Process) Signal(sig unix.Signal) error {
+	conn, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sendErr error
+	if err := conn.Control(func(fd uintptr) { sendErr = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
+		return err
+	}
+	if errors.Is(sendErr, unix.ESRCH) {
+		return fmt.Errorf("%v: %w", p, ErrGone)
+	}
+	if sendErr != nil {
+		return fmt.Errorf("send %v to %v: %w", unix.SignalName(sig), p, sendErr)
+	}
+	return nil
+}
+
+// WaitExit waits until the process has ended or ctx is done.
+func (p *Process) WaitExit(ctx context.Context) error {
+	conn, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := p.pidfd.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("wait for the end of %v: %w", p, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = p.pidfd.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err = conn.Read(pidfdReadable)
+	if ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		return ctx.Err()
+	}
+	return err
+}
+
+// pidfdReadable reports whether the process behind a pidfd has ended.
+func pidfdReadable(fd uintptr) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n > 0
+		}
+	}
+}
+
+func startTime(pid int) (uint64, error) {
+	stat, err := procStat(pid)
+	if err != nil {
+		return 0, err
+	}
+	offset, err := boottimeTicks()
+	return stat.Starttime - uint64(offset), err
+}
+
+func procStat(pid int) (procfs.ProcStat, error) {
+	proc, err := procfs.NewProc(pid)
+	if err == nil {
+		var stat procfs.ProcStat
+		if stat, err = proc.Stat(); err == nil {
+			return stat, nil
+		}
+	}
+	return procfs.ProcStat{}, GoneOr(pid, err)
+}
+
+// ThreadStat reads /proc/PID/task/TID/stat, with the start time as [Ident] has it. It
+// fails with [ErrGone] if there is no such thread, or it has ended.
+func ThreadStat(pid, tid int) (procfs.ProcStat, error) {
+	thread, err := procfs.NewProc(pid)
+	if err == nil {
+		thread, err = thread.Thread(tid)
+	}
+	var stat procfs.ProcStat
+	if err == nil {
+		stat, err = thread.Stat()
+	}
+	if err != nil {
+		return stat, GoneOr(pid, err)
+	}
+	if stat.State == "Z" || stat.State == "X" {
+		return stat, fmt.Errorf("thread %d of process %d: %w", tid, pid, ErrGone)
+	}
+	offset, err := boottimeTicks()
+	stat.Starttime -= uint64(offset)
+	return stat, err
+}
+
+// goneOr turns the errors that /proc gives for an ended process into ErrGone.
+func GoneOr(pid int, err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, ErrGone)
+	}
+	return fmt.Errorf("process %d: %w", pid, err)
+}

@@ -1,0 +1,100 @@
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+)
+
+// Status is what /proc/PID/status says that the dump and restore sides need.
+type Status struct {
+	Name      string // printable: a process may give itself any name
+	PPID      int
+	TracerPID int
+	Seccomp   bool // a seccomp filter, or the strict mode, judges its system calls
+	Ended     bool // a zombie, or about to be gone
+	Caught    SignalSet
+	Blocked   SignalSet // by the thread: that of a process is its first one
+	// NSPID is the pid in every pid namespace that the process is in, from
+	// that of the reader inwards. The last is the pid in the CRIU image.
+	NSPID []int
+}
+
+// SignalSet is a set of signals, as /proc shows it: those with a handler, say.
+type SignalSet uint64
+
+func parseSignals(text string) (SignalSet, error) {
+	set, err := strconv.ParseUint(text, 16, 64)
+	return SignalSet(set), err
+}
+
+// Has reports whether a signal is in the set.
+func (s SignalSet) Has(signal unix.Signal) bool { return s&(1<<(signal-1)) != 0 }
+
+// ImagePID is the pid by which a CRIU image names the process: the one in its
+// innermost pid namespace.
+func (s Status) ImagePID() int { return s.NSPID[len(s.NSPID)-1] }
+
+// Printable replaces what a terminal or a log would not show as itself.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
+}
+
+// ReadStatus reads the status of a process, or of a thread by its tid.
+func ReadStatus(pid int) (Status, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return Status{}, GoneOr(pid, err)
+	}
+	return parseStatus(pid, data)
+}
+
+func parseStatus(pid int, data []byte) (Status, error) {
+	var s Status
+	for line := range bytes.Lines(data) {
+		key, value, _ := strings.Cut(string(line), ":")
+		value = strings.TrimSpace(value)
+		var err error
+		switch key {
+		case "Name":
+			s.Name = Printable(value)
+		case "State":
+			s.Ended = strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X")
+		case "PPid":
+			s.PPID, err = strconv.Atoi(value)
+		case "TracerPid":
+			s.TracerPID, err = strconv.Atoi(value)
+		case "SigCgt":
+			s.Caught, err = parseSignals(value)
+		case "SigBlk":
+			s.Blocked, err = parseSignals(value)
+		case "Seccomp":
+			s.Seccomp = value != "0"
+		case "NSpid":
+			for _, field := range strings.Fields(value) {
+				n, fieldErr := strconv.Atoi(field)
+				if fieldErr != nil {
+					err = fieldErr
+				}
+				s.NSPID = append(s.NSPID, n)
+			}
+		}
+		if err != nil {
+			return Status{}, fmt.Errorf("status of process %d: %s: %w", pid, key, err)
+		}
+	}
+	if len(s.NSPID) == 0 {
+		return Status{}, fmt.Errorf("status of process %d has no NSpid line: the kernel is too old (4.1 has it)", pid)
+	}
+	return s, nil
+}

@@ -1,0 +1,113 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ThreadStates has the letter of the state of each thread of a process, as
+// /proc/PID/stat has it.
+func ThreadStates(pid int) (string, error) {
+	tids, err := Threads(pid)
+	if err != nil {
+		return "", err
+	}
+	states := ""
+	for _, tid := range tids {
+		stat, err := procStat(tid)
+		if errors.Is(err, ErrGone) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		states += stat.State
+	}
+	return states, nil
+}
+
+// Stopped reports whether every thread of a process is stopped: in the
+// group-stop (state T), or in a ptrace-stop (t), or has ended.
+func Stopped(pid int) (bool, error) {
+	running, err := runningThread(pid)
+	return err == nil && running == 0, err
+}
+
+// runningThread finds a thread of a process that is not stopped, 0 if there is none.
+func runningThread(pid int) (int, error) {
+	tids, err := Threads(pid)
+	if err != nil {
+		return 0, err
+	}
+	for _, tid := range tids {
+		if stopped, err := threadStopped(tid); err != nil || !stopped {
+			return tid, err
+		}
+	}
+	return 0, nil
+}
+
+// threadStopped reports whether a thread is stopped or has ended; 0 is none.
+func threadStopped(tid int) (bool, error) {
+	if tid == 0 {
+		return true, nil
+	}
+	stat, err := procStat(tid)
+	if errors.Is(err, ErrGone) {
+		return true, nil
+	}
+	return slices.Contains([]string{"T", "t", "Z", "X", "x"}, stat.State), err
+}
+
+// Stop sends SIGSTOP to the processes and waits until every thread of each is
+// stopped. Processes that end meanwhile count as stopped.
+func Stop(ctx context.Context, procs ...*Process) error {
+	for _, p := range procs {
+		if err := p.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, ErrGone) {
+			return err
+		}
+	}
+	return WaitStopped(ctx, procs...)
+}
+
+// WaitStopped waits until every thread of each process is stopped. The kernel
+// has no event that tells a stranger of it, so it looks again and again.
+func WaitStopped(ctx context.Context, procs ...*Process) error {
+	for _, p := range procs {
+		running := 0 // the thread that was seen to run last: all of a thousand need not be read to see that it still does
+		for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+			stopped, err := threadStopped(running)
+			if stopped && err == nil {
+				running, err = runningThread(p.PID)
+			}
+			if errors.Is(err, ErrGone) || err == nil && running == 0 {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%v has threads that do not stop (a system call that cannot be interrupted?): %w", p, ctx.Err())
+			case <-time.After(pause):
+			}
+		}
+	}
+	return nil
+}
+
+// Exiting reports whether the process has ended or is about to without
+// running any more code of its own: killed, exiting, or a zombie.
+func (p *Process) Exiting() bool {
+	const pfExiting = 0x4 // PF_EXITING in the kernel's include/linux/sched.h
+	if !p.Alive() {
+		return true
+	}
+	stat, err := procStat(p.PID)
+	return errors.Is(err, ErrGone) || stat.Flags&pfExiting != 0 || stat.State == "Z" || stat.State == "X"
+}

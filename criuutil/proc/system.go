@@ -1,0 +1,99 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+)
+
+// System reads what the kernel tells of itself in /proc and /sys. The zero
+// value reads those of this host.
+type System struct {
+	Root string // below which proc and sys are; empty for /
+}
+
+func (s System) path(elements ...string) string {
+	return filepath.Join("/", s.Root, filepath.Join(elements...))
+}
+
+// KernelVersion returns the release of the running kernel, "6.18.2-amd64".
+func (s System) KernelVersion() (string, error) {
+	data, err := os.ReadFile(s.path("proc/sys/kernel/osrelease"))
+	return strings.TrimSpace(string(data)), err
+}
+
+// AvailableMemory estimates how many bytes could be allocated without swapping.
+func (s System) AvailableMemory() (uint64, error) {
+	proc, err := procfs.NewFS(s.path("proc"))
+	if err != nil {
+		return 0, err
+	}
+	info, err := proc.Meminfo()
+	if err != nil {
+		return 0, err
+	}
+	if info.MemAvailable == nil {
+		return 0, errors.New("/proc/meminfo has no MemAvailable")
+	}
+	return *info.MemAvailable << 10, nil
+}
+
+// HugePages returns the mode of transparent huge pages: always, madvise or
+// never; empty if the kernel has none.
+func (s System) HugePages() (string, error) {
+	data, err := os.ReadFile(s.path("sys/kernel/mm/transparent_hugepage/enabled"))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	_, rest, _ := strings.Cut(string(data), "[")
+	mode, _, _ := strings.Cut(rest, "]")
+	return mode, err
+}
+
+// Capabilities returns the effective capabilities of this process: bit n is
+// capability n.
+func (s System) Capabilities() (uint64, error) {
+	data, err := os.ReadFile(s.path("proc/self/status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		}
+	}
+	return 0, errors.New("/proc/self/status has no CapEff")
+}
+
+// DumpedMemory estimates how many bytes of a process's memory a dump writes:
+// all of its anonymous memory, swapped out or not, and its part of shared
+// memory, which several processes may have in common.
+func (s System) DumpedMemory(pid int) (anonymous, shared uint64, err error) {
+	data, err := os.ReadFile(s.path("proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, 0, GoneOr(pid, err)
+	}
+	for line := range strings.Lines(string(data)) {
+		name, value, _ := strings.Cut(line, ":")
+		var into *uint64
+		switch name {
+		case "RssAnon", "VmSwap":
+			into = &anonymous
+		case "RssShmem":
+			into = &shared
+		default:
+			continue
+		}
+		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 54)
+		if err != nil {
+			return 0, 0, fmt.Errorf("status of process %d: %s: %w", pid, name, err)
+		}
+		*into += kib << 10
+	}
+	return anonymous, shared, nil
+}

@@ -1,0 +1,140 @@
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// systemOf makes a System of some files.
+func systemOf(t *testing.T, files map[string]string) System {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return System{Root: root}
+}
+
+func TestSystemReadsTheKernelBelowItsRoot(t *testing.T) {
+	s := systemOf(t, map[string]string{
+		"proc/sys/kernel/osrelease":                  "6.18.2-amd64\n",
+		"proc/meminfo":                               "MemTotal:       1000 kB\nMemAvailable:    512 kB\n",
+		"proc/self/status":                           "Name:\tx\nCapEff:\t000001fffeffffff\n",
+		"proc/7/status":                              "Name:\tx\nRssAnon:\t    40 kB\nRssFile:\t    9 kB\nRssShmem:\t    8 kB\nVmSwap:\t    2 kB\n",
+		"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+	})
+	if got, err := s.KernelVersion(); got != "6.18.2-amd64" || err != nil {
+		t.Errorf("kernel %q, %v", got, err)
+	}
+	if got, err := s.AvailableMemory(); got != 512<<10 || err != nil {
+		t.Errorf("available %d, %v", got, err)
+	}
+	if got, err := s.Capabilities(); got != 0x1fffeffffff || err != nil {
+		t.Errorf("capabilities %#x, %v", got, err)
+	}
+	if got, err := s.HugePages(); got != "madvise" || err != nil {
+		t.Errorf("huge pages %q, %v", got, err)
+	}
+	if anonymous, shared, err := s.DumpedMemory(7); anonymous != 42<<10 || shared != 8<<10 || err != nil {
+		t.Errorf("dumped memory %d, %d, %v", anonymous, shared, err)
+	}
+	if got, err := systemOf(t, nil).HugePages(); got != "" || err != nil {
+		t.Errorf("huge pages of a kernel without: %q, %v", got, err)
+	}
+}
+
+const (
+	v2Mount = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+	// Beside v2, as on hosts in transition.
+	v1Mounts = "31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n" +
+		"32 24 0:28 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n" +
+		"33 24 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+)
+
+func TestMemoryGroupsOnTheWayUp(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		files map[string]string
+		want  []MemoryGroup // with Dir below the root
+	}{
+		{"v2, the middle one without a limit", map[string]string{
+			"proc/self/mountinfo":                    v2Mount,
+			"proc/7/cgroup":                          "0::/a/b/c\n",
+			"sys/fs/cgroup/a/memory.max":             "1000000\n",
+			"sys/fs/cgroup/a/memory.current":         "900000\n",
+			"sys/fs/cgroup/a/memory.stat":            "anon 300000\nfile 600000\ninactive_file 250000\nactive_file 250000\n",
+			"sys/fs/cgroup/a/b/memory.max":           "max\n",
+			"sys/fs/cgroup/a/b/c/memory.max":         "500000\n",
+			"sys/fs/cgroup/a/b/c/memory.current":     "600000\n",
+			"sys/fs/cgroup/a/b/c/memory.stat":        "inactive_file 0\n",
+			"sys/fs/cgroup/other/memory.max":         "1\n",
+			"sys/fs/cgroup/a/b/c/memory.high":        "1\n",
+			"sys/fs/cgroup/a/b/c/memory.swap.max":    "1\n",
+			"sys/fs/cgroup/a/b/c/d/memory.max":       "1\n",
+			"sys/fs/cgroup/a/b/c/cgroup.controllers": "memory\n",
+		}, []MemoryGroup{
+			{Dir: "sys/fs/cgroup/a/b/c", Limit: 500000, Usage: 600000},
+			{Dir: "sys/fs/cgroup/a", Limit: 1000000, Usage: 900000, Reclaimable: 500000},
+		}},
+		{"v2, the root of a cgroup namespace", map[string]string{
+			"proc/self/mountinfo":          v2Mount,
+			"proc/7/cgroup":                "0::/\n",
+			"sys/fs/cgroup/memory.max":     "4096\n",
+			"sys/fs/cgroup/memory.current": "1024\n",
+			"sys/fs/cgroup/memory.stat":    "",
+		}, []MemoryGroup{{Dir: "sys/fs/cgroup", Limit: 4096, Usage: 1024}}},
+		{"v1 beside v2", map[string]string{
+			"proc/self/mountinfo": v1Mounts,
+			"proc/7/cgroup":       "6:freezer:/x\n4:memory:/job\n0::/x\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes":     "9223372036854771712\n",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes":     "77\n",
+			"sys/fs/cgroup/memory/memory.stat":               "",
+			"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "8192\n",
+			"sys/fs/cgroup/memory/job/memory.usage_in_bytes": "4096\n",
+			"sys/fs/cgroup/memory/job/memory.stat":           "inactive_file 1\ntotal_inactive_file 1024\ntotal_active_file 1024\n",
+		}, []MemoryGroup{{Dir: "sys/fs/cgroup/memory/job", V1: true, Limit: 8192, Usage: 4096, Reclaimable: 2048}}},
+		{"no limit anywhere", map[string]string{
+			"proc/self/mountinfo": v2Mount,
+			"proc/7/cgroup":       "0::/a\n",
+		}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := systemOf(t, test.files)
+			for i := range test.want {
+				test.want[i].Dir = filepath.Join(s.Root, test.want[i].Dir)
+			}
+			got, err := s.MemoryGroups(7)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestRoomOfAMemoryGroup(t *testing.T) {
+	for _, test := range []struct {
+		group MemoryGroup
+		want  uint64
+	}{
+		{MemoryGroup{Limit: 100, Usage: 60}, 40},
+		{MemoryGroup{Limit: 100, Usage: 90, Reclaimable: 50}, 60},
+		{MemoryGroup{Limit: 100, Usage: 130}, 0},
+		{MemoryGroup{Limit: 100, Usage: 30, Reclaimable: 50}, 100}, // the two are not read at one time
+	} {
+		if got := test.group.Room(); got != test.want {
+			t.Errorf("%+v has room for %d, want %d", test.group, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// RearmTimers starts the periodic timers (timerfd_create(2)) of a restored process
+// that criu has restored dead. One that expires is started again by who reads it;
+// until then it has no time left, and such a one criu takes for disarmed. In a
+// process that was stopped for longer than the period every timer is so.
+//
+// They expire at once, as they had before the dump. The process must not run.
+func (p *Process) RearmTimers() error {
+	dir := fmt.Sprintf("/proc/%d/fd", p.PID)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return GoneOr(p.PID, err)
+	}
+	for _, entry := range entries {
+		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
+		if err != nil || link != "anon_inode:[timerfd]" {
+			continue
+		}
+		fd, err := strconv.Atoi(entry.Name())
+		if err == nil {
+			err = p.rearmTimer(fd)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("timer on descriptor %d of process %d: %w", fd, p.PID, err)
+		}
+	}
+	return nil
+}
+
+func (p *Process) rearmTimer(fd int) error {
+	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", p.PID, fd))
+	if err != nil {
+		return err
+	}
+	_, text, _ := strings.Cut(string(info), "clockid:")
+	var clock int32
+	var ticks uint64
+	var flags int
+	var timer unix.ItimerSpec
+	if _, err := fmt.Sscanf(text, "%d\nticks: %d\nsettime flags: %o\nit_value: (%d, %d)\nit_interval: (%d, %d)",
+		&clock, &ticks, &flags, &timer.Value.Sec, &timer.Value.Nsec, &timer.Interval.Sec, &timer.Interval.Nsec); err != nil {
+		return fmt.Errorf("its fdinfo is not understood: %w: %q", err, info)
+	}
+	if ticks == 0 || timer.Value != (unix.Timespec{}) || timer.Interval == (unix.Timespec{}) {
+		return nil // disarmed by the program, to expire but once, or running
+	}
+	timer.Value.Nsec = 1
+	if flags&unix.TFD_TIMER_ABSTIME != 0 {
+		if err := unix.ClockGettime(clock, &timer.Value); err != nil {
+			return err
+		}
+	}
+	conn, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	own := -1
+	var getErr error
+	if err := conn.Control(func(pidfd uintptr) { own, getErr = unix.PidfdGetfd(int(pidfd), fd, 0) }); err != nil {
+		return err
+	}
+	if getErr != nil {
+		return getErr
+	}
+	defer unix.Close(own)
+	return unix.TimerfdSettime(own, flags, &timer, nil)
+}

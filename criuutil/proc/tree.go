@@ -1,0 +1,106 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/prometheus/procfs"
+)
+
+// Tree returns the pids of root and all its descendants, parents before their
+// children: what criu dumps when it is given root.
+func Tree(root int) ([]int, error) {
+	pids := []int{root}
+	for i := 0; i < len(pids); i++ {
+		children, err := Children(pids[i])
+		if errors.Is(err, ErrGone) && i > 0 {
+			continue // a process that ended while we looked has no children any more
+		}
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, children...)
+	}
+	return pids, nil
+}
+
+// Children lists the children of all threads of a process.
+func Children(pid int) ([]int, error) {
+	tids, err := Threads(pid)
+	if err != nil {
+		return nil, err
+	}
+	var children []int
+	for _, tid := range tids {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, tid))
+		if errors.Is(err, os.ErrNotExist) && ThreadExists(pid, tid) {
+			return nil, fmt.Errorf("/proc/%d/task/%d/children: the kernel lacks CONFIG_PROC_CHILDREN, which criu needs too", pid, tid)
+		}
+		if err != nil {
+			continue // the thread ended
+		}
+		for _, field := range bytes.Fields(data) {
+			child, err := strconv.Atoi(string(field))
+			if err != nil {
+				return nil, fmt.Errorf("children of process %d: %w", pid, err)
+			}
+			children = append(children, child)
+		}
+	}
+	return children, nil
+}
+
+// Threads returns the tids of a process.
+func Threads(pid int) ([]int, error) {
+	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	if err != nil {
+		return nil, GoneOr(pid, err)
+	}
+	tids := make([]int, 0, len(entries))
+	for _, entry := range entries {
+		tid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return nil, fmt.Errorf("threads of process %d: %w", pid, err)
+		}
+		tids = append(tids, tid)
+	}
+	return tids, nil
+}
+
+func ThreadExists(pid, tid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
+	return err == nil
+}
+
+// Processes lists the pids of all processes.
+func All() ([]int, error) {
+	procs, err := procfs.AllProcs()
+	if err != nil {
+		return nil, fmt.Errorf("list the processes: %w", err)
+	}
+	pids := make([]int, len(procs))
+	for i, proc := range procs {
+		pids[i] = proc.PID
+	}
+	return pids, nil
+}
+
+// IsAncestor reports whether pid is an ancestor of process of, by the parents
+// that /proc shows now.
+func IsAncestor(pid, of int) (bool, error) {
+	for of > 1 {
+		status, err := ReadStatus(of)
+		if err != nil {
+			return false, err
+		}
+		if status.PPID == pid {
+			return true, nil
+		}
+		of = status.PPID
+	}
+	return false, nil
+}

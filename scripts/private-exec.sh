@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# private-exec.sh COMMAND...: runs it where it sees nothing of how this host is set up for criu and cucriu, and where two of them
+# do not meet. It has
+#   - a temporary directory of its own ($TMPDIR), which is removed when it has ended, whoever ends it
+#   - a mount namespace of its own, in which criu's and cucriu's configuration, cucriu's sessions and shared memory are empty
+#   - no descriptors but standard input, output and error (clean-exec.sh)
+# It is executed, not waited for: signals and the exit status are its own. Needs root.
+set -euo pipefail
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+
+# Not common.sh's: the GPU bundle carries this script without it.
+die() {
+	printf '%s: error: %s\n' "${0##*/}" "$1" >&2
+	shift
+	printf '  %s\n' "$@" >&2
+	exit 1
+}
+
+no_namespace() { # WHAT WHY
+	die "$1: $2" \
+		"The tests, the demo and the benchmark run in a mount namespace of their own, apart from this host's configuration." \
+		"Run this as root with CAP_SYS_ADMIN (in a container: --privileged)."
+}
+
+if [[ ${1:-} == --inside ]]; then
+	dir=$2
+	shift 2
+	hidden=0
+	for place in /etc/criu /etc/cucriu /run/cucriu "${HOME:-/root}/.criu"; do
+		if [[ -d $place ]]; then
+			empty=$dir/hidden-$((++hidden))
+			mkdir -m 0755 "$empty"
+			why=$(mount --bind "$empty" "$place" 2>&1) || no_namespace "cannot hide $place" "$why"
+		fi
+	done
+	if [[ -d /dev/shm ]]; then
+		why=$(mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs /dev/shm 2>&1) || no_namespace "cannot mount an own /dev/shm" "$why"
+	fi
+	unset CRIU_CONFIG_FILE CRIU_LIBS_DIR CUCRIU_CONFIG
+	export TMPDIR=$dir/tmp CUCRIU_RUN_DIR=$dir/run
+	exec "$scripts/clean-exec.sh" "$@"
+fi
+
+(($# > 0)) || die "there is no command" "usage: private-exec.sh COMMAND..."
+type -P unshare >/dev/null || die "unshare is missing" "Install util-linux."
+why=$(unshare --mount true 2>&1) || no_namespace "cannot make a mount namespace" "$why"
+
+dir=$(mktemp -d "${TMPDIR:-/tmp}/cucriu.XXXXXX")
+# Everybody may reach what is in there, and use the temporary directory, as with /tmp.
+chmod 0755 "$dir"
+mkdir -m 1777 "$dir/tmp"
+# It ends with this process, which becomes the command. In a session of its own, no Ctrl-C and no hangup ends it before.
+"$scripts/clean-exec.sh" setsid --fork \
+	bash -c 'cd /; tail --pid="$1" --follow /dev/null; rm -rf -- "$2"' private-exec.sh "$$" "$dir" \
+	</dev/null >/dev/null 2>&1
+exec unshare --mount -- bash "${BASH_SOURCE[0]}" --inside "$dir" "$@"
