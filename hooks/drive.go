@@ -270,10 +270,11 @@ func (d *drive) explained(err error) error {
 // its watcher would, and returns it; nil if there is none.
 func (d *drive) finishSession(ctx context.Context) (*Session, error) {
 	ctx = context.WithoutCancel(ctx)
+	deadline := time.Now().Add(d.Config.Lock.Timeout) // for a watcher that fails at first
 	s, err := d.latestSessionOf(d.kind, d.criu, false)
 	for ; errors.Is(err, errSessionBusy); s, err = d.latestSessionOf(d.kind, d.criu, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.
-		if now := d.failedTry(); now != nil {
+		if now := d.failedTry(); now != nil && time.Now().After(deadline) {
 			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
 		}
 		time.Sleep(5 * time.Millisecond) // no event tells of a try that has failed

@@ -107,7 +107,8 @@ func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 }
 
 // latestSessionOf finds and locks the latest session of a running criu, open or
-// over, nil if it has none.
+// over, nil if it has none. If it is not to wait for who is at work on it, it fails
+// with [errSessionBusy] then.
 func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu, wait bool) (*Session, error) {
 	if isForeignRunDir(h.Config.RunDir) {
 		return nil, nil

@@ -134,6 +134,7 @@ func TestAJobThatIsNotBackYet(t *testing.T) {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s, try: 1s}\n")) // how long a dump waits for the watcher
 				job := host.Start(1)
 				args := []string{"suspend", "-p", job.Root()}
 				if test.command == "dump" {
@@ -145,6 +146,9 @@ func TestAJobThatIsNotBackYet(t *testing.T) {
 				}
 				host.KillWatcher()
 				exits(t, host, notBack, hooks.ErrNotBack.Error(), test.command+".back.unlock=error", "recover")
+				if out := cucriu(t, host, 0, "status"); !strings.Contains(out, "not back yet: ") {
+					t.Errorf("cucriu status does not say why:\n%s", out)
+				}
 				cucriu(t, host, 0, "recover")
 				job.Runs()
 			})
