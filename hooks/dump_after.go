@@ -97,7 +97,7 @@ func (s *Session) complete() error {
 // sessionOf finds and locks the open session of a running criu, nil if it has
 // none: then no process of its tree uses CUDA, or the session is over.
 func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
-	s, err := h.latestSessionOf(kind, criu)
+	s, err := h.latestSessionOf(kind, criu, true)
 	if err != nil || s == nil {
 		return nil, err
 	}
@@ -109,8 +109,9 @@ func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 }
 
 // latestSessionOf finds and locks the latest session of a running criu, open or
-// over, nil if it has none.
-func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+// over, nil if it has none. If it is not to wait for who is at work on it, it fails
+// with [errSessionBusy] then.
+func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu, wait bool) (*Session, error) {
 	if isForeignRunDir(h.Config.RunDir) {
 		return nil, nil
 	}
@@ -122,7 +123,7 @@ func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu) (*Session, error)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	s, err := loadSession(dir, true)
+	s, err := loadSession(dir, wait)
 	if err != nil {
 		return nil, err
 	}

@@ -284,7 +284,7 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
-	s, err := h.latestSessionOf(KindRestore, criu)
+	s, err := h.latestSessionOf(KindRestore, criu, true)
 	if err != nil {
 		return err // the watcher goes on
 	}

@@ -87,6 +87,7 @@ type Session struct {
 	Phases   timeline.Phases `json:"phases"`
 	Outcome  Outcome         `json:"outcome"`
 	Message  string          `json:"message"`
+	Stuck    bool            `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
 
 	dir      string
 	lock     *flock.Flock
@@ -400,7 +401,7 @@ func (h *Hook) note(s *Session) {
 // the watcher is ended: criu may live on for as long as the job that it has
 // restored.
 func (s *Session) close(outcome Outcome, message string) error {
-	s.Outcome, s.Message = outcome, message
+	s.Outcome, s.Message, s.Stuck = outcome, message, false
 	if err := failpoint(context.Background(), s, string(s.Kind)+".close"); err != nil {
 		return err
 	}

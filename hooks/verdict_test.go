@@ -61,6 +61,9 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		s.Members = []Member{{Process: preflight.Process{Ident: self.Ident, Name: "init"}}}
 		err = d.failed(refusal)
 		untouched := step == ""
+		if preflight.Refused(err) != untouched {
+			t.Errorf("refused at step %q, and Refused says %v", step, preflight.Refused(err))
+		}
 		if errors.As(err, new(*preflight.RefusedError)) != untouched || strings.Contains(err.Error(), "nothing was touched") != untouched {
 			t.Errorf("refused at step %q: %v", step, err)
 		}
@@ -82,6 +85,9 @@ func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}
 	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
 	err := d.failed(preflight.Findings{{Name: preflight.FindingCUDAState, Severity: preflight.SeverityError, Message: "is locked"}}.Err())
+	if preflight.Refused(err) {
+		t.Error("a refusal, of which nothing was touched")
+	}
 	for _, text := range []string{err.Error(), s.Message} {
 		if strings.Contains(text, "nothing was touched") || !strings.Contains(text, "the tree was thawed for a moment") {
 			t.Errorf("it says: %s", text)

@@ -22,8 +22,11 @@ import (
 
 // The exit statuses of the cucriu command.
 const (
-	failed = 1
-	usage  = 2
+	failed     = 1
+	usage      = 2
+	turnedDown = 3
+	notBack    = 4
+	ended      = 5 // while it failed
 )
 
 // cucriu runs the command to its end and fails the test unless it exits with
@@ -133,7 +136,7 @@ func TestCommandDumpLeavesRunning(t *testing.T) {
 		images := dumpAndLeave(t, host, job, "-R")
 		job.Runs()
 		dumped(t, images)
-		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images) // never over another
+		cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images) // never over another
 		job.Runs()
 		job.Kill()
 		cucriu(t, host, 0, "restore", "-D", images)
@@ -237,11 +240,11 @@ func TestCommandRefuses(t *testing.T) {
 			{usage, "unknown flag", []string{"dump", "--no-such-flag"}},
 			{usage, "-o", []string{"dump", "-t", job.Root(), "-D", images, "-o", "a/b"}},
 			{usage, "ghost-limit", []string{"dump", "-t", job.Root(), "-D", images, "--ghost-limit", "lots"}},
-			{failed, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
-			{failed, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
-			{failed, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
-			{failed, "99999", []string{"dump", "-t", "99999", "-D", images}},
-			{failed, "no such file", []string{"restore", "-D", images}},
+			{turnedDown, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
+			{turnedDown, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
+			{turnedDown, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
+			{turnedDown, "99999", []string{"dump", "-t", "99999", "-D", images}},
+			{turnedDown, "no such file", []string{"restore", "-D", images}},
 			{usage, "foreground", []string{"restore", "-D", full, "--foreground", "-d"}},
 		} {
 			if out := cucriu(t, host, test.status, test.args...); !strings.Contains(out, test.says) {

@@ -58,7 +58,8 @@ func only(t *testing.T, findings preflight.Findings, name string) preflight.Find
 }
 
 // refused fails the test unless cucriu check finds exactly one error in a job,
-// and a dump by criu is refused for it, in the same words, with nothing touched.
+// and a dump by criu, or by cucriu, is refused for it, in the same words, with nothing
+// touched.
 func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images string, dumpArgs ...string) preflight.Finding {
 	t.Helper()
 	found := only(t, check(t, host, "-t", job.Root(), "-D", images), name)
@@ -67,6 +68,12 @@ func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images st
 	words := "refused, nothing was touched: " + regexp.MustCompile(`^.*: [^0-9]*`).FindString(strings.TrimSuffix(found.String(), ": "+found.Remedy))
 	if run.Err == nil || !strings.Contains(run.Log, words) {
 		t.Fatalf("criu dump: %v; want %q\n%s", run.Err, words, run.Lines())
+	}
+	if name != preflight.FindingCUDAPlugin { // which cucriu keeps from criu
+		args := append([]string{"dump", "-t", job.Root(), "-D", filepath.Join(images, "images")}, dumpArgs...)
+		if out := cucriu(t, host, turnedDown, args...); !strings.Contains(out, words) {
+			t.Fatalf("cucriu dump says nothing of %q:\n%s", words, out)
+		}
 	}
 	if sessions := host.Sessions(); len(sessions) != 0 {
 		t.Fatalf("a refusal is to touch nothing, but made a session: %+v", sessions)
