@@ -17,6 +17,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
 )
 
 // ErrNotBack is wrapped by the error of what failed and left a job that is not in a
@@ -166,7 +167,7 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	defer d.criu.Close() // its identity is known on
 	defer func() {
 		if !d.staged {
-			err = refused(err)
+			err = preflight.AsRefusal(err)
 		}
 	}()
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
@@ -272,7 +273,15 @@ func (d *drive) explained(err error) error {
 // its watcher would, and returns it; nil if there is none.
 func (d *drive) finishSession(ctx context.Context) (*Session, error) {
 	ctx = context.WithoutCancel(ctx)
-	s, err := d.latestSessionOf(d.kind, d.criu) // waits while the watcher is at work
+	deadline := time.Now().Add(d.Config.Lock.Timeout) // for a watcher that fails at first
+	s, err := d.latestSessionOf(d.kind, d.criu, false)
+	for ; errors.Is(err, errSessionBusy); s, err = d.latestSessionOf(d.kind, d.criu, false) {
+		// Its watcher is at work, and gives the lock back once it has succeeded.
+		if now := d.failedTry(); now != nil && time.Now().After(deadline) {
+			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
+		}
+		time.Sleep(5 * time.Millisecond) // no event tells of a try that has failed
+	}
 	if err != nil || s == nil {
 		return nil, err
 	}
@@ -281,6 +290,16 @@ func (d *drive) finishSession(ctx context.Context) (*Session, error) {
 		return s, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}
 	return s, nil
+}
+
+// failedTry returns the session, as it stands in the journal, if its watcher has failed
+// to take it to its end.
+func (d *drive) failedTry() *Session {
+	s := &Session{dir: sessionPath(filepath.Join(d.Config.RunDir, "sessions"), d.kind, d.criu.Ident)}
+	if err := s.read(); err != nil || s.Outcome != "" || !s.Stuck {
+		return nil
+	}
+	return s
 }
 
 func (d *drive) result(s *Session, root int, dir string) Result {

@@ -118,6 +118,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 			return nil
 		}
 		h.Log.Error("the job is not back yet", "session", filepath.Base(dir), "retry", pause, "error", err)
+		h.noteStuck(s, err)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -300,7 +301,19 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 			return nil, err
 		}
 	}
-	return s, h.finish(ctx, s)
+	if err := h.finish(ctx, s); err != nil {
+		h.noteStuck(s, err)
+		return s, err
+	}
+	return s, nil
+}
+
+// noteStuck notes why a job is not back yet, for whoever waits for it or asks.
+func (h *Hook) noteStuck(s *Session, err error) {
+	if s.Outcome == "" {
+		s.Stuck, s.Message = true, "not back yet: "+err.Error()
+		h.note(s)
+	}
 }
 
 // owned reports whether a session has somebody who will take it on: a criu that

@@ -16,7 +16,7 @@ func recoverCommand() *cobra.Command {
 After a dump that failed, the watcher brings the job back by itself. If the
 watcher, too, was killed, this command does what it would have done. Sessions
 whose criu, hook or watcher is still at work are left alone. It can be run at
-any time, and again.`,
+any time, and again. The exit status is 4 if a job is still not back.`,
 		Example: "  cucriu recover",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -32,7 +32,9 @@ any time, and again.`,
 				return err
 			}
 			for _, s := range recovered {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, pids(s), s.Outcome, s.Message)
+				if s.Outcome != "" { // else the error tells of it
+					fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, pids(s), s.Outcome, s.Message)
+				}
 			}
 			if len(recovered) == 0 && err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to recover")

@@ -79,3 +79,35 @@ func FuzzRead(f *testing.F) {
 		_, _ = readTasks(t, data)
 	})
 }
+
+func TestCheckWhole(t *testing.T) {
+	whole := image(t, "PSTREE", task(7, 0)) // of whichever kind: it is not decoded
+	for _, test := range []struct {
+		name, file string
+		data       []byte
+		damaged    bool
+	}{
+		{"whole", "core-7.img", whole, false},
+		{"cut off", "core-7.img", whole[:len(whole)-1], true},
+		{"cut off in its magic", "pagemap-7.img", whole[:3], true},
+		{"empty", "mm-7.img", nil, true},
+		{"something else", "inventory.img", []byte("something else"), true},
+		{"too large to be read here", "pagemap-7.img", make([]byte, maxImageBytes+1), false},
+		{"of no process", "core-7.img.bak", nil, false},
+		{"of the fast lane", "cucriu-pages-0-7.img", nil, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, test.file), test.data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := CheckWhole(dir)
+			if (err != nil) != test.damaged {
+				t.Errorf("damaged: %v, error %v", test.damaged, err)
+			}
+			if err != nil && !strings.Contains(err.Error(), filepath.Join(dir, test.file)+" is damaged") {
+				t.Errorf("it does not name the image: %v", err)
+			}
+		})
+	}
+}

@@ -15,13 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 )
 
 // The exit statuses of the cucriu command.
 const (
-	failed = 1
-	usage  = 2
+	failed     = 1
+	usage      = 2
+	turnedDown = 3
+	notBack    = 4
+	ended      = 5 // while it failed
 )
 
 // cucriu runs the command to its end and fails the test unless it exits with
@@ -41,7 +46,7 @@ func cucriu(t *testing.T, host *testenv.Host, status int, args ...string) string
 // dumped fails the test unless there is a complete image and nothing beside it.
 func dumped(t *testing.T, images string) {
 	t.Helper()
-	for _, name := range []string{"inventory.img", "pstree.img", hooks.ManifestName, "dump.log", "stats-dump"} {
+	for _, name := range []string{"inventory.img", "pstree.img", image.ManifestName, "dump.log", "stats-dump"} {
 		if _, err := os.Stat(filepath.Join(images, name)); err != nil {
 			t.Error(err)
 		}
@@ -88,7 +93,7 @@ func TestCommandDumpAndRestore(t *testing.T) {
 			Success bool
 			RootPID int    `json:"root_pid"`
 			GPU     uint64 `json:"gpu_bytes"`
-			Phases  hooks.Phases
+			Phases  timeline.Phases
 		}
 		cmd := host.CucriuCommand("restore", "-D", images, "--json")
 		data, err := cmd.Output()
@@ -131,7 +136,7 @@ func TestCommandDumpLeavesRunning(t *testing.T) {
 		images := dumpAndLeave(t, host, job, "-R")
 		job.Runs()
 		dumped(t, images)
-		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images) // never over another
+		cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images) // never over another
 		job.Runs()
 		job.Kill()
 		cucriu(t, host, 0, "restore", "-D", images)
@@ -235,11 +240,11 @@ func TestCommandRefuses(t *testing.T) {
 			{usage, "unknown flag", []string{"dump", "--no-such-flag"}},
 			{usage, "-o", []string{"dump", "-t", job.Root(), "-D", images, "-o", "a/b"}},
 			{usage, "ghost-limit", []string{"dump", "-t", job.Root(), "-D", images, "--ghost-limit", "lots"}},
-			{failed, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
-			{failed, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
-			{failed, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
-			{failed, "99999", []string{"dump", "-t", "99999", "-D", images}},
-			{failed, "no such file", []string{"restore", "-D", images}},
+			{turnedDown, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
+			{turnedDown, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
+			{turnedDown, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
+			{turnedDown, "99999", []string{"dump", "-t", "99999", "-D", images}},
+			{turnedDown, "no such file", []string{"restore", "-D", images}},
 			{usage, "foreground", []string{"restore", "-D", full, "--foreground", "-d"}},
 		} {
 			if out := cucriu(t, host, test.status, test.args...); !strings.Contains(out, test.says) {

@@ -10,9 +10,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// ended is the exit status of a cucriu that failed while processes of the job ended.
-const ended = 5
-
 // lastMessage returns the message of the last session, which must be closed.
 func lastMessage(host *testenv.Host) string {
 	sessions := host.Sessions()

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import "errors"
 
@@ -24,10 +24,10 @@ func (r *refusal) Unwrap() error { return r.error }
 func (r *refusal) Refused() bool { return r.untouched }
 
 // refused is an error that came before anything was touched.
-func refused(err error) error { return withVerdict(err, true) }
+func AsRefusal(err error) error { return withVerdict(err, true) }
 
 // touched is an error that came after something was touched, whatever it holds.
-func touched(err error) error { return withVerdict(err, false) }
+func AsFailure(err error) error { return withVerdict(err, false) }
 
 func withVerdict(err error, untouched bool) error {
 	if err == nil {
