@@ -143,7 +143,7 @@ func TestManifestIsNotReadThroughALink(t *testing.T) {
 func FuzzParseManifest(f *testing.F) {
 	good := goodManifest(f)
 	parked := goodManifest(f)
-	parked.Version = manifestVersion
+	parked.Version = ManifestVersion
 	parked.StoppedOthers = []int{9}
 	for _, m := range []Manifest{good, parked, {}} {
 		data, err := json.Marshal(m)
