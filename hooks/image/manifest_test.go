@@ -92,15 +92,17 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 		"pages in no shard":          func(m *Manifest) { m.Processes[0].Pages.ShardBytes = nil },
 		"more GPUs than there are":   func(m *Manifest) { m.Processes[0].GPUs = make([]cudackpt.GPU, maxGPUs+1) },
 	} {
-		m := goodManifest(t)
-		damage(&m)
-		data, err := json.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ParseManifest(data); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			m := goodManifest(t)
+			damage(&m)
+			data, err := json.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ParseManifest(data); err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		})
 	}
 	good, err := json.Marshal(goodManifest(t))
 	if err != nil {
@@ -112,9 +114,11 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 		"a MIG device":      strings.Replace(string(good), "GPU-", "MIG-", 1),
 		"nothing":           "",
 	} {
-		if _, err := ParseManifest([]byte(data)); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			if _, err := ParseManifest([]byte(data)); err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		})
 	}
 	for cut := range len(good) {
 		if _, err := ParseManifest(good[:cut]); err == nil {
@@ -217,13 +221,15 @@ func TestManifestMustBeAFileInAnImageDirectory(t *testing.T) {
 		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // zeros without end
 		"larger than sane": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
 	} {
-		dir := t.TempDir()
-		if err := put(filepath.Join(dir, ManifestName)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ReadManifest(dir); err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ManifestName) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := put(filepath.Join(dir, ManifestName)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ReadManifest(dir); err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ManifestName) {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
 	}
 	if _, err := ReadManifest("nowhere"); err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a folder that is not there passes for one without CUDA: %v", err)

@@ -85,9 +85,11 @@ func TestOnlyTheStepThatIsNamedGoesWrong(t *testing.T) {
 		"lock":      nil,
 		"":          nil,
 	} {
-		if diff := cmp.Diff(want, At(points, step)); diff != "" {
-			t.Errorf("%q: %s", step, diff)
-		}
+		t.Run(step, func(t *testing.T) {
+			if diff := cmp.Diff(want, At(points, step)); diff != "" {
+				t.Errorf("%q: %s", step, diff)
+			}
+		})
 	}
 }
 

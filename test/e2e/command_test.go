@@ -164,7 +164,7 @@ func TestCommandLeavesStopped(t *testing.T) {
 	})
 }
 
-func TestCommandTreeWithoutCUDA(t *testing.T) {
+func TestCommandDumpsATreeWithoutCUDA(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
