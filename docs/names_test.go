@@ -15,8 +15,8 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/config"
 )
 
 var findingName = regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`)

@@ -13,6 +13,7 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // bringUp is the one way back. From whatever state the processes are in
@@ -165,13 +166,13 @@ func (b *bringUp) trace(ctx context.Context) error {
 }
 
 // memoryNeed is what those that are checkpointed will take of the GPUs' memory.
-func (b *bringUp) memoryNeed(ctx context.Context) (memoryNeed, error) {
+func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 	defer cancel()
-	need := make(memoryNeed)
+	need := make(preflight.MemoryNeed)
 	for _, t := range b.cuda {
 		if t.lacksMemory() {
-			need.add(t.member)
+			need.Add(t.member.MemoryBytes, t.member.Pairs)
 			continue
 		}
 		// A checkpoint or restore that a killed controller began goes on by
@@ -184,7 +185,7 @@ func (b *bringUp) memoryNeed(ctx context.Context) (memoryNeed, error) {
 			if err := t.measureStaged(); err != nil {
 				return nil, err
 			}
-			need.add(t.member)
+			need.Add(t.member.MemoryBytes, t.member.Pairs)
 		}
 	}
 	return need, nil
@@ -205,7 +206,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 			if err := failpoint(ctx, b.Session, string(b.Kind)+".back.free memory"); err != nil {
 				return err
 			}
-			return need.require(ctx, b.driver)
+			return need.Require(ctx, b.driver)
 		})
 	})
 	go room() // beside the first fill: NVML takes 10 ms for each GPU of the host

@@ -185,14 +185,3 @@ func heldByAncestor(pid int, dir os.FileInfo) bool {
 	}
 	return false
 }
-
-// isClaimed reports whether a dump that lives has claimed a directory, in whatever
-// pid namespace.
-func isClaimed(dir string) bool {
-	f, err := os.Open(dir)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
-}

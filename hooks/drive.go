@@ -17,6 +17,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
 )
 
 // ErrNotBack is wrapped by the error of what failed and left a job that is not in a
@@ -166,7 +167,7 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	defer d.criu.Close() // its identity is known on
 	defer func() {
 		if !d.staged {
-			err = refused(err)
+			err = preflight.AsRefusal(err)
 		}
 	}()
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 )
 
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or
@@ -17,16 +19,16 @@ import (
 // name of dir once it is on disk and before the processes are ended.
 //
 // After an error the job runs on as before, unless the error wraps
-// [ErrNotBack] or [ErrEnded]; [Refused] tells whether it was touched. The end of ctx makes the dump fail at the next point where
+// [ErrNotBack] or [ErrEnded]; [preflight.Refused] tells whether it was touched. The end of ctx makes the dump fail at the next point where
 // everything can be undone.
 func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
 	partial, err := h.newPartial(dir)
 	if err != nil {
-		return Result{}, refused(err)
+		return Result{}, preflight.AsRefusal(err)
 	}
 	needed := false // the job must yet be brought back from it
 	defer func() {
@@ -50,11 +52,12 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	}
 	d, err := noting.start(KindDump, options, partial)
 	if err != nil {
-		return Result{}, refused(err)
+		return Result{}, preflight.AsRefusal(err)
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
-		d.stage.PublishAs = dir
+		d.stage.CommittedDir = dir
+		d.stage.Commit = func(context.Context) error { return image.Publish(partial, dir) }
 	}
 	_, dumpErr := d.do(ctx)
 	ended := time.Now()
@@ -73,7 +76,7 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 		return Result{Session: s, Log: d.logPath()}, err
 	}
 	if leavesRunning {
-		if err := publish(partial, dir); err != nil {
+		if err := image.Publish(partial, dir); err != nil {
 			return Result{Session: s, Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), checkEnded(s, root))
 		}
 	}

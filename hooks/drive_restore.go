@@ -6,26 +6,28 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"cucriu/hooks/preflight"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs.
 // After an error no process of it is left and the image is intact, unless the
-// error wraps [ErrNotBack] or the configuration says to leave them. [Refused] tells
+// error wraps [ErrNotBack] or the configuration says to leave them. [preflight.Refused] tells
 // whether criu had created anything.
 func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
 	switch entries, err := os.ReadDir(dir); { // before there is a criu that is not needed
 	case err != nil:
-		return Result{}, refused(fmt.Errorf("image directory: %w", err))
+		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	case len(entries) == 0:
-		return Result{}, refused(fmt.Errorf("image directory %s is empty: name that of an image", dir))
+		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory %s is empty: name that of an image", dir))
 	}
 	d, err := h.start(KindRestore, options, dir)
 	if err != nil {
-		return Result{}, refused(err)
+		return Result{}, preflight.AsRefusal(err)
 	}
 	response, err := d.do(ctx)
 	s, finishErr := d.finishSession(ctx)

@@ -13,8 +13,12 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/inject"
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 )
 
 // dump is one run of the dump side.
@@ -26,7 +30,7 @@ type dump struct {
 	imageDir string // criu's own descriptor of it: valid while criu lives
 
 	driver  *cudackpt.Driver
-	loading Phase          // of the driver's library
+	loading timeline.Phase // of the driver's library
 	paused  []proc.Freezer // what the engine has frozen, to be thawed
 	thawed  []proc.Freezer // by us; the engine had frozen them
 	members []Member
@@ -36,6 +40,7 @@ type dump struct {
 	others        []*proc.Process        // without CUDA, which we have stopped
 	parkedOthers  map[int]*inject.Parked // of these, by their pids
 	claimed       *os.File               // the image directory
+	store         pages.Store            // of the fast lane
 	session       *Session
 	targets       []*target
 	tracer        *inject.Tracer // while the processes are locked
@@ -73,7 +78,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	}
 	if len(d.members) == 0 {
 		h.Log.Info("no process of the tree uses CUDA: nothing to do", "root", root)
-		if err := removeManifest(d.imageDir); err != nil {
+		if err := image.Clear(d.imageDir); err != nil {
 			return err
 		}
 		return d.refreeze(ctx)
@@ -202,23 +207,23 @@ func (d *dump) inspect(ctx context.Context) error {
 	if d.criu.PagesElsewhere {
 		imageDir = "" // how much of it will go there is not known
 	}
-	ofCriu := make(chan Findings, 1) // which is asked for its version meanwhile
-	go func() { ofCriu <- criuFindings(ctx, d.criu) }()
-	seen, err := inspectTree(ctx, d.root, imageDir, d.open)
+	ofCriu := make(chan preflight.Findings, 1) // which is asked for its version meanwhile
+	go func() { ofCriu <- preflight.CriuFindings(ctx, d.criu) }()
+	seen, err := preflight.InspectTree(ctx, d.root, imageDir, d.open)
 	findings := <-ofCriu
 	if err != nil {
 		return err
 	}
-	if seen.usesCUDA() {
-		seen.findings = slices.Concat(seen.findings, insideFindings(seen.pids, d.criu.PID), findings)
+	if seen.UsesCUDA() {
+		seen.Findings = slices.Concat(seen.Findings, preflight.InsideFindings(seen.PIDs, d.criu.PID), findings)
 	}
 	if d.criu.RPC { // these depend on options that cannot be seen then
-		seen.findings = seen.findings.suspected(FindingCUDAPlugin, FindingPluginDir, FindingDiskSpace)
+		seen.Findings = seen.Findings.Suspected(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
 	}
-	if err := d.refuse(seen.findings); err != nil || len(seen.members) == 0 {
+	if err := d.refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
 		return err
 	}
-	d.members = seen.members
+	d.members = membersOf(seen.Processes)
 	if d.targets, err = openMembers(d.driver, d.members); err != nil {
 		return err
 	}
@@ -247,7 +252,9 @@ func statesOf(ctx context.Context, targets []*target, tell func(*target, cudackp
 	return errors.Join(err, releaseThreads(ctx, tracer, stopped))
 }
 
-func wantRunning(t *target, state cudackpt.State) error { return stateFindings(t.member, state).Err() }
+func wantRunning(t *target, state cudackpt.State) error {
+	return preflight.StateFindings(&t.member.Process, state).Err()
+}
 
 // awaitEarlier waits until an earlier dump of the same processes is over: after
 // criu dump -R its watcher needs a moment to let them run on. Only then is a paused
@@ -291,7 +298,7 @@ func membersOfTree(root int) ([]Member, error) {
 	for _, pid := range pids {
 		if process, err := proc.Open(pid); err == nil {
 			process.Close()
-			members = append(members, Member{Ident: process.Ident})
+			members = append(members, Member{Process: preflight.Process{Ident: process.Ident}})
 		}
 	}
 	return members, nil
@@ -306,12 +313,12 @@ func (d *dump) open() (*cudackpt.Driver, error) {
 	if d.driver != nil {
 		return d.driver, nil
 	}
-	start := sinceBoot()
-	driver, err := d.openCheckpointDriver()
+	start := timeline.SinceBoot()
+	driver, err := d.Host().CheckpointDriver()
 	if err == nil {
 		d.driver = driver
 	}
-	d.loading = Phase{Name: "load driver", By: d.by, Start: (start - d.begun).Seconds(), Seconds: (sinceBoot() - start).Seconds()}
+	d.loading = timeline.Phase{Name: "load driver", By: d.by, Start: (start - d.begun).Seconds(), Seconds: (timeline.SinceBoot() - start).Seconds()}
 	return driver, err
 }
 
@@ -332,7 +339,7 @@ func (d *dump) watch() error {
 	}
 	d.session, err = d.newSession(&Session{
 		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
-		ImageDir: imageDir, PublishAs: d.stage.PublishAs,
+		ImageDir: imageDir, CommittedDir: d.stage.CommittedDir,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
 		Members: d.members, Ancestors: ancestorsOf(d.members),
 		Paused: slices.Concat(d.thawed, d.paused),
@@ -343,7 +350,7 @@ func (d *dump) watch() error {
 	if d.loading.Seconds > 0 {
 		d.session.Phases = append(d.session.Phases, d.loading)
 	}
-	d.session.notePhase(0, Phase{Name: "inspect", By: d.by})
+	d.session.notePhase(0, timeline.Phase{Name: "inspect", By: d.by})
 	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
 		return err
 	}
@@ -436,18 +443,18 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 		if slices.ContainsFunc(processesOf(d.targets), isKnown) || slices.ContainsFunc(d.others, isKnown) {
 			continue
 		}
-		p, err := inspectProcess(ctx, pid, d.open)
+		p, err := preflight.InspectProcess(ctx, pid, d.open)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if err := d.refuse(p.findings); err != nil {
+		if err := d.refuse(p.Findings); err != nil {
 			return nil, err
 		}
-		if p.member != nil {
-			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.name)
+		if p.Process != nil {
+			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.Name)
 		}
 		stopped, err := proc.Stopped(pid)
 		if errors.Is(err, proc.ErrGone) || stopped {
@@ -492,7 +499,7 @@ func (d *dump) trace(ctx context.Context) error {
 		}
 		t.tracer = inject.NewTracer()
 		if d.Config.FastLane.Prefault {
-			t.prefault = &prefault{dump: d, target: t, restoreThread: tid, left: t.member.stagedBytes()}
+			t.prefault = &prefault{dump: d, target: t, restoreThread: tid, left: t.member.StagedBytes()}
 			return t.tracer.RunPopulating(tid, prefaultLeast, func(r proc.Range) bool { return t.prefault.begin(ctx, r) })
 		}
 		return t.tracer.Run(tid)
@@ -619,9 +626,9 @@ func (d *dump) manifest(context.Context) error {
 	if err != nil {
 		return err
 	}
-	m := Manifest{Version: manifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
+	m := image.Manifest{Version: image.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.targets {
-		m.Processes = append(m.Processes, ManifestProcess{
+		m.Processes = append(m.Processes, image.Process{
 			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, Running: t.frozen,
 			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes, Pages: t.member.droppedPages(),
 		})
@@ -630,13 +637,16 @@ func (d *dump) manifest(context.Context) error {
 	if m.Parked, err = d.parkedForImage(); err != nil {
 		return err
 	}
-	if err := writeManifest(d.imageDir, m); err != nil {
+	if err := m.Write(d.imageDir); err != nil {
 		return err
 	}
-	if err := removeOtherPages(d.imageDir, m); err != nil {
+	if err := m.RemoveOtherPages(d.imageDir); err != nil {
 		return err
 	}
-	return d.noteWritten()
+	if d.session.Written, err = image.NoteWritten(d.imageDir, d.outputs()); err != nil {
+		return err
+	}
+	return d.session.save()
 }
 
 // findStopped notes which processes without CUDA are stopped. Nobody has been

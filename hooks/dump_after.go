@@ -9,7 +9,9 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
 )
 
 // stepTransferring is the step of a dump with --lazy-pages after post-dump: criu waits
@@ -23,14 +25,14 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err != nil {
 		return err
 	}
-	publishing := func() error {
-		if stage.PublishAs == "" {
+	commit := func() error {
+		if stage.Commit == nil {
 			return nil
 		}
-		return publish(stage.ImageDir, stage.PublishAs)
+		return stage.Commit(ctx)
 	}
 	if s == nil {
-		return publishing() // no process of the tree uses CUDA
+		return commit() // no process of the tree uses CUDA
 	}
 	defer s.unlock()
 	s.noteCriu()
@@ -40,13 +42,13 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err := s.complete(); err != nil {
 		return err
 	}
-	if err := s.checkWhole(criu, stage.ImageDir); err != nil {
+	if err := s.checkWhole(criu, stage); err != nil {
 		return fmt.Errorf("the image is not whole, and the job is not ended; dump again into a directory that nobody else changes: %w", err)
 	}
-	if err := s.writeTimeline(filepath.Join(stage.ImageDir, TimelineName)); err != nil {
+	if err := s.Timeline().Write(filepath.Join(stage.ImageDir, image.TimelineName)); err != nil {
 		h.Log.Warn("the image is without a timeline", "error", err)
 	}
-	if err := s.step("publish", publishing); err != nil {
+	if err := s.step("publish", commit); err != nil {
 		return err
 	}
 	step := "dumped"
@@ -131,4 +133,16 @@ func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu, wait bool) (*Sess
 	}
 	s.progress, s.by = h.Progress, h.by
 	return s, nil
+}
+
+// checkWhole fails if the image is not whole any more.
+func (s *Session) checkWhole(criu *criuutil.Criu, stage Stage) error {
+	if s.Written == nil {
+		return nil // an earlier version began the dump
+	}
+	store := stage.Pages
+	if store == nil {
+		store = pages.Files{Dir: stage.ImageDir}
+	}
+	return s.Written.CheckWhole(stage.ImageDir, s.ImageDir, store, criu.RPC || criu.PagesElsewhere)
 }

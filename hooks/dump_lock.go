@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"cucriu/criuutil/inject"
-	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // lock keeps the GPU idle: no new work is taken, what runs has ended. All
@@ -38,26 +38,25 @@ func (d *dump) lock(ctx context.Context) error {
 // its restore will take. While it is locked it cannot allocate more, so what could
 // not be restored is looked for once more.
 func (d *dump) measure(ctx context.Context) error {
-	listed := make([]map[cudackpt.UUID]uint64, len(d.targets))
+	processes := make([]preflight.Process, len(d.targets))
 	for i, t := range d.targets {
-		var err error
-		if listed[i], err = memoryHeld(ctx, d.driver, t.member); err != nil {
-			return fmt.Errorf("process %d (%s): %w", t.PID, t.member.Name, err)
-		}
-		t.member.MemoryBytes = knownMemory(listed[i])
+		processes[i] = t.member.Process
+	}
+	listed, err := preflight.Measure(ctx, d.driver, processes)
+	if err != nil {
+		return err
+	}
+	for i, t := range d.targets {
+		t.member.MemoryBytes = processes[i].MemoryBytes
 	}
 	if d.session == nil {
 		return nil // locked alone, it comes back
 	}
-	members := make([]Member, len(d.targets))
-	for i, t := range d.targets {
-		members[i] = *t.member
-	}
-	peers, err := peersOf(members, listed, holdingsOf(d.driver, members, listed, true))
+	peers, err := preflight.Peers(d.driver, processes, listed, true)
 	if err != nil {
 		return err
 	}
-	if errs := peers.Force(slices.Concat(d.Force, d.Config.Force)).Of(SeverityError); len(errs) > 0 {
+	if errs := peers.Force(slices.Concat(d.Force, d.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
 		return fmt.Errorf("it has come since the inspection: %s", errs[0])
 	}
 	return nil

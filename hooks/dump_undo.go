@@ -66,7 +66,7 @@ func (d *dump) letGo() {
 	_ = d.releaseTracers(context.Background())
 	for _, t := range d.targets {
 		if t.lane != nil {
-			t.lane.writer.Close()
+			t.lane.output.Close()
 		}
 	}
 	closeTargets(d.targets)

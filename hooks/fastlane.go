@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -64,24 +62,19 @@ func (m *Member) droppedPages() *pages.Listing {
 	return m.Pages.Listing
 }
 
-// openPages opens the files of a member's memory, by the watcher's descriptors or,
-// if it is gone, by their names.
-func (s *Session) openPages(m *Member) (*pages.Reader, error) {
-	files, err := s.watchedPages(m)
-	for _, dir := range []string{s.PublishAs, s.ImageDir} {
+// openPages opens the pages of a member, by the watcher's descriptors or, if it is
+// gone, by their names.
+func (s *Session) openPages(m *Member) (pages.Input, error) {
+	input, err := s.watchedPages(m)
+	for _, dir := range []string{s.CommittedDir, s.ImageDir} {
 		if err != nil && dir != "" {
-			files, err = pages.OpenFiles(dir, m.ImagePID, m.Pages.Listing)
+			input, err = pages.Files{Dir: dir}.Open(m.ImagePID, m.Pages.Listing)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return pages.NewReader(files, m.ImagePID, m.Pages.Listing)
+	return input, err
 }
 
-// watchedPages opens the files that the watcher holds, whatever has become of
-// their names.
-func (s *Session) watchedPages(m *Member) ([]*os.File, error) {
+func (s *Session) watchedPages(m *Member) (pages.Input, error) {
 	if s.Watcher == nil {
 		return nil, errors.New("there is no watcher")
 	}
@@ -90,16 +83,7 @@ func (s *Session) watchedPages(m *Member) ([]*os.File, error) {
 		return nil, err
 	}
 	defer watcher.Close()
-	var files []*os.File
-	for i, name := range m.Pages.Listing.Names(m.ImagePID) {
-		fd, err := unix.Open(filepath.Join("/proc", strconv.Itoa(watcher.PID), "fd", strconv.Itoa(m.Pages.WatcherFD+i)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			closeFiles(files)
-			return nil, fmt.Errorf("%s, which the watcher holds: %w", name, err)
-		}
-		files = append(files, os.NewFile(uintptr(fd), name))
-	}
-	return files, nil
+	return pages.OpenHeld(watcher.PID, m.Pages.WatcherFD, m.ImagePID, m.Pages.Listing)
 }
 
 // makeRoomForFiles makes room for so many files in this process's table of
@@ -116,26 +100,15 @@ func makeRoomForFiles(n int) {
 	}
 }
 
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
-// removePages removes the files of a dump that was not completed.
+// removePages removes the pages of a dump that was not completed.
 func (s *Session) removePages() error {
 	if s.Kind != KindDump || s.Step == "dumped" {
 		return nil
 	}
 	var errs []error
 	for _, m := range s.Members {
-		if m.Pages == nil {
-			continue
-		}
-		for _, name := range m.Pages.Listing.Names(m.ImagePID) {
-			if err := os.Remove(filepath.Join(s.ImageDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-				errs = append(errs, err)
-			}
+		if m.Pages != nil {
+			errs = append(errs, pages.Files{Dir: s.ImageDir}.Remove(m.ImagePID, m.Pages.Listing))
 		}
 	}
 	return errors.Join(errs...)
@@ -144,12 +117,9 @@ func (s *Session) removePages() error {
 // neededBy names an open session that may bring its processes back from files in
 // a directory; "" if there is none.
 func neededBy(runDir, dir string) (string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return "", err
-	}
-	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return pages.FilePattern.MatchString(e.Name()) }) {
-		return "", nil // and no journal need be read
+	names, err := pages.Files{Dir: dir}.Names()
+	if err != nil || len(names) == 0 {
+		return "", err // and no journal need be read
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -179,46 +149,6 @@ func (h *Hook) checkUnneeded(dir string) error {
 	return err
 }
 
-// pageFiles is how many files of the fast lane the image has.
-func (m *Manifest) pageFiles() int {
-	n := 0
-	for _, p := range m.Processes {
-		if p.Pages != nil {
-			n += p.Pages.Files()
-		}
-	}
-	return n
-}
-
-// openPages opens the files of all processes of an image, and refuses what is
-// not what the dump wrote, as far as that can be told without reading all of it.
-func (m *Manifest) openPages(dir string) ([]*os.File, error) {
-	var all []*os.File
-	for _, p := range m.Processes {
-		if p.Pages == nil {
-			continue
-		}
-		files, err := pages.OpenFiles(dir, p.PID, p.Pages)
-		if err == nil {
-			all = append(all, files...)
-			err = pages.Check(files, p.PID, p.Pages)
-		}
-		if err != nil {
-			closeFiles(all)
-			return nil, fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
-		}
-	}
-	return all, nil
-}
-
-// CheckPages refuses an image directory whose files of the fast lane are not what
-// the dump wrote, as far as that can be told without reading all of them.
-func (m *Manifest) CheckPages(dir string) error {
-	files, err := m.openPages(dir)
-	closeFiles(files)
-	return err
-}
-
 // pagesToFill is what a restore has to fill in; fd is the watcher's first
 // descriptor that is not assigned yet.
 func pagesToFill(l *pages.Listing, fd *int) *MemberPages {
@@ -228,29 +158,4 @@ func pagesToFill(l *pages.Listing, fd *int) *MemberPages {
 	p := &MemberPages{Listing: l, WatcherFD: *fd, Dropped: true}
 	*fd += l.Files()
 	return p
-}
-
-// removeOtherPages removes the files of an earlier dump into the same
-// directory, whose manifest has just been replaced.
-func removeOtherPages(dir string, m Manifest) error {
-	keep := make(map[string]bool)
-	for _, p := range m.Processes {
-		if p.Pages != nil {
-			for _, name := range p.Pages.Names(p.PID) {
-				keep[name] = true
-			}
-		}
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("image directory: %w", err)
-	}
-	for _, entry := range entries {
-		if pages.FilePattern.MatchString(entry.Name()) && !keep[entry.Name()] {
-			if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("remove the GPU state of an earlier dump: %w", err)
-			}
-		}
-	}
-	return nil
 }

@@ -18,12 +18,12 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
-	"cucriu/internal/config"
+	"cucriu/hooks/config"
 )
 
 // lane is one process's way around criu.
 type lane struct {
-	writer  *pages.Writer
+	output  pages.Output
 	ranges  []proc.Range  // the staging memory
 	copied  chan struct{} // closed when the copy is over; nil before it begins
 	listing pages.Listing
@@ -86,19 +86,18 @@ func (d *dump) planPages() error {
 // createPages makes the files, empty, so that the watcher has them open before any
 // process is touched.
 func (d *dump) createPages() error {
+	if d.store = d.stage.Pages; d.store == nil {
+		d.store = pages.Files{Dir: d.imageDir, SyncAlong: d.syncs()}
+	}
 	for _, t := range d.targets {
 		if t.member.Pages == nil {
 			continue
 		}
-		listing := t.member.Pages.Listing
-		writer, err := pages.Create(d.imageDir, listing.ID, t.member.ImagePID, len(listing.ShardBytes))
+		output, err := d.store.Create(t.member.ImagePID, t.member.Pages.Listing)
 		if err != nil {
 			return err
 		}
-		if d.syncs() {
-			writer.SyncAlong()
-		}
-		t.lane = &lane{writer: writer}
+		t.lane = &lane{output: output}
 	}
 	return failpoint(context.Background(), d.session, "dump.created")
 }
@@ -120,12 +119,20 @@ func coresFor(processes int) int {
 // has the first soon, and cores beyond what one can use have work.
 func fillsAtOnce() int { return max(1, runtime.NumCPU()/mostCores) }
 
+// outputs take the pages of those that are in the fast lane.
+func (d *dump) outputs() []pages.Output {
+	var outputs []pages.Output
+	for _, t := range d.inLane() {
+		outputs = append(outputs, t.lane.output)
+	}
+	return outputs
+}
+
+// pageFiles is what the watcher holds of them.
 func (d *dump) pageFiles() []*os.File {
 	var files []*os.File
-	for _, t := range d.targets {
-		if t.lane != nil {
-			files = append(files, t.lane.writer.Files()...)
-		}
+	for _, output := range d.outputs() {
+		files = append(files, output.Files()...)
 	}
 	return files
 }
@@ -161,22 +168,22 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 
 func (d *dump) copyOut(t *target) error {
 	l, c := t.lane, d.copies
-	err := pages.Copy(c.ctx, t.Process, l.ranges, watchedSink{l.writer, progress{c.ctx, d.session, c.stall, "copying"}}, d.Config.FastLane.Compress)
+	err := pages.Copy(c.ctx, t.Process, l.ranges, watchedSink{l.output, progress{c.ctx, d.session, c.stall, "copying"}}, d.Config.FastLane.Compress)
 	if err != nil {
 		return err
 	}
-	if l.listing, err = l.writer.Finish(); err != nil || !d.syncs() {
+	if l.listing, err = l.output.Finish(); err != nil || !d.syncs() {
 		return err
 	}
 	if err := failpoint(c.ctx, d.session, "dump.syncing"); err != nil {
 		return err
 	}
-	return l.writer.Sync(c.stall.moved)
+	return l.output.Sync(c.stall.moved)
 }
 
 // leaveToCriu takes a process out of the fast lane whose memory is still whole.
 func (d *dump) leaveToCriu(t *target) error {
-	err := errors.Join(t.lane.writer.Remove(), t.lane.writer.Close())
+	err := errors.Join(t.lane.output.Remove(), t.lane.output.Close())
 	t.lane, t.member.Pages = nil, nil
 	return err
 }
@@ -302,7 +309,7 @@ func (s *Session) borrowedFile(pid int) string {
 }
 
 type watchedSink struct {
-	*pages.Writer
+	pages.Sink
 	progress
 }
 
@@ -310,5 +317,5 @@ func (s watchedSink) Put(worker int, chunk pages.Chunk) error {
 	if err := s.chunk(); err != nil {
 		return err
 	}
-	return s.Writer.Put(worker, chunk)
+	return s.Sink.Put(worker, chunk)
 }

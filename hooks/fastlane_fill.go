@@ -67,12 +67,12 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	reader, err := b.openPages(t.member)
+	input, err := b.openPages(t.member)
 	if err != nil {
 		return err
 	}
-	defer reader.Close()
-	err = b.span(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, reader.Ranges()) })
+	defer input.Close()
+	err = b.span(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) })
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	return b.span(t.PID, "fill", func() error {
 		done := make(chan error, 1)
 		go func() {
-			done <- pages.Fill(ctx, watchedSource{reader, progress{ctx, b.Session, stall, "filling"}}, t.Process, coresFor(1))
+			done <- pages.Fill(ctx, watchedSource{input, progress{ctx, b.Session, stall, "filling"}}, t.Process, coresFor(1))
 		}()
 		if b.Kind != KindRestore {
 			return <-done // nothing else may be tried while a read that hangs may yet end
@@ -97,7 +97,7 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 }
 
 type watchedSource struct {
-	*pages.Reader
+	pages.Source
 	progress
 }
 
@@ -105,7 +105,7 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 	if err := s.chunk(); err != nil {
 		return pages.Chunk{}, err
 	}
-	return s.Reader.Get(i, buffer)
+	return s.Source.Get(i, buffer)
 }
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the

@@ -12,9 +12,12 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/internal/config"
+	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 )
 
 // Hook runs the stages of criu's action script.
@@ -27,10 +30,10 @@ type Hook struct {
 	// Progress, if set, is told of every step of a session as it begins.
 	Progress func(s *Session, step string)
 	// Force names the findings that are errors and are to be overridden, beside
-	// those of the configuration: see [Forceable]. The environment cannot set it.
+	// those of the configuration: see [preflight.Forceable]. The environment cannot set it.
 	Force []string
 
-	by    string        // whose time the phases are that it notes: see [Phase.By]
+	by    string        // whose time the phases are that it notes: see [timeline.Phase.By]
 	begun time.Duration // when the stage began, since boot
 }
 
@@ -61,9 +64,13 @@ type Stage struct {
 	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, its path
 	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
-	// PublishAs is where a complete image goes at post-dump, before criu ends
-	// the processes; empty if it stays where criu writes it.
-	PublishAs string
+	// Commit makes a complete image what it is to be, at post-dump, before criu ends the
+	// processes; nil if there is nothing to do. An error keeps the job alive.
+	Commit func(context.Context) error `json:"-"`
+	// CommittedDir is where the image is then, empty if that is ImageDir still.
+	CommittedDir string
+	// Pages is where the GPU state of a dump goes, nil for files in ImageDir.
+	Pages pages.Store `json:"-"`
 	// Client is who serves criu's notifications over RPC, if this is not an
 	// action script.
 	Client *proc.Ident
@@ -111,7 +118,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 // runStage does what a stage of this criu asks for.
 func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	staged := *h
-	staged.by, staged.begun = stage.Action, sinceBoot()
+	staged.by, staged.begun = stage.Action, timeline.SinceBoot()
 	do := staged.handler(stage)
 	if do == nil {
 		return nil
@@ -164,4 +171,23 @@ func (s Stage) root() (int, error) {
 // OpenDriver opens the driver that the configuration names.
 func (h *Hook) OpenDriver() (*cudackpt.Driver, error) {
 	return cudackpt.Open(cudackpt.WithLibrary(h.Config.Driver.Library), cudackpt.WithRoot(h.Config.Driver.Root))
+}
+
+// Host is the machine as the checks see it.
+func (h *Hook) Host() preflight.Host {
+	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, Timeout: h.Config.Lock.Timeout}
+}
+
+// refuse fails if errors are among the findings that are not overridden. What
+// is overridden is logged, and so are warnings.
+func (h *Hook) refuse(findings preflight.Findings) error {
+	forced := slices.Concat(h.Force, h.Config.Force)
+	if err := preflight.CheckForce(forced); err != nil {
+		return err
+	}
+	findings = findings.Force(forced)
+	for _, f := range findings.Of(preflight.SeverityWarning) {
+		h.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
+	}
+	return findings.Err()
 }

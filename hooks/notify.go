@@ -12,6 +12,8 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 )
 
 // Notify puts the protocol behind go-criu's Notify interface, for programs that
@@ -50,13 +52,13 @@ func (n *Notify) PostDump() error { return n.do("post-dump") }
 
 // PreRestore makes the checks that need no process.
 func (n *Notify) PreRestore() error {
-	manifest, err := ReadManifest(n.imageDir())
+	manifest, err := image.ReadManifest(n.imageDir())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	for _, p := range manifest.Processes {
 		if p.Running {
-			return refused(fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name))
+			return preflight.AsRefusal(fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name))
 		}
 	}
 	return n.do("pre-restore")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 )
 
@@ -22,13 +23,13 @@ import (
 // stageCall is the call of a stage by a criu that was the last to begin. It is
 // written down because most of what criu calls the hook for has no session.
 type stageCall struct {
-	Criu     proc.Ident `json:"criu"`
-	Action   string     `json:"action"`
-	Root     string     `json:"root"`
-	Mark     int64      `json:"mark"` // of criu's request, 0 if it could not be marked
-	ImageDir FileID     `json:"image_dir"`
-	Ended    bool       `json:"ended"`
-	Error    string     `json:"error,omitempty"`
+	Criu     proc.Ident   `json:"criu"`
+	Action   string       `json:"action"`
+	Root     string       `json:"root"`
+	Mark     int64        `json:"mark"` // of criu's request, 0 if it could not be marked
+	ImageDir pages.FileID `json:"image_dir"`
+	Ended    bool         `json:"ended"`
+	Error    string       `json:"error,omitempty"`
 }
 
 // beginsRequest reports whether the stage is criu's first of a request.
@@ -42,7 +43,7 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	}
 	call := stageCall{Criu: criu.Ident, Action: stage.Action, Root: stage.InitPID}
 	if info, err := os.Stat(stage.ImageDir); err == nil {
-		call.ImageDir = identify(info)
+		call.ImageDir = pages.Identify(info)
 	}
 	before := readStageCall(path)
 	again := before != nil && before.Criu == call.Criu && before.Action == call.Action

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/internal/config"
+	"cucriu/hooks/config"
 )
 
 // caller is a criu, which this program plays, that calls the hook.

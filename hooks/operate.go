@@ -10,6 +10,7 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // The operators' commands name processes, where criu's stages name a tree: what
@@ -22,16 +23,16 @@ func (h *Hook) Lock(ctx context.Context, pids []int) error {
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	if err := d.requireRunning(ctx); err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	if err := d.lock(ctx); err != nil {
 		if undoErr := d.unlockAll(context.Background(), h.Config.Restore.Timeout); undoErr != nil {
-			return errors.Join(touched(err), fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, undoErr))
+			return errors.Join(preflight.AsFailure(err), fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, undoErr))
 		}
-		return touched(err)
+		return preflight.AsFailure(err)
 	}
 	return nil
 }
@@ -55,7 +56,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	asking, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 	defer cancel()
@@ -67,7 +68,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 		return fmt.Errorf("process %d (%s) is %v, not locked: cucriu resume -p %d restores it", t.PID, t.member.Name, state, t.PID)
 	})
 	if err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	return d.unlockAll(ctx, h.Config.Lock.Timeout)
 }
@@ -84,11 +85,11 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 		}
 	}
 	for _, pid := range pids {
-		member, err := d.inspectNamed(ctx, pid)
+		process, err := d.inspectNamed(ctx, pid)
 		if err != nil {
 			return err
 		}
-		d.members = append(d.members, *member)
+		d.members = append(d.members, Member{Process: *process})
 	}
 	var err error
 	if d.targets, err = openMembers(d.driver, d.members); err != nil {
@@ -101,7 +102,7 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 }
 
 // inspectNamed inspects a process that must have CUDA and be reachable.
-func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
+func (d *dump) inspectNamed(ctx context.Context, pid int) (*preflight.Process, error) {
 	frozen, err := proc.FrozenBy(pid)
 	if err != nil {
 		return nil, err
@@ -115,14 +116,14 @@ func (d *dump) inspectNamed(ctx context.Context, pid int) (*Member, error) {
 		}
 		return nil, err
 	}
-	seen, err := inspectProcess(ctx, pid, d.open)
+	seen, err := preflight.InspectProcess(ctx, pid, d.open)
 	if err == nil {
-		err = seen.findings.Err()
+		err = seen.Findings.Err()
 	}
-	if err == nil && seen.member == nil {
+	if err == nil && seen.Process == nil {
 		err = fmt.Errorf("process %d uses no CUDA: it is not one for this command", pid)
 	}
-	return seen.member, err
+	return seen.Process, err
 }
 
 // sessionOfProcess finds the open session that a process is in.
@@ -132,7 +133,7 @@ func sessionOfProcess(runDir string, pid int) (*Session, error) {
 		return nil, err
 	}
 	defer process.Close()
-	return openSessionOf(runDir, process.Ident, []Member{{Ident: process.Ident}})
+	return openSessionOf(runDir, process.Ident, []Member{{Process: preflight.Process{Ident: process.Ident}}})
 }
 
 // requireRunning refuses processes that do not run, within lock.timeout.

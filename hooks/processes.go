@@ -13,6 +13,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // CUDAProcess is a CUDA process as an operator sees it.
@@ -48,7 +49,7 @@ func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
 	var pids []int
 	for _, proc := range all {
 		// One that has ended, or that is another user's, is none of ours.
-		if held, err := footprintOf(proc.PID); err == nil && held.libcuda && proc.PID != os.Getpid() {
+		if held, err := preflight.OpenFilesOf(proc.PID); err == nil && held.Libcuda && proc.PID != os.Getpid() {
 			pids = append(pids, proc.PID)
 		}
 	}
@@ -96,7 +97,7 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 		return p
 	}
 	p.State, p.Note = stateOf(ctx, driver, pid)
-	if p.GPUs, err = visibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
+	if p.GPUs, err = preflight.VisibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
 		p.Note = err.Error()
 	}
 	if p.MemoryBytes, err = driver.ProcessMemory(ctx, pid); err != nil && p.Note == "" {
@@ -129,17 +130,17 @@ func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 		err = driver.Supports(cudackpt.FeatureCheckpoint)
 	}
 	if err != nil {
-		return nil, refused(err)
+		return nil, preflight.AsRefusal(err)
 	}
 	processes := make([]CUDAProcess, 0, len(pids))
 	for _, pid := range pids {
 		s, err := sessionOfProcess(h.Config.RunDir, pid)
 		if err != nil {
-			return nil, refused(err)
+			return nil, preflight.AsRefusal(err)
 		}
 		p := look(ctx, driver, pid)
 		if p == nil {
-			return nil, refused(fmt.Errorf("process %d uses no CUDA", pid))
+			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA", pid))
 		}
 		if p.Note == noteStopped && (s == nil || s.suspended()) {
 			if err := askStopped(ctx, driver, p); err != nil {
@@ -159,7 +160,7 @@ func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) er
 		return err
 	}
 	defer process.Close()
-	t := &target{Process: process, member: &Member{Stopped: true}, cuda: driver.Process(p.PID)}
+	t := &target{Process: process, member: &Member{Process: preflight.Process{Stopped: true}}, cuda: driver.Process(p.PID)}
 	return statesOf(ctx, []*target{t}, func(_ *target, state cudackpt.State) error {
 		p.State = state.String()
 		return nil

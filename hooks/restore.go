@@ -12,17 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/config"
 	"cucriu/hooks/gpumap"
-	"cucriu/internal/config"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 )
 
 // preRestore makes every check that needs no process. An error makes criu
 // give up before it creates anything.
 func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
-	defer func() { err = refused(err) }()
-	manifest, err := ReadManifest(stage.ImageDir)
+	defer func() { err = preflight.AsRefusal(err) }()
+	manifest, err := image.ReadManifest(stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
 		h.Log.Info("the image holds no CUDA process: nothing to do")
 		return nil
@@ -30,27 +33,31 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
-	if err := manifest.matchImages(stage.ImageDir); err != nil {
+	if err := manifest.MatchImages(stage.ImageDir); err != nil {
 		return err
 	}
-	go makeRoomForFiles(manifest.pageFiles())
+	go makeRoomForFiles(manifest.PageFiles())
 	h.recoverFirst(ctx)
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return err
 	}
-	plan, err := h.CheckHost(ctx, driver, manifest)
+	plan, err := h.Host().PlanRestore(ctx, driver, manifest)
 	for _, line := range plan.Explain() {
 		h.Log.Info("GPU map: " + line)
 	}
 	if err != nil {
 		return err
 	}
-	files, err := manifest.openPages(stage.ImageDir)
+	inputs, err := manifest.OpenPages(pages.Files{Dir: stage.ImageDir})
 	if err != nil {
 		return err
 	}
-	defer closeFiles(files)
+	defer image.ClosePages(inputs)
+	var files []*os.File
+	for _, input := range inputs {
+		files = append(files, input.Files()...)
+	}
 	imageDir, err := stage.imagePath()
 	if err != nil {
 		return err
@@ -73,69 +80,6 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	}
 	h.note(s) // criu's time begins
 	return nil
-}
-
-// CheckHost plans where an image's GPUs go on this host, and fails if the host
-// cannot take the image: another driver, a map that cannot be met, too little
-// free memory. It changes nothing.
-func (h *Hook) CheckHost(ctx context.Context, driver *cudackpt.Driver, manifest Manifest) (gpumap.Plan, error) {
-	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
-		return gpumap.Plan{}, err
-	}
-	version, err := driver.DriverVersion()
-	if err != nil {
-		return gpumap.Plan{}, err
-	}
-	if version != manifest.DriverVersion {
-		return gpumap.Plan{}, &DriverVersionError{Image: manifest.DriverVersion, Host: version}
-	}
-	visible, err := driver.HostGPUs()
-	if err != nil {
-		return gpumap.Plan{}, err
-	}
-	captured := make([][]cudackpt.GPU, len(manifest.Processes))
-	for i, p := range manifest.Processes {
-		captured[i] = p.GPUs
-	}
-	plan, err := h.plan(captured, visible)
-	if err != nil {
-		return gpumap.Plan{}, err
-	}
-	need := make(memoryNeed)
-	for _, p := range manifest.Processes {
-		member := &Member{MemoryBytes: p.MemoryBytes, Pairs: plan.Pairs(uuidsOf(p.GPUs))}
-		if len(member.Pairs) > 0 {
-			if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
-				return plan, err
-			}
-		}
-		need.add(member)
-	}
-	return plan, need.require(ctx, driver)
-}
-
-// DriverVersionError says that an image was made with another driver than this
-// host's.
-type DriverVersionError struct {
-	Image, Host string // "580.159.04"
-}
-
-func (e *DriverVersionError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning is the error without its remedy.
-func (e *DriverVersionError) Meaning() string {
-	return fmt.Sprintf("the image was made with driver %s and this host has %s", e.Image, e.Host)
-}
-
-// Remedy says what to do about it.
-func (e *DriverVersionError) Remedy() string {
-	return "restore it on a host with driver " + e.Image + ": the driver's own state is part of the image, so both must be the same version"
-}
-
-// plan makes the GPU map for processes from what each of them saw when it was
-// checkpointed, what they will be able to see, and the user's configuration.
-func (h *Hook) plan(captured [][]cudackpt.GPU, visible []cudackpt.GPU) (gpumap.Plan, error) {
-	return gpumap.Make(unionOfGPUs(captured...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
 }
 
 // noteRoot records the root task at the stages where criu first names it: if
@@ -202,7 +146,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 	}
 	s, err := h.sessionOf(KindRestore, criu)
 	if err == nil && s == nil {
-		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
+		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
 			return nil
 		}
 		err = errors.New("the session that pre-restore made for this image is gone from the run directory")
@@ -326,8 +270,8 @@ func (s *Session) matchMembers() error {
 		}
 		process.Close()
 		s.Members = append(s.Members, Member{
-			Ident: process.Ident, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes,
-			Pages: pagesToFill(p.Pages, &fd),
+			Process: preflight.Process{Ident: process.Ident, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
+			Pages:   pagesToFill(p.Pages, &fd),
 		})
 	}
 	return s.noteParked(byImagePID)
@@ -406,8 +350,8 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 		return err
 	}
 	for _, pid := range pids {
-		held, err := footprintOf(pid)
-		if err != nil || !held.libcuda {
+		held, err := preflight.OpenFilesOf(pid)
+		if err != nil || !held.Libcuda {
 			continue
 		}
 		driver, err := h.OpenDriver()
@@ -415,7 +359,7 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 			return err
 		}
 		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
-			return h.endTree(stage, fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that tells how to restore it: was the image directory copied without it?", pid, ManifestName))
+			return h.endTree(stage, fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that tells how to restore it: was the image directory copied without it?", pid, image.ManifestName))
 		}
 	}
 	return nil
@@ -461,12 +405,12 @@ func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
 			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
 		}
 	}
-	plan, err := h.plan(captured, visible)
+	plan, err := gpumap.Make(gpumap.Union(captured...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
 	if err != nil {
 		return err
 	}
 	for i := range s.Members {
-		s.Members[i].Pairs = plan.Pairs(uuidsOf(s.Members[i].GPUs))
+		s.Members[i].Pairs = plan.Pairs(gpumap.UUIDsOf(s.Members[i].GPUs))
 	}
 	return nil
 }
@@ -649,12 +593,4 @@ func (s *Session) tree() ([]*proc.Process, error) {
 		hold(proc.Open(pid))
 	}
 	return processes, nil
-}
-
-func uuidsOf(gpus []cudackpt.GPU) []cudackpt.UUID {
-	uuids := make([]cudackpt.UUID, len(gpus))
-	for i, gpu := range gpus {
-		uuids[i] = gpu.UUID
-	}
-	return uuids
 }

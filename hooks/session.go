@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
-	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
+	"cucriu/internal/durable"
 )
 
 // Kind tells the sessions of a dump from those of a restore.
@@ -59,7 +62,7 @@ type Session struct {
 	Watcher      *proc.Ident   `json:"watcher,omitempty"`
 	Client       *proc.Ident   `json:"client,omitempty"` // who serves criu over RPC, if not an action script
 	ImageDir     string        `json:"image_dir"`
-	PublishAs    string        `json:"publish_as,omitempty"` // where the complete image goes
+	CommittedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if elsewhere
 	Root         *proc.Ident   `json:"root,omitempty"`
 	RootParent   *proc.Ident   `json:"root_parent,omitempty"` // of a restore, if it is not criu
 	Mark         uint64        `json:"mark,omitempty"`        // of a restore: what its criu creates is known by it
@@ -78,31 +81,25 @@ type Session struct {
 	Others []proc.Ident `json:"others,omitempty"`
 	// Paused are the freezers that were frozen when the dump began: the
 	// container was paused.
-	Paused   []proc.Freezer `json:"paused,omitempty"`
-	Manifest *Manifest      `json:"manifest,omitempty"`
-	Written  *Written       `json:"written,omitempty"` // of a dump
-	Phases   Phases         `json:"phases"`
-	Outcome  Outcome        `json:"outcome"`
-	Message  string         `json:"message"`
-	Stuck    bool           `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
+	Paused   []proc.Freezer  `json:"paused,omitempty"`
+	Manifest *image.Manifest `json:"manifest,omitempty"`
+	Written  *image.Written  `json:"written,omitempty"` // of a dump
+	Phases   timeline.Phases `json:"phases"`
+	Outcome  Outcome         `json:"outcome"`
+	Message  string          `json:"message"`
+	Stuck    bool            `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
 
 	dir      string
 	lock     *flock.Flock
 	progress func(*Session, string)
-	by       string     // whose time a phase is: see [Phase.By]
+	by       string     // whose time a phase is: see [timeline.Phase.By]
 	over     time.Time  // when the job was where it is to be
 	mu       sync.Mutex // guards Phases and the members' Pages.Dropped, and puts saves in order
 }
 
 // Member is one CUDA process of a session.
 type Member struct {
-	proc.Ident
-	ImagePID int    `json:"image_pid"`
-	Name     string `json:"name"`
-	// Stopped says that it was stopped before we came.
-	Stopped     bool                     `json:"stopped"`
-	GPUs        []cudackpt.GPU           `json:"gpus"`
-	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	preflight.Process
 	// PrivateBefore is how much private memory it had mapped before the checkpoint,
 	// in bytes.
 	PrivateBefore uint64 `json:"private_before,omitempty"`
@@ -112,7 +109,27 @@ type Member struct {
 	Pages *MemberPages `json:"pages,omitempty"`
 }
 
+// membersOf are processes as the members of a session.
+func membersOf(processes []preflight.Process) []Member {
+	members := make([]Member, len(processes))
+	for i, p := range processes {
+		members[i].Process = p
+	}
+	return members
+}
+
+// inspectedOf are the members as they were inspected.
+func inspectedOf(members []Member) []preflight.Process {
+	processes := make([]preflight.Process, len(members))
+	for i, m := range members {
+		processes[i] = m.Process
+	}
+	return processes
+}
+
 const (
+	// timelineFile is the file name of a timeline in its session's directory.
+	timelineFile = "timeline.json"
 	sessionFile  = "session.json"
 	keepSessions = 64 // closed ones, as a record of what became of the jobs
 )
@@ -179,10 +196,10 @@ func (h *Hook) newSession(s *Session) (*Session, error) {
 		return nil, err
 	}
 	s.dir, s.progress, s.by = sessionPath(sessions, s.Kind, s.Criu), h.Progress, h.by
-	s.Created, s.CreatedClock = time.Now().UTC(), sinceBoot()
+	s.Created, s.CreatedClock = time.Now().UTC(), timeline.SinceBoot()
 	if h.begun > 0 {
 		s.CreatedClock = h.begun
-		s.Created = s.Created.Add(h.begun - sinceBoot())
+		s.Created = s.Created.Add(h.begun - timeline.SinceBoot())
 	}
 	if s.BootID, err = bootID(); err != nil {
 		return nil, err
@@ -318,7 +335,7 @@ func (s *Session) parse(data []byte) error {
 	case s.Kind != KindDump && s.Kind != KindRestore && s.Kind != KindSuspend:
 		return fmt.Errorf("it is of kind %q", s.Kind)
 	case s.Manifest != nil:
-		return s.Manifest.validate()
+		return s.Manifest.Validate()
 	}
 	return nil
 }
@@ -366,14 +383,10 @@ func (s *Session) unlock() { _ = s.lock.Close() }
 func (s *Session) save() error {
 	s.mu.Lock()
 	defer s.mu.Unlock() // till the end: an older journal must not replace a newer one
-	data, err := json.MarshalIndent(s, "", "\t")
-	if err != nil {
-		return fmt.Errorf("session: %w", err)
-	}
-	if err := renameio.WriteFile(filepath.Join(s.dir, sessionFile), append(data, '\n'), 0o600, renameio.WithTempDir(s.dir)); err != nil {
+	if err := durable.WriteJSON(filepath.Join(s.dir, sessionFile), s); err != nil {
 		return fmt.Errorf("write the session: %w", err)
 	}
-	return syncPath(s.dir)
+	return nil
 }
 
 // note writes the journal if it can be written: a full disk must not keep a job
@@ -399,7 +412,7 @@ func (s *Session) close(outcome Outcome, message string) error {
 	if err := s.save(); err != nil {
 		return err
 	}
-	_ = s.writeTimeline(filepath.Join(s.dir, timelineFile)) // the journal has all of it
+	_ = s.Timeline().Write(filepath.Join(s.dir, timelineFile)) // the journal has all of it
 	return s.endWatcher()
 }
 

@@ -8,8 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
-	"cucriu/internal/config"
+	"cucriu/cudackpt"
+	"cucriu/hooks/config"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 )
 
 func newTestSession(runDir string, s *Session) (*Session, error) {
@@ -119,7 +123,7 @@ func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 
 func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
-	member := Member{Ident: ident(t, 4711, 5)}
+	member := Member{Process: preflight.Process{Ident: ident(t, 4711, 5)}}
 	make := func(criu int) (*Session, error) {
 		return newTestSession(runDir, &Session{Kind: KindDump, Criu: ident(t, criu, 1), Members: []Member{member}})
 	}
@@ -166,10 +170,15 @@ func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 }
 
 func FuzzParseSession(f *testing.F) {
-	manifest := goodManifest(f)
+	gpu := cudackpt.GPU{UUID: cudackpt.UUID{1}, Model: "NVIDIA H200", PCIBusID: "0000:41:00.0"}
+	listing := &pages.Listing{ID: "0123456789abcdef", Bytes: 1, IndexBytes: 4128, ShardBytes: []int64{4097}}
+	manifest := image.Manifest{
+		Version: 1, DriverVersion: "580.159.04", RootPID: 7,
+		Processes: []image.Process{{PID: 8, Name: "python3", GPUs: []cudackpt.GPU{gpu}, Pages: listing}},
+	}
 	id := ident(f, 7, 8)
 	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {
-		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Ident: id, Pages: &MemberPages{Listing: manifest.Processes[0].Pages, WatcherFD: firstWatcherFD, Dropped: true}}}, Manifest: &manifest})
+		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Process: preflight.Process{Ident: id}, Pages: &MemberPages{Listing: listing, WatcherFD: firstWatcherFD, Dropped: true}}}, Manifest: &manifest})
 		if err != nil {
 			f.Fatal(err)
 		}

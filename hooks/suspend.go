@@ -14,6 +14,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // stepSuspended is the step at which a session waits for its resume, with
@@ -52,10 +53,11 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (s *Session, err error) 
 	if err := d.take(ctx, pids); err != nil {
 		return nil, err
 	}
-	if err := differentGPUs(d.members).Err(); err != nil {
+	findings, err := preflight.InspectNamed(ctx, d.driver, inspectedOf(d.members))
+	if err != nil {
 		return nil, err
 	}
-	if err := d.refuseUnrestorable(ctx); err != nil {
+	if err := d.refuse(findings); err != nil {
 		return nil, err
 	}
 	if err := d.requireRunning(ctx); err != nil {
@@ -119,7 +121,7 @@ func (s *Session) noteSuspended() error {
 func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []*Session, err error) {
 	defer func() {
 		if len(resumed) > 0 {
-			err = touched(err)
+			err = preflight.AsFailure(err)
 		}
 	}()
 	resumed = []*Session{}
@@ -132,7 +134,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []*S
 		done[pid] = true
 		s, err := h.suspendedSession(ctx, pid)
 		if err != nil {
-			return resumed, refused(err)
+			return resumed, preflight.AsRefusal(err)
 		}
 		if s == nil {
 			unknown = append(unknown, pid)
@@ -151,7 +153,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []*S
 	}
 	s, err := h.adopt(ctx, unknown, force)
 	if err != nil || s == nil {
-		return resumed, refused(err)
+		return resumed, preflight.AsRefusal(err)
 	}
 	if err := h.resumeSession(ctx, s); err != nil {
 		return resumed, err
@@ -196,7 +198,7 @@ func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*Session, err
 	if err := d.take(ctx, pids); err != nil {
 		return nil, err
 	}
-	if err := differentGPUs(d.members).Err(); err != nil {
+	if err := preflight.DifferentGPUs(inspectedOf(d.members)).Err(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
@@ -226,7 +228,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	defer s.unlock()
 	driver, err := h.OpenDriver()
 	if err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	if err := s.endWatcher(); err != nil {
 		return err
@@ -239,10 +241,10 @@ func (h *Hook) resumeSession(ctx context.Context, s *Session) (err error) {
 	}
 	defer closeTargets(targets)
 	if err := h.mapGPUs(driver, s); err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	if err := s.requireRoom(ctx, driver); err != nil {
-		return refused(err)
+		return preflight.AsRefusal(err)
 	}
 	self, err := proc.Open(os.Getpid())
 	if err != nil {
@@ -273,11 +275,11 @@ func (s *Session) requireRoom(ctx context.Context, driver *cudackpt.Driver) erro
 	if !s.suspended() {
 		return nil // how far it came is found out on the way back
 	}
-	need := make(memoryNeed)
+	need := make(preflight.MemoryNeed)
 	for i := range s.Members {
-		need.add(&s.Members[i])
+		need.Add(s.Members[i].MemoryBytes, s.Members[i].Pairs)
 	}
-	return need.require(ctx, driver)
+	return need.Require(ctx, driver)
 }
 
 // finishSuspend brings back what a command that was killed left behind.

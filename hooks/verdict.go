@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
 )
 
 // ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
@@ -78,12 +79,12 @@ func (s *Session) closeAlive(outcome Outcome, message, livingDo string, before .
 func (d *dump) failed(err error) error {
 	begun := d.session != nil && d.session.Step != ""
 	f, undoErr := d.undo()
-	if findings := new(RefusedError); errors.As(err, &findings) {
+	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
 		switch { // the error itself says that nothing was touched
 		case begun:
-			err = fmt.Errorf("at step %s: %s", d.session.Step, findings.Findings.list())
+			err = fmt.Errorf("at step %s: %s", d.session.Step, findings.Findings.List())
 		case len(d.thawed) > 0:
-			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.list())
+			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.List())
 		}
 	}
 	switch {
@@ -91,13 +92,13 @@ func (d *dump) failed(err error) error {
 		if d.session != nil && d.session.Kind == KindSuspend { // of a dump, its client or watcher will know
 			undoErr = &notBackError{undoErr}
 		}
-		return errors.Join(touched(err), undoErr)
+		return errors.Join(preflight.AsFailure(err), undoErr)
 	case !begun && len(d.thawed) == 0:
-		return refused(err)
+		return preflight.AsRefusal(err)
 	case !begun:
-		return touched(err)
+		return preflight.AsFailure(err)
 	}
-	err = touched(err)
+	err = preflight.AsFailure(err)
 	if ended := f.err("runs on"); ended != nil {
 		return errors.Join(err, ended)
 	}

@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
 )
 
 func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
-	one := Member{Ident: proc.Ident{PID: 1}, Name: "a"}
-	two := Member{Ident: proc.Ident{PID: 2}, Name: "b"}
+	one := Member{Process: preflight.Process{Ident: proc.Ident{PID: 1}, Name: "a"}}
+	two := Member{Process: preflight.Process{Ident: proc.Ident{PID: 2}, Name: "b"}}
 	for _, test := range []struct {
 		name    string
 		alive   []int
@@ -44,7 +45,7 @@ func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
 
 // TestARefusalAfterTheLockIsAFailure of which nobody says that nothing was touched.
 func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
-	refusal := Findings{{Name: FindingForkedChild, Severity: SeverityError, Message: "a child"}}.Err()
+	refusal := preflight.Findings{{Name: preflight.FindingForkedChild, Severity: preflight.SeverityError, Message: "a child"}}.Err()
 	for _, step := range []string{"", "stop"} {
 		s := &Session{Kind: KindDump, Step: step, dir: t.TempDir(), ImageDir: t.TempDir()}
 		if err := s.lockNow(); err != nil {
@@ -57,13 +58,13 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer self.Close()
-		s.Members = []Member{{Ident: self.Ident, Name: "init"}}
+		s.Members = []Member{{Process: preflight.Process{Ident: self.Ident, Name: "init"}}}
 		err = d.failed(refusal)
 		untouched := step == ""
-		if Refused(err) != untouched {
-			t.Errorf("refused at step %q, and Refused says %v", step, Refused(err))
+		if preflight.Refused(err) != untouched {
+			t.Errorf("refused at step %q, and Refused says %v", step, preflight.Refused(err))
 		}
-		if errors.As(err, new(*RefusedError)) != untouched || strings.Contains(err.Error(), "nothing was touched") != untouched {
+		if errors.As(err, new(*preflight.RefusedError)) != untouched || strings.Contains(err.Error(), "nothing was touched") != untouched {
 			t.Errorf("refused at step %q: %v", step, err)
 		}
 		if strings.Contains(err.Error(), "the job runs on") == untouched || !strings.Contains(err.Error(), "a child") {
@@ -83,8 +84,8 @@ func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	}
 	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}
 	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
-	err := d.failed(Findings{{Name: FindingCUDAState, Severity: SeverityError, Message: "is locked"}}.Err())
-	if Refused(err) {
+	err := d.failed(preflight.Findings{{Name: preflight.FindingCUDAState, Severity: preflight.SeverityError, Message: "is locked"}}.Err())
+	if preflight.Refused(err) {
 		t.Error("a refusal, of which nothing was touched")
 	}
 	for _, text := range []string{err.Error(), s.Message} {

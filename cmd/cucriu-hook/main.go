@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
-	"cucriu/internal/config"
+	"cucriu/hooks/config"
 	"cucriu/internal/logging"
 	"cucriu/internal/version"
 	"cucriu/internal/watcher"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 )
 
 func checkCommand() *cobra.Command {
@@ -36,33 +36,33 @@ job then runs on.
 
 The exit status is 0 if nothing stands in the way, 3 if something does, and 1 if
 that could not be found out. --force turns an error into a warning; these can be
-forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
+forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 		Example: "  cucriu check\n  cucriu check -t 4711 -D /var/lib/images/job1\n  cucriu check -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := hooks.CheckForce(force); err != nil {
+			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
 			}
 			hook, err := newHook()
 			if err != nil {
 				return err
 			}
-			findings, err := hook.CheckMachine(cmd.Context(), criu)
+			findings, err := hook.Host().CheckMachine(cmd.Context(), criu)
 			if err != nil {
 				return err
 			}
-			var more hooks.Findings
+			var more preflight.Findings
 			switch {
 			case pid != 0:
-				more, err = hook.CheckJob(cmd.Context(), pid, dir)
+				more, err = hook.Host().CheckJob(cmd.Context(), pid, dir)
 			case dir != "":
-				more, err = hook.CheckImage(cmd.Context(), dir)
+				more, err = hook.Host().CheckImage(cmd.Context(), dir)
 			}
 			if err != nil {
 				return err
 			}
 			// A job or an image that fails for the machine's driver says so again.
-			more = slices.DeleteFunc(more, func(f hooks.Finding) bool { return slices.Contains(findings, f) })
+			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
 			findings = append(findings, more...).Force(slices.Concat(force, hook.Config.Force))
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), findings)
@@ -81,7 +81,7 @@ forced: ` + strings.Join(hooks.Forceable(), ", ") + `.`,
 	return cmd
 }
 
-func writeFindings(out io.Writer, findings hooks.Findings) error {
+func writeFindings(out io.Writer, findings preflight.Findings) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "SEVERITY\tPROCESS\tFINDING\tWHAT -> REMEDY")
 	for _, f := range findings {
@@ -102,15 +102,15 @@ func writeFindings(out io.Writer, findings hooks.Findings) error {
 }
 
 // verdict is an error if errors are among the findings.
-func verdict(findings hooks.Findings) error {
-	if errs := findings.Of(hooks.SeverityError); len(errs) > 0 {
+func verdict(findings preflight.Findings) error {
+	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 		return findingsError{errs}
 	}
 	return nil
 }
 
 // findingsError says that a check has found errors, which have been printed.
-type findingsError struct{ findings hooks.Findings }
+type findingsError struct{ findings preflight.Findings }
 
 func (e findingsError) Error() string {
 	names := make([]string, len(e.findings))
@@ -123,5 +123,5 @@ func (e findingsError) Error() string {
 	return fmt.Sprintf("%d findings stand in the way: %s", len(names), strings.Join(names, ", "))
 }
 
-// Refused tells what was found from what could not be found out: see [hooks.Refused].
+// Refused tells what was found from what could not be found out: see [preflight.Refused].
 func (e findingsError) Refused() bool { return true }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 )
 
 func dumpCommand() *cobra.Command {
@@ -48,7 +49,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			if leaveRunning && criu.leaveStopped {
 				return usageError{errors.New("either -R or -s")}
 			}
-			if err := hooks.CheckForce(force); err != nil {
+			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
 			}
 			options, err := criu.options()

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 )
 
 // The exit statuses. README documents them; they do not change.
@@ -60,7 +61,7 @@ type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
 
-// Refused is what [hooks.Refused] asks.
+// Refused is what [preflight.Refused] asks.
 func (e refusedError) Refused() bool { return true }
 
 // exitCode is the exit status for an error. What became of a job comes before why.
@@ -80,7 +81,7 @@ func exitCode(ctx context.Context, err error) int {
 		return int(foreground)
 	case errors.As(context.Cause(ctx), &signalled):
 		return exitSignal + int(signalled.signal)
-	case hooks.Refused(err):
+	case preflight.Refused(err):
 		return exitRefused
 	}
 	return exitFailed

@@ -12,13 +12,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/criuutil/images"
-	"cucriu/hooks"
+	"cucriu/criuutil/pages"
+	"cucriu/hooks/image"
 )
 
 // inspection is what the inspect command shows.
 type inspection struct {
 	Images   images.Info     `json:"images"`
-	Manifest *hooks.Manifest `json:"manifest"` // nil: no process uses CUDA
+	Manifest *image.Manifest `json:"manifest"` // nil: no process uses CUDA
 }
 
 func inspectCommand() *cobra.Command {
@@ -76,7 +77,7 @@ func inspect(dir string) (inspection, error) {
 		return inspection{}, err
 	}
 	report := inspection{Images: info}
-	manifest, err := hooks.ReadManifest(dir)
+	manifest, err := image.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return report, nil
 	}
@@ -93,7 +94,7 @@ func inspect(dir string) (inspection, error) {
 			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which criu's images do not hold: it is of another dump", process.PID, process.Name)
 		}
 	}
-	return report, manifest.CheckPages(dir)
+	return report, manifest.CheckPages(pages.Files{Dir: dir})
 }
 
 // fastLane is how much memory is in files of the fast lane, and the size of these.
@@ -116,7 +117,7 @@ func (r inspection) write(out io.Writer) error {
 	if dump := r.Images.Dump; dump != nil {
 		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
 	}
-	cuda := make(map[int]hooks.ManifestProcess)
+	cuda := make(map[int]image.Process)
 	if r.Manifest != nil {
 		fmt.Fprintf(out, "made %s with driver %s\n", r.Manifest.Created.Local().Format(time.DateTime), r.Manifest.DriverVersion)
 		if copied, stored := r.fastLane(); copied > 0 {

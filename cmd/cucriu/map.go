@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/hooks"
+	"cucriu/hooks/image"
 )
 
 func mapCommand() *cobra.Command {
@@ -26,7 +26,7 @@ another, a GPU has too little free memory, or the manifest is damaged.`,
 			if err != nil {
 				return err
 			}
-			manifest, err := hooks.ReadManifest(dir)
+			manifest, err := image.ReadManifest(dir)
 			if err != nil {
 				return refusedError{err}
 			}
@@ -34,7 +34,7 @@ another, a GPU has too little free memory, or the manifest is damaged.`,
 			if err != nil {
 				return refusedError{err}
 			}
-			plan, err := hook.CheckHost(cmd.Context(), driver, manifest)
+			plan, err := hook.Host().PlanRestore(cmd.Context(), driver, manifest)
 			for _, line := range plan.Explain() {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/config"
 	"cucriu/hooks/gpumap"
-	"cucriu/internal/config"
 )
 
 func resumeCommand() *cobra.Command {

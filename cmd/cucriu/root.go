@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
-	"cucriu/internal/config"
+	"cucriu/hooks/config"
 	"cucriu/internal/logging"
 	"cucriu/internal/version"
 )

@@ -6,23 +6,24 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/timeline"
 )
 
 // summary is what a dump or restore says at its end.
 type summary struct {
-	Verb            string       `json:"verb"` // dump or restore
-	Success         bool         `json:"success"`
-	Error           string       `json:"error,omitempty"`
-	RootPID         int          `json:"root_pid"`
-	ImagesDir       string       `json:"images_dir"`
-	ImageBytes      int64        `json:"image_bytes"`
-	GPUBytes        uint64       `json:"gpu_bytes"`
-	Processes       int          `json:"cuda_processes"`
-	Outcome         string       `json:"outcome,omitempty"`
-	TotalSeconds    float64      `json:"total_seconds"`
-	DowntimeSeconds float64      `json:"downtime_seconds"`
-	Phases          hooks.Phases `json:"phases"`
-	Log             string       `json:"log"`
+	Verb            string          `json:"verb"` // dump or restore
+	Success         bool            `json:"success"`
+	Error           string          `json:"error,omitempty"`
+	RootPID         int             `json:"root_pid"`
+	ImagesDir       string          `json:"images_dir"`
+	ImageBytes      int64           `json:"image_bytes"`
+	GPUBytes        uint64          `json:"gpu_bytes"`
+	Processes       int             `json:"cuda_processes"`
+	Outcome         string          `json:"outcome,omitempty"`
+	TotalSeconds    float64         `json:"total_seconds"`
+	DowntimeSeconds float64         `json:"downtime_seconds"`
+	Phases          timeline.Phases `json:"phases"`
+	Log             string          `json:"log"`
 }
 
 func newSummary(verb string, r hooks.Result, err error) summary {

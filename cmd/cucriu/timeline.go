@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/timeline"
 )
 
 const (
@@ -21,57 +23,57 @@ const (
 
 // timelineOf reads the timeline of an image directory, or of a session by its
 // name.
-func timelineOf(dir, session string) (hooks.Timeline, error) {
+func timelineOf(dir, session string) (timeline.Trace, error) {
 	if session == "" {
-		timeline, err := hooks.ReadTimeline(dir)
+		trace, err := image.ReadTimeline(dir)
 		if errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, hooks.TimelineName)
+			err = fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, image.TimelineName)
 		}
 		if err != nil {
-			return hooks.Timeline{}, refusedError{err}
+			return timeline.Trace{}, refusedError{err}
 		}
-		return timeline, nil
+		return trace, nil
 	}
 	hook, err := newHook()
 	if err != nil {
-		return hooks.Timeline{}, err
+		return timeline.Trace{}, err
 	}
 	sessions, err := hooks.Sessions(hook.Config.RunDir)
 	if err != nil {
-		return hooks.Timeline{}, err
+		return timeline.Trace{}, err
 	}
 	for _, s := range sessions {
 		if s.Name() == session {
 			return s.Timeline(), nil
 		}
 	}
-	return hooks.Timeline{}, refusedError{fmt.Errorf("there is no session %q: cucriu status lists them", session)}
+	return timeline.Trace{}, refusedError{fmt.Errorf("there is no session %q: cucriu status lists them", session)}
 }
 
 func showTimeline(out io.Writer, dir, session string, asJSON bool) error {
-	timeline, err := timelineOf(dir, session)
+	trace, err := timelineOf(dir, session)
 	if err != nil {
 		return err
 	}
 	if asJSON {
-		return writeJSON(out, timeline)
+		return writeJSON(out, trace)
 	}
-	return drawTimeline(out, timeline, columnsOf(out))
+	return drawTimeline(out, trace, columnsOf(out))
 }
 
 // drawTimeline draws a line for each span, with a bar in what is left of the
 // columns.
-func drawTimeline(out io.Writer, timeline hooks.Timeline, columns int) error {
+func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 	type line struct{ name, process, start, took string }
 	lines := []line{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
-	spans := timeline.Spans()
+	spans := trace.Spans()
 	total := int64(1)
 	for _, span := range spans {
 		name := label(span.Name)
 		if span.Failed() {
 			name += " (failed)"
 		}
-		lines = append(lines, line{name, fmt.Sprintf("%s %d", label(timeline.Row(span)), span.PID), ms(span.Start), ms(span.Duration)})
+		lines = append(lines, line{name, fmt.Sprintf("%s %d", label(trace.Row(span)), span.PID), ms(span.Start), ms(span.Duration)})
 		total = max(total, span.Start+span.Duration)
 	}
 	var w struct{ name, process, start, took int }
@@ -95,7 +97,7 @@ func drawTimeline(out io.Writer, timeline hooks.Timeline, columns int) error {
 
 // timelineBar is a span's part of the whole time. One that is too short to be
 // seen is a thin line.
-func timelineBar(span hooks.TimelineEvent, total int64, width int) string {
+func timelineBar(span timeline.Event, total int64, width int) string {
 	scale := float64(width) / float64(total)
 	from := min(int(float64(span.Start)*scale), width-1)
 	length := min(int(float64(span.Start+span.Duration)*scale+0.5), width) - from

@@ -1,10 +1,10 @@
 package inject
 
 import (
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 )
-
-import "golang.org/x/sys/unix"
 
 // syscallInstruction is what a thread executes to enter the kernel.
 var syscallInstruction = [...]byte{0x0f, 0x05}

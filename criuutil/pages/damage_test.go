@@ -296,12 +296,6 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 	}
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
 // A few bytes that say they are many are refused before there is room made for
 // these.
 func TestAChunkThatGrowsBeyondItsSizeIsRefused(t *testing.T) {

@@ -7,8 +7,8 @@
 // A [Chunk] is a piece of at most [ChunkSize] bytes of the memory, with its
 // CRC-32C, compressed or not; what holds only zeros is not stored. [Copy] makes
 // chunks of a process's memory and hands them to a [Sink]; [Fill] takes them
-// from a [Source] and writes them into a process, checked. The sink and source
-// here are a [Writer] and a [Reader] of files.
+// from a [Source] and writes them into a process, checked. Where they go is a
+// [Store]: here [Files] in a directory.
 //
 // The files of one process are an index, which says where each chunk is, and
 // one or more shards, which hold the chunks. Each worker writes a shard of its

@@ -32,8 +32,8 @@ const (
 
 var (
 	idPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
-	// FilePattern is what the names of all files look like.
-	FilePattern = regexp.MustCompile(`^` + filePrefix + `([0-9a-f]{16})-[0-9]+(-[0-9]+)?\.img$`)
+	// filePattern is what the names of all files look like.
+	filePattern = regexp.MustCompile(`^` + filePrefix + `([0-9a-f]{16})-[0-9]+(-[0-9]+)?\.img$`)
 )
 
 // ValidateNames refuses a listing whose files [NewListing] cannot have named.

@@ -79,11 +79,11 @@ func TestNamesAreThoseOfThePattern(t *testing.T) {
 		t.Errorf("names (-want +got):\n%s", diff)
 	}
 	for _, other := range []string{"", "pages-1.img", "cucriu.json", "cucriu-pages-.img", "a" + names[0], names[0] + "a", strings.ToUpper(names[0])} {
-		if FilePattern.MatchString(other) {
+		if filePattern.MatchString(other) {
 			t.Errorf("%q is taken for a file of pages", other)
 		}
 	}
-	if i := slices.IndexFunc(names, func(name string) bool { return !FilePattern.MatchString(name) }); i >= 0 {
+	if i := slices.IndexFunc(names, func(name string) bool { return !filePattern.MatchString(name) }); i >= 0 {
 		t.Errorf("%q is not taken for a file of pages", names[i])
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Reader reads the memory of one process from its files: a [Source].
+// Reader reads the memory of one process from its files: an [Input].
 type Reader struct {
 	files []*os.File // the index, then the shards
 	index index
@@ -24,9 +24,7 @@ func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
 	for _, name := range l.Names(pid) {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 		if err != nil {
-			for _, f := range files {
-				f.Close()
-			}
+			closeAll(files)
 			return nil, fmt.Errorf("the image is not complete: %w", err)
 		}
 		files = append(files, f)
@@ -128,11 +126,11 @@ func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 	return chunk, nil
 }
 
+// Files are the index and the shards, open.
+func (r *Reader) Files() []*os.File { return r.files }
+
+// Identity tells these files from others of their names.
+func (r *Reader) Identity() (map[string]FileID, error) { return identities(r.files) }
+
 // Close closes the files.
-func (r *Reader) Close() error {
-	var errs []error
-	for _, f := range r.files {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
-}
+func (r *Reader) Close() error { return closeAll(r.files) }

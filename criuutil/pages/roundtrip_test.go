@@ -84,7 +84,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		defer func() { must(t, w.Remove()); must(t, w.Close()) }()
 		durable := rapid.IntRange(0, 20).Draw(t, "durable") == 0
 		if durable {
-			w.SyncAlong()
+			w.sync = true
 		}
 		must(t, Copy(t.Context(), a.Process, rapid.Permutation(ranges).Draw(t, "in the order"), w, codec))
 		listing, err := w.Finish()
@@ -140,7 +140,7 @@ func checkListing(t *rapid.T, w *Writer, l *Listing, ranges []proc.Range) {
 	for i, f := range w.Files() {
 		info, err := os.Stat(f.Name())
 		must(t, err)
-		if want := append([]int64{l.IndexBytes}, l.ShardBytes...)[i]; info.Size() != want || !FilePattern.MatchString(info.Name()) {
+		if want := append([]int64{l.IndexBytes}, l.ShardBytes...)[i]; info.Size() != want || !filePattern.MatchString(info.Name()) {
 			t.Fatalf("%s has %d bytes, and is listed with %d", info.Name(), info.Size(), want)
 		}
 	}

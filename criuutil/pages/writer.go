@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writer writes the memory of one process into files: a [Sink].
+// Writer writes the memory of one process into files: an [Output].
 type Writer struct {
 	id     string
 	pid    int
@@ -48,10 +48,6 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 
 // Files are the index and the shards, open.
 func (w *Writer) Files() []*os.File { return w.files }
-
-// SyncAlong says to begin to bring each chunk to the disk when it is written, so
-// that less is left to do at the end.
-func (w *Writer) SyncAlong() { w.sync = true }
 
 // Workers is the number of shards.
 func (w *Writer) Workers() int { return len(w.shards) }
@@ -154,20 +150,28 @@ func syncFile(f *os.File, moved func()) error {
 }
 
 // Remove removes the files; one that is gone already is no error.
-func (w *Writer) Remove() error {
+func (w *Writer) Remove() error { return removeAll(w.files, (*os.File).Name) }
+
+// removeAll removes files that have these paths; one that is not there is no error.
+func removeAll[F any](files []F, path func(F) string) error {
 	var errs []error
-	for _, f := range w.files {
-		if err := os.Remove(f.Name()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, f := range files {
+		if err := os.Remove(path(f)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// Identity tells these files from others of their names.
+func (w *Writer) Identity() (map[string]FileID, error) { return identities(w.files) }
+
 // Close closes the files.
-func (w *Writer) Close() error {
+func (w *Writer) Close() error { return closeAll(w.files) }
+
+func closeAll(files []*os.File) error {
 	var errs []error
-	for _, f := range w.files {
+	for _, f := range files {
 		errs = append(errs, f.Close())
 	}
 	return errors.Join(errs...)

@@ -1,6 +1,3 @@
-// Package preflight knows by name which findings of a check can be overridden:
-// the configuration is validated with it, and the hooks obey it. It knows nothing
-// of how they are found.
 package preflight
 
 import (
@@ -9,30 +6,55 @@ import (
 	"strings"
 )
 
-// The names of the errors that can be overridden: where what was found may be
-// wrong, or the user may know better. The others could not be got over.
+// The names of the findings. They are part of the interface: scripts match
+// them, and an error may be overridden by its name.
 const (
-	CriuVersion    = "criu-version"
-	CriuCheck      = "criu-check"
-	CUDAPlugin     = "cuda-plugin"
-	Capabilities   = "capabilities"
-	ForkedChild    = "forked-child"
-	IOURing        = "io-uring"
-	AnonymousInode = "anonymous-inode"
-	InfiniBand     = "infiniband"
-	NCCL           = "nccl-ipc"
-	PeerMemory     = "peer-memory"
-	HostNUMA       = "host-numa-memory"
-	StagingMemory  = "staging-memory"
-	MemoryCgroup   = "memory-cgroup"
-	DiskSpace      = "disk-space"
+	// About a machine.
+	FindingDriver        = "driver"         // the driver and its version
+	FindingDriverMissing = "driver-missing" // no NVIDIA driver, or no libcuda
+	FindingDriverOld     = "driver-old"     // the library lacks the checkpoint API, or GPU pairs
+	FindingCriu          = "criu"           // criu's version and path
+	FindingCriuMissing   = "criu-missing"   // no criu, or one that does not run
+	FindingCriuVersion   = "criu-version"   // criu is older than 4.0, or too old for this kernel
+	FindingCriuCheck     = "criu-check"     // criu says that this kernel is not enough for it
+	FindingCUDAPlugin    = "cuda-plugin"    // criu would load its own CUDA plugin beside the hook
+	FindingPluginDir     = "plugin-dir"     // criu's plugin folder is named and does not exist
+	FindingCapabilities  = "capabilities"   // this process may not do what is needed
+	FindingKernel        = "kernel"         // the kernel's version
+	FindingTHP           = "thp"            // transparent huge pages cannot be had
+	// About a job.
+	FindingCUDA           = "cuda"             // a CUDA process and what it holds
+	FindingCUDAState      = "cuda-state"       // it is not running, or the driver cannot tell
+	FindingNoGPU          = "no-gpu"           // a CUDA process to which no GPU is visible
+	FindingForkedChild    = "forked-child"     // NVIDIA devices without CUDA state: a forked child
+	FindingMismatch       = "library-mismatch" // another libcuda than the one that would drive it
+	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
+	FindingCriuInside     = "criu-in-tree"     // criu is in the tree that it is to dump
+	FindingTraced         = "traced"           // by a debugger
+	FindingFrozen         = "frozen"           // by its control group
+	FindingStopped        = "stopped"          // by SIGSTOP; stays so
+	FindingIOURing        = "io-uring"         // an open io_uring
+	FindingAnonymousInode = "anonymous-inode"  // another descriptor of a kind that criu cannot dump
+	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
+	FindingNCCL           = "nccl-ipc"         // NCCL that may share device memory between processes
+	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
+	FindingHostNUMA       = "host-numa-memory" // memory of the driver's in a NUMA node of the host
+	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds cannot be told
+	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
+	FindingMemoryCgroup   = "memory-cgroup"    // a control group does
+	FindingDiskSpace      = "disk-space"       // the image directory's file system does
+	// About an image.
+	FindingImage         = "image"          // what the image holds
+	FindingDriverVersion = "driver-version" // the image was made with another driver
+	FindingGPUMap        = "gpu-map"        // its GPUs cannot be mapped to this host's
+	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )
 
-// Forceable lists the names of the errors that can be overridden.
+// Forceable lists the names of the errors that can be overridden: where what was
+// found may be wrong, or the user may know better. The others could not be got over.
 func Forceable() []string {
 	return []string{
-		CriuVersion, CriuCheck, CUDAPlugin, Capabilities, ForkedChild, IOURing, AnonymousInode, InfiniBand,
-		NCCL, PeerMemory, HostNUMA, StagingMemory, MemoryCgroup, DiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 	}
 }
 

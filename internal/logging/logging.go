@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	logrusslog "github.com/sirupsen/logrus/hooks/slog"
 
-	"cucriu/internal/config"
+	"cucriu/hooks/config"
 )
 
 // New returns the logger that a configuration asks for. Lines go to stderr

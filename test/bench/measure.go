@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/timeline"
 )
 
 // trial is one dump and one restore of a job of its own.
@@ -147,7 +148,7 @@ func (t *trial) criu(ctx context.Context, verb string, args ...string) (cpuSecon
 
 // phases waits until the session of a hook is closed, and returns its phases:
 // none where another action script is at work.
-func (t *trial) phases(ctx context.Context, kind hooks.Kind, want hooks.Outcome) (hooks.Phases, error) {
+func (t *trial) phases(ctx context.Context, kind hooks.Kind, want hooks.Outcome) (timeline.Phases, error) {
 	if t.mode == modeSerial {
 		return nil, nil
 	}

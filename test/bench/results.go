@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 
-	"cucriu/hooks"
+	"cucriu/hooks/timeline"
 )
 
 // Run is what one dump and the restore after it took.
@@ -25,9 +25,9 @@ type Run struct {
 	DumpCPUSeconds    float64 `json:"dump_cpu_seconds"`
 	RestoreCPUSeconds float64 `json:"restore_cpu_seconds"`
 
-	PreDumpSeconds float64      `json:"pre_dump_seconds"` // how long criu waited for the action script in pre-dump
-	DumpPhases     hooks.Phases `json:"dump_phases,omitempty"`
-	RestorePhases  hooks.Phases `json:"restore_phases,omitempty"`
+	PreDumpSeconds float64         `json:"pre_dump_seconds"` // how long criu waited for the action script in pre-dump
+	DumpPhases     timeline.Phases `json:"dump_phases,omitempty"`
+	RestorePhases  timeline.Phases `json:"restore_phases,omitempty"`
 }
 
 // downtime is how long the job did not work, in seconds.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/hooks"
+	"cucriu/hooks/timeline"
 )
 
 // rowFormat is of the table that is printed while it is measured.
@@ -90,8 +90,8 @@ func (r *report) markdown() ([]byte, error) {
 }
 
 // noticeable leaves out the phases that took no time worth reading of.
-func noticeable(phases hooks.Phases) hooks.Phases {
-	return slices.DeleteFunc(slices.Clone(phases), func(p hooks.Phase) bool { return p.Seconds < 0.0001 })
+func noticeable(phases timeline.Phases) timeline.Phases {
+	return slices.DeleteFunc(slices.Clone(phases), func(p timeline.Phase) bool { return p.Seconds < 0.0001 })
 }
 
 // tolerance is how many times longer than the shortest downtime of a case in a mode

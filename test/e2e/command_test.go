@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 )
 
@@ -44,7 +46,7 @@ func cucriu(t *testing.T, host *testenv.Host, status int, args ...string) string
 // dumped fails the test unless there is a complete image and nothing beside it.
 func dumped(t *testing.T, images string) {
 	t.Helper()
-	for _, name := range []string{"inventory.img", "pstree.img", hooks.ManifestName, "dump.log", "stats-dump"} {
+	for _, name := range []string{"inventory.img", "pstree.img", image.ManifestName, "dump.log", "stats-dump"} {
 		if _, err := os.Stat(filepath.Join(images, name)); err != nil {
 			t.Error(err)
 		}
@@ -91,7 +93,7 @@ func TestCommandDumpAndRestore(t *testing.T) {
 			Success bool
 			RootPID int    `json:"root_pid"`
 			GPU     uint64 `json:"gpu_bytes"`
-			Phases  hooks.Phases
+			Phases  timeline.Phases
 		}
 		cmd := host.CucriuCommand("restore", "-D", images, "--json")
 		data, err := cmd.Output()

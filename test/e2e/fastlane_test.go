@@ -15,7 +15,8 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
-	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 )
 
@@ -123,11 +124,11 @@ func TestAProcessFromWhichNothingCanBeBorrowed(t *testing.T) {
 		job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "stream-sync")
 		failOnce(t, host, "dump.borrow", "error")
 		images := host.Dump(job)
-		manifest, err := hooks.ReadManifest(images)
+		manifest, err := image.ReadManifest(images)
 		if err != nil {
 			t.Fatal(err)
 		}
-		lane := slices.DeleteFunc(manifest.Processes, func(p hooks.ManifestProcess) bool { return p.Pages == nil })
+		lane := slices.DeleteFunc(manifest.Processes, func(p image.Process) bool { return p.Pages == nil })
 		if len(lane) != 1 || len(chunkFiles(t, images)) != lane[0].Pages.Files() {
 			t.Errorf("%d processes are in the fast lane, with the files %v", len(lane), chunkFiles(t, images))
 		}
@@ -204,7 +205,7 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 		job := host.Start(2, "--procs", "2", "--mib", "4")
 		images, good := host.Dump(job), filepath.Join(t.TempDir(), "good")
 		testenv.Copy(t, images, good)
-		manifest, err := hooks.ReadManifest(images)
+		manifest, err := image.ReadManifest(images)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +329,7 @@ func TestSettingsOfTheFastLane(t *testing.T) {
 				if size := onDisk(t, files); test.codec != pages.Zero && (size < 8<<20) != (test.codec != pages.Raw) {
 					t.Errorf("24 MiB of one byte take %d bytes", size)
 				}
-				made := slices.ContainsFunc(host.Sessions()[0].Phases, func(p hooks.Phase) bool { return p.Name == "prefault" && !p.Failed })
+				made := slices.ContainsFunc(host.Sessions()[0].Phases, func(p timeline.Phase) bool { return p.Name == "prefault" && !p.Failed })
 				if made != test.prefault {
 					t.Errorf("memory was made ready: %v", made)
 				}
@@ -342,7 +343,7 @@ func TestSettingsOfTheFastLane(t *testing.T) {
 // codecsOf lists with what the chunks of an image's first process are stored.
 func codecsOf(t *testing.T, images string) []pages.Codec {
 	t.Helper()
-	manifest, err := hooks.ReadManifest(images)
+	manifest, err := image.ReadManifest(images)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -473,7 +474,7 @@ func TestThreadsThatSynchronizeSurviveTheMakingReady(t *testing.T) {
 				job := host.Start(1, "--spin", mode, "--threads", "3", "--mib", "64")
 				images := host.Dump(job)
 				phases := host.Sessions()[0].Phases
-				if !slices.ContainsFunc(phases, func(p hooks.Phase) bool { return p.Name == "prefault" && !p.Failed }) {
+				if !slices.ContainsFunc(phases, func(p timeline.Phase) bool { return p.Name == "prefault" && !p.Failed }) {
 					t.Errorf("no memory was made ready: %v", phases)
 				}
 				host.Restore(images)

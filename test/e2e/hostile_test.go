@@ -15,6 +15,8 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
@@ -23,15 +25,15 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
-		path := filepath.Join(images, hooks.ManifestName)
+		path := filepath.Join(images, image.ManifestName)
 		good, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		write := func(data []byte) error { return os.WriteFile(path, data, 0o600) }
-		change := func(change func(*hooks.Manifest)) func() error {
+		change := func(change func(*image.Manifest)) func() error {
 			return func() error {
-				var m hooks.Manifest
+				var m image.Manifest
 				err := json.Unmarshal(good, &m)
 				change(&m)
 				data, marshalErr := json.Marshal(m)
@@ -51,28 +53,28 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 			}, "symbolic links"},
 			{"cut off", func() error { return write(good[:len(good)/2]) }, "damaged"},
 			{"empty", func() error { return write(nil) }, "damaged"},
-			{"the process 1", change(func(m *hooks.Manifest) { m.Processes[0].PID = 1 }), outside},
-			{"this process", change(func(m *hooks.Manifest) { m.Processes[0].PID = os.Getpid() }), outside},
-			{"another root", change(func(m *hooks.Manifest) { m.RootPID = os.Getpid() }), outside},
-			{"ten thousand processes", change(func(m *hooks.Manifest) {
+			{"the process 1", change(func(m *image.Manifest) { m.Processes[0].PID = 1 }), outside},
+			{"this process", change(func(m *image.Manifest) { m.Processes[0].PID = os.Getpid() }), outside},
+			{"another root", change(func(m *image.Manifest) { m.RootPID = os.Getpid() }), outside},
+			{"ten thousand processes", change(func(m *image.Manifest) {
 				for i := range 10000 {
 					p := m.Processes[0]
 					p.PID = 100000 + i
 					m.Processes = append(m.Processes, p)
 				}
 			}), outside},
-			{"a petabyte", change(func(m *hooks.Manifest) {
+			{"a petabyte", change(func(m *image.Manifest) {
 				for uuid := range m.Processes[0].MemoryBytes {
 					m.Processes[0].MemoryBytes[uuid] = 1 << 50
 				}
 			}), "MiB free"},
-			{"more than there is", change(func(m *hooks.Manifest) {
+			{"more than there is", change(func(m *image.Manifest) {
 				for uuid := range m.Processes[0].MemoryBytes {
 					m.Processes[0].MemoryBytes[uuid] = 1<<64 - 1
 				}
 			}), "damaged"},
-			{"another driver", change(func(m *hooks.Manifest) { m.DriverVersion = "1.2" }), "must be the same version"},
-			{"a line of its own", change(func(m *hooks.Manifest) { m.DriverVersion = "1.2\nError" }), "damaged"},
+			{"another driver", change(func(m *image.Manifest) { m.DriverVersion = "1.2" }), "must be the same version"},
+			{"a line of its own", change(func(m *image.Manifest) { m.DriverVersion = "1.2\nError" }), "damaged"},
 		} {
 			if err := errors.Join(os.RemoveAll(path), test.put()); err != nil {
 				t.Fatal(err)
@@ -198,7 +200,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		}
 		other := func(job *testenv.Job) proc.Ident { return proc.Ident{PID: job.PID, StartTime: 1} }
 		root := other(runs)
-		members := []hooks.Member{{Ident: other(runs)}, {Ident: other(stopped)}}
+		members := []hooks.Member{{Process: preflight.Process{Ident: other(runs)}}, {Process: preflight.Process{Ident: other(stopped)}}}
 		sessions := map[string]any{"damaged": "nonsense"}
 		for _, s := range []*hooks.Session{
 			{Kind: hooks.KindDump, Step: "dumped"},
@@ -210,8 +212,8 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		} {
 			s.BootID, s.Created, s.Criu, s.Members, s.Root = strings.TrimSpace(string(boot)), time.Now(), other(runs), members, &root
 			if s.Kind == hooks.KindRestore {
-				s.Manifest = &hooks.Manifest{Version: 1, DriverVersion: "1", RootPID: 1}
-				s.Manifest.Processes = []hooks.ManifestProcess{{PID: 1, GPUs: gpus}}
+				s.Manifest = &image.Manifest{Version: 1, DriverVersion: "1", RootPID: 1}
+				s.Manifest.Processes = []image.Process{{PID: 1, GPUs: gpus}}
 			}
 			sessions[fmt.Sprintf("%s-%s", s.Kind, s.Step)] = s
 		}

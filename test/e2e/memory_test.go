@@ -5,7 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
@@ -24,14 +25,14 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 					host.NVML(view)
 					job := host.Start(1, "--gpus", "1", "--mib", "40")
 					findings := check(t, host, "-t", job.Root())
-					if errs := findings.Of(hooks.SeverityError); len(errs) > 0 {
+					if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 						t.Fatalf("refused for that alone: %+v", errs)
 					}
-					if !slices.ContainsFunc(findings, func(f hooks.Finding) bool { return f.Name == hooks.FindingMemoryUnknown }) {
+					if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingMemoryUnknown }) {
 						t.Errorf("not a word of it: %+v", findings)
 					}
 					images := host.Dump(job)
-					manifest, err := hooks.ReadManifest(images)
+					manifest, err := image.ReadManifest(images)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -43,7 +44,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 					// A GPU that may have to take all of it is too full now.
 					host.NVML("")
 					other := host.Start(1, "--gpus", "1", "--mib", "40")
-					only(t, check(t, host, "-D", images), hooks.FindingGPUMemory)
+					only(t, check(t, host, "-D", images), preflight.FindingGPUMemory)
 					if run := host.TryRestore(images); run.Err == nil {
 						t.Fatal("restored into a GPU that has no room for it")
 					}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
@@ -54,7 +54,7 @@ func TestAPausedJobThatIsRefusedHasNotRun(t *testing.T) {
 		dir, write := frozenGroup(t, job)
 		before := job.Ticks()
 		run := host.TryDump(job, t.TempDir(), "--freeze-cgroup", dir, "--manage-cgroups=ignore")
-		if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+hooks.FindingForkedChild) {
+		if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+preflight.FindingForkedChild) {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 		}
 		if after := job.Ticks(); !slices.Equal(after, before) {

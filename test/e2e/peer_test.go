@@ -4,7 +4,7 @@ import (
 	"strconv"
 	"testing"
 
-	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
@@ -37,9 +37,9 @@ func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
 				args := append([]string{"--gpus", "0,1", "--ballast", strconv.Itoa(test.ballast)}, test.args...)
 				job := host.Start(1, args...)
 				if test.refused {
-					name := hooks.FindingPeerMemory
+					name := preflight.FindingPeerMemory
 					if test.name == "host NUMA memory" {
-						name = hooks.FindingHostNUMA
+						name = preflight.FindingHostNUMA
 					}
 					refused(t, host, job, name, t.TempDir())
 				} else {

@@ -14,7 +14,8 @@ import (
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
-	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
@@ -32,7 +33,7 @@ func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
 		if err := tracer.Run(last); err != nil {
 			t.Fatal(err)
 		}
-		found := refused(t, host, job, hooks.FindingTraced, t.TempDir())
+		found := refused(t, host, job, preflight.FindingTraced, t.TempDir())
 		if !strings.Contains(found.Message, strconv.Itoa(last)) {
 			t.Errorf("thread %d is not named: %v", last, found)
 		}
@@ -61,7 +62,7 @@ func TestCriuInsideTheTreeIsFoundBeforehand(t *testing.T) {
 			return err == nil
 		})
 		log, err := os.ReadFile(filepath.Join(images, "dump.log"))
-		if err != nil || !strings.Contains(string(log), "refused, nothing was touched: "+hooks.FindingCriuInside) {
+		if err != nil || !strings.Contains(string(log), "refused, nothing was touched: "+preflight.FindingCriuInside) {
 			t.Fatalf("criu in the tree is not refused: %v\n%s", err, testenv.CriuRun{Log: string(log)}.Lines())
 		}
 		if sessions := host.Sessions(); len(sessions) != 0 {
@@ -116,7 +117,7 @@ func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
 		}{{[]string{"--mib", "16", "--mlock"}, true}, {[]string{"--mib", "16"}, false}} {
 			job := host.Start(1, test.args...)
 			images := host.Dump(job)
-			manifest, err := hooks.ReadManifest(images)
+			manifest, err := image.ReadManifest(images)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -17,17 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/inject"
-	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
 // check runs cucriu check with JSON and fails the test if its exit status is not
 // what its findings say.
-func check(t *testing.T, host *testenv.Host, args ...string) hooks.Findings {
+func check(t *testing.T, host *testenv.Host, args ...string) preflight.Findings {
 	t.Helper()
 	args = append([]string{"check", "--json", "--criu", testenv.Criu(t)}, args...)
 	out, err := host.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), args...).Output()
-	var findings hooks.Findings
+	var findings preflight.Findings
 	if jsonErr := json.Unmarshal(out, &findings); jsonErr != nil {
 		t.Fatalf("cucriu %v: %v, %v\n%s", args, err, jsonErr, out)
 	}
@@ -37,7 +37,7 @@ func check(t *testing.T, host *testenv.Host, args ...string) hooks.Findings {
 		status = exit.ExitCode()
 	}
 	want := 0
-	if len(findings.Of(hooks.SeverityError)) > 0 {
+	if len(findings.Of(preflight.SeverityError)) > 0 {
 		want = 3
 	}
 	if status != want {
@@ -48,9 +48,9 @@ func check(t *testing.T, host *testenv.Host, args ...string) hooks.Findings {
 
 // only fails the test unless exactly one of the findings is an error, of this
 // name, with a remedy.
-func only(t *testing.T, findings hooks.Findings, name string) hooks.Finding {
+func only(t *testing.T, findings preflight.Findings, name string) preflight.Finding {
 	t.Helper()
-	errs := findings.Of(hooks.SeverityError)
+	errs := findings.Of(preflight.SeverityError)
 	if len(errs) != 1 || errs[0].Name != name || errs[0].Message == "" || errs[0].Remedy == "" {
 		t.Fatalf("found %+v, want one error %s", findings, name)
 	}
@@ -60,7 +60,7 @@ func only(t *testing.T, findings hooks.Findings, name string) hooks.Finding {
 // refused fails the test unless cucriu check finds exactly one error in a job,
 // and a dump by criu, or by cucriu, is refused for it, in the same words, with nothing
 // touched.
-func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images string, dumpArgs ...string) hooks.Finding {
+func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images string, dumpArgs ...string) preflight.Finding {
 	t.Helper()
 	found := only(t, check(t, host, "-t", job.Root(), "-D", images), name)
 	run := host.TryDump(job, images, dumpArgs...)
@@ -69,7 +69,7 @@ func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images st
 	if run.Err == nil || !strings.Contains(run.Log, words) {
 		t.Fatalf("criu dump: %v; want %q\n%s", run.Err, words, run.Lines())
 	}
-	if name != hooks.FindingCUDAPlugin { // which cucriu keeps from criu
+	if name != preflight.FindingCUDAPlugin { // which cucriu keeps from criu
 		args := append([]string{"dump", "-t", job.Root(), "-D", filepath.Join(images, "images")}, dumpArgs...)
 		if out := cucriu(t, host, turnedDown, args...); !strings.Contains(out, words) {
 			t.Fatalf("cucriu dump says nothing of %q:\n%s", words, out)
@@ -87,16 +87,16 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 		finding string
 		start   func(t *testing.T, host *testenv.Host) *testenv.Job
 	}{
-		{hooks.FindingForkedChild, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--fork-child") }},
-		{hooks.FindingIOURing, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--io-uring") }},
-		{hooks.FindingInfiniBand, func(t *testing.T, host *testenv.Host) *testenv.Job {
+		{preflight.FindingForkedChild, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--fork-child") }},
+		{preflight.FindingIOURing, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--io-uring") }},
+		{preflight.FindingInfiniBand, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			device := filepath.Join(t.TempDir(), "dev/infiniband/uverbs0")
 			if err := os.MkdirAll(filepath.Dir(device), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			return host.StartUnder([]string{"/bin/sh", "-c", `exec 9<>"$1"; shift; "$@" 9>&- & wait`, "sh", device}, 1)
 		}},
-		{hooks.FindingTraced, func(t *testing.T, host *testenv.Host) *testenv.Job {
+		{preflight.FindingTraced, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			job := host.Start(1)
 			tracer := inject.NewTracer()
 			t.Cleanup(func() { _ = tracer.Release(context.Background()) })
@@ -105,7 +105,7 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 			}
 			return job
 		}},
-		{hooks.FindingDifferentGPUs, func(t *testing.T, host *testenv.Host) *testenv.Job {
+		{preflight.FindingDifferentGPUs, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			other := t.TempDir()
 			job := host.StartUnder([]string{
 				"/bin/sh", "-c",
@@ -118,7 +118,7 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 			})
 			return job
 		}},
-		{hooks.FindingCUDAPlugin, func(t *testing.T, host *testenv.Host) *testenv.Job {
+		{preflight.FindingCUDAPlugin, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			job := host.Start(1)
 			plugins, tools := t.TempDir(), t.TempDir()
 			if err := os.WriteFile(filepath.Join(plugins, "cuda_plugin.so"), nil, 0o600); err != nil {
@@ -180,7 +180,7 @@ func TestAControlGroupThatIsTooSmall(t *testing.T) {
 		job := host.Start(1, "--mib", "64")
 		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "48M")
-		found := refused(t, host, job, hooks.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
+		found := refused(t, host, job, preflight.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
 		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
 			t.Errorf("neither the group nor its limit is named: %v", found)
 		}
@@ -206,7 +206,7 @@ func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
 		disk, memory := t.TempDir(), t.TempDir()
 		testenv.SmallDisk(t, memory, "512m")
 		program := testenv.Artefact(t, "make build", "bin", "cucriu")
-		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", memory).CombinedOutput(); err == nil || !strings.Contains(string(out), hooks.FindingMemoryCgroup) {
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", memory).CombinedOutput(); err == nil || !strings.Contains(string(out), preflight.FindingMemoryCgroup) {
 			t.Fatalf("an image in memory is not counted: %v\n%s", err, out)
 		}
 		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", disk).CombinedOutput(); keepsOnDisk(t, disk) && err != nil {
@@ -244,7 +244,7 @@ func TestADiskThatIsTooSmall(t *testing.T) {
 		job := host.Start(1, "--mib", "64")
 		images := t.TempDir()
 		testenv.SmallDisk(t, images, "32m")
-		refused(t, host, job, hooks.FindingDiskSpace, images)
+		refused(t, host, job, preflight.FindingDiskSpace, images)
 	})
 }
 
@@ -259,17 +259,17 @@ func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
-		refused(t, host, job, hooks.FindingNCCL, t.TempDir())
+		refused(t, host, job, preflight.FindingNCCL, t.TempDir())
 
-		findings := check(t, host, "-t", job.Root(), "--force", hooks.FindingNCCL)
-		if !slices.ContainsFunc(findings, func(f hooks.Finding) bool { return f.Name == hooks.FindingNCCL && f.Forced }) {
+		findings := check(t, host, "-t", job.Root(), "--force", preflight.FindingNCCL)
+		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingNCCL && f.Forced }) {
 			t.Fatalf("forced, and the finding is gone: %+v", findings)
 		}
 		// One rank alone: the other is outside then.
 		rank := strconv.Itoa(job.MustStatus(0).PID)
-		warnings := check(t, host, "-t", rank).Of(hooks.SeverityWarning)
-		if !slices.ContainsFunc(warnings, func(f hooks.Finding) bool {
-			return f.Name == hooks.FindingNCCL && strings.Contains(f.Message, "outside")
+		warnings := check(t, host, "-t", rank).Of(preflight.SeverityWarning)
+		if !slices.ContainsFunc(warnings, func(f preflight.Finding) bool {
+			return f.Name == preflight.FindingNCCL && strings.Contains(f.Message, "outside")
 		}) {
 			t.Fatalf("no warning of the rank outside: %+v", warnings)
 		}
@@ -280,8 +280,8 @@ func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 			t.Errorf("cucriu dump does not say why:\n%s", out)
 		}
 		notDumped(t, job, images)
-		cucriu(t, host, usage, "dump", "-t", job.Root(), "-D", images, "--force", hooks.FindingTraced)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", hooks.FindingNCCL)
+		cucriu(t, host, usage, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingTraced)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingNCCL)
 		dumped(t, images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images)
@@ -293,7 +293,7 @@ func TestNCCLOverSocketsIsDumped(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1")
-		if errs := check(t, host, "-t", job.Root()).Of(hooks.SeverityError); len(errs) > 0 {
+		if errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}
 		host.Restore(host.Dump(job))
@@ -311,10 +311,10 @@ func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
 					maps, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
 					return err == nil && strings.Contains(string(maps), "/550/libcuda.so.1") && strings.Contains(string(maps), "/sleep")
 				})
-				job, finding := host.Start(1), hooks.FindingDriverOld
+				job, finding := host.Start(1), preflight.FindingDriverOld
 				if driver == "missing" {
 					host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
-					finding = hooks.FindingDriverMissing
+					finding = preflight.FindingDriverMissing
 				}
 				host.Dump(testenv.JobOf(t, pid))
 				run := host.TryDump(job, t.TempDir()) // of a process that has used it
@@ -386,7 +386,7 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 				}
 				job := test.start(t, host)
 				if test.refused {
-					found := refused(t, host, job, hooks.FindingPeerMemory, t.TempDir())
+					found := refused(t, host, job, preflight.FindingPeerMemory, t.TempDir())
 					if !strings.Contains(found.Remedy, test.remedy) {
 						t.Errorf("the remedy does not name %s: %v", test.remedy, found)
 					}
@@ -425,14 +425,14 @@ func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
 		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
 		job := source.Start(1, "--gpus", "0,1", "--mib", "40")
 		images := source.Dump(job)
-		if errs := check(t, source, "-D", images).Of(hooks.SeverityError); len(errs) > 0 {
+		if errs := check(t, source, "-D", images).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v on the host where it was made", errs)
 		}
 		source.Start(1, "--gpus", "1", "--mib", "40")
-		only(t, check(t, source, "-D", images), hooks.FindingGPUMemory)
-		only(t, check(t, testenv.NewHost(t, 1), "-D", images), hooks.FindingGPUMap)
-		only(t, check(t, testenv.NewHost(t, 2, "--driver", "570"), "-D", images), hooks.FindingDriverVersion)
-		only(t, check(t, testenv.NewHost(t, 2, "--driver", "550"), "-D", images), hooks.FindingDriverOld)
+		only(t, check(t, source, "-D", images), preflight.FindingGPUMemory)
+		only(t, check(t, testenv.NewHost(t, 1), "-D", images), preflight.FindingGPUMap)
+		only(t, check(t, testenv.NewHost(t, 2, "--driver", "570"), "-D", images), preflight.FindingDriverVersion)
+		only(t, check(t, testenv.NewHost(t, 2, "--driver", "550"), "-D", images), preflight.FindingDriverOld)
 	})
 }
 
@@ -440,17 +440,17 @@ func TestCheckOfATreeWithoutCUDAAndOfAStoppedJob(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")
-		if errs := check(t, host, "-t", strconv.Itoa(pid)).Of(hooks.SeverityError); len(errs) > 0 {
+		if errs := check(t, host, "-t", strconv.Itoa(pid)).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}
 		job := host.Start(1)
 		job.Signal(unix.SIGSTOP)
 		testenv.Eventually(t, testenv.Soon, "the job stops", job.Stopped)
 		findings := check(t, host, "-t", job.Root())
-		if errs := findings.Of(hooks.SeverityError); len(errs) > 0 {
+		if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}
-		if !slices.ContainsFunc(findings, func(f hooks.Finding) bool { return f.Name == hooks.FindingStopped }) || !job.Stopped() {
+		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingStopped }) || !job.Stopped() {
 			t.Fatalf("stopped %v, found %+v", job.Stopped(), findings)
 		}
 		job.Signal(unix.SIGCONT)

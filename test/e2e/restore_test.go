@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/internal/testenv"
 )
 
@@ -256,7 +256,7 @@ func TestAnImageThatLostItsManifestDoesNotPassForRestored(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
-		manifest := filepath.Join(images, hooks.ManifestName)
+		manifest := filepath.Join(images, image.ManifestName)
 		if err := os.Rename(manifest, manifest+".lost"); err != nil {
 			t.Fatal(err)
 		}

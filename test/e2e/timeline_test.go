@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 )
 
@@ -19,7 +21,7 @@ func TestTimelineOfADumpAndItsRestore(t *testing.T) {
 		job := host.Start(2, "--procs", "2", "--gpus", "0,1")
 		images := host.Dump(job)
 		host.WaitOutcome("dumped")
-		inImage, err := hooks.ReadTimeline(images)
+		inImage, err := image.ReadTimeline(images)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,9 +48,9 @@ func TestTimelineOfADumpThatFails(t *testing.T) {
 		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
 		job.Runs()
 		s := host.Sessions()[0]
-		timeline := sessionTimeline(t, host, s)
-		expectSpans(t, timeline, s, []string{"lock", "checkpoint", "unlock"}, "lock", "checkpoint", "unlock")
-		for _, span := range timeline.Spans() {
+		trace := sessionTimeline(t, host, s)
+		expectSpans(t, trace, s, []string{"lock", "checkpoint", "unlock"}, "lock", "checkpoint", "unlock")
+		for _, span := range trace.Spans() {
 			if span.Failed() != (span.Name == "checkpoint") {
 				t.Errorf("failed or not: %+v", span)
 			}
@@ -57,26 +59,26 @@ func TestTimelineOfADumpThatFails(t *testing.T) {
 }
 
 // sessionTimeline reads the timeline that a closed session has written.
-func sessionTimeline(t *testing.T, host *testenv.Host, s *hooks.Session) hooks.Timeline {
+func sessionTimeline(t *testing.T, host *testenv.Host, s *hooks.Session) timeline.Trace {
 	t.Helper()
-	var timeline hooks.Timeline
+	var trace timeline.Trace
 	testenv.Eventually(t, testenv.Soon, "the timeline is written", func() bool {
 		data, err := os.ReadFile(filepath.Join(host.RunDir, "sessions", s.Name(), "timeline.json"))
 		if err == nil {
-			timeline, err = hooks.ParseTimeline(data)
+			trace, err = timeline.Parse(data)
 		}
 		return err == nil
 	})
-	return timeline
+	return trace
 }
 
 // expectSpans fails the test unless the session has these spans, each beginning
 // after the one before, and every process has its own.
-func expectSpans(t *testing.T, timeline hooks.Timeline, s *hooks.Session, session []string, process ...string) {
+func expectSpans(t *testing.T, trace timeline.Trace, s *hooks.Session, session []string, process ...string) {
 	t.Helper()
 	names := make(map[int][]string)
-	for _, span := range timeline.Spans() {
-		if timeline.Row(span) == "" {
+	for _, span := range trace.Spans() {
+		if trace.Row(span) == "" {
 			t.Errorf("a span of no row: %+v", span)
 		}
 		names[span.PID] = append(names[span.PID], span.Name)

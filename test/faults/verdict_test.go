@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/internal/testenv"
 )
 
@@ -224,7 +225,7 @@ func (c *cell) restored(now state) string {
 // returns how many CUDA processes were in it.
 func (c *cell) restore() int {
 	c.t.Helper()
-	manifest, err := hooks.ReadManifest(c.images)
+	manifest, err := image.ReadManifest(c.images)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -255,7 +256,7 @@ func (c *cell) whole(now state) {
 		return
 	}
 	processes := c.survivors()
-	if manifest, err := hooks.ReadManifest(c.images); now == gone && err == nil {
+	if manifest, err := image.ReadManifest(c.images); now == gone && err == nil {
 		processes = len(manifest.Processes)
 	}
 	c.job.For(c.t, processes).Runs()

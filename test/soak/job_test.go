@@ -317,7 +317,7 @@ func (j *job) owns(s *hooks.Session) bool {
 func (j *job) lastOutcome(images string) hooks.Outcome {
 	sessions, _ := hooks.Sessions(j.host.RunDir)
 	for _, s := range slices.Backward(sessions) {
-		if filepath.Base(s.ImageDir) == filepath.Base(images) || s.PublishAs == images {
+		if filepath.Base(s.ImageDir) == filepath.Base(images) || s.CommittedDir == images {
 			return s.Outcome
 		}
 	}

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"context"
@@ -7,40 +7,41 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/gpumap"
+	"cucriu/hooks/image"
 )
 
 // CheckJob finds what a dump of the tree below root would be refused for, and
 // what there is to say of it otherwise. imageDir is where its images would go,
 // empty if that is not known; it need not exist yet. It touches nothing. Managed memory cannot be seen:
 // only the checkpoint tells, and the job then runs on.
-func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Findings, error) {
-	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings, error) {
+	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
 	var driver *cudackpt.Driver
 	open := func() (_ *cudackpt.Driver, err error) {
 		if driver == nil {
-			driver, err = h.openCheckpointDriver()
+			driver, err = h.CheckpointDriver()
 		}
 		return driver, err
 	}
-	in, err := inspectTree(ctx, root, existing(imageDir), open)
+	in, err := InspectTree(ctx, root, existing(imageDir), open)
 	if errors.Is(err, proc.ErrGone) {
-		return nil, refused(err)
+		return nil, AsRefusal(err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if !in.usesCUDA() {
+	if !in.UsesCUDA() {
 		return Findings{{Name: FindingCUDA, Severity: SeverityOK, PID: root, Message: "no process of its tree uses CUDA: criu dumps it by itself"}}, nil
 	}
 	var findings Findings
-	for i := range in.members {
-		m := &in.members[i]
+	for i := range in.Processes {
+		m := &in.Processes[i]
 		halted, err := haltedFindings(m)
 		if errors.Is(err, proc.ErrGone) {
 			continue
@@ -58,9 +59,9 @@ func (h *Hook) CheckJob(ctx context.Context, root int, imageDir string) (Finding
 			findings = append(findings, m.found(found(FindingCUDAState, err, "look whether something else checkpoints it")))
 			continue
 		}
-		findings = append(findings, stateFindings(m, state)...)
+		findings = append(findings, StateFindings(m, state)...)
 	}
-	return slices.Concat(findings, in.findings, insideFindings(in.pids, os.Getpid())), nil
+	return slices.Concat(findings, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
 }
 
 // existing is the folder in which one that does not exist yet would be made.
@@ -74,20 +75,8 @@ func existing(dir string) string {
 	return dir
 }
 
-// summary says what a CUDA process holds.
-func (m *Member) summary() Finding {
-	parts := make([]string, len(m.GPUs))
-	for i, gpu := range m.GPUs {
-		parts[i] = fmt.Sprintf("%v %s", gpu.UUID, mib(m.MemoryBytes[gpu.UUID]))
-	}
-	return m.found(Finding{
-		Name: FindingCUDA, Severity: SeverityOK,
-		Message: fmt.Sprintf("sees %d GPUs and holds %s on them (%s)", len(m.GPUs), mib(m.stagedBytes()), strings.Join(parts, ", ")),
-	})
-}
-
 // haltedFindings says that a process does not run, which is no obstacle.
-func haltedFindings(m *Member) (Findings, error) {
+func haltedFindings(m *Process) (Findings, error) {
 	frozen, err := proc.FrozenBy(m.PID)
 	if err != nil {
 		return nil, err
@@ -110,8 +99,8 @@ func haltedFindings(m *Member) (Findings, error) {
 const anotherImage = "copy the image again from where it was made, or restore another"
 
 // CheckImage finds what a restore of an image on this host would be refused for.
-func (h *Hook) CheckImage(ctx context.Context, dir string) (Findings, error) {
-	manifest, err := ReadManifest(dir)
+func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
+	manifest, err := image.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		if _, err := os.Lstat(filepath.Join(dir, "inventory.img")); err != nil {
 			return Findings{found(FindingImage, fmt.Errorf("neither an image of criu nor a manifest is there: %w", err), "name the directory of an image")}, nil
@@ -119,7 +108,7 @@ func (h *Hook) CheckImage(ctx context.Context, dir string) (Findings, error) {
 		return Findings{{Name: FindingImage, Severity: SeverityOK, Message: "holds no CUDA process: criu restores it by itself"}}, nil
 	}
 	if err == nil {
-		err = manifest.matchImages(dir)
+		err = manifest.MatchImages(dir)
 	}
 	if err != nil {
 		return Findings{found(FindingImage, err, anotherImage)}, nil
@@ -128,14 +117,14 @@ func (h *Hook) CheckImage(ctx context.Context, dir string) (Findings, error) {
 		Name: FindingImage, Severity: SeverityOK,
 		Message: fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion),
 	}}
-	if err := manifest.CheckPages(dir); err != nil {
+	if err := manifest.CheckPages(pages.Files{Dir: dir}); err != nil {
 		findings = append(findings, found(FindingImage, err, anotherImage))
 	}
-	driver, err := h.openCheckpointDriver()
+	driver, err := h.CheckpointDriver()
 	if err != nil {
 		return append(findings, driverFinding(err)), nil
 	}
-	plan, err := h.CheckHost(ctx, driver, manifest)
+	plan, err := h.PlanRestore(ctx, driver, manifest)
 	for _, line := range plan.Explain() {
 		findings = append(findings, Finding{Name: FindingGPUMap, Severity: SeverityOK, Message: line})
 	}
@@ -161,16 +150,4 @@ func imageFinding(err error) Finding {
 		return driverFinding(err)
 	}
 	return found(FindingGPUMemory, err, "see nvidia-smi on this host")
-}
-
-// openCheckpointDriver opens the driver if it can checkpoint.
-func (h *Hook) openCheckpointDriver() (*cudackpt.Driver, error) {
-	driver, err := h.OpenDriver()
-	if err != nil {
-		return nil, err
-	}
-	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
-		return nil, err
-	}
-	return driver, nil
 }

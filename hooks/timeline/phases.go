@@ -1,4 +1,4 @@
-package hooks
+package timeline
 
 import (
 	"fmt"
@@ -25,7 +25,8 @@ type Phase struct {
 	Failed bool   `json:"failed,omitempty"`
 }
 
-func (p Phase) end() time.Duration { return duration(p.Start) + duration(p.Seconds) }
+// End is when it ended, since the session was created.
+func (p Phase) End() time.Duration { return duration(p.Start) + duration(p.Seconds) }
 
 // duration is exact: the journal's seconds were whole nanoseconds.
 func duration(seconds float64) time.Duration {
@@ -50,56 +51,24 @@ func (p Phases) String() string {
 }
 
 const (
-	byCriu    = "criu"
-	byWatcher = "watcher"
-	byRecover = "recover"
+	// ByCriu is who had the time that was criu's.
+	ByCriu = "criu"
 
 	// maxPhases bounds the journal of a job that the watcher tries for days to
 	// bring back.
 	maxPhases = 1 << 14
 )
 
-// span does something for one process of the session, and notes how long it
-// took. It may be called from several goroutines, and without a session, which
-// notes nothing.
-func (s *Session) span(pid int, name string, do func() error) error {
-	if s == nil {
-		return do()
-	}
-	start := s.now()
-	err := do()
-	s.notePhase(start, Phase{Name: name, PID: pid, By: s.by, Failed: err != nil})
-	return err
-}
-
-// notePhase notes a span that ends now.
-func (s *Session) notePhase(start time.Duration, p Phase) {
-	p.Start, p.Seconds = start.Seconds(), (s.now() - start).Seconds()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.Phases) < maxPhases {
-		s.Phases = append(s.Phases, p)
+// Add notes a phase.
+func (p *Phases) Add(phase Phase) {
+	if len(*p) < maxPhases {
+		*p = append(*p, phase)
 	}
 }
-
-// noteCriu notes that criu worked from the last stage of ours until now. After
-// anything else than a stage it was not criu's time.
-func (s *Session) noteCriu() {
-	if len(s.Phases) == 0 {
-		return
-	}
-	last := s.Phases[len(s.Phases)-1]
-	if slices.Contains([]string{"pre-dump", "post-dump", "pre-restore", "pre-resume"}, last.By) {
-		s.notePhase(last.end(), Phase{Name: "criu", By: byCriu})
-	}
-}
-
-// now is the time since the session was created.
-func (s *Session) now() time.Duration { return sinceBoot() - s.CreatedClock }
 
 // sinceBoot is the one clock that all processes of a session share and that
 // nobody sets.
-func sinceBoot() time.Duration {
+func SinceBoot() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // fails for unknown clocks only
 	return time.Duration(now.Nano())

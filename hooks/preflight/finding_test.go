@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"errors"
@@ -187,8 +187,8 @@ func TestStagingFindings(t *testing.T) {
 		write(group+"/memory.current", "1048576\n")
 		write(group+"/memory.stat", "")
 	}
-	member := func(pid int) Member {
-		return Member{Ident: proc.Ident{PID: pid}, MemoryBytes: map[cudackpt.UUID]uint64{{1}: 1 << 20, {2}: 2 << 20}}
+	member := func(pid int) Process {
+		return Process{Ident: proc.Ident{PID: pid}, MemoryBytes: map[cudackpt.UUID]uint64{{1}: 1 << 20, {2}: 2 << 20}}
 	}
 	for _, test := range []struct {
 		available, outer, inner string
@@ -215,7 +215,7 @@ func TestStagingFindings(t *testing.T) {
 		write("proc/meminfo", "MemAvailable: "+test.available+" kB\n")
 		write(dir+"/memory.max", test.outer+"\n")
 		write(dir+"/inner/memory.max", test.inner+"\n")
-		findings, err := stagingFindings(proc.System{Root: root}, []Member{member(1), member(2)}, test.image)
+		findings, err := stagingFindings(proc.System{Root: root}, []Process{member(1), member(2)}, test.image)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,8 +1,7 @@
-package hooks
+package preflight
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -12,15 +11,13 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/criuutil/proc"
 )
 
 // footprint is what /proc shows a process to hold of the NVIDIA driver, and of
 // what criu cannot dump.
-type footprint struct {
-	libcuda    bool     // a libcuda is mapped: only then can it be a CUDA process
+type OpenFiles struct {
+	Libcuda    bool     // a libcuda is mapped: only then can it be a CUDA process
 	devices    []string // open or mapped device files of NVIDIA's
 	nccl       []string // NCCL's library, or its shared memory: open or mapped files
 	anonymous  []string // open anonymous inodes that criu cannot dump
@@ -38,12 +35,12 @@ var (
 
 // footprintOf reads a process's mappings and descriptors. It does not need the
 // process to run.
-func footprintOf(pid int) (footprint, error) {
-	var f footprint
+func OpenFilesOf(pid int) (OpenFiles, error) {
+	var f OpenFiles
 	devices, nccl, anonymous, infiniband := make(set), make(set), make(set), make(set)
 	mappings, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
-		return f, goneOr(pid, err)
+		return f, proc.GoneOr(pid, err)
 	}
 	defer mappings.Close()
 	lines := bufio.NewScanner(mappings)
@@ -54,17 +51,17 @@ func footprintOf(pid int) (footprint, error) {
 			continue
 		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
-		f.libcuda = f.libcuda || libcudaFile.MatchString(path)
+		f.Libcuda = f.Libcuda || libcudaFile.MatchString(path)
 		devices.addIf(nvidiaDevice, path)
 		nccl.addIf(ncclFile, path)
 	}
 	if err := lines.Err(); err != nil {
-		return f, goneOr(pid, err)
+		return f, proc.GoneOr(pid, err)
 	}
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return f, goneOr(pid, err)
+		return f, proc.GoneOr(pid, err)
 	}
 	for _, entry := range entries {
 		path, err := os.Readlink(filepath.Join(dir, entry.Name()))
@@ -92,12 +89,3 @@ func (s set) addIf(pattern *regexp.Regexp, path string) {
 }
 
 func (s set) sorted() []string { return slices.Sorted(maps.Keys(s)) }
-
-// goneOr turns the errors that /proc gives for an ended process into
-// [proc.ErrGone].
-func goneOr(pid int, err error) error {
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("process %d: %w", pid, proc.ErrGone)
-	}
-	return fmt.Errorf("process %d: %w", pid, err)
-}

@@ -1,4 +1,4 @@
-package hooks
+package image
 
 import (
 	"encoding/json"
@@ -32,7 +32,7 @@ func goodManifest(t testing.TB) Manifest {
 	b := uuid(t, "GPU-00000000-0000-0000-0000-00000000000b")
 	return Manifest{
 		Version: 1, Created: time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), DriverVersion: "580.159.04", RootPID: 7,
-		Processes: []ManifestProcess{{
+		Processes: []Process{{
 			PID: 8, Name: "python3", Stopped: true,
 			GPUs:        []cudackpt.GPU{{UUID: a, Model: "NVIDIA H200", PCIBusID: "0000:41:00.0"}, {UUID: b, Model: "NVIDIA H200", PCIBusID: "0000:42:00.0", Minor: 1}},
 			MemoryBytes: map[cudackpt.UUID]uint64{b: 1 << 30},
@@ -47,7 +47,7 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 		t.Fatalf("a folder without a manifest: %v", err)
 	}
 	want := goodManifest(t)
-	if err := writeManifest(dir, want); err != nil {
+	if err := want.Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	got, err := ReadManifest(dir)
@@ -57,17 +57,17 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if err := removeManifest(dir); err != nil {
+	if err := Clear(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := removeManifest(dir); err != nil {
+	if err := Clear(dir); err != nil {
 		t.Fatalf("remove a manifest that is not there: %v", err)
 	}
 }
 
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
-		"another version":            func(m *Manifest) { m.Version = manifestVersion + 1 },
+		"another version":            func(m *Manifest) { m.Version = ManifestVersion + 1 },
 		"threads of no process":      func(m *Manifest) { m.Parked = []inject.Parked{{Arch: runtime.GOARCH}} },
 		"no driver":                  func(m *Manifest) { m.DriverVersion = "" },
 		"a line of its own":          func(m *Manifest) { m.DriverVersion = "580\nall is well" },
@@ -120,7 +120,7 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 
 func TestManifestIsNotReadThroughALink(t *testing.T) {
 	dir := t.TempDir()
-	if err := writeManifest(dir, goodManifest(t)); err != nil {
+	if err := goodManifest(t).Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	link := t.TempDir()
@@ -139,7 +139,7 @@ func FuzzParseManifest(f *testing.F) {
 	}
 	f.Add(good)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if m, err := ParseManifest(data); err == nil && m.validate() != nil {
+		if m, err := ParseManifest(data); err == nil && m.Validate() != nil {
 			t.Fatalf("accepted what is not valid: %s", data)
 		}
 	})

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"errors"
@@ -51,10 +51,10 @@ type ncclUse struct {
 // are in an nccl.conf, for which the finding must be overridden. PyTorch maps
 // NCCL's library in every process, so two processes that have nothing to do
 // with each other are refused as well: the other mistake would cost the job.
-func ncclOf(driver *cudackpt.Driver, in *inspection) (Findings, error) {
+func ncclOf(driver *cudackpt.Driver, processes []Process, tree []int) (Findings, error) {
 	var users []ncclUse
-	for i := range in.members {
-		use, err := ncclUseOf(in.members[i].PID, in.members[i].Name)
+	for i := range processes {
+		use, err := ncclUseOf(processes[i].PID, processes[i].Name)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
@@ -78,7 +78,7 @@ func ncclOf(driver *cudackpt.Driver, in *inspection) (Findings, error) {
 	}
 	var outside []ncclUse
 	if len(users) == 1 && !users[0].harmless {
-		outside = ncclOutside(users[0].pid, in.pids)
+		outside = ncclOutside(users[0].pid, tree)
 	}
 	return ncclFindings(users, outside, version), nil
 }
@@ -141,7 +141,7 @@ func others(users []ncclUse, but int) string {
 // ncclUseOf looks for NCCL in a process.
 func ncclUseOf(pid int, name string) (ncclUse, error) {
 	use := ncclUse{pid: pid, name: name}
-	held, err := footprintOf(pid)
+	held, err := OpenFilesOf(pid)
 	if err != nil {
 		return use, err
 	}
@@ -166,13 +166,13 @@ func ncclUseOf(pid int, name string) (ncclUse, error) {
 	if more := len(use.evidence) - most; more > 0 {
 		use.evidence = append(use.evidence[:most], fmt.Sprintf("and %d more", more))
 	}
-	proc, err := procfs.NewProc(pid)
+	process, err := procfs.NewProc(pid)
 	if err != nil {
-		return use, goneOr(pid, err)
+		return use, proc.GoneOr(pid, err)
 	}
-	environment, err := proc.Environ()
+	environment, err := process.Environ()
 	if err != nil {
-		return use, goneOr(pid, err)
+		return use, proc.GoneOr(pid, err)
 	}
 	use.harmless = ncclIsHarmless(environment)
 	_, use.jobFile = getenv(environment, "CUDA_CHECKPOINT_JOB_FILE")
@@ -220,8 +220,8 @@ func ncclOutside(pid int, tree []int) []ncclUse {
 		if err := unix.Stat(fmt.Sprintf("/proc/%d", p.PID), &stat); err != nil || stat.Uid != self.Uid || slices.Contains(tree, p.PID) {
 			continue
 		}
-		held, err := footprintOf(p.PID)
-		if err != nil || !held.libcuda || len(held.nccl) == 0 {
+		held, err := OpenFilesOf(p.PID)
+		if err != nil || !held.Libcuda || len(held.nccl) == 0 {
 			continue
 		}
 		name, _ := p.Comm()

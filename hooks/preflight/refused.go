@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import "errors"
 
@@ -23,11 +23,11 @@ type refusal struct {
 func (r *refusal) Unwrap() error { return r.error }
 func (r *refusal) Refused() bool { return r.untouched }
 
-// refused is an error that came before anything was touched.
-func refused(err error) error { return withVerdict(err, true) }
+// AsRefusal is an error that came before anything was touched.
+func AsRefusal(err error) error { return withVerdict(err, true) }
 
-// touched is an error that came after something was touched, whatever it holds.
-func touched(err error) error { return withVerdict(err, false) }
+// AsFailure is an error that came after something was touched, whatever it holds.
+func AsFailure(err error) error { return withVerdict(err, false) }
 
 func withVerdict(err error, untouched bool) error {
 	if err == nil {

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"errors"
@@ -18,13 +18,13 @@ func TestRefused(t *testing.T) {
 		{"an error that says nothing of it", plain, false},
 		{"findings", findings, true},
 		{"wrapped findings", fmt.Errorf("job 1: %w", findings), true},
-		{"a refusal", fmt.Errorf("job 1: %w", refused(plain)), true},
-		{"a refusal beside a failure", errors.Join(refused(plain), plain), true},
-		{"findings after something was touched", touched(findings), false},
-		{"a refusal after something was touched", fmt.Errorf("of two jobs: %w", touched(refused(plain))), false},
-		{"beside another that comes later", errors.Join(touched(plain), findings), false},
-		{"nothing refused", refused(nil), false},
-		{"nothing touched", touched(nil), false},
+		{"a refusal", fmt.Errorf("job 1: %w", AsRefusal(plain)), true},
+		{"a refusal beside a failure", errors.Join(AsRefusal(plain), plain), true},
+		{"findings after something was touched", AsFailure(findings), false},
+		{"a refusal after something was touched", fmt.Errorf("of two jobs: %w", AsFailure(AsRefusal(plain))), false},
+		{"beside another that comes later", errors.Join(AsFailure(plain), findings), false},
+		{"nothing refused", AsRefusal(nil), false},
+		{"nothing touched", AsFailure(nil), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := Refused(test.err); got != test.want {
@@ -32,7 +32,7 @@ func TestRefused(t *testing.T) {
 			}
 		})
 	}
-	if err := refused(plain); err.Error() != plain.Error() || !errors.Is(err, plain) {
+	if err := AsRefusal(plain); err.Error() != plain.Error() || !errors.Is(err, plain) {
 		t.Errorf("a refusal hides its cause: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // CheckMachine finds out whether jobs can be dumped and restored on this
 // machine: the driver, criu (its name, or path), the kernel, and what this
 // process may do. It changes nothing.
-func (h *Hook) CheckMachine(ctx context.Context, criu string) (Findings, error) {
+func (h Host) CheckMachine(ctx context.Context, criu string) (Findings, error) {
 	var system proc.System
 	release, err := system.KernelVersion()
 	if err != nil {
@@ -40,8 +40,8 @@ func (h *Hook) CheckMachine(ctx context.Context, criu string) (Findings, error) 
 }
 
 // driverFindings are about the driver and its library.
-func (h *Hook) driverFindings() Findings {
-	driver, err := h.OpenDriver()
+func (h Host) driverFindings() Findings {
+	driver, err := h.Driver()
 	if err != nil {
 		return Findings{driverFinding(err)}
 	}
@@ -89,7 +89,7 @@ func installedFindings(ctx context.Context, name, release string) Findings {
 }
 
 // criuFindings are about the criu that runs this hook.
-func criuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
+func CriuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
 	var findings Findings
 	release, err := proc.System{}.KernelVersion()
 	if err == nil {

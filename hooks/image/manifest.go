@@ -1,4 +1,4 @@
-package hooks
+package image
 
 import (
 	"bytes"
@@ -10,20 +10,20 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/durable"
 )
 
 // ManifestName is the manifest's file name in the image directory.
 const ManifestName = "cucriu.json"
 
 const (
-	manifestVersion  = 2 // 1 has no parked threads
+	ManifestVersion  = 2 // 1 has no parked threads
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -33,11 +33,11 @@ const (
 // Manifest says what criu's image holds of CUDA, for the restore side. It
 // lies beside criu's own files.
 type Manifest struct {
-	Version       int               `json:"version"`
-	Created       time.Time         `json:"created"`
-	DriverVersion string            `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
-	RootPID       int               `json:"root_pid"`       // of the dumped tree, as in the image
-	Processes     []ManifestProcess `json:"processes"`
+	Version       int       `json:"version"`
+	Created       time.Time `json:"created"`
+	DriverVersion string    `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
+	RootPID       int       `json:"root_pid"`       // of the dumped tree, as in the image
+	Processes     []Process `json:"processes"`
 	// StoppedOthers are the pids, as in the image, of processes without CUDA that
 	// were stopped before the dump, and so stay stopped after the restore.
 	StoppedOthers []int `json:"stopped_others,omitempty"`
@@ -47,7 +47,7 @@ type Manifest struct {
 }
 
 // ManifestProcess is one CUDA process of the image.
-type ManifestProcess struct {
+type Process struct {
 	PID  int    `json:"pid"` // as in the image: in its innermost pid namespace
 	Name string `json:"name"`
 	// Stopped says that the process was stopped before it was dumped, and so
@@ -66,29 +66,24 @@ type ManifestProcess struct {
 	Pages *pages.Listing `json:"pages,omitempty"`
 }
 
-// writeManifest replaces the manifest of an image directory atomically.
-func writeManifest(dir string, m Manifest) error {
-	data, err := json.MarshalIndent(m, "", "\t")
-	if err != nil {
-		return fmt.Errorf("manifest: %w", err)
-	}
-	path := filepath.Join(dir, ManifestName)
-	if err := renameio.WriteFile(path, append(data, '\n'), 0o600, renameio.WithTempDir(dir)); err != nil {
+// Write replaces the manifest of an image directory atomically.
+func (m Manifest) Write(dir string) error {
+	if err := durable.WriteJSON(filepath.Join(dir, ManifestName), m); err != nil {
 		return fmt.Errorf("write the manifest: %w", err)
 	}
-	return syncPath(dir)
+	return nil
 }
 
-// removeManifest makes sure that an image directory which is used again does
+// Clear makes sure that an image directory which is used again does
 // not keep the manifest, the timeline and the GPU state of an earlier dump.
-func removeManifest(dir string) error {
+func Clear(dir string) error {
 	for _, name := range []string{ManifestName, TimelineName} {
 		err := os.Remove(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove what an earlier dump has left: %w", err)
 		}
 	}
-	return removeOtherPages(dir, Manifest{})
+	return Manifest{}.RemoveOtherPages(dir)
 }
 
 // ReadManifest reads and checks the manifest of an image directory. The error
@@ -139,12 +134,12 @@ func ParseManifest(data []byte) (Manifest, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return Manifest{}, errors.New("damaged: it goes on after its end")
 	}
-	return m, m.validate()
+	return m, m.Validate()
 }
 
-// matchImages refuses a manifest whose processes criu's images beside it do not
+// MatchImages refuses a manifest whose processes criu's images beside it do not
 // hold. (A streamed dump has no images in its folder.)
-func (m Manifest) matchImages(dir string) error {
+func (m Manifest) MatchImages(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -163,10 +158,10 @@ func (m Manifest) matchImages(dir string) error {
 	return nil
 }
 
-func (m Manifest) validate() error {
+func (m Manifest) Validate() error {
 	switch {
-	case m.Version < 1 || m.Version > manifestVersion:
-		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, manifestVersion)
+	case m.Version < 1 || m.Version > ManifestVersion:
+		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, ManifestVersion)
 	case m.DriverVersion == "":
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):

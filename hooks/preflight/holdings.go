@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"slices"
@@ -21,17 +21,17 @@ var measuredDrivers = []string{"580.159.04"}
 
 // holdingsOf asks the kernel module about processes, of which NVML lists what they hold:
 // for some 100 ms about one on several GPUs, and for 10 to 20 ms about another unless
-// only those on several matter. What it does not say is nil.
-func holdingsOf(driver *cudackpt.Driver, members []Member, listed []map[cudackpt.UUID]uint64, onlySeveral bool) []*nvrm.Holdings {
-	all := make([]*nvrm.Holdings, len(members))
+// it is to be quick. What it does not say is nil.
+func holdingsOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) []*nvrm.Holdings {
+	all := make([]*nvrm.Holdings, len(processes))
 	version, err := driver.DriverVersion()
 	if err != nil || !slices.Contains(measuredDrivers, version) {
 		return all
 	}
 	var wg sync.WaitGroup
-	for i := range members {
-		several := len(listed[i]) != 1 && len(members[i].GPUs) > 1
-		if onlySeveral && !several {
+	for i := range processes {
+		several := len(listed[i]) != 1 && len(processes[i].GPUs) > 1
+		if quick && !several {
 			continue
 		}
 		wg.Go(func() {
@@ -39,7 +39,7 @@ func holdingsOf(driver *cudackpt.Driver, members []Member, listed []map[cudackpt
 			if several {
 				gap = nvrm.WidestGap
 			}
-			holdings, err := nvrm.Read(members[i].PID, gap)
+			holdings, err := nvrm.Read(processes[i].PID, gap)
 			if err == nil && (!several || complete(holdings, listed[i])) {
 				all[i] = &holdings
 			}
@@ -64,7 +64,7 @@ func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
 
 // holdingFindings judges what the kernel module says of a process with contexts on so
 // many GPUs.
-func holdingFindings(m *Member, h nvrm.Holdings, contexts int, remedy string) Findings {
+func holdingFindings(m *Process, h nvrm.Holdings, contexts int, remedy string) Findings {
 	var findings Findings
 	add := func(name string, severity Severity, message, remedy string) {
 		findings = append(findings, m.found(Finding{Name: name, Severity: severity, Message: message, Remedy: remedy}))

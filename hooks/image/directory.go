@@ -1,4 +1,4 @@
-package hooks
+package image
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/internal/durable"
 )
 
 // An image directory is complete or absent: criu writes into a partial one
@@ -19,14 +20,15 @@ import (
 
 const partialInfix = ".partial-" // between the name and the pid of who writes it
 
-// newPartial makes the folder that criu writes into before its images get the
+// NewPartial makes the folder that criu writes into before its images get the
 // name of dir. dir must not exist yet, or be empty: a dump never overwrites
-// another. What a killed dump to the same name has left behind is removed.
-func (h *Hook) newPartial(dir string) (string, error) {
+// another. What a killed dump to the same name has left behind is removed, unless
+// it is needed.
+func NewPartial(dir string, needed func(partial string) bool) (string, error) {
 	if err := checkVacant(dir); err != nil {
 		return "", err
 	}
-	if err := h.removeStalePartials(dir); err != nil {
+	if err := removeStalePartials(dir, needed); err != nil {
 		return "", err
 	}
 	partial := dir + partialInfix + strconv.Itoa(os.Getpid())
@@ -66,8 +68,8 @@ func checkVacant(dir string) error {
 }
 
 // removeStalePartials removes the partial directories of dir whose writer has
-// ended, but for one from which a job must yet be brought back.
-func (h *Hook) removeStalePartials(dir string) error {
+// ended, but for those that are needed.
+func removeStalePartials(dir string, needed func(string) bool) error {
 	entries, err := os.ReadDir(filepath.Dir(dir))
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)
@@ -87,8 +89,7 @@ func (h *Hook) removeStalePartials(dir string) error {
 		if isClaimed(partial) {
 			continue // its writer has the pid in another namespace
 		}
-		if session, err := neededBy(h.Config.RunDir, partial); err != nil || session != "" {
-			h.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
+		if needed(partial) {
 			continue
 		}
 		if err := os.RemoveAll(partial); err != nil {
@@ -98,33 +99,27 @@ func (h *Hook) removeStalePartials(dir string) error {
 	return nil
 }
 
-// dropPartial removes what a client wrote that is not there any more to give it
-// its name.
-func (s *Session) dropPartial() error {
-	if s.Client == nil || !strings.Contains(filepath.Base(s.ImageDir), partialInfix) {
-		return nil
+// isClaimed reports whether a dump that lives has claimed a directory, in whatever
+// pid namespace.
+func isClaimed(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
 	}
-	client, err := proc.Reopen(*s.Client)
-	if err == nil {
-		client.Close()
-		return nil
-	}
-	if !errors.Is(err, proc.ErrGone) {
-		return err
-	}
-	if err := os.RemoveAll(s.ImageDir); err != nil {
-		return fmt.Errorf("remove the partial image: %w", err)
-	}
-	return nil
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// publish gives a complete image its name, once every byte of it is on disk.
-func publish(partial, dir string) error {
+// IsPartial reports whether a directory is one that [NewPartial] has made.
+func IsPartial(dir string) bool { return strings.Contains(filepath.Base(dir), partialInfix) }
+
+// Publish gives a complete image its name, once every byte of it is on disk.
+func Publish(partial, dir string) error {
 	err := filepath.WalkDir(partial, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() && !entry.IsDir() {
 			return err
 		}
-		return syncPath(path)
+		return durable.Sync(path)
 	})
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)
@@ -132,18 +127,5 @@ func publish(partial, dir string) error {
 	if err := os.Rename(partial, dir); err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
-	return syncPath(filepath.Dir(dir))
-}
-
-// syncPath makes a file, or the names in a directory, durable.
-func syncPath(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Sync(); err != nil {
-		return fmt.Errorf("fsync %s: %w", path, err)
-	}
-	return nil
+	return durable.Sync(filepath.Dir(dir))
 }

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"context"
@@ -8,101 +8,70 @@ import (
 	"slices"
 	"strconv"
 
-	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
-// target is a CUDA process at hand: the member of a session, its pidfd, and
-// the driver's view of it.
-type target struct {
-	*proc.Process
-	member   *Member
-	cuda     cudackpt.Process
-	locked   bool              // by the dump's current try
-	frozen   bool              // by a v1 freezer instead of stopped, for criu to dump
-	tracer   *inject.Tracer    // of a dump: lets the restore thread run
-	before   proc.AddressSpace // what was mapped before the checkpoint
-	prefault *prefault         // of a dump: makes the staging memory ready
-	parked   *inject.Parked    // of a dump: its threads; nil if it is held by its stop alone
-	lane     *lane             // around criu; nil if criu is to write its GPU state
-}
-
-func closeTargets(targets []*target) {
-	for _, t := range targets {
-		t.Close()
-	}
-}
-
-func processesOf(targets []*target) []*proc.Process {
-	processes := make([]*proc.Process, len(targets))
-	for i, t := range targets {
-		processes[i] = t.Process
-	}
-	return processes
-}
-
 // inspection is what a look at a tree found. Nothing is touched for it.
-type inspection struct {
-	pids     []int
-	members  []Member
-	findings Findings
+type Inspection struct {
+	PIDs      []int
+	Processes []Process
+	Findings  Findings
 }
 
 // usesCUDA reports whether there is anything for us to do or to refuse: a tree
 // without CUDA is left to criu.
-func (in *inspection) usesCUDA() bool { return len(in.members) > 0 || len(in.findings) > 0 }
+func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
 
 // inspectTree walks the tree below root, and finds its CUDA processes and
 // whatever would make the dump fail after GPU state has been touched. imageDir
 // is where the images are to go, empty if that is not known. open is called
 // once the first process turns up that has libcuda mapped: a tree without CUDA
 // needs no driver.
-func inspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*inspection, error) {
+func InspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
-	in := &inspection{}
+	in := &Inspection{}
 	var general Findings // of interest only if there is CUDA in the tree
 	for _, pid := range pids {
-		p, err := inspectProcess(ctx, pid, open)
+		p, err := InspectProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != root {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		in.pids = append(in.pids, pid)
-		in.findings = append(in.findings, p.findings...)
+		in.PIDs = append(in.PIDs, pid)
+		in.Findings = append(in.Findings, p.Findings...)
 		general = append(general, p.general...)
-		if p.member != nil {
-			in.members = append(in.members, *p.member)
+		if p.Process != nil {
+			in.Processes = append(in.Processes, *p.Process)
 		}
 	}
-	if !in.usesCUDA() {
+	if !in.UsesCUDA() {
 		return in, nil
 	}
-	in.findings = append(in.findings, general...)
-	in.findings = append(in.findings, differentGPUs(in.members)...)
-	if len(in.members) == 0 {
+	in.Findings = append(in.Findings, general...)
+	in.Findings = append(in.Findings, DifferentGPUs(in.Processes)...)
+	if len(in.Processes) == 0 {
 		return in, nil
 	}
 	driver, err := open()
 	if err != nil {
 		return nil, err
 	}
-	listed := make([]map[cudackpt.UUID]uint64, len(in.members))
-	for i := range in.members {
-		m := &in.members[i]
-		if listed[i], err = memoryHeld(ctx, driver, m); err != nil {
-			in.findings = append(in.findings, m.found(found(FindingMemoryUnknown, err, "see nvidia-smi on this host")))
+	listed := make([]map[cudackpt.UUID]uint64, len(in.Processes))
+	for i := range in.Processes {
+		m := &in.Processes[i]
+		if listed[i], err = m.measure(ctx, driver); err != nil {
+			in.Findings = append(in.Findings, m.found(found(FindingMemoryUnknown, err, "see nvidia-smi on this host")))
 			continue
 		}
-		m.MemoryBytes = knownMemory(listed[i])
-		in.findings = append(in.findings, m.memoryFinding(listed[i])...)
+		in.Findings = append(in.Findings, m.memoryFinding(listed[i])...)
 	}
-	peers, err := peersOf(in.members, listed, holdingsOf(driver, in.members, listed, false))
+	peers, err := Peers(driver, in.Processes, listed, false)
 	if err != nil {
 		return nil, err
 	}
@@ -110,62 +79,67 @@ func inspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	nccl, err := ncclOf(driver, in)
+	nccl, err := ncclOf(driver, in.Processes, in.PIDs)
 	if err != nil {
 		return nil, err
 	}
-	in.findings = slices.Concat(in.findings, resources, nccl, peers)
+	in.Findings = slices.Concat(in.Findings, resources, nccl, peers)
 	return in, nil
 }
 
-// refuse fails if errors are among the findings that are not overridden. What
-// is overridden is logged, and so are warnings.
-func (h *Hook) refuse(findings Findings) error {
-	forced := slices.Concat(h.Force, h.Config.Force)
-	if err := CheckForce(forced); err != nil {
-		return err
+// InspectNamed finds what cannot be restored of processes that were named, and not
+// found below a root: for a suspend.
+func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Process) (Findings, error) {
+	listed, err := Measure(ctx, driver, processes)
+	if err != nil {
+		return nil, err
 	}
-	findings = findings.Force(forced)
-	for _, f := range findings.Of(SeverityWarning) {
-		h.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
+	peers, err := Peers(driver, processes, listed, false)
+	if err != nil {
+		return nil, err
 	}
-	return findings.Err()
+	pids := make([]int, len(processes))
+	for i, p := range processes {
+		pids[i] = p.PID
+	}
+	nccl, err := ncclOf(driver, processes, pids)
+	return slices.Concat(DifferentGPUs(processes), peers, nccl), err
 }
 
-// inspected is what was found out about one process.
-type inspected struct {
-	name     string
-	member   *Member  // what it is in a session, nil if it is no CUDA process
-	findings Findings // that come from its use of the NVIDIA driver
+// Inspected is what was found out about one process.
+type Inspected struct {
+	Name     string
+	Process  *Process // nil if it is no CUDA process
+	Findings Findings // that come from its use of the NVIDIA driver
 	general  Findings // that stand in criu's way, with or without CUDA
 }
 
 // inspectProcess looks at one process.
-func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (inspected, error) {
-	held, err := footprintOf(pid)
+func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (Inspected, error) {
+	held, err := OpenFilesOf(pid)
 	if err != nil {
-		return inspected{}, err
+		return Inspected{}, err
 	}
 	status, err := proc.ReadStatus(pid)
 	if err != nil {
-		return inspected{}, err
+		return Inspected{}, err
 	}
-	p := inspected{name: status.Name, general: generalFindings(pid, status, held)}
-	if !held.libcuda && len(held.devices) == 0 {
+	p := Inspected{Name: status.Name, general: generalFindings(pid, status, held)}
+	if !held.Libcuda && len(held.devices) == 0 {
 		return p, nil
 	}
 	process, err := proc.Open(pid)
 	if err != nil {
-		return inspected{}, err
+		return Inspected{}, err
 	}
 	defer process.Close()
-	m := Member{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
+	m := Process{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
 	driver, err := open()
 	if err != nil {
 		if len(held.devices) == 0 {
 			return p, nil // libcuda is loaded and holds no device: it has no state that a driver could save
 		}
-		p.findings = append(p.findings, m.found(driverFinding(err)))
+		p.Findings = append(p.Findings, m.found(driverFinding(err)))
 		return p, nil
 	}
 	// Asking for the restore thread is the one call that does not block if the
@@ -173,7 +147,7 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
 		if len(held.devices) > 0 {
-			p.findings = append(p.findings, m.found(Finding{
+			p.Findings = append(p.Findings, m.found(Finding{
 				Name: FindingForkedChild, Severity: SeverityError,
 				Message: fmt.Sprintf("holds %v but has no CUDA state that the driver could save: a child forked from a CUDA process without exec "+
 					"(a PyTorch DataLoader worker with the fork start method is one), or a user of NVML or of graphics; criu cannot dump it", held.devices),
@@ -184,40 +158,40 @@ func inspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	}
 	if err != nil {
 		if !process.Alive() {
-			return inspected{}, goneOr(pid, proc.ErrGone)
+			return Inspected{}, proc.GoneOr(pid, proc.ErrGone)
 		}
-		p.findings = append(p.findings, m.found(found(FindingCUDAState, err, "look for Xid messages in the kernel log (dmesg)")))
+		p.Findings = append(p.Findings, m.found(found(FindingCUDAState, err, "look for Xid messages in the kernel log (dmesg)")))
 		return p, nil
 	}
 	var mismatch *cudackpt.LibraryMismatchError
 	if err := driver.CheckLibrary(pid); errors.As(err, &mismatch) {
-		p.findings = append(p.findings, m.found(found(FindingMismatch, err, "")))
+		p.Findings = append(p.Findings, m.found(found(FindingMismatch, err, "")))
 	} else if err != nil {
-		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
+		return Inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
 	}
 	if m.Stopped, err = proc.Stopped(pid); err != nil {
-		return inspected{}, err
+		return Inspected{}, err
 	}
 	var uninitialized *cudackpt.UninitializedError
-	if m.GPUs, err = visibleGPUs(ctx, driver, pid); errors.As(err, &uninitialized) {
-		p.findings = append(p.findings, m.found(found(FindingNoGPU, err, "")))
+	if m.GPUs, err = VisibleGPUs(ctx, driver, pid); errors.As(err, &uninitialized) {
+		p.Findings = append(p.Findings, m.found(found(FindingNoGPU, err, "")))
 		return p, nil
 	} else if err != nil {
-		return inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.name, err)
+		return Inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
 	}
 	if len(m.GPUs) == 0 {
-		p.findings = append(p.findings, m.found(Finding{
+		p.Findings = append(p.Findings, m.found(Finding{
 			Name: FindingNoGPU, Severity: SeverityError, Message: "uses CUDA but no GPU's device node is in its /dev",
 			Remedy: "make the /dev/nvidia* nodes of its GPUs visible in its mount namespace",
 		}))
 	}
-	p.member = &m
+	p.Process = &m
 	return p, nil
 }
 
 // generalFindings are the things that criu refuses, or cannot get past, as far as
 // /proc shows them.
-func generalFindings(pid int, status proc.Status, held footprint) Findings {
+func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 	var findings Findings
 	add := func(name, message, remedy string) {
 		findings = append(findings, Finding{Name: name, Severity: SeverityError, PID: pid, Process: status.Name, Message: message, Remedy: remedy})
@@ -264,7 +238,7 @@ func tracedThread(pid int) (tid, tracer int) {
 
 // visibleGPUs returns the GPUs that a process can see, or fails when ctx ends: its
 // /dev is its own, and may be on a file system whose server does not answer.
-func visibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
+func VisibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	type answer struct {
 		gpus []cudackpt.GPU
 		err  error
@@ -283,7 +257,7 @@ func visibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudac
 }
 
 // insideFindings refuses a tree in which criu is itself, or who would start it.
-func insideFindings(pids []int, criu int) Findings {
+func InsideFindings(pids []int, criu int) Findings {
 	if !slices.Contains(pids, criu) {
 		return nil
 	}
@@ -297,12 +271,6 @@ func insideFindings(pids []int, criu int) Findings {
 	return Findings{f}
 }
 
-// found makes a finding one about this process.
-func (m *Member) found(f Finding) Finding {
-	f.PID, f.Process = m.PID, m.Name
-	return f
-}
-
 // driverFinding says why a driver cannot be used.
 func driverFinding(err error) Finding {
 	if errors.Is(err, cudackpt.ErrNotSupported) {
@@ -311,16 +279,16 @@ func driverFinding(err error) Finding {
 	return found(FindingDriverMissing, err, "install the NVIDIA driver on this host")
 }
 
-// differentGPUs refuses processes that see different GPUs. They could be
+// DifferentGPUs refuses processes that see different GPUs. They could be
 // paired only one process at a time, and then two processes that share a GPU
 // could be parted.
-func differentGPUs(members []Member) Findings {
-	for i := range members {
-		if m := &members[i]; !slices.Equal(m.GPUs, members[0].GPUs) {
+func DifferentGPUs(processes []Process) Findings {
+	for i := range processes {
+		if m := &processes[i]; !slices.Equal(m.GPUs, processes[0].GPUs) {
 			return Findings{m.found(Finding{
 				Name: FindingDifferentGPUs, Severity: SeverityError,
 				Message: fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
-					len(m.GPUs), members[0].PID, members[0].Name, len(members[0].GPUs)),
+					len(m.GPUs), processes[0].PID, processes[0].Name, len(processes[0].GPUs)),
 				Remedy: "dump them as trees of their own, or suspend them one by one",
 			})}
 		}
@@ -329,7 +297,7 @@ func differentGPUs(members []Member) Findings {
 }
 
 // stateFindings refuses a CUDA process that is not running.
-func stateFindings(m *Member, state cudackpt.State) Findings {
+func StateFindings(m *Process, state cudackpt.State) Findings {
 	if state == cudackpt.StateRunning {
 		return nil
 	}
@@ -338,49 +306,4 @@ func stateFindings(m *Member, state cudackpt.State) Findings {
 		Message: fmt.Sprintf("is already %v: something else checkpoints it, or an earlier dump was cut off", state),
 		Remedy:  fmt.Sprintf("cucriu recover brings it back, or cucriu resume -p %d", m.PID),
 	})}
-}
-
-// open opens the driver and takes hold of the members of a session that have not
-// ended.
-func (h *Hook) open(s *Session) (*cudackpt.Driver, []*target, error) {
-	driver, err := h.OpenDriver()
-	if err != nil {
-		return nil, nil, err
-	}
-	targets, err := openMembers(driver, s.Members)
-	return driver, targets, err
-}
-
-// openMembers takes hold of the members of a session. Those that have ended
-// are left out.
-func openMembers(driver *cudackpt.Driver, members []Member) ([]*target, error) {
-	var targets []*target
-	for i := range members {
-		process, err := proc.Reopen(members[i].Ident)
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		if err != nil {
-			closeTargets(targets)
-			return nil, err
-		}
-		targets = append(targets, &target{Process: process, member: &members[i], cuda: driver.Process(process.PID)})
-	}
-	return targets, nil
-}
-
-// unionOfGPUs lists every GPU that any of the processes saw, in order of first
-// appearance.
-func unionOfGPUs(lists ...[]cudackpt.GPU) []cudackpt.GPU {
-	var union []cudackpt.GPU
-	seen := make(map[cudackpt.UUID]bool)
-	for _, list := range lists {
-		for _, gpu := range list {
-			if !seen[gpu.UUID] {
-				seen[gpu.UUID] = true
-				union = append(union, gpu)
-			}
-		}
-	}
-	return union
 }

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"testing"
@@ -26,7 +26,7 @@ func TestHoldingFindings(t *testing.T) {
 		{"what looks like it in any process on two GPUs", two, nvrm.Holdings{PeerAccess: 1, HostNUMA: 4}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m, listed := &Member{GPUs: test.gpus}, make(map[cudackpt.UUID]uint64)
+			m, listed := &Process{GPUs: test.gpus}, make(map[cudackpt.UUID]uint64)
 			for _, gpu := range test.gpus {
 				listed[gpu.UUID] = 1 << 30
 			}

@@ -1,8 +1,7 @@
-package hooks
+package preflight
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -62,7 +61,7 @@ type peerUse struct {
 	newName bool
 	// holdings is what the kernel module says that it has; nil if it says nothing.
 	holdings *nvrm.Holdings
-	member   *Member
+	member   *Process
 }
 
 // contexts is on how many GPUs the process has a context.
@@ -238,21 +237,21 @@ func contextNodes(mappings []*procfs.ProcMap) []string {
 }
 
 // peerUseOf looks at a process of which NVML says what it holds.
-func peerUseOf(m *Member, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
+func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
 	u := peerUse{pid: m.PID, name: m.Name, listed: listed, holdings: holdings, member: m}
 	if len(m.GPUs) < 2 || len(listed) == 1 {
 		return u, nil
 	}
-	proc, err := procfs.NewProc(m.PID)
+	mappings, err := proc.Mappings(m.PID)
 	if err != nil {
-		return u, goneOr(m.PID, err)
+		return u, err
 	}
-	mappings, err := proc.ProcMaps()
+	process, err := procfs.NewProc(m.PID)
+	if err == nil {
+		u.environment, err = process.Environ()
+	}
 	if err != nil {
-		return u, goneOr(m.PID, err)
-	}
-	if u.environment, err = proc.Environ(); err != nil {
-		return u, goneOr(m.PID, err)
+		return u, proc.GoneOr(m.PID, err)
 	}
 	_, asksNewName := getenv(u.environment, pyTorchNewName)
 	frameworks := make(set)
@@ -289,12 +288,15 @@ func fileMentions(pid int, mapping *procfs.ProcMap, text string) bool {
 	return err == nil && bytes.Contains(content, []byte(text))
 }
 
-// peersOf looks for the trap among processes at hand, of which some may have
-// ended.
-func peersOf(members []Member, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (Findings, error) {
+// Peers looks for what the driver would checkpoint and never restore among processes, of
+// which some may have ended; listed is what NVML lists of each. The kernel module is
+// asked where it is understood: about those on several GPUs only, if quick is set,
+// which saves 10 to 20 ms for each of the others.
+func Peers(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) (Findings, error) {
+	holdings := holdingsOf(driver, processes, listed, quick)
 	var uses []peerUse
-	for i := range members {
-		use, err := peerUseOf(&members[i], listed[i], holdings[i])
+	for i := range processes {
+		use, err := peerUseOf(&processes[i], listed[i], holdings[i])
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
@@ -304,27 +306,4 @@ func peersOf(members []Member, listed []map[cudackpt.UUID]uint64, holdings []*nv
 		uses = append(uses, use)
 	}
 	return peerFindings(uses), nil
-}
-
-// refuseUnrestorable refuses what the driver would checkpoint and could never
-// restore: for a suspend, which has no other inspection.
-func (d *dump) refuseUnrestorable(ctx context.Context) error {
-	listed := make([]map[cudackpt.UUID]uint64, len(d.members))
-	in := &inspection{members: d.members}
-	for i := range d.members {
-		var err error
-		if listed[i], err = memoryHeld(ctx, d.driver, &d.members[i]); err != nil {
-			return err
-		}
-		in.pids = append(in.pids, d.members[i].PID)
-	}
-	peers, err := peersOf(d.members, listed, holdingsOf(d.driver, d.members, listed, false))
-	if err != nil {
-		return err
-	}
-	nccl, err := ncclOf(d.driver, in)
-	if err != nil {
-		return err
-	}
-	return d.refuse(slices.Concat(peers, nccl))
 }

@@ -1,4 +1,4 @@
-package hooks
+package preflight
 
 import (
 	"errors"
@@ -14,9 +14,9 @@ import (
 // groups, and then goes into the image, which process writer (one like it) writes.
 // Pinned host memory, which the driver also moves, cannot be seen, so this is the
 // least that will be needed.
-func resourceFindings(system proc.System, in *inspection, imageDir string, writer int) (Findings, error) {
+func resourceFindings(system proc.System, in *Inspection, imageDir string, writer int) (Findings, error) {
 	if imageDir == "" {
-		return stagingFindings(system, in.members, memoryImage{})
+		return stagingFindings(system, in.Processes, memoryImage{})
 	}
 	need, err := imageSize(system, in)
 	if err != nil {
@@ -30,7 +30,7 @@ func resourceFindings(system proc.System, in *inspection, imageDir string, write
 	if keepsInMemory(int64(stat.Type)) {
 		image = memoryImage{bytes: need, writer: writer}
 	}
-	findings, err := stagingFindings(system, in.members, image)
+	findings, err := stagingFindings(system, in.Processes, image)
 	if err != nil {
 		return nil, err
 	}
@@ -54,21 +54,12 @@ func keepsInMemory(magic int64) bool {
 	return false
 }
 
-// stagedBytes is the memory that a process's checkpoint will take on the host.
-func (m *Member) stagedBytes() uint64 {
-	var sum uint64
-	for _, size := range m.MemoryBytes {
-		sum += size
-	}
-	return sum
-}
-
 // stagingFindings compares what the checkpoint takes with what the host has
 // left, and with what every control group on the way up has left for those
 // processes that are in it. An image in memory comes on top: a process's staging
 // memory is dropped only after all of it was copied, and if criu is to write it, not
 // before the end.
-func stagingFindings(system proc.System, members []Member, image memoryImage) (Findings, error) {
+func stagingFindings(system proc.System, members []Process, image memoryImage) (Findings, error) {
 	hierarchies, err := system.Hierarchies()
 	if err != nil {
 		return nil, err
@@ -76,7 +67,7 @@ func stagingFindings(system proc.System, members []Member, image memoryImage) (F
 	var staged uint64
 	var needs []*groupNeed
 	byDir := make(map[string]*groupNeed)
-	needOf := func(pid int, m *Member) ([]*groupNeed, error) {
+	needOf := func(pid int, m *Process) ([]*groupNeed, error) {
 		groups, err := hierarchies.MemoryGroups(pid)
 		if errors.Is(err, proc.ErrGone) {
 			return nil, nil
@@ -96,13 +87,13 @@ func stagingFindings(system proc.System, members []Member, image memoryImage) (F
 	}
 	for i := range members {
 		m := &members[i]
-		staged += m.stagedBytes()
+		staged += m.StagedBytes()
 		of, err := needOf(m.PID, m)
 		if err != nil {
 			return nil, err
 		}
 		for _, need := range of {
-			need.staged += m.stagedBytes()
+			need.staged += m.StagedBytes()
 		}
 	}
 	if image.bytes > 0 {
@@ -151,7 +142,7 @@ func stagingFindings(system proc.System, members []Member, image memoryImage) (F
 // groupNeed is what a dump takes of a control group's memory, in bytes.
 type groupNeed struct {
 	proc.MemoryGroup
-	first         *Member // that is in it, nil if none is
+	first         *Process // that is in it, nil if none is
 	staged, image uint64
 }
 
@@ -171,9 +162,9 @@ func orToDisk(bytes uint64) string {
 
 // imageSize is the least that the image of a tree takes on disk: its private
 // memory, the largest of its processes' shared memory, and the staged memory.
-func imageSize(system proc.System, in *inspection) (uint64, error) {
+func imageSize(system proc.System, in *Inspection) (uint64, error) {
 	var need, largest uint64
-	for _, pid := range in.pids {
+	for _, pid := range in.PIDs {
 		anonymous, shared, err := system.DumpedMemory(pid)
 		if errors.Is(err, proc.ErrGone) {
 			continue
@@ -184,8 +175,8 @@ func imageSize(system proc.System, in *inspection) (uint64, error) {
 		need += anonymous
 		largest = max(largest, shared)
 	}
-	for i := range in.members {
-		need += in.members[i].stagedBytes()
+	for i := range in.Processes {
+		need += in.Processes[i].StagedBytes()
 	}
 	return need + largest, nil
 }

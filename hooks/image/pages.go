@@ -1,0 +1,67 @@
+package image
+
+import (
+	"fmt"
+
+	"cucriu/criuutil/pages"
+)
+
+// PageFiles is how many files of pages the image has.
+func (m Manifest) PageFiles() int {
+	n := 0
+	for _, p := range m.Processes {
+		if p.Pages != nil {
+			n += p.Pages.Files()
+		}
+	}
+	return n
+}
+
+// OpenPages opens the GPU state of all processes of an image, and refuses what is not
+// what the dump wrote, as far as that can be told without reading all of it.
+func (m Manifest) OpenPages(store pages.Store) ([]pages.Input, error) {
+	var all []pages.Input
+	for _, p := range m.Processes {
+		if p.Pages == nil {
+			continue
+		}
+		input, err := store.Open(p.PID, p.Pages)
+		if err != nil {
+			ClosePages(all)
+			return nil, fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
+		}
+		all = append(all, input)
+	}
+	return all, nil
+}
+
+// ClosePages closes what OpenPages has opened.
+func ClosePages(inputs []pages.Input) {
+	for _, input := range inputs {
+		input.Close()
+	}
+}
+
+// CheckPages fails if OpenPages does.
+func (m Manifest) CheckPages(store pages.Store) error {
+	inputs, err := m.OpenPages(store)
+	ClosePages(inputs)
+	return err
+}
+
+// RemoveOtherPages removes the pages of an earlier dump into the same directory, whose
+// manifest this one has replaced.
+func (m Manifest) RemoveOtherPages(dir string) error {
+	keep := make(map[string]bool)
+	for _, p := range m.Processes {
+		if p.Pages != nil {
+			for _, name := range p.Pages.Names(p.PID) {
+				keep[name] = true
+			}
+		}
+	}
+	if err := (pages.Files{Dir: dir}).RemoveExcept(keep); err != nil {
+		return fmt.Errorf("remove the GPU state of an earlier dump: %w", err)
+	}
+	return nil
+}

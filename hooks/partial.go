@@ -1,0 +1,43 @@
+package hooks
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
+)
+
+// newPartial makes the folder that criu writes into. What a killed dump has left stays
+// if its job must yet be brought back from it.
+func (h *Hook) newPartial(dir string) (string, error) {
+	return image.NewPartial(dir, func(partial string) bool {
+		session, err := neededBy(h.Config.RunDir, partial)
+		if err == nil && session == "" {
+			return false
+		}
+		h.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
+		return true
+	})
+}
+
+// dropPartial removes what a client wrote that is not there any more to give it
+// its name.
+func (s *Session) dropPartial() error {
+	if s.Client == nil || !image.IsPartial(s.ImageDir) {
+		return nil
+	}
+	client, err := proc.Reopen(*s.Client)
+	if err == nil {
+		client.Close()
+		return nil
+	}
+	if !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	if err := os.RemoveAll(s.ImageDir); err != nil {
+		return fmt.Errorf("remove the partial image: %w", err)
+	}
+	return nil
+}

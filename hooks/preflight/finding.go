@@ -1,0 +1,135 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Severity says what a finding means for a dump or a restore.
+type Severity string
+
+// The severities of findings.
+const (
+	SeverityError   Severity = "error"   // it is refused
+	SeverityWarning Severity = "warning" // it is done, and something about it is not as it should be
+	SeverityOK      Severity = "ok"      // what was found to be in order
+)
+
+// Finding is one thing that was found about a machine, a job or an image,
+// without anything having been touched.
+type Finding struct {
+	Name     string   `json:"name"`
+	Severity Severity `json:"severity"`
+	PID      int      `json:"pid,omitempty"`     // of the process that it is about, 0 if about none
+	Process  string   `json:"process,omitempty"` // that process's name
+	Message  string   `json:"message"`
+	Remedy   string   `json:"remedy,omitempty"`
+	// Forced says that it was an error, and was overridden.
+	Forced bool `json:"forced,omitempty"`
+}
+
+// Subject names the process that the finding is about, "" if about none.
+func (f Finding) Subject() string {
+	switch {
+	case f.PID == 0:
+		return ""
+	case f.Process == "":
+		return fmt.Sprintf("process %d", f.PID)
+	}
+	return fmt.Sprintf("process %d (%s)", f.PID, f.Process)
+}
+
+// String is the finding in one line.
+func (f Finding) String() string {
+	text := f.Name + ":"
+	if subject := f.Subject(); subject != "" {
+		text += " " + subject + ":"
+	}
+	text += " " + f.Message
+	if f.Remedy != "" {
+		text += ": " + f.Remedy
+	}
+	return text
+}
+
+// Findings are in the order in which they were found.
+type Findings []Finding
+
+// Of returns those of one severity.
+func (fs Findings) Of(severity Severity) Findings {
+	return slices.DeleteFunc(slices.Clone(fs), func(f Finding) bool { return f.Severity != severity })
+}
+
+// Force returns the findings with the errors of these names turned into
+// warnings.
+func (fs Findings) Force(names []string) Findings {
+	forced := slices.Clone(fs)
+	for i, f := range forced {
+		if f.Severity == SeverityError && slices.Contains(names, f.Name) && slices.Contains(Forceable(), f.Name) {
+			forced[i].Severity, forced[i].Forced = SeverityWarning, true
+		}
+	}
+	return forced
+}
+
+// suspected turns the errors of these names into warnings, because they cannot be
+// known for certain.
+func (fs Findings) Suspected(names ...string) Findings {
+	softened := slices.Clone(fs)
+	for i, f := range softened {
+		if f.Severity == SeverityError && slices.Contains(names, f.Name) {
+			softened[i].Severity = SeverityWarning
+		}
+	}
+	return softened
+}
+
+// Err is a [*RefusedError] with the errors among the findings, nil if there are
+// none.
+func (fs Findings) Err() error {
+	if errs := fs.Of(SeverityError); len(errs) > 0 {
+		return &RefusedError{Findings: errs}
+	}
+	return nil
+}
+
+// RefusedError says that something was not begun because of what was found
+// beforehand. Nothing has been touched.
+type RefusedError struct {
+	Findings Findings // errors all
+}
+
+// Error has one line for each finding.
+func (e *RefusedError) Error() string {
+	if len(e.Findings) == 1 {
+		return "refused, nothing was touched: " + e.Findings[0].String()
+	}
+	return fmt.Sprintf("refused for %d reasons, nothing was touched:%s", len(e.Findings), e.Findings.List())
+}
+
+// list has the one finding, or a line for each.
+func (fs Findings) List() string {
+	if len(fs) == 1 {
+		return fs[0].String()
+	}
+	var text strings.Builder
+	for _, f := range fs {
+		text.WriteString("\n  " + f.String())
+	}
+	return text.String()
+}
+
+// found turns an error into a finding. An error of the driver's knows its
+// remedy itself; for another, the given one is taken.
+func found(name string, err error, remedy string) Finding {
+	var known interface {
+		Meaning() string
+		Remedy() string
+	}
+	if errors.As(err, &known) && known.Meaning() != "" && known.Remedy() != "" {
+		return Finding{Name: name, Severity: SeverityError, Message: known.Meaning(), Remedy: known.Remedy()}
+	}
+	return Finding{Name: name, Severity: SeverityError, Message: err.Error(), Remedy: remedy}
+}

@@ -1,0 +1,66 @@
+package preflight
+
+import (
+	"fmt"
+	"strings"
+
+	"cucriu/criuutil/proc"
+	"cucriu/cudackpt"
+)
+
+// Process is a CUDA process as it was found.
+type Process struct {
+	proc.Ident
+	ImagePID int    `json:"image_pid"` // as the image has it: in its innermost pid namespace
+	Name     string `json:"name"`
+	// Stopped says that it was stopped before we came.
+	Stopped bool           `json:"stopped"`
+	GPUs    []cudackpt.GPU `json:"gpus"` // that it can see, used or not, in the driver's order
+	// MemoryBytes is what it holds on each GPU. A GPU that is missing is not used; nil
+	// if nothing is known.
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+}
+
+// found makes a finding one about this process.
+func (p *Process) found(f Finding) Finding {
+	f.PID, f.Process = p.PID, p.Name
+	return f
+}
+
+// summary says what a CUDA process holds.
+func (p *Process) summary() Finding {
+	parts := make([]string, len(p.GPUs))
+	for i, gpu := range p.GPUs {
+		parts[i] = fmt.Sprintf("%v %s", gpu.UUID, mib(p.MemoryBytes[gpu.UUID]))
+	}
+	return p.found(Finding{
+		Name: FindingCUDA, Severity: SeverityOK,
+		Message: fmt.Sprintf("sees %d GPUs and holds %s on them (%s)", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", ")),
+	})
+}
+
+// StagedBytes is the memory that a process's checkpoint will take on the host,
+// in bytes.
+func (p *Process) StagedBytes() uint64 {
+	var sum uint64
+	for _, size := range p.MemoryBytes {
+		sum += size
+	}
+	return sum
+}
+
+// memoryFinding says that it is not known how much memory a process holds.
+func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
+	if p.MemoryBytes != nil {
+		return nil
+	}
+	message := "NVML does not list it: it holds no GPU memory, or NVML cannot see it"
+	if len(listed) > 0 {
+		message = "NVML does not tell how much GPU memory it holds"
+	}
+	return Findings{p.found(Finding{
+		Name: FindingMemoryUnknown, Severity: SeverityWarning,
+		Message: message + "; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees",
+		Remedy:  "see that this host has memory for what is on its GPUs; in a virtual machine or container, the driver may have to be told to account for processes",
+	})}
+}

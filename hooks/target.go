@@ -1,0 +1,67 @@
+package hooks
+
+import (
+	"errors"
+
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
+	"cucriu/cudackpt"
+)
+
+// target is a CUDA process at hand: the member of a session, its pidfd, and
+// the driver's view of it.
+type target struct {
+	*proc.Process
+	member   *Member
+	cuda     cudackpt.Process
+	locked   bool              // by the dump's current try
+	frozen   bool              // by a v1 freezer instead of stopped, for criu to dump
+	tracer   *inject.Tracer    // of a dump: lets the restore thread run
+	before   proc.AddressSpace // what was mapped before the checkpoint
+	prefault *prefault         // of a dump: makes the staging memory ready
+	parked   *inject.Parked    // of a dump: its threads; nil if it is held by its stop alone
+	lane     *lane             // around criu; nil if criu is to write its GPU state
+}
+
+func closeTargets(targets []*target) {
+	for _, t := range targets {
+		t.Close()
+	}
+}
+
+func processesOf(targets []*target) []*proc.Process {
+	processes := make([]*proc.Process, len(targets))
+	for i, t := range targets {
+		processes[i] = t.Process
+	}
+	return processes
+}
+
+// open opens the driver and takes hold of the members of a session that have not
+// ended.
+func (h *Hook) open(s *Session) (*cudackpt.Driver, []*target, error) {
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return nil, nil, err
+	}
+	targets, err := openMembers(driver, s.Members)
+	return driver, targets, err
+}
+
+// openMembers takes hold of the members of a session. Those that have ended
+// are left out.
+func openMembers(driver *cudackpt.Driver, members []Member) ([]*target, error) {
+	var targets []*target
+	for i := range members {
+		process, err := proc.Reopen(members[i].Ident)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			closeTargets(targets)
+			return nil, err
+		}
+		targets = append(targets, &target{Process: process, member: &members[i], cuda: driver.Process(process.PID)})
+	}
+	return targets, nil
+}
