@@ -9,42 +9,32 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/internal/failpoints"
 )
 
 // failpoint makes a step go wrong as it begins. $CUCRIU_FAILPOINT says what
-// goes wrong where: "dump.lock=kill", several separated by commas. One point
-// may have several actions, joined by "+":
-//
-//	error         the step fails
-//	hang          the step lasts until its deadline, and fails then
-//	kill          SIGKILL of this process
-//	kill PID      SIGKILL of another process, until it runs no more
-//	kill-criu     the same of the criu that runs the hook
-//	kill-watcher  the same of the session's watcher
-//	fill DIR      takes all the room in the small tmpfs that holds DIR
-//	continue PID… SIGCONT from outside to those of these processes that are there
-//	remove GLOB   removes files
-//	run PROGRAM   runs a program to its end, in which no failpoint fires
+// goes wrong where, in the language of [failpoints.Parse]; a mistake in it makes
+// every step fail.
 //
 // If $CUCRIU_FAILPOINT_MARKS names a folder, each point fires once, whoever
 // comes by it, and leaves a file of its name there.
 func failpoint(ctx context.Context, s *Session, step string) error {
-	for _, point := range strings.Split(os.Getenv("CUCRIU_FAILPOINT"), ",") {
-		name, actions, _ := strings.Cut(point, "=")
-		if name != step || !mark(step) {
-			continue
-		}
-		for _, action := range strings.Split(actions, "+") {
-			if err := act(ctx, s, action); err != nil {
-				return fmt.Errorf("failpoint %s: %w", step, err)
-			}
+	points, err := failpoints.Parse(os.Getenv("CUCRIU_FAILPOINT"))
+	if err != nil {
+		return err
+	}
+	actions := failpoints.At(points, step)
+	if len(actions) == 0 || !mark(step) {
+		return nil
+	}
+	for _, action := range actions {
+		if err := act(ctx, s, action); err != nil {
+			return fmt.Errorf("failpoint %s: %w", step, err)
 		}
 	}
 	return nil
@@ -63,47 +53,43 @@ func mark(step string) bool {
 	return f.Close() == nil
 }
 
-func act(ctx context.Context, s *Session, action string) error {
-	verb, argument, _ := strings.Cut(action, " ")
-	switch verb {
-	case "error":
+func act(ctx context.Context, s *Session, action failpoints.Action) error {
+	switch action.Verb {
+	case failpoints.Error:
 		return errors.New("as requested")
-	case "hang":
+	case failpoints.Hang:
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(time.Hour):
 			return nil
 		}
-	case "kill":
+	case failpoints.Kill:
 		pid := os.Getpid()
-		if argument != "" {
-			var err error
-			if pid, err = strconv.Atoi(argument); err != nil {
-				return err
-			}
+		if len(action.PIDs) > 0 {
+			pid = action.PIDs[0]
 		}
 		return killAndWait(pid)
-	case "kill-criu":
+	case failpoints.KillCriu:
 		var criu, fd int
 		if _, err := fmt.Sscanf(os.Getenv("CRTOOLS_IMAGE_DIR"), "/proc/%d/fd/%d", &criu, &fd); err != nil {
 			return err
 		}
 		return killAndWait(criu)
-	case "kill-watcher":
+	case failpoints.KillWatcher:
 		return killAndWait(s.Watcher.PID)
-	case "fill":
-		return fill(argument)
-	case "continue":
-		return continueAll(strings.Fields(argument))
-	case "remove":
-		return removeAll(argument)
-	case "run":
-		cmd := exec.Command(argument)
+	case failpoints.Fill:
+		return fill(action.Path)
+	case failpoints.Continue:
+		return continueAll(action.PIDs)
+	case failpoints.Remove:
+		return removeAll(action.Path)
+	case failpoints.Run:
+		cmd := exec.Command(action.Path)
 		cmd.Env = append(os.Environ(), "CUCRIU_FAILPOINT=")
 		return cmd.Run()
 	}
-	return fmt.Errorf("unknown action %q", action)
+	return fmt.Errorf("unknown action %q", action.Verb)
 }
 
 func killAndWait(pid int) error {
@@ -125,13 +111,9 @@ func killAndWait(pid int) error {
 	return nil
 }
 
-func continueAll(pids []string) error {
-	for _, text := range pids {
-		pid, err := strconv.Atoi(text)
-		if err == nil {
-			err = unix.Kill(pid, unix.SIGCONT)
-		}
-		if err != nil && !errors.Is(err, unix.ESRCH) {
+func continueAll(pids []int) error {
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGCONT); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
 	}

@@ -23,9 +23,10 @@ have() {
 	command -v "$1" >/dev/null 2>&1
 }
 
-# criu_version CRIU prints for example 4.1.1, and nothing when the binary does not run.
+# criu_version CRIU prints for example 4.1.1, and nothing when the binary does not run. It would not with a mistake in this host's
+# configuration.
 criu_version() {
-	timeout 10 "$1" --version 2>/dev/null | sed -n 's/^Version: *//p' || true
+	timeout 10 "$1" --no-default-config --version 2>/dev/null | sed -n 's/^Version: *//p' || true
 }
 
 # criu_new_enough CRIU: 4.0 is the first release whose restorer copes with current kernels' vdso.

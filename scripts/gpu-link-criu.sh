@@ -15,7 +15,7 @@ ln -sfn "$here" "$prefix.$$"
 mv -T "$prefix.$$" "$prefix"
 
 criu=$prefix/criu/criu
-"$criu" --version >/dev/null || {
+"$criu" --no-default-config --version >/dev/null || {
 	printf '%s: error: %s does not run on this machine (%s)\n' "${0##*/}" "$criu" "$(uname -srm)" >&2
 	exit 1
 }

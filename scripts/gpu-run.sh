@@ -15,7 +15,7 @@ export CUCRIU_TEST_ROOT=$here CUCRIU_TEST_CRIU=$criu CUCRIU_TEST_DRIVER=real CUC
 out=${CUCRIU_OUT:-$here/out}
 mkdir -p "$out"
 
-echo "machine: $(uname -srm), $(nproc) cores; criu $("$criu" --version | sed -n 's/^Version: //p'); $(date -u +%FT%TZ)"
+echo "machine: $(uname -srm), $(nproc) cores; criu $("$criu" --no-default-config --version | sed -n 's/^Version: //p'); $(date -u +%FT%TZ)"
 nvidia-smi --query-gpu=name,uuid,pci.bus_id,driver_version,memory.free --format=csv,noheader || exit 1
 echo "THP: $(cat /sys/kernel/mm/transparent_hugepage/enabled)"
 

@@ -45,7 +45,7 @@ fi
 type -P unshare >/dev/null || die "unshare is missing" "Install util-linux."
 why=$(unshare --mount true 2>&1) || no_namespace "cannot make a mount namespace" "$why"
 
-dir=$(mktemp -d "${TMPDIR:-/tmp}/cucriu.XXXXXX")
+dir=$(mktemp -d "${TMPDIR:-/tmp}/private.XXXXXX")
 # Everybody may reach what is in there, and use the temporary directory, as with /tmp.
 chmod 0755 "$dir"
 mkdir -m 1777 "$dir/tmp"

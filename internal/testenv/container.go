@@ -89,12 +89,20 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 // more.
 func (c *Container) Configure(more string) {
 	c.host.t.Helper()
-	text := c.host.ExampleConfiguration("runc.conf")
-	if _, err := exec.LookPath("iptables-restore"); err != nil {
-		text = strings.Replace(text, "# network-lock skip", "network-lock skip", 1)
+	WriteFile(c.host.t, c.configuration(), c.host.ExampleConfiguration("runc.conf")+"manage-cgroups=ignore\n"+more+"\n")
+	defaults := filepath.Join(c.home(), ".criu", "default.conf")
+	if err := os.MkdirAll(filepath.Dir(defaults), 0o700); err != nil {
+		c.host.t.Fatal(err)
 	}
-	WriteFile(c.host.t, c.configuration(), text+"manage-cgroups=ignore\n"+more+"\n")
+	if _, err := exec.LookPath("iptables-restore"); err != nil {
+		// Where runc.conf says it, criu before 4.2 crashes.
+		WriteFile(c.host.t, defaults, "network-lock skip\n")
+	}
 }
+
+// home is what runc and criu have for a home directory: criu reads its default
+// configuration there.
+func (c *Container) home() string { return filepath.Join(c.bundle, "home") }
 
 func (c *Container) configuration() string { return filepath.Join(c.bundle, "runc.conf") }
 
@@ -106,8 +114,10 @@ type mount struct {
 	Options     []string `json:"options,omitempty"`
 }
 
+// bind mounts one directory, and nothing that is mounted in it: criu is told of no
+// other mounts.
 func bind(source, destination, access string) mount {
-	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"rbind", access}}
+	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"bind", access}}
 }
 
 // hostPrograms gives a container's root this machine's programs and libraries.
@@ -261,7 +271,7 @@ func (c *Container) command(args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(c.host.t.Context(), time.Minute)
 	c.host.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, Runc(c.host.t), append([]string{"--root", filepath.Join(c.bundle, "state")}, args...)...)
-	cmd.Env = append(slices.Clone(c.host.Env), "PATH="+dir+":"+os.Getenv("PATH"))
+	cmd.Env = append(slices.Clone(c.host.Env), "PATH="+dir+":"+os.Getenv("PATH"), "HOME="+c.home())
 	return cmd
 }
 

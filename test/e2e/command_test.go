@@ -261,10 +261,11 @@ func TestCommandRefuses(t *testing.T) {
 // TestCommandGivesUpOnASignal: at every stage at which a signal can come.
 func TestCommandGivesUpOnASignal(t *testing.T) {
 	stage := func(name string) func(*testing.T, *testenv.Host) []string {
-		// An action script that waits until the signal has come.
+		// An action script that waits until the signal has come. Criu before 4.2 reads
+		// the file twice, and so calls it twice.
 		return func(t *testing.T, host *testenv.Host) []string {
 			script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = `+name+` ] || exit 0
-: >`+host.RunDir+`/reached; while [ -e `+host.RunDir+`/reached ]; do sleep 0.02; done`)
+: >`+host.RunDir+`/reached; until [ -e `+host.RunDir+`/taken ]; do sleep 0.02; done`)
 			config := filepath.Join(t.TempDir(), "criu.conf")
 			if err := os.WriteFile(config, []byte("action-script "+script+"\n"), 0o600); err != nil {
 				t.Fatal(err)
@@ -308,7 +309,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 				}
 				// It is told of the signal, and only then goes on.
 				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
-				_ = os.Remove(filepath.Join(host.RunDir, "reached"))
+				testenv.WriteFile(t, filepath.Join(host.RunDir, "taken"), "")
 				_ = cmd.Wait()
 				if code := cmd.ProcessState.ExitCode(); code != 128+int(test.signal) {
 					t.Fatalf("exit status %d\n%s", code, out)
