@@ -17,6 +17,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -50,8 +51,8 @@ type CriuOptions struct {
 
 // Result is what a dump or restore was.
 type Result struct {
-	// Session is the journal; nil if no process uses CUDA.
-	Session   *Session      `json:"session,omitempty"`
+	// Session is how it went; nil if no process uses CUDA.
+	Session   *Status       `json:"session,omitempty"`
 	RootPID   int           `json:"root_pid"` // as criu's caller sees it
 	ImagesDir string        `json:"images_dir"`
 	Log       string        `json:"log"` // criu's
@@ -65,7 +66,7 @@ type Result struct {
 // drive is one request to a criu that we started.
 type drive struct {
 	*Hook
-	kind    Kind
+	kind    journal.Kind
 	options CriuOptions
 	workDir string
 	swrk    *criuutil.Swrk
@@ -76,7 +77,7 @@ type drive struct {
 }
 
 // start starts criu for a request about an image directory.
-func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, error) {
+func (h *Hook) start(kind journal.Kind, options CriuOptions, imagesDir string) (*drive, error) {
 	d := &drive{Hook: h, kind: kind, options: options, begun: time.Now()}
 	path, err := criuutil.LookCriu(options.Path)
 	if err != nil {
@@ -122,7 +123,7 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 
 // emptyDir is a folder of plugins without any.
 func (h *Hook) emptyDir() (string, error) {
-	if _, err := sessionsDir(h.Config.RunDir); err != nil {
+	if _, err := journal.Dir(h.Config.RunDir); err != nil {
 		return "", err
 	}
 	dir := filepath.Join(h.Config.RunDir, "no-plugins")
@@ -141,7 +142,7 @@ func (d *drive) prepareWorkDir() error {
 		d.workDir = d.options.WorkDir
 		return nil
 	}
-	if _, err := sessionsDir(d.Config.RunDir); err != nil {
+	if _, err := journal.Dir(d.Config.RunDir); err != nil {
 		return err
 	}
 	logs := filepath.Join(d.Config.RunDir, "logs")
@@ -195,7 +196,7 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		opts.ConfigFile = proto.String(config)
 	}
 	request := rpc.CriuReqType_DUMP
-	if d.kind == KindRestore {
+	if d.kind == journal.KindRestore {
 		request = rpc.CriuReqType_RESTORE
 	}
 	response, err := d.swrk.Do(ctx, request, opts, d.notified)
@@ -230,7 +231,7 @@ func (d *drive) configFile() (string, error) {
 // still abort does: everything is undone then, in criu and here.
 func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
-	abortable := []string{"pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-setup-namespaces", "post-restore"}
+	abortable := []string{criuutil.StagePreDump, criuutil.StageNetworkLock, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore}
 	if slices.Contains(abortable, action) && ctx.Err() != nil {
 		return fmt.Errorf("interrupted at criu's stage %s: %w", action, context.Cause(ctx))
 	}
@@ -239,7 +240,7 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	}
 	stage := d.stage
 	stage.Action = action
-	if pid == 0 && action == "pre-dump" {
+	if pid == 0 && action == criuutil.StagePreDump {
 		pid = int(d.options.RPC.GetPid())
 	}
 	if pid > 0 {
@@ -269,11 +270,11 @@ func (d *drive) explained(err error) error {
 
 // finishSession takes the session of a criu that has ended to a good end, as
 // its watcher would, and returns it; nil if there is none.
-func (d *drive) finishSession(ctx context.Context) (*Session, error) {
+func (d *drive) finishSession(ctx context.Context) (*session, error) {
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.Now().Add(d.Config.Lock.Timeout) // for a watcher that fails at first
 	s, err := d.latestSessionOf(d.kind, d.criu, false)
-	for ; errors.Is(err, errSessionBusy); s, err = d.latestSessionOf(d.kind, d.criu, false) {
+	for ; errors.Is(err, journal.ErrBusy); s, err = d.latestSessionOf(d.kind, d.criu, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.
 		if now := d.failedTry(); now != nil && time.Now().After(deadline) {
 			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
@@ -283,7 +284,7 @@ func (d *drive) finishSession(ctx context.Context) (*Session, error) {
 	if err != nil || s == nil {
 		return nil, err
 	}
-	defer s.unlock()
+	defer s.Unlock()
 	if err := d.finish(ctx, s); err != nil {
 		return s, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}
@@ -292,16 +293,16 @@ func (d *drive) finishSession(ctx context.Context) (*Session, error) {
 
 // failedTry returns the session, as it stands in the journal, if its watcher has failed
 // to take it to its end.
-func (d *drive) failedTry() *Session {
-	s := &Session{dir: sessionPath(filepath.Join(d.Config.RunDir, "sessions"), d.kind, d.criu.Ident)}
-	if err := s.read(); err != nil || s.Outcome != "" || !s.Stuck {
+func (d *drive) failedTry() *session {
+	s, err := journal.Read(journal.Path(filepath.Join(d.Config.RunDir, "sessions"), d.kind, d.criu.Ident))
+	if err != nil || s.Outcome != "" || !s.Stuck {
 		return nil
 	}
-	return s
+	return d.session(s)
 }
 
-func (d *drive) result(s *Session, root int, dir string) Result {
-	r := Result{Session: s, RootPID: root, ImagesDir: dir, Log: d.logPath(), Total: time.Since(d.begun)}
+func (d *drive) result(s *session, root int, dir string) Result {
+	r := Result{Session: statusIf(s), RootPID: root, ImagesDir: dir, Log: d.logPath(), Total: time.Since(d.begun)}
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
 		if info, err := entry.Info(); err == nil && info.Mode().IsRegular() {
@@ -309,4 +310,12 @@ func (d *drive) result(s *Session, root int, dir string) Result {
 		}
 	}
 	return r
+}
+
+func statusIf(s *session) *Status {
+	if s == nil {
+		return nil
+	}
+	status := statusOf(s.Session)
+	return &status
 }

@@ -11,6 +11,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -38,19 +39,19 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	}()
 	var locked time.Time // when the job came to a halt
 	noting := *h
-	noting.Progress = func(s *Session, step string) {
-		if step == "lock" && locked.IsZero() {
+	noting.Progress = func(r *journal.Record, step string) {
+		if step == string(journal.StepLock) && locked.IsZero() {
 			locked = time.Now()
 		}
 		if h.Progress != nil {
-			h.Progress(s, step)
+			h.Progress(r, step)
 		}
 	}
 	root, _ := proc.Open(int(options.RPC.GetPid())) // criu says what is wrong with the pid
 	if root != nil {
 		defer root.Close()
 	}
-	d, err := noting.start(KindDump, options, partial)
+	d, err := noting.start(journal.KindDump, options, partial)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
@@ -63,26 +64,26 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	ended := time.Now()
 	s, err := d.finishSession(ctx)
 	needed = err != nil && (s == nil || s.Outcome == "")
-	if s != nil && s.Outcome == OutcomeRunning {
+	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
 		if !s.over.IsZero() {
 			ended = s.over
 		}
 	}
-	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != OutcomeDumped) {
+	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != journal.OutcomeDumped) {
 		if !errors.Is(err, ErrEnded) {
 			err = errors.Join(err, checkEnded(s, root))
 		}
-		return Result{Session: s, Log: d.logPath()}, err
+		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	if leavesRunning {
 		if err := image.Publish(partial, dir); err != nil {
-			return Result{Session: s, Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), checkEnded(s, root))
+			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), checkEnded(s, root))
 		}
 	}
 	if d.criu.LeaveStopped {
 		if err := h.awaitStandstill(ctx, int(options.RPC.GetPid())); err != nil {
-			return Result{Session: s, Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
+			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
 		}
 	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -25,18 +26,18 @@ func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Re
 	case len(entries) == 0:
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory %s is empty: name that of an image", dir))
 	}
-	d, err := h.start(KindRestore, options, dir)
+	d, err := h.start(journal.KindRestore, options, dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
 	response, err := d.do(ctx)
 	s, finishErr := d.finishSession(ctx)
-	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != OutcomeRunning && s.Outcome != OutcomeStopped {
+	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
 		// criu does not heed what fails after its own part.
 		err = errors.New(s.Message)
 	}
 	if err != nil {
-		return Result{Session: s, Log: d.logPath()}, err
+		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	r := d.result(s, int(response.GetRestore().GetPid()), dir)
 	r.Downtime = r.Total

@@ -16,6 +16,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 )
@@ -27,8 +28,9 @@ type Hook struct {
 	// Watcher is the command that runs [Hook.Watch]; the session's directory
 	// is appended to it.
 	Watcher []string
-	// Progress, if set, is told of every step of a session as it begins.
-	Progress func(s *Session, step string)
+	// Progress, if set, is told of every step of a session as it begins. It must not
+	// change the record.
+	Progress func(r *journal.Record, step string)
 	// Force names the findings that are errors and are to be overridden, beside
 	// those of the configuration: see [preflight.Forceable]. The environment cannot set it.
 	Force []string
@@ -129,19 +131,19 @@ func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 // handler is the function of a stage, nil if the stage needs nothing of us.
 func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage) error {
 	switch stage.Action {
-	case "pre-dump":
+	case criuutil.StagePreDump:
 		return h.preDump
-	case "post-dump":
+	case criuutil.StagePostDump:
 		return h.postDump
-	case "network-unlock":
+	case criuutil.StageNetworkUnlock:
 		return h.hold
-	case "pre-restore":
+	case criuutil.StagePreRestore:
 		return h.preRestore
-	case "setup-namespaces", "post-setup-namespaces", "post-restore":
+	case criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore:
 		return h.noteRoot
-	case "pre-resume":
+	case criuutil.StagePreResume:
 		return h.preResume
-	case "post-resume":
+	case criuutil.StagePostResume:
 		return h.postResume
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -47,7 +48,7 @@ func (d *dump) unlockAll(ctx context.Context, timeout time.Duration) error {
 			return err
 		}
 	}
-	return d.bringUp(ctx, d.driver, &Session{Kind: KindSuspend, Step: "lock", Members: d.members}, d.targets)
+	return d.bringUp(ctx, d.driver, d.Hook.session(&journal.Session{Record: journal.Record{Kind: journal.KindSuspend, Step: journal.StepLock, Members: d.members}}), d.targets)
 }
 
 // Unlock unlocks processes. One that runs is left as it is, and one that was
@@ -81,7 +82,7 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 	for _, pid := range pids {
 		other, err := sessionOfProcess(d.Config.RunDir, pid)
 		if err != nil || other != nil {
-			return errors.Join(err, other.conflict())
+			return errors.Join(err, other.Conflict())
 		}
 	}
 	for _, pid := range pids {
@@ -89,7 +90,7 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 		if err != nil {
 			return err
 		}
-		d.members = append(d.members, Member{Process: *process})
+		d.members = append(d.members, journal.Member{Process: *process})
 	}
 	var err error
 	if d.targets, err = openMembers(d.driver, d.members); err != nil {
@@ -127,13 +128,13 @@ func (d *dump) inspectNamed(ctx context.Context, pid int) (*preflight.Process, e
 }
 
 // sessionOfProcess finds the open session that a process is in.
-func sessionOfProcess(runDir string, pid int) (*Session, error) {
+func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	defer process.Close()
-	return openSessionOf(runDir, process.Ident, []Member{{Process: preflight.Process{Ident: process.Ident}}})
+	return journal.Of(runDir, process.Ident, []journal.Member{{Process: preflight.Process{Ident: process.Ident}}})
 }
 
 // requireRunning refuses processes that do not run, within lock.timeout.

@@ -24,7 +24,7 @@ func (h *Hook) newPartial(dir string) (string, error) {
 
 // dropPartial removes what a client wrote that is not there any more to give it
 // its name.
-func (s *Session) dropPartial() error {
+func (s *session) dropPartial() error {
 	if s.Client == nil || !image.IsPartial(s.ImageDir) {
 		return nil
 	}

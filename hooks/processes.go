@@ -13,6 +13,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -142,7 +143,7 @@ func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 		if p == nil {
 			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA", pid))
 		}
-		if p.Note == noteStopped && (s == nil || s.suspended()) {
+		if p.Note == noteStopped && (s == nil || s.Suspended()) {
 			if err := askStopped(ctx, driver, p); err != nil {
 				return nil, err
 			}
@@ -160,7 +161,7 @@ func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) er
 		return err
 	}
 	defer process.Close()
-	t := &target{Process: process, member: &Member{Process: preflight.Process{Stopped: true}}, cuda: driver.Process(p.PID)}
+	t := &target{Process: process, member: &journal.Member{Process: preflight.Process{Stopped: true}}, cuda: driver.Process(p.PID)}
 	return statesOf(ctx, []*target{t}, func(_ *target, state cudackpt.State) error {
 		p.State = state.String()
 		return nil

@@ -35,11 +35,9 @@ func newSummary(verb string, r hooks.Result, err error) summary {
 		s.Error = err.Error()
 	}
 	if r.Session != nil {
-		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases.Steps(), len(r.Session.Members)
-		for _, member := range r.Session.Members {
-			for _, size := range member.MemoryBytes {
-				s.GPUBytes += size
-			}
+		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases.Steps(), len(r.Session.Processes)
+		for _, process := range r.Session.Processes {
+			s.GPUBytes += process.GPUBytes
 		}
 	}
 	return s
