@@ -134,5 +134,5 @@ func (h *Hook) serveStage(ctx context.Context, s *session, conn net.Conn) error 
 	if criu.Ident != s.Criu {
 		return fmt.Errorf("%v: %w", s.Criu, proc.ErrGone)
 	}
-	return h.runStage(ctx, criu, stage)
+	return h.Serve(ctx, criu, stage)
 }

@@ -109,7 +109,7 @@ func (n *Notify) do(action string) error {
 	if n.root > 0 {
 		stage.InitPID = strconv.Itoa(n.root)
 	}
-	return n.hook.runStage(n.ctx, criu, stage)
+	return n.hook.Serve(n.ctx, criu, stage)
 }
 
 // imageDir is the path of the folder that the options name by its descriptor.

@@ -21,6 +21,7 @@ import (
 // lock.timeout. Nothing is journaled, and who locks unlocks. After an error none is
 // locked, unless it wraps [ErrNotBack].
 func (h *Hook) Lock(ctx context.Context, pids []int) error {
+	h = h.filled()
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
@@ -54,6 +55,7 @@ func (d *dump) unlockAll(ctx context.Context, timeout time.Duration) error {
 // Unlock unlocks processes. One that runs is left as it is, and one that was
 // stopped stays stopped.
 func (h *Hook) Unlock(ctx context.Context, pids []int) error {
+	h = h.filled()
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {

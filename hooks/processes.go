@@ -43,6 +43,7 @@ const askTimeout = 5 * time.Second
 // at. It disturbs none of them: of one that is stopped or frozen, which cannot
 // answer, the state stays unknown.
 func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
+	h = h.filled()
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
@@ -126,6 +127,7 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // restore thread of one that is stopped is let run for the moment of the answer,
 // unless a dump, a restore, a suspend or a resume is at work on it.
 func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
+	h = h.filled()
 	driver, err := h.OpenDriver()
 	if err == nil {
 		err = driver.Supports(cudackpt.FeatureCheckpoint)

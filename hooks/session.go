@@ -18,7 +18,6 @@ import (
 type session struct {
 	*journal.Session
 	progress func(r *journal.Record, step string)
-	over     time.Time // when the job was where it is to be
 }
 
 // Whose time a phase is, beside the stages of criu.
@@ -58,7 +57,7 @@ func (s *session) close(outcome journal.Outcome, message string) error {
 	if err := s.failpoint(context.Background(), string(s.Kind)+".close"); err != nil {
 		return err
 	}
-	s.over = time.Now()
+	s.Ended = time.Now().UTC()
 	if outcome != journal.OutcomeStopped { // else they are right to stand still
 		s.continueAncestors()
 	}

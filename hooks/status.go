@@ -63,12 +63,13 @@ func Sessions(runDir string) ([]Status, error) {
 func statuses(sessions []*journal.Session) []Status {
 	all := make([]Status, len(sessions))
 	for i, s := range sessions {
-		all[i] = statusOf(s)
+		all[i] = StatusOf(s)
 	}
 	return all
 }
 
-func statusOf(s *journal.Session) Status {
+// StatusOf says how a session stands.
+func StatusOf(s *journal.Session) Status {
 	status := Status{
 		Session: s.Name(), Kind: s.Kind, Begun: s.Created, CriuPID: s.Criu.PID, ImageDir: s.ImageDir,
 		Processes: make([]StatusProcess, len(s.Members)), Step: s.Step, Outcome: s.Outcome, Message: s.Message,

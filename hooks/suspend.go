@@ -21,6 +21,7 @@ import (
 // [Hook.Resume]: a SIGCONT runs nothing of them, unless a warning says that one
 // could not be parked. After an error, or if this program is killed, they run on.
 func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
+	h = h.filled()
 	d := &dump{Hook: h}
 	defer func() {
 		if err != nil {
@@ -66,7 +67,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 		return Status{}, errors.New(namedMembers(f.ended) + " ended while it was suspended: suspend what is left again")
 	}
 	err = d.session.noteSuspended()
-	return statusOf(d.session.Session), err
+	return StatusOf(d.session.Session), err
 }
 
 // begin begins the session of processes that this program works on, at the
@@ -98,6 +99,7 @@ func (s *session) noteSuspended() error {
 // GPU memory its restore takes, and one that runs out of memory is lost. Force
 // says to try.
 func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []Status, err error) {
+	h = h.filled()
 	defer func() {
 		if len(resumed) > 0 {
 			err = preflight.AsFailure(err)
@@ -125,7 +127,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 		if err := h.resumeSession(ctx, s); err != nil {
 			return resumed, err
 		}
-		resumed = append(resumed, statusOf(s.Session))
+		resumed = append(resumed, StatusOf(s.Session))
 	}
 	if len(unknown) == 0 {
 		return resumed, nil
@@ -137,7 +139,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 	if err := h.resumeSession(ctx, s); err != nil {
 		return resumed, err
 	}
-	return append(resumed, statusOf(s.Session)), nil
+	return append(resumed, StatusOf(s.Session)), nil
 }
 
 // suspendedSession finds and locks the session in which a process was

@@ -11,6 +11,16 @@ import (
 	"cucriu/hooks/preflight"
 )
 
+// ErrNotBack is wrapped by the error of what failed and left a job that is not in a
+// good state yet: its watcher goes on trying, and the status command shows why.
+var ErrNotBack = errors.New("the job is not back yet")
+
+// notBackError is an [ErrNotBack] that says so in words of its own.
+type notBackError struct{ error }
+
+func (e *notBackError) Unwrap() error        { return e.error }
+func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
+
 // ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
 // and during which processes of the job have ended.
 var ErrEnded = errors.New("the job is not as it was")
@@ -106,9 +116,9 @@ func (d *dump) failed(err error) error {
 	return fmt.Errorf("%w; %s", err, f.text("runs on"))
 }
 
-// checkEnded says so if the job, or a part of it, has ended: its CUDA processes, or
+// CheckEnded says so if the job, or a part of it, has ended: its CUDA processes, or
 // its root where it has none.
-func checkEnded(s *session, root *proc.Process) error {
+func CheckEnded(s *journal.Session, root *proc.Process) error {
 	if s != nil {
 		return fateOf(s.Members, journal.Member.Alive).err("runs on")
 	}

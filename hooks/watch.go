@@ -33,7 +33,13 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 		return fmt.Errorf("watcher: %w", err)
 	}
 	defer ready.Close()
-	cmd := exec.Command(h.Watcher[0], append(h.Watcher[1:len(h.Watcher):len(h.Watcher)], s.Dir())...)
+	watches := h.Watcher
+	if len(watches) == 0 {
+		if watches, err = FindWatcher(); err != nil {
+			return err
+		}
+	}
+	cmd := exec.Command(watches[0], append(slices.Clone(watches[1:]), s.Dir())...)
 	// Its own session and its own output: it outlives criu, whose log may be a
 	// pipe that somebody reads to its end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
@@ -64,6 +70,7 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 // Watch is the watcher: it waits until criu has ended, and then takes the
 // session to a good end. It writes one byte to ready when it holds on to criu.
 func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
+	h = h.filled()
 	// The hook holds the lock of the session now; criu's identity does not
 	// change, so it may be read all the same.
 	read, err := journal.Read(dir)
@@ -241,6 +248,7 @@ func executable(pid int) string {
 // nor watcher is at work) to a good end. It returns the sessions that it took
 // there, and the errors of those that it could not, which wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
+	h = h.filled()
 	sessions, err := journal.Dir(h.Config.RunDir)
 	if err != nil {
 		return nil, err
@@ -257,7 +265,7 @@ func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 			errs = append(errs, fmt.Errorf("%w: session %s: %w", ErrNotBack, filepath.Base(dir), err))
 		}
 		if s != nil {
-			recovered = append(recovered, statusOf(s.Session))
+			recovered = append(recovered, StatusOf(s.Session))
 		}
 	}
 	return recovered, errors.Join(errs...)

@@ -79,6 +79,7 @@ type Record struct {
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases `json:"phases"`
 	Outcome  Outcome         `json:"outcome"`
+	Ended    time.Time       `json:"ended,omitzero"` // when the job was where it is to be
 	Message  string          `json:"message"`
 	Stuck    bool            `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
 }
