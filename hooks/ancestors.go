@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // A parent that waits with WUNTRACED is told of our SIGSTOP. su then stops
@@ -17,7 +18,7 @@ import (
 
 // ancestorsOf are the processes above the members, up to the init of this pid
 // namespace, that are not stopped now. The nearest come first.
-func ancestorsOf(members []Member) []proc.Ident {
+func ancestorsOf(members []journal.Member) []proc.Ident {
 	seen := make(map[int]bool)
 	for _, member := range members {
 		seen[member.PID] = true
@@ -56,7 +57,7 @@ const (
 // own SIGCONT by now, so none of them is told of the stop any more that has not
 // been woken by it; one that runs may be on its way to stop itself, and is looked
 // at again until it sleeps.
-func (s *Session) continueAncestors() {
+func (s *session) continueAncestors() {
 	left, asleep := s.Ancestors, make(map[proc.Ident]int)
 	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // no event tells of it
 		again := false

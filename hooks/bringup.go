@@ -13,6 +13,7 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -34,8 +35,8 @@ import (
 //
 // After an error the processes are left as they are, for the next try or for
 // the caller's verdict.
-func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session, targets []*target) error {
-	b := &bringUp{Session: s, hook: h, driver: driver, all: targets, leaveStopped: s.leavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
+func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session, targets []*target) error {
+	b := &bringUp{session: s, hook: h, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	var err error
 	if b.paused, err = s.toPauseAgain(); err != nil {
@@ -44,7 +45,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 	if err := b.findCUDA(ctx); err != nil {
 		return err
 	}
-	if s.mayBeCheckpointed() {
+	if s.MayBeCheckpointed() {
 		for _, step := range []struct {
 			name string
 			do   func(context.Context) error
@@ -80,24 +81,9 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *Session,
 	return nil
 }
 
-// mayBeCheckpointed reports whether the session has come so far that GPU state
-// may be in the processes' memory.
-func (s *Session) mayBeCheckpointed() bool {
-	if s.Restored {
-		return false
-	}
-	return s.Kind == KindRestore || !slices.Contains([]string{"", "lock", "stop", "park", "trace"}, s.Step)
-}
-
-// leavesStopped reports whether criu was told to leave the processes stopped,
-// and got as far as that.
-func (s *Session) leavesStopped() bool {
-	return s.LeaveStopped && (s.Kind == KindRestore || s.Step == "dumped")
-}
-
 // bringUp is one run of the way back.
 type bringUp struct {
-	*Session
+	*session
 	hook         *Hook
 	driver       *cudackpt.Driver
 	leaveStopped bool
@@ -113,7 +99,7 @@ type bringUp struct {
 func (b *bringUp) do(ctx context.Context, name string, step func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 	defer cancel()
-	err := failpoint(ctx, b.Session, string(b.Kind)+".back."+name)
+	err := b.failpoint(ctx, string(b.Kind)+".back."+name)
 	if err == nil {
 		err = b.timed(name, func() error { return step(ctx) })
 	}
@@ -129,7 +115,7 @@ func (b *bringUp) findCUDA(ctx context.Context) error {
 	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *target) bool { return !t.Alive() })
 	for _, t := range b.all {
 		_, err := t.cuda.RestoreThreadID(ctx)
-		if errors.Is(err, cudackpt.ResultNotInitialized) && b.Kind != KindRestore {
+		if errors.Is(err, cudackpt.ResultNotInitialized) && b.Kind != journal.KindRestore {
 			continue
 		}
 		if err != nil {
@@ -203,7 +189,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 		defer cancel()
 		return b.span(0, "free memory", func() error {
-			if err := failpoint(ctx, b.Session, string(b.Kind)+".back.free memory"); err != nil {
+			if err := b.failpoint(ctx, string(b.Kind)+".back.free memory"); err != nil {
 				return err
 			}
 			return need.Require(ctx, b.driver)
@@ -293,7 +279,7 @@ func (b *bringUp) letOthersRun(context.Context) error {
 	if b.leaveStopped {
 		return nil
 	}
-	return b.Session.letOthersRun()
+	return b.session.letOthersRun()
 }
 
 // pause freezes a container again that was paused before.
@@ -304,7 +290,7 @@ func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.pau
 func (b *bringUp) parallel(do func(*target) error) error {
 	return parallel(b.cuda, func(t *target) error {
 		err := do(t)
-		if err != nil && b.Kind != KindRestore && !t.Alive() {
+		if err != nil && b.Kind != journal.KindRestore && !t.Alive() {
 			return nil
 		}
 		return err

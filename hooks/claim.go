@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // A dump claims its image directory before it touches anything: two that write into
@@ -66,7 +67,7 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 	if err != nil {
 		return false, err
 	}
-	sessions, err := sessionsInto(d.Config.RunDir, info)
+	sessions, err := journal.Into(d.Config.RunDir, info)
 	if err != nil {
 		return false, err
 	}
@@ -78,13 +79,13 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 		switch {
 		case s.Outcome != "":
 			// A watcher whose session is over is about to end.
-			if ended, err := s.awaitWatcher(ctx); err != nil || ended {
+			if ended, err := d.Hook.session(s).awaitWatcher(ctx); err != nil || ended {
 				return ended, err
 			}
-		case !last && (s.Criu == d.criu.Ident || s.shares(tree)):
+		case !last && (s.Criu == d.criu.Ident || s.Shares(tree)):
 			return false, nil
 		default:
-			return false, s.claimConflict()
+			return false, s.ClaimConflict()
 		}
 	}
 	if heldByAncestor(d.criu.PID, info) { // as by flock(1)
@@ -101,32 +102,9 @@ func (d *dump) imagePathOr(dir *os.File) string {
 	return dir.Name()
 }
 
-func (s *Session) claimConflict() error {
-	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, step %s): nothing was touched; dump into another directory, "+
-		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.Step)
-}
-
-// sessionsInto lists the dumps into a directory.
-func sessionsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
-	all, err := Sessions(runDir)
-	if err != nil {
-		return nil, err
-	}
-	var into []*Session
-	for _, s := range all {
-		if s.Kind != KindDump {
-			continue
-		}
-		if info, err := os.Stat(s.ImageDir); err == nil && os.SameFile(info, dir) {
-			into = append(into, s)
-		}
-	}
-	return into, nil
-}
-
 // awaitWatcher waits for the end of the session's watcher, and reports whether there
 // was one to wait for.
-func (s *Session) awaitWatcher(ctx context.Context) (bool, error) {
+func (s *session) awaitWatcher(ctx context.Context) (bool, error) {
 	if s.Watcher == nil {
 		return false, nil
 	}
@@ -142,18 +120,6 @@ func (s *Session) awaitWatcher(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("the watcher of an earlier dump into the same image directory does not end: %w", err)
 	}
 	return true, nil
-}
-
-// shares reports whether one of the processes is in the session.
-func (s *Session) shares(members []Member) bool {
-	for _, member := range s.Members {
-		for _, other := range members {
-			if member.Ident == other.Ident {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // heldByAncestor reports whether an ancestor of a process has locked a directory:

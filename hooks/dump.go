@@ -17,6 +17,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 )
@@ -33,7 +34,7 @@ type dump struct {
 	loading timeline.Phase // of the driver's library
 	paused  []proc.Freezer // what the engine has frozen, to be thawed
 	thawed  []proc.Freezer // by us; the engine had frozen them
-	members []Member
+	members []journal.Member
 	// stoppedOthers are the processes without CUDA that are stopped, by the pids
 	// that the image will have.
 	stoppedOthers []int
@@ -41,7 +42,7 @@ type dump struct {
 	parkedOthers  map[int]*inject.Parked // of these, by their pids
 	claimed       *os.File               // the image directory
 	store         pages.Store            // of the fast lane
-	session       *Session
+	session       *session
 	targets       []*target
 	tracer        *inject.Tracer // while the processes are locked
 	copies        copies
@@ -87,26 +88,26 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		return err
 	}
 	for _, step := range []struct {
-		name string
+		name journal.Step
 		do   func(context.Context) error
 	}{
-		{"lock", d.lock},
-		{"stop", d.stop},
-		{"park", d.park},
-		{"trace", d.trace},
-		{"checkpoint", d.checkpoint},
-		{"release", d.release},
-		{"copy", d.awaitCopies},
-		{"drop", d.drop},
-		{"freeze", d.freeze},
-		{"manifest", d.manifest},
+		{journal.StepLock, d.lock},
+		{journal.StepStop, d.stop},
+		{journal.StepPark, d.park},
+		{journal.StepTrace, d.trace},
+		{journal.StepCheckpoint, d.checkpoint},
+		{journal.StepRelease, d.release},
+		{journal.StepCopy, d.awaitCopies},
+		{journal.StepDrop, d.drop},
+		{journal.StepFreeze, d.freeze},
+		{journal.StepManifest, d.manifest},
 	} {
 		if err := d.session.step(step.name, func() error { return step.do(ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
 	h.Log.Info("GPU state is in the processes' own memory, criu takes over", "processes", len(d.targets), "phases", d.session.Phases)
-	return d.session.step("dumping", func() error { return nil })
+	return d.session.step(journal.StepDumping, func() error { return nil })
 }
 
 // begin takes the tree: from here on, whoever is killed, the job comes back as it
@@ -128,13 +129,13 @@ func (d *dump) begin(ctx context.Context) (err error) {
 	if err := d.thaw(ctx, d.paused); err != nil {
 		return err
 	}
-	if err := failpoint(ctx, d.session, "dump.thawed"); err != nil {
+	if err := d.session.failpoint(ctx, "dump.thawed"); err != nil {
 		return err
 	}
 	if err := d.ready(ctx); err != nil {
 		return err
 	}
-	return d.session.save()
+	return d.session.Save()
 }
 
 // frozen finds the freezers that keep a part of the tree from running: what the
@@ -197,7 +198,7 @@ func (d *dump) ready(ctx context.Context) error {
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
-	if err := failpoint(ctx, nil, "dump.inspect"); err != nil {
+	if err := (*session)(nil).failpoint(ctx, "dump.inspect"); err != nil {
 		return err
 	}
 	if err := d.awaitEarlier(ctx); err != nil {
@@ -223,7 +224,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	if err := d.refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
 		return err
 	}
-	d.members = membersOf(seen.Processes)
+	d.members = journal.MembersOf(seen.Processes)
 	if d.targets, err = openMembers(d.driver, d.members); err != nil {
 		return err
 	}
@@ -261,16 +262,16 @@ func wantRunning(t *target, state cudackpt.State) error {
 // container thawed before it was inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := membersOfTree(d.root)
-	if err != nil || isForeignRunDir(d.Config.RunDir) {
+	if err != nil || journal.IsForeign(d.Config.RunDir) {
 		return err
 	}
 	for {
-		other, err := openSessionOf(d.Config.RunDir, d.criu.Ident, members)
+		other, err := journal.Of(d.Config.RunDir, d.criu.Ident, members)
 		if err != nil || other == nil {
 			return err
 		}
-		if other.suspended() || other.Criu == d.criu.Ident {
-			return other.conflict()
+		if other.Suspended() || other.Criu == d.criu.Ident {
+			return other.Conflict()
 		}
 		// Its watcher waits until what is paused is resumed.
 		frozen, err := d.frozen()
@@ -282,23 +283,23 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return other.conflict()
+			return other.Conflict()
 		case <-time.After(20 * time.Millisecond): // no event tells of it
 		}
 	}
 }
 
 // membersOfTree are the processes of a tree, as a journal knows them.
-func membersOfTree(root int) ([]Member, error) {
+func membersOfTree(root int) ([]journal.Member, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
-	var members []Member
+	var members []journal.Member
 	for _, pid := range pids {
 		if process, err := proc.Open(pid); err == nil {
 			process.Close()
-			members = append(members, Member{Process: preflight.Process{Ident: process.Ident}})
+			members = append(members, journal.Member{Process: preflight.Process{Ident: process.Ident}})
 		}
 	}
 	return members, nil
@@ -337,8 +338,8 @@ func (d *dump) watch() error {
 	if err := d.planPages(); err != nil {
 		return err
 	}
-	d.session, err = d.newSession(&Session{
-		Kind: KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
+	d.session, err = d.newSession(journal.Record{
+		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
 		ImageDir: imageDir, CommittedDir: d.stage.CommittedDir,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
 		Members: d.members, Ancestors: ancestorsOf(d.members),
@@ -350,8 +351,8 @@ func (d *dump) watch() error {
 	if d.loading.Seconds > 0 {
 		d.session.Phases = append(d.session.Phases, d.loading)
 	}
-	d.session.notePhase(0, timeline.Phase{Name: "inspect", By: d.by})
-	if err := failpoint(context.Background(), d.session, "dump.watch"); err != nil {
+	d.session.NotePhase(0, timeline.Phase{Name: "inspect", By: d.by})
+	if err := d.session.failpoint(context.Background(), "dump.watch"); err != nil {
 		return err
 	}
 	if err := d.createPages(); err != nil {
@@ -390,7 +391,7 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	for _, other := range found {
 		d.session.Others = append(d.session.Others, other.Ident)
 	}
-	if err := d.session.save(); err != nil {
+	if err := d.session.Save(); err != nil {
 		return false, err
 	}
 	if err := signalProcesses(unix.SIGSTOP, found...); err != nil {
@@ -630,7 +631,7 @@ func (d *dump) manifest(context.Context) error {
 	for _, t := range d.targets {
 		m.Processes = append(m.Processes, image.Process{
 			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, Running: t.frozen,
-			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes, Pages: t.member.droppedPages(),
+			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes, Pages: t.member.DroppedPages(),
 		})
 	}
 	m.StoppedOthers = d.stoppedOthers
@@ -646,7 +647,7 @@ func (d *dump) manifest(context.Context) error {
 	if d.session.Written, err = image.NoteWritten(d.imageDir, d.outputs()); err != nil {
 		return err
 	}
-	return d.session.save()
+	return d.session.Save()
 }
 
 // findStopped notes which processes without CUDA are stopped. Nobody has been
@@ -657,7 +658,7 @@ func (d *dump) findStopped() error {
 		return err
 	}
 	for _, pid := range pids {
-		if slices.ContainsFunc(d.members, func(m Member) bool { return m.PID == pid }) {
+		if slices.ContainsFunc(d.members, func(m journal.Member) bool { return m.PID == pid }) {
 			continue
 		}
 		stopped, imagePID, err := stoppedAs(pid)

@@ -12,16 +12,13 @@ import (
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 )
-
-// stepTransferring is the step of a dump with --lazy-pages after post-dump: criu waits
-// for the restore that fetches the pages, and ends the processes once it has them all.
-const stepTransferring = "transferring"
 
 // postDump notes that criu has written a complete image, and gives it its name.
 // An error makes criu leave the processes alive. See [Hook.hold] for the stop.
 func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	s, err := h.sessionOf(KindDump, criu)
+	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil {
 		return err
 	}
@@ -34,9 +31,9 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if s == nil {
 		return commit() // no process of the tree uses CUDA
 	}
-	defer s.unlock()
-	s.noteCriu()
-	if err := failpoint(ctx, s, "dump.post-dump"); err != nil {
+	defer s.Unlock()
+	s.NoteCriu()
+	if err := s.failpoint(ctx, "dump.post-dump"); err != nil {
 		return err
 	}
 	if err := s.complete(); err != nil {
@@ -48,12 +45,12 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err := s.Timeline().Write(filepath.Join(stage.ImageDir, image.TimelineName)); err != nil {
 		h.Log.Warn("the image is without a timeline", "error", err)
 	}
-	if err := s.step("publish", commit); err != nil {
+	if err := s.step(journal.StepPublish, commit); err != nil {
 		return err
 	}
-	step := "dumped"
+	step := journal.StepDumped
 	if s.LazyPages {
-		step = stepTransferring
+		step = journal.StepTransferring
 	}
 	return s.step(step, s.stopMembers)
 }
@@ -61,10 +58,10 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 // servedByClient reports whether the latest session of a running criu is
 // another process's, which serves criu over RPC.
 func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
-	if isForeignRunDir(h.Config.RunDir) {
+	if journal.IsForeign(h.Config.RunDir) {
 		return false, nil
 	}
-	all, err := Sessions(h.Config.RunDir)
+	all, err := journal.List(h.Config.RunDir)
 	if err != nil {
 		return false, err
 	}
@@ -78,7 +75,7 @@ func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
 
 // complete fails if a process of the manifest has ended since: criu dumps what
 // it finds, and from an image without it the others could not be restored.
-func (s *Session) complete() error {
+func (s *session) complete() error {
 	for _, member := range s.Members {
 		process, err := proc.Reopen(member.Ident)
 		if err == nil {
@@ -96,13 +93,13 @@ func (s *Session) complete() error {
 
 // sessionOf finds and locks the open session of a running criu, nil if it has
 // none: then no process of its tree uses CUDA, or the session is over.
-func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
+func (h *Hook) sessionOf(kind journal.Kind, criu *criuutil.Criu) (*session, error) {
 	s, err := h.latestSessionOf(kind, criu, true)
 	if err != nil || s == nil {
 		return nil, err
 	}
 	if s.Outcome != "" {
-		s.unlock()
+		s.Unlock()
 		return nil, nil
 	}
 	return s, nil
@@ -110,33 +107,32 @@ func (h *Hook) sessionOf(kind Kind, criu *criuutil.Criu) (*Session, error) {
 
 // latestSessionOf finds and locks the latest session of a running criu, open or
 // over, nil if it has none. If it is not to wait for who is at work on it, it fails
-// with [errSessionBusy] then.
-func (h *Hook) latestSessionOf(kind Kind, criu *criuutil.Criu, wait bool) (*Session, error) {
-	if isForeignRunDir(h.Config.RunDir) {
+// with [journal.ErrBusy] then.
+func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool) (*session, error) {
+	if journal.IsForeign(h.Config.RunDir) {
 		return nil, nil
 	}
-	sessions, err := sessionsDir(h.Config.RunDir)
+	sessions, err := journal.Dir(h.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
-	dir := sessionPath(sessions, kind, criu.Ident)
+	dir := journal.Path(sessions, kind, criu.Ident)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	s, err := loadSession(dir, wait)
+	s, err := journal.Load(dir, wait)
 	if err != nil {
 		return nil, err
 	}
 	if s.Criu != criu.Ident { // one with the same pid, in another pid namespace
-		s.unlock()
+		s.Unlock()
 		return nil, nil
 	}
-	s.progress, s.by = h.Progress, h.by
-	return s, nil
+	return h.session(s), nil
 }
 
 // checkWhole fails if the image is not whole any more.
-func (s *Session) checkWhole(criu *criuutil.Criu, stage Stage) error {
+func (s *session) checkWhole(criu *criuutil.Criu, stage Stage) error {
 	if s.Written == nil {
 		return nil // an earlier version began the dump
 	}

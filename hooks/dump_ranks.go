@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"cucriu/hooks/journal"
 )
 
 // locking locks processes that may wait for each other. A lock holds back new
@@ -200,7 +202,7 @@ func (l *locking) tooLong(ctx context.Context) error {
 
 // named lists processes for a message.
 func named(targets []*target) string {
-	members := make([]Member, len(targets))
+	members := make([]journal.Member, len(targets))
 	for i, t := range targets {
 		members[i] = *t.member
 	}

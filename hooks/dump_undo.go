@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"cucriu/hooks/journal"
 )
 
 // undo brings the processes back to where they were before the dump. What it
@@ -24,7 +26,7 @@ func (d *dump) undo() (fate, error) {
 		if err := d.bringUp(ctx, d.driver, d.session, d.targets); err != nil {
 			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
-		message = "the " + string(d.session.Kind) + " failed at step " + d.session.Step + "; "
+		message = "the " + string(d.session.Kind) + " failed at step " + string(d.session.Step) + "; "
 	} else if err := d.refreeze(ctx); err != nil { // while the journal knows of it
 		return fate{}, err
 	}
@@ -32,7 +34,7 @@ func (d *dump) undo() (fate, error) {
 	if err := d.session.removePages(); err != nil {
 		d.Log.Warn("files of the fast lane are left in the image directory", "error", err)
 	}
-	f, err := d.session.closeAlive(OutcomeRunning, message, "runs on")
+	f, err := d.session.closeAlive(journal.OutcomeRunning, message, "runs on")
 	if err != nil {
 		return f, err
 	}
@@ -77,6 +79,6 @@ func (d *dump) letGo() {
 		d.claimed.Close() // criu and the watcher have it on
 	}
 	if d.session != nil {
-		d.session.unlock()
+		d.session.Unlock()
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // The fast lane takes GPU state around criu. On a dump, a process's new memory
@@ -25,46 +26,9 @@ import (
 // process without this program gets a driver that fails, not one that takes
 // zeros for the state of the GPU.
 
-// MemberPages is what the fast lane has of a process's memory.
-type MemberPages struct {
-	// Listing names the files; it says nothing else of them until they are complete.
-	Listing *pages.Listing `json:"listing"`
-	// WatcherFD is the first of the descriptors by which the watcher has them.
-	WatcherFD int `json:"watcher_fd"`
-	// Dropped says that the memory may not be in the process any more.
-	Dropped bool `json:"dropped"`
-}
-
-// validate refuses what nobody here can have written.
-func (p *MemberPages) validate() error {
-	switch {
-	case p == nil:
-		return nil
-	case p.Listing == nil:
-		return errors.New("it names no files of a process's memory")
-	case p.WatcherFD < firstWatcherFD:
-		return fmt.Errorf("it has them as descriptor %d of the watcher", p.WatcherFD)
-	case p.Dropped:
-		return p.Listing.Validate()
-	}
-	return p.Listing.ValidateNames()
-}
-
-// firstWatcherFD is the first descriptor that a watcher inherits beside its
-// standard streams.
-const firstWatcherFD = 3
-
-// droppedPages is what a manifest says of the files.
-func (m *Member) droppedPages() *pages.Listing {
-	if m.Pages == nil || !m.Pages.Dropped {
-		return nil
-	}
-	return m.Pages.Listing
-}
-
 // openPages opens the pages of a member, by the watcher's descriptors or, if it is
 // gone, by their names.
-func (s *Session) openPages(m *Member) (pages.Input, error) {
+func (s *session) openPages(m *journal.Member) (pages.Input, error) {
 	input, err := s.watchedPages(m)
 	for _, dir := range []string{s.CommittedDir, s.ImageDir} {
 		if err != nil && dir != "" {
@@ -74,7 +38,7 @@ func (s *Session) openPages(m *Member) (pages.Input, error) {
 	return input, err
 }
 
-func (s *Session) watchedPages(m *Member) (pages.Input, error) {
+func (s *session) watchedPages(m *journal.Member) (pages.Input, error) {
 	if s.Watcher == nil {
 		return nil, errors.New("there is no watcher")
 	}
@@ -101,8 +65,8 @@ func makeRoomForFiles(n int) {
 }
 
 // removePages removes the pages of a dump that was not completed.
-func (s *Session) removePages() error {
-	if s.Kind != KindDump || s.Step == "dumped" {
+func (s *session) removePages() error {
+	if s.Kind != journal.KindDump || s.Step == journal.StepDumped {
 		return nil
 	}
 	var errs []error
@@ -125,12 +89,12 @@ func neededBy(runDir, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sessions, err := Sessions(runDir)
+	sessions, err := journal.List(runDir)
 	if err != nil {
 		return "", err
 	}
 	for _, s := range sessions {
-		if s.Kind != KindDump || s.Outcome != "" || !slices.ContainsFunc(s.Members, func(m Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
+		if s.Kind != journal.KindDump || s.Outcome != "" || !slices.ContainsFunc(s.Members, func(m journal.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
 			continue
 		}
 		if held, err := os.Stat(s.ImageDir); err == nil && os.SameFile(info, held) {
@@ -147,15 +111,4 @@ func (h *Hook) checkUnneeded(dir string) error {
 		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not back yet (session %s): bring it back with cucriu recover, or dump into another directory", session)
 	}
 	return err
-}
-
-// pagesToFill is what a restore has to fill in; fd is the watcher's first
-// descriptor that is not assigned yet.
-func pagesToFill(l *pages.Listing, fd *int) *MemberPages {
-	if l == nil {
-		return nil
-	}
-	p := &MemberPages{Listing: l, WatcherFD: *fd, Dropped: true}
-	*fd += l.Files()
-	return p
 }

@@ -19,6 +19,7 @@ import (
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/config"
+	"cucriu/hooks/journal"
 )
 
 // lane is one process's way around criu.
@@ -75,9 +76,9 @@ func (d *dump) planPages() error {
 	if _, err := rand.Read(random[:]); err != nil {
 		return err
 	}
-	fd := firstWatcherFD
+	fd := journal.FirstWatcherFD
 	for _, t := range d.targets {
-		t.member.Pages = &MemberPages{Listing: pages.NewListing(hex.EncodeToString(random[:]), d.coresEach()), WatcherFD: fd}
+		t.member.Pages = &journal.MemberPages{Listing: pages.NewListing(hex.EncodeToString(random[:]), d.coresEach()), WatcherFD: fd}
 		fd += t.member.Pages.Listing.Files()
 	}
 	return nil
@@ -99,7 +100,7 @@ func (d *dump) createPages() error {
 		}
 		t.lane = &lane{output: output}
 	}
-	return failpoint(context.Background(), d.session, "dump.created")
+	return d.session.failpoint(context.Background(), "dump.created")
 }
 
 // coresEach is how many threads work for each process: all cores are used,
@@ -175,7 +176,7 @@ func (d *dump) copyOut(t *target) error {
 	if l.listing, err = l.output.Finish(); err != nil || !d.syncs() {
 		return err
 	}
-	if err := failpoint(c.ctx, d.session, "dump.syncing"); err != nil {
+	if err := d.session.failpoint(c.ctx, "dump.syncing"); err != nil {
 		return err
 	}
 	return l.output.Sync(c.stall.moved)
@@ -223,7 +224,7 @@ func (d *dump) drop(ctx context.Context) error {
 		return err
 	}
 	for _, t := range d.inLane() {
-		err := failpoint(ctx, d.session, "dump.borrow")
+		err := d.session.failpoint(ctx, "dump.borrow")
 		if err == nil {
 			t.lane.lent, err = d.session.borrow(ctx, t, d.coresEach(), 0, d.session.borrowedFile(t.PID))
 		}
@@ -238,10 +239,10 @@ func (d *dump) drop(ctx context.Context) error {
 	for _, t := range in {
 		t.member.Pages.Dropped = true
 	}
-	if err := d.session.save(); err != nil {
+	if err := d.session.Save(); err != nil {
 		return err
 	}
-	if err := failpoint(ctx, d.session, "dump.noted"); err != nil {
+	if err := d.session.failpoint(ctx, "dump.noted"); err != nil {
 		return err
 	}
 	return parallel(in, func(t *target) error {
@@ -258,13 +259,13 @@ func (d *dump) dropOne(ctx context.Context, t *target) error {
 	if err != nil {
 		return err
 	}
-	if err := failpoint(ctx, d.session, "dump.dropping"); err != nil {
+	if err := d.session.failpoint(ctx, "dump.dropping"); err != nil {
 		return err
 	}
 	if err := l.lent.Mprotect(ctx, l.ranges, unix.PROT_NONE); err != nil {
 		return err
 	}
-	if err := failpoint(ctx, d.session, "dump.inaccessible"); err != nil {
+	if err := d.session.failpoint(ctx, "dump.inaccessible"); err != nil {
 		return err
 	}
 	if err := l.lent.Return(ctx); err != nil {
@@ -277,7 +278,7 @@ func (d *dump) dropOne(ctx context.Context, t *target) error {
 
 // borrow borrows some threads of a stopped process, not the one with the tid
 // except, and notes them in the file saved.
-func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved string) (*inject.Borrowed, error) {
+func (s *session) borrow(ctx context.Context, t *target, most, except int, saved string) (*inject.Borrowed, error) {
 	tids, err := proc.Threads(t.PID)
 	if err != nil {
 		return nil, err
@@ -304,8 +305,8 @@ func (s *Session) borrow(ctx context.Context, t *target, most, except int, saved
 }
 
 // borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.
-func (s *Session) borrowedFile(pid int) string {
-	return filepath.Join(s.dir, "threads-"+strconv.Itoa(pid)+".json")
+func (s *session) borrowedFile(pid int) string {
+	return filepath.Join(s.Dir(), "threads-"+strconv.Itoa(pid)+".json")
 }
 
 type watchedSink struct {

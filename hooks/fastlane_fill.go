@@ -11,6 +11,7 @@ import (
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 )
 
 // lacksMemory reports whether memory of the process is in files only.
@@ -54,11 +55,9 @@ func (b *bringUp) fill(ctx context.Context, t *target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
 	}
-	b.mu.Lock()
-	t.member.Pages.Dropped = false
-	b.mu.Unlock()
-	b.hook.note(b.Session)
-	return failpoint(ctx, b.Session, string(b.Kind)+".back.filled")
+	b.Update(func() { t.member.Pages.Dropped = false })
+	b.hook.note(b.session)
+	return b.failpoint(ctx, string(b.Kind)+".back.filled")
 }
 
 func (b *bringUp) fillIn(ctx context.Context, t *target) error {
@@ -82,9 +81,9 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	return b.span(t.PID, "fill", func() error {
 		done := make(chan error, 1)
 		go func() {
-			done <- pages.Fill(ctx, watchedSource{input, progress{ctx, b.Session, stall, "filling"}}, t.Process, coresFor(1))
+			done <- pages.Fill(ctx, watchedSource{input, progress{ctx, b.session, stall, "filling"}}, t.Process, coresFor(1))
 		}()
-		if b.Kind != KindRestore {
+		if b.Kind != journal.KindRestore {
 			return <-done // nothing else may be tried while a read that hangs may yet end
 		}
 		select {
@@ -113,7 +112,7 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.Range) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 	defer cancel()
-	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.fill"); err != nil {
+	if err := b.failpoint(ctx, string(b.Kind)+".back.fill"); err != nil {
 		return err
 	}
 	lent, err := b.borrow(ctx, t, 1, 0, b.borrowedFile(t.PID))
@@ -133,7 +132,7 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.R
 	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	if err := failpoint(ctx, b.Session, string(b.Kind)+".back.accessible"); err != nil {
+	if err := b.failpoint(ctx, string(b.Kind)+".back.accessible"); err != nil {
 		return err
 	}
 	if err := ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE)); err != nil {

@@ -16,19 +16,24 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 )
 
-// Hook runs the stages of criu's action script.
+// Hook does what criu's stages ask for, and what operators do without criu. Its zero
+// value has the defaults.
 type Hook struct {
+	// Config without a run directory stands for [config.Default].
 	Config config.Config
-	Log    *slog.Logger
+	// Log is nil if nothing is to be logged.
+	Log *slog.Logger
 	// Watcher is the command that runs [Hook.Watch]; the session's directory
-	// is appended to it.
+	// is appended to it. Empty is cucriu-hook: see [FindWatcher].
 	Watcher []string
-	// Progress, if set, is told of every step of a session as it begins.
-	Progress func(s *Session, step string)
+	// Progress, if set, is told of every step of a session as it begins. It must not
+	// change the record.
+	Progress func(r *journal.Record, step string)
 	// Force names the findings that are errors and are to be overridden, beside
 	// those of the configuration: see [preflight.Forceable]. The environment cannot set it.
 	Force []string
@@ -37,14 +42,24 @@ type Hook struct {
 	begun time.Duration // when the stage began, since boot
 }
 
-// New makes a hook with this host's configuration ($CUCRIU_CONFIG, else
-// /etc/cucriu/config.yaml, else defaults). Its watcher is cucriu-hook, which must
-// lie beside this program, in PATH, or in /usr/libexec/cucriu.
-func New(log *slog.Logger) (*Hook, error) {
-	cfg, err := config.Load(os.Getenv)
-	if err != nil {
+// New makes a hook with a configuration, which [config.Load] reads as the commands do.
+// The watcher is a program that runs [Hook.Watch]; none stands for cucriu-hook.
+func New(cfg config.Config, log *slog.Logger, watcher ...string) (*Hook, error) {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if len(watcher) == 0 {
+		var err error
+		if watcher, err = FindWatcher(); err != nil {
+			return nil, err
+		}
+	}
+	return &Hook{Config: cfg, Log: log, Watcher: watcher}, nil
+}
+
+// FindWatcher finds cucriu-hook beside this program, in PATH, or in /usr/libexec/cucriu,
+// and returns the command that watches.
+func FindWatcher() ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -52,10 +67,22 @@ func New(log *slog.Logger) (*Hook, error) {
 	const name = "cucriu-hook"
 	for _, path := range []string{filepath.Join(filepath.Dir(self), name), name, "/usr/libexec/cucriu/" + name} {
 		if found, err := exec.LookPath(path); err == nil {
-			return &Hook{Config: cfg, Log: log, Watcher: []string{found, "watch"}}, nil
+			return []string{found, "watch"}, nil
 		}
 	}
 	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither beside %s nor in PATH nor in /usr/libexec/cucriu", name, self)
+}
+
+// filled is the hook with its defaults, but for the watcher, which not everything needs.
+func (h *Hook) filled() *Hook {
+	filled := *h
+	if filled.Config.RunDir == "" {
+		filled.Config = config.Default()
+	}
+	if filled.Log == nil {
+		filled.Log = slog.New(slog.DiscardHandler)
+	}
+	return &filled
 }
 
 // Stage is what criu tells an action script through its environment.
@@ -89,6 +116,7 @@ func StageFrom(getenv func(string) string) Stage {
 // once. criu aborts on an error at pre-dump and pre-restore, and ignores one at
 // pre-resume and post-resume, where Run therefore ends the tree itself.
 func (h *Hook) Run(ctx context.Context, stage Stage) error {
+	h = h.filled()
 	if stage.Action == "" {
 		return fmt.Errorf("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script %s …), not a command", "cucriu-hook")
 	}
@@ -112,12 +140,13 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if served, err := h.servedByClient(criu); err != nil || served {
 		return err
 	}
-	return h.once(ctx, criu, stage, h.runStage)
+	return h.once(ctx, criu, stage, h.Serve)
 }
 
-// runStage does what a stage of this criu asks for.
-func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	staged := *h
+// Serve does what a stage asks for of a criu that is driven over RPC, where [Hook.Run]
+// is for its action script.
+func (h *Hook) Serve(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	staged := h.filled()
 	staged.by, staged.begun = stage.Action, timeline.SinceBoot()
 	do := staged.handler(stage)
 	if do == nil {
@@ -129,19 +158,19 @@ func (h *Hook) runStage(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 // handler is the function of a stage, nil if the stage needs nothing of us.
 func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage) error {
 	switch stage.Action {
-	case "pre-dump":
+	case criuutil.StagePreDump:
 		return h.preDump
-	case "post-dump":
+	case criuutil.StagePostDump:
 		return h.postDump
-	case "network-unlock":
+	case criuutil.StageNetworkUnlock:
 		return h.hold
-	case "pre-restore":
+	case criuutil.StagePreRestore:
 		return h.preRestore
-	case "setup-namespaces", "post-setup-namespaces", "post-restore":
+	case criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore:
 		return h.noteRoot
-	case "pre-resume":
+	case criuutil.StagePreResume:
 		return h.preResume
-	case "post-resume":
+	case criuutil.StagePostResume:
 		return h.postResume
 	}
 	return nil
@@ -170,11 +199,13 @@ func (s Stage) root() (int, error) {
 
 // OpenDriver opens the driver that the configuration names.
 func (h *Hook) OpenDriver() (*cudackpt.Driver, error) {
+	h = h.filled()
 	return cudackpt.Open(cudackpt.WithLibrary(h.Config.Driver.Library), cudackpt.WithRoot(h.Config.Driver.Root))
 }
 
 // Host is the machine as the checks see it.
 func (h *Hook) Host() preflight.Host {
+	h = h.filled()
 	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, Timeout: h.Config.Lock.Timeout}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // To restore into a pid namespace that exists already, criu enters it before it
@@ -24,7 +25,7 @@ import (
 const stageSocket = "stage.sock" // in the session's directory
 
 // insideStages are the stages at which the hook may be inside.
-var insideStages = []string{"setup-namespaces", "post-setup-namespaces", "post-restore", "network-unlock", "pre-resume", "post-resume"}
+var insideStages = []string{criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore, criuutil.StageNetworkUnlock, criuutil.StagePreResume, criuutil.StagePostResume}
 
 type stageAnswer struct {
 	Error string `json:"error,omitempty"`
@@ -37,8 +38,8 @@ func (h *Hook) runInside(ctx context.Context, stage Stage) error {
 	if err != nil {
 		return err
 	}
-	s := &Session{dir: sessionPath(filepath.Join(h.Config.RunDir, "sessions"), KindRestore, criu)}
-	err = s.read()
+	read, err := journal.Read(journal.Path(filepath.Join(h.Config.RunDir, "sessions"), journal.KindRestore, criu))
+	s := h.session(read)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || err == nil && (s.Criu != criu || s.Client != nil) {
 		return nil
 	}
@@ -61,9 +62,9 @@ func (h *Hook) runInside(ctx context.Context, stage Stage) error {
 	return nil
 }
 
-func (s *Session) askWatcher(ctx context.Context, stage Stage) (stageAnswer, error) {
+func (s *session) askWatcher(ctx context.Context, stage Stage) (stageAnswer, error) {
 	var answer stageAnswer
-	dir, err := os.Open(s.dir)
+	dir, err := os.Open(s.Dir())
 	if err != nil {
 		return answer, err
 	}
@@ -87,8 +88,8 @@ func socketIn(dir *os.File) string {
 
 // serveStages does the stages of a restore for a hook that is inside. It calls over
 // when one has taken the session to its end.
-func (h *Hook) serveStages(ctx context.Context, s *Session, over func()) (stop func(), err error) {
-	dir, err := os.Open(s.dir)
+func (h *Hook) serveStages(ctx context.Context, s *session, over func()) (stop func(), err error) {
+	dir, err := os.Open(s.Dir())
 	if err != nil {
 		return nil, err
 	}
@@ -109,8 +110,7 @@ func (h *Hook) serveStages(ctx context.Context, s *Session, over func()) (stop f
 			}
 			_ = json.NewEncoder(conn).Encode(answer)
 			conn.Close()
-			now := &Session{dir: s.dir}
-			if now.read() == nil && now.Outcome != "" {
+			if now, err := journal.Read(s.Dir()); err == nil && now.Outcome != "" {
 				over()
 			}
 		}
@@ -118,7 +118,7 @@ func (h *Hook) serveStages(ctx context.Context, s *Session, over func()) (stop f
 	return func() { listener.Close(); dir.Close() }, nil
 }
 
-func (h *Hook) serveStage(ctx context.Context, s *Session, conn net.Conn) error {
+func (h *Hook) serveStage(ctx context.Context, s *session, conn net.Conn) error {
 	var stage Stage
 	if err := json.NewDecoder(conn).Decode(&stage); err != nil {
 		return fmt.Errorf("stage: %w", err)
@@ -134,5 +134,5 @@ func (h *Hook) serveStage(ctx context.Context, s *Session, conn net.Conn) error 
 	if criu.Ident != s.Criu {
 		return fmt.Errorf("%v: %w", s.Criu, proc.ErrGone)
 	}
-	return h.runStage(ctx, criu, stage)
+	return h.Serve(ctx, criu, stage)
 }

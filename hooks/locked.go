@@ -11,7 +11,7 @@ import (
 // the journal says that memory is dropped, and before the first range is.
 func (d *dump) leaveLocked(ctx context.Context) error {
 	// The failpoint makes this an old kernel.
-	if err := failpoint(ctx, d.session, "dump.drop-locked"); err == nil && proc.CanDropLocked() {
+	if err := d.session.failpoint(ctx, "dump.drop-locked"); err == nil && proc.CanDropLocked() {
 		return nil
 	}
 	for _, t := range d.inLane() {

@@ -45,10 +45,10 @@ func NewNotify(ctx context.Context, hook *Hook, opts *rpc.CriuOpts) *Notify {
 }
 
 // PreDump prepares the processes for criu's dump.
-func (n *Notify) PreDump() error { return n.do("pre-dump") }
+func (n *Notify) PreDump() error { return n.do(criuutil.StagePreDump) }
 
 // PostDump notes that the image is complete.
-func (n *Notify) PostDump() error { return n.do("post-dump") }
+func (n *Notify) PostDump() error { return n.do(criuutil.StagePostDump) }
 
 // PreRestore makes the checks that need no process.
 func (n *Notify) PreRestore() error {
@@ -61,17 +61,17 @@ func (n *Notify) PreRestore() error {
 			return preflight.AsRefusal(fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name))
 		}
 	}
-	return n.do("pre-restore")
+	return n.do(criuutil.StagePreRestore)
 }
 
 // SetupNamespaces notes the root task.
-func (n *Notify) SetupNamespaces(pid int32) error { return n.doFor("setup-namespaces", pid) }
+func (n *Notify) SetupNamespaces(pid int32) error { return n.doFor(criuutil.StageSetupNamespaces, pid) }
 
 // PostSetupNamespaces needs nothing of us.
 func (n *Notify) PostSetupNamespaces() error { return nil }
 
 // PostRestore notes the root task.
-func (n *Notify) PostRestore(pid int32) error { return n.doFor("post-restore", pid) }
+func (n *Notify) PostRestore(pid int32) error { return n.doFor(criuutil.StagePostRestore, pid) }
 
 // NetworkLock needs nothing of us.
 func (n *Notify) NetworkLock() error { return nil }
@@ -83,10 +83,10 @@ func (n *Notify) NetworkUnlock() error { return nil }
 func (n *Notify) PostResume() error {
 	// They are stopped as they were dumped; the signals of pre-resume change
 	// nothing about it, but the session is to know its members.
-	if err := n.do("pre-resume"); err != nil {
+	if err := n.do(criuutil.StagePreResume); err != nil {
 		return err
 	}
-	return n.do("post-resume")
+	return n.do(criuutil.StagePostResume)
 }
 
 func (n *Notify) doFor(action string, pid int32) error {
@@ -109,7 +109,7 @@ func (n *Notify) do(action string) error {
 	if n.root > 0 {
 		stage.InitPID = strconv.Itoa(n.root)
 	}
-	return n.hook.runStage(n.ctx, criu, stage)
+	return n.hook.Serve(n.ctx, criu, stage)
 }
 
 // imageDir is the path of the folder that the options name by its descriptor.

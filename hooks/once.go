@@ -13,6 +13,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // criu may call the hook twice at a stage: two of its configuration files name it,
@@ -33,7 +34,9 @@ type stageCall struct {
 }
 
 // beginsRequest reports whether the stage is criu's first of a request.
-func beginsRequest(action string) bool { return action == "pre-dump" || action == "pre-restore" }
+func beginsRequest(action string) bool {
+	return action == criuutil.StagePreDump || action == criuutil.StagePreRestore
+}
 
 // once does a stage of this criu once.
 func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do func(context.Context, *criuutil.Criu, Stage) error) error {
@@ -63,7 +66,7 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 		return nil
 	case again && before.Ended:
 		return errors.New(before.Error)
-	case again && slices.Contains([]string{"pre-dump", "post-dump", "pre-restore"}, stage.Action):
+	case again && slices.Contains([]string{criuutil.StagePreDump, criuutil.StagePostDump, criuutil.StagePreRestore}, stage.Action):
 		return fmt.Errorf("the first call of the hook at stage %s was cut off", stage.Action)
 	}
 	h.write(path, call)
@@ -79,7 +82,7 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 // stageFile is where the last call by a criu is written down. What criu processes
 // have left that are gone is removed.
 func (h *Hook) stageFile(criu proc.Ident) (string, error) {
-	if _, err := sessionsDir(h.Config.RunDir); err != nil {
+	if _, err := journal.Dir(h.Config.RunDir); err != nil {
 		return "", err
 	}
 	dir := filepath.Join(h.Config.RunDir, "stages")

@@ -10,6 +10,7 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -20,6 +21,7 @@ import (
 // lock.timeout. Nothing is journaled, and who locks unlocks. After an error none is
 // locked, unless it wraps [ErrNotBack].
 func (h *Hook) Lock(ctx context.Context, pids []int) error {
+	h = h.filled()
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
@@ -47,12 +49,13 @@ func (d *dump) unlockAll(ctx context.Context, timeout time.Duration) error {
 			return err
 		}
 	}
-	return d.bringUp(ctx, d.driver, &Session{Kind: KindSuspend, Step: "lock", Members: d.members}, d.targets)
+	return d.bringUp(ctx, d.driver, d.Hook.session(&journal.Session{Record: journal.Record{Kind: journal.KindSuspend, Step: journal.StepLock, Members: d.members}}), d.targets)
 }
 
 // Unlock unlocks processes. One that runs is left as it is, and one that was
 // stopped stays stopped.
 func (h *Hook) Unlock(ctx context.Context, pids []int) error {
+	h = h.filled()
 	d := &dump{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
@@ -81,7 +84,7 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 	for _, pid := range pids {
 		other, err := sessionOfProcess(d.Config.RunDir, pid)
 		if err != nil || other != nil {
-			return errors.Join(err, other.conflict())
+			return errors.Join(err, other.Conflict())
 		}
 	}
 	for _, pid := range pids {
@@ -89,7 +92,7 @@ func (d *dump) take(ctx context.Context, pids []int) error {
 		if err != nil {
 			return err
 		}
-		d.members = append(d.members, Member{Process: *process})
+		d.members = append(d.members, journal.Member{Process: *process})
 	}
 	var err error
 	if d.targets, err = openMembers(d.driver, d.members); err != nil {
@@ -127,13 +130,13 @@ func (d *dump) inspectNamed(ctx context.Context, pid int) (*preflight.Process, e
 }
 
 // sessionOfProcess finds the open session that a process is in.
-func sessionOfProcess(runDir string, pid int) (*Session, error) {
+func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	defer process.Close()
-	return openSessionOf(runDir, process.Ident, []Member{{Process: preflight.Process{Ident: process.Ident}}})
+	return journal.Of(runDir, process.Ident, []journal.Member{{Process: preflight.Process{Ident: process.Ident}}})
 }
 
 // requireRunning refuses processes that do not run, within lock.timeout.

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // A stop does not hold a checkpointed job: anybody's SIGCONT ends it (a logout,
@@ -23,12 +24,12 @@ import (
 // run nothing of the job.
 
 // parkedFile keeps what the parked threads of a process need.
-func (s *Session) parkedFile(pid int) string {
-	return filepath.Join(s.dir, "parked-"+strconv.Itoa(pid)+".json")
+func (s *session) parkedFile(pid int) string {
+	return filepath.Join(s.Dir(), "parked-"+strconv.Itoa(pid)+".json")
 }
 
 // park parks a process, but for the threads in except.
-func (s *Session) park(ctx context.Context, process *proc.Process, except ...int) (*inject.Parked, error) {
+func (s *session) park(ctx context.Context, process *proc.Process, except ...int) (*inject.Parked, error) {
 	for {
 		parked, err := inject.Park(ctx, process.PID, except, s.parkedFile(process.PID))
 		if err == nil {
@@ -135,7 +136,7 @@ func (b *bringUp) park(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.parked, err = b.Session.park(ctx, t.Process, tid)
+		t.parked, err = b.session.park(ctx, t.Process, tid)
 		if err != nil && !errors.Is(err, proc.ErrGone) && ctx.Err() == nil {
 			b.hook.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
 		}
@@ -151,7 +152,7 @@ func (b *bringUp) unpark(ctx context.Context) error {
 		pids = append(pids, other.PID)
 	}
 	for _, pid := range pids {
-		if b.Session.Kind == KindRestore {
+		if b.session.Kind == journal.KindRestore {
 			b.rearmTimers(pid)
 		}
 		if parked, err := inject.IsParked(b.parkedFile(pid)); err != nil || !parked {
@@ -213,7 +214,7 @@ func (d *dump) parkedForImage() ([]inject.Parked, error) {
 // noteParked notes the parked threads of the processes that criu has restored. One
 // without CUDA that was killed before criu dumped it is not in the image, or is a
 // zombie there.
-func (s *Session) noteParked(byImagePID map[int][]int) error {
+func (s *session) noteParked(byImagePID map[int][]int) error {
 	for _, parked := range s.Manifest.Parked {
 		pids := byImagePID[parked.PID]
 		if len(pids) == 0 {

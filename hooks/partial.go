@@ -9,9 +9,10 @@ import (
 	"cucriu/hooks/image"
 )
 
-// newPartial makes the folder that criu writes into. What a killed dump has left stays
+// NewPartial makes the folder that criu writes into. What a killed dump has left stays
 // if its job must yet be brought back from it.
-func (h *Hook) newPartial(dir string) (string, error) {
+func (h *Hook) NewPartial(dir string) (string, error) {
+	h = h.filled()
 	return image.NewPartial(dir, func(partial string) bool {
 		session, err := neededBy(h.Config.RunDir, partial)
 		if err == nil && session == "" {
@@ -24,7 +25,7 @@ func (h *Hook) newPartial(dir string) (string, error) {
 
 // dropPartial removes what a client wrote that is not there any more to give it
 // its name.
-func (s *Session) dropPartial() error {
+func (s *session) dropPartial() error {
 	if s.Client == nil || !image.IsPartial(s.ImageDir) {
 		return nil
 	}

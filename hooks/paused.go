@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // A paused container is one whose control group the engine has frozen; some
@@ -25,15 +25,9 @@ import (
 // paused. So the watcher never thaws it. It waits for the engine to do so, and
 // then brings the GPU state back.
 
-// handedOver reports whether the hook has done its part of a dump: the freezers
-// are as the engine left them, or as criu or the engine did since.
-func (s *Session) handedOver() bool {
-	return s.Step == "dumping" || s.Step == stepTransferring || s.Step == "dumped"
-}
-
 // toPauseAgain returns the freezers that a bring-up must freeze when it is done.
-func (s *Session) toPauseAgain() ([]proc.Freezer, error) {
-	if !s.handedOver() {
+func (s *session) toPauseAgain() ([]proc.Freezer, error) {
+	if !s.HandedOver() {
 		return s.Paused, nil
 	}
 	return s.pausedStill()
@@ -41,7 +35,7 @@ func (s *Session) toPauseAgain() ([]proc.Freezer, error) {
 
 // pausedStill returns those of the freezers that the engine had frozen which
 // are frozen now.
-func (s *Session) pausedStill() ([]proc.Freezer, error) {
+func (s *session) pausedStill() ([]proc.Freezer, error) {
 	var frozen []proc.Freezer
 	for _, freezer := range s.Paused {
 		isFrozen, err := freezer.Frozen()
@@ -69,17 +63,17 @@ func freezeAll(ctx context.Context, freezers []proc.Freezer) error {
 // v1 freezer they were handed over without a stop, and would run checkpointed as
 // soon as somebody thaws it. criu traces them now, so the signal waits.
 func (h *Hook) hold(_ context.Context, criu *criuutil.Criu, _ Stage) error {
-	s, err := h.sessionOf(KindDump, criu)
+	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil || s == nil {
 		return err
 	}
-	defer s.unlock()
+	defer s.Unlock()
 	return s.stopMembers()
 }
 
 // stopMembers sends SIGSTOP to the processes that may be checkpointed.
-func (s *Session) stopMembers() error {
-	if !s.mayBeCheckpointed() {
+func (s *session) stopMembers() error {
+	if !s.MayBeCheckpointed() {
 		return nil
 	}
 	for _, member := range s.Members {
@@ -97,11 +91,11 @@ func (s *Session) stopMembers() error {
 // awaitResume leaves a paused container to the engine: it puts the freeze back if
 // the hook was cut off before it could, and waits until the engine has resumed
 // the container, or ended it.
-func (h *Hook) awaitResume(ctx context.Context, s *Session) error {
+func (h *Hook) awaitResume(ctx context.Context, s *session) error {
 	if err := s.stopMembers(); err != nil {
 		return err
 	}
-	if !s.handedOver() {
+	if !s.HandedOver() {
 		freezing, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 		defer cancel()
 		if err := freezeAll(freezing, s.Paused); err != nil {
@@ -117,19 +111,19 @@ func (h *Hook) awaitResume(ctx context.Context, s *Session) error {
 		}
 		if s.Message == "" {
 			s.Message = "the container is paused as it was before the dump; its GPU state comes back when it is resumed"
-			h.Log.Info(s.Message, "session", filepath.Base(s.dir))
-			if err := s.save(); err != nil {
+			h.Log.Info(s.Message, "session", s.Name())
+			if err := s.Save(); err != nil {
 				return err
 			}
 		}
 		time.Sleep(pause) // a v1 freezer has no event that tells of it
 	}
 	s.Paused = nil // whatever freezes it from now on is not ours to put back
-	return errors.Join(s.save(), ctx.Err())
+	return errors.Join(s.Save(), ctx.Err())
 }
 
-func (s *Session) alive() bool {
-	return slices.ContainsFunc(s.Members, func(member Member) bool {
+func (s *session) alive() bool {
+	return slices.ContainsFunc(s.Members, func(member journal.Member) bool {
 		process, err := proc.Reopen(member.Ident)
 		if err == nil {
 			process.Close()

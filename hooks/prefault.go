@@ -50,7 +50,7 @@ func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 	p.running.Go(func() {
 		defer cancel()
 		err := p.session.span(p.target.PID, "prefault", func() error {
-			if err := failpoint(ctx, p.session, "dump.prefault"); err != nil {
+			if err := p.session.failpoint(ctx, "dump.prefault"); err != nil {
 				return err
 			}
 			return p.lent.Madvise(ctx, []proc.Range{r}, unix.MADV_POPULATE_WRITE)

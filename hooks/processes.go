@@ -13,6 +13,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -42,6 +43,7 @@ const askTimeout = 5 * time.Second
 // at. It disturbs none of them: of one that is stopped or frozen, which cannot
 // answer, the state stays unknown.
 func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
+	h = h.filled()
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
@@ -125,6 +127,7 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // restore thread of one that is stopped is let run for the moment of the answer,
 // unless a dump, a restore, a suspend or a resume is at work on it.
 func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
+	h = h.filled()
 	driver, err := h.OpenDriver()
 	if err == nil {
 		err = driver.Supports(cudackpt.FeatureCheckpoint)
@@ -142,7 +145,7 @@ func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 		if p == nil {
 			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA", pid))
 		}
-		if p.Note == noteStopped && (s == nil || s.suspended()) {
+		if p.Note == noteStopped && (s == nil || s.Suspended()) {
 			if err := askStopped(ctx, driver, p); err != nil {
 				return nil, err
 			}
@@ -160,7 +163,7 @@ func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) er
 		return err
 	}
 	defer process.Close()
-	t := &target{Process: process, member: &Member{Process: preflight.Process{Stopped: true}}, cuda: driver.Process(p.PID)}
+	t := &target{Process: process, member: &journal.Member{Process: preflight.Process{Stopped: true}}, cuda: driver.Process(p.PID)}
 	return statesOf(ctx, []*target{t}, func(_ *target, state cudackpt.State) error {
 		p.State = state.String()
 		return nil

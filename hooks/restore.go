@@ -18,6 +18,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/gpumap"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -67,16 +68,16 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		h.Log.Debug("what criu creates will not be known by its mark", "error", err)
 		mark = 0
 	}
-	s, err := h.newSession(&Session{
-		Kind: KindRestore, Criu: criu.Ident, Mark: mark, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
+	s, err := h.newSession(journal.Record{
+		Kind: journal.KindRestore, Criu: criu.Ident, Mark: mark, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
 		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
 	})
 	if err != nil {
 		return err
 	}
-	defer s.unlock()
-	if err := s.step("pre-restore", func() error { return h.startWatcher(s, files...) }); err != nil {
-		return errors.Join(err, s.close(OutcomeGone, "refused at pre-restore, nothing was created"))
+	defer s.Unlock()
+	if err := s.step(journal.StepPreRestore, func() error { return h.startWatcher(s, files...) }); err != nil {
+		return errors.Join(err, s.close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
 	h.note(s) // criu's time begins
 	return nil
@@ -91,15 +92,15 @@ func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
-	s, err := h.sessionOf(KindRestore, criu)
+	s, err := h.sessionOf(journal.KindRestore, criu)
 	if err != nil || s == nil {
 		return err
 	}
-	defer s.unlock()
+	defer s.Unlock()
 	if err := s.setRoot(stage); err != nil {
 		return err
 	}
-	return failpoint(ctx, s, "restore."+stage.Action)
+	return s.failpoint(ctx, "restore."+stage.Action)
 }
 
 // checkRestored refuses a root task that criu cannot have restored, because it
@@ -123,7 +124,7 @@ func (s Stage) checkRestored(criu *criuutil.Criu) error {
 	return nil
 }
 
-func (s *Session) setRoot(stage Stage) error {
+func (s *session) setRoot(stage Stage) error {
 	pid, err := stage.root()
 	if err != nil {
 		return err
@@ -133,9 +134,9 @@ func (s *Session) setRoot(stage Stage) error {
 		return err
 	}
 	defer root.Close()
-	s.Root, s.Step = &root.Ident, stage.Action
+	s.Root, s.Step = &root.Ident, journal.Step(stage.Action)
 	s.lookAtTree()
-	return s.save()
+	return s.Save()
 }
 
 // preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the
@@ -144,7 +145,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
-	s, err := h.sessionOf(KindRestore, criu)
+	s, err := h.sessionOf(journal.KindRestore, criu)
 	if err == nil && s == nil {
 		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
 			return nil
@@ -154,9 +155,9 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 	if err != nil {
 		return h.endTree(stage, err)
 	}
-	defer s.unlock()
-	s.noteCriu()
-	err = s.step("pre-resume", func() error {
+	defer s.Unlock()
+	s.NoteCriu()
+	err = s.step(journal.StepPreResume, func() error {
 		if err := s.setRoot(stage); err != nil {
 			return err
 		}
@@ -176,7 +177,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 		if err := s.holdOthers(); err != nil {
 			return err
 		}
-		return s.save()
+		return s.Save()
 	})
 	if err != nil {
 		return h.fail(s, err)
@@ -188,7 +189,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 // holdOthers stops the processes without CUDA, too, until the GPU state is there.
 // If it does not come, the job is ended as it was dumped: what such a process
 // had written to its files by then, criu would take for another job's.
-func (s *Session) holdOthers() error {
+func (s *session) holdOthers() error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return err
@@ -210,12 +211,12 @@ func (s *Session) holdOthers() error {
 	return nil
 }
 
-func (s *Session) holdOther(process *proc.Process) error {
+func (s *session) holdOther(process *proc.Process) error {
 	status, err := proc.ReadStatus(process.PID)
 	if err != nil {
 		return err
 	}
-	isMember := slices.ContainsFunc(s.Members, func(m Member) bool { return m.Ident == process.Ident })
+	isMember := slices.ContainsFunc(s.Members, func(m journal.Member) bool { return m.Ident == process.Ident })
 	if isMember || slices.Contains(s.Manifest.StoppedOthers, status.ImagePID()) {
 		return nil
 	}
@@ -224,7 +225,7 @@ func (s *Session) holdOther(process *proc.Process) error {
 }
 
 // letOthersRun lets the processes without CUDA run.
-func (s *Session) letOthersRun() error {
+func (s *session) letOthersRun() error {
 	for _, other := range s.Others {
 		process, err := proc.Reopen(other)
 		if err == nil {
@@ -241,7 +242,7 @@ func (s *Session) letOthersRun() error {
 // matchMembers finds the processes of the manifest in the tree that criu
 // named, by the pid in their innermost pid namespace, which is what the image
 // knows them by, and notes their parked threads.
-func (s *Session) matchMembers() error {
+func (s *session) matchMembers() error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return err
@@ -258,7 +259,7 @@ func (s *Session) matchMembers() error {
 		byImagePID[status.ImagePID()] = append(byImagePID[status.ImagePID()], pid)
 	}
 	s.Members, s.Others = nil, nil
-	fd := firstWatcherFD
+	fd := journal.FirstWatcherFD
 	for _, p := range s.Manifest.Processes {
 		found := byImagePID[p.PID]
 		if len(found) != 1 {
@@ -269,9 +270,9 @@ func (s *Session) matchMembers() error {
 			return err
 		}
 		process.Close()
-		s.Members = append(s.Members, Member{
+		s.Members = append(s.Members, journal.Member{
 			Process: preflight.Process{Ident: process.Ident, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
-			Pages:   pagesToFill(p.Pages, &fd),
+			Pages:   journal.PagesToFill(p.Pages, &fd),
 		})
 	}
 	return s.noteParked(byImagePID)
@@ -284,14 +285,14 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
-	s, err := h.latestSessionOf(KindRestore, criu, true)
+	s, err := h.latestSessionOf(journal.KindRestore, criu, true)
 	if err != nil {
 		return err // the watcher goes on
 	}
 	if s == nil {
 		return h.refuseForeign(ctx, stage)
 	}
-	defer s.unlock()
+	defer s.Unlock()
 	if s.Outcome != "" {
 		if s.isOf(stage) {
 			return h.reportEnded(s)
@@ -301,18 +302,18 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if len(s.Members) == 0 {
 		return h.fail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
-	s.noteCriu()
-	if err := s.step("post-resume", func() error { return h.resume(ctx, s) }); err != nil {
+	s.NoteCriu()
+	if err := s.step(journal.StepPostResume, func() error { return h.resume(ctx, s) }); err != nil {
 		return h.fail(s, err)
 	}
-	return s.close(s.resumedOutcome(), "restored from "+s.ImageDir)
+	return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir)
 }
 
 // reportEnded says what became of a session that was over before post-resume came
 // to it: pre-resume has ended the tree, or somebody has been faster. criu takes no
 // notice of it, and its restore succeeds.
-func (h *Hook) reportEnded(s *Session) error {
-	if s.Outcome == s.resumedOutcome() {
+func (h *Hook) reportEnded(s *session) error {
+	if s.Outcome == s.ResumedOutcome() {
 		h.Log.Info("the restore was completed before post-resume", "session", s.Name(), "message", s.Message)
 		return nil
 	}
@@ -322,7 +323,7 @@ func (h *Hook) reportEnded(s *Session) error {
 
 // isOf reports whether the session is about the tree that criu names now, and
 // not about one that the same criu restored before.
-func (s *Session) isOf(stage Stage) bool {
+func (s *session) isOf(stage Stage) bool {
 	pid, err := stage.root()
 	if err != nil || s.Root == nil || s.Root.PID != pid {
 		return false
@@ -365,15 +366,8 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 	return nil
 }
 
-func (s *Session) resumedOutcome() Outcome {
-	if s.LeaveStopped {
-		return OutcomeStopped
-	}
-	return OutcomeRunning
-}
-
 // resume is the driver's side of post-resume.
-func (h *Hook) resume(ctx context.Context, s *Session) error {
+func (h *Hook) resume(ctx context.Context, s *session) error {
 	driver, targets, err := h.open(s)
 	if err != nil {
 		return err
@@ -390,7 +384,7 @@ func (h *Hook) resume(ctx context.Context, s *Session) error {
 
 // mapGPUs makes the plan anew from what the restored processes really see (a
 // container may see less than its host) and gives every member its pairs.
-func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
+func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *session) error {
 	var visible []cudackpt.GPU
 	captured := make([][]cudackpt.GPU, len(s.Members))
 	for i, member := range s.Members {
@@ -419,22 +413,22 @@ func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *Session) error {
 // has completed its part, else the half-restored tree is ended. Of a criu that
 // has ended only post-resume tells that it did: it may as well have been killed,
 // and whoever saw that may have restored the image elsewhere.
-func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
+func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 	criu, err := proc.Reopen(s.Criu)
 	if err == nil {
 		criu.Close()
 	} else if !errors.Is(err, proc.ErrGone) {
 		return err
 	}
-	if s.Step == "post-resume" || err == nil && s.criuIsThrough() {
-		if s.by == byRecover { // whose environment need not be that of criu's hook
+	if s.Step == journal.StepPostResume || err == nil && s.criuIsThrough() {
+		if s.By == byRecover { // whose environment need not be that of criu's hook
 			if _, err := h.OpenDriver(); err != nil {
 				return err
 			}
 		}
 		err := h.resume(ctx, s)
 		if err == nil {
-			return s.close(s.resumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
+			return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
 		}
 		if ctx.Err() != nil {
 			// Somebody gave up waiting, which says nothing about the job.
@@ -449,19 +443,19 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 		}
 		if len(suspects) > 0 {
 			h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
-			return s.close(OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
+			return s.close(journal.OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
 				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
 		}
 	}
 	if s.Root == nil {
-		return s.close(OutcomeGone, "criu ended before it created a process; the image is intact")
+		return s.close(journal.OutcomeGone, "criu ended before it created a process; the image is intact")
 	}
 	root, err := proc.Reopen(*s.Root)
 	if errors.Is(err, proc.ErrGone) {
 		if err := s.end(); err != nil {
 			return err
 		}
-		return s.close(OutcomeGone, "the restore failed and criu ended its processes; the image is intact")
+		return s.close(journal.OutcomeGone, "the restore failed and criu ended its processes; the image is intact")
 	}
 	if err != nil {
 		return err
@@ -472,23 +466,23 @@ func (h *Hook) finishRestore(ctx context.Context, s *Session) error {
 
 // fail ends a restore that cannot be completed: a job that is half restored
 // must not run, and criu will not say that it failed.
-func (h *Hook) fail(s *Session, cause error) error {
+func (h *Hook) fail(s *session, cause error) error {
 	return errors.Join(cause, h.failQuietly(s, cause))
 }
 
-func (h *Hook) failQuietly(s *Session, cause error) error {
+func (h *Hook) failQuietly(s *session, cause error) error {
 	if h.Config.Restore.OnFailure == config.Leave {
 		h.Log.Error("the restore failed; its processes are left stopped for inspection and must not be continued", "root", s.Root, "image", s.ImageDir, "error", cause)
 		if err := s.signalTree(unix.SIGSTOP); err != nil {
 			return err
 		}
-		return s.close(OutcomeLeft, cause.Error())
+		return s.close(journal.OutcomeLeft, cause.Error())
 	}
 	h.Log.Error("the restore failed; its processes are ended, the image is intact and can be restored again", "root", s.Root, "image", s.ImageDir, "error", cause)
 	if err := s.end(); err != nil {
 		return err
 	}
-	return s.close(OutcomeKilled, cause.Error())
+	return s.close(journal.OutcomeKilled, cause.Error())
 }
 
 // endTree ends the tree of a restore that has no session.
@@ -503,12 +497,12 @@ func (h *Hook) endTree(stage Stage, cause error) error {
 		return errors.Join(cause, err)
 	}
 	defer root.Close()
-	return errors.Join(cause, (&Session{Root: &root.Ident}).end())
+	return errors.Join(cause, h.session(&journal.Session{Record: journal.Record{Root: &root.Ident}}).end())
 }
 
 // end ends the root, all its descendants, and the members wherever they are.
 // They are stopped first, so that no parent sees its child killed and acts on it.
-func (s *Session) end() error {
+func (s *session) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	// Again, until a walk finds nobody: what is not stopped yet may fork.
@@ -540,7 +534,7 @@ func (s *Session) end() error {
 	}
 }
 
-func (s *Session) signalTree(signal unix.Signal) error {
+func (s *session) signalTree(signal unix.Signal) error {
 	processes, err := s.tree()
 	if err != nil {
 		return err
@@ -555,7 +549,7 @@ func (s *Session) signalTree(signal unix.Signal) error {
 }
 
 // tree takes hold of the living processes of the session.
-func (s *Session) tree() ([]*proc.Process, error) {
+func (s *session) tree() ([]*proc.Process, error) {
 	var processes []*proc.Process
 	held := make(map[int]bool)
 	hold := func(process *proc.Process, err error) {

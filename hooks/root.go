@@ -16,7 +16,7 @@ import (
 
 // awaitRoot waits until the root task of a restore exists, and returns nil if criu
 // ends before. It is a child of criu, or of the process that has asked for that.
-func (s *Session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident {
+func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident {
 	parent := criu.PID
 	if s.RootParent != nil {
 		parent = s.RootParent.PID
@@ -46,7 +46,7 @@ func (s *Session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident
 }
 
 // createdByCriu takes note of a process, unless it is older than criu.
-func (s *Session) createdByCriu(pid int) *proc.Ident {
+func (s *session) createdByCriu(pid int) *proc.Ident {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil
@@ -61,7 +61,7 @@ func (s *Session) createdByCriu(pid int) *proc.Ident {
 // orphanedRoot finds the root task that a killed criu has left behind before anybody
 // saw it. Suspects are processes that might be it or might be another restore's; there
 // are none if criu was marked.
-func (s *Session) orphanedRoot() (root *proc.Ident, suspects []int, err error) {
+func (s *session) orphanedRoot() (root *proc.Ident, suspects []int, err error) {
 	pids, err := proc.All()
 	if err != nil {
 		return nil, nil, err

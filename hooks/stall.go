@@ -37,12 +37,12 @@ func (s *stall) end(cause error) {
 // middle of it.
 type progress struct {
 	ctx     context.Context
-	session *Session
+	session *session
 	stall   *stall
 	doing   string
 }
 
 func (p progress) chunk() error {
 	p.stall.moved()
-	return failpoint(p.ctx, p.session, string(p.session.Kind)+"."+p.doing)
+	return p.session.failpoint(p.ctx, string(p.session.Kind)+"."+p.doing)
 }

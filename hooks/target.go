@@ -6,13 +6,14 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/journal"
 )
 
 // target is a CUDA process at hand: the member of a session, its pidfd, and
 // the driver's view of it.
 type target struct {
 	*proc.Process
-	member   *Member
+	member   *journal.Member
 	cuda     cudackpt.Process
 	locked   bool              // by the dump's current try
 	frozen   bool              // by a v1 freezer instead of stopped, for criu to dump
@@ -39,7 +40,7 @@ func processesOf(targets []*target) []*proc.Process {
 
 // open opens the driver and takes hold of the members of a session that have not
 // ended.
-func (h *Hook) open(s *Session) (*cudackpt.Driver, []*target, error) {
+func (h *Hook) open(s *session) (*cudackpt.Driver, []*target, error) {
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return nil, nil, err
@@ -50,7 +51,7 @@ func (h *Hook) open(s *Session) (*cudackpt.Driver, []*target, error) {
 
 // openMembers takes hold of the members of a session. Those that have ended
 // are left out.
-func openMembers(driver *cudackpt.Driver, members []Member) ([]*target, error) {
+func openMembers(driver *cudackpt.Driver, members []journal.Member) ([]*target, error) {
 	var targets []*target
 	for i := range members {
 		process, err := proc.Reopen(members[i].Ident)

@@ -7,8 +7,19 @@ import (
 	"strings"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
+
+// ErrNotBack is wrapped by the error of what failed and left a job that is not in a
+// good state yet: its watcher goes on trying, and the status command shows why.
+var ErrNotBack = errors.New("the job is not back yet")
+
+// notBackError is an [ErrNotBack] that says so in words of its own.
+type notBackError struct{ error }
+
+func (e *notBackError) Unwrap() error        { return e.error }
+func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
 
 // ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
 // and during which processes of the job have ended.
@@ -16,10 +27,10 @@ var ErrEnded = errors.New("the job is not as it was")
 
 // fate is what became of the CUDA processes of a session. Nothing is said to run
 // on that was not seen to.
-type fate struct{ alive, ended []Member }
+type fate struct{ alive, ended []journal.Member }
 
 // fateOf parts the processes into those that live and those that have ended.
-func fateOf(members []Member, alive func(Member) bool) fate {
+func fateOf(members []journal.Member, alive func(journal.Member) bool) fate {
 	var f fate
 	for _, member := range members {
 		if alive(member) {
@@ -32,9 +43,9 @@ func fateOf(members []Member, alive func(Member) bool) fate {
 }
 
 // outcome is gone if all have ended, else that of those that have not.
-func (f fate) outcome(ofTheLiving Outcome) Outcome {
+func (f fate) outcome(ofTheLiving journal.Outcome) journal.Outcome {
 	if len(f.alive) == 0 {
-		return OutcomeGone
+		return journal.OutcomeGone
 	}
 	return ofTheLiving
 }
@@ -58,7 +69,7 @@ func (f fate) err(livingDo string) error {
 	return fmt.Errorf("%w: %s", ErrEnded, f.text(livingDo))
 }
 
-func namedMembers(members []Member) string {
+func namedMembers(members []journal.Member) string {
 	names := make([]string, len(members))
 	for i, member := range members {
 		names[i] = fmt.Sprintf("process %d (%s)", member.PID, member.Name)
@@ -69,8 +80,8 @@ func namedMembers(members []Member) string {
 // closeAlive closes a session of which those that live are in the state of the
 // outcome. The message is followed by what became of its members, and of those that
 // it had before.
-func (s *Session) closeAlive(outcome Outcome, message, livingDo string, before ...Member) (fate, error) {
-	f := fateOf(slices.Concat(s.Members, before), Member.alive)
+func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (fate, error) {
+	f := fateOf(slices.Concat(s.Members, before), journal.Member.Alive)
 	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
 }
 
@@ -89,7 +100,7 @@ func (d *dump) failed(err error) error {
 	}
 	switch {
 	case undoErr != nil:
-		if d.session != nil && d.session.Kind == KindSuspend { // of a dump, its client or watcher will know
+		if d.session != nil && d.session.Kind == journal.KindSuspend { // of a dump, its client or watcher will know
 			undoErr = &notBackError{undoErr}
 		}
 		return errors.Join(preflight.AsFailure(err), undoErr)
@@ -105,11 +116,11 @@ func (d *dump) failed(err error) error {
 	return fmt.Errorf("%w; %s", err, f.text("runs on"))
 }
 
-// checkEnded says so if the job, or a part of it, has ended: its CUDA processes, or
+// CheckEnded says so if the job, or a part of it, has ended: its CUDA processes, or
 // its root where it has none.
-func checkEnded(s *Session, root *proc.Process) error {
+func CheckEnded(s *journal.Session, root *proc.Process) error {
 	if s != nil {
-		return fateOf(s.Members, Member.alive).err("runs on")
+		return fateOf(s.Members, journal.Member.Alive).err("runs on")
 	}
 	if root != nil && root.Exiting() {
 		return fmt.Errorf("%w: %v has ended", ErrEnded, root)

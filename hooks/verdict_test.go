@@ -3,29 +3,32 @@ package hooks
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/config"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
 func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
-	one := Member{Process: preflight.Process{Ident: proc.Ident{PID: 1}, Name: "a"}}
-	two := Member{Process: preflight.Process{Ident: proc.Ident{PID: 2}, Name: "b"}}
+	one := journal.Member{Process: preflight.Process{Ident: proc.Ident{PID: 1}, Name: "a"}}
+	two := journal.Member{Process: preflight.Process{Ident: proc.Ident{PID: 2}, Name: "b"}}
 	for _, test := range []struct {
 		name    string
 		alive   []int
-		outcome Outcome
+		outcome journal.Outcome
 		text    string
 		ended   bool
 	}{
-		{"all live", []int{1, 2}, OutcomeRunning, "the job runs on", false},
-		{"one lives", []int{2}, OutcomeRunning, "a part of the job has ended: process 1 (a); the rest runs on", true},
-		{"none lives", nil, OutcomeGone, "the job has ended: process 1 (a), process 2 (b)", true},
+		{"all live", []int{1, 2}, journal.OutcomeRunning, "the job runs on", false},
+		{"one lives", []int{2}, journal.OutcomeRunning, "a part of the job has ended: process 1 (a); the rest runs on", true},
+		{"none lives", nil, journal.OutcomeGone, "the job has ended: process 1 (a), process 2 (b)", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := fateOf([]Member{one, two}, func(m Member) bool {
+			f := fateOf([]journal.Member{one, two}, func(m journal.Member) bool {
 				for _, pid := range test.alive {
 					if pid == m.PID {
 						return true
@@ -33,8 +36,8 @@ func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
 				}
 				return false
 			})
-			if f.outcome(OutcomeRunning) != test.outcome || f.text("runs on") != test.text {
-				t.Errorf("%s: %q", f.outcome(OutcomeRunning), f.text("runs on"))
+			if f.outcome(journal.OutcomeRunning) != test.outcome || f.text("runs on") != test.text {
+				t.Errorf("%s: %q", f.outcome(journal.OutcomeRunning), f.text("runs on"))
 			}
 			if err := f.err("runs on"); errors.Is(err, ErrEnded) != test.ended {
 				t.Errorf("error: %v", err)
@@ -43,14 +46,28 @@ func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
 	}
 }
 
+// testSession is a session that this program is at work on.
+func testSession(t *testing.T, kind journal.Kind) *session {
+	t.Helper()
+	self, err := proc.Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Close()
+	h := &Hook{Config: config.Config{RunDir: t.TempDir()}}
+	s, err := h.newSession(journal.Record{Kind: kind, Criu: self.Ident, ImageDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // TestARefusalAfterTheLockIsAFailure of which nobody says that nothing was touched.
 func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 	refusal := preflight.Findings{{Name: preflight.FindingForkedChild, Severity: preflight.SeverityError, Message: "a child"}}.Err()
-	for _, step := range []string{"", "stop"} {
-		s := &Session{Kind: KindDump, Step: step, dir: t.TempDir(), ImageDir: t.TempDir()}
-		if err := s.lockNow(); err != nil {
-			t.Fatal(err)
-		}
+	for _, step := range []journal.Step{journal.StepNone, journal.StepStop} {
+		s := testSession(t, journal.KindDump)
+		s.Step = step
 		d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
 		d.Config.Restore.Timeout = releaseTimeout
 		self, err := proc.Open(1) // lives
@@ -58,9 +75,9 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer self.Close()
-		s.Members = []Member{{Process: preflight.Process{Ident: self.Ident, Name: "init"}}}
+		s.Members = []journal.Member{{Process: preflight.Process{Ident: self.Ident, Name: "init"}}}
 		err = d.failed(refusal)
-		untouched := step == ""
+		untouched := step == journal.StepNone
 		if preflight.Refused(err) != untouched {
 			t.Errorf("refused at step %q, and Refused says %v", step, preflight.Refused(err))
 		}
@@ -70,7 +87,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		if strings.Contains(err.Error(), "the job runs on") == untouched || !strings.Contains(err.Error(), "a child") {
 			t.Errorf("refused at step %q: %v", step, err)
 		}
-		if strings.Contains(s.Message, "nothing was touched") != untouched || s.Outcome != OutcomeRunning {
+		if strings.Contains(s.Message, "nothing was touched") != untouched || s.Outcome != journal.OutcomeRunning {
 			t.Errorf("refused at step %q, the journal says %s: %s", step, s.Outcome, s.Message)
 		}
 	}
@@ -78,10 +95,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 
 // TestARefusalAfterTheThawSaysSo, and not that nothing was touched.
 func TestARefusalAfterTheThawSaysSo(t *testing.T) {
-	s := &Session{Kind: KindDump, dir: t.TempDir(), ImageDir: t.TempDir()}
-	if err := s.lockNow(); err != nil {
-		t.Fatal(err)
-	}
+	s := testSession(t, journal.KindDump)
 	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}
 	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
 	err := d.failed(preflight.Findings{{Name: preflight.FindingCUDAState, Severity: preflight.SeverityError, Message: "is locked"}}.Err())

@@ -16,13 +16,14 @@ import (
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // startWatcher starts the watcher of a session and waits until it holds on to
 // criu: from then on the job comes back whoever is killed. It keeps the files open,
-// from descriptor firstWatcherFD on.
-func (h *Hook) startWatcher(s *Session, files ...*os.File) error {
-	log, err := os.OpenFile(filepath.Join(s.dir, "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+// from descriptor journal.FirstWatcherFD on.
+func (h *Hook) startWatcher(s *session, files ...*os.File) error {
+	log, err := os.OpenFile(filepath.Join(s.Dir(), "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("watcher: %w", err)
 	}
@@ -32,7 +33,13 @@ func (h *Hook) startWatcher(s *Session, files ...*os.File) error {
 		return fmt.Errorf("watcher: %w", err)
 	}
 	defer ready.Close()
-	cmd := exec.Command(h.Watcher[0], append(h.Watcher[1:len(h.Watcher):len(h.Watcher)], s.dir)...)
+	watches := h.Watcher
+	if len(watches) == 0 {
+		if watches, err = FindWatcher(); err != nil {
+			return err
+		}
+	}
+	cmd := exec.Command(watches[0], append(slices.Clone(watches[1:]), s.Dir())...)
 	// Its own session and its own output: it outlives criu, whose log may be a
 	// pipe that somebody reads to its end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
@@ -54,7 +61,7 @@ func (h *Hook) startWatcher(s *Session, files ...*os.File) error {
 	}
 	defer watcher.Close()
 	s.Watcher = &watcher.Ident
-	if err := s.save(); err != nil {
+	if err := s.Save(); err != nil {
 		return err
 	}
 	return cmd.Process.Release()
@@ -63,13 +70,15 @@ func (h *Hook) startWatcher(s *Session, files ...*os.File) error {
 // Watch is the watcher: it waits until criu has ended, and then takes the
 // session to a good end. It writes one byte to ready when it holds on to criu.
 func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
+	h = h.filled()
 	// The hook holds the lock of the session now; criu's identity does not
 	// change, so it may be read all the same.
-	s := &Session{dir: dir}
-	if err := s.read(); err != nil {
+	read, err := journal.Read(dir)
+	if err != nil {
 		return err
 	}
-	if err := failpoint(ctx, s, string(s.Kind)+".watcher"); err != nil {
+	s := h.session(read)
+	if err := s.failpoint(ctx, string(s.Kind)+".watcher"); err != nil {
 		return err
 	}
 	criu, err := proc.Reopen(s.Criu)
@@ -78,7 +87,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	}
 	over, isOver := context.WithCancel(ctx) // for a session that a stage has closed here
 	defer isOver()
-	if s.Kind == KindRestore && criu != nil {
+	if s.Kind == journal.KindRestore && criu != nil {
 		if stop, err := h.serveStages(ctx, s, isOver); err == nil {
 			defer stop()
 		} else { // only a restore into an existing pid namespace needs it
@@ -91,7 +100,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	var root *proc.Ident
 	if criu != nil {
 		defer criu.Close()
-		if s.Kind == KindRestore {
+		if s.Kind == journal.KindRestore {
 			root = s.awaitRoot(ctx, criu)
 		}
 		if err := h.awaitTurn(over, s, criu, root); err != nil && over.Err() == nil || ctx.Err() != nil {
@@ -99,11 +108,12 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		}
 	}
 	// The lock waits for a hook that outlived criu.
-	if s, err = loadSession(dir, true); err != nil {
+	if read, err = journal.Load(dir, true); err != nil {
 		return err
 	}
-	defer s.unlock()
-	s.by = byWatcher
+	s = h.session(read)
+	defer s.Unlock()
+	s.By = byWatcher
 	if s.Root == nil {
 		s.Root = root
 	}
@@ -130,8 +140,8 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 // awaitTurn waits until criu has ended, or its restore has been cut off: criu
 // lives on for as long as the job that it restored, unless it was told to
 // detach, and does not notice that its hook died.
-func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *proc.Process, root *proc.Ident) error {
-	if s.Kind != KindRestore {
+func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, root *proc.Ident) error {
+	if s.Kind != journal.KindRestore {
 		return criu.WaitExit(ctx)
 	}
 	for cutOff := 0; ctx.Err() == nil; {
@@ -141,7 +151,7 @@ func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *proc.Process, ro
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
-		if !isCutOff(s.dir, root) {
+		if !h.isCutOff(s.Dir(), root) {
 			cutOff = 0
 		} else if cutOff++; cutOff == 20 { // two seconds: long enough for criu to start the next stage
 			return nil
@@ -152,13 +162,14 @@ func (h *Hook) awaitTurn(ctx context.Context, s *Session, criu *proc.Process, ro
 
 // isCutOff reports whether criu has done its part of a restore and no hook is
 // at work on ours. It notes what criu has created until now.
-func isCutOff(dir string, root *proc.Ident) bool {
-	s, err := loadSession(dir, false)
+func (h *Hook) isCutOff(dir string, root *proc.Ident) bool {
+	read, err := journal.Load(dir, false)
 	if err != nil {
 		return false
 	}
-	defer s.unlock()
-	if s.Kind != KindRestore || s.Outcome != "" {
+	s := h.session(read)
+	defer s.Unlock()
+	if s.Kind != journal.KindRestore || s.Outcome != "" {
 		return false
 	}
 	s.noteTree(root)
@@ -168,18 +179,18 @@ func isCutOff(dir string, root *proc.Ident) bool {
 // noteTree writes into the journal what criu has created below root. If criu is
 // killed, any of it may end by itself, and its children are not to be found
 // any more when it is time to end them; they would hold pids of the image.
-func (s *Session) noteTree(root *proc.Ident) {
+func (s *session) noteTree(root *proc.Ident) {
 	if s.Root == nil {
 		s.Root = root
 	}
 	if s.Root != nil && s.lookAtTree() {
-		_ = s.save() // the next look tries again
+		_ = s.Save() // the next look tries again
 	}
 }
 
 // lookAtTree adds what is below the root to the journal's tree, and reports
 // whether anything was new.
-func (s *Session) lookAtTree() bool {
+func (s *session) lookAtTree() bool {
 	process, err := proc.Reopen(*s.Root)
 	if err != nil {
 		return false
@@ -204,11 +215,11 @@ func (s *Session) lookAtTree() bool {
 // criuIsThrough reports whether criu has let go of the processes that it
 // restored, with all of them held: by our SIGSTOP, or parked where somebody has
 // ended that.
-func (s *Session) criuIsThrough() bool {
-	if s.Step == "post-resume" {
+func (s *session) criuIsThrough() bool {
+	if s.Step == journal.StepPostResume {
 		return true
 	}
-	if s.Step != "pre-resume" || len(s.Members) == 0 {
+	if s.Step != journal.StepPreResume || len(s.Members) == 0 {
 		return false
 	}
 	for _, member := range s.Members {
@@ -236,16 +247,17 @@ func executable(pid int) string {
 // Recover takes every orphaned session (its criu has ended, and neither hook
 // nor watcher is at work) to a good end. It returns the sessions that it took
 // there, and the errors of those that it could not, which wrap [ErrNotBack].
-func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
-	sessions, err := sessionsDir(h.Config.RunDir)
+func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
+	h = h.filled()
+	sessions, err := journal.Dir(h.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := sessionDirs(sessions)
+	dirs, err := journal.Dirs(sessions)
 	if err != nil {
 		return nil, err
 	}
-	recovered := []*Session{}
+	recovered := []Status{} // not nil: null is no list in JSON
 	var errs []error
 	for _, dir := range dirs {
 		s, err := h.recoverOne(ctx, dir)
@@ -253,7 +265,7 @@ func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 			errs = append(errs, fmt.Errorf("%w: session %s: %w", ErrNotBack, filepath.Base(dir), err))
 		}
 		if s != nil {
-			recovered = append(recovered, s)
+			recovered = append(recovered, StatusOf(s.Session))
 		}
 	}
 	return recovered, errors.Join(errs...)
@@ -262,7 +274,7 @@ func (h *Hook) Recover(ctx context.Context) ([]*Session, error) {
 // recoverFirst brings orphaned jobs back before another is begun: this one may
 // be among them. One that does not come back at once is left to cucriu recover.
 func (h *Hook) recoverFirst(ctx context.Context) {
-	if isForeignRunDir(h.Config.RunDir) {
+	if journal.IsForeign(h.Config.RunDir) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
@@ -272,27 +284,28 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 		if s.Outcome == "" {
 			continue // the error tells of it
 		}
-		h.Log.Info("brought an orphaned job to its end first", "session", filepath.Base(s.dir), "outcome", s.Outcome)
+		h.Log.Info("brought an orphaned job to its end first", "session", s.Session, "outcome", s.Outcome)
 	}
 	if err != nil {
 		h.Log.Warn("an earlier job is not back yet: cucriu status shows it", "error", err)
 	}
 }
 
-func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
-	s, err := loadSession(dir, false)
-	if errors.Is(err, errSessionBusy) || errors.Is(err, os.ErrNotExist) {
+func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
+	read, err := journal.Load(dir, false)
+	if errors.Is(err, journal.ErrBusy) || errors.Is(err, os.ErrNotExist) {
 		return nil, nil // at work, or killed before it wrote its journal and touched anything
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer s.unlock()
-	s.by = byRecover
-	if s.Outcome != "" || s.suspended() && slices.ContainsFunc(s.Members, Member.alive) {
+	s := h.session(read)
+	defer s.Unlock()
+	s.By = byRecover
+	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
 		return nil, nil
 	}
-	boot, err := bootID()
+	boot, err := journal.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -309,7 +322,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*Session, error) {
 }
 
 // noteStuck notes why a job is not back yet, for whoever waits for it or asks.
-func (h *Hook) noteStuck(s *Session, err error) {
+func (h *Hook) noteStuck(s *session, err error) {
 	if s.Outcome == "" {
 		s.Stuck, s.Message = true, "not back yet: "+err.Error()
 		h.note(s)
@@ -319,9 +332,9 @@ func (h *Hook) noteStuck(s *Session, err error) {
 // owned reports whether a session has somebody who will take it on: a criu that
 // lives calls its hook again, and a watcher waits for its turn. Whoever else took it
 // on would get between them. Of one in another pid namespace nobody here can tell.
-func (s *Session) owned() (bool, error) {
+func (s *session) owned() (bool, error) {
 	owners := []proc.Ident{s.Criu}
-	if s.Kind == KindRestore && s.Step == "post-resume" {
+	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {
 		owners = nil // criu calls nobody after that, and lives on for as long as the job
 	}
 	if s.Watcher != nil {
@@ -344,32 +357,32 @@ func (s *Session) owned() (bool, error) {
 }
 
 // finish takes a session whose criu has ended to a good end.
-func (h *Hook) finish(ctx context.Context, s *Session) error {
-	if err := h.end(ctx, s); err != nil || s.Kind != KindDump {
+func (h *Hook) finish(ctx context.Context, s *session) error {
+	if err := h.end(ctx, s); err != nil || s.Kind != journal.KindDump {
 		return err
 	}
 	if err := s.removePages(); err != nil {
-		h.Log.Warn("files of the fast lane are left in the image directory", "session", filepath.Base(s.dir), "error", err)
+		h.Log.Warn("files of the fast lane are left in the image directory", "session", s.Name(), "error", err)
 	}
 	return s.dropPartial()
 }
 
 // end takes the processes of a session to a good end, and closes it.
-func (h *Hook) end(ctx context.Context, s *Session) error {
+func (h *Hook) end(ctx context.Context, s *session) error {
 	if s.Outcome != "" {
 		return s.close(s.Outcome, s.Message) // what could not be written before, the disk being full
 	}
-	boot, err := bootID()
+	boot, err := journal.BootID()
 	if err != nil {
 		return err
 	}
 	if s.BootID != boot {
-		return s.close(OutcomeGone, "the host has rebooted since")
+		return s.close(journal.OutcomeGone, "the host has rebooted since")
 	}
 	switch s.Kind {
-	case KindRestore:
+	case journal.KindRestore:
 		return h.finishRestore(ctx, s)
-	case KindSuspend:
+	case journal.KindSuspend:
 		return h.finishSuspend(ctx, s)
 	}
 	return h.finishDump(ctx, s)
@@ -377,7 +390,7 @@ func (h *Hook) end(ctx context.Context, s *Session) error {
 
 // finishDump brings back what criu left alive, whether the dump failed, criu was
 // killed, or the job was to run on.
-func (h *Hook) finishDump(ctx context.Context, s *Session) error {
+func (h *Hook) finishDump(ctx context.Context, s *session) error {
 	driver, targets, err := h.open(s)
 	if err != nil {
 		return err
@@ -386,9 +399,9 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	if err := settle(ctx, targets); err != nil {
 		return err
 	}
-	s.noteCriu()
+	s.NoteCriu()
 	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
-	dumped, sent := s.Step == "dumped", s.Step == stepTransferring
+	dumped, sent := s.Step == journal.StepDumped, s.Step == journal.StepTransferring
 	ended := (dumped || sent) && !s.Back // by criu, those that are gone; later they ended by themselves
 	switch {
 	case len(alive) == 0 && ended:
@@ -404,16 +417,16 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 		}
 		switch {
 		case sent:
-			return s.close(OutcomeGone, "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have")
+			return s.close(journal.OutcomeGone, "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have")
 		case leftAlive:
-			return s.close(OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
+			return s.close(journal.OutcomeGone, "criu dumped the processes into "+s.ImageDir+" and left them alive; they have ended since")
 		}
-		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
+		return s.close(journal.OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and ended them")
 	case len(alive) == 0:
 		if err := h.bringUp(ctx, driver, s, nil); err != nil { // what is left of the tree
 			return err
 		}
-		return s.close(OutcomeGone, "the processes ended by themselves or with a dump that failed; "+fate{ended: s.Members}.text(""))
+		return s.close(journal.OutcomeGone, "the processes ended by themselves or with a dump that failed; "+fate{ended: s.Members}.text(""))
 	}
 	if len(alive) < len(s.Members) && ended && !s.LeaveRunning && !s.LeaveStopped && !s.RPC {
 		// criu was cut off while it ended them. The image is complete, and a
@@ -422,9 +435,9 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 			return err
 		}
 		if sent {
-			return s.close(OutcomeGone, "criu had sent all pages, and was cut off while it ended the processes: the job is where these have been fetched")
+			return s.close(journal.OutcomeGone, "criu had sent all pages, and was cut off while it ended the processes: the job is where these have been fetched")
 		}
-		return s.close(OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and was cut off while it ended them")
+		return s.close(journal.OutcomeDumped, "criu dumped the processes into "+s.ImageDir+" and was cut off while it ended them")
 	}
 	s.Back = true
 	h.note(s)
@@ -438,12 +451,12 @@ func (h *Hook) finishDump(ctx context.Context, s *Session) error {
 	if dumped {
 		message = "criu dumped the processes into " + s.ImageDir + " and left them alive; "
 	}
-	outcome, livingDo := OutcomeRunning, "runs on"
-	if s.leavesStopped() {
-		outcome, livingDo = OutcomeStopped, "is stopped"
+	outcome, livingDo := journal.OutcomeRunning, "runs on"
+	if s.LeavesStopped() {
+		outcome, livingDo = journal.OutcomeStopped, "is stopped"
 	}
 	_, err = s.closeAlive(outcome, message, livingDo)
-	h.Log.Info(s.Message, "session", filepath.Base(s.dir), "outcome", s.Outcome, "processes", pidsOf(alive))
+	h.Log.Info(s.Message, "session", s.Name(), "outcome", s.Outcome, "processes", pidsOf(alive))
 	return err
 }
 

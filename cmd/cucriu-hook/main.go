@@ -75,7 +75,10 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	hook := &hooks.Hook{Config: cfg, Log: log, Watcher: []string{self, "watch"}}
+	hook, err := hooks.New(cfg, log, self, "watch")
+	if err != nil {
+		return err
+	}
 	if watch {
 		return watcher.Run(hook, args[1])
 	}

@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"strings"
 
+	"cucriu/hooks/checkpoint"
+
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
-
-	"cucriu/hooks"
 )
 
 // criuFlags are criu's own options, by criu's names.
@@ -55,12 +55,12 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 }
 
 // options turns the flags into what criu is asked over RPC.
-func (f *criuFlags) options() (hooks.CriuOptions, error) {
+func (f *criuFlags) options() (checkpoint.Options, error) {
 	if f.images == "" {
-		return hooks.CriuOptions{}, usageError{errors.New("name the image directory with -D")}
+		return checkpoint.Options{}, usageError{errors.New("name the image directory with -D")}
 	}
 	if strings.Contains(f.log, "/") {
-		return hooks.CriuOptions{}, usageError{fmt.Errorf("-o %s: a name without a folder; -W names the folder", f.log)}
+		return checkpoint.Options{}, usageError{fmt.Errorf("-o %s: a name without a folder; -W names the folder", f.log)}
 	}
 	opts := &rpc.CriuOpts{
 		LogLevel:       proto.Int32(int32(f.verbosity)),
@@ -85,7 +85,7 @@ func (f *criuFlags) options() (hooks.CriuOptions, error) {
 		}
 		mode, known := rpc.CriuCgMode_value[name]
 		if !known {
-			return hooks.CriuOptions{}, usageError{fmt.Errorf("--manage-cgroups %s: none, props, soft, full, strict or ignore", f.manageCgroups)}
+			return checkpoint.Options{}, usageError{fmt.Errorf("--manage-cgroups %s: none, props, soft, full, strict or ignore", f.manageCgroups)}
 		}
 		opts.ManageCgroups = proto.Bool(true)
 		opts.ManageCgroupsMode = rpc.CriuCgMode(mode).Enum()
@@ -100,18 +100,18 @@ func (f *criuFlags) options() (hooks.CriuOptions, error) {
 	if f.networkLock != "" {
 		method, known := rpc.CriuNetworkLockMethod_value[strings.ToUpper(f.networkLock)]
 		if !known {
-			return hooks.CriuOptions{}, usageError{fmt.Errorf("--network-lock %s: iptables, nftables or skip", f.networkLock)}
+			return checkpoint.Options{}, usageError{fmt.Errorf("--network-lock %s: iptables, nftables or skip", f.networkLock)}
 		}
 		opts.NetworkLock = rpc.CriuNetworkLockMethod(method).Enum()
 	}
 	if f.ghostLimit != "" {
 		limit, err := parseSize(f.ghostLimit)
 		if err != nil {
-			return hooks.CriuOptions{}, usageError{fmt.Errorf("--ghost-limit: %w", err)}
+			return checkpoint.Options{}, usageError{fmt.Errorf("--ghost-limit: %w", err)}
 		}
 		opts.GhostLimit = proto.Uint32(limit)
 	}
-	return hooks.CriuOptions{Path: f.path, RPC: opts, ConfigFile: f.config, WorkDir: f.work, LeaveStopped: f.leaveStopped}, nil
+	return checkpoint.Options{Path: f.path, RPC: opts, ConfigFile: f.config, WorkDir: f.work, LeaveStopped: f.leaveStopped}, nil
 }
 
 // parseSize reads a size of criu's, which knows the suffixes K, M and G.

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 )
 
@@ -58,9 +59,9 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			}
 			options.RPC.Pid = proto.Int32(int32(pid))
 			options.RPC.LeaveRunning = proto.Bool(leaveRunning)
-			return drive(cmd, "dump", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (hooks.Result, error) {
+			return drive(cmd, "dump", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				hook.Force = force
-				return hook.Dump(ctx, criu.images, options)
+				return checkpoint.Dump(ctx, hook, criu.images, options)
 			})
 		},
 	}
@@ -77,7 +78,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 }
 
 // drive runs a dump or restore with its progress and its summary.
-func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(context.Context, *hooks.Hook) (hooks.Result, error)) error {
+func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(context.Context, *hooks.Hook) (checkpoint.Result, error)) error {
 	hook, err := newHook()
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 )
 
 // progress tells people what a dump or restore does: on a terminal in one line
@@ -50,7 +50,7 @@ var phases = map[string]string{
 }
 
 // step is told of every step of the session as it begins.
-func (p *progress) step(s *hooks.Session, step string) {
+func (p *progress) step(r *journal.Record, step string) {
 	text, known := phases[step]
 	if !known {
 		return
@@ -58,7 +58,7 @@ func (p *progress) step(s *hooks.Session, step string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.phase, p.begun, p.said = text, time.Now(), time.Now()
-	p.measure = measureOf(s, step)
+	p.measure = measureOf(r, step)
 	if p.tty {
 		p.line()
 	} else {
@@ -125,10 +125,10 @@ func (p *progress) line() {
 // measureOf is how far a step is, where that shows: GPU memory that is staged
 // makes the processes grow, and shrink again on the way back; an image grows in
 // its directory.
-func measureOf(s *hooks.Session, step string) func() (done, total int64) {
+func measureOf(r *journal.Record, step string) func() (done, total int64) {
 	var pids []int
 	var memory int64
-	for _, member := range s.Members {
+	for _, member := range r.Members {
 		pids = append(pids, member.PID)
 		for _, size := range member.MemoryBytes {
 			memory += int64(size)
@@ -140,7 +140,7 @@ func measureOf(s *hooks.Session, step string) func() (done, total int64) {
 		return func() (int64, int64) { return resident(pids) - before, memory }
 	case "restore":
 		before := resident(pids)
-		if !slices.ContainsFunc(s.Members, func(m hooks.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
+		if !slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
 			return func() (int64, int64) { return before - resident(pids), memory }
 		}
 		most := before // filled in first, so they grow before they shrink
@@ -150,15 +150,15 @@ func measureOf(s *hooks.Session, step string) func() (done, total int64) {
 			return (most - before + most - now) / 2, memory
 		}
 	case "copy": // which the checkpoint has begun
-		dir := s.ImageDir
+		dir := r.ImageDir
 		before := written(dir, "cucriu-pages-*.img")
 		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img") - before, memory - before }
 	case "dumping":
-		tree, err := proc.Tree(s.Root.PID)
+		tree, err := proc.Tree(r.Root.PID)
 		if err != nil {
 			return nil
 		}
-		total, dir := resident(tree), s.ImageDir
+		total, dir := resident(tree), r.ImageDir
 		return func() (int64, int64) { return written(dir, "pages-*.img"), total }
 	}
 	return nil

@@ -33,7 +33,7 @@ any time, and again. The exit status is 4 if a job is still not back.`,
 			}
 			for _, s := range recovered {
 				if s.Outcome != "" { // else the error tells of it
-					fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, pids(s), s.Outcome, s.Message)
+					fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, s.PIDs(), s.Outcome, s.Message)
 				}
 			}
 			if len(recovered) == 0 && err == nil {

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/criuutil/images"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 )
 
 func restoreCommand() *cobra.Command {
@@ -47,11 +48,11 @@ the job is ended, and the image is intact.`,
 			}
 			options.RPC.RstSibling = proto.Bool(foreground) // then the root is our child, and tells us its status
 			root := 0
-			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (hooks.Result, error) {
+			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				if err := images.CheckWhole(criu.images); err != nil {
-					return hooks.Result{}, refusedError{err}
+					return checkpoint.Result{}, refusedError{err}
 				}
-				result, err := hook.Restore(ctx, criu.images, options)
+				result, err := checkpoint.Restore(ctx, hook, criu.images, options)
 				root = result.RootPID
 				return result, err
 			})

@@ -42,7 +42,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 				return err
 			}
 			for _, s := range resumed {
-				fmt.Fprintf(cmd.OutOrStdout(), "%v: %s\n", pids(s), s.Message)
+				fmt.Fprintf(cmd.OutOrStdout(), "%v: %s\n", s.PIDs(), s.Message)
 			}
 			if len(resumed) == 0 && err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to resume: running already")

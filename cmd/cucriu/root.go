@@ -54,7 +54,7 @@ func newHook() (*hooks.Hook, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &hooks.Hook{Config: cfg, Log: log, Watcher: []string{self, "watch"}}, nil
+	return hooks.New(cfg, log, self, "watch")
 }
 
 func writeJSON(out io.Writer, value any) error {

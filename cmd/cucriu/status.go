@@ -12,7 +12,7 @@ import (
 
 // statusReport is the status command's JSON.
 type statusReport struct {
-	Sessions  []*hooks.Session    `json:"sessions"`
+	Sessions  []hooks.Status      `json:"sessions"`
 	Processes []hooks.CUDAProcess `json:"processes"`
 }
 
@@ -48,24 +48,16 @@ func statusCommand() *cobra.Command {
 			for _, s := range sessions {
 				outcome := string(s.Outcome)
 				if outcome == "" {
-					outcome = "open: " + s.Step
+					outcome = "open: " + string(s.Step)
 				}
-				if s.Elsewhere() {
+				if s.Elsewhere {
 					outcome += ", left alone: of another pid namespace"
 				}
-				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Created.Local().Format("2006-01-02 15:04:05"), s.Name(), pids(s), outcome, s.ImageDir, s.Message)
+				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Begun.Local().Format("2006-01-02 15:04:05"), s.Session, s.PIDs(), outcome, s.ImageDir, s.Message)
 			}
 			return errors.Join(err, table.Flush())
 		},
 	}
 	jsonFlag(cmd, &asJSON)
 	return cmd
-}
-
-func pids(s *hooks.Session) []int {
-	pids := make([]int, len(s.Members))
-	for i, member := range s.Members {
-		pids[i] = member.PID
-	}
-	return pids
 }

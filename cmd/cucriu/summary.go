@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/timeline"
 )
 
@@ -26,7 +26,7 @@ type summary struct {
 	Log             string          `json:"log"`
 }
 
-func newSummary(verb string, r hooks.Result, err error) summary {
+func newSummary(verb string, r checkpoint.Result, err error) summary {
 	s := summary{
 		Verb: verb, Success: err == nil, RootPID: r.RootPID, ImagesDir: r.ImagesDir, ImageBytes: r.Bytes,
 		TotalSeconds: r.Total.Seconds(), DowntimeSeconds: r.Downtime.Seconds(), Log: r.Log,
@@ -35,11 +35,9 @@ func newSummary(verb string, r hooks.Result, err error) summary {
 		s.Error = err.Error()
 	}
 	if r.Session != nil {
-		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases.Steps(), len(r.Session.Members)
-		for _, member := range r.Session.Members {
-			for _, size := range member.MemoryBytes {
-				s.GPUBytes += size
-			}
+		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases.Steps(), len(r.Session.Processes)
+		for _, process := range r.Session.Processes {
+			s.GPUBytes += process.GPUBytes
 		}
 	}
 	return s

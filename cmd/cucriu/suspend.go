@@ -32,7 +32,7 @@ to go on is in the run directory. If this command fails or is killed, they run o
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), s)
 			}
-			for _, pid := range pids(s) {
+			for _, pid := range s.PIDs() {
 				fmt.Fprintf(cmd.OutOrStdout(), "process %d is checkpointed and stopped; cucriu resume -p %d brings it back\n", pid, pid)
 			}
 			return nil

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/timeline"
 )
 
@@ -38,7 +38,7 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 	if err != nil {
 		return timeline.Trace{}, err
 	}
-	sessions, err := hooks.Sessions(hook.Config.RunDir)
+	sessions, err := journal.List(hook.Config.RunDir)
 	if err != nil {
 		return timeline.Trace{}, err
 	}

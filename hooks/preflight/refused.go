@@ -23,10 +23,10 @@ type refusal struct {
 func (r *refusal) Unwrap() error { return r.error }
 func (r *refusal) Refused() bool { return r.untouched }
 
-// refused is an error that came before anything was touched.
+// AsRefusal is an error that came before anything was touched.
 func AsRefusal(err error) error { return withVerdict(err, true) }
 
-// touched is an error that came after something was touched, whatever it holds.
+// AsFailure is an error that came after something was touched, whatever it holds.
 func AsFailure(err error) error { return withVerdict(err, false) }
 
 func withVerdict(err error, untouched bool) error {

@@ -10,13 +10,13 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 )
 
 // Sessions lists the host's sessions, the oldest first.
-func (h *Host) Sessions() []*hooks.Session {
+func (h *Host) Sessions() []*journal.Session {
 	h.t.Helper()
-	sessions, err := hooks.Sessions(h.RunDir)
+	sessions, err := journal.List(h.RunDir)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func (h *Host) Sessions() []*hooks.Session {
 // Step is the step that the youngest session has begun.
 func (h *Host) Step() string {
 	if sessions := h.Sessions(); len(sessions) > 0 {
-		return sessions[len(sessions)-1].Step
+		return string(sessions[len(sessions)-1].Step)
 	}
 	return ""
 }
@@ -42,7 +42,7 @@ func (h *Host) LastOutcome() string {
 // RestoreOutcome is the outcome of the youngest restore, empty while it is open
 // or not begun.
 func (h *Host) RestoreOutcome() string {
-	if sessions := h.Sessions(); len(sessions) > 0 && sessions[len(sessions)-1].Kind == hooks.KindRestore {
+	if sessions := h.Sessions(); len(sessions) > 0 && sessions[len(sessions)-1].Kind == journal.KindRestore {
 		return string(sessions[len(sessions)-1].Outcome)
 	}
 	return ""

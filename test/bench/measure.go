@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/timeline"
 )
 
@@ -89,7 +89,7 @@ func (t *trial) run(ctx context.Context, j *job) (Run, error) {
 	if err := j.waitGone(ctx); err != nil {
 		return r, err
 	}
-	if r.DumpPhases, err = t.phases(ctx, hooks.KindDump, hooks.OutcomeDumped); err != nil {
+	if r.DumpPhases, err = t.phases(ctx, journal.KindDump, journal.OutcomeDumped); err != nil {
 		return r, err
 	}
 	if err := r.measureImage(t.images); err != nil {
@@ -122,7 +122,7 @@ func (t *trial) run(ctx context.Context, j *job) (Run, error) {
 	}
 	r.RestoreSeconds = back.Sub(start).Seconds()
 	r.CPUSeconds = r.DumpCPUSeconds + r.RestoreCPUSeconds
-	if r.RestorePhases, err = t.phases(ctx, hooks.KindRestore, hooks.OutcomeRunning); err != nil {
+	if r.RestorePhases, err = t.phases(ctx, journal.KindRestore, journal.OutcomeRunning); err != nil {
 		return r, err
 	}
 	return r, j.check(ctx)
@@ -148,12 +148,12 @@ func (t *trial) criu(ctx context.Context, verb string, args ...string) (cpuSecon
 
 // phases waits until the session of a hook is closed, and returns its phases:
 // none where another action script is at work.
-func (t *trial) phases(ctx context.Context, kind hooks.Kind, want hooks.Outcome) (timeline.Phases, error) {
+func (t *trial) phases(ctx context.Context, kind journal.Kind, want journal.Outcome) (timeline.Phases, error) {
 	if t.mode == modeSerial {
 		return nil, nil
 	}
 	for {
-		sessions, err := hooks.Sessions(t.path("run"))
+		sessions, err := journal.List(t.path("run"))
 		if err != nil {
 			return nil, err
 		}

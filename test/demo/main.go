@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 )
 
 func main() {
@@ -123,7 +123,7 @@ func (d *demo) job() error {
 		return err
 	}
 	fmt.Printf("         the process is gone; its last counter is %d\n", last.Tick)
-	if err := d.phases(hooks.KindDump); err != nil {
+	if err := d.phases(journal.KindDump); err != nil {
 		return err
 	}
 
@@ -137,7 +137,7 @@ func (d *demo) job() error {
 	if err != nil {
 		return err
 	}
-	if err := d.phases(hooks.KindRestore); err != nil {
+	if err := d.phases(journal.KindRestore); err != nil {
 		return err
 	}
 	if err := d.check(work); err != nil {
@@ -183,8 +183,8 @@ func (d *demo) runCriu(verb string, args ...string) error {
 }
 
 // phases shows where the hook's time went.
-func (d *demo) phases(kind hooks.Kind) error {
-	sessions, err := hooks.Sessions(filepath.Join(d.dir, "run"))
+func (d *demo) phases(kind journal.Kind) error {
+	sessions, err := journal.List(filepath.Join(d.dir, "run"))
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/internal/testenv"
 )
 
@@ -188,12 +188,12 @@ func TestASuspendedJobOfAnEarlierVersionIsResumed(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		cucriu(t, host, 0, "suspend", "-p", job.Root())
-		journal := filepath.Join(host.RunDir, "sessions", host.Sessions()[0].Name(), "session.json")
-		data, err := os.ReadFile(journal)
+		path := filepath.Join(host.RunDir, "sessions", host.Sessions()[0].Name(), "session.json")
+		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var s hooks.Session
+		var s journal.Record
 		if err := json.Unmarshal(data, &s); err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +207,7 @@ func TestASuspendedJobOfAnEarlierVersionIsResumed(t *testing.T) {
 		if data, err = json.Marshal(&s); err != nil {
 			t.Fatal(err)
 		}
-		testenv.WriteFile(t, journal, string(data))
+		testenv.WriteFile(t, path, string(data))
 		cucriu(t, host, 0, "resume", "-p", job.Root())
 		host.WaitOutcome("running")
 		job.Runs()

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 )
@@ -462,7 +462,7 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 		_ = criu.Wait()
 		images := newImages(t)
 		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
-		if got := host.Sessions()[0].Outcome; got != hooks.OutcomeRunning {
+		if got := host.Sessions()[0].Outcome; got != journal.OutcomeRunning {
 			t.Errorf("the orphaned session ended as %q", got)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
-	"cucriu/hooks"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
@@ -89,7 +89,7 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 			if strings.Contains(run.Log, "Forking task") {
 				t.Errorf("%s: criu created a process", test.name)
 			}
-			if got := host.RestoreOutcome(); got != "" || host.Sessions()[len(host.Sessions())-1].Kind != hooks.KindDump {
+			if got := host.RestoreOutcome(); got != "" || host.Sessions()[len(host.Sessions())-1].Kind != journal.KindDump {
 				t.Errorf("%s: a restore session was made", test.name)
 			}
 		}
@@ -200,18 +200,18 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		}
 		other := func(job *testenv.Job) proc.Ident { return proc.Ident{PID: job.PID, StartTime: 1} }
 		root := other(runs)
-		members := []hooks.Member{{Process: preflight.Process{Ident: other(runs)}}, {Process: preflight.Process{Ident: other(stopped)}}}
+		members := []journal.Member{{Process: preflight.Process{Ident: other(runs)}}, {Process: preflight.Process{Ident: other(stopped)}}}
 		sessions := map[string]any{"damaged": "nonsense"}
-		for _, s := range []*hooks.Session{
-			{Kind: hooks.KindDump, Step: "dumped"},
-			{Kind: hooks.KindDump, Step: "checkpoint"},
-			{Kind: hooks.KindRestore, Step: "pre-resume"},
-			{Kind: hooks.KindRestore, Step: "post-resume"},
-			{Kind: hooks.KindSuspend, Step: "resume"},
-			{Kind: hooks.KindSuspend, Step: "suspended"},
+		for _, s := range []*journal.Record{
+			{Kind: journal.KindDump, Step: "dumped"},
+			{Kind: journal.KindDump, Step: "checkpoint"},
+			{Kind: journal.KindRestore, Step: "pre-resume"},
+			{Kind: journal.KindRestore, Step: "post-resume"},
+			{Kind: journal.KindSuspend, Step: "resume"},
+			{Kind: journal.KindSuspend, Step: "suspended"},
 		} {
 			s.BootID, s.Created, s.Criu, s.Members, s.Root = strings.TrimSpace(string(boot)), time.Now(), other(runs), members, &root
-			if s.Kind == hooks.KindRestore {
+			if s.Kind == journal.KindRestore {
 				s.Manifest = &image.Manifest{Version: 1, DriverVersion: "1", RootPID: 1}
 				s.Manifest.Processes = []image.Process{{PID: 1, GPUs: gpus}}
 			}
@@ -229,7 +229,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 			t.Errorf("cucriu recover says of the damaged session alone that it cannot: %v\n%s", err, out)
 		}
 		for _, s := range host.Sessions() {
-			if s.Outcome == "" || s.Outcome == hooks.OutcomeRunning {
+			if s.Outcome == "" || s.Outcome == journal.OutcomeRunning {
 				t.Errorf("%s at %s: outcome %q of processes that are not there", s.Kind, s.Step, s.Outcome)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/internal/testenv"
 )
 
@@ -197,7 +197,7 @@ func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
 		})
 		_ = criu.Wait()
 		testenv.Eventually(t, testenv.Soon, "the session is closed", func() bool { return host.LastOutcome() != "" && len(host.Watchers()) == 0 })
-		if s := host.Sessions()[0]; s.Outcome != hooks.OutcomeGone || !strings.Contains(s.Message, "if all of them have") {
+		if s := host.Sessions()[0]; s.Outcome != journal.OutcomeGone || !strings.Contains(s.Message, "if all of them have") {
 			t.Fatalf("the session says: %s: %s", s.Outcome, s.Message)
 		}
 	})

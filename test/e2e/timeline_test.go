@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/hooks"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 )
@@ -59,7 +59,7 @@ func TestTheTimelineHasTheFailureAndTheWayBack(t *testing.T) {
 }
 
 // sessionTimeline reads the timeline that a closed session has written.
-func sessionTimeline(t *testing.T, host *testenv.Host, s *hooks.Session) timeline.Trace {
+func sessionTimeline(t *testing.T, host *testenv.Host, s *journal.Session) timeline.Trace {
 	t.Helper()
 	var trace timeline.Trace
 	testenv.Eventually(t, testenv.Soon, "the timeline is written", func() bool {
@@ -74,7 +74,7 @@ func sessionTimeline(t *testing.T, host *testenv.Host, s *hooks.Session) timelin
 
 // expectSpans fails the test unless the session has these spans, each beginning
 // after the one before, and every process has its own.
-func expectSpans(t *testing.T, trace timeline.Trace, s *hooks.Session, session []string, process ...string) {
+func expectSpans(t *testing.T, trace timeline.Trace, s *journal.Session, session []string, process ...string) {
 	t.Helper()
 	names := make(map[int][]string)
 	for _, span := range trace.Spans() {

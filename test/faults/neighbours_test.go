@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/internal/testenv"
 )
 
@@ -50,7 +50,7 @@ done`, n.failed, config, n.cpu.PID, n.cuda.PID, n.images, testenv.Criu(t), host.
 }
 
 // owns reports whether a session is of a neighbour.
-func (n *neighbours) owns(s *hooks.Session) bool {
+func (n *neighbours) owns(s *journal.Session) bool {
 	return n != nil && s.ImageDir == n.images
 }
 

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/hooks"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/internal/testenv"
 )
 
@@ -137,8 +137,8 @@ func (c *cell) watcherLogs() string {
 }
 
 // sessions lists those that the cell has made of its own job.
-func (c *cell) sessions() []*hooks.Session {
-	return slices.DeleteFunc(c.world.host.Sessions(), func(s *hooks.Session) bool {
+func (c *cell) sessions() []*journal.Session {
+	return slices.DeleteFunc(c.world.host.Sessions(), func(s *journal.Session) bool {
 		return s.Created.Before(c.since) || c.neighbours.owns(s)
 	})
 }
@@ -174,13 +174,13 @@ func (c *cell) dumped(now state) string {
 		c.t.Error("criu says that it dumped the job, and the job runs on")
 	case now == runs && len(sessions) == 0:
 		return "refused, nothing touched"
-	case now == runs && sessions[len(sessions)-1].Outcome != hooks.OutcomeRunning:
+	case now == runs && sessions[len(sessions)-1].Outcome != journal.OutcomeRunning:
 		c.t.Errorf("the job runs, and its journal says %q", sessions[len(sessions)-1].Outcome)
 	case now == runs && c.fault == targetKilled:
 		return "the other runs on"
 	case now == runs:
 		return "runs on"
-	case now == gone && (len(sessions) == 0 || sessions[len(sessions)-1].Outcome != hooks.OutcomeDumped):
+	case now == gone && (len(sessions) == 0 || sessions[len(sessions)-1].Outcome != journal.OutcomeDumped):
 		c.t.Error("the job is gone, and its journal does not say that it was dumped")
 	case now == gone && c.restore() < 2:
 		return "dumped without it"
@@ -196,18 +196,18 @@ func (c *cell) dumped(now state) string {
 // image restores.
 func (c *cell) restored(now state) string {
 	c.t.Helper()
-	var outcome hooks.Outcome
+	var outcome journal.Outcome
 	if sessions := c.sessions(); len(sessions) > 0 {
 		outcome = sessions[len(sessions)-1].Outcome
 	}
 	switch {
-	case now == runs && outcome != hooks.OutcomeRunning:
+	case now == runs && outcome != journal.OutcomeRunning:
 		c.t.Errorf("the job runs, and its journal says %q", outcome)
 	case now == runs && c.fault == targetKilled:
 		return "the other runs on"
 	case now == runs:
 		return "runs"
-	case now == gone && outcome != "" && outcome != hooks.OutcomeGone && outcome != hooks.OutcomeKilled:
+	case now == gone && outcome != "" && outcome != journal.OutcomeGone && outcome != journal.OutcomeKilled:
 		c.t.Errorf("the job is gone, and its journal says %q", outcome)
 	case now == gone && c.created:
 		c.restore()

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
+	"cucriu/hooks/config"
 )
 
 func main() {
@@ -24,7 +25,11 @@ func main() {
 }
 
 func run(verb string, args []string) error {
-	hook, err := hooks.New(slog.Default())
+	cfg, err := config.Load(os.Getenv)
+	if err != nil {
+		return err
+	}
+	hook, err := hooks.New(cfg, slog.Default())
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
-	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/internal/testenv"
 )
 
@@ -116,7 +116,7 @@ func (j *job) dump(t *testing.T, leaveRunning bool) {
 	case now == gone && leaveRunning:
 		t.Fatalf("job %s is gone after %s\n%s", j.name, run, j.journals())
 	case now == gone:
-		if j.cuda() && j.lastOutcome(images) != hooks.OutcomeDumped {
+		if j.cuda() && j.lastOutcome(images) != journal.OutcomeDumped {
 			t.Fatalf("job %s is gone after %s\n%s", j.name, run, j.journals())
 		}
 		j.images = images
@@ -220,7 +220,7 @@ func (j *job) settle(t *testing.T, images string) state {
 	sawIt, begun := false, time.Now()
 	for {
 		sessions := j.open()
-		suspended := slices.ContainsFunc(sessions, func(s *hooks.Session) bool { return s.Kind == hooks.KindSuspend && s.Step == "suspended" })
+		suspended := slices.ContainsFunc(sessions, func(s *journal.Session) bool { return s.Kind == journal.KindSuspend && s.Step == "suspended" })
 		switch {
 		case suspended:
 			j.do(t, "resume", "cucriu", append([]string{"resume"}, j.cudaPIDs()...)...)
@@ -298,24 +298,24 @@ func (j *job) alive() []int {
 }
 
 // open lists the open sessions of the job.
-func (j *job) open() []*hooks.Session {
-	sessions, err := hooks.Sessions(j.host.RunDir)
+func (j *job) open() []*journal.Session {
+	sessions, err := journal.List(j.host.RunDir)
 	if err != nil {
 		return nil
 	}
-	return slices.DeleteFunc(sessions, func(s *hooks.Session) bool {
+	return slices.DeleteFunc(sessions, func(s *journal.Session) bool {
 		return s.Outcome != "" || !j.owns(s)
 	})
 }
 
-func (j *job) owns(s *hooks.Session) bool {
+func (j *job) owns(s *journal.Session) bool {
 	return strings.HasPrefix(filepath.Base(s.ImageDir), j.name+"-") ||
-		slices.ContainsFunc(s.Members, func(m hooks.Member) bool { return slices.Contains(j.pids, m.PID) })
+		slices.ContainsFunc(s.Members, func(m journal.Member) bool { return slices.Contains(j.pids, m.PID) })
 }
 
 // lastOutcome is that of the latest session about an image directory.
-func (j *job) lastOutcome(images string) hooks.Outcome {
-	sessions, _ := hooks.Sessions(j.host.RunDir)
+func (j *job) lastOutcome(images string) journal.Outcome {
+	sessions, _ := journal.List(j.host.RunDir)
 	for _, s := range slices.Backward(sessions) {
 		if filepath.Base(s.ImageDir) == filepath.Base(images) || s.CommittedDir == images {
 			return s.Outcome
@@ -327,7 +327,7 @@ func (j *job) lastOutcome(images string) hooks.Outcome {
 // journals tells of the latest sessions of the job.
 func (j *job) journals() string {
 	var text strings.Builder
-	sessions, _ := hooks.Sessions(j.host.RunDir)
+	sessions, _ := journal.List(j.host.RunDir)
 	for _, s := range slices.Backward(sessions) {
 		if !j.owns(s) || text.Len() > 10000 {
 			continue

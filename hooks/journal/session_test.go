@@ -1,4 +1,4 @@
-package hooks
+package journal
 
 import (
 	"encoding/json"
@@ -11,15 +11,9 @@ import (
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/config"
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 )
-
-func newTestSession(runDir string, s *Session) (*Session, error) {
-	h := &Hook{Config: config.Config{RunDir: runDir}}
-	return h.newSession(s)
-}
 
 // ident is a process of this pid namespace.
 func ident(t testing.TB, pid int, start uint64) proc.Ident {
@@ -33,38 +27,44 @@ func ident(t testing.TB, pid int, start uint64) proc.Ident {
 
 func testSession(t *testing.T, runDir string, pid int) *Session {
 	t.Helper()
-	s, err := newTestSession(runDir, &Session{Kind: KindDump, Criu: ident(t, pid, 1)})
+	s, err := Create(runDir, Record{Kind: KindDump, Criu: ident(t, pid, 1)}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.unlock)
+	t.Cleanup(s.Unlock)
 	return s
+}
+
+// closed closes a session.
+func closed(s *Session, outcome Outcome) error {
+	s.Outcome = outcome
+	return s.Save()
 }
 
 func TestASessionIsLockedByOne(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
-	if _, err := loadSession(s.dir, false); !errors.Is(err, errSessionBusy) {
+	if _, err := Load(s.Dir(), false); !errors.Is(err, ErrBusy) {
 		t.Fatalf("a second user of a session: %v", err)
 	}
-	s.unlock()
-	again, err := loadSession(s.dir, false)
+	s.Unlock()
+	again, err := Load(s.Dir(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.unlock()
+	again.Unlock()
 }
 
 // TestADamagedJournalIsNotReplaced: the registers of parked threads may lie beside it.
 func TestADamagedJournalIsNotReplaced(t *testing.T) {
 	runDir := t.TempDir()
 	s := testSession(t, runDir, 7)
-	parked := s.parkedFile(8)
-	for file, text := range map[string]string{filepath.Join(s.dir, sessionFile): "{", parked: "{}"} {
+	parked := filepath.Join(s.Dir(), "parked-8.json")
+	for file, text := range map[string]string{filepath.Join(s.Dir(), recordFile): "{", parked: "{}"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := newTestSession(runDir, &Session{Kind: KindDump, Criu: s.Criu}); err == nil || !strings.Contains(err.Error(), "damaged") {
+	if _, err := Create(runDir, Record{Kind: KindDump, Criu: s.Criu}, 0); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Fatalf("a session over a damaged one: %v", err)
 	}
 	if _, err := os.Stat(parked); err != nil {
@@ -84,7 +84,7 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 		},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
-		if _, err := sessionsDir(dir); err != nil {
+		if _, err := Dir(dir); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
@@ -93,7 +93,7 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 		if err := spoil(dir); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := sessionsDir(dir); err == nil {
+		if _, err := Dir(dir); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -104,12 +104,12 @@ func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 	open := testSession(t, runDir, 1)
 	for i := range keepSessions + 9 {
 		s := testSession(t, runDir, 2+i)
-		if err := s.close(OutcomeRunning, ""); err != nil {
+		if err := closed(s, OutcomeRunning); err != nil {
 			t.Fatal(err)
 		}
 	}
 	testSession(t, runDir, 1000) // drops all but keepSessions
-	sessions, err := Sessions(runDir)
+	sessions, err := List(runDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,32 +125,33 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
 	member := Member{Process: preflight.Process{Ident: ident(t, 4711, 5)}}
 	make := func(criu int) (*Session, error) {
-		return newTestSession(runDir, &Session{Kind: KindDump, Criu: ident(t, criu, 1), Members: []Member{member}})
+		return Create(runDir, Record{Kind: KindDump, Criu: ident(t, criu, 1), Members: []Member{member}}, 0)
 	}
 	first, err := make(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.unlock()
+	defer first.Unlock()
 	if _, err := make(2); err == nil || !strings.Contains(err.Error(), "is not over") {
 		t.Fatalf("a second session of the same process: %v", err)
 	}
 	if _, err := make(1); err == nil || !strings.Contains(err.Error(), "configured twice") {
 		t.Fatalf("a second session of the same criu: %v", err)
 	}
-	if err := first.close(OutcomeRunning, ""); err != nil {
+	if err := closed(first, OutcomeRunning); err != nil {
 		t.Fatal(err)
 	}
 	second, err := make(1)
 	if err != nil {
 		t.Fatalf("the next request of the same criu: %v", err)
 	}
-	second.unlock()
+	second.Unlock()
 }
 
 func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":                    "",
+		"a later version":            `{"version":2,"kind":"dump","criu":{"pid":7}}`,
 		"no object":                  "[]",
 		"another kind":               `{"kind":"nonsense","criu":{"pid":7}}`,
 		"no criu":                    `{"kind":"dump"}`,
@@ -163,7 +164,7 @@ func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 		"dropped before the copy":    `{"kind":"dump","criu":{"pid":7},"members":[{"pid":7,"pages":{"watcher_fd":3,"dropped":true,"listing":{"id":"0123456789abcdef","shard_bytes":[0]}}}]}`,
 		"a suspend of nobody":        `{"kind":"suspend","criu":{"pid":7}}`,
 	} {
-		if err := new(Session).parse([]byte(text)); err == nil {
+		if err := new(Record).parse([]byte(text)); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -178,7 +179,7 @@ func FuzzParseSession(f *testing.F) {
 	}
 	id := ident(f, 7, 8)
 	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {
-		data, err := json.Marshal(Session{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Process: preflight.Process{Ident: id}, Pages: &MemberPages{Listing: listing, WatcherFD: firstWatcherFD, Dropped: true}}}, Manifest: &manifest})
+		data, err := json.Marshal(Record{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Process: preflight.Process{Ident: id}, Pages: &MemberPages{Listing: listing, WatcherFD: FirstWatcherFD, Dropped: true}}}, Manifest: &manifest})
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -189,8 +190,8 @@ func FuzzParseSession(f *testing.F) {
 		if s.parse(data) != nil {
 			return
 		}
-		_ = s.conflict().Error()
-		if s.suspended() && len(s.Members) == 0 || s.Kind == KindRestore && s.Manifest == nil {
+		_ = s.Conflict().Error()
+		if s.Suspended() && len(s.Members) == 0 || s.Kind == KindRestore && s.Manifest == nil {
 			t.Fatalf("accepted: %s", data)
 		}
 	})

@@ -1,4 +1,4 @@
-package hooks
+package checkpoint
 
 import (
 	"bytes"
@@ -17,21 +17,13 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
-// ErrNotBack is wrapped by the error of what failed and left a job that is not in a
-// good state yet: its watcher goes on trying, and the status command shows why.
-var ErrNotBack = errors.New("the job is not back yet")
-
-// notBackError is an [ErrNotBack] that says so in words of its own.
-type notBackError struct{ error }
-
-func (e *notBackError) Unwrap() error        { return e.error }
-func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
-
-// CriuOptions is how a dump or restore drives criu.
-type CriuOptions struct {
+// Options is how a dump or restore drives criu.
+type Options struct {
 	// Path of the criu to run; empty looks it up in PATH and where root's
 	// programs lie.
 	Path string
@@ -50,8 +42,8 @@ type CriuOptions struct {
 
 // Result is what a dump or restore was.
 type Result struct {
-	// Session is the journal; nil if no process uses CUDA.
-	Session   *Session      `json:"session,omitempty"`
+	// Session is how it went; nil if no process uses CUDA.
+	Session   *hooks.Status `json:"session,omitempty"`
 	RootPID   int           `json:"root_pid"` // as criu's caller sees it
 	ImagesDir string        `json:"images_dir"`
 	Log       string        `json:"log"` // criu's
@@ -64,20 +56,20 @@ type Result struct {
 
 // drive is one request to a criu that we started.
 type drive struct {
-	*Hook
-	kind    Kind
-	options CriuOptions
+	hook    *hooks.Hook
+	kind    journal.Kind
+	options Options
 	workDir string
 	swrk    *criuutil.Swrk
 	criu    *criuutil.Criu
-	stage   Stage // what all stages have in common
+	stage   hooks.Stage // what all stages have in common
 	begun   time.Time
 	staged  bool // criu has announced a stage; before, it touches nothing
 }
 
 // start starts criu for a request about an image directory.
-func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, error) {
-	d := &drive{Hook: h, kind: kind, options: options, begun: time.Now()}
+func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir string) (*drive, error) {
+	d := &drive{hook: hook, kind: kind, options: options, begun: time.Now()}
 	path, err := criuutil.LookCriu(options.Path)
 	if err != nil {
 		return nil, err
@@ -90,8 +82,8 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 		return nil, err
 	}
 	defer self.Close()
-	d.stage = Stage{ImageDir: imagesDir, Client: &self.Ident}
-	empty, err := h.emptyDir()
+	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self.Ident}
+	empty, err := emptyDir(hook.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
@@ -121,11 +113,11 @@ func (h *Hook) start(kind Kind, options CriuOptions, imagesDir string) (*drive, 
 }
 
 // emptyDir is a folder of plugins without any.
-func (h *Hook) emptyDir() (string, error) {
-	if _, err := sessionsDir(h.Config.RunDir); err != nil {
+func emptyDir(runDir string) (string, error) {
+	if _, err := journal.Dir(runDir); err != nil {
 		return "", err
 	}
-	dir := filepath.Join(h.Config.RunDir, "no-plugins")
+	dir := filepath.Join(runDir, "no-plugins")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("run directory: %w", err)
 	}
@@ -141,10 +133,10 @@ func (d *drive) prepareWorkDir() error {
 		d.workDir = d.options.WorkDir
 		return nil
 	}
-	if _, err := sessionsDir(d.Config.RunDir); err != nil {
+	if _, err := journal.Dir(d.hook.Config.RunDir); err != nil {
 		return err
 	}
-	logs := filepath.Join(d.Config.RunDir, "logs")
+	logs := filepath.Join(d.hook.Config.RunDir, "logs")
 	// Names that sort by time.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {
@@ -195,7 +187,7 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		opts.ConfigFile = proto.String(config)
 	}
 	request := rpc.CriuReqType_DUMP
-	if d.kind == KindRestore {
+	if d.kind == journal.KindRestore {
 		request = rpc.CriuReqType_RESTORE
 	}
 	response, err := d.swrk.Do(ctx, request, opts, d.notified)
@@ -232,7 +224,7 @@ func (d *drive) configFile() (string, error) {
 // still abort does: everything is undone then, in criu and here.
 func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
-	abortable := []string{"pre-dump", "network-lock", "post-dump", "pre-restore", "setup-namespaces", "post-setup-namespaces", "post-restore"}
+	abortable := []string{criuutil.StagePreDump, criuutil.StageNetworkLock, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore}
 	if slices.Contains(abortable, action) && ctx.Err() != nil {
 		return fmt.Errorf("interrupted at criu's stage %s: %w", action, context.Cause(ctx))
 	}
@@ -241,14 +233,14 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	}
 	stage := d.stage
 	stage.Action = action
-	if pid == 0 && action == "pre-dump" {
+	if pid == 0 && action == criuutil.StagePreDump {
 		pid = int(d.options.RPC.GetPid())
 	}
 	if pid > 0 {
 		stage.InitPID = strconv.Itoa(pid)
 		d.stage.InitPID = stage.InitPID // not every stage names it
 	}
-	return d.runStage(ctx, d.criu, stage)
+	return d.hook.Serve(ctx, d.criu, stage)
 }
 
 func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
@@ -269,41 +261,8 @@ func (d *drive) explained(err error) error {
 	return fmt.Errorf("%w; its log: %s", err, d.logPath())
 }
 
-// finishSession takes the session of a criu that has ended to a good end, as
-// its watcher would, and returns it; nil if there is none.
-func (d *drive) finishSession(ctx context.Context) (*Session, error) {
-	ctx = context.WithoutCancel(ctx)
-	deadline := time.Now().Add(d.Config.Lock.Timeout) // for a watcher that fails at first
-	s, err := d.latestSessionOf(d.kind, d.criu, false)
-	for ; errors.Is(err, errSessionBusy); s, err = d.latestSessionOf(d.kind, d.criu, false) {
-		// Its watcher is at work, and gives the lock back once it has succeeded.
-		if now := d.failedTry(); now != nil && time.Now().After(deadline) {
-			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
-		}
-		time.Sleep(5 * time.Millisecond) // no event tells of a try that has failed
-	}
-	if err != nil || s == nil {
-		return nil, err
-	}
-	defer s.unlock()
-	if err := d.finish(ctx, s); err != nil {
-		return s, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
-	}
-	return s, nil
-}
-
-// failedTry returns the session, as it stands in the journal, if its watcher has failed
-// to take it to its end.
-func (d *drive) failedTry() *Session {
-	s := &Session{dir: sessionPath(filepath.Join(d.Config.RunDir, "sessions"), d.kind, d.criu.Ident)}
-	if err := s.read(); err != nil || s.Outcome != "" || !s.Stuck {
-		return nil
-	}
-	return s
-}
-
-func (d *drive) result(s *Session, root int, dir string) Result {
-	r := Result{Session: s, RootPID: root, ImagesDir: dir, Log: d.logPath(), Total: time.Since(d.begun)}
+func (d *drive) result(s *journal.Session, root int, dir string) Result {
+	r := Result{Session: statusIf(s), RootPID: root, ImagesDir: dir, Log: d.logPath(), Total: time.Since(d.begun)}
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
 		if info, err := entry.Info(); err == nil && info.Mode().IsRegular() {
@@ -311,4 +270,12 @@ func (d *drive) result(s *Session, root int, dir string) Result {
 		}
 	}
 	return r
+}
+
+func statusIf(s *journal.Session) *hooks.Status {
+	if s == nil {
+		return nil
+	}
+	status := hooks.StatusOf(s)
+	return &status
 }

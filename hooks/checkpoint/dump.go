@@ -1,4 +1,4 @@
-package hooks
+package checkpoint
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks"
 	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
@@ -19,14 +21,14 @@ import (
 // name of dir once it is on disk and before the processes are ended.
 //
 // After an error the job runs on as before, unless the error wraps
-// [ErrNotBack] or [ErrEnded]; [preflight.Refused] tells whether it was touched. The end of ctx makes the dump fail at the next point where
+// [hooks.ErrNotBack] or [hooks.ErrEnded]; [preflight.Refused] tells whether it was touched. The end of ctx makes the dump fail at the next point where
 // everything can be undone.
-func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Result, error) {
+func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
-	partial, err := h.newPartial(dir)
+	partial, err := hook.NewPartial(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
@@ -37,20 +39,20 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 		}
 	}()
 	var locked time.Time // when the job came to a halt
-	noting := *h
-	noting.Progress = func(s *Session, step string) {
-		if step == "lock" && locked.IsZero() {
+	noting := *hook
+	noting.Progress = func(r *journal.Record, step string) {
+		if step == string(journal.StepLock) && locked.IsZero() {
 			locked = time.Now()
 		}
-		if h.Progress != nil {
-			h.Progress(s, step)
+		if hook.Progress != nil {
+			hook.Progress(r, step)
 		}
 	}
 	root, _ := proc.Open(int(options.RPC.GetPid())) // criu says what is wrong with the pid
 	if root != nil {
 		defer root.Close()
 	}
-	d, err := noting.start(KindDump, options, partial)
+	d, err := start(&noting, journal.KindDump, options, partial)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
@@ -61,33 +63,33 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 	}
 	_, dumpErr := d.do(ctx)
 	ended := time.Now()
-	s, err := d.finishSession(ctx)
+	s, err := hook.Finish(context.WithoutCancel(ctx), d.kind, d.criu)
 	needed = err != nil && (s == nil || s.Outcome == "")
-	if s != nil && s.Outcome == OutcomeRunning {
+	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
-		if !s.over.IsZero() {
-			ended = s.over
+		if !s.Ended.IsZero() {
+			ended = s.Ended
 		}
 	}
-	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != OutcomeDumped) {
-		if !errors.Is(err, ErrEnded) {
-			err = errors.Join(err, checkEnded(s, root))
+	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != journal.OutcomeDumped) {
+		if !errors.Is(err, hooks.ErrEnded) {
+			err = errors.Join(err, hooks.CheckEnded(s, root))
 		}
-		return Result{Session: s, Log: d.logPath()}, err
+		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	if leavesRunning {
 		if err := image.Publish(partial, dir); err != nil {
-			return Result{Session: s, Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), checkEnded(s, root))
+			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), hooks.CheckEnded(s, root))
 		}
 	}
 	if d.criu.LeaveStopped {
-		if err := h.awaitStandstill(ctx, int(options.RPC.GetPid())); err != nil {
-			return Result{Session: s, Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
+		if err := hook.AwaitStandstill(ctx, int(options.RPC.GetPid())); err != nil {
+			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
 		}
 	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {
 		if err := copyFile(filepath.Join(d.workDir, name), filepath.Join(dir, name)); err != nil && options.WorkDir == "" {
-			h.Log.Debug("criu's log is not beside the image", "error", err)
+			hook.Log.Debug("criu's log is not beside the image", "error", err)
 		}
 	}
 	r := d.result(s, int(options.RPC.GetPid()), dir)
@@ -95,30 +97,6 @@ func (h *Hook) Dump(ctx context.Context, dir string, options CriuOptions) (Resul
 		r.Downtime = ended.Sub(locked)
 	}
 	return r, nil
-}
-
-// awaitStandstill waits until every thread of a tree that was left stopped is:
-// criu does not wait for its SIGSTOP to take effect.
-func (h *Hook) awaitStandstill(ctx context.Context, root int) error {
-	pids, err := proc.Tree(root)
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, h.patience(pids...))
-	defer cancel()
-	for _, pid := range pids {
-		process, err := proc.Open(pid)
-		if err == nil {
-			err = errors.Join(proc.WaitStopped(ctx, process), process.Close())
-		}
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-	}
-	return nil
 }
 
 func copyFile(from, to string) error {

@@ -1,4 +1,4 @@
-package failpoints
+package failpoint
 
 import (
 	"strconv"

@@ -1,4 +1,4 @@
-package hooks
+package checkpoint
 
 import (
 	"context"
@@ -7,14 +7,16 @@ import (
 	"os"
 	"path/filepath"
 
+	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs.
 // After an error no process of it is left and the image is intact, unless the
-// error wraps [ErrNotBack] or the configuration says to leave them. [preflight.Refused] tells
+// error wraps [hooks.ErrNotBack] or the configuration says to leave them. [preflight.Refused] tells
 // whether criu had created anything.
-func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Result, error) {
+func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
@@ -25,18 +27,18 @@ func (h *Hook) Restore(ctx context.Context, dir string, options CriuOptions) (Re
 	case len(entries) == 0:
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory %s is empty: name that of an image", dir))
 	}
-	d, err := h.start(KindRestore, options, dir)
+	d, err := start(hook, journal.KindRestore, options, dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
 	response, err := d.do(ctx)
-	s, finishErr := d.finishSession(ctx)
-	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != OutcomeRunning && s.Outcome != OutcomeStopped {
+	s, finishErr := hook.Finish(context.WithoutCancel(ctx), d.kind, d.criu)
+	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
 		// criu does not heed what fails after its own part.
 		err = errors.New(s.Message)
 	}
 	if err != nil {
-		return Result{Session: s, Log: d.logPath()}, err
+		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	r := d.result(s, int(response.GetRestore().GetPid()), dir)
 	r.Downtime = r.Total

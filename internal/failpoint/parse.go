@@ -1,10 +1,10 @@
-// Package failpoints reads which steps a test wants to go wrong, and how. It knows
-// the language, not what the steps and the actions do.
+// Package failpoint makes steps go wrong for the tests, in programs that are built
+// with -tags failpoint. Its language says which, and how:
 //
 //	dump.lock=kill
 //	dump.freeze=error,dump.filling=kill-watcher+kill
 //	dump.manifest=continue 41 42+run /tmp/script
-package failpoints
+package failpoint
 
 import (
 	"errors"

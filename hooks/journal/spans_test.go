@@ -1,4 +1,4 @@
-package hooks
+package journal
 
 import (
 	"errors"
@@ -17,11 +17,11 @@ import (
 
 func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
-	s.by = "pre-dump"
-	err := s.step("lock", func() error {
+	s.By = "pre-dump"
+	err := step(s, StepLock, func() error {
 		var wg sync.WaitGroup
 		for pid := range 8 {
-			wg.Go(func() { _ = s.span(pid+1, "lock", func() error { return nil }) })
+			wg.Go(func() { _ = s.Span(pid+1, "lock", func() error { return nil }) })
 		}
 		wg.Wait()
 		return nil
@@ -29,7 +29,7 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.step("checkpoint", func() error { return errors.New("no") }); err == nil {
+	if err := step(s, StepCheckpoint, func() error { return errors.New("no") }); err == nil {
 		t.Fatal("a step that fails succeeded")
 	}
 	if len(s.Phases) != 10 {
@@ -45,17 +45,24 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	if len(again.Phases) != 9 || again.CreatedClock != s.CreatedClock { // the last step was not saved yet
 		t.Errorf("read again: %+v", again)
 	}
-	step := s.Phases[8]
+	whole := s.Phases[8]
 	for _, phase := range s.Phases[:8] {
-		if phase.Start < step.Start || phase.End() > step.End() {
-			t.Errorf("%+v is not inside %+v", phase, step)
+		if phase.Start < whole.Start || phase.End() > whole.End() {
+			t.Errorf("%+v is not inside %+v", phase, whole)
 		}
 	}
 }
 
+// step begins a step and does it.
+func step(s *Session, name Step, do func() error) error {
+	if err := s.Begin(name); err != nil {
+		return err
+	}
+	return s.Span(0, string(name), do)
+}
+
 func loadAgain(s *Session) (*Session, error) {
-	again := &Session{dir: s.dir}
-	return again, again.read()
+	return Read(s.Dir())
 }
 
 // TestATimelineIsAChromeTrace: spans in order, nested or apart in each row, and
@@ -63,35 +70,35 @@ func loadAgain(s *Session) (*Session, error) {
 func TestATimelineIsAChromeTrace(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
 	s.Members = []Member{{Process: preflight.Process{Ident: proc.Ident{PID: 8}, Name: "train"}}, {Process: preflight.Process{Ident: proc.Ident{PID: 9}, Name: "serve"}}}
-	s.by = "pre-dump"
+	s.By = "pre-dump"
 	both := func(name string) func() error {
 		return func() error {
 			var wg sync.WaitGroup
 			for _, member := range s.Members {
-				wg.Go(func() { _ = s.span(member.PID, name, func() error { return nil }) })
+				wg.Go(func() { _ = s.Span(member.PID, name, func() error { return nil }) })
 			}
 			wg.Wait()
 			return nil
 		}
 	}
 	for _, name := range []string{"lock", "checkpoint", "dumping"} {
-		if err := s.step(name, both(name)); err != nil {
+		if err := step(s, Step(name), both(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.noteCriu()
-	s.noteCriu() // once is enough
-	s.by = byWatcher
-	outer := func() error { return errors.Join(s.timed("restore", both("restore")), errors.New("no")) }
-	if err := s.step("back", outer); err == nil {
+	s.NoteCriu()
+	s.NoteCriu() // once is enough
+	s.By = "watcher"
+	outer := func() error { return errors.Join(s.Span(0, "restore", both("restore")), errors.New("no")) }
+	if err := step(s, "back", outer); err == nil {
 		t.Fatal("a step that fails succeeded")
 	}
 	// Two of one process that overlap, and neither contains the other.
-	s.Phases = append(s.Phases, timeline.Phase{Name: "drop", PID: 8, Start: 100, Seconds: 2, By: byWatcher}, timeline.Phase{Name: "copy", PID: 8, Start: 101, Seconds: 2, By: byWatcher})
-	if err := s.close(OutcomeGone, ""); err != nil {
+	s.Phases = append(s.Phases, timeline.Phase{Name: "drop", PID: 8, Start: 100, Seconds: 2, By: "watcher"}, timeline.Phase{Name: "copy", PID: 8, Start: 101, Seconds: 2, By: "watcher"})
+	if err := errors.Join(closed(s, OutcomeGone), s.WriteTimeline()); err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(filepath.Join(s.dir, timelineFile))
+	data, err := os.ReadFile(filepath.Join(s.Dir(), timelineFile))
 	if err != nil {
 		t.Fatal(err)
 	}

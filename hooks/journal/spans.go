@@ -1,47 +1,44 @@
-package hooks
+package journal
 
 import (
+	"path/filepath"
 	"slices"
 	"time"
 
+	"cucriu/criuutil"
 	"cucriu/hooks/timeline"
 )
 
-const (
-	byWatcher = "watcher"
-	byRecover = "recover"
-)
-
-// span does something for one process of the session, and notes how long it
+// Span does something for one process of the session, and notes how long it
 // took. It may be called from several goroutines, and without a session, which
 // notes nothing.
-func (s *Session) span(pid int, name string, do func() error) error {
+func (s *Session) Span(pid int, name string, do func() error) error {
 	if s == nil {
 		return do()
 	}
 	start := s.now()
 	err := do()
-	s.notePhase(start, timeline.Phase{Name: name, PID: pid, By: s.by, Failed: err != nil})
+	s.NotePhase(start, timeline.Phase{Name: name, PID: pid, By: s.By, Failed: err != nil})
 	return err
 }
 
-// notePhase notes a span that ends now.
-func (s *Session) notePhase(start time.Duration, p timeline.Phase) {
+// NotePhase notes a span that ends now.
+func (s *Session) NotePhase(start time.Duration, p timeline.Phase) {
 	p.Start, p.Seconds = start.Seconds(), (s.now() - start).Seconds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.Phases.Add(p)
 }
 
-// noteCriu notes that criu worked from the last stage of ours until now. After
+// NoteCriu notes that criu worked from the last stage of ours until now. After
 // anything else than a stage it was not criu's time.
-func (s *Session) noteCriu() {
+func (s *Session) NoteCriu() {
 	if len(s.Phases) == 0 {
 		return
 	}
 	last := s.Phases[len(s.Phases)-1]
-	if slices.Contains([]string{"pre-dump", "post-dump", "pre-restore", "pre-resume"}, last.By) {
-		s.notePhase(last.End(), timeline.Phase{Name: "criu", By: timeline.ByCriu})
+	if slices.Contains([]string{criuutil.StagePreDump, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StagePreResume}, last.By) {
+		s.NotePhase(last.End(), timeline.Phase{Name: "criu", By: timeline.ByCriu})
 	}
 }
 
@@ -65,4 +62,9 @@ func (s *Session) Timeline() timeline.Trace {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return timeline.New(about, rows, s.Phases)
+}
+
+// WriteTimeline writes the timeline into the session's directory. Nothing rests on it.
+func (s *Session) WriteTimeline() error {
+	return s.Timeline().Write(filepath.Join(s.dir, timelineFile))
 }

@@ -1,6 +1,6 @@
 //go:build failpoint
 
-package hooks
+package failpoint
 
 import (
 	"context"
@@ -14,26 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
-	"cucriu/internal/failpoints"
 )
 
-// failpoint makes a step go wrong as it begins. $CUCRIU_FAILPOINT says what
-// goes wrong where, in the language of [failpoints.Parse]; a mistake in it makes
-// every step fail.
+// Hit makes a step go wrong as it begins. $CUCRIU_FAILPOINT says what goes wrong
+// where, in the language of [Parse]; a mistake in it makes every step fail. The watcher
+// is the pid of the session's, 0 if there is none.
 //
 // If $CUCRIU_FAILPOINT_MARKS names a folder, each point fires once, whoever
 // comes by it, and leaves a file of its name there.
-func failpoint(ctx context.Context, s *Session, step string) error {
-	points, err := failpoints.Parse(os.Getenv("CUCRIU_FAILPOINT"))
+func Hit(ctx context.Context, step string, watcher int) error {
+	points, err := Parse(os.Getenv("CUCRIU_FAILPOINT"))
 	if err != nil {
 		return err
 	}
-	actions := failpoints.At(points, step)
+	actions := At(points, step)
 	if len(actions) == 0 || !mark(step) {
 		return nil
 	}
 	for _, action := range actions {
-		if err := act(ctx, s, action); err != nil {
+		if err := act(ctx, watcher, action); err != nil {
 			return fmt.Errorf("failpoint %s: %w", step, err)
 		}
 	}
@@ -53,38 +52,38 @@ func mark(step string) bool {
 	return f.Close() == nil
 }
 
-func act(ctx context.Context, s *Session, action failpoints.Action) error {
+func act(ctx context.Context, watcher int, action Action) error {
 	switch action.Verb {
-	case failpoints.Error:
+	case Error:
 		return errors.New("as requested")
-	case failpoints.Hang:
+	case Hang:
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(time.Hour):
 			return nil
 		}
-	case failpoints.Kill:
+	case Kill:
 		pid := os.Getpid()
 		if len(action.PIDs) > 0 {
 			pid = action.PIDs[0]
 		}
 		return killAndWait(pid)
-	case failpoints.KillCriu:
+	case KillCriu:
 		var criu, fd int
 		if _, err := fmt.Sscanf(os.Getenv("CRTOOLS_IMAGE_DIR"), "/proc/%d/fd/%d", &criu, &fd); err != nil {
 			return err
 		}
 		return killAndWait(criu)
-	case failpoints.KillWatcher:
-		return killAndWait(s.Watcher.PID)
-	case failpoints.Fill:
+	case KillWatcher:
+		return killAndWait(watcher)
+	case Fill:
 		return fill(action.Path)
-	case failpoints.Continue:
+	case Continue:
 		return continueAll(action.PIDs)
-	case failpoints.Remove:
+	case Remove:
 		return removeAll(action.Path)
-	case failpoints.Run:
+	case Run:
 		cmd := exec.Command(action.Path)
 		cmd.Env = append(os.Environ(), "CUCRIU_FAILPOINT=")
 		return cmd.Run()

@@ -1,0 +1,16 @@
+package criuutil
+
+// The stages at which criu calls its action scripts, and notifies its client over RPC,
+// by criu's own names.
+const (
+	StagePreDump             = "pre-dump"
+	StagePostDump            = "post-dump"
+	StageNetworkLock         = "network-lock"
+	StageNetworkUnlock       = "network-unlock"
+	StagePreRestore          = "pre-restore"
+	StageSetupNamespaces     = "setup-namespaces"
+	StagePostSetupNamespaces = "post-setup-namespaces"
+	StagePostRestore         = "post-restore"
+	StagePreResume           = "pre-resume"
+	StagePostResume          = "post-resume"
+)

@@ -1,0 +1,72 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
+)
+
+// Finish takes the session of a criu that has ended to a good end, as
+// its watcher would, and returns it; nil if there is none.
+func (h *Hook) Finish(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
+	h = h.filled()
+	ctx = context.WithoutCancel(ctx)
+	deadline := time.Now().Add(h.Config.Lock.Timeout) // for a watcher that fails at first
+	s, err := h.latestSessionOf(kind, criu, false)
+	for ; errors.Is(err, journal.ErrBusy); s, err = h.latestSessionOf(kind, criu, false) {
+		// Its watcher is at work, and gives the lock back once it has succeeded.
+		if now := h.failedTry(kind, criu); now != nil && time.Now().After(deadline) {
+			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
+		}
+		time.Sleep(5 * time.Millisecond) // no event tells of a try that has failed
+	}
+	if err != nil || s == nil {
+		return nil, err
+	}
+	defer s.Unlock()
+	if err := h.finish(ctx, s); err != nil {
+		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
+	}
+	return s.Session, nil
+}
+
+// failedTry returns the session, as it stands in the journal, if its watcher has failed
+// to take it to its end.
+func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Session {
+	s, err := journal.Read(journal.Path(filepath.Join(h.Config.RunDir, "sessions"), kind, criu.Ident))
+	if err != nil || s.Outcome != "" || !s.Stuck {
+		return nil
+	}
+	return s
+}
+
+// AwaitStandstill waits until every thread of a tree that was left stopped is:
+// criu does not wait for its SIGSTOP to take effect.
+func (h *Hook) AwaitStandstill(ctx context.Context, root int) error {
+	h = h.filled()
+	pids, err := proc.Tree(root)
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.patience(pids...))
+	defer cancel()
+	for _, pid := range pids {
+		process, err := proc.Open(pid)
+		if err == nil {
+			err = errors.Join(proc.WaitStopped(ctx, process), process.Close())
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}

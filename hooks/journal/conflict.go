@@ -1,0 +1,34 @@
+package journal
+
+import (
+	"fmt"
+	"time"
+)
+
+// Conflict says that the session is in the way of another; nil for none.
+func (s *Session) Conflict() error {
+	if s == nil {
+		return nil
+	}
+	if s.Kind == KindSuspend {
+		return s.suspendConflict()
+	}
+	return fmt.Errorf("a %s by criu process %d, begun %s, is not over (step %s): wait for it; if criu and its watcher are gone, cucriu recover ends it; "+
+		"if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
+		s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step)
+}
+
+func (s *Session) suspendConflict() error {
+	if s.Suspended() {
+		return fmt.Errorf("processes %v were suspended at %s: cucriu resume -p %d brings them back",
+			PIDsOf(s.Members), s.Created.Local().Format(time.TimeOnly), s.Members[0].PID)
+	}
+	return fmt.Errorf("processes %v are being suspended or resumed by process %d (step %s): wait for it; if it is gone, cucriu resume -p %d brings them back",
+		PIDsOf(s.Members), s.Criu.PID, s.Step, s.Members[0].PID)
+}
+
+// ClaimConflict says that the session has the image directory of another.
+func (s *Session) ClaimConflict() error {
+	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, step %s): nothing was touched; dump into another directory, "+
+		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.Step)
+}

@@ -1,0 +1,124 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cucriu/criuutil/proc"
+)
+
+// List lists all sessions of the run directory, the oldest first. What
+// cannot be read for a session is left out: one that is just being made, or a
+// damaged one, which must not keep the others from being seen.
+func List(runDir string) ([]*Session, error) {
+	dirs, err := Dirs(filepath.Join(runDir, "sessions"))
+	if err != nil {
+		return nil, err
+	}
+	sessions := []*Session{} // not nil: null is no list in JSON
+	for _, dir := range dirs {
+		s := &Session{dir: dir}
+		if err := s.read(); err == nil {
+			sessions = append(sessions, s)
+		}
+	}
+	slices.SortFunc(sessions, func(a, b *Session) int { return a.Created.Compare(b.Created) })
+	return sessions, nil
+}
+
+// Dirs are the directories of all sessions in the folder of the sessions.
+func Dirs(sessions string) ([]string, error) {
+	entries, err := os.ReadDir(sessions)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("sessions: %w", err)
+	}
+	var dirs []string
+	for _, entry := range entries {
+		if entry.IsDir() {
+			dirs = append(dirs, filepath.Join(sessions, entry.Name()))
+		}
+	}
+	return dirs, nil
+}
+
+// Of finds an open session of a criu or of any of the processes.
+func Of(runDir string, criu proc.Ident, members []Member) (*Session, error) {
+	all, err := List(runDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		if s.Outcome != "" {
+			continue
+		}
+		if s.Criu == criu {
+			return s, nil
+		}
+		for _, member := range s.Members {
+			if slices.ContainsFunc(members, func(m Member) bool { return m.Ident == member.Ident }) {
+				return s, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// Into lists the dumps into a directory.
+func Into(runDir string, dir os.FileInfo) ([]*Session, error) {
+	all, err := List(runDir)
+	if err != nil {
+		return nil, err
+	}
+	var into []*Session
+	for _, s := range all {
+		if s.Kind != KindDump {
+			continue
+		}
+		if info, err := os.Stat(s.ImageDir); err == nil && os.SameFile(info, dir) {
+			into = append(into, s)
+		}
+	}
+	return into, nil
+}
+
+// Shares reports whether one of the processes is in the session.
+func (s *Session) Shares(members []Member) bool {
+	for _, member := range s.Members {
+		for _, other := range members {
+			if member.Ident == other.Ident {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tidy drops the oldest closed sessions, and what is left of those that were
+// killed before they had a journal: nobody makes one just now.
+func tidy(runDir string) error {
+	dirs, err := Dirs(filepath.Join(runDir, "sessions"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if _, err := os.Lstat(filepath.Join(dir, recordFile)); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		_ = os.RemoveAll(dir) // see below
+	}
+	all, err := List(runDir)
+	if err != nil {
+		return err
+	}
+	closed := slices.DeleteFunc(all, func(s *Session) bool { return s.Outcome == "" })
+	for _, s := range closed[:max(0, len(closed)-keepSessions)] {
+		// Somebody who looks for orphaned jobs may be taking its lock, and make the
+		// file anew. Then it stays until the next session is begun: a record too many
+		// is no reason to refuse a job.
+		_ = os.RemoveAll(s.dir)
+	}
+	return nil
+}

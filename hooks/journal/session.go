@@ -1,0 +1,200 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"cucriu/hooks/timeline"
+	"cucriu/internal/durable"
+)
+
+const (
+	recordFile   = "session.json"
+	timelineFile = "timeline.json"
+	keepSessions = 64 // closed ones, as a record of what became of the jobs
+)
+
+// ErrBusy is the error for a session that somebody is at work on.
+var ErrBusy = errors.New("session is in use by its hook or watcher")
+
+// Session is a record that is open. One that was opened by [Load] or made by [Create] is
+// locked until [Session.Unlock].
+type Session struct {
+	Record
+	// By is whose time a phase is from now on: see [timeline.Phase.By].
+	By string
+
+	dir  string
+	lock *flock.Flock
+	mu   sync.Mutex // guards Phases and what Update changes, and puts saves in order
+}
+
+// Name is what the session is called in the run directory.
+func (s *Session) Name() string { return filepath.Base(s.dir) }
+
+// Dir is the session's directory.
+func (s *Session) Dir() string { return s.dir }
+
+// Create makes the session of a running criu and locks it. A process may be in one open
+// session only, and so may a criu and an image directory. The record's time begins at
+// begun, which is a time since boot; 0 is now.
+func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
+	s := &Session{Record: record}
+	s.Version = recordVersion
+	sessions, err := Dir(runDir)
+	if err != nil {
+		return nil, err
+	}
+	creating := flock.New(filepath.Join(runDir, "lock"))
+	if err := creating.Lock(); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	defer creating.Close()
+	if err := tidy(runDir); err != nil {
+		return nil, err
+	}
+	if other, err := Of(runDir, s.Criu, s.Members); err != nil || other != nil {
+		return nil, errors.Join(err, other.Conflict())
+	}
+	if err := s.checkUnclaimed(runDir); err != nil {
+		return nil, err
+	}
+	s.dir = Path(sessions, s.Kind, s.Criu)
+	s.Created, s.CreatedClock = time.Now().UTC(), timeline.SinceBoot()
+	if begun > 0 {
+		s.CreatedClock = begun
+		s.Created = s.Created.Add(begun - timeline.SinceBoot())
+	}
+	if s.BootID, err = BootID(); err != nil {
+		return nil, err
+	}
+	// One criu may serve several requests, one after the other.
+	other := &Session{dir: s.dir}
+	switch err := other.read(); {
+	case err == nil && other.Outcome == "":
+		return nil, other.Conflict() // with the same pid, in another pid namespace
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return nil, err // what parked threads need may lie beside it
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	if err := s.lockWait(); err != nil { // for who looks whether it is orphaned
+		return nil, err
+	}
+	if err := s.Save(); err != nil {
+		s.Unlock()
+		return nil, errors.Join(err, os.RemoveAll(s.dir))
+	}
+	return s, nil
+}
+
+// checkUnclaimed refuses a dump into the directory of another that is not over.
+func (s *Session) checkUnclaimed(runDir string) error {
+	if s.Kind != KindDump {
+		return nil
+	}
+	dir, err := os.Stat(s.ImageDir)
+	if err != nil {
+		return nil // no other dump goes there either
+	}
+	into, err := Into(runDir, dir)
+	for _, other := range into {
+		if other.Outcome == "" {
+			return other.ClaimConflict()
+		}
+	}
+	return err
+}
+
+// Load reads a session and locks it. If somebody has the lock, it waits if wait is set,
+// and fails with [ErrBusy] if not.
+func Load(dir string, wait bool) (*Session, error) {
+	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
+	if wait {
+		if err := s.lock.Lock(); err != nil {
+			return nil, err
+		}
+	} else if locked, err := s.lock.TryLock(); err != nil || !locked {
+		if err == nil {
+			err = ErrBusy
+		}
+		return nil, err
+	}
+	return s.loaded()
+}
+
+// LoadWithin is [Load], which waits for the lock until ctx ends.
+func LoadWithin(ctx context.Context, dir string) (*Session, error) {
+	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
+	if locked, err := s.lock.TryLockContext(ctx, 20*time.Millisecond); !locked {
+		return nil, errors.Join(ErrBusy, err)
+	}
+	return s.loaded()
+}
+
+func (s *Session) loaded() (*Session, error) {
+	if err := s.read(); err != nil {
+		s.Unlock()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Read reads a session as it is now, without its lock.
+func Read(dir string) (*Session, error) {
+	s := &Session{dir: dir}
+	return s, s.read()
+}
+
+func (s *Session) read() error {
+	data, err := os.ReadFile(filepath.Join(s.dir, recordFile))
+	if err != nil {
+		return fmt.Errorf("session: %w", err)
+	}
+	if err := s.parse(data); err != nil {
+		return fmt.Errorf("session %s is damaged: %w: look for processes that it left stopped (cucriu status), then remove it", s.dir, err)
+	}
+	return nil
+}
+
+// Unlock lets go of the session.
+func (s *Session) Unlock() { _ = s.lock.Close() }
+
+func (s *Session) lockWait() error {
+	s.lock = flock.New(filepath.Join(s.dir, "lock"))
+	return s.lock.Lock()
+}
+
+// Save makes the session durable.
+func (s *Session) Save() error {
+	s.mu.Lock()
+	defer s.mu.Unlock() // till the end: an older record must not replace a newer one
+	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
+		return fmt.Errorf("write the session: %w", err)
+	}
+	return nil
+}
+
+// Update changes the record while others may save it.
+func (s *Session) Update(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
+// Begin writes ahead that a step begins.
+func (s *Session) Begin(step Step) error {
+	s.Step = step
+	return s.Save()
+}
