@@ -11,6 +11,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/journal"
+	"cucriu/internal/failpoint"
 )
 
 // Sessions lists the host's sessions, the oldest first.
@@ -61,6 +62,9 @@ func (h *Host) WaitOutcome(want string) {
 // UseFailpoint makes the hook go wrong at a step.
 func (h *Host) UseFailpoint(point string) {
 	h.t.Helper()
+	if _, err := failpoint.Parse(point); err != nil {
+		h.t.Fatal(err)
+	}
 	h.HookBin = Artefact(h.t, "make build", "build", "test", "cucriu-hook")
 	h.Setenv("CUCRIU_FAILPOINT", point)
 }

@@ -44,7 +44,7 @@ func (c *cell) run() string {
 	case c.fault == deadline && c.slow != nil:
 		c.host.Faults(c.slow...)
 	default:
-		c.host.Setenv("CUCRIU_FAILPOINT", c.point+"="+c.actions(c.fault, c.world))
+		c.host.UseFailpoint(c.point + "=" + c.actions(c.fault, c.world))
 		c.host.Setenv("CUCRIU_FAILPOINT_MARKS", c.marks)
 	}
 	if c.fault == deadline {
