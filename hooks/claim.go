@@ -79,7 +79,7 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 		switch {
 		case s.Outcome != "":
 			// A watcher whose session is over is about to end.
-			if ended, err := d.Hook.session(s).awaitWatcher(ctx); err != nil || ended {
+			if ended, err := d.takeOn(s).awaitWatcher(ctx); err != nil || ended {
 				return ended, err
 			}
 		case !last && (s.Criu == d.criu.Ident || s.Shares(tree)):

@@ -48,21 +48,41 @@ func (c *copies) begin(ctx context.Context, patience time.Duration) {
 	c.ctx, c.stall = newStall(ctx, patience)
 }
 
-// stop ends the copies, and waits for their end: until ctx ends, for one that hangs
-// in a write only reads the processes' memory.
-func (d *dump) stopCopies(ctx context.Context) {
+// checkpointAndCopy copies out what the first processes have in their memory while the
+// checkpoint of the others is still going on.
+func (d *dump) checkpointAndCopy(ctx context.Context) error {
+	d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
+	return d.checkpoint(ctx)
+}
+
+// stopCopies ends the copies, and waits for their end, but not for ever: one that hangs in
+// a write only reads the processes' memory.
+func (d *dump) stopCopies() {
 	if d.copies.stall == nil {
 		return
 	}
 	d.copies.stall.end(context.Canceled)
+	patience := time.After(releaseTimeout)
 	for _, t := range d.inLane() {
 		if t.lane.copied == nil {
 			continue
 		}
 		select {
 		case <-t.lane.copied:
-		case <-ctx.Done():
+		case <-patience:
+			return
 		}
+	}
+}
+
+// closeImage lets go of what the dump has open of the image. criu and the watcher have
+// the directory on.
+func (d *dump) closeImage() {
+	for _, t := range d.inLane() {
+		t.lane.output.Close()
+	}
+	if d.claimed != nil {
+		d.claimed.Close()
 	}
 }
 
@@ -105,7 +125,7 @@ func (d *dump) createPages() error {
 
 // coresEach is how many threads work for each process: all cores are used,
 // twice if the processes are several, because they do not begin together.
-func (d *dump) coresEach() int { return coresFor(len(d.targets)) }
+func (s *suspension) coresEach() int { return coresFor(len(s.targets)) }
 
 // mostCores is how many threads gain something for one process: a fill by 8, 16 and
 // 32 threads was measured at 15, 23 and 31 GB/s.

@@ -368,7 +368,7 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 
 // resume is the driver's side of post-resume.
 func (h *Hook) resume(ctx context.Context, s *session) error {
-	driver, targets, err := h.open(s)
+	driver, targets, err := h.openTargets(s)
 	if err != nil {
 		return err
 	}
@@ -497,7 +497,7 @@ func (h *Hook) endTree(stage Stage, cause error) error {
 		return errors.Join(cause, err)
 	}
 	defer root.Close()
-	return errors.Join(cause, h.session(&journal.Session{Record: journal.Record{Root: &root.Ident}}).end())
+	return errors.Join(cause, h.takeOn(&journal.Session{Record: journal.Record{Root: &root.Ident}}).end())
 }
 
 // end ends the root, all its descendants, and the members wherever they are.

@@ -32,11 +32,11 @@ func (h *Hook) newSession(record journal.Record) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.session(s), nil
+	return h.takeOn(s), nil
 }
 
-// session is a session of the journal for this hook.
-func (h *Hook) session(s *journal.Session) *session {
+// takeOn is a session of the journal that this hook works on.
+func (h *Hook) takeOn(s *journal.Session) *session {
 	s.By = h.by
 	return &session{Session: s, progress: h.Progress}
 }

@@ -77,7 +77,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if err != nil {
 		return err
 	}
-	s := h.session(read)
+	s := h.takeOn(read)
 	if err := s.failpoint(ctx, string(s.Kind)+".watcher"); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if read, err = journal.Load(dir, true); err != nil {
 		return err
 	}
-	s = h.session(read)
+	s = h.takeOn(read)
 	defer s.Unlock()
 	s.By = byWatcher
 	if s.Root == nil {
@@ -167,7 +167,7 @@ func (h *Hook) isCutOff(dir string, root *proc.Ident) bool {
 	if err != nil {
 		return false
 	}
-	s := h.session(read)
+	s := h.takeOn(read)
 	defer s.Unlock()
 	if s.Kind != journal.KindRestore || s.Outcome != "" {
 		return false
@@ -299,7 +299,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := h.session(read)
+	s := h.takeOn(read)
 	defer s.Unlock()
 	s.By = byRecover
 	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
@@ -391,7 +391,7 @@ func (h *Hook) end(ctx context.Context, s *session) error {
 // finishDump brings back what criu left alive, whether the dump failed, criu was
 // killed, or the job was to run on.
 func (h *Hook) finishDump(ctx context.Context, s *session) error {
-	driver, targets, err := h.open(s)
+	driver, targets, err := h.openTargets(s)
 	if err != nil {
 		return err
 	}
