@@ -102,26 +102,6 @@ func (d *dump) imagePathOr(dir *os.File) string {
 	return dir.Name()
 }
 
-// awaitWatcher waits for the end of the session's watcher, and reports whether there
-// was one to wait for.
-func (s *session) awaitWatcher(ctx context.Context) (bool, error) {
-	if s.Watcher == nil {
-		return false, nil
-	}
-	watcher, err := proc.Reopen(*s.Watcher)
-	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer watcher.Close()
-	if err := watcher.WaitExit(ctx); err != nil {
-		return false, fmt.Errorf("the watcher of an earlier dump into the same image directory does not end: %w", err)
-	}
-	return true, nil
-}
-
 // heldByAncestor reports whether an ancestor of a process has locked a directory:
 // it has done so for what it then started.
 func heldByAncestor(pid int, dir os.FileInfo) bool {

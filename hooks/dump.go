@@ -28,6 +28,7 @@ type dump struct {
 	claimed       *os.File    // the image directory
 	store         pages.Store // of the fast lane
 	copies        copies
+	manifest      image.Manifest // from before the drop on
 }
 
 // preDump makes the GPU state of a tree part of its CPU state, so that criu
@@ -85,7 +86,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		{journal.StepCopy, d.awaitCopies},
 		{journal.StepDrop, d.drop},
 		{journal.StepFreeze, d.freeze},
-		{journal.StepManifest, d.manifest},
+		{journal.StepManifest, d.writeManifest},
 	} {
 		if err := d.session.step(step.name, func() error { return step.do(ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)

@@ -10,33 +10,43 @@ import (
 	"cucriu/hooks/image"
 )
 
-// manifest tells the restore side what the image holds of CUDA.
-func (d *dump) manifest(context.Context) error {
+// describe makes the manifest: what the image is going to hold of CUDA. It can be made as
+// soon as everything is copied, before anything is dropped; only which processes will be
+// frozen instead of stopped is not known yet.
+func (d *dump) describe() (image.Manifest, error) {
 	version, err := d.driver.DriverVersion()
 	if err != nil {
-		return err
+		return image.Manifest{}, err
 	}
 	root, err := proc.ReadStatus(d.root)
 	if err != nil {
-		return err
+		return image.Manifest{}, err
 	}
 	m := image.Manifest{Version: image.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.targets {
-		m.Processes = append(m.Processes, image.Process{
-			PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, Running: t.frozen,
-			GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes, Pages: t.member.DroppedPages(),
-		})
+		p := image.Process{PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes}
+		if t.lane != nil {
+			p.Pages = t.member.Pages.Listing
+		}
+		m.Processes = append(m.Processes, p)
 	}
 	m.StoppedOthers = d.stoppedOthers
-	if m.Parked, err = d.parkedForImage(); err != nil {
+	m.Parked, err = d.parkedForImage()
+	return m, err
+}
+
+// writeManifest tells the restore side what the image holds.
+func (d *dump) writeManifest(context.Context) error {
+	for i, t := range d.targets {
+		d.manifest.Processes[i].Running = t.frozen
+	}
+	if err := d.manifest.Write(d.imageDir); err != nil {
 		return err
 	}
-	if err := m.Write(d.imageDir); err != nil {
+	if err := d.manifest.RemoveOtherPages(d.imageDir); err != nil {
 		return err
 	}
-	if err := m.RemoveOtherPages(d.imageDir); err != nil {
-		return err
-	}
+	var err error
 	if d.session.Written, err = image.NoteWritten(d.imageDir, d.outputs()); err != nil {
 		return err
 	}

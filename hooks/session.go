@@ -2,13 +2,8 @@ package hooks
 
 import (
 	"context"
-	"errors"
-	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
 	"cucriu/internal/failpoint"
 )
@@ -65,26 +60,7 @@ func (s *session) close(outcome journal.Outcome, message string) error {
 		return err
 	}
 	_ = s.WriteTimeline() // the journal has all of it
-	return s.endWatcher()
-}
-
-// endWatcher ends the watcher of a session that waits for nobody.
-func (s *session) endWatcher() error {
-	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
-		return nil
-	}
-	watcher, err := proc.Reopen(*s.Watcher)
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer watcher.Close()
-	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
-		return err
-	}
-	return nil
+	return s.killWatcher()
 }
 
 // step writes ahead that a step begins, does it, and notes how long it took.

@@ -86,7 +86,7 @@ func (s *session) noteSuspended() error {
 	if err := s.step(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
-	return s.endWatcher()
+	return s.killWatcher()
 }
 
 // Resume brings processes back from whatever state they are in: running,
@@ -211,7 +211,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := s.endWatcher(); err != nil {
+	if err := s.killWatcher(); err != nil {
 		return err
 	}
 	before := fateOf(s.Members, journal.Member.Alive)
