@@ -109,9 +109,38 @@ func TestCriuOfRefusesWhatCriuDidNotSet(t *testing.T) {
 	parent.Close()
 }
 
+// FuzzCriuArguments: nothing is read out of a command line that does not have it, and
+// what comes before a word that ends the options is read as if nothing came after it.
 func FuzzCriuArguments(f *testing.F) {
-	f.Add("dump -t 7 -vRs --leave-stopped")
-	f.Fuzz(func(_ *testing.T, args string) {
-		new(Criu).readArguments(strings.Fields("criu " + args))
+	for _, seed := range []string{"dump -t 7 -vRs --leave-stopped", "-L plugins --libdir=other", "restore --stream -- -R", "--lib", "-L", "swrk 3", "dump -t"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, args string) {
+		words := strings.Fields("criu " + args)
+		var criu Criu
+		criu.readArguments(words)
+		has := func(begins string, letter rune) bool {
+			return slices.ContainsFunc(words[1:], func(word string) bool {
+				long, isLong := strings.CutPrefix(word, "--")
+				return isLong && strings.HasPrefix(long, begins) || letter != 0 && !isLong && strings.HasPrefix(word, "-") && strings.ContainsRune(word, letter)
+			})
+		}
+		for name, test := range map[string]struct{ read, has bool }{
+			"leave-stopped": {criu.LeaveStopped, has("leave-s", 's')},
+			"leave-running": {criu.LeaveRunning, has("leave-r", 'R')},
+			"freeze-cgroup": {criu.FreezeCgroup, has("fr", 0)},
+			"lazy-pages":    {criu.LazyPages, has("la", 0)},
+			"pages":         {criu.PagesElsewhere, has("pa", 0) || has("pr", 0) || has("la", 0) || has("str", 0)},
+			"libdir":        {criu.LibDir != "", has("lib", 'L') && strings.Contains(args, criu.LibDir)},
+		} {
+			if test.read && !test.has {
+				t.Errorf("%s is read out of %q", name, words)
+			}
+		}
+		var ended Criu
+		ended.readArguments(append(words, "x", "--", "--leave-stopped", "-R", "swrk"))
+		if (ended.LeaveStopped || ended.LeaveRunning) && !criu.LeaveStopped && !criu.LeaveRunning {
+			t.Errorf("%q is read on behind its end", words)
+		}
 	})
 }

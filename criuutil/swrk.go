@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -143,6 +144,10 @@ func FindSwrk(parent int, imageDir string) (int, error) {
 	return 0, fmt.Errorf("process %d has no child that is criu swrk and works in %s", parent, imageDir)
 }
 
+// ErrNoAnswer is the error of a criu that hung up instead of answering. [Swrk.Close]
+// says how it ended.
+var ErrNoAnswer = errors.New("criu ended without an answer")
+
 // maxResponse is far beyond what criu answers: some error lines at most.
 const maxResponse = 1 << 20
 
@@ -157,10 +162,10 @@ func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
 	buffer := make([]byte, maxResponse)
 	n, _, flags, _, err := s.conn.ReadMsgUnix(buffer, nil)
 	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET): // without or with a request that it has not read
+		return nil, ErrNoAnswer
 	case err != nil:
 		return nil, fmt.Errorf("answer of criu: %w", err)
-	case n == 0:
-		return nil, errors.New("criu ended without an answer")
 	case flags&unix.MSG_TRUNC != 0:
 		return nil, fmt.Errorf("answer of criu: longer than %d bytes", maxResponse)
 	}

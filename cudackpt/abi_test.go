@@ -38,9 +38,11 @@ func TestArgumentLayoutIsThatOfTheDriver(t *testing.T) {
 		{"nvmlProcessInfo_t.gpuInstanceId", unsafe.Offsetof(process.gpuInstanceID), 16},
 		{"nvmlProcessInfo_t.computeInstanceId", unsafe.Offsetof(process.computeInstanceID), 20},
 	} {
-		if row.got != row.want {
-			t.Errorf("%s is %d, want %d", row.what, row.got, row.want)
-		}
+		t.Run(row.what, func(t *testing.T) {
+			if row.got != row.want {
+				t.Errorf("%s is %d, want %d", row.what, row.got, row.want)
+			}
+		})
 	}
 }
 

@@ -38,10 +38,12 @@ func TestArgumentsAreRefusedBeforeTheDriverIsAsked(t *testing.T) {
 		"unknown feature":      {func() error { return d.Supports("teleportation") }, "unknown feature"},
 		"relative root":        {func() error { _, err := Open(WithRoot("sim")); return err }, "not an absolute path"},
 	} {
-		err := row.do()
-		if !errors.Is(err, ErrInvalidArgument) || !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%s: error %v, want an invalid argument that says %q", name, err, row.says)
-		}
+		t.Run(name, func(t *testing.T) {
+			err := row.do()
+			if !errors.Is(err, ErrInvalidArgument) || !strings.Contains(err.Error(), row.says) {
+				t.Errorf("%s: error %v, want an invalid argument that says %q", name, err, row.says)
+			}
+		})
 	}
 }
 
@@ -63,9 +65,11 @@ func TestLockTimeoutInMilliseconds(t *testing.T) {
 		10 * time.Second:                  10_000,
 		math.MaxUint32 * time.Millisecond: math.MaxUint32,
 	} {
-		if got := lockMillis(forEver, timeout); got != want {
-			t.Errorf("timeout %v is %d ms, want %d", timeout, got, want)
-		}
+		t.Run(timeout.String(), func(t *testing.T) {
+			if got := lockMillis(forEver, timeout); got != want {
+				t.Errorf("timeout %v is %d ms, want %d", timeout, got, want)
+			}
+		})
 	}
 }
 

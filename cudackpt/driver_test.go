@@ -466,7 +466,7 @@ func TestMemoryFollowsTheProcess(t *testing.T) {
 }
 
 // More processes than the first buffer for NVML's answer has room for.
-func TestProcessMemoryAmongManyProcesses(t *testing.T) {
+func TestTheMemoryOfAProcessIsFoundAmongMany(t *testing.T) {
 	d := openSim(t)
 	var last work
 	for range 20 {

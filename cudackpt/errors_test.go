@@ -34,16 +34,18 @@ func TestEverySeenResultIsExplained(t *testing.T) {
 		{callUnlock, ResultIllegalState, false, []string{"not locked"}},
 		{callUnlock, ResultUnknown, false, []string{"CUDA_ERROR_UNKNOWN (999)", "Xid"}},
 	} {
-		e := &Error{Call: row.call, PID: 4711, Result: row.result, Gone: row.gone}
-		text := e.Error()
-		for _, says := range append(row.says, row.call, "process 4711") {
-			if !strings.Contains(text, says) {
-				t.Errorf("%s with %v: %q does not say %q", row.call, row.result, text, says)
+		t.Run(row.call+" "+row.result.String(), func(t *testing.T) {
+			e := &Error{Call: row.call, PID: 4711, Result: row.result, Gone: row.gone}
+			text := e.Error()
+			for _, says := range append(row.says, row.call, "process 4711") {
+				if !strings.Contains(text, says) {
+					t.Errorf("%s with %v: %q does not say %q", row.call, row.result, text, says)
+				}
 			}
-		}
-		if e.Meaning() == "" || e.Remedy() == "" {
-			t.Errorf("%s with %v has meaning %q and remedy %q", row.call, row.result, e.Meaning(), e.Remedy())
-		}
+			if e.Meaning() == "" || e.Remedy() == "" {
+				t.Errorf("%s with %v has meaning %q and remedy %q", row.call, row.result, e.Meaning(), e.Remedy())
+			}
+		})
 	}
 }
 

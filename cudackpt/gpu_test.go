@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -69,9 +70,11 @@ func TestDamagedInformationIsRefused(t *testing.T) {
 		"Device Min": "Device Minor",
 		"\t 1\n":     "Device Minor",
 	} {
-		if _, err := parseInformation([]byte(strings.Replace(whole, old, "x", 1))); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("without %q the error is %v, want one that says %q", old, err, says)
-		}
+		t.Run("without "+old, func(t *testing.T) {
+			if _, err := parseInformation([]byte(strings.Replace(whole, old, "x", 1))); err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("without %q the error is %v, want one that says %q", old, err, says)
+			}
+		})
 	}
 }
 
@@ -167,8 +170,10 @@ func TestUnknownMemoryIsNotAnAmount(t *testing.T) {
 		want uint64
 		ok   bool
 	}{{1, 12, true}, {2, UnknownMemory, true}, {3, 0, false}} {
-		if got, ok := sumFor(list, row.pid); got != row.want || ok != row.ok {
-			t.Errorf("process %d holds %d, %v, want %d, %v", row.pid, got, ok, row.want, row.ok)
-		}
+		t.Run(strconv.Itoa(row.pid), func(t *testing.T) {
+			if got, ok := sumFor(list, row.pid); got != row.want || ok != row.ok {
+				t.Errorf("process %d holds %d, %v, want %d, %v", row.pid, got, ok, row.want, row.ok)
+			}
+		})
 	}
 }

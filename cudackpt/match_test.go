@@ -15,9 +15,11 @@ func TestLibrariesMatchByFileOrByVersion(t *testing.T) {
 		{"a file without a version", mappedFile{"/opt/libcuda.so.1", "fe:01", "78"}, false},
 		{"the inode on another device", mappedFile{"/opt/libcuda.so.1", "fe:02", "77"}, false},
 	} {
-		if got := host.same(row.other); got != row.same {
-			t.Errorf("%s: same is %v", row.what, got)
-		}
+		t.Run(row.what, func(t *testing.T) {
+			if got := host.same(row.other); got != row.same {
+				t.Errorf("%s: same is %v", row.what, got)
+			}
+		})
 	}
 	nameless := mappedFile{"/opt/libcuda.so.1", "fe:01", "1"}
 	if nameless.same(mappedFile{"/other/libcuda.so.1", "fe:01", "2"}) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestParseUUID(t *testing.T) {
+func TestAUUIDIsReadInEverySpellingButMIGs(t *testing.T) {
 	const canonical = "GPU-5a3c11f0-9d2b-4e6f-8a7b-0123456789ab"
 	for _, row := range []struct{ text, err string }{
 		{text: canonical},
@@ -29,17 +29,19 @@ func TestParseUUID(t *testing.T) {
 		{"5a3c11f0--9d2b4e6f-8a7b-0123456789ab", "not the UUID of a GPU"},
 		{" " + canonical, "not the UUID of a GPU"},
 	} {
-		u, err := ParseUUID(row.text)
-		switch {
-		case row.err == "" && err != nil:
-			t.Errorf("ParseUUID(%q): %v", row.text, err)
-		case row.err == "" && u.String() != canonical:
-			t.Errorf("ParseUUID(%q) is %v, want %s", row.text, u, canonical)
-		case row.err != "" && (err == nil || !strings.Contains(err.Error(), row.err)):
-			t.Errorf("ParseUUID(%q): error %v, want one that says %q", row.text, err, row.err)
-		case row.err != "" && !errors.Is(err, ErrInvalidArgument):
-			t.Errorf("ParseUUID(%q): error %v is not ErrInvalidArgument", row.text, err)
-		}
+		t.Run(row.text, func(t *testing.T) {
+			u, err := ParseUUID(row.text)
+			switch {
+			case row.err == "" && err != nil:
+				t.Errorf("ParseUUID(%q): %v", row.text, err)
+			case row.err == "" && u.String() != canonical:
+				t.Errorf("ParseUUID(%q) is %v, want %s", row.text, u, canonical)
+			case row.err != "" && (err == nil || !strings.Contains(err.Error(), row.err)):
+				t.Errorf("ParseUUID(%q): error %v, want one that says %q", row.text, err, row.err)
+			case row.err != "" && !errors.Is(err, ErrInvalidArgument):
+				t.Errorf("ParseUUID(%q): error %v is not ErrInvalidArgument", row.text, err)
+			}
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,10 +74,28 @@ func TestAnImageThatIsNoFileIsRefused(t *testing.T) {
 	}
 }
 
+// FuzzRead: what is refused gives no tasks and names the file. What is accepted was
+// written whole, and says the same when it is written again.
 func FuzzRead(f *testing.F) {
-	f.Add(image(f, "PSTREE", task(7, 0), task(8, 7)))
+	whole := image(f, "PSTREE", task(7, 0), task(8, 7))
+	f.Add(whole)
+	f.Add(whole[:len(whole)-1])
+	f.Add(append(whole, 0xff, 0xff, 0xff, 0xff))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _ = readTasks(t, data)
+		tasks, err := readTasks(t, data)
+		if err != nil {
+			if len(tasks) > 0 || !strings.Contains(err.Error(), "pstree.img") {
+				t.Fatalf("%d tasks come with the error %v", len(tasks), err)
+			}
+			return
+		}
+		if len(data) < 4+4*len(tasks) { // old images have one magic number
+			t.Fatalf("%d tasks in %d bytes", len(tasks), len(data))
+		}
+		again, err := readTasks(t, image(t, "PSTREE", tasks...))
+		if err != nil || !slices.EqualFunc(tasks, again, proto.Equal) {
+			t.Fatalf("%v are read again as %v (%v)", tasks, again, err)
+		}
 	})
 }
 

@@ -193,6 +193,8 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	response, err := d.swrk.Do(ctx, request, opts, d.notified)
 	if closeErr := d.swrk.Close(); err == nil {
 		err = closeErr
+	} else if closeErr != nil && errors.Is(err, criuutil.ErrNoAnswer) {
+		err = fmt.Errorf("%w: %w", err, closeErr)
 	}
 	return response, d.explained(err)
 }

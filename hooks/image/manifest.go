@@ -134,7 +134,10 @@ func ParseManifest(data []byte) (Manifest, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return Manifest{}, errors.New("damaged: it goes on after its end")
 	}
-	return m, m.Validate()
+	if err := m.Validate(); err != nil {
+		return Manifest{}, err
+	}
+	return m, nil
 }
 
 // MatchImages refuses a manifest whose CUDA processes criu's images beside it do not

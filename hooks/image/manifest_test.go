@@ -1,16 +1,21 @@
 package image
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/inject"
@@ -87,15 +92,17 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 		"pages in no shard":          func(m *Manifest) { m.Processes[0].Pages.ShardBytes = nil },
 		"more GPUs than there are":   func(m *Manifest) { m.Processes[0].GPUs = make([]cudackpt.GPU, maxGPUs+1) },
 	} {
-		m := goodManifest(t)
-		damage(&m)
-		data, err := json.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ParseManifest(data); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			m := goodManifest(t)
+			damage(&m)
+			data, err := json.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ParseManifest(data); err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		})
 	}
 	good, err := json.Marshal(goodManifest(t))
 	if err != nil {
@@ -107,9 +114,11 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 		"a MIG device":      strings.Replace(string(good), "GPU-", "MIG-", 1),
 		"nothing":           "",
 	} {
-		if _, err := ParseManifest([]byte(data)); err == nil {
-			t.Errorf("%s: accepted", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			if _, err := ParseManifest([]byte(data)); err == nil {
+				t.Errorf("%s: accepted", name)
+			}
+		})
 	}
 	for cut := range len(good) {
 		if _, err := ParseManifest(good[:cut]); err == nil {
@@ -132,15 +141,73 @@ func TestManifestIsNotReadThroughALink(t *testing.T) {
 	}
 }
 
+// FuzzParseManifest: what is refused leaves nothing to work with. What is accepted says
+// the same when it is written again, and can neither lead out of the image directory
+// nor paint on a terminal, and says nothing of a GPU or a process that is not there.
 func FuzzParseManifest(f *testing.F) {
-	good, err := json.Marshal(goodManifest(f))
-	if err != nil {
-		f.Fatal(err)
+	good := goodManifest(f)
+	parked := goodManifest(f)
+	parked.Version = ManifestVersion
+	parked.StoppedOthers = []int{9}
+	for _, m := range []Manifest{good, parked, {}} {
+		data, err := json.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+		f.Add(bytes.Replace(data, []byte(`"pid":8`), []byte(`"pid":-8`), 1))
+		f.Add(bytes.Replace(data, []byte("0123456789abcdef"), []byte("../../../../etc/"), 1))
+		f.Add(bytes.ReplaceAll(data, []byte("00000000000b"), []byte("00000000000a")))
+		f.Add(bytes.Replace(data, []byte(`00000000000b":`), []byte(`00000000000c":`), 1))
+		f.Add(append(data, data...))
 	}
-	f.Add(good)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if m, err := ParseManifest(data); err == nil && m.Validate() != nil {
-			t.Fatalf("accepted what is not valid: %s", data)
+		m, err := ParseManifest(data)
+		if err != nil {
+			if diff := cmp.Diff(Manifest{}, m); diff != "" {
+				t.Fatalf("refused (%v), and yet there is a manifest:\n%s", err, diff)
+			}
+			return
+		}
+		if again, err := ParseManifest(append(bytes.Clone(data), "{}"...)); err == nil {
+			t.Fatalf("accepted with something behind it: %v", again)
+		}
+		shown := []string{m.DriverVersion}
+		for _, p := range m.Processes {
+			shown = append(shown, p.Name)
+			sees := make(map[cudackpt.UUID]int)
+			for _, gpu := range p.GPUs {
+				shown = append(shown, gpu.Model, gpu.PCIBusID)
+				if sees[gpu.UUID]++; sees[gpu.UUID] > 1 {
+					t.Fatalf("process %d sees %v twice", p.PID, gpu.UUID)
+				}
+			}
+			for uuid := range p.MemoryBytes {
+				if sees[uuid] == 0 {
+					t.Fatalf("process %d has memory on %v, which it does not see", p.PID, uuid)
+				}
+			}
+			if p.PID <= 0 || len(sees) == 0 {
+				t.Fatalf("process %d sees %d GPUs", p.PID, len(sees))
+			}
+			if p.Pages != nil {
+				for _, name := range p.Pages.Names(p.PID) {
+					if filepath.Base(name) != name || !filepath.IsLocal(name) {
+						t.Fatalf("the memory of process %d is in %q", p.PID, name)
+					}
+				}
+			}
+		}
+		if text := strings.Join(shown, ""); strings.ContainsFunc(text, unicode.IsControl) || !utf8.ValidString(text) {
+			t.Fatalf("would show %q", shown)
+		}
+		written, err := json.Marshal(m)
+		if err != nil {
+			t.Fatalf("cannot be written again: %v", err)
+		}
+		again, err := ParseManifest(written)
+		if diff := cmp.Diff(m, again, cmpopts.EquateEmpty(), cmp.Exporter(func(reflect.Type) bool { return true })); err != nil || diff != "" {
+			t.Fatalf("written again as %s it is %v\n%s", written, err, diff)
 		}
 	})
 }
@@ -154,13 +221,15 @@ func TestManifestMustBeAFileInAnImageDirectory(t *testing.T) {
 		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // zeros without end
 		"larger than sane": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
 	} {
-		dir := t.TempDir()
-		if err := put(filepath.Join(dir, ManifestName)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ReadManifest(dir); err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ManifestName) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := put(filepath.Join(dir, ManifestName)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ReadManifest(dir); err == nil || errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), ManifestName) {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
 	}
 	if _, err := ReadManifest("nowhere"); err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a folder that is not there passes for one without CUDA: %v", err)

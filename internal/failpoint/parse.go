@@ -52,7 +52,7 @@ func Parse(text string) ([]Point, error) {
 	var points []Point
 	for _, part := range strings.Split(text, ",") {
 		step, actions, found := strings.Cut(part, "=")
-		if !found || step == "" || strings.ContainsAny(step, " /+") {
+		if !found || step == "" || step != strings.TrimSpace(step) || strings.ContainsAny(step, "/+") {
 			return nil, fmt.Errorf("failpoint %q: want STEP=ACTION", part)
 		}
 		point := Point{Step: step}

@@ -21,6 +21,7 @@ func TestEveryActionIsReadWithItsArguments(t *testing.T) {
 		"dump.lock=continue 41 42": {{"dump.lock", []Action{{Verb: Continue, PIDs: []int{41, 42}}}}},
 		"dump.lock=remove /a/*=":   {{"dump.lock", []Action{{Verb: Remove, Path: "/a/*="}}}},
 		"dump.lock=run /bin/true":  {{"dump.lock", []Action{{Verb: Run, Path: "/bin/true"}}}},
+		"restore.free memory=hang": {{"restore.free memory", []Action{{Verb: Hang}}}},
 		"a=kill-watcher+kill-criu+kill": {
 			{"a", []Action{{Verb: KillWatcher}, {Verb: KillCriu}, {Verb: Kill}}},
 		},
@@ -85,9 +86,11 @@ func TestOnlyTheStepThatIsNamedGoesWrong(t *testing.T) {
 		"lock":      nil,
 		"":          nil,
 	} {
-		if diff := cmp.Diff(want, At(points, step)); diff != "" {
-			t.Errorf("%q: %s", step, diff)
-		}
+		t.Run(step, func(t *testing.T) {
+			if diff := cmp.Diff(want, At(points, step)); diff != "" {
+				t.Errorf("%q: %s", step, diff)
+			}
+		})
 	}
 }
 

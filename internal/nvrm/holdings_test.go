@@ -88,8 +88,8 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 	return notSupported, nil
 }
 
-// TestHoldings goes through what was met on H200s.
-func TestHoldings(t *testing.T) {
+// TestWhatProcessesHoldIsReadAsOnH200s goes through what was met on H200s.
+func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 	const mib = 1 << 20
 	const vidmem, sysmem, p2p, fabric = 0x40, classSystemMemory, classP2P, classFabric
 	for _, c := range []struct {
@@ -156,14 +156,14 @@ func TestUnknownStatusIsAnError(t *testing.T) {
 	}
 }
 
-func TestReadOfAProcessWithoutTheDevice(t *testing.T) {
+func TestAProcessWithoutTheDeviceIsUnknown(t *testing.T) {
 	if got, err := Read(os.Getpid(), WidestGap); !errors.Is(err, ErrUnknown) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
 // A kernel module that does not answer is no promise that nothing is there.
-func TestReadOfAnotherDevice(t *testing.T) {
+func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "nvidiactl"))
 	if err != nil {
 		t.Fatal(err)

@@ -95,9 +95,11 @@ func TestCasesAreReadAsTheyAreWritten(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"1", "0x1GiB", "1x1GB", "1x1GiB,", ",", "1x1MiB", "4x256MiB "} {
-		if loads, err := parseLoads(text); err == nil {
-			t.Errorf("%q is read as %v", text, loads)
-		}
+		t.Run(text, func(t *testing.T) {
+			if loads, err := parseLoads(text); err == nil {
+				t.Errorf("%q is read as %v", text, loads)
+			}
+		})
 	}
 }
 
@@ -115,9 +117,11 @@ func TestALoadThatDoesNotFitIsLeftOut(t *testing.T) {
 		{"two GPUs hold two processes each", room{memory: 64 * gib, disk: 64 * gib, gpuMemory: []int64{18 * gib, 18 * gib}}, load{4, 8 * gib}, true},
 		{"one GPU holds the third", room{memory: 64 * gib, disk: 64 * gib, gpuMemory: []int64{18 * gib, 18 * gib}}, load{3, 10 * gib}, false},
 	} {
-		if why := test.room.misses(test.load); (why == "") != test.fits {
-			t.Errorf("%s: %q", test.name, why)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			if why := test.room.misses(test.load); (why == "") != test.fits {
+				t.Errorf("%s: %q", test.name, why)
+			}
+		})
 	}
 }
 

@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write what the commands print into the 
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestScripts(t *testing.T) {
+func TestCommandsDoWhatTheirScriptsSay(t *testing.T) {
 	files, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("scripts: %v %v", files, err)

@@ -72,8 +72,8 @@ func becomeTarget(args []string) error {
 	return syscall.Exec(command[0], command, os.Environ())
 }
 
-// TestConformance goes through the table, case after case.
-func TestConformance(t *testing.T) {
+// TestTheDriverIsAsTheTableSays goes through the table, case after case.
+func TestTheDriverIsAsTheTableSays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root: it makes device nodes in mount namespaces of its own")
 	}

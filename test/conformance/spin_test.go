@@ -17,12 +17,12 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestStoppedAtAnyInstruction shows what can be asked through the restore thread
+// TestAProcessIsServedAtWhateverInstructionItWasStopped shows what can be asked through the restore thread
 // alone of a process that was stopped while one of its threads was inside the
 // driver: state, checkpoint and restore. Unlock cannot: it hangs in some of the
 // rounds, and returns as soon as the other threads run.
 // CUCRIU_SPIN_ROUNDS sets the number of rounds.
-func TestStoppedAtAnyInstruction(t *testing.T) {
+func TestAProcessIsServedAtWhateverInstructionItWasStopped(t *testing.T) {
 	rounds := 10
 	if text := os.Getenv("CUCRIU_SPIN_ROUNDS"); text != "" {
 		var err error

@@ -52,7 +52,7 @@ func stoppedCases() []testCase {
 // dumpOrder is what a dump and a restore do: lock while running, stop, trace the
 // restore thread, checkpoint, let go of it; and the way back, which is not quite the
 // mirror image: unlock may wait for any thread that was stopped inside the driver
-// (TestStoppedAtAnyInstruction), so all of them run by then.
+// (TestAProcessIsServedAtWhateverInstructionItWasStopped), so all of them run by then.
 func dumpOrder() []row {
 	letGo := row{name: "released: all threads in the group-stop", do: func(b *bench) (string, error) {
 		if err := b.release(); err != nil {

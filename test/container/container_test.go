@@ -106,7 +106,7 @@ func TestTwoGPUsOfThreeAreSwapped(t *testing.T) {
 	})
 }
 
-func TestSeveralProcesses(t *testing.T) {
+func TestAContainerOfSeveralProcessesIsRestored(t *testing.T) {
 	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 3, "--procs", "3", "--threads", "2")
@@ -117,7 +117,7 @@ func TestSeveralProcesses(t *testing.T) {
 	})
 }
 
-func TestLeaveRunning(t *testing.T) {
+func TestAContainerThatIsLeftRunningHasAnImageThatRestores(t *testing.T) {
 	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 2, "--procs", "2", "--spin", "event-sync")
@@ -133,8 +133,8 @@ func TestLeaveRunning(t *testing.T) {
 	})
 }
 
-// TestLeaveRunningAndResumeAtOnce: what containerd and CRI-O do.
-func TestLeaveRunningAndResumeAtOnce(t *testing.T) {
+// TestAContainerThatIsResumedAtOnceRunsOn: what containerd and CRI-O do.
+func TestAContainerThatIsResumedAtOnceRunsOn(t *testing.T) {
 	onBoth(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")
@@ -211,9 +211,9 @@ func TestRecoverLeavesAPausedContainerPaused(t *testing.T) {
 	})
 }
 
-// TestTheHookIsNamedTwice: criu before 4.2 reads runc.conf twice, and calls the hook
+// TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads runc.conf twice, and calls the hook
 // twice at each stage.
-func TestTheHookIsNamedTwice(t *testing.T) {
+func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {
 	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
 		container := host.StartContainer([]int{0}, 1, "--spin", "stream-sync")

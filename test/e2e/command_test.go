@@ -164,7 +164,7 @@ func TestCommandLeavesStopped(t *testing.T) {
 	})
 }
 
-func TestCommandTreeWithoutCUDA(t *testing.T) {
+func TestCommandDumpsATreeWithoutCUDA(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
@@ -389,6 +389,25 @@ func TestCommandDumpWhoseCriuIsKilled(t *testing.T) {
 		if got := host.LastOutcome(); got != "running" {
 			t.Fatalf("outcome %q", got)
 		}
+		job.Runs()
+	})
+}
+
+// TestCommandSaysHowACriuEndedThatDidNotAnswer: so end criu before 4.2, over some lines
+// of a configuration file.
+func TestCommandSaysHowACriuEndedThatDidNotAnswer(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		// It reads the request first.
+		crashing := testenv.Script(t, `[ "$1" != swrk ] || { dd bs=1 count=1 <&3 >/dev/null 2>&1; kill -SEGV $$; }
+exec `+testenv.Criu(t)+` "$@"`)
+		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images, "--criu", crashing)
+		if err == nil || !strings.Contains(out, "criu ended without an answer: criu: signal: segmentation fault") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		notDumped(t, job, images)
 		job.Runs()
 	})
 }

@@ -300,8 +300,8 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 	})
 }
 
-// TestSettingsOfTheFastLane: whatever they are, the memory comes back.
-func TestSettingsOfTheFastLane(t *testing.T) {
+// TestTheMemoryComesBackWithEverySettingOfTheFastLane: whatever they are, the memory comes back.
+func TestTheMemoryComesBackWithEverySettingOfTheFastLane(t *testing.T) {
 	for _, test := range []struct {
 		name, yaml string
 		codec      pages.Codec // of what is stored in files; Zero: there are none
@@ -372,8 +372,8 @@ func codecsOf(t *testing.T, images string) []pages.Codec {
 	return codecs
 }
 
-// TestSeveralDumpsIntoOneDirectory: the last that succeeded is what is there.
-func TestSeveralDumpsIntoOneDirectory(t *testing.T) {
+// TestTheLastOfSeveralDumpsIntoOneDirectoryRestores: the last that succeeded is what is there.
+func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "4")
@@ -413,7 +413,7 @@ func TestSeveralDumpsIntoOneDirectory(t *testing.T) {
 	})
 }
 
-func TestProcessesOfVeryDifferentSize(t *testing.T) {
+func TestProcessesOfVeryDifferentSizeAreRestored(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		// Each is given the place that --procs would have given it.
@@ -424,7 +424,7 @@ func TestProcessesOfVeryDifferentSize(t *testing.T) {
 	})
 }
 
-func TestAProcessWithSeveralGPUs(t *testing.T) {
+func TestAProcessWithSeveralGPUsIsRestored(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--gpus", "0,1", "--mib", "20", "--spin", "stream-sync")
@@ -433,8 +433,8 @@ func TestAProcessWithSeveralGPUs(t *testing.T) {
 	})
 }
 
-// TestAProcessThatLocksItsMemory: such memory cannot be dropped as other memory is.
-func TestAProcessThatLocksItsMemory(t *testing.T) {
+// TestTheFastLaneTakesLockedMemory: such memory cannot be dropped as other memory is.
+func TestTheFastLaneTakesLockedMemory(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "32", "--mlock", "--spin", "stream-sync")

@@ -77,9 +77,9 @@ func storm(t *testing.T, job *testenv.Job) {
 	})
 }
 
-// TestAJobThatIsContinuedAllTheTime may make criu fail, which does not expect it
+// TestAJobThatIsContinuedAllTheTimeIsNotLost may make criu fail, which does not expect it
 // while it seizes, but is not lost.
-func TestAJobThatIsContinuedAllTheTime(t *testing.T) {
+func TestAJobThatIsContinuedAllTheTimeIsNotLost(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(2, "--procs", "2", "--spin", "event-sync")
@@ -120,8 +120,8 @@ func TestASuspendedJobStaysHeldWhoeverContinuesIt(t *testing.T) {
 	})
 }
 
-// TestAFailedDumpOfAJobThatIsContinued brings it back all the same.
-func TestAFailedDumpOfAJobThatIsContinued(t *testing.T) {
+// TestAFailedDumpBringsBackAJobThatIsContinued brings it back all the same.
+func TestAFailedDumpBringsBackAJobThatIsContinued(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--spin", "event-sync", "--threads", "3")

@@ -149,7 +149,7 @@ func TestAMadeUpEnvironmentTouchesNobody(t *testing.T) {
 	})
 }
 
-func TestTwoDumpsAtOnceOfOneJob(t *testing.T) {
+func TestOfTwoDumpsAtOnceOneSucceeds(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(2, "--procs", "2", "--spin", "stream-sync")

@@ -25,7 +25,7 @@ func failing(t *testing.T, host *testenv.Host, point string, args ...string) (st
 	return string(out), err
 }
 
-func TestTheSuspendFailsOrIsKilledAtEachStep(t *testing.T) {
+func TestAJobRunsOnWhereverItsSuspendFailsOrIsKilled(t *testing.T) {
 	for _, step := range []string{"lock", "stop", "park", "trace", "checkpoint", "release", "suspended"} {
 		for _, how := range []string{"kill", "error"} {
 			t.Run(step+"-"+how, func(t *testing.T) {
@@ -49,8 +49,8 @@ func TestTheSuspendFailsOrIsKilledAtEachStep(t *testing.T) {
 	}
 }
 
-// TestTheSuspendIsKilledWhileMemoryIsMadeReady by threads of the job.
-func TestTheSuspendIsKilledWhileMemoryIsMadeReady(t *testing.T) {
+// TestAJobRunsOnWhenItsSuspendIsKilledWhileMemoryIsMadeReady by threads of the job.
+func TestAJobRunsOnWhenItsSuspendIsKilledWhileMemoryIsMadeReady(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "20", "--spin", "stream-sync")
@@ -86,7 +86,7 @@ func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
 	})
 }
 
-func TestTheResumeIsKilled(t *testing.T) {
+func TestAResumeThatIsKilledIsFinishedOnTheGPUsOfItsMap(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--gpus", "0", "--spin", "stream-query")
@@ -128,9 +128,9 @@ func TestRanksAreSuspendedTogether(t *testing.T) {
 	})
 }
 
-// TestAProcessThatSomethingElseCheckpointed is not restored blindly, never
+// TestAProcessThatSomethingElseCheckpointedIsLeftAlone is not restored blindly, never
 // unlocked, and brought back on request.
-func TestAProcessThatSomethingElseCheckpointed(t *testing.T) {
+func TestAProcessThatSomethingElseCheckpointedIsLeftAlone(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1) // which is held at its next kernel
@@ -203,8 +203,8 @@ func TestAResumeThatLacksMemoryChangesNothing(t *testing.T) {
 	})
 }
 
-// TestSuspendIsInterrupted as by Ctrl-C.
-func TestSuspendIsInterrupted(t *testing.T) {
+// TestAnInterruptedSuspendIsUndone as by Ctrl-C.
+func TestAnInterruptedSuspendIsUndone(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Faults("checkpoint delay 500ms")

@@ -174,7 +174,7 @@ func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write f
 	return dir, limitFile, write
 }
 
-func TestAControlGroupThatIsTooSmall(t *testing.T) {
+func TestAControlGroupThatIsTooSmallIsRefused(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
@@ -238,7 +238,7 @@ func keepsOnDisk(t *testing.T, dir string) bool {
 	return stat.Type != unix.TMPFS_MAGIC
 }
 
-func TestADiskThatIsTooSmall(t *testing.T) {
+func TestADiskThatIsTooSmallIsRefused(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
@@ -436,7 +436,7 @@ func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
 	})
 }
 
-func TestCheckOfATreeWithoutCUDAAndOfAStoppedJob(t *testing.T) {
+func TestCheckFindsNothingAgainstAStoppedJobOrATreeWithoutCUDA(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")

@@ -49,7 +49,7 @@ func remap(t *testing.T, host *testenv.Host, images, yaml string, job *testenv.J
 	return on
 }
 
-func TestRemapOnOneHost(t *testing.T) {
+func TestAJobGoesOnOnTheGPUsThatTheMapNames(t *testing.T) {
 	for _, test := range []struct {
 		name, gpus, yaml string
 		want             []int
@@ -72,7 +72,7 @@ func TestRemapOnOneHost(t *testing.T) {
 	}
 }
 
-func TestAnotherHost(t *testing.T) {
+func TestAJobGoesOnOnTheGPUsOfAnotherHost(t *testing.T) {
 	for _, test := range []struct {
 		name        string
 		gpus        int // of the destination
@@ -183,7 +183,7 @@ func TestAProcessStoppedBeforehandStaysStopped(t *testing.T) {
 	})
 }
 
-func TestLeaveRunning(t *testing.T) {
+func TestADumpThatLeavesRunningMakesAnImageThatRestores(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
@@ -195,7 +195,7 @@ func TestLeaveRunning(t *testing.T) {
 	})
 }
 
-func TestLeaveStopped(t *testing.T) {
+func TestADumpThatLeavesStoppedLeavesAJobThatCanBeContinued(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
@@ -209,7 +209,7 @@ func TestLeaveStopped(t *testing.T) {
 	})
 }
 
-func TestRestoreStopped(t *testing.T) {
+func TestARestoreThatLeavesStoppedLeavesAJobThatCanBeContinued(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
@@ -222,7 +222,7 @@ func TestRestoreStopped(t *testing.T) {
 	})
 }
 
-func TestTwoDumpsInARowOfARunningJob(t *testing.T) {
+func TestAJobIsDumpedRightAfterADumpThatLeftItRunning(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
@@ -313,9 +313,9 @@ func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
 	}
 }
 
-// TestTheExampleConfigurationOfCriu: the hook from criu's configuration file,
+// TestTheExampleConfigurationOfCriuIsEnough: the hook from criu's configuration file,
 // as the examples have it, and an option that is to be found only there.
-func TestTheExampleConfigurationOfCriu(t *testing.T) {
+func TestTheExampleConfigurationOfCriuIsEnough(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		text := host.ExampleConfiguration("criu.conf")

@@ -12,10 +12,10 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestTimelineOfADumpAndItsRestore: the image has the timeline of its dump, and
+// TestTheTimelineHasEveryProcessOfADumpAndItsRestore: the image has the timeline of its dump, and
 // each session its own, in which every process has its spans and criu's work lies
 // between ours.
-func TestTimelineOfADumpAndItsRestore(t *testing.T) {
+func TestTheTimelineHasEveryProcessOfADumpAndItsRestore(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(2, "--procs", "2", "--gpus", "0,1")
@@ -39,8 +39,8 @@ func TestTimelineOfADumpAndItsRestore(t *testing.T) {
 	})
 }
 
-// TestTimelineOfADumpThatFails: what failed is in it, and so is the way back.
-func TestTimelineOfADumpThatFails(t *testing.T) {
+// TestTheTimelineHasTheFailureAndTheWayBack: what failed is in it, and so is the way back.
+func TestTheTimelineHasTheFailureAndTheWayBack(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)

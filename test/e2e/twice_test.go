@@ -7,9 +7,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestTheHookIsNamedTwice: criu before 4.2 reads a configuration file that comes
+// TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads a configuration file that comes
 // over RPC twice, and calls the hook twice at each stage.
-func TestTheHookIsNamedTwice(t *testing.T) {
+func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(2, "--procs", "2", "--spin", "stream-sync")
@@ -28,7 +28,7 @@ func TestTheHookIsNamedTwice(t *testing.T) {
 	})
 }
 
-func TestTheHookIsNamedTwiceAndRefuses(t *testing.T) {
+func TestAHookThatIsNamedTwiceFailsTwiceWithOneError(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)

@@ -17,9 +17,9 @@ const resultsVariable = "CUCRIU_FAULT_RESULTS"
 // columnVariable names one column, to run no other.
 const columnVariable = "CUCRIU_FAULT_COLUMN"
 
-// TestFaultMatrix runs every cell and compares what became of the job with
+// TestNoFaultAtAnyStepLosesTheJob runs every cell and compares what became of the job with
 // docs/fault-matrix.md. CUCRIU_UPDATE=1 writes that file anew.
-func TestFaultMatrix(t *testing.T) {
+func TestNoFaultAtAnyStepLosesTheJob(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: its faults and several of them at once")
 	}

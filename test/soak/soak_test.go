@@ -16,9 +16,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestSoak does what the seed says. The seed does not say which of two processes
+// TestNoJobIsLostInACrowd does what the seed says. The seed does not say which of two processes
 // is the faster one: what one run finds, another may take some more runs to find.
-func TestSoak(t *testing.T) {
+func TestNoJobIsLostInACrowd(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: the jobs share a pid namespace of their own")
 	}
