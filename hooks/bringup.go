@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +12,6 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/journal"
-	"cucriu/hooks/preflight"
 )
 
 // bringUp is the one way back. From whatever state the processes are in
@@ -151,76 +148,6 @@ func (b *bringUp) trace(ctx context.Context) error {
 	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*target).lacksMemory))
 }
 
-// memoryNeed is what those that are checkpointed will take of the GPUs' memory.
-func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
-	defer cancel()
-	need := make(preflight.MemoryNeed)
-	for _, t := range b.cuda {
-		if t.lacksMemory() {
-			need.Add(t.member.MemoryBytes, t.member.Pairs)
-			continue
-		}
-		// A checkpoint or restore that a killed controller began goes on by
-		// itself; the driver answers when it is through.
-		state, err := t.cuda.State(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if state == cudackpt.StateCheckpointed {
-			if err := t.measureStaged(); err != nil {
-				return nil, err
-			}
-			need.Add(t.member.MemoryBytes, t.member.Pairs)
-		}
-	}
-	return need, nil
-}
-
-// restore moves the GPU state of those that are checkpointed back, if the GPUs
-// have the memory for all of them. The driver works on the first while the memory
-// of the next is filled in.
-func (b *bringUp) restore(ctx context.Context) error {
-	need, err := b.memoryNeed(ctx)
-	if err != nil {
-		return err
-	}
-	room := sync.OnceValue(func() error {
-		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
-		defer cancel()
-		return b.span(0, "free memory", func() error {
-			if err := b.failpoint(ctx, string(b.Kind)+".back.free memory"); err != nil {
-				return err
-			}
-			return need.Require(ctx, b.driver)
-		})
-	})
-	go room() // beside the first fill: NVML takes 10 ms for each GPU of the host
-	err = b.parallel(func(t *target) error {
-		if t.lacksMemory() {
-			if err := b.fill(ctx, t); err != nil {
-				return err
-			}
-			if err := runRestoreThreads(ctx, b.tracer, []*target{t}); err != nil {
-				return err
-			}
-		}
-		if room() != nil {
-			return nil // told once, below
-		}
-		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
-		defer cancel()
-		state, err := t.cuda.State(ctx)
-		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
-			return err
-		}
-		return b.span(t.PID, "restore", func() error {
-			return t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
-		})
-	})
-	return errors.Join(room(), err)
-}
-
 // release puts the threads that were let run under trace back into the
 // group-stop.
 func (b *bringUp) release(ctx context.Context) error {
@@ -279,7 +206,7 @@ func (b *bringUp) letOthersRun(context.Context) error {
 	if b.leaveStopped {
 		return nil
 	}
-	return b.session.letOthersRun()
+	return signalKnown(unix.SIGCONT, b.Others...)
 }
 
 // pause freezes a container again that was paused before.
@@ -295,68 +222,4 @@ func (b *bringUp) parallel(do func(*target) error) error {
 		}
 		return err
 	})
-}
-
-// runRestoreThreads lets the threads through which the driver works run, while
-// the rest of their processes stays stopped.
-func runRestoreThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
-	for _, t := range targets {
-		tid, err := t.cuda.RestoreThreadID(ctx)
-		if err != nil {
-			return err
-		}
-		if err := tracer.Run(tid); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// runAllThreads lets every thread of a stopped process run, without the
-// SIGCONT that the process and its parent would notice.
-func runAllThreads(tracer *inject.Tracer, t *target) error {
-	tids, err := proc.Threads(t.PID)
-	if err != nil {
-		return err
-	}
-	return tracer.Run(tids...)
-}
-
-// releaseTimeout bounds how long a traced thread may take to stop. Past it the
-// end of this program makes the kernel let go of it.
-const releaseTimeout = 30 * time.Second
-
-// releaseThreads puts the threads that a tracer let run back into the
-// group-stop of their processes.
-func releaseThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
-	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
-	defer cancel()
-	if err := tracer.Release(ctx); err != nil {
-		return err
-	}
-	return proc.KeepStopped(ctx, processesOf(targets)...)
-}
-
-func signalAll(targets []*target, signal unix.Signal) error {
-	return signalProcesses(signal, processesOf(targets)...)
-}
-
-// signalProcesses sends a signal to those that have not ended.
-func signalProcesses(signal unix.Signal, processes ...*proc.Process) error {
-	for _, p := range processes {
-		if err := p.Signal(signal); err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-	}
-	return nil
-}
-
-// thawAll thaws whatever keeps the processes frozen.
-func thawAll(ctx context.Context, targets []*target) error {
-	for _, t := range targets {
-		if err := thaw(ctx, t.PID); err != nil {
-			return err
-		}
-	}
-	return nil
 }

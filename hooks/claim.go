@@ -79,7 +79,7 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 		switch {
 		case s.Outcome != "":
 			// A watcher whose session is over is about to end.
-			if ended, err := d.Hook.session(s).awaitWatcher(ctx); err != nil || ended {
+			if ended, err := d.takeOn(s).awaitWatcher(ctx); err != nil || ended {
 				return ended, err
 			}
 		case !last && (s.Criu == d.criu.Ident || s.Shares(tree)):
@@ -100,26 +100,6 @@ func (d *dump) imagePathOr(dir *os.File) string {
 		return path
 	}
 	return dir.Name()
-}
-
-// awaitWatcher waits for the end of the session's watcher, and reports whether there
-// was one to wait for.
-func (s *session) awaitWatcher(ctx context.Context) (bool, error) {
-	if s.Watcher == nil {
-		return false, nil
-	}
-	watcher, err := proc.Reopen(*s.Watcher)
-	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer watcher.Close()
-	if err := watcher.WaitExit(ctx); err != nil {
-		return false, fmt.Errorf("the watcher of an earlier dump into the same image directory does not end: %w", err)
-	}
-	return true, nil
 }
 
 // heldByAncestor reports whether an ancestor of a process has locked a directory:

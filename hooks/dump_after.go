@@ -128,7 +128,7 @@ func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool
 		s.Unlock()
 		return nil, nil
 	}
-	return h.session(s), nil
+	return h.takeOn(s), nil
 }
 
 // checkWhole fails if the image is not whole any more.

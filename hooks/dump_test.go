@@ -29,7 +29,7 @@ func startTree(t *testing.T, script string) (pid int) {
 }
 
 func TestChildrenThatEndWhileTheyAreLookedAtAreNotTakenForStopped(t *testing.T) {
-	d := &dump{root: startTree(t, "while :; do /bin/true; done")}
+	d := &dump{suspension: suspension{root: startTree(t, "while :; do /bin/true; done")}}
 	for range 4000 { // one look in about 40 meets a child that ends
 		if err := d.findStopped(); err != nil {
 			t.Fatal(err)
@@ -73,7 +73,7 @@ func TestAStoppedProcessIsToldFromAZombie(t *testing.T) {
 	}
 	awaitChild(true)
 	awaitChild(false)
-	d := &dump{root: root}
+	d := &dump{suspension: suspension{root: root}}
 	if err := d.findStopped(); err != nil || len(d.stoppedOthers) != 1 || d.stoppedOthers[0] != stopped {
 		t.Errorf("found %v stopped (%v), want %d alone", d.stoppedOthers, err, stopped)
 	}

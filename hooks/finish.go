@@ -12,9 +12,9 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// Finish takes the session of a criu that has ended to a good end, as
+// FinishSession takes the session of a criu that has ended to a good end, as
 // its watcher would, and returns it; nil if there is none.
-func (h *Hook) Finish(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
+func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
 	h = h.filled()
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.Now().Add(h.Config.Lock.Timeout) // for a watcher that fails at first
@@ -30,7 +30,7 @@ func (h *Hook) Finish(ctx context.Context, kind journal.Kind, criu *criuutil.Cri
 		return nil, err
 	}
 	defer s.Unlock()
-	if err := h.finish(ctx, s); err != nil {
+	if err := h.conclude(ctx, s); err != nil {
 		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}
 	return s.Session, nil

@@ -42,31 +42,49 @@ func (s *session) park(ctx context.Context, process *proc.Process, except ...int
 	}
 }
 
-// park parks the whole tree. A process that cannot be parked (by this kernel or
-// architecture, or because the run directory is full) is held by its stop alone.
-func (d *dump) park(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+// parkTargets parks the CUDA processes. A process that cannot be parked (by this kernel
+// or architecture, or because the run directory is full) is held by its stop alone.
+func (s *suspension) parkTargets(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Timeout)
 	defer cancel()
-	err := parallel(d.targets, func(t *target) error {
+	return parallel(s.targets, func(t *target) error {
 		tid, err := t.cuda.RestoreThreadID(ctx)
 		if err != nil {
 			return err
 		}
-		t.parked, err = d.session.park(ctx, t.Process, tid)
-		return d.parkedOrStopped(ctx, t.Process, err)
+		t.parked, err = s.session.park(ctx, t.Process, tid)
+		return s.parkedOrStopped(ctx, t.Process, err)
 	})
-	if err != nil {
+}
+
+func (s *suspension) parkedOrStopped(ctx context.Context, process *proc.Process, err error) error {
+	if err == nil || errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if ctx.Err() != nil {
 		return err
 	}
+	// A park that was neither finished nor undone: an image would not know of it.
+	if half, fileErr := inject.IsParked(s.session.parkedFile(process.PID)); half || fileErr != nil {
+		return errors.Join(err, fileErr)
+	}
+	s.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
+	return nil
+}
+
+// parkTree parks the whole tree.
+func (d *dump) parkTree(ctx context.Context) error {
+	if err := d.parkTargets(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
 	d.parkedOthers = make(map[int]*inject.Parked)
 	for parked := 0; ; {
 		for ; parked < len(d.others); parked++ {
 			if err := d.parkOther(ctx, d.others[parked]); err != nil {
 				return err
 			}
-		}
-		if d.root == 0 {
-			return nil // of a suspend, which takes single processes
 		}
 		// One that was about to fork when it was told to stop, or that somebody has
 		// continued before it was parked, may have made a process since the last look.
@@ -90,21 +108,6 @@ func (d *dump) parkOther(ctx context.Context, other *proc.Process) error {
 		d.parkedOthers[other.PID] = parked
 	}
 	return d.parkedOrStopped(ctx, other, err)
-}
-
-func (d *dump) parkedOrStopped(ctx context.Context, process *proc.Process, err error) error {
-	if err == nil || errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return err
-	}
-	// A park that was neither finished nor undone: an image would not know of it.
-	if half, fileErr := inject.IsParked(d.session.parkedFile(process.PID)); half || fileErr != nil {
-		return errors.Join(err, fileErr)
-	}
-	d.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
-	return nil
 }
 
 // requireHeld fails if a process that is not parked does not stand still any more:
@@ -182,33 +185,6 @@ func (b *bringUp) rearmTimers(pid int) {
 	if err != nil && !errors.Is(err, proc.ErrGone) {
 		b.hook.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
 	}
-}
-
-// parkedForImage is what the manifest says of the parked threads.
-func (d *dump) parkedForImage() ([]inject.Parked, error) {
-	var all []inject.Parked
-	add := func(parked *inject.Parked) error {
-		if parked == nil {
-			return nil
-		}
-		inImage, err := parked.ForImage()
-		if errors.Is(err, proc.ErrGone) {
-			return nil
-		}
-		all = append(all, inImage)
-		return err
-	}
-	for _, t := range d.targets {
-		if err := add(t.parked); err != nil {
-			return nil, err
-		}
-	}
-	for _, other := range d.others {
-		if err := add(d.parkedOthers[other.PID]); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
 }
 
 // noteParked notes the parked threads of the processes that criu has restored. One

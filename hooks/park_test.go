@@ -17,7 +17,7 @@ func TestAProcessThatIsHalfParkedIsNotDumped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer process.Close()
-	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: testSession(t, journal.KindDump)}
+	d := &suspension{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: testSession(t, journal.KindDump)}
 	cannot := errors.New("this kernel cannot")
 	if err := d.parkedOrStopped(t.Context(), process, cannot); err != nil {
 		t.Fatalf("a process that cannot be parked ends the dump: %v", err)

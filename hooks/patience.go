@@ -23,14 +23,3 @@ func (h *Hook) patience(pids ...int) time.Duration {
 	}
 	return h.Config.Lock.Timeout + time.Duration(running/runtime.NumCPU())*turns*turn
 }
-
-// patience is that for the whole tree, or for the processes that were named.
-func (d *dump) patience() time.Duration {
-	pids := pidsOf(d.targets)
-	if d.root > 0 {
-		if tree, err := proc.Tree(d.root); err == nil {
-			pids = tree
-		}
-	}
-	return d.Hook.patience(pids...)
-}

@@ -76,16 +76,7 @@ func (s *session) stopMembers() error {
 	if !s.MayBeCheckpointed() {
 		return nil
 	}
-	for _, member := range s.Members {
-		process, err := proc.Reopen(member.Ident)
-		if err == nil {
-			err = errors.Join(process.Signal(unix.SIGSTOP), process.Close())
-		}
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-	}
-	return nil
+	return signalKnown(unix.SIGSTOP, journal.IdentsOf(s.Members)...)
 }
 
 // awaitResume leaves a paused container to the engine: it puts the freeze back if
@@ -102,7 +93,7 @@ func (h *Hook) awaitResume(ctx context.Context, s *session) error {
 			return err
 		}
 	}
-	for pause := time.Millisecond; s.alive() && ctx.Err() == nil; pause = min(2*pause, 50*time.Millisecond) {
+	for pause := time.Millisecond; slices.ContainsFunc(s.Members, journal.Member.Alive) && ctx.Err() == nil; pause = min(2*pause, 50*time.Millisecond) {
 		if still, err := s.pausedStill(); err != nil || len(still) == 0 {
 			if err != nil {
 				return err
@@ -120,14 +111,4 @@ func (h *Hook) awaitResume(ctx context.Context, s *session) error {
 	}
 	s.Paused = nil // whatever freezes it from now on is not ours to put back
 	return errors.Join(s.Save(), ctx.Err())
-}
-
-func (s *session) alive() bool {
-	return slices.ContainsFunc(s.Members, func(member journal.Member) bool {
-		process, err := proc.Reopen(member.Ident)
-		if err == nil {
-			process.Close()
-		}
-		return err == nil
-	})
 }

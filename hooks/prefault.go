@@ -23,7 +23,7 @@ const prefaultLeast = 16 << 20
 // prefault makes the staging memory of one process ready. It does what it can:
 // where it can do nothing, the driver finds its memory fresh.
 type prefault struct {
-	*dump
+	*suspension
 	target        *target
 	restoreThread int
 	left          uint64 // bytes that the driver is still expected to map

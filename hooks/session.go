@@ -2,13 +2,8 @@ package hooks
 
 import (
 	"context"
-	"errors"
-	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
 	"cucriu/internal/failpoint"
 )
@@ -32,11 +27,11 @@ func (h *Hook) newSession(record journal.Record) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.session(s), nil
+	return h.takeOn(s), nil
 }
 
-// session is a session of the journal for this hook.
-func (h *Hook) session(s *journal.Session) *session {
+// takeOn is a session of the journal that this hook works on.
+func (h *Hook) takeOn(s *journal.Session) *session {
 	s.By = h.by
 	return &session{Session: s, progress: h.Progress}
 }
@@ -65,26 +60,7 @@ func (s *session) close(outcome journal.Outcome, message string) error {
 		return err
 	}
 	_ = s.WriteTimeline() // the journal has all of it
-	return s.endWatcher()
-}
-
-// endWatcher ends the watcher of a session that waits for nobody.
-func (s *session) endWatcher() error {
-	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
-		return nil
-	}
-	watcher, err := proc.Reopen(*s.Watcher)
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer watcher.Close()
-	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
-		return err
-	}
-	return nil
+	return s.killWatcher()
 }
 
 // step writes ahead that a step begins, does it, and notes how long it took.

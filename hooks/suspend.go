@@ -22,7 +22,7 @@ import (
 // could not be parked. After an error, or if this program is killed, they run on.
 func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	h = h.filled()
-	d := &dump{Hook: h}
+	d := &suspension{Hook: h}
 	defer func() {
 		if err != nil {
 			err = d.failed(err)
@@ -42,7 +42,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	if err := d.requireRunning(ctx); err != nil {
 		return Status{}, err
 	}
-	if d.session, err = h.begin(d.members, ""); err != nil {
+	if d.session, err = h.beginSuspend(d.members, ""); err != nil {
 		return Status{}, err
 	}
 	if err := h.startWatcher(d.session); err != nil {
@@ -52,9 +52,9 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 		name journal.Step
 		do   func(context.Context) error
 	}{
-		{journal.StepLock, d.lock},
+		{journal.StepLock, d.lockTargets},
 		{journal.StepStop, d.stopTargets},
-		{journal.StepPark, d.park},
+		{journal.StepPark, d.parkTargets},
 		{journal.StepTrace, d.trace},
 		{journal.StepCheckpoint, d.checkpoint},
 		{journal.StepRelease, d.release},
@@ -70,9 +70,9 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	return StatusOf(d.session.Session), err
 }
 
-// begin begins the session of processes that this program works on, at the
+// beginSuspend begins the session of processes that this program works on, at the
 // step that they have come to.
-func (h *Hook) begin(members []journal.Member, step journal.Step) (*session, error) {
+func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*session, error) {
 	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (s *session) noteSuspended() error {
 	if err := s.step(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
-	return s.endWatcher()
+	return s.killWatcher()
 }
 
 // Resume brings processes back from whatever state they are in: running,
@@ -167,14 +167,14 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 		s.Unlock()
 		return nil, nil // it has been brought back meanwhile
 	}
-	return h.session(s), nil
+	return h.takeOn(s), nil
 }
 
 // adopt begins the session of processes of which none is known, nil if they
 // all run. They are let run in the end, even if they are stopped: that is what
 // they look like whose journal was lost.
 func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, error) {
-	d := &dump{Hook: h}
+	d := &suspension{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
 		return nil, err
@@ -201,7 +201,7 @@ func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, err
 	for i := range d.members {
 		d.members[i].Stopped = false
 	}
-	return h.begin(d.members, journal.StepSuspended)
+	return h.beginSuspend(d.members, journal.StepSuspended)
 }
 
 // resumeSession brings the processes of a locked session back, and closes it.
@@ -211,7 +211,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := s.endWatcher(); err != nil {
+	if err := s.killWatcher(); err != nil {
 		return err
 	}
 	before := fateOf(s.Members, journal.Member.Alive)
@@ -271,7 +271,7 @@ func (h *Hook) finishSuspend(ctx context.Context, s *session) error {
 	if s.Suspended() {
 		return nil // as they were asked to be
 	}
-	driver, targets, err := h.open(s)
+	driver, targets, err := h.openTargets(s)
 	if err != nil {
 		return err
 	}

@@ -38,9 +38,9 @@ func processesOf(targets []*target) []*proc.Process {
 	return processes
 }
 
-// open opens the driver and takes hold of the members of a session that have not
+// openTargets opens the driver and takes hold of the members of a session that have not
 // ended.
-func (h *Hook) open(s *session) (*cudackpt.Driver, []*target, error) {
+func (h *Hook) openTargets(s *session) (*cudackpt.Driver, []*target, error) {
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return nil, nil, err

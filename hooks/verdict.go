@@ -8,7 +8,6 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
-	"cucriu/hooks/preflight"
 )
 
 // ErrNotBack is wrapped by the error of what failed and left a job that is not in a
@@ -83,37 +82,6 @@ func namedMembers(members []journal.Member) string {
 func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (fate, error) {
 	f := fateOf(slices.Concat(s.Members, before), journal.Member.Alive)
 	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
-}
-
-// failed undoes a dump or suspend that has failed with err, and adds to it what
-// became of the job.
-func (d *dump) failed(err error) error {
-	begun := d.session != nil && d.session.Step != ""
-	f, undoErr := d.undo()
-	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
-		switch { // the error itself says that nothing was touched
-		case begun:
-			err = fmt.Errorf("at step %s: %s", d.session.Step, findings.Findings.List())
-		case len(d.thawed) > 0:
-			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.List())
-		}
-	}
-	switch {
-	case undoErr != nil:
-		if d.session != nil && d.session.Kind == journal.KindSuspend { // of a dump, its client or watcher will know
-			undoErr = &notBackError{undoErr}
-		}
-		return errors.Join(preflight.AsFailure(err), undoErr)
-	case !begun && len(d.thawed) == 0:
-		return preflight.AsRefusal(err)
-	case !begun:
-		return preflight.AsFailure(err)
-	}
-	err = preflight.AsFailure(err)
-	if ended := f.err("runs on"); ended != nil {
-		return errors.Join(err, ended)
-	}
-	return fmt.Errorf("%w; %s", err, f.text("runs on"))
 }
 
 // CheckEnded says so if the job, or a part of it, has ended: its CUDA processes, or

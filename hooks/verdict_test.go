@@ -68,7 +68,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 	for _, step := range []journal.Step{journal.StepNone, journal.StepStop} {
 		s := testSession(t, journal.KindDump)
 		s.Step = step
-		d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
+		d := &suspension{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
 		d.Config.Restore.Timeout = releaseTimeout
 		self, err := proc.Open(1) // lives
 		if err != nil {
@@ -97,7 +97,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	s := testSession(t, journal.KindDump)
 	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}
-	d := &dump{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
+	d := &suspension{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s, thawed: thawed}
 	err := d.failed(preflight.Findings{{Name: preflight.FindingCUDAState, Severity: preflight.SeverityError, Message: "is locked"}}.Err())
 	if preflight.Refused(err) {
 		t.Error("a refusal, of which nothing was touched")

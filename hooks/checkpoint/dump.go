@@ -63,7 +63,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	_, dumpErr := d.do(ctx)
 	ended := time.Now()
-	s, err := hook.Finish(context.WithoutCancel(ctx), d.kind, d.criu)
+	s, err := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu)
 	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()

@@ -32,7 +32,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		return Result{}, preflight.AsRefusal(err)
 	}
 	response, err := d.do(ctx)
-	s, finishErr := hook.Finish(context.WithoutCancel(ctx), d.kind, d.criu)
+	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
 		// criu does not heed what fails after its own part.
 		err = errors.New(s.Message)

@@ -140,8 +140,9 @@ func ParseManifest(data []byte) (Manifest, error) {
 	return m, nil
 }
 
-// MatchImages refuses a manifest whose processes criu's images beside it do not
-// hold. (A streamed dump has no images in its folder.)
+// MatchImages refuses a manifest whose CUDA processes criu's images beside it do not
+// hold. (A streamed dump has no images in its folder. Of the others one may have ended
+// after it was parked.)
 func (m Manifest) MatchImages(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -149,9 +150,6 @@ func (m Manifest) MatchImages(dir string) error {
 	pids := []int{m.RootPID}
 	for _, p := range m.Processes {
 		pids = append(pids, p.PID)
-	}
-	for _, parked := range m.Parked {
-		pids = append(pids, parked.PID)
 	}
 	for _, pid := range pids {
 		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("core-%d.img", pid))); err != nil {

@@ -108,3 +108,12 @@ func PIDsOf(members []Member) []int {
 	}
 	return pids
 }
+
+// IdentsOf are the members as processes.
+func IdentsOf(members []Member) []proc.Ident {
+	ids := make([]proc.Ident, len(members))
+	for i, member := range members {
+		ids[i] = member.Ident
+	}
+	return ids
+}

@@ -7,13 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
@@ -48,21 +44,41 @@ func (c *copies) begin(ctx context.Context, patience time.Duration) {
 	c.ctx, c.stall = newStall(ctx, patience)
 }
 
-// stop ends the copies, and waits for their end: until ctx ends, for one that hangs
-// in a write only reads the processes' memory.
-func (d *dump) stopCopies(ctx context.Context) {
+// checkpointAndCopy copies out what the first processes have in their memory while the
+// checkpoint of the others is still going on.
+func (d *dump) checkpointAndCopy(ctx context.Context) error {
+	d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
+	return d.checkpoint(ctx)
+}
+
+// stopCopies ends the copies, and waits for their end, but not for ever: one that hangs in
+// a write only reads the processes' memory.
+func (d *dump) stopCopies() {
 	if d.copies.stall == nil {
 		return
 	}
 	d.copies.stall.end(context.Canceled)
+	patience := time.After(releaseTimeout)
 	for _, t := range d.inLane() {
 		if t.lane.copied == nil {
 			continue
 		}
 		select {
 		case <-t.lane.copied:
-		case <-ctx.Done():
+		case <-patience:
+			return
 		}
+	}
+}
+
+// closeImage lets go of what the dump has open of the image. criu and the watcher have
+// the directory on.
+func (d *dump) closeImage() {
+	for _, t := range d.inLane() {
+		t.lane.output.Close()
+	}
+	if d.claimed != nil {
+		d.claimed.Close()
 	}
 }
 
@@ -105,7 +121,7 @@ func (d *dump) createPages() error {
 
 // coresEach is how many threads work for each process: all cores are used,
 // twice if the processes are several, because they do not begin together.
-func (d *dump) coresEach() int { return coresFor(len(d.targets)) }
+func (s *suspension) coresEach() int { return coresFor(len(s.targets)) }
 
 // mostCores is how many threads gain something for one process: a fill by 8, 16 and
 // 32 threads was measured at 15, 23 and 31 GB/s.
@@ -213,100 +229,6 @@ func (d *dump) inLane() []*target {
 		}
 	}
 	return in
-}
-
-// drop takes the memory that was copied out of the processes. The journal says
-// ahead that it must be filled in again.
-func (d *dump) drop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
-	defer cancel()
-	if err := d.leaveLocked(ctx); err != nil {
-		return err
-	}
-	for _, t := range d.inLane() {
-		err := d.session.failpoint(ctx, "dump.borrow")
-		if err == nil {
-			t.lane.lent, err = d.session.borrow(ctx, t, d.coresEach(), 0, d.session.borrowedFile(t.PID))
-		}
-		if err != nil {
-			d.Log.Warn("no system calls can be made in the process: criu writes its GPU state", "pid", t.PID, "error", err)
-			if err := d.leaveToCriu(t); err != nil {
-				return err
-			}
-		}
-	}
-	in := d.inLane()
-	for _, t := range in {
-		t.member.Pages.Dropped = true
-	}
-	if err := d.session.Save(); err != nil {
-		return err
-	}
-	if err := d.session.failpoint(ctx, "dump.noted"); err != nil {
-		return err
-	}
-	return parallel(in, func(t *target) error {
-		return d.session.span(t.PID, "drop", func() error { return d.dropOne(ctx, t) })
-	})
-}
-
-func (d *dump) dropOne(ctx context.Context, t *target) error {
-	l := t.lane
-	err := l.lent.Madvise(ctx, l.ranges, unix.MADV_DONTNEED)
-	if errors.Is(err, unix.EINVAL) { // the process locks its memory (mlockall)
-		err = l.lent.Madvise(ctx, l.ranges, unix.MADV_DONTNEED_LOCKED)
-	}
-	if err != nil {
-		return err
-	}
-	if err := d.session.failpoint(ctx, "dump.dropping"); err != nil {
-		return err
-	}
-	if err := l.lent.Mprotect(ctx, l.ranges, unix.PROT_NONE); err != nil {
-		return err
-	}
-	if err := d.session.failpoint(ctx, "dump.inaccessible"); err != nil {
-		return err
-	}
-	if err := l.lent.Return(ctx); err != nil {
-		return err
-	}
-	// criu does not get hold of a thread that is not yet back in the group-stop:
-	// it lets it run, to see it stop a second time.
-	return proc.KeepStopped(ctx, t.Process)
-}
-
-// borrow borrows some threads of a stopped process, not the one with the tid
-// except, and notes them in the file saved.
-func (s *session) borrow(ctx context.Context, t *target, most, except int, saved string) (*inject.Borrowed, error) {
-	tids, err := proc.Threads(t.PID)
-	if err != nil {
-		return nil, err
-	}
-	var lent []int
-	for _, tid := range tids {
-		if tid != except && len(lent) < most {
-			lent = append(lent, tid)
-		}
-	}
-	for {
-		borrowed, err := inject.Borrow(ctx, t.PID, lent, saved)
-		if !errors.Is(err, inject.ErrNotStopped) || ctx.Err() != nil {
-			return borrowed, err
-		}
-		// Somebody has continued it.
-		if err := t.requireHeld(); err != nil {
-			return nil, err
-		}
-		if err := proc.KeepStopped(ctx, t.Process); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.
-func (s *session) borrowedFile(pid int) string {
-	return filepath.Join(s.Dir(), "threads-"+strconv.Itoa(pid)+".json")
 }
 
 type watchedSink struct {

@@ -23,7 +23,7 @@ import (
 // held does not move and each of the others is stopped as soon as it has caught
 // up, so they come closer with every round, until all are level.
 type locking struct {
-	*dump
+	*suspension
 	begun   time.Time
 	calls   int
 	pending map[*target]bool // whose lock call is under way
@@ -48,12 +48,12 @@ const (
 
 // lockAll locks all processes within ctx. After an error, those that are locked
 // are the caller's to unlock.
-func (d *dump) lockAll(ctx context.Context) error {
+func (s *suspension) lockAll(ctx context.Context) error {
 	l := &locking{
-		dump: d, begun: time.Now(),
-		pending: make(map[*target]bool), once: make(map[*target]bool), answers: make(chan lockAnswer, len(d.targets)),
+		suspension: s, begun: time.Now(),
+		pending: make(map[*target]bool), once: make(map[*target]bool), answers: make(chan lockAnswer, len(s.targets)),
 	}
-	err := l.run(ctx)
+	err := l.level(ctx)
 	l.over = true
 	for len(l.pending) > 0 { // after an error: none may be locked later
 		err = errors.Join(err, l.take(ctx, <-l.answers))
@@ -61,7 +61,7 @@ func (d *dump) lockAll(ctx context.Context) error {
 	return err
 }
 
-func (l *locking) run(ctx context.Context) error {
+func (l *locking) level(ctx context.Context) error {
 	window := l.Config.Lock.Try // for those that are let run to catch up
 	for round := 1; ; round++ {
 		for _, t := range l.unlocked() {
@@ -73,7 +73,7 @@ func (l *locking) run(ctx context.Context) error {
 			return err
 		}
 		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round, "held", pidsOf(l.unlocked()))
-		if err := l.unlock(ctx); err != nil {
+		if err := l.letRun(ctx); err != nil {
 			return err
 		}
 		caughtUp, err := l.catchUp(ctx, window)
@@ -154,8 +154,8 @@ func (l *locking) settle(ctx context.Context) error {
 	return nil
 }
 
-// unlock lets those run that are locked.
-func (l *locking) unlock(ctx context.Context) error {
+// letRun lets those run that are locked.
+func (l *locking) letRun(ctx context.Context) error {
 	locked := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return !t.locked })
 	return parallel(locked, func(t *target) error {
 		t.locked = false

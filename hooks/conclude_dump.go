@@ -1,0 +1,73 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"cucriu/criuutil/proc"
+)
+
+// finishDump takes what criu has left of a dump's processes to a good end, whether the
+// dump failed, criu was killed, or the job was to run on.
+func (h *Hook) finishDump(ctx context.Context, s *session) error {
+	driver, targets, err := h.openTargets(s)
+	if err != nil {
+		return err
+	}
+	defer closeTargets(targets)
+	if err := settle(ctx, targets); err != nil {
+		return err
+	}
+	s.NoteCriu()
+	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
+	v := dumpVerdict(&s.Record, len(alive))
+	if v.kill {
+		if err := s.killTree(); err != nil {
+			return err
+		}
+	} else {
+		if len(alive) > 0 {
+			s.Back = true
+			h.note(s)
+		}
+		if err := h.bringUp(ctx, driver, s, alive); err != nil { // and what is left of the tree
+			return err
+		}
+	}
+	if v.livingDo == "" {
+		return s.close(v.outcome, v.message)
+	}
+	_, err = s.closeAlive(v.outcome, v.message, v.livingDo)
+	h.Log.Info(s.Message, "session", s.Name(), "outcome", s.Outcome, "processes", pidsOf(alive))
+	return err
+}
+
+// settle waits until criu's hold on the processes is gone: those that it
+// killed have ended, the others are not traced any more.
+func settle(ctx context.Context, targets []*target) error {
+	for _, t := range targets {
+		for pause := time.Millisecond; t.Alive(); pause = min(2*pause, 100*time.Millisecond) {
+			if t.Exiting() {
+				if err := t.WaitExit(ctx); err != nil {
+					return err
+				}
+				break
+			}
+			status, err := proc.ReadStatus(t.PID)
+			if errors.Is(err, proc.ErrGone) || err == nil && status.TracerPID == 0 {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(pause):
+			}
+		}
+	}
+	return nil
+}

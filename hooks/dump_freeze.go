@@ -1,0 +1,125 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
+)
+
+// frozen finds the freezers that keep a part of the tree from running: what the
+// container engine froze before it called criu.
+func (d *dump) frozen() ([]proc.Freezer, error) {
+	pids, err := proc.Tree(d.root)
+	if err != nil {
+		return nil, err
+	}
+	hierarchies, err := proc.ReadHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var all []proc.Freezer
+	for _, pid := range pids {
+		freezers, err := hierarchies.FrozenBy(pid)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return nil, err
+		}
+		for _, freezer := range freezers {
+			if !slices.Contains(all, freezer) {
+				all = append(all, freezer)
+			}
+		}
+	}
+	return all, nil
+}
+
+func (d *dump) thaw(ctx context.Context, freezers []proc.Freezer) error {
+	for _, freezer := range freezers {
+		d.Log.Info("thawing what the container engine froze", "cgroup", freezer.Dir)
+		if err := freezer.Thaw(ctx); err != nil {
+			return err
+		}
+		d.thawed = append(d.thawed, freezer)
+	}
+	return nil
+}
+
+// freeze meets how criu seizes containers. Through a v1 freezer it waits for
+// ever for a process in the group-stop, so such processes are frozen instead
+// of stopped. A v2 freezer that we thawed is put back as it was.
+func (d *dump) freeze(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	if err := d.refreeze(ctx); err != nil {
+		return err
+	}
+	for _, t := range d.targets {
+		if t.member.Stopped {
+			continue
+		}
+		frozen, err := d.freezeInstead(ctx, t.Process, t.parked)
+		if err != nil {
+			return err
+		}
+		t.frozen = frozen
+	}
+	for _, other := range d.others {
+		if _, err := d.freezeInstead(ctx, other, d.parkedOthers[other.PID]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freezeInstead takes a process from stopped to frozen, if criu will seize it
+// through a v1 freezer. Nothing runs.
+func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
+	frozen, err := d.freezeV1(ctx, process.PID)
+	if err != nil || !frozen {
+		if errors.Is(err, proc.ErrGone) {
+			err = nil
+		}
+		return false, err
+	}
+	if parked != nil {
+		err = parked.Continue(process)
+	} else {
+		err = process.Signal(unix.SIGCONT)
+	}
+	if errors.Is(err, proc.ErrGone) {
+		err = nil
+	}
+	return err == nil, err
+}
+
+// freezeV1 freezes a process's v1 freezer if criu will seize through it. Under
+// RPC the option is not to be seen; there a container's is the usual case. A
+// group that holds criu itself is never frozen.
+func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
+	freezers, err := proc.FreezersOf(pid)
+	if err != nil {
+		return false, err
+	}
+	own, err := proc.FreezersOf(d.criu.PID)
+	if err != nil {
+		return false, err
+	}
+	for _, freezer := range freezers {
+		if freezer.V1 && slices.Contains(d.thawed, freezer) {
+			return true, nil // put back as it was
+		}
+	}
+	if !d.criu.FreezeCgroup && !d.criu.RPC {
+		return false, nil
+	}
+	for _, freezer := range freezers {
+		if freezer.V1 && !slices.Contains(own, freezer) {
+			return true, freezer.Freeze(ctx)
+		}
+	}
+	return false, nil
+}

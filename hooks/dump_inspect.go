@@ -1,0 +1,101 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
+)
+
+// inspect finds the CUDA processes, and refuses what cannot be dumped. It asks the
+// driver nothing that a frozen process would have to answer.
+func (d *dump) inspect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.patienceForAll())
+	defer cancel()
+	if err := (*session)(nil).failpoint(ctx, "dump.inspect"); err != nil {
+		return err
+	}
+	if err := d.awaitEarlier(ctx); err != nil {
+		return err
+	}
+	imageDir := d.imageDir
+	if d.criu.PagesElsewhere {
+		imageDir = "" // how much of it will go there is not known
+	}
+	ofCriu := make(chan preflight.Findings, 1) // which is asked for its version meanwhile
+	go func() { ofCriu <- preflight.CriuFindings(ctx, d.criu) }()
+	seen, err := preflight.InspectTree(ctx, d.root, imageDir, d.loadDriver)
+	findings := <-ofCriu
+	if err != nil {
+		return err
+	}
+	if seen.UsesCUDA() {
+		seen.Findings = slices.Concat(seen.Findings, preflight.InsideFindings(seen.PIDs, d.criu.PID), findings)
+	}
+	if d.criu.RPC { // these depend on options that cannot be seen then
+		seen.Findings = seen.Findings.Suspected(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
+	}
+	if err := d.refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
+		return err
+	}
+	d.members = journal.MembersOf(seen.Processes)
+	if d.targets, err = openMembers(d.driver, d.members); err != nil {
+		return err
+	}
+	if len(d.targets) != len(d.members) {
+		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
+	}
+	return nil
+}
+
+// awaitEarlier waits until an earlier dump of the same processes is over: after
+// criu dump -R its watcher needs a moment to let them run on. Only then is a paused
+// container thawed before it was inspected.
+func (d *dump) awaitEarlier(ctx context.Context) error {
+	members, err := membersOfTree(d.root)
+	if err != nil || journal.IsForeign(d.Config.RunDir) {
+		return err
+	}
+	for {
+		other, err := journal.Of(d.Config.RunDir, d.criu.Ident, members)
+		if err != nil || other == nil {
+			return err
+		}
+		if other.Suspended() || other.Criu == d.criu.Ident {
+			return other.Conflict()
+		}
+		// Its watcher waits until what is paused is resumed.
+		frozen, err := d.frozen()
+		if err == nil {
+			err = d.thaw(ctx, frozen)
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return other.Conflict()
+		case <-time.After(20 * time.Millisecond): // no event tells of it
+		}
+	}
+}
+
+// membersOfTree are the processes of a tree, as a journal knows them.
+func membersOfTree(root int) ([]journal.Member, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	var members []journal.Member
+	for _, pid := range pids {
+		if process, err := proc.Open(pid); err == nil {
+			process.Close()
+			members = append(members, journal.Member{Process: preflight.Process{Ident: process.Ident}})
+		}
+	}
+	return members, nil
+}

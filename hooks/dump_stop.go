@@ -1,0 +1,136 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
+)
+
+// stopTree puts every thread of the tree into the group-stop: one that synchronized
+// with the GPU now would die, and a parent that minds its workers would find that
+// they do not answer. Processes that came to the tree meanwhile are looked at again,
+// until nobody is left who could make more.
+func (d *dump) stopTree(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.patienceForAll())
+	defer cancel()
+	if err := signalAll(d.targets, unix.SIGSTOP); err != nil {
+		return err
+	}
+	for again := true; again; {
+		var err error
+		if again, err = d.stopOthers(ctx); err != nil {
+			return err
+		}
+	}
+	return d.stopTargets(ctx)
+}
+
+// stopOthers stops the processes without CUDA that were not found before, and reports
+// whether there were any.
+func (d *dump) stopOthers(ctx context.Context) (bool, error) {
+	found, err := d.findOthers(ctx)
+	if err != nil || len(found) == 0 {
+		return false, err
+	}
+	// The journal first: whoever comes after us continues them.
+	for _, other := range found {
+		d.session.Others = append(d.session.Others, other.Ident)
+	}
+	if err := d.session.Save(); err != nil {
+		return false, err
+	}
+	if err := signalProcesses(unix.SIGSTOP, found...); err != nil {
+		return false, err
+	}
+	return true, d.awaitStopped(ctx, found)
+}
+
+// findOthers finds the processes without CUDA that run and that were not found
+// before. They are closed with the dump.
+func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
+	pids, err := proc.Tree(d.root)
+	if err != nil {
+		return nil, err
+	}
+	var found []*proc.Process
+	for _, pid := range pids {
+		isKnown := func(p *proc.Process) bool { return p.PID == pid }
+		if slices.ContainsFunc(processesOf(d.targets), isKnown) || slices.ContainsFunc(d.others, isKnown) {
+			continue
+		}
+		p, err := preflight.InspectProcess(ctx, pid, d.loadDriver)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := d.refuse(p.Findings); err != nil {
+			return nil, err
+		}
+		if p.Process != nil {
+			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.Name)
+		}
+		stopped, err := proc.Stopped(pid)
+		if errors.Is(err, proc.ErrGone) || stopped {
+			continue // before we came, and stays so
+		}
+		if err != nil {
+			return nil, err
+		}
+		process, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // a zombie
+		}
+		if err != nil {
+			return nil, err
+		}
+		d.others = append(d.others, process)
+		found = append(found, process)
+	}
+	return found, nil
+}
+
+// findStopped notes which processes without CUDA are stopped. Nobody has been
+// frozen or stopped by us yet.
+func (d *dump) findStopped() error {
+	pids, err := proc.Tree(d.root)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if slices.ContainsFunc(d.members, func(m journal.Member) bool { return m.PID == pid }) {
+			continue
+		}
+		stopped, imagePID, err := stoppedAs(pid)
+		if stopped {
+			d.stoppedOthers = append(d.stoppedOthers, imagePID)
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+// stoppedAs reports whether a process is stopped, and which pid it has in the
+// image. One that has ended, or ends meanwhile, is not: it has no thread left that
+// could be in a stop.
+func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
+	stopped, err = proc.Stopped(pid)
+	if err != nil || !stopped {
+		return false, 0, err
+	}
+	status, err := proc.ReadStatus(pid)
+	if err != nil || status.Ended {
+		return false, 0, err
+	}
+	return true, status.ImagePID(), nil
+}

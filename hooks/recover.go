@@ -1,0 +1,125 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
+)
+
+// Recover takes every orphaned session (its criu has ended, and neither hook
+// nor watcher is at work) to a good end. It returns the sessions that it took
+// there, and the errors of those that it could not, which wrap [ErrNotBack].
+func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
+	h = h.filled()
+	sessions, err := journal.Dir(h.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := journal.Dirs(sessions)
+	if err != nil {
+		return nil, err
+	}
+	recovered := []Status{} // not nil: null is no list in JSON
+	var errs []error
+	for _, dir := range dirs {
+		s, err := h.recoverOne(ctx, dir)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%w: session %s: %w", ErrNotBack, filepath.Base(dir), err))
+		}
+		if s != nil {
+			recovered = append(recovered, StatusOf(s.Session))
+		}
+	}
+	return recovered, errors.Join(errs...)
+}
+
+// recoverFirst brings orphaned jobs back before another is begun: this one may
+// be among them. One that does not come back at once is left to cucriu recover.
+func (h *Hook) recoverFirst(ctx context.Context) {
+	if journal.IsForeign(h.Config.RunDir) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+	defer cancel()
+	recovered, err := h.Recover(ctx)
+	for _, s := range recovered {
+		if s.Outcome == "" {
+			continue // the error tells of it
+		}
+		h.Log.Info("brought an orphaned job to its end first", "session", s.Session, "outcome", s.Outcome)
+	}
+	if err != nil {
+		h.Log.Warn("an earlier job is not back yet: cucriu status shows it", "error", err)
+	}
+}
+
+func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
+	read, err := journal.Load(dir, false)
+	if errors.Is(err, journal.ErrBusy) || errors.Is(err, os.ErrNotExist) {
+		return nil, nil // at work, or killed before it wrote its journal and touched anything
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := h.takeOn(read)
+	defer s.Unlock()
+	s.By = byRecover
+	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
+		return nil, nil
+	}
+	boot, err := journal.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if s.BootID == boot { // else its identities mean nothing
+		if owned, err := s.owned(); err != nil || owned {
+			return nil, err
+		}
+	}
+	if err := h.conclude(ctx, s); err != nil {
+		h.noteStuck(s, err)
+		return s, err
+	}
+	return s, nil
+}
+
+// noteStuck notes why a job is not back yet, for whoever waits for it or asks.
+func (h *Hook) noteStuck(s *session, err error) {
+	if s.Outcome == "" {
+		s.Stuck, s.Message = true, "not back yet: "+err.Error()
+		h.note(s)
+	}
+}
+
+// owned reports whether a session has somebody who will take it on: a criu that
+// lives calls its hook again, and a watcher waits for its turn. Whoever else took it
+// on would get between them. Of one in another pid namespace nobody here can tell.
+func (s *session) owned() (bool, error) {
+	owners := []proc.Ident{s.Criu}
+	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {
+		owners = nil // criu calls nobody after that, and lives on for as long as the job
+	}
+	if s.Watcher != nil {
+		owners = append(owners, *s.Watcher)
+	}
+	for _, id := range owners {
+		owner, err := proc.Reopen(id)
+		if err == nil {
+			owner.Close()
+			return true, nil
+		}
+		if errors.Is(err, proc.ErrElsewhere) {
+			return true, nil
+		}
+		if !errors.Is(err, proc.ErrGone) {
+			return false, err
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,104 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/config"
+	"cucriu/hooks/journal"
+)
+
+// finishRestore takes a restore that was cut off to a good end: forward if criu
+// has completed its part, else the half-restored tree is ended. Of a criu that
+// has ended only post-resume tells that it did: it may as well have been killed,
+// and whoever saw that may have restored the image elsewhere.
+func (h *Hook) finishRestore(ctx context.Context, s *session) error {
+	criu, err := proc.Reopen(s.Criu)
+	if err == nil {
+		criu.Close()
+	} else if !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	if s.Step == journal.StepPostResume || err == nil && s.criuIsThrough() {
+		if s.By == byRecover { // whose environment need not be that of criu's hook
+			if _, err := h.OpenDriver(); err != nil {
+				return err
+			}
+		}
+		err := h.bringUpRestored(ctx, s)
+		if err == nil {
+			return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
+		}
+		if ctx.Err() != nil {
+			// Somebody gave up waiting, which says nothing about the job.
+			return fmt.Errorf("the restore was interrupted, the next cucriu recover goes on with it: %w", err)
+		}
+		return h.failRestoreQuietly(s, err)
+	}
+	if s.Root == nil {
+		var suspects []int
+		if s.Root, suspects, err = s.orphanedRoot(); err != nil {
+			return err
+		}
+		if len(suspects) > 0 {
+			h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+			return s.close(journal.OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
+				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
+		}
+	}
+	if s.Root == nil {
+		return s.close(journal.OutcomeGone, "criu ended before it created a process; the image is intact")
+	}
+	root, err := proc.Reopen(*s.Root)
+	if errors.Is(err, proc.ErrGone) {
+		if err := s.killTree(); err != nil {
+			return err
+		}
+		return s.close(journal.OutcomeGone, "the restore failed and criu ended its processes; the image is intact")
+	}
+	if err != nil {
+		return err
+	}
+	root.Close()
+	return h.failRestoreQuietly(s, errors.New("criu ended in the middle of the restore"))
+}
+
+// failRestore ends a restore that cannot be completed: a job that is half restored
+// must not run, and criu will not say that it failed.
+func (h *Hook) failRestore(s *session, cause error) error {
+	return errors.Join(cause, h.failRestoreQuietly(s, cause))
+}
+
+func (h *Hook) failRestoreQuietly(s *session, cause error) error {
+	if h.Config.Restore.OnFailure == config.Leave {
+		h.Log.Error("the restore failed; its processes are left stopped for inspection and must not be continued", "root", s.Root, "image", s.ImageDir, "error", cause)
+		if err := s.signalTree(unix.SIGSTOP); err != nil {
+			return err
+		}
+		return s.close(journal.OutcomeLeft, cause.Error())
+	}
+	h.Log.Error("the restore failed; its processes are ended, the image is intact and can be restored again", "root", s.Root, "image", s.ImageDir, "error", cause)
+	if err := s.killTree(); err != nil {
+		return err
+	}
+	return s.close(journal.OutcomeKilled, cause.Error())
+}
+
+// killRestored ends the tree of a restore that has no session.
+func (h *Hook) killRestored(stage Stage, cause error) error {
+	h.Log.Error("the restore failed; its processes are ended, the image is intact", "error", cause)
+	pid, err := stage.root()
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	root, err := proc.Open(pid)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	defer root.Close()
+	return errors.Join(cause, h.takeOn(&journal.Session{Record: journal.Record{Root: &root.Ident}}).killTree())
+}

@@ -1,0 +1,147 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
+	"cucriu/cudackpt"
+	"cucriu/hooks/gpumap"
+	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
+)
+
+// postResume gives the restored processes their GPU state back and lets them
+// run. criu ignores how it ends, so on a failure it ends the tree itself.
+func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	ctx = context.WithoutCancel(ctx) // criu has done its part: there is no way back but this one
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
+	s, err := h.latestSessionOf(journal.KindRestore, criu, true)
+	if err != nil {
+		return err // the watcher goes on
+	}
+	if s == nil {
+		return h.refuseForeign(ctx, stage)
+	}
+	defer s.Unlock()
+	if s.Outcome != "" {
+		if s.isOf(stage) {
+			return h.reportEnded(s)
+		}
+		return h.refuseForeign(ctx, stage)
+	}
+	if len(s.Members) == 0 {
+		return h.failRestore(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
+	}
+	s.NoteCriu()
+	if err := s.step(journal.StepPostResume, func() error { return h.bringUpRestored(ctx, s) }); err != nil {
+		return h.failRestore(s, err)
+	}
+	return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir)
+}
+
+// reportEnded says what became of a session that was over before post-resume came
+// to it: pre-resume has ended the tree, or somebody has been faster. criu takes no
+// notice of it, and its restore succeeds.
+func (h *Hook) reportEnded(s *session) error {
+	if s.Outcome == s.ResumedOutcome() {
+		h.Log.Info("the restore was completed before post-resume", "session", s.Name(), "message", s.Message)
+		return nil
+	}
+	h.Log.Error("the restore was ended before post-resume, whatever criu says of it", "session", s.Name(), "outcome", s.Outcome, "message", s.Message, "image", s.ImageDir)
+	return fmt.Errorf("the restore was ended before post-resume (outcome %s, session %s): %s", s.Outcome, s.Name(), s.Message)
+}
+
+// isOf reports whether the session is about the tree that criu names now, and
+// not about one that the same criu restored before.
+func (s *session) isOf(stage Stage) bool {
+	pid, err := stage.root()
+	if err != nil || s.Root == nil || s.Root.PID != pid {
+		return false
+	}
+	root, err := proc.Reopen(*s.Root)
+	if err != nil {
+		return errors.Is(err, proc.ErrGone)
+	}
+	root.Close()
+	return true
+}
+
+// refuseForeign ends a restored tree that has CUDA in it although its image has
+// no manifest: its GPU state could only have been lost.
+func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
+	root, err := stage.root()
+	if err != nil {
+		return err
+	}
+	pids, err := proc.Tree(root)
+	if errors.Is(err, proc.ErrGone) {
+		return nil // pre-resume failed and has ended it
+	}
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		held, err := preflight.OpenFilesOf(pid)
+		if err != nil || !held.Libcuda {
+			continue
+		}
+		driver, err := h.OpenDriver()
+		if err != nil {
+			return err
+		}
+		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
+			return h.killRestored(stage, fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that tells how to restore it: was the image directory copied without it?", pid, image.ManifestName))
+		}
+	}
+	return nil
+}
+
+// bringUpRestored is the driver's side of post-resume.
+func (h *Hook) bringUpRestored(ctx context.Context, s *session) error {
+	driver, targets, err := h.openTargets(s)
+	if err != nil {
+		return err
+	}
+	defer closeTargets(targets)
+	if len(targets) != len(s.Members) {
+		return errors.New("a restored CUDA process has ended before its GPU state was back")
+	}
+	if err := h.mapGPUs(driver, s); err != nil {
+		return err
+	}
+	return h.bringUp(ctx, driver, s, targets)
+}
+
+// mapGPUs makes the plan anew from what the restored processes really see (a
+// container may see less than its host) and gives every member its pairs.
+func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *session) error {
+	var visible []cudackpt.GPU
+	captured := make([][]cudackpt.GPU, len(s.Members))
+	for i, member := range s.Members {
+		sees, err := driver.VisibleGPUs(member.PID)
+		if err != nil {
+			return fmt.Errorf("process %d (%s): %w", member.PID, member.Name, err)
+		}
+		captured[i] = member.GPUs
+		if i == 0 {
+			visible = sees
+		} else {
+			visible = slices.DeleteFunc(visible, func(gpu cudackpt.GPU) bool { return !slices.Contains(sees, gpu) })
+		}
+	}
+	plan, err := gpumap.Make(gpumap.Union(captured...), visible, h.Config.GPUs.Map, h.Config.GPUs.Unmapped)
+	if err != nil {
+		return err
+	}
+	for i := range s.Members {
+		s.Members[i].Pairs = plan.Pairs(gpumap.UUIDsOf(s.Members[i].GPUs))
+	}
+	return nil
+}

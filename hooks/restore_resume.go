@@ -1,0 +1,198 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
+)
+
+// noteRoot records the root task at the stages where criu first names it: if
+// criu is killed from there on, the watcher knows what to end.
+func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+	if stage.InitPID == "" {
+		return nil
+	}
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
+	s, err := h.sessionOf(journal.KindRestore, criu)
+	if err != nil || s == nil {
+		return err
+	}
+	defer s.Unlock()
+	if err := s.setRoot(stage); err != nil {
+		return err
+	}
+	return s.failpoint(ctx, "restore."+stage.Action)
+}
+
+// checkRestored refuses a root task that criu cannot have restored, because it
+// is older: what fails on the restore side is ended.
+func (s Stage) checkRestored(criu *criuutil.Criu) error {
+	pid, err := s.root()
+	if err != nil {
+		return nil // the stage that needs it says so
+	}
+	root, err := proc.Open(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return nil // it has been ended already
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if root.StartTime < criu.StartTime {
+		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, criu.PID)
+	}
+	return nil
+}
+
+func (s *session) setRoot(stage Stage) error {
+	pid, err := stage.root()
+	if err != nil {
+		return err
+	}
+	root, err := proc.Open(pid)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	s.Root, s.Step = &root.Ident, journal.Step(stage.Action)
+	s.lookAtTree()
+	return s.Save()
+}
+
+// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the
+// signal takes effect before a single instruction of theirs runs.
+func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+	if err := stage.checkRestored(criu); err != nil {
+		return err
+	}
+	s, err := h.sessionOf(journal.KindRestore, criu)
+	if err == nil && s == nil {
+		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
+			return nil
+		}
+		err = errors.New("the session that pre-restore made for this image is gone from the run directory")
+	}
+	if err != nil {
+		return h.killRestored(stage, err)
+	}
+	defer s.Unlock()
+	s.NoteCriu()
+	err = s.step(journal.StepPreResume, func() error {
+		if err := s.setRoot(stage); err != nil {
+			return err
+		}
+		if err := s.matchMembers(); err != nil {
+			return err
+		}
+		for _, member := range s.Members {
+			process, err := proc.Reopen(member.Ident)
+			if err != nil {
+				return err
+			}
+			defer process.Close()
+			if err := process.Signal(unix.SIGSTOP); err != nil {
+				return err
+			}
+		}
+		if err := s.holdOthers(); err != nil {
+			return err
+		}
+		return s.Save()
+	})
+	if err != nil {
+		return h.failRestore(s, err)
+	}
+	h.note(s) // criu's time goes on
+	return nil
+}
+
+// holdOthers stops the processes without CUDA, too, until the GPU state is there.
+// If it does not come, the job is ended as it was dumped: what such a process
+// had written to its files by then, criu would take for another job's.
+func (s *session) holdOthers() error {
+	pids, err := proc.Tree(s.Root.PID)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		process, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // a zombie, which is restored as one
+		}
+		if err != nil {
+			return err
+		}
+		err = s.holdOther(process)
+		process.Close()
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) holdOther(process *proc.Process) error {
+	status, err := proc.ReadStatus(process.PID)
+	if err != nil {
+		return err
+	}
+	isMember := slices.ContainsFunc(s.Members, func(m journal.Member) bool { return m.Ident == process.Ident })
+	if isMember || slices.Contains(s.Manifest.StoppedOthers, status.ImagePID()) {
+		return nil
+	}
+	s.Others = append(s.Others, process.Ident)
+	return process.Signal(unix.SIGSTOP)
+}
+
+// matchMembers finds the processes of the manifest in the tree that criu
+// named, by the pid in their innermost pid namespace, which is what the image
+// knows them by, and notes their parked threads.
+func (s *session) matchMembers() error {
+	pids, err := proc.Tree(s.Root.PID)
+	if err != nil {
+		return err
+	}
+	byImagePID := make(map[int][]int)
+	for _, pid := range pids {
+		status, err := proc.ReadStatus(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		byImagePID[status.ImagePID()] = append(byImagePID[status.ImagePID()], pid)
+	}
+	s.Members, s.Others = nil, nil
+	fd := journal.FirstWatcherFD
+	for _, p := range s.Manifest.Processes {
+		found := byImagePID[p.PID]
+		if len(found) != 1 {
+			return fmt.Errorf("process %d (%s) of the manifest is found %d times in the restored tree", p.PID, p.Name, len(found))
+		}
+		process, err := proc.Open(found[0])
+		if err != nil {
+			return err
+		}
+		process.Close()
+		s.Members = append(s.Members, journal.Member{
+			Process: preflight.Process{Ident: process.Ident, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
+			Pages:   journal.PagesToFill(p.Pages, &fd),
+		})
+	}
+	return s.noteParked(byImagePID)
+}

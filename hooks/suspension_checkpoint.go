@@ -1,0 +1,88 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
+	"cucriu/cudackpt"
+)
+
+// trace lets the restore threads, and nothing else, run: the driver works
+// through them.
+func (s *suspension) trace(ctx context.Context) error {
+	return parallel(s.targets, func(t *target) (err error) {
+		if t.before, err = proc.ReadAddressSpace(t.PID); err != nil {
+			return err
+		}
+		t.member.PrivateBefore = proc.Total(t.before.Private)
+		tid, err := t.cuda.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		t.tracer = inject.NewTracer()
+		if s.Config.FastLane.Prefault {
+			t.prefault = &prefault{suspension: s, target: t, restoreThread: tid, left: t.member.StagedBytes()}
+			return t.tracer.RunPopulating(tid, prefaultLeast, func(r proc.Range) bool { return t.prefault.begin(ctx, r) })
+		}
+		return t.tracer.Run(tid)
+	})
+}
+
+// checkpoint moves the GPU state of every process into its memory.
+func (s *suspension) checkpoint(ctx context.Context) error {
+	deadline, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	defer cancel()
+	return parallel(s.targets, func(t *target) error {
+		if err := t.requireHeld(); err != nil {
+			return err
+		}
+		err := s.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
+		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
+			return err
+		}
+		if err := t.measureStaged(); err != nil {
+			return err
+		}
+		if s.checkpointed == nil {
+			return nil
+		}
+		return s.checkpointed(ctx, t)
+	})
+}
+
+// release puts the restore threads back into the group-stop, for criu to seize.
+func (s *suspension) release(ctx context.Context) error {
+	return parallel(s.targets, func(t *target) error {
+		return releaseThreads(ctx, t.tracer, []*target{t})
+	})
+}
+
+// measureStaged takes the size of the staging memory for what a restore will
+// take, where NVML did not tell: what has come to the memory of the process since
+// before the checkpoint, while nothing of it ran. On an H100 that was what NVML would
+// have listed, contexts included, and 10 MiB more; nothing for a process without a
+// context. Any GPU that it sees may have to take all of it. It does nothing for a
+// process of which more is known, or which was not seen before its checkpoint.
+func (t *target) measureStaged() error {
+	m := t.member
+	if m.MemoryBytes != nil || m.PrivateBefore == 0 {
+		return nil
+	}
+	space, err := proc.ReadAddressSpace(m.PID)
+	if err != nil {
+		return err
+	}
+	// Whoever comes after a hook that was killed has the sum alone.
+	staged := proc.Total(space.Private)
+	staged -= min(staged, m.PrivateBefore)
+	if t.before.Mapped != nil {
+		staged = max(staged, proc.Total(space.NewSince(t.before)))
+	}
+	m.MemoryBytes = make(map[cudackpt.UUID]uint64)
+	for _, gpu := range m.GPUs {
+		m.MemoryBytes[gpu.UUID] = staged
+	}
+	return nil
+}

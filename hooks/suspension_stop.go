@@ -1,0 +1,53 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+)
+
+func (s *suspension) stopTargets(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.patienceForAll())
+	defer cancel()
+	if err := signalAll(s.targets, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return s.awaitStopped(ctx, processesOf(s.targets))
+}
+
+// awaitStopped waits until processes are stopped. One that waits for its vfork child to
+// execute a program is not before that has happened: a child that was stopped on the
+// way there is let go on for a moment.
+func (s *suspension) awaitStopped(ctx context.Context, processes []*proc.Process) error {
+	const patience = 50 * time.Millisecond
+	for {
+		soon, cancel := context.WithTimeout(ctx, patience)
+		err := proc.KeepStopped(soon, processes...)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		for _, child := range s.others {
+			status, err := proc.ReadStatus(child.PID)
+			if err != nil || !slices.ContainsFunc(processes, func(p *proc.Process) bool { return p.PID == status.PPID }) {
+				continue
+			}
+			if states, err := proc.ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
+				continue
+			}
+			if err := signalProcesses(unix.SIGCONT, child); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond) // no event tells a stranger of the exec
+			if err := signalProcesses(unix.SIGSTOP, child); err != nil {
+				return err
+			}
+		}
+	}
+}

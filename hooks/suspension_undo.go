@@ -1,0 +1,113 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
+)
+
+// undo brings the processes back to where they were before the dump. What it
+// cannot do now the watcher goes on trying once criu has gone.
+func (s *suspension) undo() (fate, error) {
+	ctx := context.Background()
+	if err := s.releaseTracers(ctx); err != nil {
+		return fate{}, err
+	}
+	if s.session == nil {
+		return fate{}, s.refreeze(ctx)
+	}
+	message := "the " + string(s.session.Kind) + " was refused, nothing was touched; "
+	if len(s.thawed) > 0 {
+		message = "the " + string(s.session.Kind) + " was refused, the tree was thawed for a moment; "
+	}
+	if s.session.Step != "" { // else the watcher did not start
+		if err := s.bringUp(ctx, s.driver, s.session, s.targets); err != nil {
+			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
+		}
+		message = "the " + string(s.session.Kind) + " failed at step " + string(s.session.Step) + "; "
+	} else if err := s.refreeze(ctx); err != nil { // while the journal knows of it
+		return fate{}, err
+	}
+	// By the directory's own name: criu's descriptor of it may have ended with criu.
+	if err := s.session.removePages(); err != nil {
+		s.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+	}
+	f, err := s.session.closeAlive(journal.OutcomeRunning, message, "runs on")
+	if err != nil {
+		return f, err
+	}
+	return f, s.refreeze(ctx)
+}
+
+// releaseTracers puts every thread back into the group-stop that was let run or
+// borrowed.
+func (s *suspension) releaseTracers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	var errs []error
+	if s.tracer != nil {
+		errs = append(errs, s.tracer.Release(ctx))
+	}
+	for _, t := range s.targets {
+		if t.tracer != nil {
+			errs = append(errs, t.tracer.Release(ctx))
+		}
+		errs = append(errs, t.prefault.end(ctx))
+		if t.lane != nil && t.lane.lent != nil {
+			errs = append(errs, t.lane.lent.Return(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// letGo lets go of what the run holds. The processes do not notice.
+func (s *suspension) letGo() {
+	_ = s.releaseTracers(context.Background())
+	closeTargets(s.targets)
+	for _, other := range s.others {
+		other.Close()
+	}
+	if s.session != nil {
+		s.session.Unlock()
+	}
+}
+
+// failed undoes a dump or suspend that has failed with err, and adds to it what
+// became of the job.
+func (s *suspension) failed(err error) error {
+	begun := s.session != nil && s.session.Step != ""
+	f, undoErr := s.undo()
+	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
+		switch { // the error itself says that nothing was touched
+		case begun:
+			err = fmt.Errorf("at step %s: %s", s.session.Step, findings.Findings.List())
+		case len(s.thawed) > 0:
+			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.List())
+		}
+	}
+	switch {
+	case undoErr != nil:
+		if s.session != nil && s.session.Kind == journal.KindSuspend { // of a dump, its client or watcher will know
+			undoErr = &notBackError{undoErr}
+		}
+		return errors.Join(preflight.AsFailure(err), undoErr)
+	case !begun && len(s.thawed) == 0:
+		return preflight.AsRefusal(err)
+	case !begun:
+		return preflight.AsFailure(err)
+	}
+	err = preflight.AsFailure(err)
+	if ended := f.err("runs on"); ended != nil {
+		return errors.Join(err, ended)
+	}
+	return fmt.Errorf("%w; %s", err, f.text("runs on"))
+}
+
+// refreeze puts the freezers back as the engine left them, for whoever thaws
+// them later.
+func (s *suspension) refreeze(ctx context.Context) error {
+	return freezeAll(ctx, s.thawed)
+}

@@ -1,0 +1,90 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
+)
+
+// runRestoreThreads lets the threads through which the driver works run, while
+// the rest of their processes stays stopped.
+func runRestoreThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
+	for _, t := range targets {
+		tid, err := t.cuda.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		if err := tracer.Run(tid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runAllThreads lets every thread of a stopped process run, without the
+// SIGCONT that the process and its parent would notice.
+func runAllThreads(tracer *inject.Tracer, t *target) error {
+	tids, err := proc.Threads(t.PID)
+	if err != nil {
+		return err
+	}
+	return tracer.Run(tids...)
+}
+
+// releaseTimeout bounds how long a traced thread may take to stop. Past it the
+// end of this program makes the kernel let go of it.
+const releaseTimeout = 30 * time.Second
+
+// releaseThreads puts the threads that a tracer let run back into the
+// group-stop of their processes.
+func releaseThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	if err := tracer.Release(ctx); err != nil {
+		return err
+	}
+	return proc.KeepStopped(ctx, processesOf(targets)...)
+}
+
+func signalAll(targets []*target, signal unix.Signal) error {
+	return signalProcesses(signal, processesOf(targets)...)
+}
+
+// signalProcesses sends a signal to those that have not ended.
+func signalProcesses(signal unix.Signal, processes ...*proc.Process) error {
+	for _, p := range processes {
+		if err := p.Signal(signal); err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+// signalKnown sends a signal to those that have not ended, whatever has their pids now.
+func signalKnown(signal unix.Signal, known ...proc.Ident) error {
+	for _, id := range known {
+		process, err := proc.Reopen(id)
+		if err == nil {
+			err = errors.Join(process.Signal(signal), process.Close())
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+// thawAll thaws whatever keeps the processes frozen.
+func thawAll(ctx context.Context, targets []*target) error {
+	for _, t := range targets {
+		if err := thaw(ctx, t.PID); err != nil {
+			return err
+		}
+	}
+	return nil
+}

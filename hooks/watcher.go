@@ -1,0 +1,104 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+)
+
+// startWatcher starts the watcher of a session and waits until it holds on to
+// criu: from then on the job comes back whoever is killed. It keeps the files open,
+// from descriptor journal.FirstWatcherFD on.
+func (h *Hook) startWatcher(s *session, files ...*os.File) error {
+	log, err := os.OpenFile(filepath.Join(s.Dir(), "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("watcher: %w", err)
+	}
+	defer log.Close()
+	ready, readyEnd, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("watcher: %w", err)
+	}
+	defer ready.Close()
+	watches := h.Watcher
+	if len(watches) == 0 {
+		if watches, err = FindWatcher(); err != nil {
+			return err
+		}
+	}
+	cmd := exec.Command(watches[0], append(slices.Clone(watches[1:]), s.Dir())...)
+	// Its own session and its own output: it outlives criu, whose log may be a
+	// pipe that somebody reads to its end.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = "/", readyEnd, log, files
+	err = cmd.Start()
+	readyEnd.Close()
+	if err != nil {
+		return fmt.Errorf("start the watcher: %w", err)
+	}
+	_ = ready.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return fmt.Errorf("the watcher did not start (its log: %s): %w", log.Name(), err)
+	}
+	watcher, err := proc.Open(cmd.Process.Pid)
+	if err != nil {
+		return fmt.Errorf("the watcher ended as soon as it had started (its log: %s): %w", log.Name(), err)
+	}
+	defer watcher.Close()
+	s.Watcher = &watcher.Ident
+	if err := s.Save(); err != nil {
+		return err
+	}
+	return cmd.Process.Release()
+}
+
+// killWatcher ends the watcher of a session that waits for nobody.
+func (s *session) killWatcher() error {
+	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
+		return nil
+	}
+	watcher, err := proc.Reopen(*s.Watcher)
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	return nil
+}
+
+// awaitWatcher waits for the end of the session's watcher, and reports whether there
+// was one to wait for.
+func (s *session) awaitWatcher(ctx context.Context) (bool, error) {
+	if s.Watcher == nil {
+		return false, nil
+	}
+	watcher, err := proc.Reopen(*s.Watcher)
+	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer watcher.Close()
+	if err := watcher.WaitExit(ctx); err != nil {
+		return false, fmt.Errorf("the watcher of an earlier dump into the same image directory does not end: %w", err)
+	}
+	return true, nil
+}

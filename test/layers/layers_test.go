@@ -1,0 +1,99 @@
+// Package layers holds the packages to the order in which they may import each other.
+package layers
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layers are the packages from the top down. A package imports only what is in a layer
+// below its own, so that a change is felt above it and nowhere else.
+var layers = [][]string{
+	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
+	{"internal/logging", "internal/testenv", "internal/watcher"},
+	{"hooks/checkpoint"}, // hooks/jobs and hooks/migrate will stand on it
+	{"hooks"},
+	{"hooks/config", "hooks/journal"},
+	{"hooks/preflight"},
+	{"hooks/image"},
+	{"hooks/gpumap", "hooks/timeline"},
+	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
+	{"criuutil/proc"},
+	{"internal/durable", "internal/nvrm", "internal/reaper", "internal/version"},
+}
+
+func layerOf(name string) int {
+	return slices.IndexFunc(layers, func(layer []string) bool { return slices.Contains(layer, name) })
+}
+
+type goPackage struct {
+	ImportPath string
+	GoFiles    []string
+	Imports    []string
+}
+
+// packages are those of this module that have more than tests.
+func packages(t *testing.T) []goPackage {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,GoFiles,Imports", "-tags", "failpoint", "cucriu/...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []goPackage
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p goPackage
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.GoFiles) > 0 {
+			all = append(all, p)
+		}
+	}
+}
+
+func TestImportsRunDownwardsOnly(t *testing.T) {
+	found := make(map[string]bool)
+	for _, p := range packages(t) {
+		name := strings.TrimPrefix(p.ImportPath, "cucriu/")
+		found[name] = true
+		layer := layerOf(name)
+		if layer < 0 {
+			t.Errorf("%s is in no layer: give it one", name)
+			continue
+		}
+		for _, imported := range p.Imports {
+			below, ours := strings.CutPrefix(imported, "cucriu/")
+			if ours && layerOf(below) <= layer {
+				t.Errorf("%s imports %s, which is not below it", name, below)
+			}
+		}
+	}
+	for _, layer := range layers {
+		for _, name := range layer {
+			if !found[name] {
+				t.Errorf("%s is in a layer, and there is no such package", name)
+			}
+		}
+	}
+}
+
+// TestCUDAAndCRIUDoNotKnowEachOther: each half can be used without the other.
+func TestCUDAAndCRIUDoNotKnowEachOther(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, imported := range p.Imports {
+			ofCUDA := strings.HasPrefix(p.ImportPath, "cucriu/cudackpt") && strings.HasPrefix(imported, "cucriu/criuutil")
+			ofCRIU := strings.HasPrefix(p.ImportPath, "cucriu/criuutil") && strings.HasPrefix(imported, "cucriu/cudackpt")
+			if ofCUDA || ofCRIU {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+}
