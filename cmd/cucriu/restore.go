@@ -65,7 +65,7 @@ the job is ended, and the image is intact.`,
 				}
 			}
 			if foreground {
-				return attend(root, criu.shellJob)
+				return attach(root, criu.shellJob)
 			}
 			return nil
 		},

@@ -110,16 +110,16 @@ func (b *Borrowed) Madvise(ctx context.Context, ranges []proc.Range, advice int)
 	case unix.MADV_POPULATE_WRITE:
 		slice = 16 << 20 // from the front on, closely: somebody may be following
 	}
-	return b.call(ctx, ranges, memoryCall{"madvise", unix.SYS_MADVISE, advice, slice})
+	return b.call(ctx, ranges, remoteCall{"madvise", unix.SYS_MADVISE, advice, slice})
 }
 
 // Mprotect sets the protection of ranges of the process's memory (mprotect(2)).
 // See [Borrowed.Madvise] for its errors.
 func (b *Borrowed) Mprotect(ctx context.Context, ranges []proc.Range, protection int) error {
-	return b.call(ctx, ranges, memoryCall{"mprotect", unix.SYS_MPROTECT, protection, 0})
+	return b.call(ctx, ranges, remoteCall{"mprotect", unix.SYS_MPROTECT, protection, 0})
 }
 
-func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what memoryCall) error {
+func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCall) error {
 	page := uint64(os.Getpagesize())
 	for _, r := range ranges {
 		if r.Start%page != 0 || r.End%page != 0 || r.End < r.Start {

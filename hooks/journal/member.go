@@ -69,14 +69,6 @@ func (p *MemberPages) validate() error {
 // standard streams.
 const FirstWatcherFD = 3
 
-// DroppedPages is what a manifest says of the files; nil if there are none.
-func (m *Member) DroppedPages() *pages.Listing {
-	if m.Pages == nil || !m.Pages.Dropped {
-		return nil
-	}
-	return m.Pages.Listing
-}
-
 // PagesToFill is what a restore has to fill in; fd is the watcher's first
 // descriptor that is not assigned yet.
 func PagesToFill(l *pages.Listing, fd *int) *MemberPages {

@@ -1,16 +1,12 @@
 package preflight
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/prometheus/procfs"
@@ -191,28 +187,6 @@ func (u peerUse) remedy() string {
 	return "start it with " + oneGPU + ", or let it allocate in parts below 512 MiB"
 }
 
-// allocatorSetting is the value of a key in a setting such as
-// "expandable_segments:True,max_split_size_mb:128"; PyTorch takes the last.
-func allocatorSetting(text, key string) string {
-	var found string
-	for setting := range strings.SplitSeq(text, ",") {
-		if name, value, ok := strings.Cut(setting, ":"); ok && strings.TrimSpace(name) == key {
-			found = strings.TrimSpace(value)
-		}
-	}
-	return found
-}
-
-// getenv finds a variable in an environment, as the C function does: the first.
-func getenv(environment []string, name string) (value string, found bool) {
-	for _, variable := range environment {
-		if value, found := strings.CutPrefix(variable, name+"="); found {
-			return value, true
-		}
-	}
-	return "", false
-}
-
 // gpuNode is the device node of a GPU; those of /dev/nvidiactl and its like are
 // mapped by every process that uses CUDA.
 var gpuNode = regexp.MustCompile(`/dev/nvidia[0-9]+$`)
@@ -272,20 +246,6 @@ func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdi
 		u.models[gpu.UUID] = gpu.Model
 	}
 	return u, nil
-}
-
-// fileMentions reports whether a text is in a file that a process has mapped.
-// One that cannot be read does not mention it.
-func fileMentions(pid int, mapping *procfs.ProcMap, text string) bool {
-	file, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "map_files",
-		strconv.FormatUint(uint64(mapping.StartAddr), 16)+"-"+strconv.FormatUint(uint64(mapping.EndAddr), 16)))
-	if err != nil {
-		return false
-	}
-	defer file.Close()
-	const most = 64 << 20 // PyTorch's are of a few MiB
-	content, err := io.ReadAll(io.LimitReader(file, most))
-	return err == nil && bytes.Contains(content, []byte(text))
 }
 
 // Peers looks for what the driver would checkpoint and never restore among processes, of

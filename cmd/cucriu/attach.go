@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attend stays with a restored job that is our child: it passes signals on to
+// attach stays with a restored job that is our child: it passes signals on to
 // its root process and returns the root's exit status as an error. A shell's job
 // is given the terminal meanwhile.
-func attend(root int, shellJob bool) error {
+func attach(root int, shellJob bool) error {
 	process, err := os.FindProcess(root)
 	if err != nil {
 		return fmt.Errorf("the restored job: %w", err)

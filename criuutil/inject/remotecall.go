@@ -11,8 +11,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// memoryCall is a system call on a range of memory.
-type memoryCall struct {
+// remoteCall is a system call on a range of memory.
+type remoteCall struct {
 	name     string
 	number   uint64
 	argument int // beside the address and the size
@@ -21,10 +21,10 @@ type memoryCall struct {
 	slice uint64
 }
 
-func (c memoryCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
+func (c remoteCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
 
 // callAll has the threads make a call on all of the ranges.
-func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what memoryCall) error {
+func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall) error {
 	slices := slices.Clone(ranges)
 	if what.slice > 0 {
 		slices = cut(ranges, len(l.threads), what.slice)
@@ -58,7 +58,7 @@ func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what memoryCall
 }
 
 // call starts a system call in a thread that is in one of our stops.
-func (l *loan) call(t *borrowedThread, what memoryCall) error {
+func (l *loan) call(t *borrowedThread, what remoteCall) error {
 	regs := t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument))
 	err := regs.write(t.TID)
 	if err == nil {
@@ -71,7 +71,7 @@ func (l *loan) call(t *borrowedThread, what memoryCall) error {
 	return nil
 }
 
-func (l *loan) result(t *borrowedThread, what memoryCall) error {
+func (l *loan) result(t *borrowedThread, what remoteCall) error {
 	var regs registers
 	err := regs.read(t.TID)
 	if result := regs.result(); err == nil && result < 0 {
