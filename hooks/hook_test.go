@@ -1,0 +1,51 @@
+package hooks
+
+import (
+	"io"
+	"path/filepath"
+	"testing"
+
+	"cucriu/hooks/config"
+)
+
+// TestAZeroHookHasTheDefaults: a program that forgets the constructor gets errors, and no
+// panic.
+func TestAZeroHookHasTheDefaults(t *testing.T) {
+	nobody := []int{1 << 22} // the kernel gives no process this pid
+	var h Hook
+	for name, call := range map[string]func() error{
+		"Run":     func() error { return h.Run(t.Context(), Stage{}) },
+		"Lock":    func() error { return h.Lock(t.Context(), nobody) },
+		"Unlock":  func() error { return h.Unlock(t.Context(), nobody) },
+		"Suspend": func() error { _, err := h.Suspend(t.Context(), nobody); return err },
+		"Resume":  func() error { _, err := h.Resume(t.Context(), nobody, false); return err },
+		"States":  func() error { _, err := h.States(t.Context(), nobody); return err },
+		"Watch":   func() error { return h.Watch(t.Context(), t.TempDir(), io.Discard) },
+		"check a job": func() error {
+			_, err := h.Host().CheckJob(t.Context(), nobody[0], "")
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := call(); err == nil {
+				t.Error("it succeeded")
+			}
+		})
+	}
+	if _, err := h.NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
+		t.Error(err)
+	}
+	if h.filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {
+		t.Error("it has not got the defaults, or keeps them")
+	}
+}
+
+func TestAHookIsMadeWithAConfigurationThatCanBeUsed(t *testing.T) {
+	if _, err := New(config.Config{}, nil, "/bin/true"); err == nil {
+		t.Error("a configuration without a run directory was accepted")
+	}
+	h, err := New(config.Default(), nil, "/bin/true", "watch")
+	if err != nil || len(h.Watcher) != 2 {
+		t.Errorf("%v, %v", h, err)
+	}
+}
