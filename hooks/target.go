@@ -20,8 +20,8 @@ type target struct {
 	tracer   *inject.Tracer    // of a dump: lets the restore thread run
 	before   proc.AddressSpace // what was mapped before the checkpoint
 	prefault *prefault         // of a dump: makes the staging memory ready
-	parked   *inject.Parked    // of a dump: its threads; nil if it is held by its stop alone
-	lane     *lane             // around criu; nil if criu is to write its GPU state
+	parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
+	lane     *lane             // its way around criu; nil if criu is to write its GPU state
 }
 
 func closeTargets(targets []*target) {
