@@ -186,7 +186,7 @@ func (b *bringUp) letRun(ctx context.Context) error {
 	return nil
 }
 
-// unlock lets the GPU take work again.
+// unlock unlocks what is locked: the GPU takes work again.
 func (b *bringUp) unlock(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		state, err := t.cuda.State(ctx)

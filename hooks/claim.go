@@ -23,8 +23,7 @@ import (
 // files.
 
 // claim claims the image directory. If an earlier dump of the same tree still has it, claim
-// returns without it, and a second call must follow when that dump is over. The second call
-// is the last.
+// returns without it. The caller claims again, with last set, when that dump is over.
 func (d *dump) claim(ctx context.Context, last bool) error {
 	if d.claimed != nil {
 		return nil

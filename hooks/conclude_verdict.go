@@ -23,7 +23,8 @@ type verdict struct {
 // are not known.
 func dumpVerdict(r *journal.Record, alive int) verdict {
 	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
-	// If so, criu ended the processes that are gone. Otherwise they ended by themselves.
+	// After a complete dump, criu has ended the processes that are gone, unless the job was
+	// brought back since: then they ended by themselves.
 	ended := (dumped || sent) && !r.Back
 	leftAlive := r.LeaveRunning || r.LeaveStopped
 	kill := ended && !leftAlive && !r.RPC && alive < len(r.Members)

@@ -71,7 +71,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		s.Step = step
 		d := &suspension{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
 		d.Config.Restore.Timeout = releaseTimeout
-		self, err := proc.Open(1) // lives
+		self, err := proc.Open(1) // init lives
 		if err != nil {
 			t.Fatal(err)
 		}

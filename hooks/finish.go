@@ -17,7 +17,7 @@ import (
 func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
 	h = h.filled()
 	ctx = context.WithoutCancel(ctx)
-	deadline := time.Now().Add(h.Config.Lock.Timeout) // for a watcher that fails at first
+	deadline := time.Now().Add(h.Config.Lock.Timeout) // gives a watcher that fails at first time for another try
 	s, err := h.latestSessionOf(kind, criu, false)
 	for ; errors.Is(err, journal.ErrBusy); s, err = h.latestSessionOf(kind, criu, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.

@@ -62,7 +62,7 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	read, err := journal.Load(dir, false)
 	if errors.Is(err, journal.ErrBusy) || errors.Is(err, os.ErrNotExist) {
-		return nil, nil // somebody is at work on it, or was killed before he wrote its journal and touched anything
+		return nil, nil // at work, or killed before the journal was written and anything touched
 	}
 	if err != nil {
 		return nil, err

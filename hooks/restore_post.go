@@ -103,7 +103,7 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 	return nil
 }
 
-// bringUpRestored is the driver's side of post-resume.
+// bringUpRestored does the driver's part of post-resume.
 func (h *Hook) bringUpRestored(ctx context.Context, s *session) error {
 	driver, targets, err := h.openTargets(s)
 	if err != nil {

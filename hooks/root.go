@@ -15,8 +15,8 @@ import (
 // and have the pid 1. So pre-restore leaves a mark that they inherit.
 
 // awaitRoot waits until the root task of a restore exists. It returns nil if criu ends
-// before that. The root is a child of criu or, if criu was told so, of the process that
-// asked it.
+// before that. The root is a child of criu or of the process that has asked for that
+// (RootParent).
 func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident {
 	parent := criu.PID
 	if s.RootParent != nil {

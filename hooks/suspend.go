@@ -93,10 +93,11 @@ func (s *session) noteSuspended() error {
 // checkpointed; stopped or not; suspended, or left so by a command that was killed.
 // Processes that were suspended together are resumed together, on the GPUs to which the
 // configuration maps them. It returns the sessions that it has closed. After an error the
-// processes are as they were, and it can be tried again.
+// processes are as they were, and Resume can be tried again.
 //
 // If something else has checkpointed a process, nobody knows how much GPU memory its
-// restore takes, and a process that runs out of memory is lost. Force says to try.
+// restore takes, and a process that runs out of memory is lost. With force, Resume tries
+// all the same.
 func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []Status, err error) {
 	h = h.filled()
 	defer func() {
@@ -141,8 +142,8 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 	return append(resumed, StatusOf(s.Session)), nil
 }
 
-// suspendedSession finds and locks the session in which a process was
-// suspended, nil if it was not.
+// suspendedSession finds and locks the session in which a process was suspended. It returns
+// nil if there is none.
 func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) {
 	s, err := sessionOfProcess(h.Config.RunDir, pid)
 	if err != nil || s == nil {

@@ -42,7 +42,8 @@ const (
 	// lockGrace is how much longer a call may take than it was told, past the deadline too.
 	// A call that takes longer waits for a thread that does not run.
 	lockGrace = 3 * time.Second
-	// leastTry is the least time between two calls, for a driver that refuses at once.
+	// leastTry is the least time from one call to the next. It keeps us from asking a
+	// driver that refuses at once without end.
 	leastTry = 10 * time.Millisecond
 )
 

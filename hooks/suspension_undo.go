@@ -89,7 +89,7 @@ func (s *suspension) failed(err error) error {
 	}
 	switch {
 	case undoErr != nil:
-		if s.session != nil && s.session.Kind == journal.KindSuspend { // of a dump, its client or watcher will know
+		if s.session != nil && s.session.Kind == journal.KindSuspend { // the client or the watcher of a dump will know
 			undoErr = &notBackError{undoErr}
 		}
 		return errors.Join(preflight.AsFailure(err), undoErr)

@@ -126,8 +126,8 @@ func (h *Hook) isCutOff(dir string, root *proc.Ident) bool {
 }
 
 // noteTree writes into the journal what criu has created below root. If criu is killed, any
-// of these processes may end by itself. Its children could not be found any more when it is
-// time to end them, and would hold pids of the image.
+// of these processes may end by itself. Its children could then not be found any more when
+// it is time to end them, and would hold pids of the image.
 func (s *session) noteTree(root *proc.Ident) {
 	if s.Root == nil {
 		s.Root = root
