@@ -10,13 +10,13 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// A parent that waits with WUNTRACED is told of our SIGSTOP. su then stops
-// itself, and would stay stopped for ever: the job goes on without telling it.
-// So those above the job that did not stand still before are continued if they
-// do afterwards. (A shell with job control does not stop; it takes its foreground
-// job for stopped, and gives no way to be told otherwise.)
+// A parent that waits with WUNTRACED is told when we stop its child. su then stops itself,
+// and would stay stopped for ever: nobody tells it that the job runs again. So processes
+// above the job that ran before and stand still afterwards get a SIGCONT. (A shell with job
+// control does not stop. It takes its foreground job for stopped, and there is no way to
+// tell it otherwise.)
 
-// ancestorsOf are the processes above the members, up to the init of this pid
+// ancestorsOf returns the processes above the members, up to the init of this pid
 // namespace, that are not stopped now. The nearest come first.
 func ancestorsOf(members []journal.Member) []proc.Ident {
 	seen := make(map[int]bool)
@@ -46,20 +46,20 @@ func ancestorsOf(members []journal.Member) []proc.Ident {
 }
 
 const (
-	// ancestorsTime bounds how long an ancestor that computes is looked at.
+	// ancestorsTime bounds how long we wait for ancestors to settle.
 	ancestorsTime = 500 * time.Millisecond
-	// asleepAfter is after how many looks that find it asleep an ancestor is taken for
-	// settled: threads of it may sleep for a moment on the way to its stop.
+	// asleepAfter is how many looks in a row must find an ancestor asleep before it counts
+	// as settled: its threads may sleep for a moment on the way to their stop.
 	asleepAfter = 10
 )
 
-// continueAncestors sends SIGCONT to those that have stopped since. The job has its
-// own SIGCONT by now, so none of them is told of the stop any more that has not
-// been woken by it; one that runs may be on its way to stop itself, and is looked
-// at again until it sleeps.
+// continueAncestors sends SIGCONT to the ancestors that have stopped since the session
+// began. The job has had its own SIGCONT by now, so an ancestor that the stop has not woken
+// yet will not hear of it any more. One that runs may be about to stop itself, and is
+// looked at again until it sleeps.
 func (s *session) continueAncestors() {
 	left, asleep := s.Ancestors, make(map[proc.Ident]int)
-	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // no event tells of it
+	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // there is no event to wait for
 		again := false
 		var unsettled []proc.Ident
 		for _, ident := range left {
@@ -70,7 +70,7 @@ func (s *session) continueAncestors() {
 			switch standing(ident.PID) {
 			case stands:
 				_ = process.Signal(unix.SIGCONT)
-				again = true // those above it have been told
+				again = true // its own parent has been told
 			case computes:
 				again, asleep[ident] = true, 0
 				unsettled = append(unsettled, ident)
@@ -87,7 +87,7 @@ func (s *session) continueAncestors() {
 	}
 }
 
-// stance is what the threads of a process do.
+// stance is what the threads of a process are doing.
 type stance int
 
 const (

@@ -14,24 +14,24 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// bringUp is the one way back. From whatever state the processes are in
-// (running, locked or checkpointed; running, stopped or frozen) it takes them
-// to running. Each step is done for all of them in parallel, and finished
-// before the next begins. It may be cut off at any point and begun again.
+// bringUp is the one way back. It takes the processes from whatever state they are in
+// (running, locked or checkpointed; running, stopped or frozen) to running. It does each
+// step for all of them in parallel, and finishes it before the next begins. It may be cut
+// off at any point and begun again.
 //
-// What may be checkpointed is restored with every other thread stopped, since a
-// thread that synchronized would die. What is locked is unlocked with every
-// thread running: the driver's unlock waits for ever for a thread that was
-// stopped inside the driver, and a thread that runs is safe from the restore on.
-// So whoever begins again after the restore stops nothing: an unlock that was
-// given up may still be under way.
+// A process that may be checkpointed is restored with all its other threads stopped,
+// because a thread that synchronized would die. A process that is locked is unlocked with
+// every thread running: the driver's unlock waits for ever for a thread that was stopped
+// inside the driver, and from the restore on a thread may run safely. So a run that begins
+// again after the restore stops nothing: an unlock that was given up may still be under
+// way.
 //
-// A process that was stopped before we came, and all of them under criu's -s,
-// stay stopped: their threads run under trace while they are unlocked. A
-// container that was paused stays paused.
+// A process that was stopped before we came stays stopped, and so do all of them under
+// criu's -s: their threads run under trace while they are unlocked. A container that was
+// paused stays paused.
 //
-// After an error the processes are left as they are, for the next try or for
-// the caller's verdict.
+// After an error the processes are left as they are, for the next try or for the caller to
+// decide.
 func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session, targets []*target) error {
 	b := &bringUp{session: s, hook: h, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
@@ -50,7 +50,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 			{"stop", b.stop},
 			{"park", b.park},
 			{"trace", b.trace},
-			{"restore", func(context.Context) error { return b.restore(ctx) }}, // as long as its parts take
+			{"restore", func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 			{"release", b.release},
 		} {
 			if err := b.do(ctx, step.name, step.do); err != nil {
@@ -85,11 +85,11 @@ type bringUp struct {
 	driver       *cudackpt.Driver
 	leaveStopped bool
 	all          []*target // those that are alive
-	cuda         []*target // of these, those that have CUDA state
+	cuda         []*target // those of all that have CUDA state
 	tracer       *inject.Tracer
-	traced       []*target // those of which the tracer lets threads run
+	traced       []*target // those whose threads the tracer lets run
 	paused       []proc.Freezer
-	filling      chan struct{} // holds what is being filled in
+	filling      chan struct{} // one element for each process that is being filled in
 }
 
 // do does one step, within restore.timeout.
@@ -106,8 +106,8 @@ func (b *bringUp) do(ctx context.Context, name string, step func(context.Context
 	return nil
 }
 
-// findCUDA parts the processes: one that has executed another program since
-// has no CUDA state to bring back, and needs only to go on.
+// findCUDA finds the processes that have CUDA state. A process that has executed another
+// program since has none to bring back, and only needs to go on.
 func (b *bringUp) findCUDA(ctx context.Context) error {
 	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *target) bool { return !t.Alive() })
 	for _, t := range b.all {
@@ -123,8 +123,8 @@ func (b *bringUp) findCUDA(ctx context.Context) error {
 	return nil
 }
 
-// stop brings every thread into the group-stop, out of a freezer too: the
-// queued SIGSTOP takes effect before a thawed thread runs on.
+// stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued
+// before the thaw, and takes effect before a thawed thread runs on.
 func (b *bringUp) stop(ctx context.Context) error {
 	if err := signalAll(b.cuda, unix.SIGSTOP); err != nil {
 		return err
@@ -138,8 +138,8 @@ func (b *bringUp) stop(ctx context.Context) error {
 	return b.parallel(func(t *target) error { return inject.ReturnBorrowed(ctx, b.borrowedFile(t.PID)) })
 }
 
-// trace lets the restore threads, and nothing else, run: of those processes
-// that have all of their memory.
+// trace lets the restore threads run, and nothing else. It leaves out the processes that
+// lack memory: restore lets their threads run once the memory is filled in.
 func (b *bringUp) trace(ctx context.Context) error {
 	if err := b.parallel(func(t *target) error { return b.believe(ctx, t) }); err != nil {
 		return err
@@ -148,8 +148,7 @@ func (b *bringUp) trace(ctx context.Context) error {
 	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*target).lacksMemory))
 }
 
-// release puts the threads that were let run under trace back into the
-// group-stop.
+// release puts the threads that run under trace back into the group-stop.
 func (b *bringUp) release(ctx context.Context) error {
 	if b.tracer == nil {
 		return nil
@@ -163,7 +162,7 @@ func (b *bringUp) release(ctx context.Context) error {
 
 func (b *bringUp) goesOn(t *target) bool { return !b.leaveStopped && !t.member.Stopped }
 
-// letRun lets every thread run, of those that stay stopped under trace.
+// letRun lets every thread run. The processes that stay stopped run under trace.
 func (b *bringUp) letRun(ctx context.Context) error {
 	b.tracer, b.traced = inject.NewTracer(), nil
 	if err := thawAll(ctx, b.all); err != nil {
@@ -187,7 +186,7 @@ func (b *bringUp) letRun(ctx context.Context) error {
 	return nil
 }
 
-// unlock lets the GPU take work again.
+// unlock unlocks what is locked: the GPU takes work again.
 func (b *bringUp) unlock(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		state, err := t.cuda.State(ctx)
@@ -201,7 +200,7 @@ func (b *bringUp) unlock(ctx context.Context) error {
 	})
 }
 
-// letOthersRun lets the processes without CUDA run that a restore has held back.
+// letOthersRun continues the processes without CUDA that the session has stopped.
 func (b *bringUp) letOthersRun(context.Context) error {
 	if b.leaveStopped {
 		return nil
@@ -209,11 +208,11 @@ func (b *bringUp) letOthersRun(context.Context) error {
 	return signalKnown(unix.SIGCONT, b.Others...)
 }
 
-// pause freezes a container again that was paused before.
+// pause freezes a container again if it was paused before.
 func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.paused) }
 
-// parallel does a step for every process with CUDA state. One that ends
-// meanwhile has no way back and needs none, unless it was to be restored.
+// parallel does a step for every process with CUDA state. A process that ends meanwhile has
+// no way back and needs none; only on a restore is its end an error.
 func (b *bringUp) parallel(do func(*target) error) error {
 	return parallel(b.cuda, func(t *target) error {
 		err := do(t)

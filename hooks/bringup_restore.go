@@ -9,7 +9,8 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// memoryNeed is what those that are checkpointed will take of the GPUs' memory.
+// memoryNeed returns how much GPU memory the restore of the checkpointed processes will
+// take.
 func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 	defer cancel()
@@ -19,8 +20,8 @@ func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) 
 			need.Add(t.member.MemoryBytes, t.member.Pairs)
 			continue
 		}
-		// A checkpoint or restore that a killed controller began goes on by
-		// itself; the driver answers when it is through.
+		// A checkpoint or restore goes on by itself after the program that began it was
+		// killed. The driver answers when it is through.
 		state, err := t.cuda.State(ctx)
 		if err != nil {
 			return nil, err
@@ -35,9 +36,9 @@ func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) 
 	return need, nil
 }
 
-// restore moves the GPU state of those that are checkpointed back, if the GPUs
-// have the memory for all of them. The driver works on the first while the memory
-// of the next is filled in.
+// restore moves the GPU state of the checkpointed processes back, if the GPUs have the
+// memory for all of them. While the driver works on the first process, the memory of the
+// next is filled in.
 func (b *bringUp) restore(ctx context.Context) error {
 	need, err := b.memoryNeed(ctx)
 	if err != nil {
@@ -53,7 +54,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 			return need.Require(ctx, b.driver)
 		})
 	})
-	go room() // beside the first fill: NVML takes 10 ms for each GPU of the host
+	go room() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *target) error {
 		if t.lacksMemory() {
 			if err := b.fill(ctx, t); err != nil {
@@ -64,7 +65,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 			}
 		}
 		if room() != nil {
-			return nil // told once, below
+			return nil // returned once, below
 		}
 		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 		defer cancel()

@@ -15,14 +15,15 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// A dump claims its image directory before it touches anything: two that write into
-// one would each remove or replace the other's files, and both jobs would be ended.
+// A dump claims its image directory before it touches anything. If two dumps wrote into one
+// directory, each would remove or replace the other's files, and both jobs would be ended.
 // The claim is a lock on the directory, so it holds across run directories and pid
-// namespaces, too. It is on criu's own descriptor and lasts as long as criu has that;
-// the watcher shares it, for as long as the job may be brought back from the files.
+// namespaces, too. The lock is on criu's own descriptor and lasts as long as criu has that
+// open. The watcher shares it, and holds it as long as the job may be brought back from the
+// files.
 
-// claim claims the image directory. If an earlier dump of the same tree still has
-// it, and this is not the last chance, it leaves that for later, when that is over.
+// claim claims the image directory. If an earlier dump of the same tree still has it, claim
+// returns without it. The caller claims again, with last set, when that dump is over.
 func (d *dump) claim(ctx context.Context, last bool) error {
 	if d.claimed != nil {
 		return nil
@@ -60,8 +61,9 @@ func (d *dump) claim(ctx context.Context, last bool) error {
 	}
 }
 
-// claimedByOther says what to do about a directory that somebody else has claimed:
-// try again, or fail, or neither.
+// claimedByOther decides what to do about a directory that somebody else has claimed. It
+// reports whether to try again. If it does not, and returns no error, the claim is left for
+// later, or an ancestor's lock serves as ours.
 func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (again bool, err error) {
 	info, err := dir.Stat()
 	if err != nil {
@@ -88,7 +90,7 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 			return false, s.ClaimConflict()
 		}
 	}
-	if heldByAncestor(d.criu.PID, info) { // as by flock(1)
+	if heldByAncestor(d.criu.PID, info) { // flock(1) is one
 		d.claimed = dir
 		return false, nil
 	}
@@ -102,8 +104,8 @@ func (d *dump) imagePathOr(dir *os.File) string {
 	return dir.Name()
 }
 
-// heldByAncestor reports whether an ancestor of a process has locked a directory:
-// it has done so for what it then started.
+// heldByAncestor reports whether an ancestor of a process has locked a directory. An
+// ancestor locks it for what it then starts, so such a lock does not stand in the way.
 func heldByAncestor(pid int, dir os.FileInfo) bool {
 	for pid > 1 {
 		status, err := proc.ReadStatus(pid)
@@ -111,7 +113,7 @@ func heldByAncestor(pid int, dir os.FileInfo) bool {
 			return false
 		}
 		if pid = status.PPID; pid == os.Getpid() {
-			continue // which serves criu over RPC, and has claimed it for another dump
+			continue // this program serves criu over RPC: its lock is another dump's claim
 		}
 		open := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 		entries, err := os.ReadDir(open)

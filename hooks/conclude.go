@@ -6,7 +6,7 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// conclude takes a session whose criu has ended to a good end.
+// conclude brings a session whose criu has ended to a good end.
 func (h *Hook) conclude(ctx context.Context, s *session) error {
 	if err := h.concludeProcesses(ctx, s); err != nil || s.Kind != journal.KindDump {
 		return err
@@ -17,10 +17,10 @@ func (h *Hook) conclude(ctx context.Context, s *session) error {
 	return s.dropPartial()
 }
 
-// concludeProcesses takes the processes of a session to a good end, and closes it.
+// concludeProcesses brings the processes of a session to a good end, and closes it.
 func (h *Hook) concludeProcesses(ctx context.Context, s *session) error {
 	if s.Outcome != "" {
-		return s.close(s.Outcome, s.Message) // what could not be written before, the disk being full
+		return s.close(s.Outcome, s.Message) // this could not be written before: the disk was full
 	}
 	boot, err := journal.BootID()
 	if err != nil {

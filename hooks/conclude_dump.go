@@ -9,7 +9,7 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// finishDump takes what criu has left of a dump's processes to a good end, whether the
+// finishDump brings what criu has left of a dump's processes to a good end, whether the
 // dump failed, criu was killed, or the job was to run on.
 func (h *Hook) finishDump(ctx context.Context, s *session) error {
 	driver, targets, err := h.openTargets(s)
@@ -32,7 +32,7 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 			s.Back = true
 			h.note(s)
 		}
-		if err := h.bringUp(ctx, driver, s, alive); err != nil { // and what is left of the tree
+		if err := h.bringUp(ctx, driver, s, alive); err != nil { // this continues what is left of the tree, too
 			return err
 		}
 	}
@@ -44,8 +44,8 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 	return err
 }
 
-// settle waits until criu's hold on the processes is gone: those that it
-// killed have ended, the others are not traced any more.
+// settle waits until criu has let go of the processes: those that it killed have ended, and
+// the others are no longer traced.
 func settle(ctx context.Context, targets []*target) error {
 	for _, t := range targets {
 		for pause := time.Millisecond; t.Alive(); pause = min(2*pause, 100*time.Millisecond) {

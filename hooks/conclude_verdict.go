@@ -4,24 +4,27 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// verdict is what is to become of a dump's job, once criu has ended.
+// verdict is what is to become of a dump's job once criu has ended.
 type verdict struct {
-	// kill says that no part of the job may run on; else what lives is brought back.
+	// kill says that no part of the job may run on. Otherwise the living processes are
+	// brought back.
 	kill    bool
 	outcome journal.Outcome
 	message string
-	// livingDo is what those that live do then, as in "runs on", for the message; empty
-	// if the message says all.
+	// livingDo says, for the message, what the living processes do then, as in "runs on".
+	// It is empty if the message says all.
 	livingDo string
 }
 
-// dumpVerdict decides what is to become of a dump's job, of which so many CUDA processes
-// live. criu may have been cut off anywhere. A complete image and a part of its job must
-// not exist side by side, and a job that lives is never killed without one: not for a dump
-// that was to leave it alive, nor under RPC, where criu's options are not known.
+// dumpVerdict decides what is to become of a dump's job. alive is how many of its CUDA
+// processes live. criu may have been cut off anywhere. A complete image and a part of its
+// job must not exist side by side. But a job that lives is never killed without a complete
+// image, nor after a dump that was to leave it alive, nor under RPC, where criu's options
+// are not known.
 func dumpVerdict(r *journal.Record, alive int) verdict {
 	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
-	// By criu, those that are gone; later they ended by themselves.
+	// After a complete dump, criu has ended the processes that are gone, unless the job was
+	// brought back since: then they ended by themselves.
 	ended := (dumped || sent) && !r.Back
 	leftAlive := r.LeaveRunning || r.LeaveStopped
 	kill := ended && !leftAlive && !r.RPC && alive < len(r.Members)

@@ -6,7 +6,7 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// TestAJobIsKilledOnlyBesideItsCompleteImage, in every state in which criu may have
+// TestAJobIsKilledOnlyBesideItsCompleteImage checks every state in which criu may have
 // ended.
 func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 	const running, dumped, gone, stopped = journal.OutcomeRunning, journal.OutcomeDumped, journal.OutcomeGone, journal.OutcomeStopped
@@ -17,7 +17,7 @@ func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 		alive   int // of two
 		kill    bool
 		outcome journal.Outcome
-		says    bool // what those that live do is added to the message
+		says    bool // whether the message ends with what the living processes do
 	}{
 		"failed at the lock":              {step: journal.StepLock, alive: 2, outcome: running, says: true},
 		"criu failed":                     {step: journal.StepDumping, alive: 2, outcome: running, says: true},
@@ -54,7 +54,8 @@ func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 	}
 }
 
-// TestNobodyIsKilledWithoutAnImage, whatever else the journal says.
+// TestNobodyIsKilledWithoutAnImage checks every step before the image is complete, whatever
+// else the journal says.
 func TestNobodyIsKilledWithoutAnImage(t *testing.T) {
 	for _, step := range []journal.Step{
 		journal.StepNone, journal.StepLock, journal.StepStop, journal.StepPark, journal.StepTrace, journal.StepCheckpoint, journal.StepRelease,

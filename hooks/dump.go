@@ -19,26 +19,27 @@ type dump struct {
 	suspension
 	criu     *criuutil.Criu
 	stage    Stage
-	imageDir string // criu's own descriptor of it: valid while criu lives
+	imageDir string // may lead through criu's own descriptor: valid while criu lives
 
-	paused []proc.Freezer // what the engine has frozen, to be thawed
-	// stoppedOthers are the processes without CUDA that are stopped, by the pids
-	// that the image will have.
+	paused []proc.Freezer // frozen by the engine, to be thawed
+	// stoppedOthers are the processes without CUDA that were stopped before we came, by the
+	// pids that they will have in the image.
 	stoppedOthers []int
 	claimed       *os.File    // the image directory
 	store         pages.Store // of the fast lane
 	copies        copies
-	manifest      image.Manifest // from before the drop on
+	manifest      image.Manifest // made before the drop
 }
 
-// preDump makes the GPU state of a tree part of its CPU state, so that criu
-// can dump it. An error aborts criu's dump; everything has been undone then.
+// preDump makes the GPU state of a tree part of its CPU state, so that criu can dump it. An
+// error makes criu abort the dump. By then everything has been undone, or the watcher goes
+// on trying.
 func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
 	root, err := stage.root()
 	if err != nil {
 		return err
 	}
-	go makeRoomForFiles(1000) // how many it will be is not known yet
+	go makeRoomForFiles(1000) // their number is not known yet
 	h.recoverFirst(ctx)
 	d := &dump{suspension: suspension{Hook: h, root: root}, criu: criu, stage: stage, imageDir: stage.ImageDir}
 	d.checkpointed = d.beginCopy
@@ -96,9 +97,9 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	return d.session.step(journal.StepDumping, func() error { return nil })
 }
 
-// begin takes the tree: from here on, whoever is killed, the job comes back as it
-// was. The driver can say nothing of a frozen process, so what is paused is thawed
-// for the question, with the journal knowing of it.
+// begin takes hold of the tree: from here on the job comes back as it was, whichever
+// program is killed. The driver can say nothing of a frozen process. So what is paused is
+// thawed before the driver is asked, after the journal has noted it.
 func (d *dump) begin(ctx context.Context) (err error) {
 	if d.paused, err = d.frozen(); err != nil {
 		return err
@@ -124,8 +125,8 @@ func (d *dump) begin(ctx context.Context) (err error) {
 	return d.session.Save()
 }
 
-// ready asks what only a tree that is not frozen tells: who is stopped, and the
-// state of the CUDA processes.
+// ready asks what only a tree that is not frozen can tell: which processes are stopped, and
+// the state of the CUDA processes.
 func (d *dump) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patienceForAll())
 	defer cancel()
@@ -142,8 +143,8 @@ func (d *dump) ready(ctx context.Context) error {
 	return statesOf(ctx, d.targets, wantRunning)
 }
 
-// startSession writes the journal and starts the watcher: from here on, whoever is
-// killed, the job comes back.
+// startSession writes the journal and starts the watcher. From here on the job comes back,
+// whichever program is killed.
 func (d *dump) startSession() error {
 	imageDir, err := d.stage.imagePath()
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// postDump notes that criu has written a complete image, and gives it its name.
-// An error makes criu leave the processes alive. See [Hook.hold] for the stop.
+// postDump notes that criu has written a complete image, and gives it its name. An error
+// makes criu leave the processes alive. [Hook.hold] says why postDump stops them.
 func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil {
@@ -55,8 +55,8 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	return s.step(step, s.stopMembers)
 }
 
-// servedByClient reports whether the latest session of a running criu is
-// another process's, which serves criu over RPC.
+// servedByClient reports whether another process serves a running criu over RPC, as the
+// latest session of this criu has it.
 func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
 	if journal.IsForeign(h.Config.RunDir) {
 		return false, nil
@@ -73,8 +73,8 @@ func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
 	return false, nil
 }
 
-// complete fails if a process of the manifest has ended since: criu dumps what
-// it finds, and from an image without it the others could not be restored.
+// complete fails if a process of the manifest has ended since. criu dumps what it finds,
+// and if one process is missing from the image, the others cannot be restored from it.
 func (s *session) complete() error {
 	for _, member := range s.Members {
 		process, err := proc.Reopen(member.Ident)
@@ -91,8 +91,8 @@ func (s *session) complete() error {
 	return nil
 }
 
-// sessionOf finds and locks the open session of a running criu, nil if it has
-// none: then no process of its tree uses CUDA, or the session is over.
+// sessionOf finds and locks the open session of a running criu. It returns nil if there is
+// none: then no process of criu's tree uses CUDA, or the session is over.
 func (h *Hook) sessionOf(kind journal.Kind, criu *criuutil.Criu) (*session, error) {
 	s, err := h.latestSessionOf(kind, criu, true)
 	if err != nil || s == nil {
@@ -105,9 +105,9 @@ func (h *Hook) sessionOf(kind journal.Kind, criu *criuutil.Criu) (*session, erro
 	return s, nil
 }
 
-// latestSessionOf finds and locks the latest session of a running criu, open or
-// over, nil if it has none. If it is not to wait for who is at work on it, it fails
-// with [journal.ErrBusy] then.
+// latestSessionOf finds and locks the latest session of a running criu, open or over. It
+// returns nil if there is none. If somebody is at work on the session, it waits, or without
+// wait fails with [journal.ErrBusy].
 func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool) (*session, error) {
 	if journal.IsForeign(h.Config.RunDir) {
 		return nil, nil
@@ -124,14 +124,14 @@ func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool
 	if err != nil {
 		return nil, err
 	}
-	if s.Criu != criu.Ident { // one with the same pid, in another pid namespace
+	if s.Criu != criu.Ident { // another criu with the same pid, in another pid namespace
 		s.Unlock()
 		return nil, nil
 	}
 	return h.takeOn(s), nil
 }
 
-// checkWhole fails if the image is not whole any more.
+// checkWhole fails if the image is no longer whole.
 func (s *session) checkWhole(criu *criuutil.Criu, stage Stage) error {
 	if s.Written == nil {
 		return nil // an earlier version began the dump

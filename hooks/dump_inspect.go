@@ -24,9 +24,9 @@ func (d *dump) inspect(ctx context.Context) error {
 	}
 	imageDir := d.imageDir
 	if d.criu.PagesElsewhere {
-		imageDir = "" // how much of it will go there is not known
+		imageDir = "" // how much of the image will go there is not known
 	}
-	ofCriu := make(chan preflight.Findings, 1) // which is asked for its version meanwhile
+	ofCriu := make(chan preflight.Findings, 1) // criu is asked for its version meanwhile
 	go func() { ofCriu <- preflight.CriuFindings(ctx, d.criu) }()
 	seen, err := preflight.InspectTree(ctx, d.root, imageDir, d.loadDriver)
 	findings := <-ofCriu
@@ -36,7 +36,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	if seen.UsesCUDA() {
 		seen.Findings = slices.Concat(seen.Findings, preflight.InsideFindings(seen.PIDs, d.criu.PID), findings)
 	}
-	if d.criu.RPC { // these depend on options that cannot be seen then
+	if d.criu.RPC { // these depend on options that cannot be seen under RPC
 		seen.Findings = seen.Findings.Suspected(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
 	}
 	if err := d.refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
@@ -52,9 +52,9 @@ func (d *dump) inspect(ctx context.Context) error {
 	return nil
 }
 
-// awaitEarlier waits until an earlier dump of the same processes is over: after
-// criu dump -R its watcher needs a moment to let them run on. Only then is a paused
-// container thawed before it was inspected.
+// awaitEarlier waits until an earlier dump of the same processes is over: after criu dump
+// -R its watcher needs a moment to let them run on. In no other case is a paused container
+// thawed before it is inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := membersOfTree(d.root)
 	if err != nil || journal.IsForeign(d.Config.RunDir) {
@@ -68,7 +68,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		if other.Suspended() || other.Criu == d.criu.Ident {
 			return other.Conflict()
 		}
-		// Its watcher waits until what is paused is resumed.
+		// The watcher of that dump waits until the paused container is resumed.
 		frozen, err := d.frozen()
 		if err == nil {
 			err = d.thaw(ctx, frozen)
@@ -79,12 +79,12 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return other.Conflict()
-		case <-time.After(20 * time.Millisecond): // no event tells of it
+		case <-time.After(20 * time.Millisecond): // there is no event to wait for
 		}
 	}
 }
 
-// membersOfTree are the processes of a tree, as a journal knows them.
+// membersOfTree returns the processes of a tree as the members of a journal.
 func membersOfTree(root int) ([]journal.Member, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"cucriu/hooks/image"
 )
 
-// describe makes the manifest: what the image is going to hold of CUDA. It can be made as
-// soon as everything is copied, before anything is dropped; only which processes will be
-// frozen instead of stopped is not known yet.
+// describe makes the manifest, which says what the image is going to hold of CUDA. It can
+// be made as soon as everything is copied, before anything is dropped. Only one thing is
+// not known yet: which processes will be frozen instead of stopped.
 func (d *dump) describe() (image.Manifest, error) {
 	version, err := d.driver.DriverVersion()
 	if err != nil {
@@ -53,7 +53,7 @@ func (d *dump) writeManifest(context.Context) error {
 	return d.session.Save()
 }
 
-// parkedForImage is what the manifest says of the parked threads.
+// parkedForImage returns what the manifest says of the parked threads.
 func (d *dump) parkedForImage() ([]inject.Parked, error) {
 	var all []inject.Parked
 	add := func(parked *inject.Parked) error {

@@ -13,10 +13,10 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// stopTree puts every thread of the tree into the group-stop: one that synchronized
-// with the GPU now would die, and a parent that minds its workers would find that
-// they do not answer. Processes that came to the tree meanwhile are looked at again,
-// until nobody is left who could make more.
+// stopTree puts every thread of the tree into the group-stop. A thread that synchronized
+// with the GPU during the checkpoint would die, and a parent that watches its workers would
+// find that they do not answer. It looks again for processes that have come to the tree
+// meanwhile, until nobody is left who could make more.
 func (d *dump) stopTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patienceForAll())
 	defer cancel()
@@ -39,7 +39,7 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	if err != nil || len(found) == 0 {
 		return false, err
 	}
-	// The journal first: whoever comes after us continues them.
+	// The journal is written first: a run that comes after us continues these processes.
 	for _, other := range found {
 		d.session.Others = append(d.session.Others, other.Ident)
 	}
@@ -52,8 +52,8 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	return true, d.awaitStopped(ctx, found)
 }
 
-// findOthers finds the processes without CUDA that run and that were not found
-// before. They are closed with the dump.
+// findOthers finds the processes without CUDA that run and that were not found before. They
+// are closed with the dump.
 func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 	pids, err := proc.Tree(d.root)
 	if err != nil {
@@ -80,7 +80,7 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 		}
 		stopped, err := proc.Stopped(pid)
 		if errors.Is(err, proc.ErrGone) || stopped {
-			continue // before we came, and stays so
+			continue // it has ended, or was stopped before we came and stays so
 		}
 		if err != nil {
 			return nil, err
@@ -98,8 +98,8 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 	return found, nil
 }
 
-// findStopped notes which processes without CUDA are stopped. Nobody has been
-// frozen or stopped by us yet.
+// findStopped notes which processes without CUDA are stopped. It is called before we freeze
+// or stop any.
 func (d *dump) findStopped() error {
 	pids, err := proc.Tree(d.root)
 	if err != nil {
@@ -120,9 +120,9 @@ func (d *dump) findStopped() error {
 	return nil
 }
 
-// stoppedAs reports whether a process is stopped, and which pid it has in the
-// image. One that has ended, or ends meanwhile, is not: it has no thread left that
-// could be in a stop.
+// stoppedAs reports whether a process is stopped, and which pid it has in the image. A
+// process that has ended, or ends meanwhile, is not stopped: it has no thread left that
+// could be.
 func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
 	stopped, err = proc.Stopped(pid)
 	if err != nil || !stopped {

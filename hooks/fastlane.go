@@ -13,20 +13,19 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// The fast lane takes GPU state around criu. On a dump, a process's new memory
-// since the checkpoint began (its staging memory) is copied into files beside
-// criu's images, and dropped in the process, before criu looks at it. On the way
-// back it is filled in again before anything of the process runs.
+// The fast lane takes GPU state around criu. The staging memory of a process is the memory
+// that it has gained since its checkpoint began. On a dump it is copied into files beside
+// criu's images, and dropped in the process, before criu looks at it. On the way back it is
+// filled in again before any thread of the job runs.
 //
-// From the drop on, the files are the only copy. So they are on disk before
-// (unless the configuration says otherwise), the journal says ahead that they will
-// be needed, and the watcher holds them open from before the first process is
-// touched: a job comes back although somebody removes the image of a dump that
-// failed. And the dropped memory is made inaccessible: whoever restores the
-// process without this program gets a driver that fails, not one that takes
-// zeros for the state of the GPU.
+// From the drop on, the files are the only copy. So they are on disk before the drop
+// (unless the configuration says otherwise), and the journal says ahead that they will be
+// needed. The watcher holds them open from before the first process is touched, so a job
+// comes back even if somebody removes the image of a dump that failed. The dropped memory
+// is also made inaccessible: if somebody restores the process without this program, the
+// driver fails, and does not take zeros for the state of the GPU.
 
-// openPages opens the pages of a member, by the watcher's descriptors or, if it is
+// openPages opens the pages of a member by the watcher's descriptors or, if the watcher is
 // gone, by their names.
 func (s *session) openPages(m *journal.Member) (pages.Input, error) {
 	input, err := s.watchedPages(m)
@@ -50,10 +49,10 @@ func (s *session) watchedPages(m *journal.Member) (pages.Input, error) {
 	return pages.OpenHeld(watcher.PID, m.Pages.WatcherFD, m.ImagePID, m.Pages.Listing)
 }
 
-// makeRoomForFiles makes room for so many files in this process's table of
-// descriptors. The kernel makes a table larger that threads share only after an RCU
-// grace period: 15 to 40 ms, from 64 descriptors on. So it is done while something else
-// is, and only if it is needed: a process cannot end in the middle of it.
+// makeRoomForFiles makes room for n files in this process's table of descriptors. The
+// kernel enlarges a table that threads share only after an RCU grace period: 15 to 40 ms,
+// from 64 descriptors on. So this is done while something else goes on. And it is done only
+// if it is needed, because a process cannot end in the middle of it.
 func makeRoomForFiles(n int) {
 	const most, others = 1 << 12, 16
 	if n += others; n <= 64 || n > most {
@@ -78,12 +77,12 @@ func (s *session) removePages() error {
 	return errors.Join(errs...)
 }
 
-// neededBy names an open session that may bring its processes back from files in
-// a directory; "" if there is none.
+// neededBy names an open session that may bring its processes back from files in a
+// directory. It returns "" if there is none.
 func neededBy(runDir, dir string) (string, error) {
 	names, err := pages.Files{Dir: dir}.Names()
 	if err != nil || len(names) == 0 {
-		return "", err // and no journal need be read
+		return "", err // no journal needs to be read
 	}
 	info, err := os.Stat(dir)
 	if err != nil {

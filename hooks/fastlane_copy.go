@@ -28,13 +28,12 @@ type lane struct {
 	lent    *inject.Borrowed
 }
 
-// stagingLeast is the least size of a mapping that is taken for staging memory, in
-// bytes: what the restore thread may have mapped for itself meanwhile is smaller,
-// and must stay.
+// stagingLeast is the least size, in bytes, of a mapping that is taken for staging memory.
+// What the restore thread may have mapped for itself meanwhile is smaller, and must stay.
 const stagingLeast = 1 << 20
 
-// copies are the copies under way. They last as long as the files take, but not
-// when these take nothing any more; and when one has failed, the others end.
+// copies are the copies under way. They may last as long as the files take, but they end if
+// the files take no more data. When one fails, the others end, too.
 type copies struct {
 	ctx   context.Context
 	stall *stall // nil before the first
@@ -44,15 +43,15 @@ func (c *copies) begin(ctx context.Context, patience time.Duration) {
 	c.ctx, c.stall = newStall(ctx, patience)
 }
 
-// checkpointAndCopy copies out what the first processes have in their memory while the
-// checkpoint of the others is still going on.
+// checkpointAndCopy checkpoints the processes. It copies out the memory of the first while
+// the checkpoints of the others go on.
 func (d *dump) checkpointAndCopy(ctx context.Context) error {
 	d.copies.begin(ctx, d.Config.Checkpoint.Timeout)
 	return d.checkpoint(ctx)
 }
 
-// stopCopies ends the copies, and waits for their end, but not for ever: one that hangs in
-// a write only reads the processes' memory.
+// stopCopies ends the copies and waits for their end, but not for ever: a copy that hangs
+// in a write only reads the processes' memory.
 func (d *dump) stopCopies() {
 	if d.copies.stall == nil {
 		return
@@ -71,8 +70,8 @@ func (d *dump) stopCopies() {
 	}
 }
 
-// closeImage lets go of what the dump has open of the image. criu and the watcher have
-// the directory on.
+// closeImage closes what the dump has open of the image. criu and the watcher keep the
+// directory open.
 func (d *dump) closeImage() {
 	for _, t := range d.inLane() {
 		t.lane.output.Close()
@@ -82,8 +81,8 @@ func (d *dump) closeImage() {
 	}
 }
 
-// planPages names the files of the fast lane, for the journal: whoever comes after
-// us removes them.
+// planPages names the files of the fast lane, for the journal. A run that comes after us
+// removes them by these names.
 func (d *dump) planPages() error {
 	if d.Config.Pages != config.Fast || d.criu.PagesElsewhere {
 		return nil
@@ -100,8 +99,8 @@ func (d *dump) planPages() error {
 	return nil
 }
 
-// createPages makes the files, empty, so that the watcher has them open before any
-// process is touched.
+// createPages creates the files, empty, before any process is touched: the watcher is to
+// hold them open from then on.
 func (d *dump) createPages() error {
 	if d.store = d.stage.Pages; d.store == nil {
 		d.store = pages.Files{Dir: d.imageDir, SyncAlong: d.syncs()}
@@ -119,12 +118,12 @@ func (d *dump) createPages() error {
 	return d.session.failpoint(context.Background(), "dump.created")
 }
 
-// coresEach is how many threads work for each process: all cores are used,
-// twice if the processes are several, because they do not begin together.
+// coresEach is how many threads work for each process. One process gets all cores. Several
+// processes together get twice as many threads, because they do not begin together.
 func (s *suspension) coresEach() int { return coresFor(len(s.targets)) }
 
-// mostCores is how many threads gain something for one process: a fill by 8, 16 and
-// 32 threads was measured at 15, 23 and 31 GB/s.
+// mostCores is the largest number of threads that gain something for one process. A fill by
+// 8, 16 and 32 threads was measured at 15, 23 and 31 GB/s.
 const mostCores = 32
 
 func coresFor(processes int) int {
@@ -132,11 +131,11 @@ func coresFor(processes int) int {
 	return min(cores, mostCores, max(2, 2*cores/max(processes, 1)))
 }
 
-// fillsAtOnce is how many processes are filled in at once, so that the driver
-// has the first soon, and cores beyond what one can use have work.
+// fillsAtOnce is how many processes are filled in at once: few, so that the driver has the
+// first soon, but enough to give work to the cores that one process cannot use.
 func fillsAtOnce() int { return max(1, runtime.NumCPU()/mostCores) }
 
-// outputs take the pages of those that are in the fast lane.
+// outputs returns what the pages of the processes in the fast lane are written to.
 func (d *dump) outputs() []pages.Output {
 	var outputs []pages.Output
 	for _, t := range d.inLane() {
@@ -145,7 +144,7 @@ func (d *dump) outputs() []pages.Output {
 	return outputs
 }
 
-// pageFiles is what the watcher holds of them.
+// pageFiles returns the files of these outputs, for the watcher to hold open.
 func (d *dump) pageFiles() []*os.File {
 	var files []*os.File
 	for _, output := range d.outputs() {
@@ -154,8 +153,8 @@ func (d *dump) pageFiles() []*os.File {
 	return files
 }
 
-// beginCopy begins to copy out what the checkpoint has put into a process's
-// memory. Nothing of the process runs meanwhile.
+// beginCopy begins to copy out what the checkpoint has put into a process's memory. No
+// thread of the process runs meanwhile.
 func (d *dump) beginCopy(ctx context.Context, t *target) error {
 	if t.lane == nil {
 		return nil
@@ -198,14 +197,14 @@ func (d *dump) copyOut(t *target) error {
 	return l.output.Sync(c.stall.moved)
 }
 
-// leaveToCriu takes a process out of the fast lane whose memory is still whole.
+// leaveToCriu takes a process whose memory is still whole out of the fast lane.
 func (d *dump) leaveToCriu(t *target) error {
 	err := errors.Join(t.lane.output.Remove(), t.lane.output.Close())
 	t.lane, t.member.Pages = nil, nil
 	return err
 }
 
-// awaitCopies waits until everything is copied, and on disk.
+// awaitCopies waits until everything is copied and on disk.
 func (d *dump) awaitCopies(context.Context) error {
 	for _, t := range d.inLane() {
 		select {
@@ -216,7 +215,7 @@ func (d *dump) awaitCopies(context.Context) error {
 		if t.lane.err != nil {
 			return t.lane.err
 		}
-		t.member.Pages.Listing = &t.lane.listing // the one that names the files has stayed until now
+		t.member.Pages.Listing = &t.lane.listing // until now it only named the files
 	}
 	return nil
 }

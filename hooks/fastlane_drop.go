@@ -12,8 +12,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// drop takes the memory that was copied out of the processes. The journal says
-// ahead that it must be filled in again.
+// drop drops, in the processes, the memory that was copied out. The journal says ahead that
+// it must be filled in again.
 func (d *dump) drop(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
@@ -71,13 +71,13 @@ func (d *dump) dropOne(ctx context.Context, t *target) error {
 	if err := l.lent.Return(ctx); err != nil {
 		return err
 	}
-	// criu does not get hold of a thread that is not yet back in the group-stop:
-	// it lets it run, to see it stop a second time.
+	// Every thread must be back in the group-stop before criu comes. If one is not, criu
+	// lets it run, to see it stop a second time.
 	return proc.KeepStopped(ctx, t.Process)
 }
 
-// borrow borrows some threads of a stopped process, not the one with the tid
-// except, and notes them in the file saved.
+// borrow borrows up to most threads of a stopped process, but not the thread except, and
+// notes them in the file saved.
 func (s *session) borrow(ctx context.Context, t *target, most, except int, saved string) (*inject.Borrowed, error) {
 	tids, err := proc.Threads(t.PID)
 	if err != nil {
@@ -104,7 +104,8 @@ func (s *session) borrow(ctx context.Context, t *target, most, except int, saved
 	}
 }
 
-// borrowedFile keeps what belongs to borrowed threads, for whoever comes after us.
+// borrowedFile names the file that keeps what belongs to the borrowed threads of a process,
+// for a run that comes after us.
 func (s *session) borrowedFile(pid int) string {
 	return filepath.Join(s.Dir(), "threads-"+strconv.Itoa(pid)+".json")
 }

@@ -14,13 +14,13 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// lacksMemory reports whether memory of the process is in files only.
+// lacksMemory reports whether some of the process's memory is in files only.
 func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.Pages.Dropped }
 
-// believe asks the driver whether a process that lacks memory by the journal is
-// still checkpointed. The journal may say less than has been done, if it could not
-// be written: what the driver has restored it has freed, and what is at those
-// addresses now is the job's own.
+// believe asks the driver whether a process that lacks memory, by the journal, is still
+// checkpointed. If the journal could not be written, it says less than has been done. Then
+// the driver has restored the process and freed the memory, and what is at those addresses
+// now is the job's own.
 func (b *bringUp) believe(ctx context.Context, t *target) error {
 	if !t.lacksMemory() {
 		return nil
@@ -32,9 +32,9 @@ func (b *bringUp) believe(ctx context.Context, t *target) error {
 	return err
 }
 
-// isCheckpointed asks the driver about a process that is stopped. Of its threads
-// only the restore thread runs meanwhile; it does not look at the memory until it is
-// told to restore, which nobody does before that is there.
+// isCheckpointed asks the driver about a process that is stopped. Only its restore thread
+// runs meanwhile. That thread does not look at the memory until it is told to restore, and
+// nobody tells it to before the memory is there.
 func isCheckpointed(ctx context.Context, t *target) (bool, error) {
 	tracer := inject.NewTracer()
 	var state cudackpt.State
@@ -46,11 +46,11 @@ func isCheckpointed(ctx context.Context, t *target) (bool, error) {
 	return state == cudackpt.StateCheckpointed, err
 }
 
-// fill brings back the memory of a process that was dropped, while nothing of it
-// runs: its restore thread is let run only with all of it there.
+// fill brings back the memory that was dropped in a process, while none of its threads run.
+// Its restore thread runs only once all of the memory is there.
 //
-// It may be cut off and begun again. Once it is through, the journal says so:
-// the driver may free the memory from then on.
+// fill may be cut off and begun again. Once it is through, the journal says so, because the
+// driver may free the memory from then on.
 func (b *bringUp) fill(ctx context.Context, t *target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
@@ -84,12 +84,12 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 			done <- pages.Fill(ctx, watchedSource{input, progress{ctx, b.session, stall, "filling"}}, t.Process, coresFor(1))
 		}()
 		if b.Kind != journal.KindRestore {
-			return <-done // nothing else may be tried while a read that hangs may yet end
+			return <-done // nothing else may be tried: a read that hangs may yet end
 		}
 		select {
 		case err := <-done:
 			return err
-		case <-ctx.Done(): // the process is ended, the image is whole
+		case <-ctx.Done(): // the caller ends the process; the image is whole
 			return context.Cause(ctx)
 		}
 	})
@@ -107,8 +107,8 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 	return s.Source.Get(i, buffer)
 }
 
-// makeAccessible makes dropped memory accessible again, in huge pages where the
-// kernel has them: both the copying and the driver are quicker with them.
+// makeAccessible makes dropped memory accessible again, in huge pages where the kernel has
+// them: both the copying and the driver are quicker with them.
 func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.Range) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 	defer cancel()
@@ -124,7 +124,8 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.R
 		return err
 	}
 	defer func() {
-		// Past the deadline, too: the next try could not have the thread.
+		// Return it past the deadline, too: otherwise the next try could not have the
+		// thread.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
 		err = errors.Join(err, lent.Return(ctx))
@@ -148,7 +149,8 @@ func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.R
 	return nil
 }
 
-// ignoreEINVAL: a kernel without transparent huge pages does not know them.
+// ignoreEINVAL ignores EINVAL from advice about huge pages: a kernel without transparent
+// huge pages does not know it.
 func ignoreEINVAL(err error) error {
 	if errors.Is(err, unix.EINVAL) {
 		return nil

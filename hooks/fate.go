@@ -10,8 +10,8 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// ErrNotBack is wrapped by the error of what failed and left a job that is not in a
-// good state yet: its watcher goes on trying, and the status command shows why.
+// ErrNotBack is wrapped by an error that left the job in a state that is not good yet. Its
+// watcher goes on trying, and the status command shows why.
 var ErrNotBack = errors.New("the job is not back yet")
 
 // notBackError is an [ErrNotBack] that says so in words of its own.
@@ -20,15 +20,15 @@ type notBackError struct{ error }
 func (e *notBackError) Unwrap() error        { return e.error }
 func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
 
-// ErrEnded is wrapped by the error of a dump, a suspend or a resume that failed
-// and during which processes of the job have ended.
+// ErrEnded is wrapped by the error of a dump, a suspend or a resume during which processes
+// of the job have ended.
 var ErrEnded = errors.New("the job is not as it was")
 
-// fate is what became of the CUDA processes of a session. Nothing is said to run
-// on that was not seen to.
+// fate is what became of the CUDA processes of a session. It says that a process runs on
+// only if it was seen to.
 type fate struct{ alive, ended []journal.Member }
 
-// fateOf parts the processes into those that live and those that have ended.
+// fateOf divides the processes into those that live and those that have ended.
 func fateOf(members []journal.Member, alive func(journal.Member) bool) fate {
 	var f fate
 	for _, member := range members {
@@ -41,7 +41,7 @@ func fateOf(members []journal.Member, alive func(journal.Member) bool) fate {
 	return f
 }
 
-// outcome is gone if all have ended, else that of those that have not.
+// outcome returns gone if all have ended, else ofTheLiving.
 func (f fate) outcome(ofTheLiving journal.Outcome) journal.Outcome {
 	if len(f.alive) == 0 {
 		return journal.OutcomeGone
@@ -49,7 +49,8 @@ func (f fate) outcome(ofTheLiving journal.Outcome) journal.Outcome {
 	return ofTheLiving
 }
 
-// text says it, with what those do that live, as in "runs on".
+// text says what became of the job. livingDo is what the living processes do, as in "runs
+// on".
 func (f fate) text(livingDo string) string {
 	switch {
 	case len(f.ended) == 0:
@@ -60,7 +61,7 @@ func (f fate) text(livingDo string) string {
 	return "a part of the job has ended: " + namedMembers(f.ended) + "; the rest " + livingDo
 }
 
-// err wraps [ErrEnded] if any has ended.
+// err returns an error that wraps [ErrEnded] if any process has ended, else nil.
 func (f fate) err(livingDo string) error {
 	if len(f.ended) == 0 {
 		return nil
@@ -76,16 +77,16 @@ func namedMembers(members []journal.Member) string {
 	return strings.Join(names, ", ")
 }
 
-// closeAlive closes a session of which those that live are in the state of the
-// outcome. The message is followed by what became of its members, and of those that
-// it had before.
+// closeAlive closes a session whose living processes are in the state of the outcome. After
+// the message it says what became of its members and, with them, of the members that it had
+// before.
 func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (fate, error) {
 	f := fateOf(slices.Concat(s.Members, before), journal.Member.Alive)
 	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
 }
 
-// CheckEnded says so if the job, or a part of it, has ended: its CUDA processes, or
-// its root where it has none.
+// CheckEnded returns an error if the job, or a part of it, has ended. It looks at the CUDA
+// processes of the session or, where there is none, at the root.
 func CheckEnded(s *journal.Session, root *proc.Process) error {
 	if s != nil {
 		return fateOf(s.Members, journal.Member.Alive).err("runs on")

@@ -62,7 +62,8 @@ func testSession(t *testing.T, kind journal.Kind) *session {
 	return s
 }
 
-// TestARefusalAfterTheLockIsAFailure of which nobody says that nothing was touched.
+// TestARefusalAfterTheLockIsAFailure checks that nobody says of it that nothing was
+// touched.
 func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 	refusal := preflight.Findings{{Name: preflight.FindingForkedChild, Severity: preflight.SeverityError, Message: "a child"}}.Err()
 	for _, step := range []journal.Step{journal.StepNone, journal.StepStop} {
@@ -70,7 +71,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		s.Step = step
 		d := &suspension{Hook: &Hook{Log: slog.New(slog.DiscardHandler)}, session: s}
 		d.Config.Restore.Timeout = releaseTimeout
-		self, err := proc.Open(1) // lives
+		self, err := proc.Open(1) // init lives
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +94,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 	}
 }
 
-// TestARefusalAfterTheThawSaysSo, and not that nothing was touched.
+// TestARefusalAfterTheThawSaysSo checks that it does not say that nothing was touched.
 func TestARefusalAfterTheThawSaysSo(t *testing.T) {
 	s := testSession(t, journal.KindDump)
 	thawed := []proc.Freezer{{Dir: t.TempDir() + "/gone"}}

@@ -12,19 +12,19 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// FinishSession takes the session of a criu that has ended to a good end, as
-// its watcher would, and returns it; nil if there is none.
+// FinishSession brings the session of a criu that has ended to a good end, as its watcher
+// would, and returns it. It returns nil if there is none.
 func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
 	h = h.filled()
 	ctx = context.WithoutCancel(ctx)
-	deadline := time.Now().Add(h.Config.Lock.Timeout) // for a watcher that fails at first
+	deadline := time.Now().Add(h.Config.Lock.Timeout) // gives a watcher that fails at first time for another try
 	s, err := h.latestSessionOf(kind, criu, false)
 	for ; errors.Is(err, journal.ErrBusy); s, err = h.latestSessionOf(kind, criu, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.
 		if now := h.failedTry(kind, criu); now != nil && time.Now().After(deadline) {
 			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
 		}
-		time.Sleep(5 * time.Millisecond) // no event tells of a try that has failed
+		time.Sleep(5 * time.Millisecond) // there is no event for a try that has failed
 	}
 	if err != nil || s == nil {
 		return nil, err
@@ -36,8 +36,8 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 	return s.Session, nil
 }
 
-// failedTry returns the session, as it stands in the journal, if its watcher has failed
-// to take it to its end.
+// failedTry returns the session as it stands in the journal, if its watcher has tried to
+// finish it and failed.
 func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Session {
 	s, err := journal.Read(journal.Path(filepath.Join(h.Config.RunDir, "sessions"), kind, criu.Ident))
 	if err != nil || s.Outcome != "" || !s.Stuck {
@@ -46,7 +46,7 @@ func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Sessio
 	return s
 }
 
-// AwaitStandstill waits until every thread of a tree that was left stopped is:
+// AwaitStandstill waits until every thread of a tree that was left stopped has stopped:
 // criu does not wait for its SIGSTOP to take effect.
 func (h *Hook) AwaitStandstill(ctx context.Context, root int) error {
 	h = h.filled()

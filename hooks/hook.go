@@ -24,26 +24,26 @@ import (
 // Hook does what criu's stages ask for, and what operators do without criu. Its zero
 // value has the defaults.
 type Hook struct {
-	// Config without a run directory stands for [config.Default].
+	// Config stands for [config.Default] if it has no run directory.
 	Config config.Config
 	// Log is nil if nothing is to be logged.
 	Log *slog.Logger
-	// Watcher is the command that runs [Hook.Watch]; the session's directory
-	// is appended to it. Empty is cucriu-hook: see [FindWatcher].
+	// Watcher is the command that runs [Hook.Watch]; the session's directory is appended to
+	// it. If it is empty, cucriu-hook is run: see [FindWatcher].
 	Watcher []string
 	// Progress, if set, is told of every step of a session as it begins. It must not
 	// change the record.
 	Progress func(r *journal.Record, step string)
-	// Force names the findings that are errors and are to be overridden, beside
+	// Force names the findings that are errors and are to be overridden, in addition to
 	// those of the configuration: see [preflight.Forceable]. The environment cannot set it.
 	Force []string
 
-	by    string        // whose time the phases are that it notes: see [timeline.Phase.By]
+	by    string        // who spends the time of the phases that it notes: see [timeline.Phase.By]
 	begun time.Duration // when the stage began, since boot
 }
 
 // New makes a hook with a configuration, which [config.Load] reads as the commands do.
-// The watcher is a program that runs [Hook.Watch]; none stands for cucriu-hook.
+// watcher is the command that runs [Hook.Watch]; without one it is that of [FindWatcher].
 func New(cfg config.Config, log *slog.Logger, watcher ...string) (*Hook, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func New(cfg config.Config, log *slog.Logger, watcher ...string) (*Hook, error) 
 }
 
 // FindWatcher finds cucriu-hook beside this program, in PATH, or in /usr/libexec/cucriu,
-// and returns the command that watches.
+// and returns the command that runs the watcher.
 func FindWatcher() ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -73,7 +73,8 @@ func FindWatcher() ([]string, error) {
 	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither beside %s nor in PATH nor in /usr/libexec/cucriu", name, self)
 }
 
-// filled is the hook with its defaults, but for the watcher, which not everything needs.
+// filled returns the hook with its defaults, except for the watcher, which not everything
+// needs.
 func (h *Hook) filled() *Hook {
 	filled := *h
 	if filled.Config.RunDir == "" {
@@ -88,18 +89,18 @@ func (h *Hook) filled() *Hook {
 // Stage is what criu tells an action script through its environment.
 type Stage struct {
 	Action   string // CRTOOLS_SCRIPT_ACTION
-	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, its path
+	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, the directory's path
 	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
-	// Commit makes a complete image what it is to be, at post-dump, before criu ends the
-	// processes; nil if there is nothing to do. An error keeps the job alive.
+	// Commit gives a complete image its final form at post-dump, before criu ends the
+	// processes. It is nil if there is nothing to do. An error keeps the job alive.
 	Commit func(context.Context) error `json:"-"`
-	// CommittedDir is where the image is then, empty if that is ImageDir still.
+	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
 	CommittedDir string
-	// Pages is where the GPU state of a dump goes, nil for files in ImageDir.
+	// Pages is where the GPU state of a dump goes; nil for files in ImageDir.
 	Pages pages.Store `json:"-"`
-	// Client is who serves criu's notifications over RPC, if this is not an
-	// action script.
+	// Client is the process that serves criu's notifications over RPC; nil for an action
+	// script.
 	Client *proc.Ident
 }
 
@@ -112,9 +113,9 @@ func StageFrom(getenv func(string) string) Stage {
 	}
 }
 
-// Run does what the stage asks for. Stages that need nothing of us succeed at
-// once. criu aborts on an error at pre-dump and pre-restore, and ignores one at
-// pre-resume and post-resume, where Run therefore ends the tree itself.
+// Run does what the stage asks for. Stages that need nothing of us succeed at once. criu
+// aborts on an error at pre-dump and pre-restore. It ignores one at pre-resume and
+// post-resume, so there Run ends the tree itself.
 func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	h = h.filled()
 	if stage.Action == "" {
@@ -135,16 +136,16 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 		return err
 	}
 	defer criu.Close()
-	// criu's configuration files may name this hook for a dump or restore that
-	// is served over RPC; criu notifies its client first.
+	// criu's configuration files may name this hook although a client serves the dump or
+	// restore over RPC. criu notifies its client first.
 	if served, err := h.servedByClient(criu); err != nil || served {
 		return err
 	}
 	return h.once(ctx, criu, stage, h.Serve)
 }
 
-// Serve does what a stage asks for of a criu that is driven over RPC, where [Hook.Run]
-// is for its action script.
+// Serve does what a stage asks for, for a criu that is driven over RPC. [Hook.Run] is for
+// criu's action script.
 func (h *Hook) Serve(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	staged := h.filled()
 	staged.by, staged.begun = stage.Action, timeline.SinceBoot()
@@ -155,7 +156,7 @@ func (h *Hook) Serve(ctx context.Context, criu *criuutil.Criu, stage Stage) erro
 	return do(ctx, criu, stage)
 }
 
-// handler is the function of a stage, nil if the stage needs nothing of us.
+// handler returns the function that does a stage, nil if the stage needs nothing of us.
 func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage) error {
 	switch stage.Action {
 	case criuutil.StagePreDump:
@@ -176,7 +177,7 @@ func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage)
 	return nil
 }
 
-// imagePath is the path of the image directory, for messages and the journal.
+// imagePath returns the path of the image directory, for messages and the journal.
 func (s Stage) imagePath() (string, error) {
 	if s.Client != nil {
 		return s.ImageDir, nil
@@ -203,14 +204,14 @@ func (h *Hook) OpenDriver() (*cudackpt.Driver, error) {
 	return cudackpt.Open(cudackpt.WithLibrary(h.Config.Driver.Library), cudackpt.WithRoot(h.Config.Driver.Root))
 }
 
-// Host is the machine as the checks see it.
+// Host returns the machine as the checks see it.
 func (h *Hook) Host() preflight.Host {
 	h = h.filled()
 	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, Timeout: h.Config.Lock.Timeout}
 }
 
-// refuse fails if errors are among the findings that are not overridden. What
-// is overridden is logged, and so are warnings.
+// refuse fails if there are errors among the findings that are not overridden. It logs what
+// is overridden, and warnings.
 func (h *Hook) refuse(findings preflight.Findings) error {
 	forced := slices.Concat(h.Force, h.Config.Force)
 	if err := preflight.CheckForce(forced); err != nil {

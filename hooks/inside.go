@@ -16,15 +16,15 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// To restore into a pid namespace that exists already, criu enters it before it
-// creates the root task. From then on its action scripts are inside, too: they see
-// the pids of the host in /proc, and none of them works in a system call. There is
-// no way out of a pid namespace. The watcher was started before and is outside, so
-// it does the stages in the hook's place.
+// To restore into an existing pid namespace, criu enters it before it creates the root
+// task. From then on its action scripts are inside, too: they see the pids of the host in
+// /proc, and none of these works in a system call. There is no way out of a pid namespace.
+// The watcher was started earlier and is outside, so it does the stages in the hook's
+// place.
 
 const stageSocket = "stage.sock" // in the session's directory
 
-// insideStages are the stages at which the hook may be inside.
+// insideStages are the stages at which the hook may be inside such a namespace.
 var insideStages = []string{criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore, criuutil.StageNetworkUnlock, criuutil.StagePreResume, criuutil.StagePostResume}
 
 type stageAnswer struct {
@@ -48,7 +48,7 @@ func (h *Hook) runInside(ctx context.Context, stage Stage) error {
 	}
 	if s.Outcome != "" {
 		if s.Root == nil || strconv.Itoa(s.Root.PID) != stage.InitPID {
-			return nil // of an earlier request
+			return nil // the session of an earlier request
 		}
 		return h.reportEnded(s)
 	}
@@ -80,14 +80,14 @@ func (s *session) askWatcher(ctx context.Context, stage Stage) (stageAnswer, err
 	return answer, json.NewDecoder(conn).Decode(&answer)
 }
 
-// socketIn names the socket by the descriptor of its directory: the path of a
-// socket has room for 107 bytes only.
+// socketIn names the socket by the descriptor of its directory, because a socket's path has
+// room for 107 bytes only.
 func socketIn(dir *os.File) string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), stageSocket)
 }
 
-// serveStages does the stages of a restore for a hook that is inside. It calls over
-// when one has taken the session to its end.
+// serveStages does the stages of a restore for a hook that is inside. It calls over when a
+// stage has brought the session to its end.
 func (h *Hook) serveStages(ctx context.Context, s *session, over func()) (stop func(), err error) {
 	dir, err := os.Open(s.Dir())
 	if err != nil {

@@ -12,19 +12,20 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// killTree ends the root, all its descendants, and the members wherever they are.
-// They are stopped first, so that no parent sees its child killed and acts on it.
+// killTree kills the root, all its descendants, and the members wherever they are. It stops
+// them first, so no parent sees its child killed and acts on it.
 func (s *session) killTree() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	// Again, until a walk finds nobody: what is not stopped yet may fork.
+	// Repeat this until a walk finds nobody: a process that is not stopped yet may fork.
 	for ; ; time.Sleep(time.Millisecond) {
 		processes, err := s.tree()
 		if err != nil {
 			return err
 		}
-		// Not until they are reaped: at pre-resume criu traces the threads, and
-		// reaps none of them before this program has ended.
+		// A process that is exiting counts as ended, even if nobody has reaped it: at
+		// pre-resume criu traces the threads, and reaps none of them before this program
+		// has ended.
 		alive := slices.DeleteFunc(slices.Clone(processes), (*proc.Process).Exiting)
 		stopping, cancelStopping := context.WithTimeout(ctx, 2*time.Second)
 		_ = proc.Stop(stopping, alive...) // what does not stop is killed all the same

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// localFileSystems are those that keep a write in this host's memory or on its
-// disks. Others send it to a server or a program that may refuse it, which only
-// fsync tells: NFS, SMB, FUSE and the like, and all that are not known.
+// localFileSystems are the file systems that keep a write in this host's memory or on its
+// disks. The others (NFS, SMB, FUSE and the like) send it to a server or a program that may
+// refuse it, and only fsync tells. File systems that are not known count among the others.
 var localFileSystems = []int64{
 	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC,
 	0x2fc12fc1, // ZFS
@@ -16,8 +16,8 @@ var localFileSystems = []int64{
 }
 
 // syncs reports whether GPU state is brought to disk before it is dropped from the
-// processes' memory: where a write may still fail later, the configuration cannot
-// switch that off.
+// processes' memory. The configuration cannot switch that off where a write may still fail
+// later.
 func (d *dump) syncs() bool {
 	if d.Config.FastLane.Sync {
 		return true

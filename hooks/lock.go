@@ -11,12 +11,12 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// The operators' commands name processes, where criu's stages name a tree: what
-// is below the processes is left alone.
+// The operators' commands name processes, while criu's stages name a tree. The commands
+// leave the children of these processes alone.
 
-// Lock locks processes as a dump does: all of them or none, within
-// lock.timeout. Nothing is journaled, and who locks unlocks. After an error none is
-// locked, unless it wraps [ErrNotBack].
+// Lock locks processes as a dump does: all of them or none, within lock.timeout. It writes
+// no journal: whoever locks must unlock. After an error none is locked, unless the error
+// wraps [ErrNotBack].
 func (h *Hook) Lock(ctx context.Context, pids []int) error {
 	h = h.filled()
 	d := &suspension{Hook: h}
@@ -60,7 +60,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	return d.unlockAll(ctx, h.Config.Lock.Timeout)
 }
 
-// sessionOfProcess finds the open session that a process is in.
+// sessionOfProcess finds the open session that a process is in, nil if there is none.
 func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 	process, err := proc.Open(pid)
 	if err != nil {

@@ -6,11 +6,11 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu
-// where the kernel cannot drop locked memory: before 5.18. It must be known before
-// the journal says that memory is dropped, and before the first range is.
+// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu where the
+// kernel cannot drop locked memory: before 5.18. This must be known before the journal says
+// that memory is dropped, and before the first range is dropped.
 func (d *dump) leaveLocked(ctx context.Context) error {
-	// The failpoint makes this an old kernel.
+	// The failpoint makes this kernel count as an old one.
 	if err := d.session.failpoint(ctx, "dump.drop-locked"); err == nil && proc.CanDropLocked() {
 		return nil
 	}

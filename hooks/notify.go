@@ -16,26 +16,25 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// Notify puts the protocol behind go-criu's Notify interface, for programs that
-// drive criu with go-criu's own client:
+// Notify puts the protocol behind go-criu's Notify interface, for programs that drive criu
+// with go-criu's own client:
 //
 //	opts := &rpc.CriuOpts{Pid: …, ImagesDirFd: …}
 //	err := criu.MakeCriu().Dump(opts, hooks.NewNotify(ctx, hook, opts))
 //
-// That client does not hand on criu's pre-resume stage. What was stopped when it
-// was dumped (every CUDA process is, but for those in a container on control
-// groups v1) is restored stopped, so that nothing is missed; an image with
-// processes that are not is refused at pre-restore. [Hook.Restore] restores
-// those too.
+// That client does not pass on criu's pre-resume stage. A process that was stopped when it
+// was dumped does not need it, because it is restored stopped. Every CUDA process is dumped
+// so, except in a container on control groups v1. An image with processes that were not
+// stopped is refused at pre-restore. Package checkpoint restores those, too.
 //
-// criu does not heed what fails after its own part of a restore, and go-criu
-// returns it as an error: the job has been ended then, and the image is intact.
+// criu ignores what fails after its own part of a restore, but go-criu returns it as an
+// error. The job has been ended then, and the image is intact.
 type Notify struct {
 	hook *Hook
 	ctx  context.Context
 	opts *rpc.CriuOpts
 	root int
-	criu *proc.Ident // which serves us; nil before the first stage
+	criu *proc.Ident // the criu that serves us; nil before the first stage
 }
 
 // NewNotify makes the callbacks for one dump or restore with these options. The
@@ -81,8 +80,8 @@ func (n *Notify) NetworkUnlock() error { return nil }
 
 // PostResume gives the processes their GPU state back and lets them run.
 func (n *Notify) PostResume() error {
-	// They are stopped as they were dumped; the signals of pre-resume change
-	// nothing about it, but the session is to know its members.
+	// The processes are stopped, as they were dumped. The signals of pre-resume change
+	// nothing about that, but the stage also finds the members of the session.
 	if err := n.do(criuutil.StagePreResume); err != nil {
 		return err
 	}
@@ -112,7 +111,7 @@ func (n *Notify) do(action string) error {
 	return n.hook.Serve(n.ctx, criu, stage)
 }
 
-// imageDir is the path of the folder that the options name by its descriptor.
+// imageDir returns the path of the folder that the options name by its descriptor.
 func (n *Notify) imageDir() string {
 	if fd := n.opts.GetImagesDirFd(); fd >= 0 {
 		if path, err := os.Readlink(filepath.Join("/proc/self/fd", strconv.Itoa(int(fd)))); err == nil {
@@ -122,8 +121,9 @@ func (n *Notify) imageDir() string {
 	return n.opts.GetImagesDir()
 }
 
-// openCriu takes hold of the criu that serves us, which go-criu does not name: our
-// child that works as criu swrk in the same image directory. (Later it closes that.)
+// openCriu takes hold of the criu that serves us. go-criu does not name it: it is our child
+// that works as criu swrk in the same image directory. (Later criu closes that directory,
+// so what was found is kept.)
 func (n *Notify) openCriu() (*criuutil.Criu, error) {
 	if n.criu == nil {
 		pid, err := criuutil.FindSwrk(os.Getpid(), n.imageDir())

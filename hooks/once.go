@@ -16,13 +16,13 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// criu may call the hook twice at a stage: two of its configuration files name it,
-// or criu is older than 4.2, which reads a file that comes over RPC twice (runc.conf
-// and crun.conf do). The second call would undo what the first has done, or find in
-// its way what the first has left. So it does nothing, and ends as the first did.
+// criu may call the hook twice at a stage: two of its configuration files name it, or criu
+// is older than 4.2, which reads a file twice that is named over RPC (such as runc.conf and
+// crun.conf). The second call would undo what the first has done, or find in its way what
+// the first has left. So it does nothing, and ends as the first did.
 
-// stageCall is the call of a stage by a criu that was the last to begin. It is
-// written down because most of what criu calls the hook for has no session.
+// stageCall is the latest call of the hook by a criu. It is written down because most calls
+// of the hook have no session.
 type stageCall struct {
 	Criu     proc.Ident   `json:"criu"`
 	Action   string       `json:"action"`
@@ -33,16 +33,16 @@ type stageCall struct {
 	Error    string       `json:"error,omitempty"`
 }
 
-// beginsRequest reports whether the stage is criu's first of a request.
+// beginsRequest reports whether the stage is the first of a request to criu.
 func beginsRequest(action string) bool {
 	return action == criuutil.StagePreDump || action == criuutil.StagePreRestore
 }
 
-// once does a stage of this criu once.
+// once does a stage of a criu only once.
 func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do func(context.Context, *criuutil.Criu, Stage) error) error {
 	path, err := h.stageFile(criu.Ident)
 	if err != nil {
-		return do(ctx, criu, stage) // who needs the run directory says what is wrong with it
+		return do(ctx, criu, stage) // a stage that needs the run directory says what is wrong with it
 	}
 	call := stageCall{Criu: criu.Ident, Action: stage.Action, Root: stage.InitPID}
 	if info, err := os.Stat(stage.ImageDir); err == nil {
@@ -79,8 +79,8 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	return err
 }
 
-// stageFile is where the last call by a criu is written down. What criu processes
-// have left that are gone is removed.
+// stageFile names the file in which the latest call by a criu is written down. It removes
+// the files of those criu processes that are gone.
 func (h *Hook) stageFile(criu proc.Ident) (string, error) {
 	if _, err := journal.Dir(h.Config.RunDir); err != nil {
 		return "", err
@@ -102,8 +102,8 @@ func (h *Hook) stageFile(criu proc.Ident) (string, error) {
 	return own, nil
 }
 
-// isStale reports whether a criu is gone that has called the hook. Of one in another
-// pid namespace it is taken for granted after a day.
+// isStale reports whether the criu that a file is about is gone. A criu in another pid
+// namespace is taken for gone after a day.
 func isStale(file string) bool {
 	if call := readStageCall(file); call != nil {
 		process, err := proc.Reopen(call.Criu)
@@ -119,7 +119,7 @@ func isStale(file string) bool {
 	return err == nil && time.Since(info.ModTime()) > 24*time.Hour
 }
 
-// readStageCall reads a call, nil if there is none that can be read.
+// readStageCall reads a call. It returns nil if there is none, or none that can be read.
 func readStageCall(path string) *stageCall {
 	data, err := os.ReadFile(path)
 	call := new(stageCall)
@@ -129,8 +129,9 @@ func readStageCall(path string) *stageCall {
 	return call
 }
 
-// write writes a call down for those of the same criu. It need not be durable: the
-// host's end is criu's, too. Without it the hook does what it would do at first.
+// write writes a call down for later calls by the same criu. It need not be durable: when
+// the host ends, criu ends, too. If it cannot be written, a second call does what the first
+// did.
 func (h *Hook) write(path string, call stageCall) {
 	data, err := json.Marshal(call)
 	if err == nil {

@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks/config"
 )
 
-// caller is a criu, which this program plays, that calls the hook.
+// caller is a criu that calls the hook. This program plays it.
 type caller struct {
 	t     *testing.T
 	hook  *Hook
@@ -40,7 +40,7 @@ func newCaller(t *testing.T) *caller {
 	return c
 }
 
-// request opens the image directory anew, as criu does for each.
+// request opens the image directory anew, as criu does for each request.
 func (c *caller) request() {
 	c.t.Helper()
 	again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", c.fd), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -13,29 +13,28 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// A stop does not hold a checkpointed job: anybody's SIGCONT ends it (a logout,
-// timeout(1), systemd, scancel), and a thread that then synchronizes with the GPU
-// dies. So every thread of the tree is parked in the stop, before the first
-// checkpoint, and gets its own registers again after the last restore: see
-// [inject.Parked]. What they need is in the session's directory and, for a
-// restore, in the manifest.
+// A stop does not hold a checkpointed job. Anybody's SIGCONT ends it (a logout, timeout(1),
+// systemd, scancel), and a thread that then synchronizes with the GPU dies. So every thread
+// of the tree is parked in the stop before the first checkpoint, and gets its own registers
+// back after the last restore: see [inject.Parked]. What the threads need for that is in
+// the session's directory and, for a restore, in the manifest.
 //
-// The restore threads are not parked. They wait for the driver's commands, and
-// run nothing of the job.
+// The restore threads are not parked. They wait for the driver's commands, and run none of
+// the job's code.
 
-// parkedFile keeps what the parked threads of a process need.
+// parkedFile names the file that keeps what the parked threads of a process need.
 func (s *session) parkedFile(pid int) string {
 	return filepath.Join(s.Dir(), "parked-"+strconv.Itoa(pid)+".json")
 }
 
-// park parks a process, but for the threads in except.
+// park parks a process, except for the threads in except.
 func (s *session) park(ctx context.Context, process *proc.Process, except ...int) (*inject.Parked, error) {
 	for {
 		parked, err := inject.Park(ctx, process.PID, except, s.parkedFile(process.PID))
 		if err == nil {
 			return &parked, nil
 		}
-		// A thread that ended while all were taken hold of.
+		// A thread ended while we took hold of all of them: try again.
 		if !errors.Is(err, proc.ErrGone) || !process.Alive() || ctx.Err() != nil {
 			return nil, err
 		}
@@ -64,7 +63,7 @@ func (s *suspension) parkedOrStopped(ctx context.Context, process *proc.Process,
 	if ctx.Err() != nil {
 		return err
 	}
-	// A park that was neither finished nor undone: an image would not know of it.
+	// The park was neither finished nor undone, and an image would not know of it.
 	if half, fileErr := inject.IsParked(s.session.parkedFile(process.PID)); half || fileErr != nil {
 		return errors.Join(err, fileErr)
 	}
@@ -86,8 +85,8 @@ func (d *dump) parkTree(ctx context.Context) error {
 				return err
 			}
 		}
-		// One that was about to fork when it was told to stop, or that somebody has
-		// continued before it was parked, may have made a process since the last look.
+		// A process may have made another since the last look: it was about to fork when it
+		// was told to stop, or somebody continued it before it was parked.
 		again, err := d.stopOthers(ctx)
 		if err != nil || !again {
 			return err
@@ -110,8 +109,8 @@ func (d *dump) parkOther(ctx context.Context, other *proc.Process) error {
 	return d.parkedOrStopped(ctx, other, err)
 }
 
-// requireHeld fails if a process that is not parked does not stand still any more:
-// with its GPU state out it would die.
+// requireHeld fails if a process that is not parked no longer stands still: with its GPU
+// state out it would die.
 func (t *target) requireHeld() error {
 	if t.parked != nil {
 		return nil
@@ -123,8 +122,8 @@ func (t *target) requireHeld() error {
 	return err
 }
 
-// park parks the processes that are not parked yet: those of an image that was made
-// without, or that somebody else has checkpointed.
+// park parks the processes that are not parked yet: their image was made without parking,
+// or somebody else has checkpointed them.
 func (b *bringUp) park(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		parked, err := inject.IsParked(b.parkedFile(t.PID))
@@ -147,8 +146,8 @@ func (b *bringUp) park(ctx context.Context) error {
 	})
 }
 
-// unpark gives the threads their own registers again. Nothing is checkpointed any
-// more, so that they may be continued from here on.
+// unpark gives the threads their own registers back. Nothing is checkpointed any more, so
+// they may be continued from here on.
 func (b *bringUp) unpark(ctx context.Context) error {
 	pids := pidsOf(b.all)
 	for _, other := range b.Others {
@@ -175,7 +174,8 @@ func (b *bringUp) unpark(ctx context.Context) error {
 	return nil
 }
 
-// rearmTimers is for the timers that expired in the stop, and that criu restores dead.
+// rearmTimers starts the periodic timers of a process again that expired in the stop: criu
+// restores them dead.
 func (b *bringUp) rearmTimers(pid int) {
 	process, err := proc.Open(pid)
 	if err == nil {
@@ -187,9 +187,9 @@ func (b *bringUp) rearmTimers(pid int) {
 	}
 }
 
-// noteParked notes the parked threads of the processes that criu has restored. One
-// without CUDA that was killed before criu dumped it is not in the image, or is a
-// zombie there.
+// noteParked notes the parked threads of the processes that criu has restored. A process
+// without CUDA that was killed before criu dumped it is not in the image, or is a zombie
+// there.
 func (s *session) noteParked(byImagePID map[int][]int) error {
 	for _, parked := range s.Manifest.Parked {
 		pids := byImagePID[parked.PID]

@@ -10,7 +10,8 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// TestAProcessThatIsHalfParkedIsNotDumped: its image would lack what the threads need.
+// TestAProcessThatIsHalfParkedIsNotDumped checks that such a process fails the dump: its
+// image would lack what the threads need.
 func TestAProcessThatIsHalfParkedIsNotDumped(t *testing.T) {
 	process, err := proc.Open(os.Getpid())
 	if err != nil {

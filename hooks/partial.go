@@ -9,8 +9,8 @@ import (
 	"cucriu/hooks/image"
 )
 
-// NewPartial makes the folder that criu writes into. What a killed dump has left stays
-// if its job must yet be brought back from it.
+// NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has
+// left there, if that dump's job must yet be brought back from it.
 func (h *Hook) NewPartial(dir string) (string, error) {
 	h = h.filled()
 	return image.NewPartial(dir, func(partial string) bool {
@@ -23,8 +23,8 @@ func (h *Hook) NewPartial(dir string) (string, error) {
 	})
 }
 
-// dropPartial removes what a client wrote that is not there any more to give it
-// its name.
+// dropPartial removes what a client wrote, if that client has ended and cannot give it its
+// name any more.
 func (s *session) dropPartial() error {
 	if s.Client == nil || !image.IsPartial(s.ImageDir) {
 		return nil

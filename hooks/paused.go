@@ -14,16 +14,15 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// A paused container is one whose control group the engine has frozen; some
-// engines pause every container before they checkpoint it. The driver can do
-// nothing with frozen processes, so the hook thaws them, and freezes them again
-// while the engine still waits for criu: before criu takes over, or when the
-// dump fails in the hook itself.
+// A paused container is one whose control group the engine has frozen. Some engines pause
+// every container before they checkpoint it. The driver can do nothing with frozen
+// processes, so the hook thaws them. It freezes them again while the engine still waits for
+// criu: before criu takes over, or when the dump fails in the hook itself.
 //
-// Once criu has ended, the engine may resume the container at any moment, and it
-// only can while the container is frozen: runc refuses to resume one that is not
-// paused. So the watcher never thaws it. It waits for the engine to do so, and
-// then brings the GPU state back.
+// Once criu has ended, the engine may resume the container at any moment. It can do so only
+// while the container is frozen: runc refuses to resume one that is not paused. So the
+// watcher never thaws it. It waits for the engine to do so, and then brings the GPU state
+// back.
 
 // toPauseAgain returns the freezers that a bring-up must freeze when it is done.
 func (s *session) toPauseAgain() ([]proc.Freezer, error) {
@@ -33,8 +32,7 @@ func (s *session) toPauseAgain() ([]proc.Freezer, error) {
 	return s.pausedStill()
 }
 
-// pausedStill returns those of the freezers that the engine had frozen which
-// are frozen now.
+// pausedStill returns the freezers that the engine had frozen and that are frozen now.
 func (s *session) pausedStill() ([]proc.Freezer, error) {
 	var frozen []proc.Freezer
 	for _, freezer := range s.Paused {
@@ -59,9 +57,9 @@ func freezeAll(ctx context.Context, freezers []proc.Freezer) error {
 	return nil
 }
 
-// hold stops the CUDA processes of a dump before criu lets go of them. Through a
-// v1 freezer they were handed over without a stop, and would run checkpointed as
-// soon as somebody thaws it. criu traces them now, so the signal waits.
+// hold stops the CUDA processes of a dump before criu lets go of them. Through a v1 freezer
+// criu got them without a stop, and they would run checkpointed as soon as somebody thawed
+// them. criu traces them now, so the signal waits.
 func (h *Hook) hold(_ context.Context, criu *criuutil.Criu, _ Stage) error {
 	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil || s == nil {
@@ -79,9 +77,9 @@ func (s *session) stopMembers() error {
 	return signalKnown(unix.SIGSTOP, journal.IdentsOf(s.Members)...)
 }
 
-// awaitResume leaves a paused container to the engine: it puts the freeze back if
-// the hook was cut off before it could, and waits until the engine has resumed
-// the container, or ended it.
+// awaitResume leaves a paused container to the engine. It puts the freeze back if the hook
+// was cut off before it could, and waits until the engine has resumed the container or
+// ended it.
 func (h *Hook) awaitResume(ctx context.Context, s *session) error {
 	if err := s.stopMembers(); err != nil {
 		return err
@@ -107,7 +105,7 @@ func (h *Hook) awaitResume(ctx context.Context, s *session) error {
 				return err
 			}
 		}
-		time.Sleep(pause) // a v1 freezer has no event that tells of it
+		time.Sleep(pause) // a v1 freezer has no event to wait for
 	}
 	s.Paused = nil // whatever freezes it from now on is not ours to put back
 	return errors.Join(s.Save(), ctx.Err())

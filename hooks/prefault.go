@@ -10,18 +10,17 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// The driver maps its staging memory at once and has the kernel populate it
-// (mmap with MAP_POPULATE): one thread, which makes pages of 4 KiB at 4 GB/s, two
-// thirds of the time of a checkpoint. Instead, threads of the process that are
-// stopped anyway make the memory ready: in huge pages, all at once, and ahead of the
-// driver, which begins to fill it from the front meanwhile. What is in a page
-// never changes by that.
+// The driver maps its staging memory at once and has the kernel populate it (mmap with
+// MAP_POPULATE). A single thread does that, in pages of 4 KiB and at 4 GB/s: two thirds of
+// the time of a checkpoint. Instead, threads of the process that are stopped anyway make
+// the memory ready, in huge pages and all at once. They work ahead of the driver, which
+// meanwhile begins to fill the memory from the front. This never changes what is in a page.
 
-// prefaultLeast is the size of a mapping from which it pays, in bytes.
+// prefaultLeast is the size of a mapping, in bytes, from which this pays.
 const prefaultLeast = 16 << 20
 
-// prefault makes the staging memory of one process ready. It does what it can:
-// where it can do nothing, the driver finds its memory fresh.
+// prefault makes the staging memory of one process ready. It does what it can: if it can do
+// nothing, the driver finds its memory untouched.
 type prefault struct {
 	*suspension
 	target        *target
@@ -34,8 +33,8 @@ type prefault struct {
 	running sync.WaitGroup
 }
 
-// begin is told of a mapping while the restore thread waits for it, and reports
-// whether more are expected.
+// begin begins to make a mapping ready, while the restore thread waits for it to return. It
+// reports whether more mappings are expected.
 func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,7 +77,7 @@ func (p *prefault) failed(err error) {
 	p.Log.Warn("the memory for the checkpoint could not be made ready by several threads; it takes longer", "pid", p.target.PID, "error", err)
 }
 
-// end waits until all is ready, or ctx ends, and returns the threads.
+// end waits until all is ready or ctx ends, and gives the threads back.
 func (p *prefault) end(ctx context.Context) error {
 	if p == nil {
 		return nil

@@ -21,13 +21,14 @@ import (
 type CUDAProcess struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
-	// State is the driver's ("running", "locked", "checkpointed", "failed"), or
-	// "unknown"; Note says why, or that it is stopped.
+	// State is the driver's ("running", "locked", "checkpointed", "failed"), or "unknown".
+	// Note says why it is unknown, or that the process is stopped.
 	State string `json:"state"`
 	Note  string `json:"note,omitempty"`
-	// GPUs are those that it can see.
+	// GPUs are the GPUs that the process can see.
 	GPUs []cudackpt.GPU `json:"gpus"`
-	// MemoryBytes is what it holds on each GPU now: nothing while checkpointed.
+	// MemoryBytes is what the process holds on each GPU now: nothing while it is
+	// checkpointed.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 }
 
@@ -39,9 +40,9 @@ const (
 // askTimeout bounds how long the driver is asked about one process.
 const askTimeout = 5 * time.Second
 
-// Processes finds the CUDA processes of this host that this program may look
-// at. It disturbs none of them: of one that is stopped or frozen, which cannot
-// answer, the state stays unknown.
+// Processes finds the CUDA processes of this host that this program may look at. It
+// disturbs none of them: a process that is stopped or frozen cannot answer, and its state
+// stays unknown.
 func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
 	h = h.filled()
 	all, err := procfs.AllProcs()
@@ -50,13 +51,13 @@ func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
 	}
 	var pids []int
 	for _, proc := range all {
-		// One that has ended, or that is another user's, is none of ours.
+		// Leave out a process that has ended or is another user's.
 		if held, err := preflight.OpenFilesOf(proc.PID); err == nil && held.Libcuda && proc.PID != os.Getpid() {
 			pids = append(pids, proc.PID)
 		}
 	}
 	if len(pids) == 0 {
-		return []CUDAProcess{}, nil // and no driver is needed to say so
+		return []CUDAProcess{}, nil // no driver is needed to say so
 	}
 	slices.Sort(pids)
 	driver, err := h.OpenDriver()
@@ -87,7 +88,7 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 		return nil
 	}
 	p := &CUDAProcess{PID: pid, Name: status.Name, State: unknownState}
-	// The one call that does not block if the process is stopped or frozen.
+	// This is the one call that does not block if the process is stopped or frozen.
 	if _, err := driver.Process(pid).RestoreThreadID(ctx); err != nil {
 		if errors.Is(err, cudackpt.ResultNotInitialized) {
 			return nil
@@ -123,9 +124,9 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 	return answer.String(), ""
 }
 
-// States describes the processes with these pids, which must have CUDA. The
-// restore thread of one that is stopped is let run for the moment of the answer,
-// unless a dump, a restore, a suspend or a resume is at work on it.
+// States describes the processes with these pids, which must have CUDA. If a process is
+// stopped, its restore thread runs until the driver has answered, unless a dump, a restore,
+// a suspend or a resume is at work on the process.
 func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 	h = h.filled()
 	driver, err := h.OpenDriver()

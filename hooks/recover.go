@@ -12,9 +12,9 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// Recover takes every orphaned session (its criu has ended, and neither hook
-// nor watcher is at work) to a good end. It returns the sessions that it took
-// there, and the errors of those that it could not, which wrap [ErrNotBack].
+// Recover brings every orphaned session to a good end. A session is orphaned if its criu
+// has ended and neither hook nor watcher is at work on it. Recover returns the sessions
+// that it worked on. The errors of those that it could not finish wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	h = h.filled()
 	sessions, err := journal.Dir(h.Config.RunDir)
@@ -39,8 +39,8 @@ func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	return recovered, errors.Join(errs...)
 }
 
-// recoverFirst brings orphaned jobs back before another is begun: this one may
-// be among them. One that does not come back at once is left to cucriu recover.
+// recoverFirst brings orphaned jobs back before another session begins: the job of that
+// session may be among them. What does not come back at once is left to cucriu recover.
 func (h *Hook) recoverFirst(ctx context.Context) {
 	if journal.IsForeign(h.Config.RunDir) {
 		return
@@ -62,7 +62,7 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	read, err := journal.Load(dir, false)
 	if errors.Is(err, journal.ErrBusy) || errors.Is(err, os.ErrNotExist) {
-		return nil, nil // at work, or killed before it wrote its journal and touched anything
+		return nil, nil // at work, or killed before the journal was written and anything touched
 	}
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.BootID == boot { // else its identities mean nothing
+	if s.BootID == boot { // after a reboot its identities mean nothing
 		if owned, err := s.owned(); err != nil || owned {
 			return nil, err
 		}
@@ -89,7 +89,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	return s, nil
 }
 
-// noteStuck notes why a job is not back yet, for whoever waits for it or asks.
+// noteStuck notes why a job is not back yet, for everybody who waits for it or asks.
 func (h *Hook) noteStuck(s *session, err error) {
 	if s.Outcome == "" {
 		s.Stuck, s.Message = true, "not back yet: "+err.Error()
@@ -97,9 +97,10 @@ func (h *Hook) noteStuck(s *session, err error) {
 	}
 }
 
-// owned reports whether a session has somebody who will take it on: a criu that
-// lives calls its hook again, and a watcher waits for its turn. Whoever else took it
-// on would get between them. Of one in another pid namespace nobody here can tell.
+// owned reports whether somebody is left who will take the session on: a criu that lives
+// calls its hook again, and a watcher waits for its turn. A third program would get between
+// them. If an owner is in another pid namespace, nobody here can tell whether it lives, and
+// the session counts as owned.
 func (s *session) owned() (bool, error) {
 	owners := []proc.Ident{s.Criu}
 	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {

@@ -12,10 +12,10 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// finishRestore takes a restore that was cut off to a good end: forward if criu
-// has completed its part, else the half-restored tree is ended. Of a criu that
-// has ended only post-resume tells that it did: it may as well have been killed,
-// and whoever saw that may have restored the image elsewhere.
+// finishRestore brings a restore that was cut off to a good end. If criu has completed its
+// part, the job is brought up; else the half-restored tree is ended. Once criu has ended,
+// only the step post-resume tells that it had completed its part. Otherwise it may have
+// been killed, and whoever saw that may have restored the image elsewhere.
 func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 	criu, err := proc.Reopen(s.Criu)
 	if err == nil {
@@ -24,7 +24,7 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		return err
 	}
 	if s.Step == journal.StepPostResume || err == nil && s.criuIsThrough() {
-		if s.By == byRecover { // whose environment need not be that of criu's hook
+		if s.By == byRecover { // our environment need not be that of criu's hook
 			if _, err := h.OpenDriver(); err != nil {
 				return err
 			}
@@ -67,8 +67,9 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 	return h.failRestoreQuietly(s, errors.New("criu ended in the middle of the restore"))
 }
 
-// failRestore ends a restore that cannot be completed: a job that is half restored
-// must not run, and criu will not say that it failed.
+// failRestore ends a restore that cannot be completed. It kills the tree, unless the
+// configuration says to leave it stopped: a job that is half restored must not run, and
+// criu will not say that it failed.
 func (h *Hook) failRestore(s *session, cause error) error {
 	return errors.Join(cause, h.failRestoreQuietly(s, cause))
 }
@@ -88,7 +89,7 @@ func (h *Hook) failRestoreQuietly(s *session, cause error) error {
 	return s.close(journal.OutcomeKilled, cause.Error())
 }
 
-// killRestored ends the tree of a restore that has no session.
+// killRestored kills the tree of a restore that has no session.
 func (h *Hook) killRestored(stage Stage, cause error) error {
 	h.Log.Error("the restore failed; its processes are ended, the image is intact", "error", cause)
 	pid, err := stage.root()

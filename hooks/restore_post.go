@@ -15,8 +15,8 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// postResume gives the restored processes their GPU state back and lets them
-// run. criu ignores how it ends, so on a failure it ends the tree itself.
+// postResume gives the restored processes their GPU state back and lets them run. criu
+// ignores its result, so on a failure it ends the tree itself.
 func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	ctx = context.WithoutCancel(ctx) // criu has done its part: there is no way back but this one
 	if err := stage.checkRestored(criu); err != nil {
@@ -46,9 +46,9 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir)
 }
 
-// reportEnded says what became of a session that was over before post-resume came
-// to it: pre-resume has ended the tree, or somebody has been faster. criu takes no
-// notice of it, and its restore succeeds.
+// reportEnded says what became of a session that was over before post-resume came to it:
+// pre-resume has ended the tree, or somebody else has been faster. criu ignores that, and
+// its restore succeeds.
 func (h *Hook) reportEnded(s *session) error {
 	if s.Outcome == s.ResumedOutcome() {
 		h.Log.Info("the restore was completed before post-resume", "session", s.Name(), "message", s.Message)
@@ -58,8 +58,8 @@ func (h *Hook) reportEnded(s *session) error {
 	return fmt.Errorf("the restore was ended before post-resume (outcome %s, session %s): %s", s.Outcome, s.Name(), s.Message)
 }
 
-// isOf reports whether the session is about the tree that criu names now, and
-// not about one that the same criu restored before.
+// isOf reports whether the session is about the tree that criu names now, and not about one
+// that the same criu restored earlier.
 func (s *session) isOf(stage Stage) bool {
 	pid, err := stage.root()
 	if err != nil || s.Root == nil || s.Root.PID != pid {
@@ -73,8 +73,8 @@ func (s *session) isOf(stage Stage) bool {
 	return true
 }
 
-// refuseForeign ends a restored tree that has CUDA in it although its image has
-// no manifest: its GPU state could only have been lost.
+// refuseForeign kills a restored tree that has CUDA in it although its image has no
+// manifest: its GPU state can only be lost.
 func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 	root, err := stage.root()
 	if err != nil {
@@ -103,7 +103,7 @@ func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
 	return nil
 }
 
-// bringUpRestored is the driver's side of post-resume.
+// bringUpRestored does the driver's part of post-resume.
 func (h *Hook) bringUpRestored(ctx context.Context, s *session) error {
 	driver, targets, err := h.openTargets(s)
 	if err != nil {
@@ -119,8 +119,8 @@ func (h *Hook) bringUpRestored(ctx context.Context, s *session) error {
 	return h.bringUp(ctx, driver, s, targets)
 }
 
-// mapGPUs makes the plan anew from what the restored processes really see (a
-// container may see less than its host) and gives every member its pairs.
+// mapGPUs makes the plan from the GPUs that the processes see now (a container may see less
+// than its host), and gives every member its pairs.
 func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *session) error {
 	var visible []cudackpt.GPU
 	captured := make([][]cudackpt.GPU, len(s.Members))

@@ -12,8 +12,8 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// preRestore makes every check that needs no process. An error makes criu
-// give up before it creates anything.
+// preRestore makes every check that needs no process. An error makes criu give up before it
+// creates anything.
 func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
 	manifest, err := image.ReadManifest(stage.ImageDir)
@@ -69,6 +69,6 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := s.step(journal.StepPreRestore, func() error { return h.startWatcher(s, files...) }); err != nil {
 		return errors.Join(err, s.close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
-	h.note(s) // criu's time begins
+	h.note(s) // criu's time is counted from here
 	return nil
 }

@@ -17,8 +17,8 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// noteRoot records the root task at the stages where criu first names it: if
-// criu is killed from there on, the watcher knows what to end.
+// noteRoot records the root task at the stages where criu first names it. If criu is killed
+// after that, the watcher knows what to end.
 func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	if stage.InitPID == "" {
 		return nil
@@ -37,8 +37,8 @@ func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	return s.failpoint(ctx, "restore."+stage.Action)
 }
 
-// checkRestored refuses a root task that criu cannot have restored, because it
-// is older: what fails on the restore side is ended.
+// checkRestored refuses a root task that criu cannot have restored because it is older than
+// criu. The restore side ends the tree when it fails, and must not end this one.
 func (s Stage) checkRestored(criu *criuutil.Criu) error {
 	pid, err := s.root()
 	if err != nil {
@@ -73,8 +73,8 @@ func (s *session) setRoot(stage Stage) error {
 	return s.Save()
 }
 
-// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the
-// signal takes effect before a single instruction of theirs runs.
+// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
+// takes effect before they run a single instruction.
 func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
 	if err := stage.checkRestored(criu); err != nil {
 		return err
@@ -116,13 +116,13 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 	if err != nil {
 		return h.failRestore(s, err)
 	}
-	h.note(s) // criu's time goes on
+	h.note(s) // criu's time is counted from here
 	return nil
 }
 
-// holdOthers stops the processes without CUDA, too, until the GPU state is there.
-// If it does not come, the job is ended as it was dumped: what such a process
-// had written to its files by then, criu would take for another job's.
+// holdOthers stops the processes without CUDA, too, until the GPU state is there. If it
+// does not come, the job is ended in the state in which it was dumped. If such a process
+// had written to its files by then, criu would take them for another job's.
 func (s *session) holdOthers() error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
@@ -158,9 +158,9 @@ func (s *session) holdOther(process *proc.Process) error {
 	return process.Signal(unix.SIGSTOP)
 }
 
-// matchMembers finds the processes of the manifest in the tree that criu
-// named, by the pid in their innermost pid namespace, which is what the image
-// knows them by, and notes their parked threads.
+// matchMembers finds the processes of the manifest in the tree that criu named, and notes
+// their parked threads. It goes by the pid in their innermost pid namespace, because the
+// image knows them by that.
 func (s *session) matchMembers() error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {

@@ -8,14 +8,15 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// criu names the root task to its action scripts only once it exists, and ends by
-// itself what it has created if it fails. If it is killed before, the tasks wait for
-// it for ever, hold their pids, and nobody ends them but us. Who they are must be
-// certain then: on a host that restores containers, many a process executes criu and
-// has the pid 1. So pre-restore leaves a mark that they inherit.
+// criu tells its action scripts which process is the root task only once it exists. If criu
+// fails, it ends what it has created. If it is killed before it has named the root, the
+// tasks wait for it for ever and hold their pids, and nobody but us ends them. We must then
+// be certain who they are: on a host that restores containers, many processes execute criu
+// and have the pid 1. So pre-restore leaves a mark that they inherit.
 
-// awaitRoot waits until the root task of a restore exists, and returns nil if criu
-// ends before. It is a child of criu, or of the process that has asked for that.
+// awaitRoot waits until the root task of a restore exists. It returns nil if criu ends
+// before that. The root is a child of criu or of the process that has asked for that
+// (RootParent).
 func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident {
 	parent := criu.PID
 	if s.RootParent != nil {
@@ -40,12 +41,12 @@ func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident
 			}
 			return root
 		}
-		time.Sleep(2 * time.Millisecond) // no event tells of a stranger's fork
+		time.Sleep(2 * time.Millisecond) // there is no event for a stranger's fork
 	}
 	return nil
 }
 
-// createdByCriu takes note of a process, unless it is older than criu.
+// createdByCriu returns the identity of a process, nil if it is older than criu.
 func (s *session) createdByCriu(pid int) *proc.Ident {
 	process, err := proc.Open(pid)
 	if err != nil {
@@ -58,9 +59,9 @@ func (s *session) createdByCriu(pid int) *proc.Ident {
 	return &process.Ident
 }
 
-// orphanedRoot finds the root task that a killed criu has left behind before anybody
-// saw it. Suspects are processes that might be it or might be another restore's; there
-// are none if criu was marked.
+// orphanedRoot finds the root task that a killed criu has left behind before anybody saw
+// it. The suspects are processes that might be it or might be another restore's. There are
+// none if criu was marked.
 func (s *session) orphanedRoot() (root *proc.Ident, suspects []int, err error) {
 	pids, err := proc.All()
 	if err != nil {

@@ -22,10 +22,11 @@ func sleeper(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-// TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu, and no other process with
-// the same pid in its image is taken for it: not even one that restores the same image.
+// TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu checks that no other process with
+// the same pid in its image is taken for the root, not even one that restores the same
+// image.
 func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
-	// This program is the criu.
+	// This program plays criu.
 	stranger := sleeper(t)
 	self, err := criuutil.OpenCriu(os.Getpid())
 	if err != nil {

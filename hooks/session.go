@@ -8,14 +8,14 @@ import (
 	"cucriu/internal/failpoint"
 )
 
-// session is one that this program is at work on: what is done with the processes that
-// the journal names.
+// session is a session of the journal that this program is at work on. Its methods act on
+// the processes that the journal names.
 type session struct {
 	*journal.Session
 	progress func(r *journal.Record, step string)
 }
 
-// Whose time a phase is, beside the stages of criu.
+// These name who spends the time of a phase, beside the stages of criu.
 const (
 	byWatcher = "watcher"
 	byRecover = "recover"
@@ -30,7 +30,7 @@ func (h *Hook) newSession(record journal.Record) (*session, error) {
 	return h.takeOn(s), nil
 }
 
-// takeOn is a session of the journal that this hook works on.
+// takeOn makes this hook work on a session of the journal.
 func (h *Hook) takeOn(s *journal.Session) *session {
 	s.By = h.by
 	return &session{Session: s, progress: h.Progress}
@@ -44,26 +44,25 @@ func (h *Hook) note(s *session) {
 	}
 }
 
-// close records what became of the processes. Nothing more is to be done, so
-// the watcher is ended: criu may live on for as long as the job that it has
-// restored.
+// close records what became of the processes. Nothing more is to be done, so it kills the
+// watcher: criu may live on for as long as the job that it has restored.
 func (s *session) close(outcome journal.Outcome, message string) error {
 	s.Outcome, s.Message = outcome, message
 	if err := s.failpoint(context.Background(), string(s.Kind)+".close"); err != nil {
 		return err
 	}
 	s.Ended = time.Now().UTC()
-	if outcome != journal.OutcomeStopped { // else they are right to stand still
+	if outcome != journal.OutcomeStopped { // ancestors of a stopped job are right to stand still
 		s.continueAncestors()
 	}
 	if err := s.Save(); err != nil {
 		return err
 	}
-	_ = s.WriteTimeline() // the journal has all of it
+	_ = s.WriteTimeline() // the journal has it all
 	return s.killWatcher()
 }
 
-// step writes ahead that a step begins, does it, and notes how long it took.
+// step writes in the journal that a step begins, does it, and notes how long it took.
 func (s *session) step(step journal.Step, do func() error) error {
 	if err := s.Begin(step); err != nil {
 		return err

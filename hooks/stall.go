@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// stall ends a context when something has not moved for too long: a copy may
-// take as long as there is to copy, but not wait for ever for a disk that hangs. The
-// time begins with the first move.
+// stall ends a context when nothing has moved for too long. A copy may take as long as
+// there is something to copy, but it must not wait for ever for a disk that hangs. The time
+// begins with the first move.
 type stall struct {
 	patience time.Duration
 	timer    *time.Timer
@@ -24,17 +24,17 @@ func newStall(ctx context.Context, patience time.Duration) (context.Context, *st
 	return ctx, &stall{patience: patience, timer: timer, cancel: cancel}
 }
 
-// moved begins the time anew.
+// moved starts the time anew.
 func (s *stall) moved() { s.timer.Reset(s.patience) }
 
-// end ends the context. moved may still be called.
+// end ends the context. moved may still be called afterwards.
 func (s *stall) end(cause error) {
 	s.cancel(cause)
 	s.timer.Stop()
 }
 
-// progress of a copy is told of at every chunk. It lets the tests fail in the
-// middle of it.
+// progress is told of every chunk of a copy. It lets the tests make the copy fail in the
+// middle.
 type progress struct {
 	ctx     context.Context
 	session *session

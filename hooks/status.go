@@ -12,7 +12,7 @@ type Status struct {
 	Session string       `json:"session"` // its name in the run directory
 	Kind    journal.Kind `json:"kind"`
 	Begun   time.Time    `json:"begun"`
-	// CriuPID is the criu's, or that of the command that suspends or resumes.
+	// CriuPID is the pid of criu, or of the command that suspends or resumes.
 	CriuPID   int             `json:"criu_pid"`
 	RootPID   int             `json:"root_pid,omitempty"` // of the tree; 0 if it is not known
 	ImageDir  string          `json:"image_dir,omitempty"`
@@ -22,11 +22,10 @@ type Status struct {
 	// Outcome is empty while the session is open.
 	Outcome journal.Outcome `json:"outcome"`
 	Message string          `json:"message"`
-	// NotBack says that the last try to bring the job back has failed; the message says
-	// why.
+	// NotBack says that the last try to bring the job back has failed. Message says why.
 	NotBack bool `json:"not_back"`
-	// Elsewhere says that the session is an open one of another pid namespace, and is left
-	// to those who are there.
+	// Elsewhere says that the session is open and belongs to another pid namespace: it is
+	// left to the programs there.
 	Elsewhere bool            `json:"elsewhere"`
 	Phases    timeline.Phases `json:"phases"`
 }
@@ -36,11 +35,11 @@ type StatusProcess struct {
 	PID     int    `json:"pid"`
 	Name    string `json:"name"`
 	Stopped bool   `json:"stopped"` // before the session began
-	// GPUBytes is what it held on all GPUs; 0 if that is not known.
+	// GPUBytes is what the process held on all GPUs; 0 if that is not known.
 	GPUBytes uint64 `json:"gpu_bytes"`
 }
 
-// PIDs are the pids of the CUDA processes.
+// PIDs returns the pids of the CUDA processes.
 func (s Status) PIDs() []int {
 	pids := make([]int, len(s.Processes))
 	for i, p := range s.Processes {
@@ -49,8 +48,8 @@ func (s Status) PIDs() []int {
 	return pids
 }
 
-// Sessions says of every session in a run directory how it stands, the oldest first. What
-// cannot be read is left out.
+// Sessions says how every session in a run directory stands, the oldest first. It leaves
+// out what cannot be read.
 func Sessions(runDir string) ([]Status, error) {
 	all, err := journal.List(runDir)
 	if err != nil {
@@ -59,7 +58,7 @@ func Sessions(runDir string) ([]Status, error) {
 	return statuses(all), nil
 }
 
-// statuses is not nil: null is no list in JSON.
+// statuses says how sessions stand. It never returns nil: null is no list in JSON.
 func statuses(sessions []*journal.Session) []Status {
 	all := make([]Status, len(sessions))
 	for i, s := range sessions {

@@ -14,12 +14,12 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// Suspend checkpoints processes in place, without criu: their GPU memory moves
-// into host memory, and their GPUs are free. It goes the way of a dump (locked
-// while they run, stopped, and only then checkpointed), because a thread that
-// synchronized with the GPU would die. They are left stopped until
-// [Hook.Resume]: a SIGCONT runs nothing of them, unless a warning says that one
-// could not be parked. After an error, or if this program is killed, they run on.
+// Suspend checkpoints processes in place, without criu: their GPU memory moves into host
+// memory, and their GPUs are free. It goes the way of a dump: the processes are locked
+// while they run, then stopped, and only then checkpointed, because a thread that
+// synchronized with the GPU would die. They are left stopped until [Hook.Resume]. A SIGCONT
+// runs none of their threads, unless a warning says that one of the processes could not be
+// parked. After an error, or if this program is killed, they run on.
 func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	h = h.filled()
 	d := &suspension{Hook: h}
@@ -70,8 +70,8 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	return StatusOf(d.session.Session), err
 }
 
-// beginSuspend begins the session of processes that this program works on, at the
-// step that they have come to.
+// beginSuspend begins a session for processes, at the step that they have reached. This
+// program stands in for criu.
 func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*session, error) {
 	self, err := proc.Open(os.Getpid())
 	if err != nil {
@@ -81,7 +81,7 @@ func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*sessi
 	return h.newSession(journal.Record{Kind: journal.KindSuspend, Criu: self.Ident, Members: members, Ancestors: ancestorsOf(members), Step: step})
 }
 
-// noteSuspended notes that the session waits for its resume.
+// noteSuspended notes that the session waits for its resume, and kills the watcher.
 func (s *session) noteSuspended() error {
 	if err := s.step(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
@@ -89,15 +89,15 @@ func (s *session) noteSuspended() error {
 	return s.killWatcher()
 }
 
-// Resume brings processes back from whatever state they are in: running,
-// locked or checkpointed; stopped or not; suspended, or left so by a command that
-// was killed. Processes that were suspended together are resumed together, on
-// the GPUs to which the configuration maps them. It returns the sessions that it
-// has closed. After an error they are as they were, and it can be tried again.
+// Resume brings processes back from whatever state they are in: running, locked or
+// checkpointed; stopped or not; suspended, or left so by a command that was killed.
+// Processes that were suspended together are resumed together, on the GPUs to which the
+// configuration maps them. It returns the sessions that it has closed. After an error the
+// processes are as they were, and Resume can be tried again.
 //
-// Of a process that something else has checkpointed it is not known how much
-// GPU memory its restore takes, and one that runs out of memory is lost. Force
-// says to try.
+// If something else has checkpointed a process, nobody knows how much GPU memory its
+// restore takes, and a process that runs out of memory is lost. With force, Resume tries
+// all the same.
 func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []Status, err error) {
 	h = h.filled()
 	defer func() {
@@ -142,8 +142,8 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 	return append(resumed, StatusOf(s.Session)), nil
 }
 
-// suspendedSession finds and locks the session in which a process was
-// suspended, nil if it was not.
+// suspendedSession finds and locks the session in which a process was suspended. It returns
+// nil if there is none.
 func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) {
 	s, err := sessionOfProcess(h.Config.RunDir, pid)
 	if err != nil || s == nil {
@@ -153,7 +153,7 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 		return nil, s.Conflict()
 	}
 	busy := s.Conflict()
-	// A watcher may be at work on it, after the command was killed.
+	// If the command was killed, a watcher may be at work on it.
 	wait, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 	defer cancel()
 	s, err = journal.LoadWithin(wait, s.Dir())
@@ -170,9 +170,9 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 	return h.takeOn(s), nil
 }
 
-// adopt begins the session of processes of which none is known, nil if they
-// all run. They are let run in the end, even if they are stopped: that is what
-// they look like whose journal was lost.
+// adopt begins a session for processes that no session knows. It returns nil if they all
+// run. They are let run in the end, even if they are stopped: that is how processes look
+// whose journal was lost.
 func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, error) {
 	d := &suspension{Hook: h}
 	defer d.letGo()
@@ -250,11 +250,11 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	return errors.Join(err, f.err("runs"))
 }
 
-// requireRoom refuses to resume what was suspended where the GPUs lack the memory for
-// it, before anything of it is touched. It is looked at again just before the restore.
+// requireRoom refuses to resume what was suspended if the GPUs lack the memory for it,
+// before any process is touched. The memory is checked again just before the restore.
 func (s *session) requireRoom(ctx context.Context, driver *cudackpt.Driver) error {
 	if !s.Suspended() {
-		return nil // how far it came is found out on the way back
+		return nil // how far the suspend came is found out on the way back
 	}
 	need := make(preflight.MemoryNeed)
 	for i := range s.Members {
@@ -263,13 +263,13 @@ func (s *session) requireRoom(ctx context.Context, driver *cudackpt.Driver) erro
 	return need.Require(ctx, driver)
 }
 
-// finishSuspend brings back what a command that was killed left behind.
+// finishSuspend brings back the processes that a killed command left behind.
 func (h *Hook) finishSuspend(ctx context.Context, s *session) error {
 	if !slices.ContainsFunc(s.Members, journal.Member.Alive) {
 		return s.close(journal.OutcomeGone, "the processes ended")
 	}
 	if s.Suspended() {
-		return nil // as they were asked to be
+		return nil // they are as they were asked to be
 	}
 	driver, targets, err := h.openTargets(s)
 	if err != nil {

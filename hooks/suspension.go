@@ -21,21 +21,21 @@ type suspension struct {
 	*Hook
 	root    int // of the tree; 0 if the processes were named
 	driver  *cudackpt.Driver
-	loading timeline.Phase // of the driver's library
-	thawed  []proc.Freezer // by us; the engine had frozen them
+	loading timeline.Phase // how long the driver's library took to load
+	thawed  []proc.Freezer // thawed by us; the engine had frozen them
 	members []journal.Member
 	targets []*target
 	// others are the processes without CUDA, which we have stopped.
 	others       []*proc.Process
-	parkedOthers map[int]*inject.Parked // of these, by their pids
-	tracer       *inject.Tracer         // while the processes are locked
+	parkedOthers map[int]*inject.Parked // the parked threads of others, by pid
+	tracer       *inject.Tracer         // lets stopped processes run while they are locked
 	session      *session               // nil until the journal is begun
-	// checkpointed is told of each process as soon as its checkpoint is over; nil if
-	// nobody waits for it.
+	// checkpointed is called for each process as soon as its checkpoint is over; nil if
+	// nobody waits for that.
 	checkpointed func(context.Context, *target) error
 }
 
-// take takes hold of processes that nobody else is at work on.
+// take takes hold of processes. It fails if somebody else is at work on one of them.
 func (s *suspension) take(ctx context.Context, pids []int) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patience(pids...))
 	defer cancel()
@@ -109,7 +109,7 @@ func (s *suspension) loadDriver() (*cudackpt.Driver, error) {
 	return driver, err
 }
 
-// patienceForAll is that for the whole tree, or for the processes that were named.
+// patienceForAll is the patience for the whole tree, or for the processes that were named.
 func (s *suspension) patienceForAll() time.Duration {
 	pids := pidsOf(s.targets)
 	if s.root > 0 {

@@ -9,8 +9,7 @@ import (
 	"cucriu/cudackpt"
 )
 
-// trace lets the restore threads, and nothing else, run: the driver works
-// through them.
+// trace lets the restore threads run, and nothing else: the driver works through them.
 func (s *suspension) trace(ctx context.Context) error {
 	return parallel(s.targets, func(t *target) (err error) {
 		if t.before, err = proc.ReadAddressSpace(t.PID); err != nil {
@@ -59,12 +58,12 @@ func (s *suspension) release(ctx context.Context) error {
 	})
 }
 
-// measureStaged takes the size of the staging memory for what a restore will
-// take, where NVML did not tell: what has come to the memory of the process since
-// before the checkpoint, while nothing of it ran. On an H100 that was what NVML would
-// have listed, contexts included, and 10 MiB more; nothing for a process without a
-// context. Any GPU that it sees may have to take all of it. It does nothing for a
-// process of which more is known, or which was not seen before its checkpoint.
+// measureStaged takes the size of the staging memory for what a restore will take, where
+// NVML did not tell. The size is what the process's memory has grown by since before the
+// checkpoint, while none of the job's threads ran. On an H100 that was what NVML would have
+// listed, contexts included, and 10 MiB more; it was nothing for a process without a
+// context. Any GPU that the process sees may have to take all of it. measureStaged does
+// nothing if more is known of the process, or if it was not seen before its checkpoint.
 func (t *target) measureStaged() error {
 	m := t.member
 	if m.MemoryBytes != nil || m.PrivateBefore == 0 {
@@ -74,7 +73,7 @@ func (t *target) measureStaged() error {
 	if err != nil {
 		return err
 	}
-	// Whoever comes after a hook that was killed has the sum alone.
+	// After a hook that was killed, only the sum is known.
 	staged := proc.Total(space.Private)
 	staged -= min(staged, m.PrivateBefore)
 	if t.before.Mapped != nil {

@@ -13,13 +13,13 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// lockTargets keeps the GPU idle: no new work is taken, what runs has ended. All
-// processes or none, because one that is locked keeps the others' collectives
-// from ending. See [locking] for the order.
+// lockTargets keeps the GPU idle: no new work is taken, and what runs has ended. It locks
+// all processes or none, because one that is locked keeps the others' collectives from
+// ending. See [locking] for the order.
 //
-// Locking takes more of a process than its restore thread (the driver waits for
-// ever for one of its other threads, whatever the timeout), so those that were
-// stopped before we came run under trace for the moment that it takes.
+// Locking takes more of a process than its restore thread: the driver waits for ever for
+// one of its other threads, whatever the timeout. So the processes that were stopped before
+// we came run under trace for the moment that it takes.
 func (s *suspension) lockTargets(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patienceForAll())
 	defer cancel()
@@ -38,9 +38,9 @@ func (s *suspension) lockTargets(ctx context.Context) error {
 	return releaseThreads(ctx, s.tracer, stoppedBefore(s.targets))
 }
 
-// measure notes how much memory each process holds on each GPU, which is what
-// its restore will take. While it is locked it cannot allocate more, so what could
-// not be restored is looked for once more.
+// measure notes how much memory each process holds on each GPU, because its restore will
+// take as much. A locked process cannot allocate more, so measure also looks once more for
+// what could not be restored.
 func (s *suspension) measure(ctx context.Context) error {
 	processes := make([]preflight.Process, len(s.targets))
 	for i, t := range s.targets {
@@ -54,7 +54,7 @@ func (s *suspension) measure(ctx context.Context) error {
 		t.member.MemoryBytes = processes[i].MemoryBytes
 	}
 	if s.session == nil {
-		return nil // locked alone, it comes back
+		return nil // it is only locked, and comes back
 	}
 	peers, err := preflight.Peers(s.driver, processes, listed, true)
 	if err != nil {
@@ -66,9 +66,8 @@ func (s *suspension) measure(ctx context.Context) error {
 	return nil
 }
 
-// statesOf asks for the state of every process. It can only be asked of one
-// that runs; of one that was stopped before we came the restore thread must, for
-// as long as the answer takes.
+// statesOf asks for the state of every process. Only a process that runs can answer. If it
+// was stopped before we came, its restore thread runs for as long as the answer takes.
 func statesOf(ctx context.Context, targets []*target, tell func(*target, cudackpt.State) error) error {
 	stopped := stoppedBefore(targets)
 	tracer := inject.NewTracer()
@@ -93,8 +92,8 @@ func stoppedBefore(targets []*target) []*target {
 	return slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.member.Stopped })
 }
 
-// unlockAll unlocks what is locked, by this program or not. A session that has
-// got as far as its locks is brought up by unlocking.
+// unlockAll unlocks what is locked, by this program or not. It brings the processes up as a
+// session that has got no further than its locks.
 func (s *suspension) unlockAll(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

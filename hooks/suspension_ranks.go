@@ -10,24 +10,24 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// locking locks processes that may wait for each other. A lock holds back new
-// work at once, and ends when the work in flight has ended. Of ranks that
-// all-reduce, one that never synchronizes is ahead of the others: its collectives
-// in flight end when the others have launched theirs. So the first of them that is
-// locked stands in the way of those that are further on.
+// locking locks processes that may wait for each other. A lock holds back new work at once,
+// and ends when the work in flight has ended. Among ranks that all-reduce, one that never
+// synchronizes runs ahead of the others: its collectives in flight end only when the others
+// have launched theirs. So the first rank that is locked stands in the way of those that
+// are further on.
 //
-// Therefore a process whose lock does not end stays held, and those that are
-// locked are let run until it is: then they have launched the last collective
-// that it has, and are locked at once, before they launch one more. If some of
-// them were too quick for that, they are the ones that are held next. What is
-// held does not move and each of the others is stopped as soon as it has caught
-// up, so they come closer with every round, until all are level.
+// Therefore a process whose lock does not end stays held, and the processes that are locked
+// are let run until it does. By then they have launched the last collective that it has,
+// and they are locked at once, before they launch one more. If some of them were too quick
+// for that, they are held next. A held process does not move, and each of the others is
+// stopped as soon as it has caught up. So they come closer with every round, until all are
+// level.
 type locking struct {
 	*suspension
 	begun   time.Time
 	calls   int
 	pending map[*target]bool // whose lock call is under way
-	once    map[*target]bool // that were locked at some time
+	once    map[*target]bool // those that were locked at some time
 	answers chan lockAnswer
 	over    bool // no more calls
 }
@@ -39,15 +39,16 @@ type lockAnswer struct {
 }
 
 const (
-	// lockGrace is how much longer than it was told a call may take, past the
-	// deadline too: then the driver waits for a thread that does not run.
+	// lockGrace is how much longer a call may take than it was told, past the deadline too.
+	// A call that takes longer waits for a thread that does not run.
 	lockGrace = 3 * time.Second
-	// leastTry keeps a driver that refuses at once from being asked without end.
+	// leastTry is the least time from one call to the next. It keeps us from asking a
+	// driver that refuses at once without end.
 	leastTry = 10 * time.Millisecond
 )
 
-// lockAll locks all processes within ctx. After an error, those that are locked
-// are the caller's to unlock.
+// lockAll locks all processes within ctx. After an error the caller must unlock those that
+// are locked.
 func (s *suspension) lockAll(ctx context.Context) error {
 	l := &locking{
 		suspension: s, begun: time.Now(),
@@ -55,7 +56,7 @@ func (s *suspension) lockAll(ctx context.Context) error {
 	}
 	err := l.level(ctx)
 	l.over = true
-	for len(l.pending) > 0 { // after an error: none may be locked later
+	for len(l.pending) > 0 { // after an error: no call may lock a process later
 		err = errors.Join(err, l.take(ctx, <-l.answers))
 	}
 	return err
@@ -81,15 +82,15 @@ func (l *locking) level(ctx context.Context) error {
 			return err
 		}
 		if caughtUp {
-			window = max(window/2, time.Millisecond) // and yet they are not level: shorter steps
+			window = max(window/2, time.Millisecond) // but they are not level: take shorter steps
 		} else {
 			window = min(2*window, l.Config.Lock.Try)
 		}
 	}
 }
 
-// ask begins the lock of a process. The driver is told to take no longer than
-// lock.try: if we are killed, it gives up by itself soon.
+// ask begins the lock of a process. It tells the driver to take no longer than lock.try: if
+// we are killed, the driver soon gives up by itself.
 func (l *locking) ask(ctx context.Context, t *target) {
 	try := l.Config.Lock.Try
 	patience := try + lockGrace
@@ -115,7 +116,7 @@ func (l *locking) ask(ctx context.Context, t *target) {
 	}()
 }
 
-// take takes an answer, and asks again where the work has not ended.
+// take takes an answer, and asks again if the work has not ended.
 func (l *locking) take(ctx context.Context, a lockAnswer) error {
 	delete(l.pending, a.target)
 	if a.locked {
@@ -127,8 +128,8 @@ func (l *locking) take(ctx context.Context, a lockAnswer) error {
 	return a.err
 }
 
-// settle waits until all are locked, or those that are not have had their time
-// since the last that was: what is level is locked at about the same moment.
+// settle waits until all are locked, or until those that are not have had their time since
+// the last one was locked: processes that are level are locked at about the same moment.
 // That time grows, because the last work of some may take longer.
 func (l *locking) settle(ctx context.Context) error {
 	var followed <-chan time.Time // never, while nobody is locked
@@ -154,7 +155,7 @@ func (l *locking) settle(ctx context.Context) error {
 	return nil
 }
 
-// letRun lets those run that are locked.
+// letRun lets the locked processes run.
 func (l *locking) letRun(ctx context.Context) error {
 	locked := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return !t.locked })
 	return parallel(locked, func(t *target) error {
@@ -163,8 +164,8 @@ func (l *locking) letRun(ctx context.Context) error {
 	})
 }
 
-// catchUp lets those run that are not held, until one that is held is locked, or
-// for as long as the window is.
+// catchUp lets the processes that are not held run until one that is held is locked, or
+// until the window is over.
 func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, error) {
 	over := time.After(window)
 	for {
@@ -185,8 +186,8 @@ func (l *locking) unlocked() []*target {
 	return slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return t.locked })
 }
 
-// tooLong says who kept running: those that were never locked, whoever else was
-// let run; if there are none, that the processes never came level.
+// tooLong says which processes kept running: those that were never locked, whichever others
+// were let run. If there are none, it says that the processes never came level.
 func (l *locking) tooLong(ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))

@@ -21,9 +21,9 @@ func (s *suspension) stopTargets(ctx context.Context) error {
 	return s.awaitStopped(ctx, processesOf(s.targets))
 }
 
-// awaitStopped waits until processes are stopped. One that waits for its vfork child to
-// execute a program is not before that has happened: a child that was stopped on the
-// way there is let go on for a moment.
+// awaitStopped waits until processes are stopped. A process that waits for its vfork child
+// to execute a program does not stop before that. If the child was stopped on the way
+// there, it is let go on for a moment.
 func (s *suspension) awaitStopped(ctx context.Context, processes []*proc.Process) error {
 	const patience = 50 * time.Millisecond
 	for {
@@ -44,7 +44,7 @@ func (s *suspension) awaitStopped(ctx context.Context, processes []*proc.Process
 			if err := signalProcesses(unix.SIGCONT, child); err != nil {
 				return err
 			}
-			time.Sleep(time.Millisecond) // no event tells a stranger of the exec
+			time.Sleep(time.Millisecond) // there is no event for a stranger's exec
 			if err := signalProcesses(unix.SIGSTOP, child); err != nil {
 				return err
 			}

@@ -9,8 +9,8 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// undo brings the processes back to where they were before the dump. What it
-// cannot do now the watcher goes on trying once criu has gone.
+// undo brings the processes back to where they were before the dump. What it cannot do now,
+// the watcher goes on trying once criu has gone.
 func (s *suspension) undo() (fate, error) {
 	ctx := context.Background()
 	if err := s.releaseTracers(ctx); err != nil {
@@ -31,7 +31,7 @@ func (s *suspension) undo() (fate, error) {
 	} else if err := s.refreeze(ctx); err != nil { // while the journal knows of it
 		return fate{}, err
 	}
-	// By the directory's own name: criu's descriptor of it may have ended with criu.
+	// Use the directory's own name: criu's descriptor of it may have ended with criu.
 	if err := s.session.removePages(); err != nil {
 		s.Log.Warn("files of the fast lane are left in the image directory", "error", err)
 	}
@@ -42,8 +42,7 @@ func (s *suspension) undo() (fate, error) {
 	return f, s.refreeze(ctx)
 }
 
-// releaseTracers puts every thread back into the group-stop that was let run or
-// borrowed.
+// releaseTracers puts every thread that was let run or borrowed back into the group-stop.
 func (s *suspension) releaseTracers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
@@ -75,8 +74,8 @@ func (s *suspension) letGo() {
 	}
 }
 
-// failed undoes a dump or suspend that has failed with err, and adds to it what
-// became of the job.
+// failed undoes a dump or suspend that has failed with err, and adds to err what became of
+// the job.
 func (s *suspension) failed(err error) error {
 	begun := s.session != nil && s.session.Step != ""
 	f, undoErr := s.undo()
@@ -90,7 +89,7 @@ func (s *suspension) failed(err error) error {
 	}
 	switch {
 	case undoErr != nil:
-		if s.session != nil && s.session.Kind == journal.KindSuspend { // of a dump, its client or watcher will know
+		if s.session != nil && s.session.Kind == journal.KindSuspend { // the client or the watcher of a dump will know
 			undoErr = &notBackError{undoErr}
 		}
 		return errors.Join(preflight.AsFailure(err), undoErr)
@@ -106,8 +105,8 @@ func (s *suspension) failed(err error) error {
 	return fmt.Errorf("%w; %s", err, f.text("runs on"))
 }
 
-// refreeze puts the freezers back as the engine left them, for whoever thaws
-// them later.
+// refreeze freezes again what the engine had frozen and we have thawed. Somebody else thaws
+// it later.
 func (s *suspension) refreeze(ctx context.Context) error {
 	return freezeAll(ctx, s.thawed)
 }

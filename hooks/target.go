@@ -15,13 +15,13 @@ type target struct {
 	*proc.Process
 	member   *journal.Member
 	cuda     cudackpt.Process
-	locked   bool              // by the dump's current try
+	locked   bool              // by the current try of the lock
 	frozen   bool              // by a v1 freezer instead of stopped, for criu to dump
-	tracer   *inject.Tracer    // of a dump: lets the restore thread run
+	tracer   *inject.Tracer    // of a dump or suspend: lets the restore thread run
 	before   proc.AddressSpace // what was mapped before the checkpoint
-	prefault *prefault         // of a dump: makes the staging memory ready
-	parked   *inject.Parked    // of a dump: its threads; nil if it is held by its stop alone
-	lane     *lane             // around criu; nil if criu is to write its GPU state
+	prefault *prefault         // of a dump or suspend: makes the staging memory ready
+	parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
+	lane     *lane             // its way around criu; nil if criu is to write its GPU state
 }
 
 func closeTargets(targets []*target) {
@@ -49,8 +49,7 @@ func (h *Hook) openTargets(s *session) (*cudackpt.Driver, []*target, error) {
 	return driver, targets, err
 }
 
-// openMembers takes hold of the members of a session. Those that have ended
-// are left out.
+// openMembers takes hold of the members of a session. It leaves out those that have ended.
 func openMembers(driver *cudackpt.Driver, members []journal.Member) ([]*target, error) {
 	var targets []*target
 	for i := range members {

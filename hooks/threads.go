@@ -11,8 +11,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// runRestoreThreads lets the threads through which the driver works run, while
-// the rest of their processes stays stopped.
+// runRestoreThreads lets the restore threads run, while the rest of their processes stays
+// stopped. The driver works through these threads.
 func runRestoreThreads(ctx context.Context, tracer *inject.Tracer, targets []*target) error {
 	for _, t := range targets {
 		tid, err := t.cuda.RestoreThreadID(ctx)
@@ -26,8 +26,8 @@ func runRestoreThreads(ctx context.Context, tracer *inject.Tracer, targets []*ta
 	return nil
 }
 
-// runAllThreads lets every thread of a stopped process run, without the
-// SIGCONT that the process and its parent would notice.
+// runAllThreads lets every thread of a stopped process run, without a SIGCONT: the process
+// and its parent would notice that.
 func runAllThreads(tracer *inject.Tracer, t *target) error {
 	tids, err := proc.Threads(t.PID)
 	if err != nil {
@@ -36,8 +36,8 @@ func runAllThreads(tracer *inject.Tracer, t *target) error {
 	return tracer.Run(tids...)
 }
 
-// releaseTimeout bounds how long a traced thread may take to stop. Past it the
-// end of this program makes the kernel let go of it.
+// releaseTimeout bounds how long a traced thread may take to stop. If it takes longer, the
+// kernel lets go of it when this program ends.
 const releaseTimeout = 30 * time.Second
 
 // releaseThreads puts the threads that a tracer let run back into the
@@ -65,7 +65,8 @@ func signalProcesses(signal unix.Signal, processes ...*proc.Process) error {
 	return nil
 }
 
-// signalKnown sends a signal to those that have not ended, whatever has their pids now.
+// signalKnown sends a signal to those that have not ended. A new process that has got one
+// of their pids does not get it.
 func signalKnown(signal unix.Signal, known ...proc.Ident) error {
 	for _, id := range known {
 		process, err := proc.Reopen(id)

@@ -16,12 +16,12 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// Watch is the watcher: it waits until criu has ended, and then takes the
-// session to a good end. It writes one byte to ready when it holds on to criu.
+// Watch is the watcher: it waits until criu has ended, and then brings the session to a
+// good end. It writes one byte to ready when it has hold of criu.
 func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	h = h.filled()
-	// The hook holds the lock of the session now; criu's identity does not
-	// change, so it may be read all the same.
+	// The hook holds the lock of the session now. criu's identity does not change, so it
+	// may be read all the same.
 	read, err := journal.Read(dir)
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
-	// The lock waits for a hook that outlived criu.
+	// Loading waits for the lock: a hook may have outlived criu.
 	if read, err = journal.Load(dir, true); err != nil {
 		return err
 	}
@@ -86,9 +86,9 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	}
 }
 
-// awaitTurn waits until criu has ended, or its restore has been cut off: criu
-// lives on for as long as the job that it restored, unless it was told to
-// detach, and does not notice that its hook died.
+// awaitTurn waits until criu has ended, or until its restore has been cut off. criu lives
+// on for as long as the job that it restored, unless it was told to detach, and does not
+// notice that its hook has died.
 func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, root *proc.Ident) error {
 	if s.Kind != journal.KindRestore {
 		return criu.WaitExit(ctx)
@@ -109,8 +109,8 @@ func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, ro
 	return ctx.Err()
 }
 
-// isCutOff reports whether criu has done its part of a restore and no hook is
-// at work on ours. It notes what criu has created until now.
+// isCutOff reports whether criu has done its part of a restore and no hook is at work on
+// ours. It also notes what criu has created until now.
 func (h *Hook) isCutOff(dir string, root *proc.Ident) bool {
 	read, err := journal.Load(dir, false)
 	if err != nil {
@@ -125,9 +125,9 @@ func (h *Hook) isCutOff(dir string, root *proc.Ident) bool {
 	return s.criuIsThrough()
 }
 
-// noteTree writes into the journal what criu has created below root. If criu is
-// killed, any of it may end by itself, and its children are not to be found
-// any more when it is time to end them; they would hold pids of the image.
+// noteTree writes into the journal what criu has created below root. If criu is killed, any
+// of these processes may end by itself. Its children could then not be found any more when
+// it is time to end them, and would hold pids of the image.
 func (s *session) noteTree(root *proc.Ident) {
 	if s.Root == nil {
 		s.Root = root
@@ -137,8 +137,8 @@ func (s *session) noteTree(root *proc.Ident) {
 	}
 }
 
-// lookAtTree adds what is below the root to the journal's tree, and reports
-// whether anything was new.
+// lookAtTree adds the processes below the root to the journal's tree, and reports whether
+// any was new.
 func (s *session) lookAtTree() bool {
 	process, err := proc.Reopen(*s.Root)
 	if err != nil {
@@ -161,9 +161,8 @@ func (s *session) lookAtTree() bool {
 	return len(s.Tree) > before
 }
 
-// criuIsThrough reports whether criu has let go of the processes that it
-// restored, with all of them held: by our SIGSTOP, or parked where somebody has
-// ended that.
+// criuIsThrough reports whether criu has let go of the processes that it restored, with all
+// of them held: by our SIGSTOP or, where somebody has ended that, by being parked.
 func (s *session) criuIsThrough() bool {
 	if s.Step == journal.StepPostResume {
 		return true
@@ -187,7 +186,7 @@ func (s *session) criuIsThrough() bool {
 	return true
 }
 
-// executable is the path of a process's program, "" if that cannot be told.
+// executable returns the path of a process's program, "" if it cannot be told.
 func executable(pid int) string {
 	path, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
 	return path

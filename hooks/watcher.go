@@ -16,9 +16,9 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// startWatcher starts the watcher of a session and waits until it holds on to
-// criu: from then on the job comes back whoever is killed. It keeps the files open,
-// from descriptor journal.FirstWatcherFD on.
+// startWatcher starts the watcher of a session and waits until it has hold of criu. From
+// then on the job comes back, whichever program is killed. The watcher keeps the files
+// open, from descriptor journal.FirstWatcherFD on.
 func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 	log, err := os.OpenFile(filepath.Join(s.Dir(), "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -37,8 +37,8 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 		}
 	}
 	cmd := exec.Command(watches[0], append(slices.Clone(watches[1:]), s.Dir())...)
-	// Its own session and its own output: it outlives criu, whose log may be a
-	// pipe that somebody reads to its end.
+	// The watcher gets its own session and its own output, because it outlives criu: criu's
+	// log may be a pipe that somebody reads to its end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = "/", readyEnd, log, files
 	err = cmd.Start()
@@ -64,7 +64,7 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 	return cmd.Process.Release()
 }
 
-// killWatcher ends the watcher of a session that waits for nobody.
+// killWatcher kills the watcher of a session that has nothing left to wait for.
 func (s *session) killWatcher() error {
 	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
 		return nil
@@ -83,8 +83,8 @@ func (s *session) killWatcher() error {
 	return nil
 }
 
-// awaitWatcher waits for the end of the session's watcher, and reports whether there
-// was one to wait for.
+// awaitWatcher waits until the session's watcher has ended, and reports whether there was
+// one to wait for.
 func (s *session) awaitWatcher(ctx context.Context) (bool, error) {
 	if s.Watcher == nil {
 		return false, nil

@@ -16,13 +16,13 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or
-// absent at any time: criu writes beside it, and what it has written gets the
-// name of dir once it is on disk and before the processes are ended.
+// Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at
+// any time. criu writes beside it. What criu has written gets the name of dir once it is on
+// disk, and before the processes are ended.
 //
-// After an error the job runs on as before, unless the error wraps
-// [hooks.ErrNotBack] or [hooks.ErrEnded]; [preflight.Refused] tells whether it was touched. The end of ctx makes the dump fail at the next point where
-// everything can be undone.
+// After an error the job runs on as before, unless the error wraps [hooks.ErrNotBack] or
+// [hooks.ErrEnded]. [preflight.Refused] tells whether the job was touched. If ctx ends, the
+// dump fails at the next point where everything can be undone.
 func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -32,10 +32,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
-	needed := false // the job must yet be brought back from it
+	needed := false // whether the job must yet be brought back from partial
 	defer func() {
 		if !needed {
-			os.RemoveAll(partial) // not there any more after a success
+			os.RemoveAll(partial) // after a success it has the name of dir
 		}
 	}()
 	var locked time.Time // when the job came to a halt

@@ -24,33 +24,34 @@ import (
 
 // Options is how a dump or restore drives criu.
 type Options struct {
-	// Path of the criu to run; empty looks it up in PATH and where root's
+	// Path is the criu to run. If it is empty, criu is looked up in PATH and where root's
 	// programs lie.
 	Path string
-	// RPC are the options by criu's own names. What Dump and Restore decide by
-	// themselves (the folders, notifications, log) they set in it.
+	// RPC are the options by criu's own names. What Dump and Restore decide by themselves
+	// (the folders and notifications) they set in a copy. They set LogFile in RPC itself if
+	// it is nil.
 	RPC *rpc.CriuOpts
-	// ConfigFile holds options that have no place in RPC, in the form of
-	// criu's configuration files; empty if there is none.
+	// ConfigFile holds options that have no place in RPC, in the form of criu's
+	// configuration files. It is empty if there are none.
 	ConfigFile string
-	// WorkDir is where criu's log and statistics go; empty for a folder in the
-	// run directory.
+	// WorkDir is where criu's log and statistics go. If it is empty, they go to a folder in
+	// the run directory.
 	WorkDir string
 	// LeaveStopped is criu's -s.
 	LeaveStopped bool
 }
 
-// Result is what a dump or restore was.
+// Result says how a dump or restore went.
 type Result struct {
-	// Session is how it went; nil if no process uses CUDA.
+	// Session is the status of the session; nil if no process uses CUDA.
 	Session   *hooks.Status `json:"session,omitempty"`
 	RootPID   int           `json:"root_pid"` // as criu's caller sees it
 	ImagesDir string        `json:"images_dir"`
 	Log       string        `json:"log"` // criu's
 	Bytes     int64         `json:"image_bytes"`
 	Total     time.Duration `json:"total_ns"`
-	// Downtime is how long the job did not run: on a dump from the lock on, on
-	// a restore the whole of it.
+	// Downtime is how long the job did not run: on a dump from the lock on, on a restore
+	// the whole time.
 	Downtime time.Duration `json:"downtime_ns"`
 }
 
@@ -64,7 +65,7 @@ type drive struct {
 	criu    *criuutil.Criu
 	stage   hooks.Stage // what all stages have in common
 	begun   time.Time
-	staged  bool // criu has announced a stage; before, it touches nothing
+	staged  bool // criu has announced a stage; before that it touches nothing
 }
 
 // start starts criu for a request about an image directory.
@@ -112,7 +113,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	return d, nil
 }
 
-// emptyDir is a folder of plugins without any.
+// emptyDir makes a folder for plugins that holds none.
 func emptyDir(runDir string) (string, error) {
 	if _, err := journal.Dir(runDir); err != nil {
 		return "", err
@@ -126,8 +127,8 @@ func emptyDir(runDir string) (string, error) {
 
 const keepLogs = 32 // folders of criu's logs in the run directory
 
-// prepareWorkDir makes a folder for criu's log, where the user has named none,
-// and drops the oldest of them.
+// prepareWorkDir makes a folder for criu's log if the user has named none, and drops the
+// oldest of these folders.
 func (d *drive) prepareWorkDir() error {
 	if d.options.WorkDir != "" {
 		d.workDir = d.options.WorkDir
@@ -137,7 +138,7 @@ func (d *drive) prepareWorkDir() error {
 		return err
 	}
 	logs := filepath.Join(d.hook.Config.RunDir, "logs")
-	// Names that sort by time.
+	// The names sort by time.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {
 		return fmt.Errorf("folder for criu's log: %w", err)
@@ -156,7 +157,7 @@ func (d *drive) prepareWorkDir() error {
 
 // do makes the request and serves criu's stages, until criu has ended.
 func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
-	defer d.criu.Close() // its identity is known on
+	defer d.criu.Close() // its identity stays known
 	defer func() {
 		if !d.staged {
 			err = preflight.AsRefusal(err)
@@ -199,8 +200,9 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	return response, d.explained(err)
 }
 
-// configFile is the user's file with the options that RPC has no place for, or
-// has only in the newest criu: older ones would pass over them in silence.
+// configFile names a configuration file for criu: the user's, with the options added for
+// which RPC has no place, or has one only in the newest criu. An older criu would pass over
+// them in silence.
 func (d *drive) configFile() (string, error) {
 	if !d.options.LeaveStopped {
 		return d.options.ConfigFile, nil
@@ -220,8 +222,8 @@ func (d *drive) configFile() (string, error) {
 	return path, nil
 }
 
-// notified does a stage. Once the caller has given up, the next stage that can
-// still abort does: everything is undone then, in criu and here.
+// notified does a stage. Once the caller has given up, the next stage that can still abort
+// does so. Everything is then undone, in criu and here.
 func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
 	abortable := []string{criuutil.StagePreDump, criuutil.StageNetworkLock, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore}
@@ -245,7 +247,7 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 
 func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
 
-// explained adds criu's own errors to that of a request.
+// explained adds criu's own errors to the error of a request.
 func (d *drive) explained(err error) error {
 	failed := new(criuutil.CriuError)
 	if !errors.As(err, &failed) {

@@ -12,16 +12,16 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// Restore has criu restore the image in dir, and returns once the job runs.
-// After an error no process of it is left and the image is intact, unless the
-// error wraps [hooks.ErrNotBack] or the configuration says to leave them. [preflight.Refused] tells
-// whether criu had created anything.
+// Restore has criu restore the image in dir, and returns once the job runs. After an error
+// no process of it is left and the image is intact, unless the error wraps
+// [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused]
+// tells whether criu had created anything.
 func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
-	switch entries, err := os.ReadDir(dir); { // before there is a criu that is not needed
+	switch entries, err := os.ReadDir(dir); { // check this before a criu is started for nothing
 	case err != nil:
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	case len(entries) == 0:
@@ -34,7 +34,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	response, err := d.do(ctx)
 	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
-		// criu does not heed what fails after its own part.
+		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)
 	}
 	if err != nil {
