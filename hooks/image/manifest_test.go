@@ -141,9 +141,9 @@ func TestManifestIsNotReadThroughALink(t *testing.T) {
 	}
 }
 
-// FuzzParseManifest: what is refused leaves nothing to work with. What is accepted says
-// the same when it is written again, and can neither lead out of the image directory
-// nor paint on a terminal, and says nothing of a GPU or a process that is not there.
+// FuzzParseManifest: nothing of a refused manifest can be used. An accepted one is the same
+// after it is written again. It cannot lead out of the image directory, cannot send control
+// characters to a terminal, and names no GPU or process that is not there.
 func FuzzParseManifest(f *testing.F) {
 	good := goodManifest(f)
 	parked := goodManifest(f)

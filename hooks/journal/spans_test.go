@@ -65,7 +65,7 @@ func loadAgain(s *Session) (*Session, error) {
 	return Read(s.Dir())
 }
 
-// TestATimelineIsAChromeTrace: spans in order, nested or apart in each row, and
+// TestATimelineIsAChromeTrace: spans are in order, those of one row are nested or apart, and
 // every row has a name.
 func TestATimelineIsAChromeTrace(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
@@ -93,7 +93,7 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 	if err := step(s, "back", outer); err == nil {
 		t.Fatal("a step that fails succeeded")
 	}
-	// Two of one process that overlap, and neither contains the other.
+	// Two spans of one process that overlap; neither contains the other.
 	s.Phases = append(s.Phases, timeline.Phase{Name: "drop", PID: 8, Start: 100, Seconds: 2, By: "watcher"}, timeline.Phase{Name: "copy", PID: 8, Start: 101, Seconds: 2, By: "watcher"})
 	if err := errors.Join(closed(s, OutcomeGone), s.WriteTimeline()); err != nil {
 		t.Fatal(err)
