@@ -66,7 +66,7 @@ type Record struct {
 	RPC          bool          `json:"rpc"`                   // criu was driven over RPC, so its options are not known
 	Step         Step          `json:"step"`                  // the step that began last
 	Back         bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
-	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none may be stopped
+	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
 	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // those above the members that were not standing still before
 	// Others are the processes without CUDA that a restore holds back until the GPU state is

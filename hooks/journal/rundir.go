@@ -33,7 +33,7 @@ func Dir(runDir string) (string, error) {
 
 // IsForeign reports whether this program does not run as root and may not use the run
 // directory. Then nothing in it is about what this program dumps, and only a dump with CUDA
-// needs it.
+// needs that directory.
 func IsForeign(runDir string) bool {
 	if os.Geteuid() == 0 {
 		return false
