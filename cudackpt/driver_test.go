@@ -77,13 +77,13 @@ func TestDriver550IsUnsupportedAndSaysSo(t *testing.T) {
 	if !ok || !errors.Is(err, cudackpt.ErrNotSupported) || unsupported.MinimumDriver != "570" || unsupported.CUDA != d.Version() {
 		t.Errorf("error is %#v", err)
 	}
-	// What does not need the API works.
+	// Everything that does not need the API works.
 	if gpus, err := d.HostGPUs(); err != nil || len(gpus) != simGPUs {
 		t.Errorf("host GPUs are %v, %v", gpus, err)
 	}
 }
 
-// On 570 the bytes of the pairs are reserved: they must never be sent.
+// On 570 the bytes of the pairs are reserved, so pairs must never be sent.
 func TestDriver570RestoresWithoutPairsAlone(t *testing.T) {
 	needSim(t)
 	d, err := cudackpt.Open(cudackpt.WithLibrary(artefact("cudasim", "570", "libcuda.so.1")), cudackpt.WithRoot(simRoot()))
@@ -170,7 +170,7 @@ func TestRefusalsCarryTheirCode(t *testing.T) {
 	}
 }
 
-// With work in flight a try fails and changes nothing.
+// If work is in flight, a try fails and changes nothing.
 func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d, "--busy-ms", "600", "--tick-ms", "0")
@@ -210,8 +210,8 @@ func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 	w.checkContent()
 }
 
-// The driver, not only the caller, gives up at the context's deadline: otherwise
-// it would lock the process when nobody waits any more.
+// The driver gives up at the context's deadline, and not only the caller. Otherwise it would
+// lock the process when nobody waits any more.
 func TestLockGivesUpAtTheDeadline(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d, "--busy-ms", "1500", "--tick-ms", "0")
@@ -262,7 +262,7 @@ func TestGivenUpCallIsWaitedForByTheNext(t *testing.T) {
 	other := startWork(t, d)
 	other.wantState(cudackpt.StateRunning)
 
-	// It ends late, and takes effect: now the state says so.
+	// It ends late, and takes effect: the state now says so.
 	end()
 	if err := w.Settle(within(t, patience)); err != nil {
 		t.Fatal(err)
@@ -465,7 +465,7 @@ func TestMemoryFollowsTheProcess(t *testing.T) {
 	}
 }
 
-// More processes than the first buffer for NVML's answer has room for.
+// There are more processes than the first buffer for NVML's answer can hold.
 func TestTheMemoryOfAProcessIsFoundAmongMany(t *testing.T) {
 	d := openSim(t)
 	var last work

@@ -7,8 +7,8 @@ import (
 	"cucriu/cudackpt"
 )
 
-// The reasons for which there may be no map. errors.Is finds them in the error that Make
-// returns.
+// The reasons for which there may be no map. errors.Is finds them in the errors of
+// [Make] and [Plan.Covers].
 var (
 	ErrInvalidSet    = errors.New("the list of GPUs is not usable")
 	ErrInvalidRule   = errors.New("a rule is not usable")
