@@ -48,6 +48,7 @@ func (g GPU) uninitialized() bool { return g.UUID == UUID{} }
 // UninitializedError says that a GPU has no UUID, because it is not initialized.
 type UninitializedError struct{ PCIBusID string }
 
+// Error returns the meaning and the remedy.
 func (e *UninitializedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
 // Meaning returns the error without its remedy.

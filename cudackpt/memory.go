@@ -14,8 +14,8 @@ type MemoryInfo struct {
 	Free  uint64 // what a process could still allocate
 }
 
-// UnknownMemory stands for an amount that the driver does not tell, as inside some virtual
-// machines and containers.
+// UnknownMemory stands for an amount that the driver knows but does not tell, as inside some
+// virtual machines and containers.
 const UnknownMemory uint64 = math.MaxUint64
 
 // Memory asks NVML for the memory of one GPU of this host. It makes no CUDA context, so asking

@@ -129,7 +129,7 @@ type RestoreOptions struct {
 
 // Restore takes a process from checkpointed to locked, on the GPUs that it can see now. If a
 // map is refused (ResultInvalidValue) or GPUs are missing (ResultNotSupported), the process
-// stays checkpointed, and a right map then succeeds. That is not so after a restore that ran
+// stays checkpointed, and a correct map then succeeds. That is not so after a restore that ran
 // out of memory: the process can never be restored again. So compare [Driver.Memory] with what
 // is needed before.
 func (p Process) Restore(ctx context.Context, opts RestoreOptions) error {

@@ -15,6 +15,7 @@ type Error struct {
 	Err    error // the system's error that caused this one, if any
 }
 
+// Error says where the fault is, what it is, and what to do about it.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("configuration: ")
@@ -38,4 +39,5 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
+// Unwrap returns the system's error.
 func (e *Error) Unwrap() error { return e.Err }

@@ -23,15 +23,17 @@ var (
 
 // MapError says why there is no map, and what to do about it.
 type MapError struct {
-	Kind   error          // one of the values above
+	Kind   error          // one of this package's Err values
 	Rules  []Rule         // the user's rules that cannot be met, if any
 	GPUs   []cudackpt.GPU // the captured GPUs that cannot be placed, if the error is about any
 	Cause  string
 	Remedy string
 }
 
+// Error returns the cause and the remedy.
 func (e *MapError) Error() string { return "GPU map: " + e.Cause + "; " + e.Remedy }
 
+// Unwrap returns the Kind.
 func (e *MapError) Unwrap() error { return e.Kind }
 
 // describe names a GPU so that a person can find it in nvidia-smi -L and in lspci.

@@ -16,6 +16,7 @@ const (
 	SameModel               // the next free GPU of the same model
 )
 
+// String returns the reason in a few words.
 func (r Reason) String() string {
 	switch r {
 	case ByRule:

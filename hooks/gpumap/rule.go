@@ -9,6 +9,7 @@ type Rule struct {
 	Line int      // where it stands in the configuration file; 0 if it is not from a file
 }
 
+// String names the rule by its line, if it has one, and by its two sides.
 func (r Rule) String() string {
 	if r.Line > 0 {
 		return fmt.Sprintf("the rule on line %d (from %v to %v)", r.Line, r.From, r.To)
@@ -37,6 +38,7 @@ const (
 	Error
 )
 
+// String returns "fill" or "error".
 func (p Policy) String() string {
 	switch p {
 	case Fill:

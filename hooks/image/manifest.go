@@ -23,7 +23,7 @@ import (
 const ManifestName = "cucriu.json"
 
 const (
-	ManifestVersion  = 2 // version 1 has no parked threads
+	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -159,6 +159,7 @@ func (m Manifest) MatchImages(dir string) error {
 	return nil
 }
 
+// Validate refuses a manifest that no dump can have written.
 func (m Manifest) Validate() error {
 	switch {
 	case m.Version < 1 || m.Version > ManifestVersion:

@@ -35,14 +35,14 @@ func (m Manifest) OpenPages(store pages.Store) ([]pages.Input, error) {
 	return all, nil
 }
 
-// ClosePages closes what OpenPages opened.
+// ClosePages closes what [Manifest.OpenPages] opened.
 func ClosePages(inputs []pages.Input) {
 	for _, input := range inputs {
 		input.Close()
 	}
 }
 
-// CheckPages fails if OpenPages would fail.
+// CheckPages fails if [Manifest.OpenPages] would fail.
 func (m Manifest) CheckPages(store pages.Store) error {
 	inputs, err := m.OpenPages(store)
 	ClosePages(inputs)

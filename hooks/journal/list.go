@@ -29,7 +29,7 @@ func List(runDir string) ([]*Session, error) {
 	return sessions, nil
 }
 
-// Dirs returns the directories of all sessions in the directory sessions.
+// Dirs returns the directories of all sessions. sessions is the directory that [Dir] returns.
 func Dirs(sessions string) ([]string, error) {
 	entries, err := os.ReadDir(sessions)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -53,7 +53,7 @@ type Record struct {
 	Criu         proc.Ident    `json:"criu"`               // of KindSuspend: the command that suspends or resumes
 	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: the executable that identifies its half-restored tasks
 	Watcher      *proc.Ident   `json:"watcher,omitempty"`
-	Client       *proc.Ident   `json:"client,omitempty"` // who serves criu over RPC, if not an action script
+	Client       *proc.Ident   `json:"client,omitempty"` // the program that serves criu over RPC, if there is no action script
 	ImageDir     string        `json:"image_dir"`
 	CommittedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if not to ImageDir
 	Root         *proc.Ident   `json:"root,omitempty"`

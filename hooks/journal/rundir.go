@@ -42,7 +42,7 @@ func IsForeign(runDir string) bool {
 	return errors.Is(err, os.ErrPermission)
 }
 
-// Path returns the directory of a criu's session, in the directory sessions.
+// Path returns the directory of a criu's session. sessions is the directory that [Dir] returns.
 func Path(sessions string, kind Kind, criu proc.Ident) string {
 	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }

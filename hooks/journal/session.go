@@ -193,7 +193,7 @@ func (s *Session) Update(change func()) {
 	change()
 }
 
-// Begin writes to disk that a step begins, before it does.
+// Begin writes ahead that a step begins: it makes that durable before the step does anything.
 func (s *Session) Begin(step Step) error {
 	s.Step = step
 	return s.Save()

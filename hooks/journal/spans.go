@@ -30,7 +30,7 @@ func (s *Session) NotePhase(start time.Duration, p timeline.Phase) {
 }
 
 // NoteCriu notes that criu worked from the end of the last phase until now. It does so only if
-// that phase belonged to one of criu's stages: otherwise the time since was not criu's.
+// that phase belonged to one of criu's stages: otherwise the time since then was not criu's.
 func (s *Session) NoteCriu() {
 	if len(s.Phases) == 0 {
 		return

@@ -89,6 +89,7 @@ type MemoryError struct {
 	Need, Free uint64 // bytes
 }
 
+// Error returns the meaning and the remedy.
 func (e *MemoryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
 // Meaning returns the error without its remedy.

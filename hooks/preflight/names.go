@@ -39,7 +39,7 @@ const (
 	FindingNCCL           = "nccl-ipc"         // NCCL, which may share device memory between processes
 	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
 	FindingHostNUMA       = "host-numa-memory" // memory of the driver in a NUMA node of the host
-	FindingMemoryUnknown  = "memory-unknown"   // nobody can tell how much GPU memory a process holds
+	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds is not known
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it
 	FindingDiskSpace      = "disk-space"       // the image directory's file system lacks space

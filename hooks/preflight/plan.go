@@ -53,6 +53,7 @@ type DriverVersionError struct {
 	Image, Host string // "580.159.04"
 }
 
+// Error returns the meaning and the remedy.
 func (e *DriverVersionError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
 // Meaning returns the error without its remedy.
