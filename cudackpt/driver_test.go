@@ -53,7 +53,7 @@ func TestOpenTellsItsVersions(t *testing.T) {
 }
 
 func TestOpenWithoutArgumentsFindsTheLoadersLibrary(t *testing.T) {
-	needSim(t) // which puts its directory into LD_LIBRARY_PATH
+	needSim(t) // puts its directory into LD_LIBRARY_PATH
 	d, err := cudackpt.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 			}
 			break
 		}
-		// It came between two kernels.
+		// The lock came between two kernels.
 		if err := w.Unlock(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +217,7 @@ func TestLockGivesUpAtTheDeadline(t *testing.T) {
 	w := startWork(t, d, "--busy-ms", "1500", "--tick-ms", "0")
 	for {
 		err := w.Lock(within(t, 200*time.Millisecond), cudackpt.LockOptions{})
-		if err == nil { // between two kernels
+		if err == nil { // the lock came between two kernels
 			if err := w.Unlock(within(t, patience)); err != nil {
 				t.Fatal(err)
 			}
@@ -288,7 +288,7 @@ func TestCanceledCheckpointCompletesInTheTarget(t *testing.T) {
 	if !ok || !given.Started || given.Call != "cuCheckpointProcessCheckpoint" || !errors.Is(err, context.Canceled) {
 		t.Fatalf("canceled: %#v", err)
 	}
-	// The next call waits for it by itself.
+	// The next call itself waits for it.
 	w.wantState(cudackpt.StateCheckpointed)
 	if err := w.Resume(within(t, patience), cudackpt.RestoreOptions{}); err != nil {
 		t.Fatal(err)

@@ -157,7 +157,7 @@ func TestVisibleGPUsOfADeadProcessIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = (&Driver{root: root}).VisibleGPUs(1<<22 + 1) // above the highest pid there can be
+	_, err = (&Driver{root: root}).VisibleGPUs(1<<22 + 1) // above the highest possible pid
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "process 4194305") {
 		t.Errorf("error is %v", err)
 	}

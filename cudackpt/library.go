@@ -58,7 +58,7 @@ func defaultLibraries() []string {
 		filepath.Join("/usr/lib", multiarch, sonameCUDA),     // Debian, Ubuntu
 		filepath.Join("/usr/lib64", sonameCUDA),              // Fedora, RHEL, SUSE
 		filepath.Join("/usr/lib", sonameCUDA),                // Arch
-		filepath.Join("/usr/local/nvidia/lib64", sonameCUDA), // what Kubernetes device plugins mount
+		filepath.Join("/usr/local/nvidia/lib64", sonameCUDA), // where Kubernetes device plugins mount it
 	}
 }
 

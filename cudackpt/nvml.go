@@ -18,7 +18,7 @@ type nvmlMemory struct{ total, free, used uint64 }
 type nvmlProcessInfo struct {
 	pid               uint32
 	_                 uint32
-	usedGPUMemory     uint64 // bytes; all ones if not available
+	usedGPUMemory     uint64 // bytes; all bits set if not available
 	gpuInstanceID     uint32
 	computeInstanceID uint32
 }

@@ -23,9 +23,9 @@ import (
 // the test program runs itself again inside a simulated host with two GPUs.
 
 const (
-	insideVariable = "CUDACKPT_TEST_INSIDE" // set for the program that is inside
+	insideVariable = "CUDACKPT_TEST_INSIDE" // set in the environment of the test program inside
 	simGPUs        = 2
-	patience       = 20 * time.Second // for what takes milliseconds on an idle machine
+	patience       = 20 * time.Second // limit for what takes milliseconds on an idle machine
 )
 
 func artefact(elem ...string) string {

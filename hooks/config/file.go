@@ -22,7 +22,7 @@ func readTrusted(path string) (data []byte, exists bool, err error) {
 	fail := func(cause, remedy string, err error) ([]byte, bool, error) {
 		return nil, true, &Error{Source: path, Cause: cause, Remedy: remedy, Err: err}
 	}
-	// O_NONBLOCK: the open of a FIFO must not wait for a writer.
+	// O_NONBLOCK, because opening a FIFO must not wait for a writer.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {

@@ -10,7 +10,7 @@ import (
 	"cucriu/cudackpt"
 )
 
-// gpu makes a GPU whose UUID is one byte repeated; an empty model is an H200.
+// gpu makes a GPU whose UUID is one repeated byte. An empty model stands for an H200.
 func gpu(id byte, pci, model string) cudackpt.GPU {
 	var u cudackpt.UUID
 	for i := range u {
@@ -222,7 +222,7 @@ func TestMakeRefuses(t *testing.T) {
 	}
 }
 
-// The processes of one job can see different GPUs of it.
+// The processes of one job can each see a different part of its GPUs.
 func TestPairsOfOneProcess(t *testing.T) {
 	stay, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), nil, Fill)
 	if err != nil {

@@ -232,7 +232,8 @@ func TestPlanKeepsTheRulesOfTheDriverAndOfTheUser(t *testing.T) {
 	})
 }
 
-// Rules, then identity, then PCI address, then order; each for all GPUs before the next.
+// Rules come first, then identity, then PCI address, then order: each for all GPUs before the
+// next.
 func TestFillingKeepsItsRank(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := drawPlannable(t)

@@ -27,7 +27,7 @@ const (
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
-	maxMemoryBytes   = 1 << 50 // of one process on one GPU
+	maxMemoryBytes   = 1 << 50 // of one process, on one GPU
 )
 
 // Manifest tells the restore side which CUDA processes criu's image holds, and what they need.

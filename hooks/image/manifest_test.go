@@ -218,7 +218,7 @@ func TestManifestMustBeAFileInAnImageDirectory(t *testing.T) {
 		"a directory":      func(path string) error { return os.Mkdir(path, 0o700) },
 		"a dangling link":  func(path string) error { return os.Symlink("nowhere", path) },
 		"a socket":         func(path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) },
-		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // zeros without end
+		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // /dev/zero never ends
 		"larger than sane": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
 	} {
 		t.Run(name, func(t *testing.T) {

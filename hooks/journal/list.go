@@ -18,7 +18,7 @@ func List(runDir string) ([]*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	sessions := []*Session{} // not nil: null is no list in JSON
+	sessions := []*Session{} // not nil, which would be null in JSON and not a list
 	for _, dir := range dirs {
 		s := &Session{dir: dir}
 		if err := s.read(); err == nil {
@@ -108,7 +108,7 @@ func tidy(runDir string) error {
 		if _, err := os.Lstat(filepath.Join(dir, recordFile)); !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		_ = os.RemoveAll(dir) // see below
+		_ = os.RemoveAll(dir) // failure is harmless: see below
 	}
 	all, err := List(runDir)
 	if err != nil {

@@ -16,7 +16,7 @@ type Member struct {
 	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in
 	// bytes.
 	PrivateBefore uint64 `json:"private_before,omitempty"`
-	// Pairs is the GPU map for its restore; none means the same devices.
+	// Pairs is the GPU map for the restore. Without pairs, the process stays on the same GPUs.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
 	// Pages describes the memory that the fast lane has copied, or is to fill in.
 	Pages *MemberPages `json:"pages,omitempty"`

@@ -22,7 +22,7 @@ type Kind string
 const (
 	KindDump    Kind = "dump"
 	KindRestore Kind = "restore"
-	// KindSuspend is a checkpoint in place, without criu, until its resume.
+	// KindSuspend checkpoints processes where they run, without criu, until they are resumed.
 	KindSuspend Kind = "suspend"
 )
 
@@ -33,11 +33,11 @@ type Outcome string
 // The outcomes of a session.
 const (
 	OutcomeDumped  Outcome = "dumped"  // criu wrote the image and ended the processes
-	OutcomeRunning Outcome = "running" // the processes run (or stay stopped as they were before)
-	OutcomeStopped Outcome = "stopped" // GPU state restored, left stopped as criu's -s asked
-	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were ended, the image is intact
-	OutcomeGone    Outcome = "gone"    // the processes ended by themselves or with a criu that failed
-	OutcomeLeft    Outcome = "left"    // a restore failed: left stopped for inspection, as configured
+	OutcomeRunning Outcome = "running" // the processes run, or are stopped as they were before
+	OutcomeStopped Outcome = "stopped" // GPU state is restored; the processes are left stopped, as criu's -s asked
+	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were killed, and the image is intact
+	OutcomeGone    Outcome = "gone"    // the processes ended by themselves, or together with a criu that failed
+	OutcomeLeft    Outcome = "left"    // a restore failed: its processes are left stopped for inspection, as configured
 )
 
 // Record is what is on disk of one dump, restore or suspend. It is written ahead of every step,
@@ -49,7 +49,7 @@ type Record struct {
 	Kind         Kind          `json:"kind"`
 	BootID       string        `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time     `json:"created"`
-	CreatedClock time.Duration `json:"created_clock"`      // the same moment as time since boot: the origin of the phases
+	CreatedClock time.Duration `json:"created_clock"`      // the same moment, as time since boot; phases count from it
 	Criu         proc.Ident    `json:"criu"`               // of KindSuspend: the command that suspends or resumes
 	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: the executable that identifies its half-restored tasks
 	Watcher      *proc.Ident   `json:"watcher,omitempty"`
@@ -79,7 +79,7 @@ type Record struct {
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases `json:"phases"`
 	Outcome  Outcome         `json:"outcome"`
-	Ended    time.Time       `json:"ended,omitzero"` // when the job was where it is to be
+	Ended    time.Time       `json:"ended,omitzero"` // when the job reached its end state
 	Message  string          `json:"message"`
 	Stuck    bool            `json:"stuck,omitempty"` // the last try to bring it to its end failed; the message says why
 }

@@ -18,7 +18,7 @@ import (
 const (
 	recordFile   = "session.json"
 	timelineFile = "timeline.json"
-	keepSessions = 64 // closed ones, as a record of what became of the jobs
+	keepSessions = 64 // closed sessions are kept to show what became of the jobs
 )
 
 // ErrBusy is the error for a session that another process is working on.
@@ -33,7 +33,7 @@ type Session struct {
 
 	dir  string
 	lock *flock.Flock
-	mu   sync.Mutex // guards Phases and what Update changes, and puts saves in order
+	mu   sync.Mutex // guards Phases and what Update changes, and keeps saves in order
 }
 
 // Name returns the session's name in the run directory.
@@ -106,7 +106,7 @@ func (s *Session) checkUnclaimed(runDir string) error {
 	}
 	dir, err := os.Stat(s.ImageDir)
 	if err != nil {
-		return nil // no other dump goes there either
+		return nil // so no other dump goes there either
 	}
 	into, err := Into(runDir, dir)
 	for _, other := range into {
@@ -179,7 +179,7 @@ func (s *Session) lockWait() error {
 // Save writes the record to disk durably.
 func (s *Session) Save() error {
 	s.mu.Lock()
-	defer s.mu.Unlock() // till the end: an older record must not replace a newer one
+	defer s.mu.Unlock() // held until the end: an older record must not replace a newer one
 	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
 		return fmt.Errorf("write the session: %w", err)
 	}

@@ -42,7 +42,7 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(again.Phases) != 9 || again.CreatedClock != s.CreatedClock { // the last step was not saved yet
+	if len(again.Phases) != 9 || again.CreatedClock != s.CreatedClock { // the last step has not been saved yet
 		t.Errorf("read again: %+v", again)
 	}
 	whole := s.Phases[8]
@@ -87,7 +87,7 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 		}
 	}
 	s.NoteCriu()
-	s.NoteCriu() // once is enough
+	s.NoteCriu() // a second call must note nothing
 	s.By = "watcher"
 	outer := func() error { return errors.Join(s.Span(0, "restore", both("restore")), errors.New("no")) }
 	if err := step(s, "back", outer); err == nil {
@@ -130,7 +130,7 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 
 func checkNesting(t *testing.T, trace timeline.Trace) {
 	t.Helper()
-	open := make(map[int][]timeline.Event) // of each thread, those that contain what comes next
+	open := make(map[int][]timeline.Event) // by thread: the events that contain what comes next
 	before := int64(0)
 	for _, span := range trace.Spans() {
 		if span.Start < before {

@@ -107,7 +107,7 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 // Inspected is what was found about one process.
 type Inspected struct {
 	Name     string
-	Process  *Process // nil if it is no CUDA process
+	Process  *Process // nil if it is not a CUDA process
 	Findings Findings // from its use of the NVIDIA driver
 	general  Findings // what criu cannot dump, with or without CUDA
 }

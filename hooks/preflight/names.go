@@ -25,8 +25,8 @@ const (
 	// About a job.
 	FindingCUDA           = "cuda"             // a CUDA process and what it holds
 	FindingCUDAState      = "cuda-state"       // a CUDA process is not running, or the driver cannot tell
-	FindingNoGPU          = "no-gpu"           // a CUDA process to which no GPU is visible
-	FindingForkedChild    = "forked-child"     // NVIDIA devices without CUDA state: a forked child
+	FindingNoGPU          = "no-gpu"           // a CUDA process that sees no GPU
+	FindingForkedChild    = "forked-child"     // a process with NVIDIA devices but without CUDA state: a forked child
 	FindingMismatch       = "library-mismatch" // the process uses another libcuda than the one that would drive it
 	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
 	FindingCriuInside     = "criu-in-tree"     // criu is in the tree that it is to dump
@@ -46,7 +46,7 @@ const (
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
-	FindingGPUMap        = "gpu-map"        // its GPUs cannot be mapped to this host's
+	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )
 

@@ -186,7 +186,7 @@ func ncclIsHarmless(environment []string) bool {
 	for _, variable := range environment {
 		name, value, _ := strings.Cut(variable, "=")
 		if _, seen := off[name]; seen {
-			continue // getenv finds the first
+			continue // getenv finds the first one
 		}
 		number, err := strconv.ParseInt(value, 0, 64)
 		off[name] = err == nil && number != 0

@@ -65,7 +65,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	for _, entry := range entries {
 		path, err := os.Readlink(filepath.Join(dir, entry.Name()))
 		if err != nil {
-			continue // closed meanwhile
+			continue // closed in the meantime
 		}
 		path = strings.TrimSuffix(path, " (deleted)")
 		devices.addIf(nvidiaDevice, path)

@@ -26,7 +26,7 @@ const (
 type Trace struct {
 	Events []Event           `json:"traceEvents"`
 	Unit   string            `json:"displayTimeUnit"` // for the viewer
-	About  map[string]string `json:"otherData"`       // the session
+	About  map[string]string `json:"otherData"`       // about the session
 }
 
 // Event is a span, or the name of a row. There is one row for the session, with criu's pid, and
@@ -34,7 +34,7 @@ type Trace struct {
 // spans that overlap.
 type Event struct {
 	Name     string            `json:"name"`
-	Category string            `json:"cat,omitempty"` // who made the span: see [Phase.By]
+	Category string            `json:"cat,omitempty"` // whose time it was: see [Phase.By]
 	Type     string            `json:"ph"`
 	Start    int64             `json:"ts"`            // microseconds since the session was created
 	Duration int64             `json:"dur,omitempty"` // microseconds
