@@ -9,7 +9,7 @@ import (
 
 // Make assigns a visible GPU to every captured one. captured are the GPUs that the processes of
 // the job together could see when they were checkpointed; visible are those that they can see
-// now. Both are in the driver's order. The user's rules come first. The remaining GPUs are
+// now. Both are ordered. The user's rules come first. The remaining GPUs are
 // filled in or refused, as the policy says.
 func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, error) {
 	m := maker{

@@ -68,7 +68,7 @@ type Record struct {
 	Back         bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
 	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
-	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // those above the members that were not standing still before
+	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that stood still before
 	// Others are the processes without CUDA that a restore holds back until the GPU state is
 	// restored.
 	Others []proc.Ident `json:"others,omitempty"`
