@@ -7,10 +7,9 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// This file is the whole of the driver's ABI that the package relies on: the
-// names of the entry points, the layout of what they are given, and one function
-// for each call. Source: cuda.h of CUDA 12.8 to 13.4, LP64 Linux, which amd64
-// and arm64 share.
+// This file holds everything that the package relies on in the driver's ABI: the names of the
+// entry points, the layout of their arguments, and one function for each call. Source: cuda.h
+// of CUDA 12.8 to 13.4, LP64 Linux, which is the same for amd64 and arm64.
 
 // Entry points of libcuda.so.1.
 const (
@@ -23,25 +22,24 @@ const (
 	callUnlock             = "cuCheckpointProcessUnlock"
 )
 
-// argsSize is the size in bytes of every CUcheckpoint…Args on LP64, in every
-// version so far.
+// argsSize is the size in bytes of every CUcheckpoint…Args on LP64, in every version so far.
 const argsSize = 64
 
-// lockArgs is CUcheckpointLockArgs. What is reserved must be zero.
+// lockArgs is CUcheckpointLockArgs. The reserved bytes must be zero.
 type lockArgs struct {
 	timeoutMillis uint32 // 0 = wait for ever
 	reserved      [60]byte
 }
 
-// checkpointArgs is CUcheckpointCheckpointArgs. CUDA 13.4 gave the reserved bytes
-// a meaning (pointers to custom storage); older drivers refuse or misread them, so
-// they stay zero, which every version reads as "no options".
+// checkpointArgs is CUcheckpointCheckpointArgs. CUDA 13.4 gave the reserved bytes a meaning
+// (pointers to custom storage), and older drivers refuse or misread them. So they stay zero,
+// which every version reads as "no options".
 type checkpointArgs struct {
 	reserved [argsSize]byte
 }
 
-// restoreArgs is CUcheckpointRestoreArgs as of CUDA 13.0. In 12.8 all of it is
-// reserved, so pairs are sent only to a driver that knows them.
+// restoreArgs is CUcheckpointRestoreArgs as of CUDA 13.0. In 12.8 all of it is reserved, so
+// pairs are sent only to a driver that knows them.
 type restoreArgs struct {
 	pairs      *gpuPair
 	pairsCount uint32
@@ -59,7 +57,7 @@ type gpuPair struct {
 	newUUID [16]byte
 }
 
-// The compiler holds the sizes; abi_test.go holds the offsets.
+// The compiler checks the sizes; abi_test.go checks the offsets.
 var (
 	_ [argsSize]byte = [unsafe.Sizeof(lockArgs{})]byte{}
 	_ [argsSize]byte = [unsafe.Sizeof(checkpointArgs{})]byte{}
@@ -68,14 +66,14 @@ var (
 	_ [32]byte       = [unsafe.Sizeof(gpuPair{})]byte{}
 )
 
-// checkpointAPI holds the addresses of the six calls; an address is 0 when the
-// library does not export the call.
+// checkpointAPI holds the addresses of the six calls. An address is 0 if the library does not
+// export the call.
 type checkpointAPI struct {
 	getState, getRestoreThreadID, lock, checkpoint, restore, unlock uintptr
 }
 
-// resolve looks the six calls up. Absence is not an error here: a driver older
-// than 570 is still good for its version and its GPUs.
+// resolve looks up the six calls. It is no error if one is missing: a driver older than 570 can
+// still tell its version and its GPUs.
 func (api *checkpointAPI) resolve(handle uintptr) {
 	for name, address := range map[string]*uintptr{
 		callGetState:           &api.getState,
@@ -89,16 +87,15 @@ func (api *checkpointAPI) resolve(handle uintptr) {
 	}
 }
 
-// complete says that all six calls are there.
+// complete reports whether all six calls were found.
 func (api *checkpointAPI) complete() bool {
 	return api.getState != 0 && api.getRestoreThreadID != 0 && api.lock != 0 &&
 		api.checkpoint != 0 && api.restore != 0 && api.unlock != 0
 }
 
-// The raw calls block their thread for as long as the driver takes. Everything
-// that C is given a pointer to is on the heap and lives until the call returns:
-// SyscallN's arguments do so by its go:uintptrescapes, what they point on to is
-// pinned.
+// The raw calls block their thread for as long as the driver takes. Everything that C is given
+// a pointer to is on the heap and lives until the call returns. For SyscallN's arguments its
+// go:uintptrescapes ensures that; what they point to is pinned.
 
 func rawGetVersion(fn uintptr) (int32, Result) {
 	version := new(int32)
@@ -149,8 +146,8 @@ func (api *checkpointAPI) rawUnlock(pid int32) Result {
 	return result(r)
 }
 
-// result takes the CUresult out of a return register: a C int, whose upper half
-// of the register is not defined.
+// result takes the CUresult from a return register. It is a C int, so the upper half of the
+// register is undefined.
 func result(register uintptr) Result {
 	return Result(uint32(register))
 }

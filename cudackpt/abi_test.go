@@ -46,8 +46,8 @@ func TestArgumentLayoutIsThatOfTheDriver(t *testing.T) {
 	}
 }
 
-// The bytes that the driver reads, for arguments that are made as the calls make
-// them: nothing but the option itself may differ from zero.
+// The bytes that the driver reads, for arguments made as the calls make them: all but those of
+// the option itself must be zero.
 func TestReservedBytesAreZero(t *testing.T) {
 	lock := &lockArgs{timeoutMillis: 0x01020304}
 	if got, want := bytesOf(lock), append([]byte{4, 3, 2, 1}, make([]byte, 60)...); !bytes.Equal(got, want) {
@@ -91,7 +91,7 @@ func bytesOf[T any](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// completeAPI makes Supports say yes; nothing may be called with it.
+// completeAPI makes Supports return nil. No call may be made with it.
 func completeAPI() checkpointAPI { return checkpointAPI{1, 1, 1, 1, 1, 1} }
 
 func mustUUID(t *testing.T, text string) UUID {

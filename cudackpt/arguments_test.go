@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Nothing here may reach the driver: the API's addresses are no functions.
+// Nothing here may reach the driver: the addresses of the API are not those of functions.
 func TestArgumentsAreRefusedBeforeTheDriverIsAsked(t *testing.T) {
 	d := &Driver{version: 13000, api: completeAPI()}
 	ctx := context.Background()
@@ -54,7 +54,7 @@ func TestSwapIsAMap(t *testing.T) {
 	}
 }
 
-// A timeout that became 0 on its way would wait for ever.
+// A timeout that is rounded to 0 would wait for ever.
 func TestLockTimeoutInMilliseconds(t *testing.T) {
 	forEver := context.Background()
 	for timeout, want := range map[time.Duration]uint32{

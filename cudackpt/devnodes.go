@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nvidiaMajor is the character device major of the GPUs; the kernel reserves it.
-// Minors 254 and 255 are nvidia-modeset and nvidiactl.
+// nvidiaMajor is the major number of the GPUs' character devices, which the kernel reserves for
+// them. Minors 254 and 255 are nvidia-modeset and nvidiactl.
 const (
 	nvidiaMajor    = 195
 	lastGPUMinor   = 253
 	gpuNodePattern = `^nvidia[0-9]+$`
 )
 
-// visibleMinors returns the minors of the GPU device nodes in <base>/dev of the
-// file system tree whose root is processRoot, "/proc/PID/root". The number of the
-// device decides, not the name: it is what an open reaches.
+// visibleMinors returns the minors of the GPU device nodes in <base>/dev of the file system
+// tree whose root is processRoot, "/proc/PID/root". The device number of a node counts, not its
+// name, because the number decides which device is opened.
 func visibleMinors(processRoot, base string) (map[int]bool, error) {
 	tree, err := unix.Open(processRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -31,7 +31,7 @@ func visibleMinors(processRoot, base string) (map[int]bool, error) {
 	dev := filepath.Join(base, "dev")
 	dir, err := openIn(tree, dev, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // no /dev, so it sees none
+		return nil, nil // the process has no /dev, so it sees no GPU
 	}
 	if err != nil {
 		return nil, fmt.Errorf("in %s: %w", processRoot, err)
@@ -49,7 +49,7 @@ func visibleMinors(processRoot, base string) (map[int]bool, error) {
 		}
 		node, err := openIn(tree, filepath.Join(dev, name), unix.O_PATH)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed meanwhile, or a link to nothing
+			continue // removed in the meantime, or a dangling link
 		}
 		if err != nil {
 			return nil, fmt.Errorf("in %s: %w", processRoot, err)
@@ -68,9 +68,8 @@ func visibleMinors(processRoot, base string) (map[int]bool, error) {
 	return minors, nil
 }
 
-// openIn opens path in the tree whose root is tree. Absolute links in it lead to
-// where they lead for a process with that root; a plain open of /proc/PID/root/…
-// would follow them in our own tree.
+// openIn opens path in the tree whose root is tree. It resolves absolute links as a process
+// with that root does. A plain open of /proc/PID/root/… would resolve them in our own tree.
 func openIn(tree int, path string, flags uint64) (*os.File, error) {
 	how := &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
 	for {
@@ -78,7 +77,7 @@ func openIn(tree int, path string, flags uint64) (*os.File, error) {
 		switch {
 		case err == nil:
 			return os.NewFile(uintptr(fd), path), nil
-		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename raced with the look-up
+		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename came during the look-up
 			continue
 		}
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}

@@ -5,20 +5,20 @@ import (
 	"path/filepath"
 )
 
-// Driver is the NVIDIA driver of this host, seen through its libraries and its
-// part of /proc and /dev. It is safe for use by many goroutines. It opens no CUDA
-// context and does not call cuInit: none of the checkpoint calls needs it.
+// Driver is the NVIDIA driver of this host, seen through its libraries and its part of /proc
+// and /dev. It is safe for use by several goroutines. It opens no CUDA context and does not
+// call cuInit, because no checkpoint call needs that.
 type Driver struct {
 	root    string // below which dev/nvidiaN and proc/driver/nvidia are
 	lib     library
-	anchor  uintptr // an address in the library, to find it in our own memory map
+	anchor  uintptr // an address in the library, to find the library in our own memory map
 	version Version
 	api     checkpointAPI
 	turns   turns
 	nvml    nvml
 }
 
-// Option changes what Open opens.
+// Option changes what [Open] opens.
 type Option func(*options)
 
 type options struct {
@@ -26,19 +26,19 @@ type options struct {
 	root    string
 }
 
-// WithLibrary names the driver's library, by path or by soname. NVML is then
-// taken from the same directory, if the name has one. "" stands for the default:
-// libcuda.so.1 where the dynamic loader finds it, then in the usual directories.
+// WithLibrary names the driver's library, by path or by soname. If the name has a directory,
+// NVML is taken from the same one. "" stands for the default: libcuda.so.1 where the dynamic
+// loader finds it, then in the usual directories.
 func WithLibrary(name string) Option { return func(o *options) { o.library = name } }
 
-// WithRoot names the directory below which dev/nvidiaN and proc/driver/nvidia are
-// looked up, on the host and, as the same path, inside the mount namespace of each
-// process. "" stands for the default, "/".
+// WithRoot names the directory under which dev/nvidiaN and proc/driver/nvidia are looked up: on
+// the host and, with the same path, inside the mount namespace of each process. "" stands for
+// the default, "/".
 func WithRoot(dir string) Option { return func(o *options) { o.root = dir } }
 
-// Open loads the driver's library. It succeeds with any CUDA driver: ask Supports
-// whether this one is new enough. The error is a [*LibraryError] when there is no
-// driver. What Open loads stays loaded until the program ends.
+// Open loads the driver's library. It succeeds with any CUDA driver: [Driver.Supports] says
+// whether this one is new enough. If there is no driver, the error is a [*LibraryError]. What
+// Open loads stays loaded until the program ends.
 func Open(opts ...Option) (*Driver, error) {
 	var o options
 	for _, set := range opts {
@@ -48,8 +48,8 @@ func Open(opts ...Option) (*Driver, error) {
 		o.root = "/"
 	}
 	if !filepath.IsAbs(o.root) {
-		// It is looked up in other processes' namespaces, where our working
-		// directory means nothing.
+		// It is looked up in other processes' namespaces, where our working directory means
+		// nothing.
 		return nil, fmt.Errorf("%w: driver root %q is not an absolute path", ErrInvalidArgument, o.root)
 	}
 	candidates := []string{o.library}

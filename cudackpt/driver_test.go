@@ -53,7 +53,7 @@ func TestOpenTellsItsVersions(t *testing.T) {
 }
 
 func TestOpenWithoutArgumentsFindsTheLoadersLibrary(t *testing.T) {
-	needSim(t) // which puts its directory into LD_LIBRARY_PATH
+	needSim(t) // puts its directory into LD_LIBRARY_PATH
 	d, err := cudackpt.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -77,13 +77,13 @@ func TestDriver550IsUnsupportedAndSaysSo(t *testing.T) {
 	if !ok || !errors.Is(err, cudackpt.ErrNotSupported) || unsupported.MinimumDriver != "570" || unsupported.CUDA != d.Version() {
 		t.Errorf("error is %#v", err)
 	}
-	// What does not need the API works.
+	// Everything that does not need the API works.
 	if gpus, err := d.HostGPUs(); err != nil || len(gpus) != simGPUs {
 		t.Errorf("host GPUs are %v, %v", gpus, err)
 	}
 }
 
-// On 570 the bytes of the pairs are reserved: they must never be sent.
+// On 570 the bytes of the pairs are reserved, so pairs must never be sent.
 func TestDriver570RestoresWithoutPairsAlone(t *testing.T) {
 	needSim(t)
 	d, err := cudackpt.Open(cudackpt.WithLibrary(artefact("cudasim", "570", "libcuda.so.1")), cudackpt.WithRoot(simRoot()))
@@ -170,7 +170,7 @@ func TestRefusalsCarryTheirCode(t *testing.T) {
 	}
 }
 
-// With work in flight a try fails and changes nothing.
+// If work is in flight, a try fails and changes nothing.
 func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d, "--busy-ms", "600", "--tick-ms", "0")
@@ -187,7 +187,7 @@ func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 			}
 			break
 		}
-		// It came between two kernels.
+		// The lock came between two kernels.
 		if err := w.Unlock(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -210,14 +210,14 @@ func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 	w.checkContent()
 }
 
-// The driver, not only the caller, gives up at the context's deadline: otherwise
-// it would lock the process when nobody waits any more.
+// The driver gives up at the context's deadline, and not only the caller. Otherwise it would
+// lock the process when nobody waits any more.
 func TestLockGivesUpAtTheDeadline(t *testing.T) {
 	d := openSim(t)
 	w := startWork(t, d, "--busy-ms", "1500", "--tick-ms", "0")
 	for {
 		err := w.Lock(within(t, 200*time.Millisecond), cudackpt.LockOptions{})
-		if err == nil { // between two kernels
+		if err == nil { // the lock came between two kernels
 			if err := w.Unlock(within(t, patience)); err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +262,7 @@ func TestGivenUpCallIsWaitedForByTheNext(t *testing.T) {
 	other := startWork(t, d)
 	other.wantState(cudackpt.StateRunning)
 
-	// It ends late, and takes effect: now the state says so.
+	// It ends late, and takes effect: the state now says so.
 	end()
 	if err := w.Settle(within(t, patience)); err != nil {
 		t.Fatal(err)
@@ -288,7 +288,7 @@ func TestCanceledCheckpointCompletesInTheTarget(t *testing.T) {
 	if !ok || !given.Started || given.Call != "cuCheckpointProcessCheckpoint" || !errors.Is(err, context.Canceled) {
 		t.Fatalf("canceled: %#v", err)
 	}
-	// The next call waits for it by itself.
+	// The next call itself waits for it.
 	w.wantState(cudackpt.StateCheckpointed)
 	if err := w.Resume(within(t, patience), cudackpt.RestoreOptions{}); err != nil {
 		t.Fatal(err)
@@ -465,7 +465,7 @@ func TestMemoryFollowsTheProcess(t *testing.T) {
 	}
 }
 
-// More processes than the first buffer for NVML's answer has room for.
+// There are more processes than the first buffer for NVML's answer can hold.
 func TestTheMemoryOfAProcessIsFoundAmongMany(t *testing.T) {
 	d := openSim(t)
 	var last work

@@ -5,23 +5,22 @@ import (
 	"fmt"
 )
 
-// ErrInvalidArgument is what errors.Is finds in the error for an argument that is
-// refused before the driver is asked.
+// ErrInvalidArgument marks the error for an argument that is refused before the driver is
+// asked. errors.Is finds it.
 var ErrInvalidArgument = errors.New("invalid argument")
 
-// Error is a driver call that the driver refused or that failed. errors.Is finds
-// its Result.
+// Error is a driver call that failed or that the driver refused. errors.Is finds its Result.
 type Error struct {
 	Call   string // the driver's name of the call, "cuCheckpointProcessLock"
 	PID    int    // the target
 	Result Result
-	// Gone says that the target was dead when the call had failed. It is looked
-	// up for ResultOperatingSystem alone, which otherwise has several causes.
+	// Gone says that the target was dead after the call had failed. It is looked up only for
+	// ResultOperatingSystem, which otherwise has several causes.
 	Gone bool
 }
 
-// Error says what was called on which process, what the driver answered, what
-// that means for this call and what to do.
+// Error says which call was made on which process, what the driver answered, what that means
+// for this call, and what to do.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s of process %d: %v", e.Call, e.PID, e.Result)
 	m := e.meaning()
@@ -34,27 +33,26 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Meaning returns what the result means for this call, "" if that is not known.
+// Meaning returns what the result means for this call; "" if that is not known.
 func (e *Error) Meaning() string { return e.meaning().means }
 
-// Remedy returns what to do about it, "" if nothing is known to help.
+// Remedy returns what to do about it; "" if nothing is known to help.
 func (e *Error) Remedy() string { return e.meaning().remedy }
 
 // Unwrap returns the Result.
 func (e *Error) Unwrap() error { return e.Result }
 
-// InterruptedError says that a context ended before a driver call did. errors.Is
-// finds context.Canceled or context.DeadlineExceeded in it.
+// InterruptedError says that a context ended before a driver call did. errors.Is finds
+// context.Canceled or context.DeadlineExceeded in it.
 type InterruptedError struct {
 	Call string // the driver's name of the call
 	PID  int    // the target; 0 if the call is about no process
-	// Started says that the driver has been called. It cannot be called back: the
-	// operation may still complete in the target, at any time. Later calls to that
-	// process wait for it; so does Process.Settle, after which State says what
-	// became of it.
+	// Started says that the driver was called. The call cannot be taken back: the operation may
+	// still complete in the target, at any time. Later calls to that process wait for it, and
+	// so does [Process.Settle]. After Settle, State says what became of the operation.
 	Started bool
-	// InTheWay is the earlier call, given up by its caller and still under way,
-	// that this one waited for. "" if there was none.
+	// InTheWay is the earlier call that this one waited for: its caller had given it up, but it
+	// was still under way. "" if there was none.
 	InTheWay string
 	Err      error // the context's error
 }
@@ -77,12 +75,12 @@ func (e *InterruptedError) Error() string {
 // Unwrap returns the context's error.
 func (e *InterruptedError) Unwrap() error { return e.Err }
 
-// StateError says that an operation makes no sense for the state in which the
-// process is. errors.Is finds ResultIllegalState in it.
+// StateError says that an operation is not possible in the state in which the process is.
+// errors.Is finds ResultIllegalState in it.
 type StateError struct {
 	Op    string // "toggle", "wait for locked"
 	PID   int
-	State State  // what the process was found in
+	State State  // the state in which the process was found
 	Hint  string // what to do
 }
 

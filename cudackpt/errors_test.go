@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// Every result that the driver was seen to give for a call must be explained, with
-// a remedy.
+// Every result that the driver was seen to give for a call must be explained, with a remedy.
 func TestEverySeenResultIsExplained(t *testing.T) {
 	for _, row := range []struct {
 		call   string

@@ -10,8 +10,8 @@ import (
 	"cucriu/cudackpt"
 )
 
-// The GPU half of a process is taken off its GPU, and put back. Whoever does this
-// to a real program stops its CPU threads in between.
+// The example takes the GPU half of a process off its GPU and puts it back. A program that does
+// this to a real job must stop the job's CPU threads in between.
 func Example() {
 	const pid = 4711
 

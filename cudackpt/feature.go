@@ -5,17 +5,17 @@ import (
 	"fmt"
 )
 
-// Version is the CUDA version that a driver implements, as cuDriverGetVersion
-// gives it: 1000*major + 10*minor, 13000 for 13.0. Versions compare as integers.
+// Version is the CUDA version that a driver implements, as cuDriverGetVersion returns it:
+// 1000*major + 10*minor, so 13000 for 13.0. Versions compare as integers.
 type Version int
 
-// Major returns 13 of 13.0.
+// Major returns the major version: 13 for 13.0.
 func (v Version) Major() int { return int(v) / 1000 }
 
-// Minor returns 8 of 12.8.
+// Minor returns the minor version: 8 for 12.8.
 func (v Version) Minor() int { return int(v) % 1000 / 10 }
 
-// String returns "13.0".
+// String returns the version in the form "13.0".
 func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major(), v.Minor()) }
 
 // Feature is something that only newer drivers can do.
@@ -24,18 +24,17 @@ type Feature string
 const (
 	// FeatureCheckpoint is the checkpoint API as a whole: driver 570, CUDA 12.8.
 	FeatureCheckpoint Feature = "the checkpoint API"
-	// FeatureGPUPairs is restoring onto other GPUs than those that were captured:
-	// driver 580, CUDA 13.0.
+	// FeatureGPUPairs is a restore onto GPUs other than the captured ones: driver 580, CUDA
+	// 13.0.
 	FeatureGPUPairs Feature = "GPU pairs at restore"
 )
 
-// cudaWithGPUPairs is the CUDA version whose RestoreArgs carries GPU pairs. The
-// library's version decides, not the kernel module's: the library reads the
-// arguments, and a cuda-compat library may be newer than the module.
+// cudaWithGPUPairs is the first CUDA version whose RestoreArgs carries GPU pairs. The version
+// of the library decides, not that of the kernel module: the library reads the arguments, and a
+// cuda-compat library may be newer than the module.
 const cudaWithGPUPairs Version = 13000
 
-// Supports returns nil when the driver has the feature, else an
-// [*UnsupportedError].
+// Supports returns nil if the driver has the feature, and otherwise an [*UnsupportedError].
 func (d *Driver) Supports(feature Feature) error {
 	switch feature {
 	case FeatureCheckpoint:
@@ -66,15 +65,15 @@ var ErrNotSupported = errors.New("not supported by this driver")
 // UnsupportedError says that the driver is too old for a feature.
 type UnsupportedError struct {
 	Feature       Feature
-	MinimumDriver string  // the first driver with the feature, "580"
-	Driver        string  // the driver that is installed, "570.86.15"; "" if the kernel module did not say
+	MinimumDriver string  // the first driver version with the feature, "580"
+	Driver        string  // the version of the installed driver, "570.86.15"; "" if the kernel module did not say
 	CUDA          Version // the CUDA version of the library that was loaded
 }
 
-// Error names the feature, the driver that has it and the one that was found.
+// Error names the feature, the driver version that it needs, and the version that was found.
 func (e *UnsupportedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
-// Meaning is the error without its remedy.
+// Meaning returns the error without its remedy.
 func (e *UnsupportedError) Meaning() string {
 	found := fmt.Sprintf("CUDA %v", e.CUDA)
 	if e.Driver != "" {

@@ -22,16 +22,15 @@ type GPU struct {
 	Minor    int    `json:"device_minor"` // its device node is /dev/nvidia<Minor>
 }
 
-// HostGPUs returns the GPUs that the kernel's driver has on this host, in order of
-// their PCI bus ids.
+// HostGPUs returns the GPUs that the kernel's driver has on this host, in the order of their
+// PCI bus ids.
 //
-// Assumption: that is also the order in which a restore without pairs assigns
-// them. NVML and CUDA_DEVICE_ORDER=PCI_BUS_ID count so, and on hosts whose GPUs
-// are all of one type, the only ones between which a process can move, CUDA's
-// default order is the same.
+// It is assumed that a restore without pairs assigns GPUs in the same order. NVML and
+// CUDA_DEVICE_ORDER=PCI_BUS_ID use it. CUDA's default order is the same on hosts whose GPUs are
+// all of one type, and a process can move only between GPUs of one type.
 //
-// A GPU that is not initialized has no UUID, and nothing can go there: it is left
-// out, unless there is no other.
+// A GPU that is not initialized has no UUID, and no process can be moved to it. HostGPUs leaves
+// it out, unless there is no other.
 func (d *Driver) HostGPUs() ([]GPU, error) {
 	all, err := hostGPUs(d.root)
 	if err != nil {
@@ -49,9 +48,10 @@ func (g GPU) uninitialized() bool { return g.UUID == UUID{} }
 // UninitializedError says that a GPU has no UUID, because it is not initialized.
 type UninitializedError struct{ PCIBusID string }
 
+// Error returns the meaning and the remedy.
 func (e *UninitializedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
-// Meaning is the error without its remedy.
+// Meaning returns the error without its remedy.
 func (e *UninitializedError) Meaning() string {
 	return "the GPU at " + e.PCIBusID + " has no UUID because it is not initialized"
 }
@@ -61,12 +61,12 @@ func (e *UninitializedError) Remedy() string {
 	return "switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)"
 }
 
-// VisibleGPUs returns the GPUs that a process can see: those that have a device
-// node /dev/nvidiaN in its mount namespace, in the order of HostGPUs. This set,
-// used or not, is what the driver captures at a checkpoint, and
-// CUDA_VISIBLE_DEVICES plays no part in it. The process needs no CUDA, and may be
-// stopped. Reading another user's namespace takes CAP_SYS_PTRACE. If one of them is
-// not initialized, the error is an [*UninitializedError]; others do not matter.
+// VisibleGPUs returns the GPUs that a process can see: those that have a device node
+// /dev/nvidiaN in its mount namespace, in the order of [Driver.HostGPUs]. The driver captures
+// this set at a checkpoint, whether the GPUs are used or not; CUDA_VISIBLE_DEVICES does not
+// matter. The process may be stopped, and need not use CUDA. Reading another user's namespace
+// takes CAP_SYS_PTRACE. If a GPU that the process can see is not initialized, the error is an
+// [*UninitializedError]; other GPUs do not matter.
 func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
@@ -79,8 +79,8 @@ func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	if err != nil {
 		return nil, fmt.Errorf("device nodes that process %d can see: %w", pid, err)
 	}
-	// A node without a GPU behind it (container engines make nodes ahead of need,
-	// and GPUs fall off the bus) shows the process nothing.
+	// A node without a GPU behind it shows the process nothing. Container engines make nodes in
+	// advance, and GPUs fall off the bus.
 	visible := slices.DeleteFunc(host, func(g GPU) bool { return !minors[g.Minor] })
 	if i := slices.IndexFunc(visible, GPU.uninitialized); i >= 0 {
 		return nil, fmt.Errorf("process %d can see a GPU that it cannot use: %w", pid, &UninitializedError{PCIBusID: visible[i].PCIBusID})
@@ -111,14 +111,14 @@ func hostGPUs(root string) ([]GPU, error) {
 		gpus = append(gpus, gpu)
 	}
 	slices.SortFunc(gpus, func(a, b GPU) int {
-		// A domain beyond 16 bits has more digits, and comes last.
+		// A PCI domain of more than 16 bits has more digits, and sorts last.
 		return cmp.Or(cmp.Compare(len(a.PCIBusID), len(b.PCIBusID)), cmp.Compare(a.PCIBusID, b.PCIBusID))
 	})
 	return gpus, nil
 }
 
-// parseInformation reads /proc/driver/nvidia/gpus/*/information: lines of "Name:",
-// blanks, value.
+// parseInformation reads /proc/driver/nvidia/gpus/*/information: lines of "Name:", blanks,
+// value.
 func parseInformation(text []byte) (GPU, error) {
 	fields := make(map[string]string)
 	for line := range strings.Lines(string(text)) {
@@ -128,7 +128,7 @@ func parseInformation(text []byte) (GPU, error) {
 	}
 	gpu := GPU{Model: fields["Model"], PCIBusID: strings.ToLower(fields["Bus Location"])}
 	var err error
-	// That of a GPU which is not initialized is made of question marks.
+	// The UUID of a GPU that is not initialized consists of question marks.
 	if uuid := fields["GPU UUID"]; !strings.Contains(uuid, "?") {
 		if gpu.UUID, err = ParseUUID(uuid); err != nil {
 			return GPU{}, fmt.Errorf("GPU UUID: %w", err)
@@ -160,9 +160,9 @@ func (d *Driver) DriverVersion() (string, error) {
 	return version, nil
 }
 
-// parseDriverVersion finds the version in the line that begins with "NVRM
-// version:". The words before it differ between the proprietary and the open
-// kernel module; it is the first word that is made of numbers and dots.
+// parseDriverVersion finds the version in the line that begins with "NVRM version:". The words
+// before the version differ between the proprietary and the open kernel module. The version is
+// the first word of numbers and dots.
 func parseDriverVersion(text []byte) (string, error) {
 	isVersion := regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
 	for line := range bytes.Lines(text) {

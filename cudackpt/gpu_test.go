@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The fixtures' directories have hyphens where the kernel has colons, which a Go
-// module may not have in file names. The reader takes the bus id from the content.
+// The fixtures' directories have hyphens where the kernel has colons, because file names in a
+// Go module may not contain colons. The reader takes the bus id from the content.
 func fixtureGPUs(t *testing.T) (first, second GPU) {
 	return GPU{mustUUID(t, "GPU-5a3c0000-0000-4000-8000-000000000001"), "NVIDIA H200", "0000:41:00.0", 1},
 		GPU{mustUUID(t, "GPU-77b10000-0000-4000-8000-000000000002"), "NVIDIA H200", "0000:c1:00.0", 0}
@@ -91,8 +91,8 @@ func FuzzParseProcDriver(f *testing.F) {
 	})
 }
 
-// The tree of a process as /proc/PID/root shows it: nodes count by their device
-// number, links are followed inside the tree.
+// The tree of a process is as /proc/PID/root shows it. Nodes count by their device number, and
+// links are followed inside the tree.
 func TestVisibleMinorsAreThoseOfTheDeviceNodes(t *testing.T) {
 	tree := t.TempDir()
 	dev := filepath.Join(tree, "sim", "dev")
@@ -116,7 +116,7 @@ func TestVisibleMinorsAreThoseOfTheDeviceNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, target := range map[string]string{
-		"nvidia9":  "/sim/dev/kept",            // absolute, in the tree's own terms
+		"nvidia9":  "/sim/dev/kept",            // absolute, and resolved inside the tree
 		"nvidia10": "/sim/dev/nothing",         // leads nowhere
 		"nvidia11": filepath.Join(dev, "kept"), // exists in our tree, not in that one
 	} {
@@ -157,7 +157,7 @@ func TestVisibleGPUsOfADeadProcessIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = (&Driver{root: root}).VisibleGPUs(1<<22 + 1) // above the highest pid there can be
+	_, err = (&Driver{root: root}).VisibleGPUs(1<<22 + 1) // above the highest possible pid
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "process 4194305") {
 		t.Errorf("error is %v", err)
 	}

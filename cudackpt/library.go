@@ -16,15 +16,15 @@ const (
 	sonameNVML = "libnvidia-ml.so.1"
 )
 
-// library is a shared library that is loaded for as long as this process lives:
-// neither libcuda nor NVML survives dlclose while a thread is inside it, and a
-// call that was given up may be.
+// library is a shared library that stays loaded for as long as this process lives. Neither
+// libcuda nor NVML survives dlclose while a thread is inside it, and a call that its caller
+// gave up may still be there.
 type library struct {
-	name   string // as dlopen was given it
+	name   string // the name that dlopen was given
 	handle uintptr
 }
 
-// openLibrary loads the first of candidates that can be loaded.
+// openLibrary loads the first of the candidates that can be loaded.
 func openLibrary(candidates []string) (library, error) {
 	failure := &LibraryError{}
 	for _, name := range candidates {
@@ -38,9 +38,9 @@ func openLibrary(candidates []string) (library, error) {
 	return library{}, failure
 }
 
-// besides returns where to look for soname, given how libcuda was loaded: beside
-// it when it was loaded from a directory, so that a driver which was chosen by
-// path comes as one piece.
+// besides returns where to look for soname, given how libcuda was loaded. If it was loaded from
+// a directory, that directory is searched, so that all libraries of a driver that was chosen by
+// path come from the same place.
 func (l library) besides(soname string) []string {
 	if strings.Contains(l.name, "/") {
 		return []string{filepath.Join(filepath.Dir(l.name), soname)}
@@ -48,10 +48,9 @@ func (l library) besides(soname string) []string {
 	return []string{soname}
 }
 
-// defaultLibraries are the places of libcuda when none was named: the loader's
-// own search, then the directories of the common driver packages. CRIU and
-// container engines start hooks with an environment of their own, in which
-// LD_LIBRARY_PATH may be missing.
+// defaultLibraries returns where to look for libcuda if none was named: first the loader's own
+// search, then the directories of the common driver packages. CRIU and container engines start
+// hooks with an environment of their own, in which LD_LIBRARY_PATH may be missing.
 func defaultLibraries() []string {
 	multiarch := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	return []string{
@@ -59,11 +58,11 @@ func defaultLibraries() []string {
 		filepath.Join("/usr/lib", multiarch, sonameCUDA),     // Debian, Ubuntu
 		filepath.Join("/usr/lib64", sonameCUDA),              // Fedora, RHEL, SUSE
 		filepath.Join("/usr/lib", sonameCUDA),                // Arch
-		filepath.Join("/usr/local/nvidia/lib64", sonameCUDA), // what Kubernetes device plugins mount
+		filepath.Join("/usr/local/nvidia/lib64", sonameCUDA), // where Kubernetes device plugins mount it
 	}
 }
 
-// symbol returns the address of name, or 0 when the library does not export it.
+// symbol returns the address of name, or 0 if the library does not export it.
 func symbol(handle uintptr, name string) uintptr {
 	address, err := purego.Dlsym(handle, name)
 	if err != nil {
@@ -75,13 +74,13 @@ func symbol(handle uintptr, name string) uintptr {
 // LibraryError says that a library of the driver could not be loaded.
 type LibraryError struct {
 	Tried []string // paths or sonames, in order
-	Errs  []error  // what the loader said of each
+	Errs  []error  // what the loader said about each
 }
 
 // Error names every place that was tried, with the loader's reason.
 func (e *LibraryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
-// Meaning is the error without its remedy.
+// Meaning returns the error without its remedy.
 func (e *LibraryError) Meaning() string {
 	var reasons []string
 	for i, name := range e.Tried {

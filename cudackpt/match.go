@@ -16,9 +16,9 @@ type mappedFile struct {
 	inode  string
 }
 
-// same says that both are one file, or two copies of one version of the library:
-// containers have the host's library mounted or copied in under the file name
-// that holds its version, "libcuda.so.580.159.04".
+// same reports whether both are the same file, or two copies of the same version of the
+// library. Containers have the host's library mounted or copied in under the file name that
+// holds its version, "libcuda.so.580.159.04".
 func (f mappedFile) same(other mappedFile) bool {
 	if f.device == other.device && f.inode == other.inode {
 		return true
@@ -27,8 +27,8 @@ func (f mappedFile) same(other mappedFile) bool {
 	return name == filepath.Base(other.path) && strings.Count(name, ".") > 2
 }
 
-// LibraryMismatchError says that a process has another libcuda mapped than the one
-// that would drive it.
+// LibraryMismatchError says that a process has a different libcuda mapped from the one that
+// would drive it.
 type LibraryMismatchError struct {
 	PID    int
 	Target string // the file that the process has mapped
@@ -40,7 +40,7 @@ func (e *LibraryMismatchError) Error() string {
 	return fmt.Sprintf("process %d %s: %s", e.PID, e.Meaning(), e.Remedy())
 }
 
-// Meaning is the error without its process and its remedy.
+// Meaning returns the error without its process and its remedy.
 func (e *LibraryMismatchError) Meaning() string {
 	return fmt.Sprintf("uses %s, but this program would drive it with %s: the two must be one version of the driver's library", e.Target, e.Ours)
 }
@@ -50,11 +50,10 @@ func (e *LibraryMismatchError) Remedy() string {
 	return "name the one that the process uses (a cuda-compat library in a container, as a rule)"
 }
 
-// CheckLibrary compares the libcuda that a process has mapped with the one that
-// this driver was loaded from: they talk a private protocol to each other, and
-// must be of one version. It gives a [*LibraryMismatchError] if they are not, and
-// nil for a process that has no libcuda mapped. It reads /proc alone and asks the
-// driver nothing.
+// CheckLibrary compares the libcuda that a process has mapped with the one from which this
+// driver was loaded. The two talk a private protocol to each other, so both must be of the same
+// version. If they are not, the error is a [*LibraryMismatchError]. If the process has no
+// libcuda mapped, the result is nil. CheckLibrary reads only /proc and does not ask the driver.
 func (d *Driver) CheckLibrary(pid int) error {
 	if pid <= 0 {
 		return fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
@@ -80,7 +79,7 @@ func (d *Driver) CheckLibrary(pid int) error {
 	return &LibraryMismatchError{PID: pid, Target: target.path, Ours: ours.path}
 }
 
-// isLibcuda tells libcuda from its neighbours, libcudart and libcudadebugger.
+// isLibcuda tells libcuda from libraries with similar names, libcudart and libcudadebugger.
 func isLibcuda(base string) bool { return strings.HasPrefix(base, "libcuda.so") }
 
 // mappedAt returns the first file mapping of a process that wanted accepts, or nil.
@@ -90,7 +89,7 @@ func mappedAt(process string, wanted func(path string, from, to uint64) bool) (*
 		return nil, err
 	}
 	for line := range strings.Lines(string(maps)) {
-		// from-to perms offset dev inode path, the path with its blanks
+		// from-to perms offset dev inode path; the path may contain blanks
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
 		if len(fields) < 6 {
 			continue

@@ -3,8 +3,8 @@ package cudackpt
 // meaning is what a result means for one call, and what to do about it.
 type meaning struct{ means, remedy string }
 
-// meaning explains the error. One CUresult stands for very different things in
-// different calls; what is said here is what the driver (580) was seen to do.
+// meaning explains the error. One CUresult stands for very different things in different calls.
+// The texts say what the driver (580) was seen to do.
 func (e *Error) meaning() meaning {
 	switch e.Call {
 	case callLock:
@@ -72,8 +72,7 @@ func (e *Error) meaning() meaning {
 	return e.Result.meaning(e.Gone)
 }
 
-// meaning is what a result means in every call that has no meaning of its own for
-// it.
+// meaning returns what a result means in every call that has no meaning of its own for it.
 func (r Result) meaning(gone bool) meaning {
 	switch r {
 	case ResultInvalidValue:

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// nvmlTurn is the turn of NVML; no process has this pid.
+// nvmlTurn is the key of NVML among the turns; no process has this pid.
 const nvmlTurn = 0
 
 // MemoryInfo is the memory of one GPU, in bytes.
@@ -14,13 +14,12 @@ type MemoryInfo struct {
 	Free  uint64 // what a process could still allocate
 }
 
-// UnknownMemory stands for an amount that the driver knows but does not tell, as
-// it does inside some virtual machines and containers.
+// UnknownMemory stands for an amount that the driver knows but does not tell, as inside some
+// virtual machines and containers.
 const UnknownMemory uint64 = math.MaxUint64
 
-// Memory asks NVML for the memory of one GPU of this host. No CUDA context is
-// made, so that asking takes none of it. The context works as it does for the
-// methods of [Process].
+// Memory asks NVML for the memory of one GPU of this host. It makes no CUDA context, so asking
+// takes no GPU memory. The context ctx works as it does for the methods of [Process].
 func (d *Driver) Memory(ctx context.Context, gpu UUID) (MemoryInfo, error) {
 	var info MemoryInfo
 	err := d.withNVML(ctx, "nvmlDeviceGetMemoryInfo", func() error {
@@ -34,11 +33,10 @@ func (d *Driver) Memory(ctx context.Context, gpu UUID) (MemoryInfo, error) {
 	return info, nil
 }
 
-// ProcessMemory asks NVML how many bytes of each GPU a process holds, contexts
-// included. GPUs on which it holds none are not in the map, so a process that is
-// checkpointed, or that has no CUDA, gets an empty one. The amount is
-// UnknownMemory where the driver does not tell. The pid must be one of the
-// initial pid namespace, which NVML counts in.
+// ProcessMemory asks NVML how many bytes of each GPU a process holds, contexts included. The
+// map leaves out GPUs on which it holds none, so it is empty for a process that is checkpointed
+// or has no CUDA. Where the driver does not tell, the amount is [UnknownMemory]. NVML counts in
+// the initial pid namespace, so the pid must be one of that namespace.
 func (d *Driver) ProcessMemory(ctx context.Context, pid int) (map[UUID]uint64, error) {
 	gpus, err := d.HostGPUs()
 	if err != nil {
@@ -63,7 +61,7 @@ func (d *Driver) ProcessMemory(ctx context.Context, pid int) (map[UUID]uint64, e
 	return held, nil
 }
 
-// sumFor adds up what pid holds in the list of one GPU; ok says that it is there.
+// sumFor adds up what pid holds in the list of one GPU. ok says whether the pid is in it.
 func sumFor(list []nvmlProcessInfo, pid int) (bytes uint64, ok bool) {
 	for _, process := range list {
 		if int(process.pid) != pid {

@@ -7,9 +7,9 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// This file binds the five calls of NVML (libnvidia-ml.so.1) that the package
-// needs. NVML asks the kernel's driver without a CUDA context, which would take
-// some hundred megabytes of the GPU whose free memory is in question.
+// This file binds the five calls of NVML (libnvidia-ml.so.1) that the package needs. NVML asks
+// the kernel's driver without a CUDA context. A context would take some hundred megabytes of
+// the GPU whose free memory is in question.
 
 // nvmlMemory is nvmlMemory_t: bytes.
 type nvmlMemory struct{ total, free, used uint64 }
@@ -18,7 +18,7 @@ type nvmlMemory struct{ total, free, used uint64 }
 type nvmlProcessInfo struct {
 	pid               uint32
 	_                 uint32
-	usedGPUMemory     uint64 // bytes; all ones if not available
+	usedGPUMemory     uint64 // bytes; all bits set if not available
 	gpuInstanceID     uint32
 	computeInstanceID uint32
 }
@@ -28,15 +28,15 @@ var (
 	_ [24]byte = [unsafe.Sizeof(nvmlProcessInfo{})]byte{}
 )
 
-// The nvmlReturn_t that are met here.
+// The nvmlReturn_t values that this file handles.
 const (
 	nvmlSuccess          = 0
 	nvmlInsufficientSize = 7
 )
 
-// nvml is the library, loaded and initialized at first use. Only success is
-// remembered: a driver that is being installed or reset may answer later. The
-// zero value is ready. It takes no lock: nvmlTurn lets one caller in at a time.
+// nvml is the library, loaded and initialized at first use. Only success is remembered: a
+// driver that is being installed or reset may answer later. The zero nvml is ready to use. It
+// takes no lock, because nvmlTurn lets in only one caller at a time.
 type nvml struct {
 	open                                                  bool
 	init, handleByUUID, memoryInfo, computeProcs, errText uintptr
@@ -69,7 +69,7 @@ func (n *nvml) ensure(candidates []string) error {
 	return nil
 }
 
-// memory returns total and free bytes of one GPU.
+// memory returns the total and free bytes of one GPU.
 func (n *nvml) memory(uuid UUID) (nvmlMemory, error) {
 	device, err := n.device(uuid)
 	if err != nil {
@@ -88,9 +88,8 @@ func (n *nvml) computeProcesses(uuid UUID) ([]nvmlProcessInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The call wants a buffer, and says INSUFFICIENT_SIZE and the size that it
-	// wanted when that is too small. Processes come and go, so leave room and ask
-	// again until it fits.
+	// The call needs a buffer. If that is too small, it answers INSUFFICIENT_SIZE and the size
+	// that it needs. Processes come and go, so leave room and ask again until the list fits.
 	const room = 16
 	for size := uint32(room); ; {
 		list := make([]nvmlProcessInfo, size)
@@ -117,7 +116,7 @@ func (n *nvml) device(uuid UUID) (uintptr, error) {
 	return *device, nil
 }
 
-// failure takes the error's text from NVML itself.
+// failure asks NVML itself for the text of the error.
 func (n *nvml) failure(call string, code uint32) error {
 	var errorString func(code uint32) string
 	purego.RegisterFunc(&errorString, n.errText)
@@ -126,10 +125,10 @@ func (n *nvml) failure(call string, code uint32) error {
 
 // NVMLError is an NVML call that failed.
 type NVMLError struct {
-	Call string // with the GPU that it was about
+	Call string // with the GPU that the call was about
 	Code uint32 // nvmlReturn_t
-	Text string // what NVML says of it
+	Text string // what NVML says about it
 }
 
-// Error gives call, text and code.
+// Error returns call, text and code.
 func (e *NVMLError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, e.Code) }

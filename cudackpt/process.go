@@ -9,23 +9,22 @@ import (
 	"time"
 )
 
-// Process is a CUDA process seen from a controller. It is a cheap value: making
-// one asks the driver nothing, and it holds nothing that must be released. The
-// pid is one in the pid namespace of the calling program.
+// Process is a CUDA process as a controller sees it. It is a cheap value: making one does not
+// ask the driver, and it holds nothing that must be released. The pid is one in the pid
+// namespace of the calling program.
 //
-// All methods that take a context return at once when it ends, with an
-// [*InterruptedError]. The driver call itself cannot be interrupted: it may still
-// complete in the target, and later calls to the same process wait for it, each
-// within its own context.
+// All methods that take a context return at once when it ends, with an [*InterruptedError]. The
+// driver call itself cannot be interrupted: it may still complete in the target. Later calls to
+// the same process wait for it, each within its own context.
 //
-// The driver works through one thread of the target. While that thread is stopped
-// or frozen, every call but RestoreThreadID blocks.
+// The driver works through one thread of the target. While that thread is stopped or frozen,
+// every call except RestoreThreadID blocks.
 type Process struct {
 	driver *Driver
 	pid    int
 }
 
-// Process returns the process with this pid. Nothing is checked until it is used.
+// Process returns the process with this pid. Nothing is checked until the value is used.
 func (d *Driver) Process(pid int) Process { return Process{driver: d, pid: pid} }
 
 // Self returns the calling process.
@@ -34,10 +33,10 @@ func (d *Driver) Self() Process { return d.Process(os.Getpid()) }
 // PID returns the process's id.
 func (p Process) PID() int { return p.pid }
 
-// State asks in which state the process is. ResultNotInitialized means that it
-// has no CUDA; anything else is a failure to find out. It can answer
-// "running" for a coordinator process that has no restore thread, so
-// RestoreThreadID is the better test for whether a process has CUDA.
+// State returns the state that the process is in. The error ResultNotInitialized means that the
+// process has no CUDA; any other error means that the state is not known. State can be
+// StateRunning for a coordinator process that has no restore thread, so RestoreThreadID is the
+// better test for whether a process has CUDA.
 func (p Process) State(ctx context.Context) (State, error) {
 	var state uint32
 	err := p.call(ctx, callGetState, func(pid int32) (r Result) {
@@ -50,10 +49,10 @@ func (p Process) State(ctx context.Context) (State, error) {
 	return State(state), nil
 }
 
-// RestoreThreadID asks for the id of the thread through which the driver works in
-// the target. It gives ResultNotInitialized for a process without CUDA. The driver
-// answers it without the target: at once, for one that is stopped too, and while
-// another call to it is under way.
+// RestoreThreadID returns the id of the thread through which the driver works in the target.
+// For a process without CUDA the error is ResultNotInitialized. The driver does not need the
+// target to answer: it answers at once, even if the target is stopped, or if another call to it
+// is under way.
 func (p Process) RestoreThreadID(ctx context.Context) (int, error) {
 	if err := p.check(callGetRestoreThreadID); err != nil {
 		return 0, err
@@ -70,29 +69,29 @@ func (p Process) RestoreThreadID(ctx context.Context) (int, error) {
 
 // LockOptions are the options of Lock.
 type LockOptions struct {
-	// Timeout is how long the driver may wait for GPU work in flight, in steps of
-	// a millisecond, rounded up. 0 waits for as long as the context lives, for
-	// ever if it has no deadline. The context's deadline bounds it in any case, so
-	// that the driver gives up by itself when the caller does.
+	// Timeout is how long the driver may wait for GPU work in flight, rounded up to whole
+	// milliseconds. With 0 it waits until the context's deadline, or for ever if there is none.
+	// The context's deadline limits the wait in any case, so that the driver gives up when the
+	// caller does.
 	Timeout time.Duration
 }
 
-// Lock takes a process from running to locked: calls that submit GPU work block
-// from then on, and work in flight has ended. When the work does not end within
-// the timeout the error is ResultNotReady, and the process is running as before.
-// Calls that only wait for the GPU are not held back by the lock.
+// Lock takes a process from running to locked. From then on calls that submit GPU work block,
+// and work in flight has ended. If the work does not end within the timeout, the error is
+// ResultNotReady, and the process runs as before. The lock does not hold back calls that only
+// wait for the GPU.
 func (p Process) Lock(ctx context.Context, opts LockOptions) error {
 	if err := checkTimeout(opts.Timeout); err != nil {
 		return err
 	}
 	return p.call(ctx, callLock, func(pid int32) Result {
-		// Only now is it known how much of the context's time is left.
+		// The time that the context has left is known only now.
 		return p.driver.api.rawLock(pid, lockMillis(ctx, opts.Timeout))
 	})
 }
 
-// TryLock is a Lock that gives false, and no error, when GPU work was still in
-// flight after timeout. A timeout of 0 is the shortest there is, a millisecond.
+// TryLock is [Process.Lock], except that it returns false and no error if GPU work was still in
+// flight after timeout. A timeout of 0 stands for the shortest one, a millisecond.
 func (p Process) TryLock(ctx context.Context, timeout time.Duration) (bool, error) {
 	if timeout == 0 {
 		timeout = time.Millisecond
@@ -104,16 +103,16 @@ func (p Process) TryLock(ctx context.Context, timeout time.Duration) (bool, erro
 	return err == nil, err
 }
 
-// Checkpoint takes a process from locked to checkpointed: the content of its GPU
-// memory is copied to host memory of the process, whose resident set grows by as
-// much, and its GPUs are released. A thread of the target that synchronizes with
-// the GPU from now until Unlock dies with SIGSEGV, so stop the target's threads
-// (all but the restore thread) first. After an error the process is still locked.
+// Checkpoint takes a process from locked to checkpointed. The driver copies the content of its
+// GPU memory to host memory of the process, whose resident set grows by as much, and releases
+// its GPUs. From now until Unlock, a thread of the target that synchronizes with the GPU dies
+// with SIGSEGV. So stop the target's threads first, all but the restore thread. After an error
+// the process is still locked.
 func (p Process) Checkpoint(ctx context.Context) error {
 	return p.call(ctx, callCheckpoint, p.driver.api.rawCheckpoint)
 }
 
-// GPUPair says that what was on GPU Old goes to GPU New.
+// GPUPair says that the content of GPU Old goes to GPU New.
 type GPUPair struct {
 	Old UUID `json:"old"` // a GPU that the process could see when it was checkpointed
 	New UUID `json:"new"` // a GPU that it can see now
@@ -121,18 +120,18 @@ type GPUPair struct {
 
 // RestoreOptions are the options of Restore.
 type RestoreOptions struct {
-	// Pairs is the GPU map. With none the driver takes the GPUs that the process
-	// can see in their order. If there are any, their old side must be exactly the
-	// GPUs that the process could see when it was checkpointed, used or not, and
-	// no GPU may occur twice on a side. Needs FeatureGPUPairs.
+	// Pairs is the GPU map. Without pairs the driver takes the GPUs that the process can see,
+	// in their order. With pairs, the old sides must be exactly the GPUs that the process could
+	// see when it was checkpointed, used or not, and no GPU may occur twice on a side. Pairs
+	// need FeatureGPUPairs.
 	Pairs []GPUPair
 }
 
-// Restore takes a process from checkpointed to locked, on the GPUs that it can
-// see now. A map that is refused (ResultInvalidValue) and missing GPUs
-// (ResultNotSupported) leave it checkpointed, and a right map then succeeds. Out
-// of memory does not: from then on the process cannot be restored any more, so
-// compare Memory with what is needed before.
+// Restore takes a process from checkpointed to locked, on the GPUs that it can see now. If a
+// map is refused (ResultInvalidValue) or GPUs are missing (ResultNotSupported), the process
+// stays checkpointed, and a correct map then succeeds. That is not so after a restore that ran
+// out of memory: the process can never be restored again. So compare [Driver.Memory] with what
+// is needed before.
 func (p Process) Restore(ctx context.Context, opts RestoreOptions) error {
 	pairs, err := p.driver.checkPairs(opts.Pairs)
 	if err != nil {
@@ -148,9 +147,9 @@ func (p Process) Unlock(ctx context.Context) error {
 	return p.call(ctx, callUnlock, p.driver.api.rawUnlock)
 }
 
-// Settle waits until no driver call to the process is under way: after an
-// [*InterruptedError] with Started set, until the call that was given up has
-// returned. Calls made by other programs are not seen.
+// Settle waits until no driver call to the process is under way. After an [*InterruptedError]
+// with Started set, that is when the call that was given up has returned. Settle does not see
+// calls that other programs make.
 func (p Process) Settle(ctx context.Context) error {
 	return p.driver.turns.do(ctx, "settle", p.pid, func() error { return nil })
 }
@@ -165,7 +164,7 @@ func (p Process) call(ctx context.Context, name string, raw func(pid int32) Resu
 	})
 }
 
-// check refuses a call that could not be made.
+// check refuses a call that cannot be made.
 func (p Process) check(name string) error {
 	if err := p.driver.Supports(FeatureCheckpoint); err != nil {
 		return err
@@ -184,8 +183,8 @@ func callError(name string, pid int, result Result) error {
 	return &Error{Call: name, PID: pid, Result: result, Gone: result == ResultOperatingSystem && gone(pid)}
 }
 
-// checkTimeout refuses what the driver's argument, 32 bits of milliseconds, cannot
-// say.
+// checkTimeout refuses a timeout that does not fit the driver's argument, 32 bits of
+// milliseconds.
 func checkTimeout(timeout time.Duration) error {
 	if timeout < 0 {
 		return fmt.Errorf("%w: the lock timeout %v is negative", ErrInvalidArgument, timeout)
@@ -196,7 +195,7 @@ func checkTimeout(timeout time.Duration) error {
 	return nil
 }
 
-// roundUpMillis rounds up, because 0 would mean for ever.
+// roundUpMillis rounds up, because 0 would mean to wait for ever.
 func roundUpMillis(timeout time.Duration) int64 {
 	millis := int64(timeout / time.Millisecond)
 	if timeout%time.Millisecond > 0 {
@@ -205,14 +204,14 @@ func roundUpMillis(timeout time.Duration) int64 {
 	return millis
 }
 
-// lockMargin is how much earlier than the context's deadline the driver is told to
-// give up: "not ready, still running" is worth more to a caller than a call whose
-// outcome is open.
+// lockMargin is how long before the context's deadline the driver is told to give up. The
+// answer "not ready, still running" is worth more to a caller than a call whose outcome is
+// open.
 const lockMargin = 20 * time.Millisecond
 
-// lockMillis is the timeout that the driver is given: timeout, or what is left to
-// ctx if that is less. A lock that outlived its caller would take hold of the
-// target when nobody is left to let it go.
+// lockMillis returns the timeout that the driver is given: timeout, or less if ctx ends
+// earlier. A lock that outlived its caller would take hold of the target when nobody is left to
+// release it.
 func lockMillis(ctx context.Context, timeout time.Duration) uint32 {
 	if deadline, ok := ctx.Deadline(); ok {
 		left := time.Until(deadline)
@@ -224,8 +223,8 @@ func lockMillis(ctx context.Context, timeout time.Duration) uint32 {
 	return uint32(min(roundUpMillis(timeout), math.MaxUint32))
 }
 
-// checkPairs refuses a map that no driver accepts, and any map if this driver
-// knows none.
+// checkPairs refuses a map that no driver accepts, and any map if this driver does not know
+// pairs.
 func (d *Driver) checkPairs(pairs []GPUPair) ([]gpuPair, error) {
 	if len(pairs) == 0 {
 		return nil, nil

@@ -2,13 +2,12 @@ package cudackpt
 
 import "fmt"
 
-// Result is a CUresult, the status that every driver call returns. It is an
-// error, so that errors.Is(err, cudackpt.ResultNotReady) asks for the code of
-// whatever error this package gave.
+// Result is a CUresult, the status that every driver call returns. It is an error, so that
+// errors.Is(err, cudackpt.ResultNotReady) works on any error of this package.
 type Result uint32
 
-// The results that the checkpoint calls are known to give. What each means
-// depends on the call: see [Error].
+// The results that the checkpoint calls are known to return. What each means depends on the
+// call: see [Error].
 const (
 	ResultSuccess         Result = 0
 	ResultInvalidValue    Result = 1
@@ -25,8 +24,7 @@ const (
 	ResultUnknown         Result = 999
 )
 
-// Name returns the name that cuda.h gives the result, or "" for one that this
-// package does not know.
+// Name returns the name that cuda.h gives the result, or "" if this package does not know it.
 func (r Result) Name() string {
 	switch r {
 	case ResultSuccess:
@@ -73,7 +71,7 @@ func (r Result) Name() string {
 	return ""
 }
 
-// String returns name and number, "CUDA_ERROR_NOT_READY (600)".
+// String returns name and number, as in "CUDA_ERROR_NOT_READY (600)".
 func (r Result) String() string {
 	if name := r.Name(); name != "" {
 		return fmt.Sprintf("%s (%d)", name, uint32(r))

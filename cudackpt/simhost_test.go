@@ -18,15 +18,14 @@ import (
 	"cucriu/cudackpt"
 )
 
-// The tests that need a driver run against the simulated one: a real shared
-// library, loaded by real processes. The test program runs itself once more inside
-// a simulated host with two GPUs, because the library takes its host from the
-// environment in which a program starts.
+// The tests that need a driver run against the simulated one: a real shared library, loaded by
+// real processes. The library takes its host from the environment in which a program starts. So
+// the test program runs itself again inside a simulated host with two GPUs.
 
 const (
-	insideVariable = "CUDACKPT_TEST_INSIDE" // set for the program that is inside
+	insideVariable = "CUDACKPT_TEST_INSIDE" // set in the environment of the test program inside
 	simGPUs        = 2
-	patience       = 20 * time.Second // for what takes milliseconds on an idle machine
+	patience       = 20 * time.Second // limit for what takes milliseconds on an idle machine
 )
 
 func artefact(elem ...string) string {
@@ -40,7 +39,7 @@ func artefact(elem ...string) string {
 func TestMain(m *testing.M) {
 	run := artefact("cudasim", "cudasim-run")
 	if _, err := os.Stat(run); err != nil || os.Getenv(insideVariable) != "" {
-		os.Exit(m.Run()) // without the artefacts the tests that need them fail
+		os.Exit(m.Run()) // without the build's artefacts, the tests that need them fail
 	}
 	status, err := runInside(run)
 	if err != nil {
@@ -98,7 +97,7 @@ func openSim(t *testing.T) *cudackpt.Driver {
 	return d
 }
 
-// faults writes the simulated host's fault rules and returns what ends them.
+// faults writes the fault rules of the simulated host, and returns a function that ends them.
 func faults(t *testing.T, rules ...string) (end func()) {
 	t.Helper()
 	path := filepath.Join(simRoot(), "faults")
@@ -213,7 +212,7 @@ func (w work) checkContent() {
 	}
 }
 
-// waitUntil polls: cudawork says what it does in files.
+// waitUntil polls, because cudawork reports what it does in files.
 func (w work) waitUntil(what string, done func() bool) {
 	w.t.Helper()
 	deadline := time.After(patience)

@@ -2,29 +2,29 @@ package cudackpt
 
 import "fmt"
 
-// State is a CUprocessState: where a CUDA process stands between running and
-// checkpointed, as the driver sees it. The state of the process's CPU threads is
-// another matter, which the driver neither knows nor changes.
+// State is a CUprocessState: where a CUDA process stands between running and checkpointed, as
+// the driver sees it. It says nothing about the process's CPU threads: the driver neither knows
+// nor changes their state.
 type State uint32
 
 const (
-	// StateRunning: CUDA calls go through.
+	// StateRunning means that CUDA calls go through.
 	StateRunning State = 0
-	// StateLocked: calls that submit work block; work in flight has ended.
+	// StateLocked means that calls that submit work block, and that work in flight has ended.
 	StateLocked State = 1
-	// StateCheckpointed: GPU memory is staged in host memory of the process and
+	// StateCheckpointed means that GPU memory is staged in host memory of the process, and that
 	// the GPUs are released.
 	StateCheckpointed State = 2
-	// StateFailed: a checkpoint or restore failed beyond repair.
+	// StateFailed means that a checkpoint or restore failed beyond repair.
 	StateFailed State = 3
-	// StateCheckpointing: a checkpoint to custom storage is under way (CUDA 13.4).
+	// StateCheckpointing means that a checkpoint to custom storage is under way (CUDA 13.4).
 	StateCheckpointing State = 4
-	// StateRestoring: a restore from custom storage is under way (CUDA 13.4).
+	// StateRestoring means that a restore from custom storage is under way (CUDA 13.4).
 	StateRestoring State = 5
 )
 
-// String returns the state in a word; a state that this package does not know
-// prints as "state(7)".
+// String returns the state in one word. A state that this package does not know prints as
+// "state(7)".
 func (s State) String() string {
 	switch s {
 	case StateRunning:

@@ -7,16 +7,15 @@ import (
 	"time"
 )
 
-// rollbackTimeout bounds the Unlock with which Suspend undoes its Lock. It takes
-// milliseconds unless the target's restore thread has been stopped meanwhile.
+// rollbackTimeout limits the Unlock with which Suspend undoes its Lock. That takes
+// milliseconds, unless the target's restore thread has been stopped in the meantime.
 const rollbackTimeout = 10 * time.Second
 
-// Suspend takes a process from running to checkpointed: Lock, Checkpoint. If the
-// checkpoint fails the process is unlocked again, also when ctx has ended. The one
-// thing that cannot be undone is a call that was given up while under way: the
-// error is then an [*InterruptedError] with Started set, the process may yet
-// become locked or checkpointed, and what to do about it (Settle, State, then
-// Unlock or Resume) is the caller's to decide.
+// Suspend takes a process from running to checkpointed: Lock, then Checkpoint. If the
+// checkpoint fails, Suspend unlocks the process again, even if ctx has ended. It cannot undo a
+// call that was given up while under way. The error is then an [*InterruptedError] with Started
+// set, and the process may yet become locked or checkpointed. The caller decides what to do
+// about it: Settle, State, then Unlock or Resume.
 func (p Process) Suspend(ctx context.Context, opts LockOptions) error {
 	if err := p.Lock(ctx, opts); err != nil {
 		return err
@@ -36,9 +35,10 @@ func (p Process) Suspend(ctx context.Context, opts LockOptions) error {
 	return err
 }
 
-// Resume takes a process from checkpointed to running: Restore, Unlock. If the
-// restore fails the process is checkpointed as before (but see Restore on out of
-// memory); if the unlock fails it is locked, and Unlock may be tried again.
+// Resume takes a process from checkpointed to running: Restore, then Unlock. If the restore
+// fails, the process is checkpointed as before, unless it ran out of memory (see
+// [Process.Restore]). If the unlock fails, the process is locked, and Unlock may be tried
+// again.
 func (p Process) Resume(ctx context.Context, opts RestoreOptions) error {
 	if err := p.Restore(ctx, opts); err != nil {
 		return err
@@ -49,16 +49,15 @@ func (p Process) Resume(ctx context.Context, opts RestoreOptions) error {
 	return nil
 }
 
-// ToggleOptions are the options of whichever way Toggle goes.
+// ToggleOptions are the options for both directions of [Process.Toggle].
 type ToggleOptions struct {
 	Lock    LockOptions
 	Restore RestoreOptions
 }
 
-// Toggle suspends a running process and resumes a checkpointed one, and returns
-// the state that it is in then. From every other state it fails with a
-// [*StateError] and changes nothing. After an error the state returned is the one
-// that the process was found in.
+// Toggle suspends a running process or resumes a checkpointed one, and returns the new state.
+// In every other state it fails with a [*StateError] and changes nothing. After an error it
+// returns the state in which it found the process.
 func (p Process) Toggle(ctx context.Context, opts ToggleOptions) (State, error) {
 	state, err := p.State(ctx)
 	if err != nil {
@@ -81,16 +80,16 @@ func (p Process) Toggle(ctx context.Context, opts ToggleOptions) (State, error) 
 	return state, &StateError{Op: "toggle", PID: p.pid, State: state, Hint: "only a running or a checkpointed process can be toggled"}
 }
 
-// The pauses between two looks at a state: each is twice the one before.
+// The pauses between two looks at a state. Each is twice as long as the one before.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 100 * time.Millisecond
 )
 
-// WaitForState waits until the process is in the state want: someone else takes it
-// there. It fails when the process ends or fails, as a failed process never leaves
-// that state. The driver signals no changes, so this is a poll: a state that lasts
-// less than a tenth of a second may be missed.
+// WaitForState waits until another program has taken the process to the state want. It fails if
+// the process ends, or if its state is StateFailed, which it can never leave. The driver does
+// not signal changes, so WaitForState polls: it may miss a state that lasts less than a tenth
+// of a second.
 func (p Process) WaitForState(ctx context.Context, want State) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -115,13 +114,13 @@ func (p Process) WaitForState(ctx context.Context, want State) error {
 	}
 }
 
-// IsRunning says whether the process is in StateRunning.
+// IsRunning reports whether the process is in StateRunning.
 func (p Process) IsRunning(ctx context.Context) (bool, error) { return p.is(ctx, StateRunning) }
 
-// IsLocked says whether the process is in StateLocked.
+// IsLocked reports whether the process is in StateLocked.
 func (p Process) IsLocked(ctx context.Context) (bool, error) { return p.is(ctx, StateLocked) }
 
-// IsCheckpointed says whether the process is in StateCheckpointed.
+// IsCheckpointed reports whether the process is in StateCheckpointed.
 func (p Process) IsCheckpointed(ctx context.Context) (bool, error) {
 	return p.is(ctx, StateCheckpointed)
 }

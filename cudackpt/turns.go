@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// turns lets one driver call at a time go to each process. A driver call cannot be
-// interrupted: the one whose caller gave up is still under way, and a second call
-// to the same target must not meet it half done. The zero value is ready.
+// turns allows one driver call at a time to each process. A driver call cannot be interrupted:
+// if its caller gives up, it is still under way, and a second call to the same target must not
+// meet it half done. The zero turns is ready to use.
 type turns struct {
 	mu   sync.Mutex
 	busy map[int]*turn // by pid; nvmlTurn for NVML
@@ -19,8 +19,8 @@ type turn struct {
 	done chan struct{} // closed when the call has returned
 }
 
-// take waits until no call to pid is under way, and makes call the one that is.
-// When ctx ends first it returns the call that was in the way, or "".
+// take waits until no call to pid is under way, and then registers call as the one that is. If
+// ctx ends first, it returns the call that was in the way, or "".
 func (t *turns) take(ctx context.Context, pid int, call string) (release func(), inTheWay string, err error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -54,8 +54,8 @@ func (t *turns) end(pid int, mine *turn) {
 	close(mine.done)
 }
 
-// do runs one blocking call to pid on a goroutine of its own, and waits for it
-// within ctx. run must leave its results where nobody looks when do fails.
+// do runs one blocking call to pid in a goroutine of its own, and waits for it within ctx. If
+// do fails, nobody may look at the results of run.
 func (t *turns) do(ctx context.Context, call string, pid int, run func() error) error {
 	release, inTheWay, err := t.take(ctx, pid, call)
 	if err != nil {
@@ -73,7 +73,7 @@ func (t *turns) do(ctx context.Context, call string, pid int, run func() error) 
 	case <-ctx.Done():
 	}
 	select {
-	case err := <-finished: // both at once: what the driver said is worth more
+	case err := <-finished: // both happened at once, and what the driver said is worth more
 		return err
 	default:
 		return &InterruptedError{Call: call, PID: pid, Started: true, Err: ctx.Err()}

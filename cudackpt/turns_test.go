@@ -64,7 +64,7 @@ func TestEndedContextStartsNothing(t *testing.T) {
 
 func TestCallsToOneProcessTakeTurns(t *testing.T) {
 	var turns turns
-	var inside, done int // no lock: the turn is the lock, the race detector the judge
+	var inside, done int // without a lock: the turn is the lock, and the race detector checks it
 	finished := make(chan error)
 	for range 50 {
 		go func() {

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A GPU that nobody has initialized, and that is not the process's, is no reason to
-// refuse anything.
+// A GPU that is not initialized is no reason to refuse anything, unless the process can see it.
 func TestAGPUWithoutUUIDMattersOnlyToWhoCanSeeIt(t *testing.T) {
 	root := t.TempDir()
 	information := func(minor int, uuid string) {

@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// UUID identifies one GPU, on whatever host it is. The zero UUID identifies none.
+// UUID identifies one GPU, on any host. The zero UUID identifies none.
 type UUID [16]byte
 
-// uuidHyphens are the places of the hyphens in the 8-4-4-4-12 form.
+// uuidHyphens are the positions of the hyphens in the 8-4-4-4-12 form.
 var uuidHyphens = [...]int{8, 13, 18, 23}
 
-// ParseUUID reads a GPU's UUID as nvidia-smi, NVML and /proc/driver/nvidia print
-// it ("GPU-5a3c…"), and the same without the prefix or without the hyphens, in
-// either case. A MIG instance ("MIG-…") is refused by name: the driver cannot
-// checkpoint processes that use one.
+// ParseUUID reads a GPU's UUID as nvidia-smi, NVML and /proc/driver/nvidia print it
+// ("GPU-5a3c…"), in upper or lower case. The prefix and the hyphens may be missing. It refuses
+// a MIG instance ("MIG-…") by name, because the driver cannot checkpoint processes that use
+// one.
 func ParseUUID(text string) (UUID, error) {
 	if len(text) >= 4 && strings.EqualFold(text[:4], "MIG-") {
 		return UUID{}, fmt.Errorf("%w: %q names a MIG instance: the driver cannot checkpoint processes that use MIG; name a whole GPU (nvidia-smi -L)", ErrInvalidArgument, text)
@@ -48,18 +48,18 @@ func uuidError(text string) error {
 	return fmt.Errorf("%w: %q is not the UUID of a GPU: want GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as nvidia-smi -L prints it", ErrInvalidArgument, text)
 }
 
-// String returns the UUID as nvidia-smi prints it, "GPU-" and lower case.
+// String returns the UUID as nvidia-smi prints it, with "GPU-" and in lower case.
 func (u UUID) String() string {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
-// IsZero says that u identifies no GPU.
+// IsZero reports whether u identifies no GPU.
 func (u UUID) IsZero() bool { return u == UUID{} }
 
-// Compare orders UUIDs by their bytes, as slices.SortFunc wants it.
+// Compare orders UUIDs by their bytes, for use with slices.SortFunc.
 func (u UUID) Compare(other UUID) int { return bytes.Compare(u[:], other[:]) }
 
-// MarshalText gives the form of String.
+// MarshalText returns the form of String.
 func (u UUID) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
 // UnmarshalText reads every form that ParseUUID reads.

@@ -79,8 +79,7 @@ func FuzzParseUUID(f *testing.F) {
 			}
 			return
 		}
-		// What is accepted differs from the canonical form in case, prefix and
-		// hyphens alone.
+		// What is accepted differs from the canonical form only in case, prefix and hyphens.
 		plain := func(s string) string {
 			return strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(s), "gpu-"), "-", "")
 		}

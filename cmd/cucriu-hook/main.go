@@ -43,8 +43,8 @@ func main() {
 	}
 }
 
-// usageError is wrong usage of this program, or a configuration that cannot be used.
-// Its exit status is 2, as that of cucriu; criu asks only whether it is 0.
+// usageError is wrong usage of this program, or a configuration that cannot be used. Its exit
+// status is 2, as in cucriu. criu only checks whether the status is 0.
 type usageError struct{ error }
 
 func run(args []string) error {
@@ -82,8 +82,8 @@ func run(args []string) error {
 	if watch {
 		return watcher.Run(hook, args[1])
 	}
-	// criu's log may be a pipe whose reader has gone: no reason to leave a job
-	// in the middle of its protocol.
+	// criu's log may be a pipe whose reader has ended. That must not stop the hook in the
+	// middle of the protocol.
 	signal.Ignore(unix.SIGPIPE)
 	stage := hooks.StageFrom(os.Getenv)
 	hook.Log = log.With("stage", stage.Action)

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attach stays with a restored job that is our child: it passes signals on to
-// its root process and returns the root's exit status as an error. A shell's job
-// is given the terminal meanwhile.
+// attach stays with a restored job that is our child. It passes signals on to the job's root
+// process, and returns the root's exit status as an error. A shell job gets the terminal in the
+// meantime.
 func attach(root int, shellJob bool) error {
 	process, err := os.FindProcess(root)
 	if err != nil {
@@ -41,15 +41,15 @@ func attach(root int, shellJob bool) error {
 	return nil
 }
 
-// giveTerminal makes the job's process group the foreground one of our terminal,
-// if we have one, and returns how to take it back.
+// giveTerminal makes the job's process group the foreground group of our terminal, if we have
+// one. It returns a function that takes the terminal back.
 func giveTerminal(root int) func() {
 	group, err := unix.Getpgid(root)
 	ours, ttyErr := unix.IoctlGetInt(0, unix.TIOCGPGRP)
 	if err != nil || ttyErr != nil {
 		return func() {}
 	}
-	signal.Ignore(unix.SIGTTOU) // which setting it back would bring upon us
+	signal.Ignore(unix.SIGTTOU) // setting the group back would send it to us
 	_ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, group)
 	return func() { _ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, ours) }
 }

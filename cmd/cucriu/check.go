@@ -61,7 +61,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			if err != nil {
 				return err
 			}
-			// A job or an image that fails for the machine's driver says so again.
+			// A job or an image that fails because of the machine's driver reports this again.
 			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
 			findings = append(findings, more...).Force(slices.Concat(force, hook.Config.Force))
 			if asJSON {
@@ -101,7 +101,7 @@ func writeFindings(out io.Writer, findings preflight.Findings) error {
 	return table.Flush()
 }
 
-// verdict is an error if errors are among the findings.
+// verdict returns an error if the findings contain errors.
 func verdict(findings preflight.Findings) error {
 	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 		return findingsError{errs}
@@ -109,7 +109,7 @@ func verdict(findings preflight.Findings) error {
 	return nil
 }
 
-// findingsError says that a check has found errors, which have been printed.
+// findingsError says that a check has found errors. They have been printed already.
 type findingsError struct{ findings preflight.Findings }
 
 func (e findingsError) Error() string {
@@ -123,5 +123,5 @@ func (e findingsError) Error() string {
 	return fmt.Sprintf("%d findings stand in the way: %s", len(names), strings.Join(names, ", "))
 }
 
-// Refused tells what was found from what could not be found out: see [preflight.Refused].
+// Refused tells findings apart from a check that could not be made: see [preflight.Refused].
 func (e findingsError) Refused() bool { return true }

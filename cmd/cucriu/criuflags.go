@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// criuFlags are criu's own options, by criu's names.
+// criuFlags are criu's own options, under criu's names.
 type criuFlags struct {
 	path, images, work, config, log string
 	verbosity                       int
@@ -54,7 +54,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 	_ = cmd.MarkFlagDirname("work-dir")
 }
 
-// options turns the flags into what criu is asked over RPC.
+// options turns the flags into the options of a request to criu over RPC.
 func (f *criuFlags) options() (checkpoint.Options, error) {
 	if f.images == "" {
 		return checkpoint.Options{}, usageError{errors.New("name the image directory with -D")}
@@ -114,7 +114,7 @@ func (f *criuFlags) options() (checkpoint.Options, error) {
 	return checkpoint.Options{Path: f.path, RPC: opts, ConfigFile: f.config, WorkDir: f.work, LeaveStopped: f.leaveStopped}, nil
 }
 
-// parseSize reads a size of criu's, which knows the suffixes K, M and G.
+// parseSize reads a size as criu does, with the suffixes K, M and G.
 func parseSize(text string) (uint32, error) {
 	shift := slices.Index([]string{"", "K", "M", "G"}, strings.TrimLeft(text, "0123456789")) * 10
 	number := strings.TrimRight(text, "KMG")

@@ -77,7 +77,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 	return cmd
 }
 
-// drive runs a dump or restore with its progress and its summary.
+// drive runs a dump or restore, and shows its progress and its summary.
 func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(context.Context, *hooks.Hook) (checkpoint.Result, error)) error {
 	hook, err := newHook()
 	if err != nil {

@@ -14,17 +14,17 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// The exit statuses. README documents them; they do not change.
+// The exit statuses. README documents them, so they must not change.
 const (
 	exitFailed  = 1 // the job is as it was before, or its image is intact and complete
 	exitUsage   = 2 // nothing was done
 	exitRefused = 3 // by a check, before anything was touched
-	exitNotBack = 4 // the job is not back yet: cucriu recover
-	exitEnded   = 5 // the job, or a part of it, ended meanwhile
+	exitNotBack = 4 // the job is not back yet; run cucriu recover
+	exitEnded   = 5 // the job, or a part of it, has ended
 	exitSignal  = 128
 )
 
-// exitStatusTopic is the help about them.
+// exitStatusTopic is the help topic about the exit statuses.
 func exitStatusTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-status",
@@ -56,15 +56,16 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// refusedError is what a command has found by itself before it has done anything.
+// refusedError is a reason that a command itself found for not beginning.
 type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
 
-// Refused is what [preflight.Refused] asks.
+// Refused implements what [preflight.Refused] looks for.
 func (e refusedError) Refused() bool { return true }
 
-// exitCode is the exit status for an error. What became of a job comes before why.
+// exitCode returns the exit status for an error. What became of the job counts before the
+// cause.
 func exitCode(ctx context.Context, err error) int {
 	var foreground exitStatus
 	var signalled *signalError
@@ -87,24 +88,24 @@ func exitCode(ctx context.Context, err error) int {
 	return exitFailed
 }
 
-// signalError is why everything is given up: somebody has sent a signal.
+// signalError says that everything was given up because of a signal.
 type signalError struct{ signal unix.Signal }
 
 func (e *signalError) Error() string { return "got " + unix.SignalName(e.signal) }
 
-// untilSignal is a context that ends with the first signal that asks this
-// program to end. Further ones change nothing: what was begun is undone.
+// untilSignal returns a context that ends with the first signal that asks this program to end.
+// Further signals change nothing: what was begun is still undone.
 func untilSignal() context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	go func() { cancel(&signalError{(<-signals).(unix.Signal)}) }()
-	// Whoever reads our output may go before a job is back.
+	// The reader of our output may end before a job is back.
 	signal.Ignore(unix.SIGPIPE)
 	return ctx
 }
 
-// exitStatus is the status of a job that was run in the foreground.
+// exitStatus is the exit status of a job that ran in the foreground.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("the job ended with status %d", int(s)) }

@@ -12,8 +12,8 @@ import (
 	"cucriu/hooks"
 )
 
-// TestExitCode: what became of the job comes before why, and before the signal on which
-// it was given up.
+// TestExitCode: what became of the job counts before the cause, and before the signal that
+// ended the command.
 func TestExitCode(t *testing.T) {
 	given, giveUp := context.WithCancelCause(t.Context())
 	giveUp(&signalError{unix.SIGTERM})

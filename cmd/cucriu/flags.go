@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The values of options that cannot be anything: what is wrong with them is found
-// before a command begins.
+// The values of options that must have a certain form. A wrong value is found before a command
+// begins.
 
-// parsePID reads the pid of one process. criu, like the kernel, counts them in 32 bits.
+// parsePID reads the pid of one process. criu and the kernel count pids in 32 bits.
 func parsePID(text string) (int, error) {
 	pid, err := strconv.Atoi(text)
 	if err != nil || pid <= 0 || pid > math.MaxInt32 {
@@ -22,10 +22,10 @@ func parsePID(text string) (int, error) {
 	return pid, nil
 }
 
-// pidValue is an option's one process, 0 if it was not given.
+// pidValue is an option that names one process; 0 if it was not given.
 type pidValue int
 
-// Set implements [pflag.Value], as the methods below do.
+// Set implements [pflag.Value], as do the methods below.
 func (p *pidValue) Set(text string) error {
 	pid, err := parsePID(text)
 	if err == nil {
@@ -37,7 +37,7 @@ func (p *pidValue) Set(text string) error {
 func (p *pidValue) String() string { return strconv.Itoa(int(*p)) }
 func (p *pidValue) Type() string   { return "pid" }
 
-// pidsValue is an option's processes: each time that it is given, one or several.
+// pidsValue is an option that names processes: one or several, each time that it is given.
 type pidsValue []int
 
 func (p *pidsValue) Set(text string) error {
@@ -61,13 +61,13 @@ func (p *pidsValue) String() string {
 
 func (p *pidsValue) Type() string { return "pids" }
 
-// pidsFlag is the flag of commands that work on processes.
+// pidsFlag adds the flag of the commands that work on processes.
 func pidsFlag(cmd *cobra.Command, pids *[]int) {
 	cmd.Flags().VarP((*pidsValue)(pids), "pid", "p", "a process; several: -p 4711 -p 4712, or -p 4711,4712")
 	_ = cmd.MarkFlagRequired("pid")
 }
 
-// timeoutValue is an option's time that something may take.
+// timeoutValue is an option that limits how long something may take.
 type timeoutValue time.Duration
 
 func (v *timeoutValue) Set(text string) error {
@@ -75,7 +75,7 @@ func (v *timeoutValue) Set(text string) error {
 	if err != nil {
 		return errors.New("it is no duration, such as 10s or 2m")
 	}
-	if d < time.Millisecond { // the driver counts in these, and takes 0 for no limit
+	if d < time.Millisecond { // the driver counts in milliseconds, and takes 0 to mean no limit
 		return errors.New("it must be more than nothing, 1ms at least")
 	}
 	*v = timeoutValue(d)
@@ -91,7 +91,7 @@ func (v *timeoutValue) String() string {
 
 func (v *timeoutValue) Type() string { return "duration" }
 
-// folderValue is an option's folder.
+// folderValue is an option that names a directory.
 type folderValue string
 
 func (v *folderValue) Set(text string) error {
@@ -105,7 +105,7 @@ func (v *folderValue) Set(text string) error {
 func (v *folderValue) String() string { return string(*v) }
 func (v *folderValue) Type() string   { return "folder" }
 
-// verbosityValue is how much criu logs.
+// verbosityValue is an option that says how much criu logs.
 type verbosityValue int
 
 func (v *verbosityValue) Set(text string) error {

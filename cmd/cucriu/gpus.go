@@ -64,7 +64,7 @@ func gpusCommand() *cobra.Command {
 	return cmd
 }
 
-// gpusOf lists the GPUs of the host, or those that a process can see.
+// gpusOf lists the GPUs of the host, or those that a process can see if pid is not 0.
 func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	if pid == 0 {
 		return driver.HostGPUs()

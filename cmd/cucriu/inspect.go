@@ -97,7 +97,8 @@ func inspect(dir string) (inspection, error) {
 	return report, manifest.CheckPages(pages.Files{Dir: dir})
 }
 
-// fastLane is how much memory is in files of the fast lane, and the size of these.
+// fastLane returns how much memory the fast lane has copied, and the size of the files that
+// hold it.
 func (r inspection) fastLane() (copied, stored uint64) {
 	for _, process := range r.Manifest.Processes {
 		if process.Pages == nil {

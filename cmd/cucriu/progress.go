@@ -16,8 +16,8 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// progress tells people what a dump or restore does: on a terminal in one line
-// that changes, else in a line for each phase and, in long ones, some more.
+// progress tells people what a dump or restore does. On a terminal it uses one line that
+// changes. Elsewhere it prints a line for each phase, and more lines in long phases.
 type progress struct {
 	out    *os.File
 	tty    bool
@@ -27,7 +27,7 @@ type progress struct {
 	phase   string
 	begun   time.Time
 	said    time.Time
-	measure func() (done, total int64) // bytes; nil if nothing can be measured
+	measure func() (done, total int64) // bytes; nil if the progress of this phase cannot be measured
 	done    chan struct{}
 }
 
@@ -38,7 +38,7 @@ func newProgress(out *os.File, images string) *progress {
 	return p
 }
 
-// phases are the steps that may take long, in words.
+// phases describes in words the steps that may take long.
 var phases = map[string]string{
 	"lock":        "waiting until the GPU is idle",
 	"checkpoint":  "moving GPU memory into the processes",
@@ -49,7 +49,7 @@ var phases = map[string]string{
 	"restore":     "moving GPU memory back to the GPUs",
 }
 
-// step is told of every step of the session as it begins.
+// step is called when a step of the session begins.
 func (p *progress) step(r *journal.Record, step string) {
 	text, known := phases[step]
 	if !known {
@@ -66,7 +66,7 @@ func (p *progress) step(r *journal.Record, step string) {
 	}
 }
 
-// say prints a line of its own.
+// say prints a separate line.
 func (p *progress) say(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,7 +103,7 @@ func (p *progress) run() {
 	}
 }
 
-// line shows the phase as it stands.
+// line prints the phase as it stands now.
 func (p *progress) line() {
 	text := p.phase
 	elapsed := time.Since(p.begun)
@@ -122,8 +122,8 @@ func (p *progress) line() {
 	p.said = time.Now()
 }
 
-// measureOf is how far a step is, where that shows: GPU memory that is staged
-// makes the processes grow, and shrink again on the way back; an image grows in
+// measureOf returns how to measure the progress of a step; nil if it cannot be measured. Staged
+// GPU memory makes the processes grow, and on the way back they shrink again. An image grows in
 // its directory.
 func measureOf(r *journal.Record, step string) func() (done, total int64) {
 	var pids []int
@@ -143,13 +143,13 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 		if !slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
 			return func() (int64, int64) { return before - resident(pids), memory }
 		}
-		most := before // filled in first, so they grow before they shrink
+		most := before // the memory is filled in first, so they grow before they shrink
 		return func() (int64, int64) {
 			now := resident(pids)
 			most = max(most, now)
 			return (most - before + most - now) / 2, memory
 		}
-	case "copy": // which the checkpoint has begun
+	case "copy": // the copy begins during the checkpoint
 		dir := r.ImageDir
 		before := written(dir, "cucriu-pages-*.img")
 		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img") - before, memory - before }

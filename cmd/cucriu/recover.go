@@ -32,7 +32,7 @@ any time, and again. The exit status is 4 if a job is still not back.`,
 				return err
 			}
 			for _, s := range recovered {
-				if s.Outcome != "" { // else the error tells of it
+				if s.Outcome != "" { // otherwise the error reports it
 					fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, s.PIDs(), s.Outcome, s.Message)
 				}
 			}

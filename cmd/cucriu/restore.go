@@ -46,7 +46,7 @@ the job is ended, and the image is intact.`,
 			if err != nil {
 				return err
 			}
-			options.RPC.RstSibling = proto.Bool(foreground) // then the root is our child, and tells us its status
+			options.RPC.RstSibling = proto.Bool(foreground) // so that the root is our child, and we get its exit status
 			root := 0
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				if err := images.CheckWhole(criu.images); err != nil {

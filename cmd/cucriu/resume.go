@@ -57,7 +57,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 	return cmd
 }
 
-// parseMap reads pairs in the configuration's own language.
+// parseMap reads pairs in the syntax of the configuration file.
 func parseMap(pairs []string) ([]gpumap.Rule, error) {
 	cfg, err := config.Parse("--map", []byte("version: 1\ngpus:\n  map:\n  - "+strings.Join(pairs, "\n  - ")+"\n"))
 	return cfg.GPUs.Map, err

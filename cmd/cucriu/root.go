@@ -44,7 +44,7 @@ func newHook() (*hooks.Hook, error) {
 		return nil, usageError{err}
 	}
 	if os.Getenv(config.EnvLog) == "" && cfg.Log.File == "" {
-		cfg.Log.Level = max(cfg.Log.Level, slog.LevelWarn) // the command says what people need to know
+		cfg.Log.Level = max(cfg.Log.Level, slog.LevelWarn) // the command itself says what people need to know
 	}
 	log, err := logging.New(cfg.Log, "cucriu")
 	if err != nil {

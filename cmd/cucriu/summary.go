@@ -9,7 +9,7 @@ import (
 	"cucriu/hooks/timeline"
 )
 
-// summary is what a dump or restore says at its end.
+// summary is what a dump or restore reports at its end.
 type summary struct {
 	Verb            string          `json:"verb"` // dump or restore
 	Success         bool            `json:"success"`

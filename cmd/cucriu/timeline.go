@@ -18,10 +18,10 @@ import (
 const (
 	defaultColumns = 80
 	minBar         = 16 // columns
-	maxLabel       = 16 // columns of a name: as long as the kernel's of a process
+	maxLabel       = 16 // columns of a name: as long as the kernel's name of a process
 )
 
-// timelineOf reads the timeline of an image directory, or of a session by its
+// timelineOf reads the timeline of an image directory, or of a session that is given by its
 // name.
 func timelineOf(dir, session string) (timeline.Trace, error) {
 	if session == "" {
@@ -61,8 +61,7 @@ func showTimeline(out io.Writer, dir, session string, asJSON bool) error {
 	return drawTimeline(out, trace, columnsOf(out))
 }
 
-// drawTimeline draws a line for each span, with a bar in what is left of the
-// columns.
+// drawTimeline draws a line for each span, with a bar in the columns that are left.
 func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 	type line struct{ name, process, start, took string }
 	lines := []line{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
@@ -95,8 +94,8 @@ func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 	return err
 }
 
-// timelineBar is a span's part of the whole time. One that is too short to be
-// seen is a thin line.
+// timelineBar draws a span's part of the whole time. A span that is too short to be seen is a
+// thin line.
 func timelineBar(span timeline.Event, total int64, width int) string {
 	scale := float64(width) / float64(total)
 	from := min(int(float64(span.Start)*scale), width-1)
@@ -117,7 +116,7 @@ func label(text string) string {
 
 func ms(micros int64) string { return fmt.Sprintf("%.1f", float64(micros)/1000) }
 
-// columnsOf is the width of a terminal.
+// columnsOf returns the width of the terminal, or a default.
 func columnsOf(out io.Writer) int {
 	if f, ok := out.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {

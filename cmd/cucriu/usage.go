@@ -9,9 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// execute runs the command that the command line names. Whatever fails before it
-// has begun is wrong usage, whichever part of cobra has found it: the error is one
-// line.
+// execute runs the command that the command line names. An error from before the command has
+// begun is wrong usage, whichever part of cobra has found it, and is reported in one line.
 func execute(ctx context.Context, root *cobra.Command) error {
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()
@@ -42,8 +41,8 @@ func noteBegin(cmd *cobra.Command, begun *bool) {
 	}
 }
 
-// checkNamed fails if the help of a command that has only other commands was not
-// asked for: then it was shown because none of these was named.
+// checkNamed fails if a command that only has subcommands printed its help although nobody
+// asked for help: then no known subcommand was named.
 func checkNamed(cmd *cobra.Command) error {
 	asked := func(flag string) bool {
 		is, err := cmd.Flags().GetBool(flag)
@@ -61,7 +60,7 @@ func checkNamed(cmd *cobra.Command) error {
 	return errors.New("name a command")
 }
 
-// helpCommand is cobra's, but for a topic that there is not being wrong usage.
+// helpCommand is cobra's help command, except that an unknown topic is wrong usage.
 func helpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",
@@ -98,7 +97,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-// noArguments refuses arguments that belong to no option.
+// noArguments refuses arguments that do not belong to an option.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("argument %q: %s takes none but its options", args[0], cmd.CommandPath())
@@ -106,7 +105,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// oneArgument wants one argument, which the text names.
+// oneArgument requires exactly one argument, which the text what describes.
 func oneArgument(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 || args[0] == "" {

@@ -6,7 +6,7 @@ import (
 	"cucriu/internal/watcher"
 )
 
-// watchCommand is what a dump or restore starts to be watched over.
+// watchCommand is the command that a dump or restore starts as its watcher.
 func watchCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "watch DIR",

@@ -8,11 +8,10 @@ import (
 	"cucriu/hooks/gpumap"
 )
 
-// DefaultPath is the configuration file that is read when none is named. It may
-// be absent.
+// DefaultPath is the configuration file that is read when no other is named. It need not exist.
 const DefaultPath = "/etc/cucriu/config.yaml"
 
-// Config is a complete configuration. Default gives the one to start from.
+// Config is a complete configuration. Start from [Default].
 type Config struct {
 	File string // the file that was read; empty if none was
 
@@ -23,11 +22,11 @@ type Config struct {
 	Pages      Pages
 	FastLane   FastLane
 	Restore    Restore
-	Force      []string // the findings that are overridden
+	Force      []string // names of the findings that are overridden
 	Log        Log
 
-	// RunDir holds what must outlive one hook: journals, status files, what
-	// pre-restore leaves for post-resume. Not in the file: every part of one
+	// RunDir holds what must outlive one hook: journals, status files, and what pre-restore
+	// leaves for post-resume. It cannot be set in the file, because every part of one
 	// installation must agree on it.
 	RunDir string
 }
@@ -41,26 +40,26 @@ type GPUs struct {
 // Driver says where the CUDA driver is found.
 type Driver struct {
 	Library string // soname, or absolute path, of libcuda
-	Root    string // under which dev/nvidiaN and proc/driver/nvidia are looked up
+	Root    string // the directory under which dev/nvidiaN and proc/driver/nvidia are looked up
 }
 
-// Lock bounds the locking of all CUDA processes of a tree: within Timeout, in
-// tries of the length Try.
+// Lock limits how long it may take to lock all CUDA processes of a tree: Timeout in all, in
+// tries of length Try.
 type Lock struct {
 	Timeout, Try time.Duration
 }
 
-// Checkpoint bounds the copying of GPU memory into the processes.
+// Checkpoint limits how long GPU memory may be copied into the processes.
 type Checkpoint struct {
 	Timeout time.Duration
 }
 
-// Pages says who writes the GPU state into the image once it is in the
-// processes' memory.
+// Pages says which program writes the GPU state into the image, once it is in the processes'
+// memory.
 type Pages string
 
 const (
-	// Fast is the fast lane: this program, with all cores.
+	// Fast is the fast lane: this program writes it, with all cores.
 	Fast Pages = "fast"
 	// ByCriu leaves it to criu, which writes one process at a time with one thread.
 	ByCriu Pages = "criu"
@@ -69,14 +68,13 @@ const (
 // FastLane says how the fast lane works.
 type FastLane struct {
 	Compress pages.Codec
-	// Sync brings the GPU state to disk before it is dropped from the processes'
-	// memory.
+	// Sync writes the GPU state to disk before it is dropped from the processes' memory.
 	Sync bool
-	// Prefault has the memory that a checkpoint fills made ready by all cores.
+	// Prefault makes all cores prepare the memory that a checkpoint fills.
 	Prefault bool
 }
 
-// Restore bounds the way back, and says what becomes of a job that fails on it.
+// Restore limits how long a restore may take, and says what becomes of a job if it fails.
 type Restore struct {
 	Timeout   time.Duration
 	OnFailure OnFailure
@@ -86,20 +84,20 @@ type Restore struct {
 type OnFailure string
 
 const (
-	// Kill ends them: the image is intact and a half-restored job must not run.
+	// Kill ends them: the image is intact, and a half-restored job must not run.
 	Kill OnFailure = "kill"
 	// Leave keeps them stopped, for inspection.
 	Leave OnFailure = "leave"
 )
 
-// Log says what is logged, and where to besides CRIU's own log.
+// Log says what is logged, and where it is written besides CRIU's own log.
 type Log struct {
 	Level  slog.Level
 	Format Format
 	File   string // absolute path; empty for standard error
 }
 
-// Format is the form of the log's lines.
+// Format is the format of the log's lines.
 type Format string
 
 // The formats of the log.
@@ -108,7 +106,7 @@ const (
 	JSON Format = "json"
 )
 
-// Default is the configuration of a host that has no configuration file.
+// Default returns the configuration of a host that has no configuration file.
 func Default() Config {
 	return Config{
 		GPUs:       GPUs{Unmapped: gpumap.Fill},

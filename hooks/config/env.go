@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// The environment variables, each of which overrides the file. An empty one counts
-// as absent.
+// The environment variables. Each overrides the file. An empty one counts as unset.
 const (
 	EnvConfig     = "CUCRIU_CONFIG"      // the configuration file, which must exist
 	EnvLibrary    = "CUCRIU_LIBCUDA"     // driver.library
@@ -16,9 +15,9 @@ const (
 	EnvLog        = "CUCRIU_LOG"         // log.level, or "level,format"
 )
 
-// Load gives the configuration of this host: the file that CUCRIU_CONFIG names,
-// else DefaultPath if there is one, else Default; and over it the environment. env
-// is os.Getenv.
+// Load returns the configuration of this host. It reads the file that CUCRIU_CONFIG names, else
+// [DefaultPath] if that exists, else takes [Default]. The environment then overrides the
+// result. env is os.Getenv.
 func Load(env func(name string) string) (Config, error) {
 	return load(env, DefaultPath)
 }

@@ -8,13 +8,14 @@ import (
 // Error says what is wrong with a configuration, where, and what to do about it.
 type Error struct {
 	Source string // the file, or the environment variable; empty for a Config made in code
-	Line   int    // in the file; 0 if it is about the whole of it
-	Field  string // such as lock.try; empty if it is about none
+	Line   int    // in the file; 0 if the error is about the whole file
+	Field  string // such as lock.try; empty if the error is about no field
 	Cause  string
 	Remedy string
-	Err    error // the system's error behind it, if any
+	Err    error // the system's error that caused this one, if any
 }
 
+// Error says where the fault is, what it is, and what to do about it.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("configuration: ")
@@ -38,4 +39,5 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
+// Unwrap returns the system's error.
 func (e *Error) Unwrap() error { return e.Err }

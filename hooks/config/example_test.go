@@ -14,10 +14,10 @@ import (
 
 const examplePath = "../../configs/config.yaml"
 
-// commentedRule is a rule that the example shows without applying it.
+// commentedRule matches a rule that the example shows but does not apply.
 var commentedRule = regexp.MustCompile(`(?m)^  #  - \{from`)
 
-// activate applies the rules that the example shows.
+// activate uncomments the rules that the example shows.
 func activate(example []byte) []byte {
 	return commentedRule.ReplaceAll(example, []byte("    - {from"))
 }
@@ -36,7 +36,7 @@ func TestExampleStatesTheDefaults(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the example says that its values are the defaults (-default +example):\n%s", diff)
 	}
-	// A default that the example leaves out would pass the comparison.
+	// If the example left out a field, its default would still pass the comparison.
 	for _, name := range []string{
 		"unmapped: fill", "library: libcuda.so.1", "root: /", "timeout: 10s", "try: 1s", "checkpoint:", "restore:",
 		"timeout: 10m", "pages: fast", "compress: none", "sync: true", "prefault: true", "on_failure: kill", "force: []", "level: info", "format: text", `file: ""`,

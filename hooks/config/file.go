@@ -14,15 +14,15 @@ import (
 // maxSize is far above any real configuration file.
 const maxSize = 1 << 20 // bytes
 
-// readTrusted reads a file that nobody but root, or the user that we are, can have
-// written. Links are followed (Kubernetes mounts every configuration as a chain of
-// them), and what is checked is the file that was opened and the way to it, not the
-// names that led there. exists is false where there is nothing at path at all.
+// readTrusted reads a file that nobody but root, or the user that we run as, can have written.
+// It follows links: Kubernetes mounts every configuration as a chain of them. It checks the
+// file that was opened and the directories above it, not the names that led there. exists is
+// false if there is nothing at path at all.
 func readTrusted(path string) (data []byte, exists bool, err error) {
 	fail := func(cause, remedy string, err error) ([]byte, bool, error) {
 		return nil, true, &Error{Source: path, Cause: cause, Remedy: remedy, Err: err}
 	}
-	// O_NONBLOCK: the open of a FIFO must not wait for a writer.
+	// O_NONBLOCK, because opening a FIFO must not wait for a writer.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -59,8 +59,8 @@ func readTrusted(path string) (data []byte, exists bool, err error) {
 	return data, true, nil
 }
 
-// checkDirectories goes up from the open file by its resolved path: who can write
-// to a directory on it can put another file in its place.
+// checkDirectories checks the directories above the open file, by its resolved path: anybody
+// who can write to one of them can put another file in its place.
 func checkDirectories(path string, fd int) error {
 	resolved, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
@@ -80,9 +80,9 @@ func checkDirectories(path string, fd int) error {
 	}
 }
 
-// distrust says why somebody else could have changed the thing that st describes,
-// and the command that mends it. In a sticky directory, such as /tmp, only their
-// owners replace files.
+// distrust says why another user could have changed the file or directory that st describes,
+// and gives the command that mends it. In a sticky directory, such as /tmp, only the owners of
+// files can replace them.
 func distrust(st unix.Stat_t, euid int) (cause, remedy string) {
 	if st.Uid != 0 && int(st.Uid) != euid {
 		return fmt.Sprintf("belongs to user %d, and neither to root nor to the user that reads it", st.Uid), "run: chown root"

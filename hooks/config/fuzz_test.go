@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Whatever the bytes are: a valid configuration, or an error that names the file.
+// Whatever the bytes are, the result is a valid configuration, or an error that names the file.
 func FuzzParse(f *testing.F) {
 	example, err := os.ReadFile(examplePath)
 	if err != nil {

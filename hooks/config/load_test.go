@@ -154,7 +154,7 @@ func TestLoadFollowsLinksAsKubernetesMountsThem(t *testing.T) {
 		t.Error(err)
 	}
 
-	// What counts is where the links lead.
+	// What counts is the directory to which the links lead.
 	chmod(t, generation, 0o775)
 	_, err := load(env(EnvConfig, path), "/nonexistent")
 	if err == nil || !strings.Contains(err.Error(), generation+" can be written") {
@@ -217,8 +217,8 @@ func TestLoadRefusesFilesThatItCannotTrust(t *testing.T) {
 	}
 }
 
-// The default file may be absent, but one that is there must be right: to go on
-// without it would silently drop the user's GPU map.
+// The default file need not exist, but if it does it must be right: ignoring a bad one would
+// silently drop the user's GPU map.
 func TestLoadDoesNotPassOverABadDefaultFile(t *testing.T) {
 	path := filepath.Join(folder(t), "config.yaml")
 	link(t, "absent", path)

@@ -11,20 +11,19 @@ import (
 	"cucriu/hooks/gpumap"
 )
 
-// The file is read as a tree of nodes and not decoded into structures: that way
-// every value keeps its line, and yaml.v3's KnownFields has gaps (a null key
-// passes, and so does anything below a custom unmarshaler) and names Go's types in
-// its errors. The depth of the walk is that of the fields here, so that an alias
-// that contains itself ends as a value of the wrong kind.
+// The file is read as a tree of nodes and not decoded into structures. That way every value
+// keeps its line. yaml.v3's KnownFields has gaps (it lets a null key pass, and anything below a
+// custom unmarshaler), and it names Go's types in its errors. The walk goes only as deep as the
+// fields here, so an alias that contains itself ends as a value of the wrong kind.
 
-// field is one known field of a mapping and what reads its value.
+// field is one known field of a mapping, with the function that reads its value.
 type field struct {
 	name string
 	read func(p *parser, path string, value *yaml.Node) error
 }
 
-// mapping reads the fields of n. An absent field and an empty one ("timeout:")
-// keep what was there before.
+// mapping reads the fields of n. A field that is absent or empty ("timeout:") keeps the value
+// that it had before.
 func (p *parser) mapping(path string, n *yaml.Node, fields ...field) error {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
@@ -80,12 +79,12 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// section is a field that holds fields.
+// section makes a field that holds fields.
 func section(name string, fields ...field) field {
 	return field{name, func(p *parser, path string, n *yaml.Node) error { return p.mapping(path, n, fields...) }}
 }
 
-// scalar is a field that holds one value, which set takes.
+// scalar makes a field that holds one value and passes it to set.
 func scalar(name, remedy string, set func(text string) error) field {
 	return field{name, func(p *parser, path string, n *yaml.Node) error {
 		n = resolve(n)
@@ -138,12 +137,12 @@ func index(name string, target *gpumap.Selector) field {
 	})
 }
 
-// fail makes the error of a value that stands at n.
+// fail makes an error about the value at n.
 func (p *parser) fail(n *yaml.Node, path, cause, remedy string) error {
 	return &Error{Source: p.source, Line: n.Line, Field: path, Cause: cause, Remedy: remedy}
 }
 
-// resolve follows an alias to what it stands for, which is never an alias itself.
+// resolve follows an alias to the node that it stands for, which is never an alias itself.
 func resolve(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		return n.Alias

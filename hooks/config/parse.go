@@ -17,8 +17,8 @@ import (
 	"cucriu/hooks/gpumap"
 )
 
-// Parse reads a configuration file's content; name is what its errors call it.
-// What it returns without an error is valid.
+// Parse reads the content of a configuration file. Errors refer to the file as name. A
+// configuration that Parse returns without an error is valid.
 func Parse(name string, data []byte) (Config, error) {
 	p := newParser(name)
 	if err := p.parse(data); err != nil {
@@ -27,15 +27,15 @@ func Parse(name string, data []byte) (Config, error) {
 	return p.finish()
 }
 
-// parser reads one source after the other into cfg, and remembers for each field
-// which one gave it.
+// parser reads one source after another into cfg, and remembers for each field which source set
+// it.
 type parser struct {
 	cfg     Config
 	source  string
 	origins map[string]origin
 }
 
-// origin is where a field was given.
+// origin is the place where a field was set.
 type origin struct {
 	source string
 	line   int
@@ -45,7 +45,7 @@ func newParser(source string) *parser {
 	return &parser{cfg: Default(), source: source, origins: make(map[string]origin)}
 }
 
-// finish validates the whole and tells where a field that is wrong was given.
+// finish validates the whole configuration, and adds to an error where its field was set.
 func (p *parser) finish() (Config, error) {
 	err := p.cfg.Validate()
 	if err == nil {
@@ -92,8 +92,8 @@ func (p *parser) missingVersion(cause string) error {
 
 var syntaxError = regexp.MustCompile(`(?s)^yaml: (?:line (\d+): )?(.*)$`)
 
-// syntax gives yaml.v3's message its line, which can be the one before the fault:
-// its parser counts lines from 0, its scanner from 1.
+// syntax adds the line to yaml.v3's message. It can be the line before the fault: yaml.v3's
+// parser counts lines from 0, its scanner from 1.
 func (p *parser) syntax(err error) error {
 	wrong := &Error{Source: p.source, Cause: "this is not YAML: " + err.Error(), Remedy: "look at this line and those after it: indentation, brackets, quotes"}
 	if m := syntaxError.FindStringSubmatch(err.Error()); m != nil {
@@ -103,7 +103,7 @@ func (p *parser) syntax(err error) error {
 	return wrong
 }
 
-// root is the whole file, as configs/config.yaml shows it.
+// root reads the whole file, as configs/config.yaml shows it.
 func (p *parser) root(n *yaml.Node) error {
 	c := &p.cfg
 	version, timeout, try := false, c.Lock.Timeout, c.Lock.Try
@@ -158,8 +158,8 @@ func (p *parser) root(n *yaml.Node) error {
 	return nil
 }
 
-// defaultTry keeps a short lock.timeout from contradicting a lock.try that the
-// user did not write.
+// defaultTry returns lock.try as the user wrote it. If the user did not, it returns the
+// default, made no longer than lock.timeout.
 func (p *parser) defaultTry(timeout, try time.Duration) time.Duration {
 	if _, given := p.origins["lock.try"]; given {
 		return try
@@ -207,7 +207,7 @@ func (p *parser) force(path string, n *yaml.Node) error {
 
 const uuidRemedy = "write it as nvidia-smi -L prints it"
 
-// selector reads one side of a rule: a UUID, or one of uuid, pci and index.
+// selector reads one side of a rule: a UUID, or one of the fields uuid, pci and index.
 func selector(name string, target *gpumap.Selector) field {
 	setUUID := func(value string) error {
 		u, err := cudackpt.ParseUUID(value)

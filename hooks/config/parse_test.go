@@ -199,8 +199,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Aliases cannot make a small file into a large configuration: the fields bound
-// how deep the walk goes, and the list of rules is not one that can nest.
+// Aliases cannot turn a small file into a large configuration: the fields limit how deep the
+// walk goes, and the list of rules cannot be nested.
 func TestNestedAliasesDoNotMultiply(t *testing.T) {
 	data := "version: 1\ngpus:\n  map:\n  - &a0 [x]\n"
 	for i := range 30 {

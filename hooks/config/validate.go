@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// The driver counts a lock's timeout in whole milliseconds, and to it 0 means
-	// to wait for ever.
+	// The driver counts a lock's timeout in whole milliseconds, and 0 tells it to wait for
+	// ever.
 	minDuration = time.Millisecond
-	// Far beyond any use, and still below the 49 days that the driver's 32 bits hold.
+	// This is far beyond any use, and still below the 49 days that the driver's 32 bits hold.
 	maxDuration = 30 * 24 * time.Hour
 )
 
-// Validate says whether c can be used. The error is an *Error that names the field
-// as the file does.
+// Validate checks whether c can be used. The error is an [*Error] that names the field as the
+// file does.
 func (c Config) Validate() error {
 	for _, check := range []*Error{
 		c.GPUs.check(),
@@ -62,7 +62,7 @@ func (g GPUs) check() *Error {
 	return checkOneOf("gpus.unmapped", g.Unmapped, gpumap.Fill, gpumap.Error)
 }
 
-// ruleField names an entry of the map as errors do.
+// ruleField returns the name that errors use for an entry of the map.
 func ruleField(i int) string { return fmt.Sprintf("gpus.map[%d]", i) }
 
 func checkDuration(field string, d time.Duration) *Error {
@@ -117,8 +117,8 @@ func checkOneOf[T comparable](field string, value T, allowed ...T) *Error {
 	}
 }
 
-// checkLibrary lets a bare file name pass: the loader looks it up as a soname. A
-// relative path would mean another file in each working directory.
+// checkLibrary accepts a bare file name, because the loader looks it up as a soname. A relative
+// path would mean a different file in each working directory.
 func checkLibrary(library string) *Error {
 	const field = "driver.library"
 	bare := !strings.ContainsRune(library, '/')
@@ -144,8 +144,7 @@ func checkLogFile(file string) *Error {
 	return checkPath("log.file", file)
 }
 
-// checkPath refuses relative paths: CRIU runs the hook in a directory of its own
-// choice.
+// checkPath refuses relative paths: CRIU chooses the directory in which the hook runs.
 func checkPath(field, path string) *Error {
 	if err := checkText(field, path); err != nil {
 		return err
@@ -159,8 +158,8 @@ func checkPath(field, path string) *Error {
 	}
 }
 
-// checkText refuses what the system would cut short (NUL) and what would break
-// the lines of a log.
+// checkText refuses a NUL, where the system would cut the text short, and other control
+// characters, which would break the lines of a log.
 func checkText(field, text string) *Error {
 	if strings.ContainsFunc(text, unicode.IsControl) {
 		return &Error{

@@ -1,8 +1,8 @@
-// Package gpumap decides which GPU takes the place of which when a job is
-// restored. It knows the driver's rules for the pairs that a restore is given,
-// and the order in which GPUs that the user did not name are filled in. It is a
-// pure function of its arguments: it reads no file and asks no driver, so that a
-// plan can be made, printed and refused before anything is touched.
+// Package gpumap decides which GPU takes the place of which when a job is restored. It knows
+// the driver's rules for the pairs that a restore is given, and the order in which it fills in
+// the GPUs that the user did not name. It must not know files, processes or the driver: a map
+// depends only on the arguments, so a plan can be made, printed and refused before anything is
+// touched.
 //
 // The driver's rules (seen on 580):
 //   - the old side of the pairs is exactly the set of GPUs that the process could

@@ -7,7 +7,8 @@ import (
 	"cucriu/cudackpt"
 )
 
-// What a map can fail for; errors.Is on what Make returns tells them apart.
+// The reasons for which there may be no map. errors.Is finds them in the errors of
+// [Make] and [Plan.Covers].
 var (
 	ErrInvalidSet    = errors.New("the list of GPUs is not usable")
 	ErrInvalidRule   = errors.New("a rule is not usable")
@@ -22,18 +23,20 @@ var (
 
 // MapError says why there is no map, and what to do about it.
 type MapError struct {
-	Kind   error          // one of the values above
-	Rules  []Rule         // the rules that cannot be met, if the user's
-	GPUs   []cudackpt.GPU // the captured GPUs that cannot be placed, if it is about any
+	Kind   error          // one of this package's Err values
+	Rules  []Rule         // the user's rules that cannot be met, if any
+	GPUs   []cudackpt.GPU // the captured GPUs that cannot be placed, if the error is about any
 	Cause  string
 	Remedy string
 }
 
+// Error returns the cause and the remedy.
 func (e *MapError) Error() string { return "GPU map: " + e.Cause + "; " + e.Remedy }
 
+// Unwrap returns the Kind.
 func (e *MapError) Unwrap() error { return e.Kind }
 
-// describe names a GPU so that a person finds it in nvidia-smi -L and in lspci.
+// describe names a GPU so that a person can find it in nvidia-smi -L and in lspci.
 func describe(gpu cudackpt.GPU) string {
 	model, pci := gpu.Model, gpu.PCIBusID
 	if model == "" {

@@ -2,7 +2,7 @@ package gpumap
 
 import "cucriu/cudackpt"
 
-// UUIDsOf are the UUIDs of GPUs, in their order.
+// UUIDsOf returns the UUIDs of GPUs, in the same order.
 func UUIDsOf(gpus []cudackpt.GPU) []cudackpt.UUID {
 	uuids := make([]cudackpt.UUID, len(gpus))
 	for i, gpu := range gpus {
@@ -11,8 +11,7 @@ func UUIDsOf(gpus []cudackpt.GPU) []cudackpt.UUID {
 	return uuids
 }
 
-// Union lists every GPU that any of the processes saw, in order of first
-// appearance.
+// Union lists every GPU that any of the processes saw, in order of first appearance.
 func Union(lists ...[]cudackpt.GPU) []cudackpt.GPU {
 	var union []cudackpt.GPU
 	seen := make(map[cudackpt.UUID]bool)

@@ -7,9 +7,9 @@ import (
 	"cucriu/cudackpt"
 )
 
-// Make places every captured GPU onto a visible one. captured is what the
-// processes of the job together could see when they were checkpointed, visible
-// what they can see now, both in order. The user's rules come first; the rest is
+// Make assigns a visible GPU to every captured one. captured are the GPUs that the processes of
+// the job together could see when they were checkpointed; visible are those that they can see
+// now. Both are ordered. The user's rules come first. The remaining GPUs are
 // filled in or refused, as the policy says.
 func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, error) {
 	m := maker{
@@ -40,8 +40,8 @@ func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, 
 
 const unplaced = -1
 
-// maker is a map in the making. The first four slices run along captured or
-// visible; target holds positions in visible.
+// maker is a map in the making. target, reason and rule run along captured, taken along
+// visible. target holds positions in visible.
 type maker struct {
 	captured, visible []cudackpt.GPU
 	target            []int
@@ -51,8 +51,8 @@ type maker struct {
 	unused            []Rule
 }
 
-// checkSets refuses sets that name a GPU twice, which would break the pairs'
-// promise of an exact old side and an injective new side.
+// checkSets refuses a set that names a GPU twice or a GPU without a UUID. With such a set the
+// old side of the pairs would not be exact, or the new side not injective.
 func (m *maker) checkSets() error {
 	for _, set := range []struct {
 		name string
@@ -92,7 +92,7 @@ func checkRules(rules []Rule) error {
 	return nil
 }
 
-// checkCount comes before the rules because no rule can mend it.
+// checkCount comes before the rules, because no rule can make up for a missing GPU.
 func (m *maker) checkCount() error {
 	if len(m.visible) >= len(m.captured) {
 		return nil
@@ -150,7 +150,7 @@ func (m *maker) obey(rules []Rule) error {
 	return nil
 }
 
-// one gives the position of the one GPU that s selects, or unplaced for none.
+// one returns the position of the single GPU that s selects, or unplaced if there is none.
 func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
 	found := s.in(set)
 	switch len(found) {
@@ -178,7 +178,7 @@ func conflict(first, second Rule, what string, gpu cudackpt.GPU) error {
 	}
 }
 
-// checkUnmapped applies the strict policy. Anything but Fill is strict.
+// checkUnmapped applies the strict policy. Any policy but Fill is strict.
 func (m *maker) checkUnmapped(policy Policy) error {
 	rest := m.unplacedGPUs()
 	if policy == Fill || len(rest) == 0 {
@@ -191,11 +191,11 @@ func (m *maker) checkUnmapped(policy Policy) error {
 	}
 }
 
-// fill places what no rule named. Each pass runs over all remaining GPUs before
-// the next begins, so that a GPU that stays is never displaced by one that could
-// go anywhere. Placing only onto the same model makes the models independent of
-// each other, and within a model every GPU is as good as any other: so no choice
-// of an earlier pass or rule can spoil a map that exists.
+// fill places the GPUs that no rule named. Each pass runs over all remaining GPUs before the
+// next begins, so that a GPU that could go anywhere never takes the place of one that stays. A
+// GPU is placed only onto one of the same model, so the models do not affect each other, and
+// within a model any GPU is as good as another. So no choice of an earlier pass or rule can
+// rule out a map that exists.
 func (m *maker) fill() error {
 	m.pass(Identity, func(old, now cudackpt.GPU) bool { return old.UUID == now.UUID })
 	m.pass(SamePCI, func(old, now cudackpt.GPU) bool { return samePCI(old.PCIBusID, now.PCIBusID) })
@@ -258,6 +258,6 @@ func (m *maker) plan() Plan {
 	return p
 }
 
-// sameModel compares the names that the driver gives the chips. Two unknown names
-// are the same: where the host hides them, the driver is left to judge.
+// sameModel compares the model names that the driver gives. Two unknown names are equal: where
+// the host hides them, the driver has to judge.
 func sameModel(a, b cudackpt.GPU) bool { return a.Model == b.Model }

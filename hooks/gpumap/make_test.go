@@ -10,7 +10,7 @@ import (
 	"cucriu/cudackpt"
 )
 
-// gpu makes a GPU whose UUID is one byte repeated; an empty model is an H200.
+// gpu makes a GPU whose UUID is one repeated byte. An empty model stands for an H200.
 func gpu(id byte, pci, model string) cudackpt.GPU {
 	var u cudackpt.UUID
 	for i := range u {
@@ -22,7 +22,7 @@ func gpu(id byte, pci, model string) cudackpt.GPU {
 	return cudackpt.GPU{UUID: u, Model: model, PCIBusID: pci, Minor: int(id)}
 }
 
-// The GPUs of two hosts: B sits where A's peer sits on the other host, and so on.
+// The GPUs of two hosts. On the other host, X sits in B's slot and Y in A's.
 var (
 	gpuA    = gpu(0xa, "0000:41:00.0", "")
 	gpuB    = gpu(0xb, "0000:61:00.0", "")
@@ -55,8 +55,8 @@ func move(from, to cudackpt.GPU, line int) Rule {
 	return rule(ByUUID(from.UUID), ByUUID(to.UUID), line)
 }
 
-// The destinations in captured order, and the pairs for a process that captured
-// all of them. The cases on GPUs A and B are those that the driver was seen with.
+// Each case lists the destinations in captured order, and says whether a process that captured
+// all of them is sent pairs. The cases on GPUs A and B were seen with the real driver.
 func TestMakePlacesEveryCapturedGPU(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
@@ -222,7 +222,7 @@ func TestMakeRefuses(t *testing.T) {
 	}
 }
 
-// The processes of one job can see different GPUs of it.
+// The processes of one job can each see a different part of its GPUs.
 func TestPairsOfOneProcess(t *testing.T) {
 	stay, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), nil, Fill)
 	if err != nil {

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// pciAddress is a PCI address by value. Its text differs by source: lspci leaves
-// domain 0 out, sysfs and /proc/driver/nvidia write it with four digits, and NVML
-// with eight.
+// pciAddress is a PCI address by value, because its text depends on the source: lspci leaves
+// out domain 0, sysfs and /proc/driver/nvidia write the domain with four digits, NVML with
+// eight.
 type pciAddress struct {
 	domain                uint32
 	bus, device, function uint8
 }
 
-// parsePCI reads [domain:]bus:device.function in hexadecimal, of either case.
+// parsePCI reads [domain:]bus:device.function, in hexadecimal of either case.
 func parsePCI(text string) (pciAddress, error) {
 	fail := func() (pciAddress, error) {
 		return pciAddress{}, fmt.Errorf("%q is not a PCI address like 0000:41:00.0", text)
@@ -30,7 +30,7 @@ func parsePCI(text string) (pciAddress, error) {
 	if !found || len(parts[1]) != 2 || len(device) != 2 || len(function) != 1 {
 		return fail()
 	}
-	// ParseUint takes no sign, and an underscore only in base 0.
+	// ParseUint accepts no sign, and underscores only in base 0.
 	domain, err1 := strconv.ParseUint(parts[0], 16, 32)
 	bus, err2 := strconv.ParseUint(parts[1], 16, 8)
 	dev, err3 := strconv.ParseUint(device, 16, 5)
@@ -41,8 +41,8 @@ func parsePCI(text string) (pciAddress, error) {
 	return pciAddress{domain: uint32(domain), bus: uint8(bus), device: uint8(dev), function: uint8(fn)}, nil
 }
 
-// samePCI says whether two texts name one address. Text that is no address, such
-// as the empty one of a GPU whose address is not known, is the same as nothing.
+// samePCI reports whether two texts name the same address. Text that is not an address, such as
+// the empty text of a GPU whose address is not known, equals nothing.
 func samePCI(a, b string) bool {
 	x, err := parsePCI(a)
 	if err != nil {

@@ -16,6 +16,7 @@ const (
 	SameModel               // the next free GPU of the same model
 )
 
+// String returns the reason in a few words.
 func (r Reason) String() string {
 	switch r {
 	case ByRule:
@@ -30,7 +31,7 @@ func (r Reason) String() string {
 	return fmt.Sprintf("Reason(%d)", int(r))
 }
 
-// Assignment is the place of one captured GPU.
+// Assignment says where one captured GPU goes.
 type Assignment struct {
 	From   cudackpt.GPU
 	To     cudackpt.GPU
@@ -38,22 +39,21 @@ type Assignment struct {
 	Rule   *Rule // the rule that asked for it; nil unless Reason is ByRule
 }
 
-// Plan is the map of a whole job. Its zero value is the map of a job that
-// captured no GPU.
+// Plan is the map of a whole job. The zero Plan is the map of a job that captured no GPU.
 type Plan struct {
 	Assignments []Assignment // one for each captured GPU, in the captured order
 	Unused      []Rule       // rules whose From selects no captured GPU
 
-	visible []cudackpt.UUID // in order: what the driver pairs by when given no map
+	visible []cudackpt.UUID // in order: the driver pairs by it when it is given no map
 }
 
-// Pairs gives the map for one process of the job, which captured exactly these
-// GPUs. It is nil when everything stays where it was and the driver, which goes by
-// order when it is given no map, would do just that. A process that captured the
-// second GPU only is not that case: by order the driver would give it the first.
+// Pairs returns the map for one process of the job, which captured exactly these GPUs. Without
+// a map the driver pairs GPUs by their order. If every GPU stays where it was and pairing by
+// order has the same result, Pairs returns nil. A process that captured only the second GPU
+// still needs a map: by order the driver would give it the first.
 //
-// A GPU that the plan does not know is paired with itself: left out it would be
-// moved by order or fail the whole map, so the driver is made to look. Covers
+// A GPU that the plan does not know is paired with itself, so that the driver checks it. If it
+// were left out, the driver would move it by order, or refuse the whole map. [Plan.Covers]
 // finds such a GPU beforehand.
 func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
 	if len(captured) == 0 {
@@ -77,7 +77,7 @@ func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
 	return pairs
 }
 
-// Covers says whether the plan places every GPU that a process captured.
+// Covers returns an error if the plan does not place every GPU that a process captured.
 func (p Plan) Covers(captured []cudackpt.UUID) error {
 	for _, old := range captured {
 		if _, known := p.destination(old); !known {
@@ -92,7 +92,7 @@ func (p Plan) Covers(captured []cudackpt.UUID) error {
 	return nil
 }
 
-// IsIdentity says whether every GPU stays where it was.
+// IsIdentity reports whether every GPU stays where it was.
 func (p Plan) IsIdentity() bool {
 	for _, a := range p.Assignments {
 		if a.From.UUID != a.To.UUID {
@@ -102,8 +102,8 @@ func (p Plan) IsIdentity() bool {
 	return true
 }
 
-// Explain puts the plan into words that a person can check: one line a GPU, then
-// a note for each rule that did not apply.
+// Explain describes the plan in words that a person can check: one line for each GPU, then a
+// note for each rule that did not apply.
 func (p Plan) Explain() []string {
 	var lines []string
 	for _, a := range p.Assignments {

@@ -26,8 +26,8 @@ var slots = []string{
 
 var models = []string{"NVIDIA H200", "NVIDIA H100 80GB HBM3"}
 
-// drawSet draws GPUs out of a small pool, so that sets overlap in UUIDs and in PCI
-// addresses but not always in both. Now and then the driver names a GPU otherwise.
+// drawSet draws GPUs from a small pool, so that sets overlap in UUIDs and in PCI addresses, but
+// not always in both. Now and then a GPU has another model name.
 func drawSet(t *rapid.T, name string) []cudackpt.GPU {
 	ids := rapid.SliceOfNDistinct(rapid.IntRange(1, 7), 0, 5, rapid.ID[int]).Draw(t, name+" ids")
 	at := rapid.Permutation(slots).Draw(t, name+" slots")
@@ -42,7 +42,7 @@ func drawSet(t *rapid.T, name string) []cudackpt.GPU {
 	return gpus
 }
 
-// drawSelector names a GPU of set most of the time, and else one that is not there.
+// drawSelector selects a GPU of set most of the time, and otherwise one that is not there.
 func drawSelector(t *rapid.T, name string, set []cudackpt.GPU) Selector {
 	if i := rapid.IntRange(0, len(set)).Draw(t, name); i < len(set) {
 		return drawName(t, name, set, i)
@@ -57,8 +57,8 @@ func drawName(t *rapid.T, name string, set []cudackpt.GPU, i int) Selector {
 	return rapid.SampledFrom([]Selector{ByUUID(set[i].UUID), ByPCI(set[i].PCIBusID), ByIndex(i)}).Draw(t, name+" named")
 }
 
-// drawJob draws any job: two sets that need not fit, or two that do, and rules that
-// may contradict each other.
+// drawJob draws any job: two sets that match, or two that need not, and rules that may
+// contradict each other.
 func drawJob(t *rapid.T) job {
 	var j job
 	if rapid.Bool().Draw(t, "may have no map") {
@@ -85,8 +85,8 @@ func drawJob(t *rapid.T) job {
 	return j
 }
 
-// drawPlannable draws a job for which there is a map: each captured GPU has a
-// partner among the visible, and the rules that apply name partners.
+// drawPlannable draws a job for which there is a map: each captured GPU has a partner among the
+// visible ones, and the rules that apply name these partners.
 func drawPlannable(t *rapid.T) job {
 	j := job{captured: drawSet(t, "captured"), policy: Fill}
 	n := len(j.captured)
@@ -122,7 +122,7 @@ func (j job) mustMake(t *rapid.T) Plan {
 	return plan
 }
 
-// selects is the meaning of a selector, said in another way than Selector.in does.
+// selects is the meaning of a selector, written in another way than in Selector.in.
 func selects(s Selector, set []cudackpt.GPU, i int) bool {
 	switch {
 	case s.Index != nil:
@@ -135,7 +135,7 @@ func selects(s Selector, set []cudackpt.GPU, i int) bool {
 	return errA == nil && errB == nil && a == b
 }
 
-// anyMapExists tries every injective map, and knows nothing of filling in.
+// anyMapExists tries every injective map. It knows nothing about filling in.
 func anyMapExists(j job) bool {
 	for i := range j.captured {
 		named := 0
@@ -180,7 +180,7 @@ func allowed(j job, captured, visible int) bool {
 
 func TestMakeSucceedsExactlyWhenAMapExists(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		for range 20 { // rapid's usual 100 jobs would seldom hold some contradictions
+		for range 20 { // among rapid's usual 100 jobs, some contradictions would be rare
 			j := drawJob(t)
 			plan, err := j.make()
 			if exists := anyMapExists(j); exists != (err == nil) {
@@ -232,12 +232,13 @@ func TestPlanKeepsTheRulesOfTheDriverAndOfTheUser(t *testing.T) {
 	})
 }
 
-// Rules, then identity, then PCI address, then order; each for all GPUs before the next.
+// Rules come first, then identity, then PCI address, then order: each for all GPUs before the
+// next.
 func TestFillingKeepsItsRank(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := drawPlannable(t)
 		plan := j.mustMake(t)
-		rankOf := make(map[cudackpt.UUID]Reason) // of the captured GPU that took a visible one
+		rankOf := make(map[cudackpt.UUID]Reason) // of the captured GPU that took this visible one
 		for _, a := range plan.Assignments {
 			rankOf[a.To.UUID] = a.Reason
 		}
@@ -257,7 +258,8 @@ func TestFillingKeepsItsRank(t *testing.T) {
 				if rank >= a.Reason {
 					continue
 				}
-				// A better place than the one it got: somebody better must hold it.
+				// This place is better than the one it got, so a captured GPU of at least that
+				// rank must hold it.
 				if holder, held := rankOf[now.UUID]; !held || holder > rank {
 					t.Errorf("%v got %v by %v although %v was there by %v", a.From, a.To, a.Reason, now, rank)
 				}
@@ -319,7 +321,7 @@ func TestMakeIsDeterministicAndLeavesItsInputAlone(t *testing.T) {
 		if diff := cmp.Diff(before, j, cmp.AllowUnexported(job{})); diff != "" {
 			t.Fatalf("the input changed:\n%s", diff)
 		}
-		// Where every rule can be met, their order says nothing.
+		// Where every rule can be met, their order must not matter.
 		j.rules = rapid.Permutation(j.rules).Draw(t, "rules in another order")
 		third, err3 := j.make()
 		if (err1 == nil) != (err3 == nil) {
@@ -331,8 +333,8 @@ func TestMakeIsDeterministicAndLeavesItsInputAlone(t *testing.T) {
 	})
 }
 
-// What each process of a job is given: its own old side, whole and in order, and
-// the plan's new side; or nothing, where order alone does the same.
+// What each process of a job is given: its own old side, complete and in order, with the plan's
+// new side, or nothing where pairing by order does the same.
 func TestPairsCoverExactlyWhatAProcessCaptured(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j := drawPlannable(t)

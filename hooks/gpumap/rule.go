@@ -6,9 +6,10 @@ import "fmt"
 type Rule struct {
 	From Selector // among the captured GPUs
 	To   Selector // among the visible GPUs
-	Line int      // where it stands in the configuration file; 0 if in none
+	Line int      // where it stands in the configuration file; 0 if it is not from a file
 }
 
+// String names the rule by its line, if it has one, and by its two sides.
 func (r Rule) String() string {
 	if r.Line > 0 {
 		return fmt.Sprintf("the rule on line %d (from %v to %v)", r.Line, r.From, r.To)
@@ -16,7 +17,7 @@ func (r Rule) String() string {
 	return fmt.Sprintf("the rule from %v to %v", r.From, r.To)
 }
 
-// Validate says why r can never apply.
+// Validate returns an error if r can never apply.
 func (r Rule) Validate() error {
 	if err := r.From.Validate(); err != nil {
 		return fmt.Errorf("from: %w", err)
@@ -37,6 +38,7 @@ const (
 	Error
 )
 
+// String returns "fill" or "error".
 func (p Policy) String() string {
 	switch p {
 	case Fill:
@@ -47,7 +49,7 @@ func (p Policy) String() string {
 	return fmt.Sprintf("Policy(%d)", int(p))
 }
 
-// ParsePolicy reads the form of String.
+// ParsePolicy reads the text that String returns.
 func ParsePolicy(text string) (Policy, error) {
 	for _, p := range []Policy{Fill, Error} {
 		if text == p.String() {

@@ -7,7 +7,7 @@ import (
 	"cucriu/cudackpt"
 )
 
-// Selector names one GPU of an ordered set. Exactly one field is set.
+// Selector names one GPU of an ordered set. Exactly one field must be set.
 type Selector struct {
 	UUID  *cudackpt.UUID
 	PCI   string // [domain:]bus:device.function, as the user wrote it
@@ -17,13 +17,13 @@ type Selector struct {
 // ByUUID selects the GPU with this UUID.
 func ByUUID(u cudackpt.UUID) Selector { return Selector{UUID: &u} }
 
-// ByPCI selects the GPU at this PCI address, written with or without its domain.
+// ByPCI selects the GPU at this PCI address, which may be written without its domain.
 func ByPCI(address string) Selector { return Selector{PCI: address} }
 
 // ByIndex selects the GPU at this position of the set.
 func ByIndex(position int) Selector { return Selector{Index: &position} }
 
-// Validate says why s can select nothing in any set.
+// Validate returns an error if s cannot select anything in any set.
 func (s Selector) Validate() error {
 	kinds := 0
 	if s.UUID != nil {
@@ -50,7 +50,7 @@ func (s Selector) Validate() error {
 	return nil
 }
 
-// String prints s as the user wrote it.
+// String returns s as the user wrote it.
 func (s Selector) String() string {
 	switch {
 	case s.UUID != nil:
@@ -63,8 +63,8 @@ func (s Selector) String() string {
 	return "nothing"
 }
 
-// in gives the positions in set of the GPUs that s selects. More than one means
-// that the set shows two GPUs at one address.
+// in returns the positions in set of the GPUs that s selects. If there is more than one, the
+// set has two GPUs at the same address.
 func (s Selector) in(set []cudackpt.GPU) []int {
 	if s.Index != nil {
 		if *s.Index < len(set) {

@@ -15,15 +15,15 @@ import (
 	"cucriu/internal/durable"
 )
 
-// An image directory is complete or absent: criu writes into a partial one
-// beside it, which takes its name once everything in it is on disk.
+// An image directory is complete or absent. criu writes into a partial directory beside it,
+// which gets the final name once everything in it is on disk.
 
-const partialInfix = ".partial-" // between the name and the pid of who writes it
+const partialInfix = ".partial-" // between the directory's name and the pid of the process that writes it
 
-// NewPartial makes the folder that criu writes into before its images get the
-// name of dir. dir must not exist yet, or be empty: a dump never overwrites
-// another. What a killed dump to the same name has left behind is removed, unless
-// it is needed.
+// NewPartial makes the directory that criu writes into until the image is complete and can get
+// its name, dir. dir must not exist yet, or be empty: a dump never overwrites another.
+// NewPartial removes what a killed dump under the same name left behind, except the directories
+// that needed returns true for.
 func NewPartial(dir string, needed func(partial string) bool) (string, error) {
 	if err := checkVacant(dir); err != nil {
 		return "", err
@@ -56,7 +56,7 @@ func checkVacant(dir string) error {
 	if len(entries) > 0 {
 		return fmt.Errorf("image directory %s is not empty, and a dump never overwrites another: name a new one, or remove it", dir)
 	}
-	// An empty directory is replaced, which a mount point cannot be.
+	// An empty directory is replaced by a rename, which fails for a mount point.
 	var itself, parent unix.Stat_t
 	if err := errors.Join(unix.Stat(dir, &itself), unix.Stat(filepath.Dir(dir), &parent)); err != nil {
 		return fmt.Errorf("image directory %s: %w", dir, err)
@@ -67,8 +67,8 @@ func checkVacant(dir string) error {
 	return nil
 }
 
-// removeStalePartials removes the partial directories of dir whose writer has
-// ended, but for those that are needed.
+// removeStalePartials removes the partial directories of dir whose writer has ended, except
+// those that are needed.
 func removeStalePartials(dir string, needed func(string) bool) error {
 	entries, err := os.ReadDir(filepath.Dir(dir))
 	if err != nil {
@@ -87,7 +87,7 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 		}
 		partial := filepath.Join(filepath.Dir(dir), entry.Name())
 		if isClaimed(partial) {
-			continue // its writer has the pid in another namespace
+			continue // its writer lives, in another pid namespace
 		}
 		if needed(partial) {
 			continue
@@ -99,8 +99,8 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 	return nil
 }
 
-// isClaimed reports whether a dump that lives has claimed a directory, in whatever
-// pid namespace.
+// isClaimed reports whether a running dump has claimed a directory. It works across pid
+// namespaces.
 func isClaimed(dir string) bool {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -110,10 +110,10 @@ func isClaimed(dir string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// IsPartial reports whether a directory is one that [NewPartial] has made.
+// IsPartial reports whether a directory was made by [NewPartial].
 func IsPartial(dir string) bool { return strings.Contains(filepath.Base(dir), partialInfix) }
 
-// Publish gives a complete image its name, once every byte of it is on disk.
+// Publish gives a complete image its name, after every byte of it is on disk.
 func Publish(partial, dir string) error {
 	err := filepath.WalkDir(partial, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() && !entry.IsDir() {

@@ -23,46 +23,47 @@ import (
 const ManifestName = "cucriu.json"
 
 const (
-	ManifestVersion  = 2 // 1 has no parked threads
+	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
-	maxMemoryBytes   = 1 << 50 // of one process on one GPU
+	maxMemoryBytes   = 1 << 50 // of one process, on one GPU
 )
 
-// Manifest says what criu's image holds of CUDA, for the restore side. It
-// lies beside criu's own files.
+// Manifest tells the restore side which CUDA processes criu's image holds, and what they need.
+// It lies beside criu's own files.
 type Manifest struct {
 	Version       int       `json:"version"`
 	Created       time.Time `json:"created"`
 	DriverVersion string    `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
 	RootPID       int       `json:"root_pid"`       // of the dumped tree, as in the image
 	Processes     []Process `json:"processes"`
-	// StoppedOthers are the pids, as in the image, of processes without CUDA that
-	// were stopped before the dump, and so stay stopped after the restore.
+	// StoppedOthers are the pids, as in the image, of processes without CUDA that were already
+	// stopped before the dump. They stay stopped after the restore.
 	StoppedOthers []int `json:"stopped_others,omitempty"`
-	// Parked are the threads that criu's image has waiting, and what they need to
-	// go on: without it the restored processes never run.
+	// Parked are the threads that wait in criu's image, and what they need to go on. Without it
+	// the restored processes never run.
 	Parked []inject.Parked `json:"parked,omitempty"`
 }
 
-// ManifestProcess is one CUDA process of the image.
+// Process is one CUDA process of the image.
 type Process struct {
-	PID  int    `json:"pid"` // as in the image: in its innermost pid namespace
+	PID  int    `json:"pid"` // as in the image: the pid in its innermost pid namespace
 	Name string `json:"name"`
-	// Stopped says that the process was stopped before it was dumped, and so
-	// stays stopped after it was restored.
+	// Stopped says that the process was already stopped before the dump. It stays stopped after
+	// the restore.
 	Stopped bool `json:"stopped"`
-	// Running says that criu's image has the process running, not in the
-	// group-stop: it was held by a v1 freezer while it was dumped.
+	// Running says that the process runs in criu's image and is not in the group-stop: a v1
+	// freezer held it while it was dumped.
 	Running bool `json:"running,omitempty"`
-	// GPUs is what the process could see when it was checkpointed, used or
-	// not, in the driver's order: the old side of the restore's pairs.
+	// GPUs are all GPUs that the process could see when it was checkpointed, used or not, in
+	// the driver's order. They are the old side of the restore's pairs.
 	GPUs []cudackpt.GPU `json:"gpus"`
-	// MemoryBytes is what the process held on each GPU. A GPU that is missing
-	// here was not used.
+	// MemoryBytes is what the process held on each GPU. A GPU that is not in the map was not
+	// used.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
-	// Pages are the files that hold its GPU state, which criu's images lack then.
+	// Pages are the files that hold its GPU state. If set, criu's images do not contain that
+	// state.
 	Pages *pages.Listing `json:"pages,omitempty"`
 }
 
@@ -74,8 +75,8 @@ func (m Manifest) Write(dir string) error {
 	return nil
 }
 
-// Clear makes sure that an image directory which is used again does
-// not keep the manifest, the timeline and the GPU state of an earlier dump.
+// Clear removes the manifest, the timeline and the GPU state of an earlier dump from an image
+// directory that is used again.
 func Clear(dir string) error {
 	for _, name := range []string{ManifestName, TimelineName} {
 		err := os.Remove(filepath.Join(dir, name))
@@ -86,8 +87,8 @@ func Clear(dir string) error {
 	return Manifest{}.RemoveOtherPages(dir)
 }
 
-// ReadManifest reads and checks the manifest of an image directory. The error
-// is [os.ErrNotExist] if there is none: the image holds no CUDA process.
+// ReadManifest reads and checks the manifest of an image directory. If there is none, the image
+// holds no CUDA process and the error is [os.ErrNotExist].
 func ReadManifest(dir string) (Manifest, error) {
 	path := filepath.Join(dir, ManifestName)
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
@@ -104,8 +105,8 @@ func ReadManifest(dir string) (Manifest, error) {
 	return m, nil
 }
 
-// readPlain reads a file of an image directory, which somebody else may have
-// filled: no link, no pipe, and nothing that fills the memory.
+// readPlain reads a file of an image directory that somebody else may have filled. It follows
+// no link, waits for no pipe, and reads no more than maxBytes.
 func readPlain(path string, maxBytes int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -122,8 +123,7 @@ func readPlain(path string, maxBytes int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxBytes))
 }
 
-// ParseManifest reads a manifest and refuses one that no dump can have
-// written.
+// ParseManifest reads a manifest and refuses one that no dump can have written.
 func ParseManifest(data []byte) (Manifest, error) {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -140,9 +140,9 @@ func ParseManifest(data []byte) (Manifest, error) {
 	return m, nil
 }
 
-// MatchImages refuses a manifest whose CUDA processes criu's images beside it do not
-// hold. (A streamed dump has no images in its folder. Of the others one may have ended
-// after it was parked.)
+// MatchImages refuses a manifest that names CUDA processes which criu's images beside it do not
+// hold. It accepts a directory without criu's images, because a streamed dump leaves none
+// there. It does not look for the other processes: one may have ended after it was parked.
 func (m Manifest) MatchImages(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -159,6 +159,7 @@ func (m Manifest) MatchImages(dir string) error {
 	return nil
 }
 
+// Validate refuses a manifest that no dump can have written.
 func (m Manifest) Validate() error {
 	switch {
 	case m.Version < 1 || m.Version > ManifestVersion:
@@ -223,5 +224,5 @@ func (m Manifest) Validate() error {
 	return nil
 }
 
-// isPrintable: what an image says is shown on terminals and in logs.
+// isPrintable reports whether text is safe to show on terminals and in logs.
 func isPrintable(text string) bool { return text == proc.Printable(text) }

@@ -141,9 +141,9 @@ func TestManifestIsNotReadThroughALink(t *testing.T) {
 	}
 }
 
-// FuzzParseManifest: what is refused leaves nothing to work with. What is accepted says
-// the same when it is written again, and can neither lead out of the image directory
-// nor paint on a terminal, and says nothing of a GPU or a process that is not there.
+// FuzzParseManifest: nothing of a refused manifest can be used. An accepted one is the same
+// after it is written again. It cannot lead out of the image directory, cannot send control
+// characters to a terminal, and names no GPU or process that is not there.
 func FuzzParseManifest(f *testing.F) {
 	good := goodManifest(f)
 	parked := goodManifest(f)
@@ -218,7 +218,7 @@ func TestManifestMustBeAFileInAnImageDirectory(t *testing.T) {
 		"a directory":      func(path string) error { return os.Mkdir(path, 0o700) },
 		"a dangling link":  func(path string) error { return os.Symlink("nowhere", path) },
 		"a socket":         func(path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) },
-		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // zeros without end
+		"a device":         func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) }, // /dev/zero never ends
 		"larger than sane": func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"cucriu/criuutil/pages"
 )
 
-// PageFiles is how many files of pages the image has.
+// PageFiles returns how many page files the image has.
 func (m Manifest) PageFiles() int {
 	n := 0
 	for _, p := range m.Processes {
@@ -17,8 +17,8 @@ func (m Manifest) PageFiles() int {
 	return n
 }
 
-// OpenPages opens the GPU state of all processes of an image, and refuses what is not
-// what the dump wrote, as far as that can be told without reading all of it.
+// OpenPages opens the GPU state of all processes of an image. It refuses files that are not
+// what the dump wrote, as far as it can tell without reading all of them.
 func (m Manifest) OpenPages(store pages.Store) ([]pages.Input, error) {
 	var all []pages.Input
 	for _, p := range m.Processes {
@@ -35,22 +35,22 @@ func (m Manifest) OpenPages(store pages.Store) ([]pages.Input, error) {
 	return all, nil
 }
 
-// ClosePages closes what OpenPages has opened.
+// ClosePages closes what [Manifest.OpenPages] opened.
 func ClosePages(inputs []pages.Input) {
 	for _, input := range inputs {
 		input.Close()
 	}
 }
 
-// CheckPages fails if OpenPages does.
+// CheckPages fails if [Manifest.OpenPages] would fail.
 func (m Manifest) CheckPages(store pages.Store) error {
 	inputs, err := m.OpenPages(store)
 	ClosePages(inputs)
 	return err
 }
 
-// RemoveOtherPages removes the pages of an earlier dump into the same directory, whose
-// manifest this one has replaced.
+// RemoveOtherPages removes the pages of an earlier dump into the same directory, whose manifest
+// this one has replaced.
 func (m Manifest) RemoveOtherPages(dir string) error {
 	keep := make(map[string]bool)
 	for _, p := range m.Processes {

@@ -7,14 +7,14 @@ import (
 	"cucriu/hooks/timeline"
 )
 
-// TimelineName is the file name of a dump's timeline in the image directory. It
-// ends with criu's last page: publishing the image and ending the job come later.
+// TimelineName is the file name of a dump's timeline in the image directory. The timeline ends
+// with criu's last page, because publishing the image and ending the job come later.
 const TimelineName = "cucriu-timeline.json"
 
 const maxTimelineBytes = 8 << 20
 
-// ReadTimeline reads and checks the timeline in an image directory. The error is
-// [os.ErrNotExist] if there is none.
+// ReadTimeline reads and checks the timeline in an image directory. If there is none, the error
+// is [os.ErrNotExist].
 func ReadTimeline(dir string) (timeline.Trace, error) {
 	path := filepath.Join(dir, TimelineName)
 	data, err := readPlain(path, maxTimelineBytes)

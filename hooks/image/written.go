@@ -14,15 +14,17 @@ import (
 	"cucriu/criuutil/pages"
 )
 
-// Written is what a dump has put into the image directory, noted when it was whole:
-// at post-dump, where criu asks whether to end the job, it must all still be there.
+// Written records the manifest and the GPU state that a dump has put into the image directory,
+// so that [Written.CheckWhole] can tell at post-dump whether they are still there. Post-dump is
+// where criu asks whether to end the job.
 type Written struct {
 	Dir      pages.FileID            `json:"dir"`
 	Manifest string                  `json:"manifest"` // SHA-256
 	Pages    map[string]pages.FileID `json:"pages"`    // by name
 }
 
-// NoteWritten notes what a dump has written into an image directory.
+// NoteWritten records what a dump has written into the image directory dir: the manifest, and
+// the GPU state that outputs hold.
 func NoteWritten(dir string, outputs []pages.Output) (*Written, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -51,10 +53,10 @@ func manifestSum(dir string) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// CheckWhole fails if something of the image in dir is not there any more as it was
-// written, or is not where the image will be looked for, which is path: a cleaner of
-// temporary files, or another program, was at work in the directory. A dump that is
-// streamed may have no images of criu's in it.
+// CheckWhole fails if a part of the image in dir is missing or is not what was written, or if
+// path, where the image will be looked for, leads to another directory. Then another program,
+// such as a cleaner of temporary files, has worked in the directory. A streamed dump may have
+// none of criu's images in it.
 func (w *Written) CheckWhole(dir, path string, store pages.Store, streamed bool) error {
 	for _, name := range []string{dir, path} {
 		info, err := os.Stat(name)
@@ -84,8 +86,8 @@ func (w *Written) CheckWhole(dir, path string, store pages.Store, streamed bool)
 	return m.checkImages(dir, streamed)
 }
 
-// checkPages compares what the store has under the names of a process's GPU state with
-// what was written.
+// checkPages compares the files that the store now has for a process's GPU state with those
+// that were written.
 func (w *Written) checkPages(store pages.Store, p Process) error {
 	if p.Pages == nil {
 		return nil

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Conflict says that the session is in the way of another; nil for none.
+// Conflict returns an error that says that this session is in the way of another. It returns
+// nil if s is nil.
 func (s *Session) Conflict() error {
 	if s == nil {
 		return nil
@@ -27,7 +28,8 @@ func (s *Session) suspendConflict() error {
 		PIDsOf(s.Members), s.Criu.PID, s.Step, s.Members[0].PID)
 }
 
-// ClaimConflict says that the session has the image directory of another.
+// ClaimConflict returns an error that says that this session has claimed the image directory of
+// another.
 func (s *Session) ClaimConflict() error {
 	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, step %s): nothing was touched; dump into another directory, "+
 		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.Step)

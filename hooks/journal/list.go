@@ -10,15 +10,15 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// List lists all sessions of the run directory, the oldest first. What
-// cannot be read for a session is left out: one that is just being made, or a
-// damaged one, which must not keep the others from being seen.
+// List returns all sessions of the run directory, the oldest first. It leaves out a session
+// that cannot be read: one that is just being made, or a damaged one, which must not hide the
+// others.
 func List(runDir string) ([]*Session, error) {
 	dirs, err := Dirs(filepath.Join(runDir, "sessions"))
 	if err != nil {
 		return nil, err
 	}
-	sessions := []*Session{} // not nil: null is no list in JSON
+	sessions := []*Session{} // not nil, which would be null in JSON and not a list
 	for _, dir := range dirs {
 		s := &Session{dir: dir}
 		if err := s.read(); err == nil {
@@ -29,7 +29,7 @@ func List(runDir string) ([]*Session, error) {
 	return sessions, nil
 }
 
-// Dirs are the directories of all sessions in the folder of the sessions.
+// Dirs returns the directories of all sessions. sessions is the directory that [Dir] returns.
 func Dirs(sessions string) ([]string, error) {
 	entries, err := os.ReadDir(sessions)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -44,7 +44,7 @@ func Dirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// Of finds an open session of a criu or of any of the processes.
+// Of finds an open session of the given criu or of any of the given processes.
 func Of(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	all, err := List(runDir)
 	if err != nil {
@@ -66,7 +66,7 @@ func Of(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	return nil, nil
 }
 
-// Into lists the dumps into a directory.
+// Into lists the sessions that dump into a directory.
 func Into(runDir string, dir os.FileInfo) ([]*Session, error) {
 	all, err := List(runDir)
 	if err != nil {
@@ -84,7 +84,7 @@ func Into(runDir string, dir os.FileInfo) ([]*Session, error) {
 	return into, nil
 }
 
-// Shares reports whether one of the processes is in the session.
+// Shares reports whether any of the given processes is in the session.
 func (s *Session) Shares(members []Member) bool {
 	for _, member := range s.Members {
 		for _, other := range members {
@@ -96,8 +96,9 @@ func (s *Session) Shares(members []Member) bool {
 	return false
 }
 
-// tidy drops the oldest closed sessions, and what is left of those that were
-// killed before they had a journal: nobody makes one just now.
+// tidy removes the oldest closed sessions, and those that were killed before they had a
+// journal. The caller holds the lock under which sessions are made, so no session without a
+// journal is just being made.
 func tidy(runDir string) error {
 	dirs, err := Dirs(filepath.Join(runDir, "sessions"))
 	if err != nil {
@@ -107,7 +108,7 @@ func tidy(runDir string) error {
 		if _, err := os.Lstat(filepath.Join(dir, recordFile)); !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		_ = os.RemoveAll(dir) // see below
+		_ = os.RemoveAll(dir) // failure is harmless: see below
 	}
 	all, err := List(runDir)
 	if err != nil {
@@ -115,9 +116,9 @@ func tidy(runDir string) error {
 	}
 	closed := slices.DeleteFunc(all, func(s *Session) bool { return s.Outcome == "" })
 	for _, s := range closed[:max(0, len(closed)-keepSessions)] {
-		// Somebody who looks for orphaned jobs may be taking its lock, and make the
-		// file anew. Then it stays until the next session is begun: a record too many
-		// is no reason to refuse a job.
+		// A process that looks for orphaned jobs may be taking the lock of this session, and
+		// create the lock file again. Then the directory stays until the next session begins:
+		// one record too many is no reason to refuse a job.
 		_ = os.RemoveAll(s.dir)
 	}
 	return nil

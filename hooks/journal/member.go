@@ -13,16 +13,16 @@ import (
 // Member is one CUDA process of a session.
 type Member struct {
 	preflight.Process
-	// PrivateBefore is how much private memory it had mapped before the checkpoint,
-	// in bytes.
+	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in
+	// bytes.
 	PrivateBefore uint64 `json:"private_before,omitempty"`
-	// Pairs is the GPU map for its restore; none means the same devices.
+	// Pairs is the GPU map for the restore. Without pairs, the process stays on the same GPUs.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
-	// Pages is what the fast lane has of its memory.
+	// Pages describes the memory that the fast lane has copied, or is to fill in.
 	Pages *MemberPages `json:"pages,omitempty"`
 }
 
-// MembersOf are processes as the members of a session.
+// MembersOf makes members of a session from processes.
 func MembersOf(processes []preflight.Process) []Member {
 	members := make([]Member, len(processes))
 	for i, p := range processes {
@@ -31,7 +31,7 @@ func MembersOf(processes []preflight.Process) []Member {
 	return members
 }
 
-// ProcessesOf are the members as they were inspected.
+// ProcessesOf returns the members' processes as they were inspected.
 func ProcessesOf(members []Member) []preflight.Process {
 	processes := make([]preflight.Process, len(members))
 	for i, m := range members {
@@ -40,17 +40,17 @@ func ProcessesOf(members []Member) []preflight.Process {
 	return processes
 }
 
-// MemberPages is what the fast lane has of a process's memory.
+// MemberPages describes the part of a process's memory that the fast lane handles.
 type MemberPages struct {
-	// Listing names the files; it says nothing else of them until they are complete.
+	// Listing names the files. Until they are complete, it says nothing else about them.
 	Listing *pages.Listing `json:"listing"`
-	// WatcherFD is the first of the descriptors by which the watcher has them.
+	// WatcherFD is the first of the watcher's descriptors for these files.
 	WatcherFD int `json:"watcher_fd"`
-	// Dropped says that the memory may not be in the process any more.
+	// Dropped says that the memory may no longer be in the process.
 	Dropped bool `json:"dropped"`
 }
 
-// validate refuses what nobody here can have written.
+// validate refuses what this program cannot have written.
 func (p *MemberPages) validate() error {
 	switch {
 	case p == nil:
@@ -65,12 +65,11 @@ func (p *MemberPages) validate() error {
 	return p.Listing.ValidateNames()
 }
 
-// FirstWatcherFD is the first descriptor that a watcher inherits beside its
-// standard streams.
+// FirstWatcherFD is the first descriptor that a watcher inherits after its standard streams.
 const FirstWatcherFD = 3
 
-// PagesToFill is what a restore has to fill in; fd is the watcher's first
-// descriptor that is not assigned yet.
+// PagesToFill returns what a restore has to fill in for one process. fd is the first of the
+// watcher's descriptors that is not assigned yet; PagesToFill moves it on.
 func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
 	if l == nil {
 		return nil
@@ -80,7 +79,7 @@ func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
 	return p
 }
 
-// Alive reports whether the process has neither ended nor is about to.
+// Alive reports whether the process has not ended and is not about to end.
 func (m Member) Alive() bool { return !m.ended() }
 
 func (m Member) ended() bool {
@@ -92,7 +91,7 @@ func (m Member) ended() bool {
 	return errors.Is(err, proc.ErrGone)
 }
 
-// PIDsOf are the pids of members.
+// PIDsOf returns the pids of members.
 func PIDsOf(members []Member) []int {
 	pids := make([]int, len(members))
 	for i, member := range members {
@@ -101,7 +100,7 @@ func PIDsOf(members []Member) []int {
 	return pids
 }
 
-// IdentsOf are the members as processes.
+// IdentsOf returns the identities of the members' processes.
 func IdentsOf(members []Member) []proc.Ident {
 	ids := make([]proc.Ident, len(members))
 	for i, member := range members {

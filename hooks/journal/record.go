@@ -11,18 +11,18 @@ import (
 	"cucriu/hooks/timeline"
 )
 
-// recordVersion is what this program writes. Records from before there was a version
-// have 0; they differ in nothing that is not told by its absence.
+// recordVersion is the version that this program writes. Records from before there was a
+// version have 0. They differ only in fields that are absent.
 const recordVersion = 1
 
-// Kind tells the sessions of a dump from those of a restore.
+// Kind is what a session does: dump, restore or suspend.
 type Kind string
 
 // The kinds of session.
 const (
 	KindDump    Kind = "dump"
 	KindRestore Kind = "restore"
-	// KindSuspend is a checkpoint in place, without criu, until its resume.
+	// KindSuspend checkpoints processes where they run, without criu, until they are resumed.
 	KindSuspend Kind = "suspend"
 )
 
@@ -33,62 +33,62 @@ type Outcome string
 // The outcomes of a session.
 const (
 	OutcomeDumped  Outcome = "dumped"  // criu wrote the image and ended the processes
-	OutcomeRunning Outcome = "running" // the processes run (or stay stopped as they were before)
-	OutcomeStopped Outcome = "stopped" // GPU state restored, left stopped as criu's -s asked
-	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were ended, the image is intact
-	OutcomeGone    Outcome = "gone"    // the processes ended by themselves or with a criu that failed
-	OutcomeLeft    Outcome = "left"    // a restore failed: left stopped for inspection, as configured
+	OutcomeRunning Outcome = "running" // the processes run, or are stopped as they were before
+	OutcomeStopped Outcome = "stopped" // GPU state is restored; the processes are left stopped, as criu's -s asked
+	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were killed, and the image is intact
+	OutcomeGone    Outcome = "gone"    // the processes ended by themselves, or together with a criu that failed
+	OutcomeLeft    Outcome = "left"    // a restore failed: its processes are left stopped for inspection, as configured
 )
 
-// Record is what is on disk of one dump, restore or suspend. It is written ahead of
-// every step, so that the watcher and the recover command can take a job to a good
-// end from wherever its hook died. It also carries what a restore's later
-// stages need, when criu's image directory is no longer in reach.
+// Record is what is on disk of one dump, restore or suspend. It is written ahead of every step,
+// so that the watcher and the recover command can bring a job to a good end, wherever its hook
+// died. It also carries what the later stages of a restore need, when criu's image directory
+// can no longer be reached.
 type Record struct {
 	Version      int           `json:"version"`
 	Kind         Kind          `json:"kind"`
 	BootID       string        `json:"boot_id"` // start times mean nothing after a reboot
 	Created      time.Time     `json:"created"`
-	CreatedClock time.Duration `json:"created_clock"`      // the same moment as time since boot: the origin of the phases
+	CreatedClock time.Duration `json:"created_clock"`      // the same moment, as time since boot; phases count from it
 	Criu         proc.Ident    `json:"criu"`               // of KindSuspend: the command that suspends or resumes
-	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: what its half-restored tasks are known by
+	CriuExe      string        `json:"criu_exe,omitempty"` // of a restore: the executable that identifies its half-restored tasks
 	Watcher      *proc.Ident   `json:"watcher,omitempty"`
-	Client       *proc.Ident   `json:"client,omitempty"` // who serves criu over RPC, if not an action script
+	Client       *proc.Ident   `json:"client,omitempty"` // the program that serves criu over RPC, if there is no action script
 	ImageDir     string        `json:"image_dir"`
-	CommittedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if elsewhere
+	CommittedDir string        `json:"publish_as,omitempty"` // where the complete image goes, if not to ImageDir
 	Root         *proc.Ident   `json:"root,omitempty"`
-	RootParent   *proc.Ident   `json:"root_parent,omitempty"` // of a restore, if it is not criu
-	Mark         uint64        `json:"mark,omitempty"`        // of a restore: what its criu creates is known by it
-	Tree         []proc.Ident  `json:"tree,omitempty"`        // what a restore was seen to create
+	RootParent   *proc.Ident   `json:"root_parent,omitempty"` // of a restore, if the parent is not criu
+	Mark         uint64        `json:"mark,omitempty"`        // of a restore: identifies what its criu creates
+	Tree         []proc.Ident  `json:"tree,omitempty"`        // the processes that a restore was seen to create
 	LeaveStopped bool          `json:"leave_stopped"`         // criu -s
 	LeaveRunning bool          `json:"leave_running"`         // criu -R
 	LazyPages    bool          `json:"lazy_pages,omitempty"`  // criu --lazy-pages
-	RPC          bool          `json:"rpc"`                   // criu was driven over RPC: its options are not known
-	Step         Step          `json:"step"`                  // the step that was begun last
-	Back         bool          `json:"back"`                  // after criu's end, what it left alive was begun to be brought back
-	Restored     bool          `json:"restored"`              // no process is checkpointed any more: none is to be stopped
+	RPC          bool          `json:"rpc"`                   // criu was driven over RPC, so its options are not known
+	Step         Step          `json:"step"`                  // the step that began last
+	Back         bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
+	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
-	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // above them, which did not stand still before
-	// Others are the processes without CUDA that a restore holds back until the
-	// GPU state is there.
+	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that stood still before
+	// Others are the processes without CUDA that a restore holds back until the GPU state is
+	// restored.
 	Others []proc.Ident `json:"others,omitempty"`
-	// Paused are the freezers that were frozen when the dump began: the
-	// container was paused.
+	// Paused are the freezers that were already frozen when the dump began: the container was
+	// paused.
 	Paused   []proc.Freezer  `json:"paused,omitempty"`
 	Manifest *image.Manifest `json:"manifest,omitempty"`
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases `json:"phases"`
 	Outcome  Outcome         `json:"outcome"`
-	Ended    time.Time       `json:"ended,omitzero"` // when the job was where it is to be
+	Ended    time.Time       `json:"ended,omitzero"` // when the job reached its end state
 	Message  string          `json:"message"`
-	Stuck    bool            `json:"stuck,omitempty"` // the last try to take it to its end has failed; the message says why
+	Stuck    bool            `json:"stuck,omitempty"` // the last try to bring it to its end failed; the message says why
 }
 
-// Elsewhere reports whether the session is an open one of another pid namespace: it
-// is left to those who are there.
+// Elsewhere reports whether the session is open and belongs to another pid namespace. Such a
+// session is left to the programs there.
 func (r *Record) Elsewhere() bool { return r.Outcome == "" && r.Criu.Elsewhere() }
 
-// parse refuses what nobody here can have written: the pids in it are signalled.
+// parse refuses what this program cannot have written, because the pids in it are signalled.
 func (r *Record) parse(data []byte) error {
 	if err := json.Unmarshal(data, r); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (r *Record) parse(data []byte) error {
 	return nil
 }
 
-// idents are all the processes that the journal names.
+// idents returns all the processes that the journal names.
 func (r *Record) idents() []*proc.Ident {
 	idents := []*proc.Ident{&r.Criu}
 	for _, id := range []*proc.Ident{r.Watcher, r.Client, r.Root, r.RootParent} {

@@ -12,8 +12,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Dir makes the run directory, 0700 and owned by us, and returns the
-// folder of the sessions in it.
+// Dir makes the run directory, mode 0700 and owned by this user, and returns the directory of
+// the sessions in it.
 func Dir(runDir string) (string, error) {
 	dir := filepath.Join(runDir, "sessions")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -31,9 +31,9 @@ func Dir(runDir string) (string, error) {
 	return dir, nil
 }
 
-// IsForeign reports whether the run directory is out of this program's reach,
-// which does not run as root: nothing in it is about what it dumps, and only a dump
-// with CUDA needs it.
+// IsForeign reports whether this program does not run as root and may not use the run
+// directory. Then nothing in it is about what this program dumps, and only a dump with CUDA
+// needs that directory.
 func IsForeign(runDir string) bool {
 	if os.Geteuid() == 0 {
 		return false
@@ -42,12 +42,12 @@ func IsForeign(runDir string) bool {
 	return errors.Is(err, os.ErrPermission)
 }
 
-// Path is where the session of a criu is, in the folder of the sessions.
+// Path returns the directory of a criu's session. sessions is the directory that [Dir] returns.
 func Path(sessions string, kind Kind, criu proc.Ident) string {
 	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }
 
-// BootID tells this boot of the host from others.
+// BootID returns the kernel's id of this boot, which differs after a reboot.
 func BootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(data)), err

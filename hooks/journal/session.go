@@ -18,33 +18,33 @@ import (
 const (
 	recordFile   = "session.json"
 	timelineFile = "timeline.json"
-	keepSessions = 64 // closed ones, as a record of what became of the jobs
+	keepSessions = 64 // closed sessions are kept to show what became of the jobs
 )
 
-// ErrBusy is the error for a session that somebody is at work on.
+// ErrBusy is the error for a session that another process is working on.
 var ErrBusy = errors.New("session is in use by its hook or watcher")
 
-// Session is a record that is open. One that was opened by [Load] or made by [Create] is
-// locked until [Session.Unlock].
+// Session is an open record. A session from [Load], [LoadWithin] or [Create] is locked until
+// [Session.Unlock].
 type Session struct {
 	Record
-	// By is whose time a phase is from now on: see [timeline.Phase.By].
+	// By says whose time the phases are that are noted from now on: see [timeline.Phase.By].
 	By string
 
 	dir  string
 	lock *flock.Flock
-	mu   sync.Mutex // guards Phases and what Update changes, and puts saves in order
+	mu   sync.Mutex // guards Phases and what Update changes, and keeps saves in order
 }
 
-// Name is what the session is called in the run directory.
+// Name returns the session's name in the run directory.
 func (s *Session) Name() string { return filepath.Base(s.dir) }
 
-// Dir is the session's directory.
+// Dir returns the session's directory.
 func (s *Session) Dir() string { return s.dir }
 
-// Create makes the session of a running criu and locks it. A process may be in one open
-// session only, and so may a criu and an image directory. The record's time begins at
-// begun, which is a time since boot; 0 is now.
+// Create makes the session of a running criu and locks it. A process may be in only one open
+// session. The same holds for a criu and for an image directory. begun is when the session
+// began, as time since boot; 0 means now.
 func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
 	s := &Session{Record: record}
 	s.Version = recordVersion
@@ -75,13 +75,13 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if s.BootID, err = BootID(); err != nil {
 		return nil, err
 	}
-	// One criu may serve several requests, one after the other.
+	// One criu may serve several requests, one after another.
 	other := &Session{dir: s.dir}
 	switch err := other.read(); {
 	case err == nil && other.Outcome == "":
-		return nil, other.Conflict() // with the same pid, in another pid namespace
+		return nil, other.Conflict() // a criu with the same pid, in another pid namespace
 	case err != nil && !errors.Is(err, os.ErrNotExist):
-		return nil, err // what parked threads need may lie beside it
+		return nil, err // what parked threads need may lie beside the record
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
@@ -89,7 +89,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
-	if err := s.lockWait(); err != nil { // for who looks whether it is orphaned
+	if err := s.lockWait(); err != nil { // for a process that looks whether the session is orphaned
 		return nil, err
 	}
 	if err := s.Save(); err != nil {
@@ -99,14 +99,14 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	return s, nil
 }
 
-// checkUnclaimed refuses a dump into the directory of another that is not over.
+// checkUnclaimed refuses a dump into the directory of another dump that is still open.
 func (s *Session) checkUnclaimed(runDir string) error {
 	if s.Kind != KindDump {
 		return nil
 	}
 	dir, err := os.Stat(s.ImageDir)
 	if err != nil {
-		return nil // no other dump goes there either
+		return nil // so no other dump goes there either
 	}
 	into, err := Into(runDir, dir)
 	for _, other := range into {
@@ -117,8 +117,8 @@ func (s *Session) checkUnclaimed(runDir string) error {
 	return err
 }
 
-// Load reads a session and locks it. If somebody has the lock, it waits if wait is set,
-// and fails with [ErrBusy] if not.
+// Load reads a session and locks it. If another process holds the lock, Load waits if wait is
+// set, and fails with [ErrBusy] if not.
 func Load(dir string, wait bool) (*Session, error) {
 	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
 	if wait {
@@ -134,7 +134,7 @@ func Load(dir string, wait bool) (*Session, error) {
 	return s.loaded()
 }
 
-// LoadWithin is [Load], which waits for the lock until ctx ends.
+// LoadWithin is [Load], but waits for the lock until ctx ends.
 func LoadWithin(ctx context.Context, dir string) (*Session, error) {
 	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
 	if locked, err := s.lock.TryLockContext(ctx, 20*time.Millisecond); !locked {
@@ -151,7 +151,7 @@ func (s *Session) loaded() (*Session, error) {
 	return s, nil
 }
 
-// Read reads a session as it is now, without its lock.
+// Read reads a session as it is now, without taking its lock.
 func Read(dir string) (*Session, error) {
 	s := &Session{dir: dir}
 	return s, s.read()
@@ -168,7 +168,7 @@ func (s *Session) read() error {
 	return nil
 }
 
-// Unlock lets go of the session.
+// Unlock releases the session's lock.
 func (s *Session) Unlock() { _ = s.lock.Close() }
 
 func (s *Session) lockWait() error {
@@ -176,24 +176,24 @@ func (s *Session) lockWait() error {
 	return s.lock.Lock()
 }
 
-// Save makes the session durable.
+// Save writes the record to disk durably.
 func (s *Session) Save() error {
 	s.mu.Lock()
-	defer s.mu.Unlock() // till the end: an older record must not replace a newer one
+	defer s.mu.Unlock() // held until the end: an older record must not replace a newer one
 	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
 		return fmt.Errorf("write the session: %w", err)
 	}
 	return nil
 }
 
-// Update changes the record while others may save it.
+// Update changes the record while other goroutines may save it.
 func (s *Session) Update(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
 }
 
-// Begin writes ahead that a step begins.
+// Begin writes ahead that a step begins: it makes that durable before the step does anything.
 func (s *Session) Begin(step Step) error {
 	s.Step = step
 	return s.Save()

@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// ident is a process of this pid namespace.
+// ident makes the identity of a process of this pid namespace.
 func ident(t testing.TB, pid int, start uint64) proc.Ident {
 	t.Helper()
 	id := proc.Ident{PID: pid, StartTime: start}
@@ -108,7 +108,7 @@ func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testSession(t, runDir, 1000) // drops all but keepSessions
+	testSession(t, runDir, 1000) // removes the oldest closed sessions beyond keepSessions
 	sessions, err := List(runDir)
 	if err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func FuzzParseSession(f *testing.F) {
 	})
 }
 
-// TestASessionThatWasKilledBeforeItsJournalIsRemoved by the next that is made.
+// TestASessionThatWasKilledBeforeItsJournalIsRemoved: the next session that is made removes it.
 func TestASessionThatWasKilledBeforeItsJournalIsRemoved(t *testing.T) {
 	runDir := t.TempDir()
 	first := testSession(t, runDir, 1)

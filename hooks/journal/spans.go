@@ -9,9 +9,8 @@ import (
 	"cucriu/hooks/timeline"
 )
 
-// Span does something for one process of the session, and notes how long it
-// took. It may be called from several goroutines, and without a session, which
-// notes nothing.
+// Span does something for one process of the session, and notes how long it took. It is safe
+// for use by several goroutines. On a nil session it notes nothing.
 func (s *Session) Span(pid int, name string, do func() error) error {
 	if s == nil {
 		return do()
@@ -22,7 +21,7 @@ func (s *Session) Span(pid int, name string, do func() error) error {
 	return err
 }
 
-// NotePhase notes a span that ends now.
+// NotePhase notes a phase that ends now.
 func (s *Session) NotePhase(start time.Duration, p timeline.Phase) {
 	p.Start, p.Seconds = start.Seconds(), (s.now() - start).Seconds()
 	s.mu.Lock()
@@ -30,8 +29,8 @@ func (s *Session) NotePhase(start time.Duration, p timeline.Phase) {
 	s.Phases.Add(p)
 }
 
-// NoteCriu notes that criu worked from the last stage of ours until now. After
-// anything else than a stage it was not criu's time.
+// NoteCriu notes that criu worked from the end of the last phase until now. It does so only if
+// that phase belonged to one of criu's stages: otherwise the time since then was not criu's.
 func (s *Session) NoteCriu() {
 	if len(s.Phases) == 0 {
 		return
@@ -45,7 +44,7 @@ func (s *Session) NoteCriu() {
 // now is the time since the session was created.
 func (s *Session) now() time.Duration { return timeline.SinceBoot() - s.CreatedClock }
 
-// Timeline is what is known of where the session's time went.
+// Timeline returns what is known about where the session's time went.
 func (s *Session) Timeline() timeline.Trace {
 	about := map[string]string{"session": s.Name(), "kind": string(s.Kind), "created": s.Created.Format(time.RFC3339Nano)}
 	if s.Outcome != "" {
@@ -64,7 +63,7 @@ func (s *Session) Timeline() timeline.Trace {
 	return timeline.New(about, rows, s.Phases)
 }
 
-// WriteTimeline writes the timeline into the session's directory. Nothing rests on it.
+// WriteTimeline writes the timeline into the session's directory. No other step depends on it.
 func (s *Session) WriteTimeline() error {
 	return s.Timeline().Write(filepath.Join(s.dir, timelineFile))
 }

@@ -42,7 +42,7 @@ func TestSpansOfSeveralProcessesAreNotedBesideTheSteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(again.Phases) != 9 || again.CreatedClock != s.CreatedClock { // the last step was not saved yet
+	if len(again.Phases) != 9 || again.CreatedClock != s.CreatedClock { // the last step has not been saved yet
 		t.Errorf("read again: %+v", again)
 	}
 	whole := s.Phases[8]
@@ -65,7 +65,7 @@ func loadAgain(s *Session) (*Session, error) {
 	return Read(s.Dir())
 }
 
-// TestATimelineIsAChromeTrace: spans in order, nested or apart in each row, and
+// TestATimelineIsAChromeTrace: spans are in order, those of one row are nested or apart, and
 // every row has a name.
 func TestATimelineIsAChromeTrace(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
@@ -87,13 +87,13 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 		}
 	}
 	s.NoteCriu()
-	s.NoteCriu() // once is enough
+	s.NoteCriu() // a second call must note nothing
 	s.By = "watcher"
 	outer := func() error { return errors.Join(s.Span(0, "restore", both("restore")), errors.New("no")) }
 	if err := step(s, "back", outer); err == nil {
 		t.Fatal("a step that fails succeeded")
 	}
-	// Two of one process that overlap, and neither contains the other.
+	// Two spans of one process that overlap; neither contains the other.
 	s.Phases = append(s.Phases, timeline.Phase{Name: "drop", PID: 8, Start: 100, Seconds: 2, By: "watcher"}, timeline.Phase{Name: "copy", PID: 8, Start: 101, Seconds: 2, By: "watcher"})
 	if err := errors.Join(closed(s, OutcomeGone), s.WriteTimeline()); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 
 func checkNesting(t *testing.T, trace timeline.Trace) {
 	t.Helper()
-	open := make(map[int][]timeline.Event) // of each thread, those that contain what comes next
+	open := make(map[int][]timeline.Event) // by thread: the events that contain what comes next
 	before := int64(0)
 	for _, span := range trace.Spans() {
 		if span.Start < before {

@@ -2,10 +2,10 @@ package journal
 
 import "slices"
 
-// Step is a step of a session: the one that was begun last.
+// Step is a step of a session. A record holds the one that began last.
 type Step string
 
-// The steps of a dump, in their order; a suspend has those from lock to release.
+// The steps of a dump, in their order. A suspend has the steps from lock to release.
 const (
 	StepNone         Step = "" // nothing has been touched yet
 	StepLock         Step = "lock"
@@ -20,13 +20,13 @@ const (
 	StepManifest     Step = "manifest"
 	StepDumping      Step = "dumping"      // criu is at work
 	StepPublish      Step = "publish"      // the image gets its name
-	StepTransferring Step = "transferring" // with --lazy-pages: criu waits for the restore that fetches the pages, and ends the processes then
+	StepTransferring Step = "transferring" // with --lazy-pages: criu waits for the restore to fetch the pages, and then ends the processes
 	StepDumped       Step = "dumped"       // the image is complete
 )
 
 // The steps of a suspend after the release.
 const (
-	StepSuspended Step = "suspended" // it waits for its resume: nobody is at work on it, and there is no watcher
+	StepSuspended Step = "suspended" // it waits for its resume; nobody works on it, and it has no watcher
 	StepResume    Step = "resume"
 )
 
@@ -37,14 +37,14 @@ const (
 	StepPostResume Step = "post-resume"
 )
 
-// Suspended reports whether the session's processes are checkpointed because somebody
-// asked for it: only a resume takes it on from there.
+// Suspended reports whether the session's processes stay checkpointed because the user asked
+// for it. Only a resume continues such a session.
 func (r *Record) Suspended() bool {
 	return r.Kind == KindSuspend && r.Step == StepSuspended && r.Outcome == ""
 }
 
-// MayBeCheckpointed reports whether the session has come so far that GPU state may be
-// in the processes' memory.
+// MayBeCheckpointed reports whether the session has come so far that the processes' memory may
+// hold GPU state.
 func (r *Record) MayBeCheckpointed() bool {
 	if r.Restored {
 		return false
@@ -52,19 +52,18 @@ func (r *Record) MayBeCheckpointed() bool {
 	return r.Kind == KindRestore || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepPark, StepTrace}, r.Step)
 }
 
-// LeavesStopped reports whether criu was told to leave the processes stopped, and got
-// as far as that.
+// LeavesStopped reports whether criu was told to leave the processes stopped, and got that far.
 func (r *Record) LeavesStopped() bool {
 	return r.LeaveStopped && (r.Kind == KindRestore || r.Step == StepDumped)
 }
 
-// HandedOver reports whether the hook has done its part of a dump: the freezers are as
-// the engine left them, or as criu or the engine did since.
+// HandedOver reports whether the hook has done its part of a dump. From then on the freezers
+// are as the engine left them, or as criu or the engine has set them since.
 func (r *Record) HandedOver() bool {
 	return r.Step == StepDumping || r.Step == StepTransferring || r.Step == StepDumped
 }
 
-// ResumedOutcome is the outcome of a session whose processes are back.
+// ResumedOutcome returns the outcome of a session whose processes are back.
 func (r *Record) ResumedOutcome() Outcome {
 	if r.LeaveStopped {
 		return OutcomeStopped

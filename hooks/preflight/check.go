@@ -15,10 +15,10 @@ import (
 	"cucriu/hooks/image"
 )
 
-// CheckJob finds what a dump of the tree below root would be refused for, and
-// what there is to say of it otherwise. imageDir is where its images would go,
-// empty if that is not known; it need not exist yet. It touches nothing. Managed memory cannot be seen:
-// only the checkpoint tells, and the job then runs on.
+// CheckJob finds the reasons for which a dump of the tree below root would be refused, and what
+// else there is to say about the tree. imageDir is where its images would go; it is empty if
+// that is not known, and it need not exist yet. CheckJob touches nothing. It cannot see managed
+// memory: only the checkpoint finds that, and the job then runs on.
 func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings, error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
@@ -52,7 +52,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		findings = append(findings, m.summary())
 		findings = append(findings, halted...)
 		if len(halted) > 0 {
-			continue // the driver's answer would wait until it runs
+			continue // the driver would not answer until the process runs again
 		}
 		state, err := driver.Process(m.PID).State(ctx)
 		if err != nil {
@@ -64,7 +64,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 	return slices.Concat(findings, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
 }
 
-// existing is the folder in which one that does not exist yet would be made.
+// existing returns dir, or its nearest parent that exists if dir does not.
 func existing(dir string) string {
 	for dir != "" {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) || dir == filepath.Dir(dir) {
@@ -75,7 +75,7 @@ func existing(dir string) string {
 	return dir
 }
 
-// haltedFindings says that a process does not run, which is no obstacle.
+// haltedFindings says that a process is stopped or frozen, which is no obstacle to a dump.
 func haltedFindings(m *Process) (Findings, error) {
 	frozen, err := proc.FrozenBy(m.PID)
 	if err != nil {
@@ -95,10 +95,10 @@ func haltedFindings(m *Process) (Findings, error) {
 	return findings, nil
 }
 
-// anotherImage is what to do about one that is damaged.
+// anotherImage is the remedy for a damaged image.
 const anotherImage = "copy the image again from where it was made, or restore another"
 
-// CheckImage finds what a restore of an image on this host would be refused for.
+// CheckImage finds the reasons for which a restore of an image on this host would be refused.
 func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 	manifest, err := image.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -134,7 +134,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 	return findings, nil
 }
 
-// imageFinding names the reason why a host cannot take an image.
+// imageFinding turns the reason why a host cannot take an image into a finding.
 func imageFinding(err error) Finding {
 	var mapError *gpumap.MapError
 	var version *DriverVersionError

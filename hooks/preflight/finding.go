@@ -12,25 +12,25 @@ type Severity string
 
 // The severities of findings.
 const (
-	SeverityError   Severity = "error"   // it is refused
-	SeverityWarning Severity = "warning" // it is done, and something about it is not as it should be
-	SeverityOK      Severity = "ok"      // what was found to be in order
+	SeverityError   Severity = "error"   // the dump or restore is refused
+	SeverityWarning Severity = "warning" // it is done, but something is not as it should be
+	SeverityOK      Severity = "ok"      // this was found to be in order
 )
 
-// Finding is one thing that was found about a machine, a job or an image,
-// without anything having been touched.
+// Finding is one thing that was found about a machine, a job or an image. Nothing was touched
+// to find it.
 type Finding struct {
 	Name     string   `json:"name"`
 	Severity Severity `json:"severity"`
-	PID      int      `json:"pid,omitempty"`     // of the process that it is about, 0 if about none
+	PID      int      `json:"pid,omitempty"`     // of the process that the finding is about; 0 if none
 	Process  string   `json:"process,omitempty"` // that process's name
 	Message  string   `json:"message"`
 	Remedy   string   `json:"remedy,omitempty"`
-	// Forced says that it was an error, and was overridden.
+	// Forced says that this was an error, and that the user has overridden it.
 	Forced bool `json:"forced,omitempty"`
 }
 
-// Subject names the process that the finding is about, "" if about none.
+// Subject names the process that the finding is about; "" if none.
 func (f Finding) Subject() string {
 	switch {
 	case f.PID == 0:
@@ -41,7 +41,7 @@ func (f Finding) Subject() string {
 	return fmt.Sprintf("process %d (%s)", f.PID, f.Process)
 }
 
-// String is the finding in one line.
+// String returns the finding in one line.
 func (f Finding) String() string {
 	text := f.Name + ":"
 	if subject := f.Subject(); subject != "" {
@@ -54,16 +54,16 @@ func (f Finding) String() string {
 	return text
 }
 
-// Findings are in the order in which they were found.
+// Findings is a list of findings, in the order in which they were found.
 type Findings []Finding
 
-// Of returns those of one severity.
+// Of returns the findings of one severity.
 func (fs Findings) Of(severity Severity) Findings {
 	return slices.DeleteFunc(slices.Clone(fs), func(f Finding) bool { return f.Severity != severity })
 }
 
-// Force returns the findings with the errors of these names turned into
-// warnings.
+// Force returns the findings, with those errors that have one of these names and can be
+// overridden turned into warnings.
 func (fs Findings) Force(names []string) Findings {
 	forced := slices.Clone(fs)
 	for i, f := range forced {
@@ -74,8 +74,8 @@ func (fs Findings) Force(names []string) Findings {
 	return forced
 }
 
-// suspected turns the errors of these names into warnings, because they cannot be
-// known for certain.
+// Suspected returns the findings, with the errors of these names turned into warnings, because
+// nobody can know them for certain.
 func (fs Findings) Suspected(names ...string) Findings {
 	softened := slices.Clone(fs)
 	for i, f := range softened {
@@ -86,8 +86,7 @@ func (fs Findings) Suspected(names ...string) Findings {
 	return softened
 }
 
-// Err is a [*RefusedError] with the errors among the findings, nil if there are
-// none.
+// Err returns a [*RefusedError] with the errors among the findings; nil if there are none.
 func (fs Findings) Err() error {
 	if errs := fs.Of(SeverityError); len(errs) > 0 {
 		return &RefusedError{Findings: errs}
@@ -95,13 +94,13 @@ func (fs Findings) Err() error {
 	return nil
 }
 
-// RefusedError says that something was not begun because of what was found
-// beforehand. Nothing has been touched.
+// RefusedError says that something was refused before it began, because of what was found
+// beforehand. Nothing was touched.
 type RefusedError struct {
-	Findings Findings // errors all
+	Findings Findings // all of them errors
 }
 
-// Error has one line for each finding.
+// Error returns one line for each finding.
 func (e *RefusedError) Error() string {
 	if len(e.Findings) == 1 {
 		return "refused, nothing was touched: " + e.Findings[0].String()
@@ -109,7 +108,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("refused for %d reasons, nothing was touched:%s", len(e.Findings), e.Findings.List())
 }
 
-// list has the one finding, or a line for each.
+// List returns a single finding as it is, and several with a line for each.
 func (fs Findings) List() string {
 	if len(fs) == 1 {
 		return fs[0].String()
@@ -121,8 +120,8 @@ func (fs Findings) List() string {
 	return text.String()
 }
 
-// found turns an error into a finding. An error of the driver's knows its
-// remedy itself; for another, the given one is taken.
+// found turns an error into a finding. If the error itself knows what it means and its remedy,
+// as the driver's errors do, found uses these instead of the given remedy.
 func found(name string, err error, remedy string) Finding {
 	var known interface {
 		Meaning() string

@@ -12,7 +12,7 @@ import (
 	"cucriu/cudackpt"
 )
 
-// severities are the findings as "name=severity", "name=forced" among them.
+// severities returns the findings as "name=severity", or "name=forced" if overridden.
 func severities(findings Findings) string {
 	var all []string
 	for _, f := range findings {
@@ -164,8 +164,8 @@ func TestMachineFindings(t *testing.T) {
 	}
 }
 
-// TestStagingFindings: two processes of 3 MiB each below a group of 8 MiB, one
-// of them in a group of its own inside it.
+// TestStagingFindings has two processes of 3 MiB each below a group of 8 MiB. One of them is in
+// a group of its own inside it.
 func TestStagingFindings(t *testing.T) {
 	root := t.TempDir()
 	const dir = "sys/fs/cgroup/job"
@@ -195,15 +195,15 @@ func TestStagingFindings(t *testing.T) {
 		want                    string
 		image                   memoryImage
 	}{
-		{"6144", "7340032", "4194304", "", memoryImage{}}, // 6 MiB, 7 and 4 MiB with 1 in use: just enough
+		{"6144", "7340032", "4194304", "", memoryImage{}}, // 6 MiB, 7 MiB, and 4 MiB with 1 in use: just enough
 		{"6143", "7340032", "4194304", "staging-memory=error", memoryImage{}},
 		{"6144", "7340031", "4194304", "memory-cgroup=error", memoryImage{}},
 		{"6144", "7340032", "4194303", "memory-cgroup=error", memoryImage{}},
 		{"6144", "max", "max", "", memoryImage{}},
 		{"0", "0", "0", "staging-memory=error memory-cgroup=error memory-cgroup=error", memoryImage{}},
 
-		// An image in memory comes on top of it: of the host's, and of the groups' of
-		// who writes it.
+		// An image in memory is counted on top: against the host's memory and that of the
+		// writer's groups.
 		{"9216", "max", "max", "", memoryImage{3 << 20, 3}},
 		{"9215", "max", "max", "staging-memory=error", memoryImage{3 << 20, 3}},
 		{"9216", "7340032", "4194304", "", memoryImage{3 << 20, 3}},

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// allocatorSetting is the value of a key in a setting such as
-// "expandable_segments:True,max_split_size_mb:128"; PyTorch takes the last.
+// allocatorSetting returns the value of a key in a setting such as
+// "expandable_segments:True,max_split_size_mb:128". PyTorch uses the last one.
 func allocatorSetting(text, key string) string {
 	var found string
 	for setting := range strings.SplitSeq(text, ",") {
@@ -23,7 +23,7 @@ func allocatorSetting(text, key string) string {
 	return found
 }
 
-// getenv finds a variable in an environment, as the C function does: the first.
+// getenv finds a variable in an environment as the C function does: the first one counts.
 func getenv(environment []string, name string) (value string, found bool) {
 	for _, variable := range environment {
 		if value, found := strings.CutPrefix(variable, name+"="); found {
@@ -33,8 +33,8 @@ func getenv(environment []string, name string) (value string, found bool) {
 	return "", false
 }
 
-// fileMentions reports whether a text is in a file that a process has mapped.
-// One that cannot be read does not mention it.
+// fileMentions reports whether a file that a process has mapped contains a text. It returns
+// false for a file that cannot be read.
 func fileMentions(pid int, mapping *procfs.ProcMap, text string) bool {
 	file, err := os.Open(filepath.Join("/proc", strconv.Itoa(pid), "map_files",
 		strconv.FormatUint(uint64(mapping.StartAddr), 16)+"-"+strconv.FormatUint(uint64(mapping.EndAddr), 16)))
@@ -42,7 +42,7 @@ func fileMentions(pid int, mapping *procfs.ProcMap, text string) bool {
 		return false
 	}
 	defer file.Close()
-	const most = 64 << 20 // PyTorch's are of a few MiB
+	const most = 64 << 20 // PyTorch's libraries have a few MiB
 	content, err := io.ReadAll(io.LimitReader(file, most))
 	return err == nil && bytes.Contains(content, []byte(text))
 }

@@ -8,20 +8,20 @@ import (
 	"cucriu/internal/nvrm"
 )
 
-// Whether a process comes back depends on objects in NVIDIA's resource manager that
-// a restore forgets (measured on driver 580.159.04): an allocation of 512 MiB or
-// more has an address in the fabric that links the GPUs, and if another GPU was given
-// access by it, the restore answers INVALID_VALUE; of a memory pool the access is
-// gone without a word; and memory in a host's NUMA node makes the restore answer 999.
-// The kernel module tells of all of them, without the process being touched.
+// Some objects in NVIDIA's resource manager decide whether a process comes back, because a
+// restore forgets them (measured on driver 580.159.04). An allocation of 512 MiB or more has an
+// address in the fabric that links the GPUs; if another GPU was given access to it, the restore
+// answers INVALID_VALUE. A memory pool loses the access of other GPUs without any error. Memory
+// in a NUMA node of the host makes the restore answer 999. The kernel module tells about all of
+// them, and the process is not touched for it.
 
-// measuredDrivers are those of which it is known that package nvrm understands them.
-// Of others nothing is believed: a wrong answer would cost the job.
+// measuredDrivers are the drivers that package nvrm is known to understand. No answer from
+// another driver is believed: a wrong one would cost the job.
 var measuredDrivers = []string{"580.159.04"}
 
-// holdingsOf asks the kernel module about processes, of which NVML lists what they hold:
-// for some 100 ms about one on several GPUs, and for 10 to 20 ms about another unless
-// it is to be quick. What it does not say is nil.
+// holdingsOf asks the kernel module about processes; listed is what NVML says that each holds.
+// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. If quick
+// is set, it skips those others. A process about which the kernel module says nothing gets nil.
 func holdingsOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) []*nvrm.Holdings {
 	all := make([]*nvrm.Holdings, len(processes))
 	version, err := driver.DriverVersion()
@@ -49,8 +49,8 @@ func holdingsOf(driver *cudackpt.Driver, processes []Process, listed []map[cudac
 	return all
 }
 
-// complete reports whether the memory was found that NVML lists, but for 1 GiB on each
-// GPU: a context has up to 518 MiB for itself, and other models were not measured.
+// complete reports whether the kernel module found all the memory that NVML lists, except for 1
+// GiB on each GPU: a context has up to 518 MiB for itself, and other models were not measured.
 func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
 	var need uint64
 	for _, size := range listed {
@@ -62,8 +62,8 @@ func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
 	return len(listed) > 0 && h.MemoryBytes >= need
 }
 
-// holdingFindings judges what the kernel module says of a process with contexts on so
-// many GPUs.
+// holdingFindings judges what the kernel module says about a process. contexts is the number of
+// GPUs on which the process has a context.
 func holdingFindings(m *Process, h nvrm.Holdings, contexts int, remedy string) Findings {
 	var findings Findings
 	add := func(name string, severity Severity, message, remedy string) {
@@ -75,7 +75,7 @@ func holdingFindings(m *Process, h nvrm.Holdings, contexts int, remedy string) F
 	if h.Pools > 0 {
 		add(FindingPeerMemory, SeverityError, "has a memory pool that another GPU accesses: a restore would lose that access without a word, and the next access would fail", remedy)
 	}
-	// With contexts on two GPUs the driver has duplicates of its own, 4 or 5.
+	// With contexts on two GPUs the driver has 4 or 5 duplicates of its own.
 	if h.HostNUMA > 0 && contexts == 1 {
 		add(FindingHostNUMA, SeverityError, "has memory of the driver's in a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it",
 			"run the job without it: with pinned host memory, for one")

@@ -7,7 +7,7 @@ import (
 	"cucriu/internal/nvrm"
 )
 
-// TestHoldingFindings: the rows were measured on two H200s, with what became of each.
+// TestHoldingFindings: every row was measured on two H200s, with what became of the process.
 func TestHoldingFindings(t *testing.T) {
 	two, one := []cudackpt.GPU{{UUID: cudackpt.UUID{1}}, {UUID: cudackpt.UUID{2}}}, []cudackpt.GPU{{UUID: cudackpt.UUID{1}}}
 	for _, test := range []struct {

@@ -7,18 +7,18 @@ import (
 	"cucriu/hooks/gpumap"
 )
 
-// Host is the machine that the checks are about, as a configuration has it.
+// Host is the machine that the checks are about, as the user has configured it.
 type Host struct {
 	// Driver opens the driver.
 	Driver func() (*cudackpt.Driver, error)
 	// Map and Unmapped are the user's part of the GPU map: see [gpumap.Make].
 	Map      []gpumap.Rule
 	Unmapped gpumap.Policy
-	// Timeout bounds what waits for the answer of a process.
+	// Timeout limits how long a check waits for a process to answer.
 	Timeout time.Duration
 }
 
-// CheckpointDriver opens the driver if it can checkpoint.
+// CheckpointDriver opens the driver, and fails if the driver cannot checkpoint.
 func (h Host) CheckpointDriver() (*cudackpt.Driver, error) {
 	driver, err := h.Driver()
 	if err != nil {

@@ -11,29 +11,28 @@ import (
 	"cucriu/cudackpt"
 )
 
-// inspection is what a look at a tree found. Nothing is touched for it.
+// Inspection is what was found in a tree of processes. Nothing was touched to find it.
 type Inspection struct {
 	PIDs      []int
 	Processes []Process
 	Findings  Findings
 }
 
-// usesCUDA reports whether there is anything for us to do or to refuse: a tree
-// without CUDA is left to criu.
+// UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without CUDA is
+// left to criu.
 func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
 
-// inspectTree walks the tree below root, and finds its CUDA processes and
-// whatever would make the dump fail after GPU state has been touched. imageDir
-// is where the images are to go, empty if that is not known. open is called
-// once the first process turns up that has libcuda mapped: a tree without CUDA
-// needs no driver.
+// InspectTree walks the tree below root. It finds the CUDA processes, and everything that would
+// make the dump fail after GPU state has been touched. imageDir is where the images are to go;
+// it is empty if that is not known. InspectTree calls open when it meets the first process that
+// has libcuda mapped: a tree without CUDA needs no driver.
 func InspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
 	in := &Inspection{}
-	var general Findings // of interest only if there is CUDA in the tree
+	var general Findings // matters only if there is CUDA in the tree
 	for _, pid := range pids {
 		p, err := InspectProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != root {
@@ -86,8 +85,8 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	return in, nil
 }
 
-// InspectNamed finds what cannot be restored of processes that were named, and not
-// found below a root: for a suspend.
+// InspectNamed finds what cannot be restored in processes that the user has named, rather than
+// in a tree. A suspend uses it.
 func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Process) (Findings, error) {
 	listed, err := Measure(ctx, driver, processes)
 	if err != nil {
@@ -105,15 +104,15 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 	return slices.Concat(DifferentGPUs(processes), peers, nccl), err
 }
 
-// Inspected is what was found out about one process.
+// Inspected is what was found about one process.
 type Inspected struct {
 	Name     string
-	Process  *Process // nil if it is no CUDA process
-	Findings Findings // that come from its use of the NVIDIA driver
-	general  Findings // that stand in criu's way, with or without CUDA
+	Process  *Process // nil if it is not a CUDA process
+	Findings Findings // from its use of the NVIDIA driver
+	general  Findings // what criu cannot dump, with or without CUDA
 }
 
-// inspectProcess looks at one process.
+// InspectProcess looks at one process.
 func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (Inspected, error) {
 	held, err := OpenFilesOf(pid)
 	if err != nil {
@@ -136,13 +135,12 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	driver, err := open()
 	if err != nil {
 		if len(held.devices) == 0 {
-			return p, nil // libcuda is loaded and holds no device: it has no state that a driver could save
+			return p, nil // libcuda is loaded but holds no device, so there is no state for a driver to save
 		}
 		p.Findings = append(p.Findings, m.found(driverFinding(err)))
 		return p, nil
 	}
-	// Asking for the restore thread is the one call that does not block if the
-	// process is stopped or frozen.
+	// RestoreThreadID is the only call that does not block if the process is stopped or frozen.
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
 		if len(held.devices) > 0 {
@@ -153,7 +151,7 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 				Remedy: "end it, or start such children with spawn or forkserver, before the dump",
 			}))
 		}
-		return p, nil // else libcuda is loaded but was never used
+		return p, nil // otherwise libcuda is loaded but was never used
 	}
 	if err != nil {
 		if !process.Alive() {
@@ -188,14 +186,14 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	return p, nil
 }
 
-// visibleGPUs returns the GPUs that a process can see, or fails when ctx ends: its
-// /dev is its own, and may be on a file system whose server does not answer.
+// VisibleGPUs returns the GPUs that a process can see. It fails when ctx ends: the process has
+// its own /dev, which may be on a file system whose server does not answer.
 func VisibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	type answer struct {
 		gpus []cudackpt.GPU
 		err  error
 	}
-	answered := make(chan answer, 1) // nobody may be there any more
+	answered := make(chan answer, 1) // buffered, since nobody may be receiving any more
 	go func() {
 		gpus, err := driver.VisibleGPUs(pid)
 		answered <- answer{gpus, err}
@@ -216,9 +214,9 @@ func driverFinding(err error) Finding {
 	return found(FindingDriverMissing, err, "install the NVIDIA driver on this host")
 }
 
-// DifferentGPUs refuses processes that see different GPUs. They could be
-// paired only one process at a time, and then two processes that share a GPU
-// could be parted.
+// DifferentGPUs refuses processes that see different GPUs. Their GPUs could be paired only for
+// one process at a time, and then two processes that share a GPU could end up on different
+// ones.
 func DifferentGPUs(processes []Process) Findings {
 	for i := range processes {
 		if m := &processes[i]; !slices.Equal(m.GPUs, processes[0].GPUs) {
@@ -233,7 +231,7 @@ func DifferentGPUs(processes []Process) Findings {
 	return nil
 }
 
-// stateFindings refuses a CUDA process that is not running.
+// StateFindings refuses a CUDA process that is not in the running state.
 func StateFindings(m *Process, state cudackpt.State) Findings {
 	if state == cudackpt.StateRunning {
 		return nil

@@ -16,9 +16,9 @@ import (
 	"cucriu/cudackpt"
 )
 
-// CheckMachine finds out whether jobs can be dumped and restored on this
-// machine: the driver, criu (its name, or path), the kernel, and what this
-// process may do. It changes nothing.
+// CheckMachine finds out whether jobs can be dumped and restored on this machine. It looks at
+// the driver, criu (given by name or path), the kernel, and what this process may do. It
+// changes nothing.
 func (h Host) CheckMachine(ctx context.Context, criu string) (Findings, error) {
 	var system proc.System
 	release, err := system.KernelVersion()
@@ -62,13 +62,13 @@ func (h Host) driverFindings() Findings {
 	}}
 	if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
 		old := found(FindingDriverOld, err, "")
-		old.Severity = SeverityWarning // the same GPUs will do
+		old.Severity = SeverityWarning // it can still restore onto the same GPUs
 		findings = append(findings, old)
 	}
 	return findings
 }
 
-// installedFindings are about the criu that a command line would start.
+// installedFindings are about the criu that the given name starts.
 func installedFindings(ctx context.Context, name, release string) Findings {
 	criu, err := criuutil.FindCriu(ctx, name, os.Getenv)
 	if err != nil {
@@ -88,7 +88,7 @@ func installedFindings(ctx context.Context, name, release string) Findings {
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
 
-// criuFindings are about the criu that runs this hook.
+// CriuFindings are about the criu that runs this hook.
 func CriuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
 	var findings Findings
 	release, err := proc.System{}.KernelVersion()
@@ -139,12 +139,11 @@ const (
 	cudaCheckpoint = "cuda-checkpoint"
 )
 
-// pluginFindings refuses a criu that would load its own CUDA plugin from libdir.
-// The plugin asks every CUDA process for its state once criu has begun, and that
-// question waits for ever for a process that we have stopped; at restore it works
-// without a GPU map. It switches itself off (cuda_plugin.c of criu 4.2) if there
-// is no cuda-checkpoint in criu's PATH, and then only waits for the day on which
-// somebody installs that.
+// pluginFindings refuses a criu that would load its own CUDA plugin from libdir. When criu
+// begins, the plugin asks every CUDA process for its state, and for a process that we have
+// stopped it waits for ever. At restore it works without a GPU map. The plugin switches itself
+// off (cuda_plugin.c of criu 4.2) if there is no cuda-checkpoint in criu's PATH. Then the
+// finding is a warning, because somebody may install cuda-checkpoint later.
 func pluginFindings(libdir string, given bool, path string) Findings {
 	if libdir == "" {
 		return nil
@@ -174,8 +173,7 @@ func pluginFindings(libdir string, given bool, path string) Findings {
 	}}
 }
 
-// capabilityFindings are about the effective capabilities, of which root in a
-// container may lack some.
+// capabilityFindings are about the effective capabilities. Root in a container may lack some.
 func capabilityFindings(effective uint64) Findings {
 	var missing, missingForTCP []string
 	for _, c := range []struct {
@@ -204,8 +202,8 @@ func capabilityFindings(effective uint64) Findings {
 	return Findings{{Name: FindingCapabilities, Severity: SeverityOK, Message: "has all capabilities that are needed"}}
 }
 
-// hugePageFindings has a tip: the first touch of fresh memory is a large part of
-// checkpoint and restore. The fast lane advises huge pages where it needs them.
+// hugePageFindings gives a tip: the first touch of fresh memory takes a large part of the time
+// of checkpoint and restore. The fast lane asks for huge pages (madvise) where it needs them.
 func hugePageFindings(mode string) Findings {
 	switch mode {
 	case "always", "madvise":

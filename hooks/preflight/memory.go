@@ -10,14 +10,14 @@ import (
 	"cucriu/cudackpt"
 )
 
-// memoryNeed is what a restore will take of each GPU's memory, in bytes.
+// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
 type MemoryNeed map[cudackpt.UUID]uint64
 
-// restoreMargin is added for each process and GPU: a checkpoint was seen to
-// free 8 MiB more than the driver had accounted to its process.
+// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
+// than the driver had accounted to its process.
 const restoreMargin = 16 << 20
 
-// add adds what a process that held so much will take on the GPUs that it goes to.
+// Add adds what a process that held this memory will take on the GPUs to which it goes.
 func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
 	for uuid, size := range memory {
 		to := uuid
@@ -34,11 +34,10 @@ func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPai
 	}
 }
 
-// measure asks NVML how many bytes a process holds on each GPU, and notes what is known
-// of it: what its checkpoint moves to the host and what its restore will take. A GPU on
-// which it has no context is not listed, and neither is any if NVML does not list the
-// process, as in some containers and virtual machines. Then nothing is known until the
-// checkpoint has moved it.
+// measure asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint
+// will move to the host and what its restore will take. NVML does not list a GPU on which the
+// process has no context. In some containers and virtual machines it does not list the process
+// at all; then nothing is known until the checkpoint has moved the memory.
 func (p *Process) measure(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
 	listed, err = driver.ProcessMemory(ctx, p.PID)
 	if err != nil {
@@ -56,8 +55,7 @@ func (p *Process) measure(ctx context.Context, driver *cudackpt.Driver) (listed 
 	return listed, nil
 }
 
-// Measure notes how much memory each process holds on each GPU, and returns what NVML
-// lists.
+// Measure notes how much memory each process holds on each GPU, and returns what NVML lists.
 func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) ([]map[cudackpt.UUID]uint64, error) {
 	listed := make([]map[cudackpt.UUID]uint64, len(processes))
 	for i := range processes {
@@ -70,9 +68,8 @@ func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) 
 	return listed, nil
 }
 
-// require fails if a GPU has less free memory than the restore will take. It
-// must be known before the driver is asked: a restore that runs out of memory
-// loses the process for ever.
+// Require fails if a GPU has less free memory than the restore will take. This must be known
+// before the driver is asked: a process whose restore runs out of memory is lost for ever.
 func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
 	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
 		memory, err := driver.Memory(ctx, uuid)
@@ -92,9 +89,10 @@ type MemoryError struct {
 	Need, Free uint64 // bytes
 }
 
+// Error returns the meaning and the remedy.
 func (e *MemoryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
-// Meaning is the error without its remedy.
+// Meaning returns the error without its remedy.
 func (e *MemoryError) Meaning() string {
 	return fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", e.GPU, e.Free>>20, e.Need>>20)
 }

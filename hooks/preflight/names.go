@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The names of the findings. They are part of the interface: scripts match
-// them, and an error may be overridden by its name.
+// The names of the findings. They are part of the interface: scripts match them, and the user
+// overrides an error by its name.
 const (
 	// About a machine.
 	FindingDriver        = "driver"         // the driver and its version
@@ -19,46 +19,47 @@ const (
 	FindingCriuCheck     = "criu-check"     // criu says that this kernel is not enough for it
 	FindingCUDAPlugin    = "cuda-plugin"    // criu would load its own CUDA plugin beside the hook
 	FindingPluginDir     = "plugin-dir"     // criu's plugin folder is named and does not exist
-	FindingCapabilities  = "capabilities"   // this process may not do what is needed
+	FindingCapabilities  = "capabilities"   // this process lacks a capability that is needed
 	FindingKernel        = "kernel"         // the kernel's version
-	FindingTHP           = "thp"            // transparent huge pages cannot be had
+	FindingTHP           = "thp"            // transparent huge pages are not available
 	// About a job.
 	FindingCUDA           = "cuda"             // a CUDA process and what it holds
-	FindingCUDAState      = "cuda-state"       // it is not running, or the driver cannot tell
-	FindingNoGPU          = "no-gpu"           // a CUDA process to which no GPU is visible
-	FindingForkedChild    = "forked-child"     // NVIDIA devices without CUDA state: a forked child
-	FindingMismatch       = "library-mismatch" // another libcuda than the one that would drive it
+	FindingCUDAState      = "cuda-state"       // a CUDA process is not running, or the driver cannot tell
+	FindingNoGPU          = "no-gpu"           // a CUDA process that sees no GPU
+	FindingForkedChild    = "forked-child"     // a process with NVIDIA devices but without CUDA state: a forked child
+	FindingMismatch       = "library-mismatch" // the process uses another libcuda than the one that would drive it
 	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
 	FindingCriuInside     = "criu-in-tree"     // criu is in the tree that it is to dump
-	FindingTraced         = "traced"           // by a debugger
-	FindingFrozen         = "frozen"           // by its control group
-	FindingStopped        = "stopped"          // by SIGSTOP; stays so
+	FindingTraced         = "traced"           // traced by a debugger
+	FindingFrozen         = "frozen"           // frozen by its control group
+	FindingStopped        = "stopped"          // stopped by SIGSTOP, and stays so
 	FindingIOURing        = "io-uring"         // an open io_uring
 	FindingAnonymousInode = "anonymous-inode"  // another descriptor of a kind that criu cannot dump
 	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
-	FindingNCCL           = "nccl-ipc"         // NCCL that may share device memory between processes
+	FindingNCCL           = "nccl-ipc"         // NCCL, which may share device memory between processes
 	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
-	FindingHostNUMA       = "host-numa-memory" // memory of the driver's in a NUMA node of the host
-	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds cannot be told
+	FindingHostNUMA       = "host-numa-memory" // memory of the driver in a NUMA node of the host
+	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds is not known
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
-	FindingMemoryCgroup   = "memory-cgroup"    // a control group does
-	FindingDiskSpace      = "disk-space"       // the image directory's file system does
+	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it
+	FindingDiskSpace      = "disk-space"       // the image directory's file system lacks space
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
-	FindingGPUMap        = "gpu-map"        // its GPUs cannot be mapped to this host's
+	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )
 
-// Forceable lists the names of the errors that can be overridden: where what was
-// found may be wrong, or the user may know better. The others could not be got over.
+// Forceable returns the names of the errors that the user can override: those where the finding
+// may be wrong, or where the user may know better. With any of the others, the dump or restore
+// could not succeed.
 func Forceable() []string {
 	return []string{
 		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 	}
 }
 
-// CheckForce refuses names that override nothing.
+// CheckForce refuses names of findings that cannot be overridden.
 func CheckForce(names []string) error {
 	for _, name := range names {
 		if !slices.Contains(Forceable(), name) {

@@ -17,40 +17,39 @@ import (
 	"cucriu/cudackpt"
 )
 
-// ncclUse is what /proc shows of NCCL in a CUDA process.
+// ncclUse is what /proc shows about NCCL in a CUDA process.
 type ncclUse struct {
 	pid  int
 	name string
-	// evidence is what tells that it uses NCCL, or could: the library mapped,
-	// shared memory of a communicator, threads of PyTorch's. None: it does not.
+	// evidence is what shows that the process uses NCCL, or could: the mapped library, shared
+	// memory of a communicator, or threads of PyTorch. Empty if it does not.
 	evidence []string
-	// harmless says that it was started with the transports switched off that
-	// share device memory.
+	// harmless says that the process was started with those transports switched off that share
+	// device memory.
 	harmless bool
-	// jobFile says that it was started with a job file, legacyIPC that NCCL was told
-	// to share device memory by legacy cuIpc alone.
+	// jobFile says that the process was started with a job file. legacyIPC says that NCCL was
+	// told to share device memory by legacy cuIpc only.
 	jobFile, legacyIPC bool
 }
 
-// ncclOf looks for the trap in which a job is lost: on a driver before 610, a
-// process that shares device memory with another is locked and checkpointed
-// without a complaint, and its restore then fails for ever. The driver tells
-// nobody of it, so that only the most common cause can be looked for: NCCL,
-// whose P2P and SHM transports share device memory between the processes of a
-// communicator. It is safe with both switched off, and within one process.
+// ncclOf looks for a trap in which a job is lost. A driver before 610 locks and checkpoints a
+// process that shares device memory with another without a complaint, and its restore then
+// fails for ever. The driver does not report such sharing, so only the most common cause can be
+// looked for: NCCL. Its P2P and SHM transports share device memory between the processes of a
+// communicator. NCCL is safe with both switched off, and within one process.
 //
-// Of drivers from 610 on it is reported, and was not measured here, that they
-// restore memory shared by legacy cuIpc among processes that were all started with
-// one job file (cuda-checkpoint --launch-job, which sets CUDA_CHECKPOINT_JOB_FILE
-// in their environment), and nothing else: no handles of the VMM API, no NVLS.
+// Drivers from 610 on are reported (this was not measured here) to restore memory that is
+// shared by legacy cuIpc, if all of the processes were started with one job file
+// (cuda-checkpoint --launch-job, which sets CUDA_CHECKPOINT_JOB_FILE in their environment).
+// They restore nothing else: no handles of the VMM API, no NVLS.
 //
-// What cannot be seen: NCCL that is linked statically (but for PyTorch, whose
-// threads have names, and for its shared memory); other users of cuIpc* and of
-// exported allocations, such as PyTorch's CUDA tensors in
-// torch.multiprocessing; variables that the program has set in itself or that
-// are in an nccl.conf, for which the finding must be overridden. PyTorch maps
-// NCCL's library in every process, so two processes that have nothing to do
-// with each other are refused as well: the other mistake would cost the job.
+// Some things cannot be seen. One is NCCL that is linked statically, except in PyTorch, whose
+// threads have names, and except for NCCL's shared memory. Others are the remaining users of
+// cuIpc* and of exported allocations, such as PyTorch's CUDA tensors in torch.multiprocessing.
+// Variables that the program has set in itself or that are in an nccl.conf cannot be seen
+// either; for these the user must override the finding. PyTorch maps NCCL's library in every
+// process, so two processes that have nothing to do with each other are refused as well: the
+// opposite mistake would cost the job.
 func ncclOf(driver *cudackpt.Driver, processes []Process, tree []int) (Findings, error) {
 	var users []ncclUse
 	for i := range processes {
@@ -83,8 +82,8 @@ func ncclOf(driver *cudackpt.Driver, processes []Process, tree []int) (Findings,
 	return ncclFindings(users, outside, version), nil
 }
 
-// ncclFindings judges the users of NCCL in the tree, and those outside that one
-// of them may share memory with.
+// ncclFindings judges the processes in the tree that use NCCL, and those outside with which one
+// of them may share memory.
 func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
 	at := slices.IndexFunc(users, func(u ncclUse) bool { return !u.harmless })
 	if at < 0 {
@@ -100,7 +99,7 @@ func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
 	case len(users) > 1:
 		f.Message = fmt.Sprintf("uses NCCL (%s), and so %s of its tree", strings.Join(first.evidence, ", "), others(users, at))
 	case len(outside) > 0:
-		// It may be of another job.
+		// It may belong to another job.
 		f.Severity = SeverityWarning
 		f.Message = fmt.Sprintf("uses NCCL (%s), and so %s of the same user, outside the tree", strings.Join(first.evidence, ", "), others(outside, -1))
 	default:
@@ -121,7 +120,7 @@ func ncclFindings(users, outside []ncclUse, driver criuutil.Version) Findings {
 	return Findings{f}
 }
 
-// others says of all users but one that they do.
+// others names all users of NCCL except the one at index but.
 func others(users []ncclUse, but int) string {
 	var pids []string
 	for i, u := range users {
@@ -154,7 +153,7 @@ func ncclUseOf(pid int, name string) (ncclUse, error) {
 	}
 	for _, file := range comms {
 		comm, err := os.ReadFile(file)
-		// Those of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
+		// The threads of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
 		if err == nil && strings.HasPrefix(string(comm), "pt_nccl") {
 			use.evidence = append(use.evidence, "thread "+strings.TrimSpace(string(comm)))
 		}
@@ -180,14 +179,14 @@ func ncclUseOf(pid int, name string) (ncclUse, error) {
 	return use, nil
 }
 
-// ncclIsHarmless reports whether an environment switches off both transports
-// that share device memory. NCCL takes any number but 0.
+// ncclIsHarmless reports whether an environment switches off both transports that share device
+// memory. For NCCL any number but 0 means on.
 func ncclIsHarmless(environment []string) bool {
 	off := make(map[string]bool)
 	for _, variable := range environment {
 		name, value, _ := strings.Cut(variable, "=")
 		if _, seen := off[name]; seen {
-			continue // getenv finds the first
+			continue // getenv finds the first one
 		}
 		number, err := strconv.ParseInt(value, 0, 64)
 		off[name] = err == nil && number != 0
@@ -195,16 +194,16 @@ func ncclIsHarmless(environment []string) bool {
 	return off["NCCL_P2P_DISABLE"] && off["NCCL_SHM_DISABLE"]
 }
 
-// ncclUsesLegacyIPC reports whether an environment keeps NCCL from sharing memory
-// by handles of the VMM API, on which NVLS is built as well.
+// ncclUsesLegacyIPC reports whether an environment keeps NCCL from sharing memory by handles of
+// the VMM API. NVLS is built on these handles as well.
 func ncclUsesLegacyIPC(environment []string) bool {
 	memory, _ := getenv(environment, "NCCL_CUMEM_ENABLE")
 	host, _ := getenv(environment, "NCCL_CUMEM_HOST_ENABLE")
 	return memory == "0" && host == "0"
 }
 
-// ncclOutside finds the CUDA processes of the same user, outside the tree, that
-// use NCCL. What cannot be read is not the same user's.
+// ncclOutside finds the CUDA processes of the same user, outside the tree, that use NCCL. A
+// process that cannot be read belongs to another user.
 func ncclOutside(pid int, tree []int) []ncclUse {
 	var self unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &self); err != nil {

@@ -14,14 +14,14 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// footprint is what /proc shows a process to hold of the NVIDIA driver, and of
-// what criu cannot dump.
+// OpenFiles is what /proc shows that a process holds of the NVIDIA driver, and of what criu
+// cannot dump.
 type OpenFiles struct {
-	Libcuda    bool     // a libcuda is mapped: only then can it be a CUDA process
-	devices    []string // open or mapped device files of NVIDIA's
-	nccl       []string // NCCL's library, or its shared memory: open or mapped files
+	Libcuda    bool     // a libcuda is mapped; without it this cannot be a CUDA process
+	devices    []string // NVIDIA device files, open or mapped
+	nccl       []string // NCCL's library or its shared memory, open or mapped
 	anonymous  []string // open anonymous inodes that criu cannot dump
-	infiniband []string // open device files of InfiniBand
+	infiniband []string // open InfiniBand device files
 }
 
 var (
@@ -29,12 +29,11 @@ var (
 	nvidiaDevice     = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
 	ncclFile         = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
 	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
-	// Those that criu 4.2.1 was seen to refuse.
+	// The kinds that criu 4.2.1 was seen to refuse.
 	undumpableInode = regexp.MustCompile(`^anon_inode:\[(io_uring|userfaultfd|perf_event)\]$`)
 )
 
-// footprintOf reads a process's mappings and descriptors. It does not need the
-// process to run.
+// OpenFilesOf reads a process's mappings and descriptors. The process need not run.
 func OpenFilesOf(pid int) (OpenFiles, error) {
 	var f OpenFiles
 	devices, nccl, anonymous, infiniband := make(set), make(set), make(set), make(set)
@@ -66,7 +65,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	for _, entry := range entries {
 		path, err := os.Readlink(filepath.Join(dir, entry.Name()))
 		if err != nil {
-			continue // closed meanwhile
+			continue // closed in the meantime
 		}
 		path = strings.TrimSuffix(path, " (deleted)")
 		devices.addIf(nvidiaDevice, path)

@@ -16,19 +16,19 @@ import (
 	"cucriu/internal/nvrm"
 )
 
-// A process that has peer access between two GPUs, and one physical allocation of
-// 512 MiB or more on either, is locked and checkpointed without a complaint, and
-// can then never be restored: INVALID_VALUE, and 304 from the second try on (measured
-// on driver 580; smaller allocations come back whole). Where the kernel module can be asked (holdings.go),
-// it says so. Elsewhere, that a process has a context on two GPUs can be seen: NVML
-// lists it on both. Such a process is refused there unless something shows that it
-// has no such allocation.
+// If a process has peer access between two GPUs, and one physical allocation of 512 MiB or more
+// on either, the driver locks and checkpoints it without a complaint. The process can then
+// never be restored: the restore answers INVALID_VALUE, and 304 from the second try on
+// (measured on driver 580; smaller allocations come back whole). Where the kernel module can be
+// asked (holdings.go), it says whether this is so. Elsewhere one can see only that a process
+// has a context on two GPUs: NVML lists it on both. There such a process is refused, unless
+// something shows that it has no such allocation.
 
-// peerLeast is the least allocation that peer access cannot be restored for, in
+// peerLeast is the size from which on an allocation with peer access cannot be restored, in
 // bytes.
 const peerLeast = 512 << 20
 
-// The frameworks that are told apart by the libraries that they map.
+// The frameworks. They are told apart by the libraries that a process maps.
 const (
 	pyTorch = "PyTorch"
 	jax     = "JAX"
@@ -39,38 +39,38 @@ var frameworkFiles = map[string]*regexp.Regexp{
 	jax:     regexp.MustCompile(`/(jaxlib|jax_plugins)/.*\.so[^/]*$|/(xla_extension|xla_cuda_plugin|libjax_common|_jax)[^/]*\.so[^/]*$`),
 }
 
-// peerUse is what shows of a process that may have peer access between GPUs.
+// peerUse is what can be seen of a process that may have peer access between GPUs.
 type peerUse struct {
 	pid  int
 	name string
-	// listed is what NVML says that the process holds on each GPU: on all on which
-	// it has a context. Empty: NVML does not list the process.
+	// listed is what NVML says that the process holds on each GPU on which it has a context.
+	// Empty if NVML does not list the process.
 	listed map[cudackpt.UUID]uint64
 	models map[cudackpt.UUID]string // of the GPUs
-	// mapped are the device nodes of the GPUs on which, as its mappings show, it has
-	// a context.
+	// mapped are the device nodes of the GPUs on which the process has a context, judged by its
+	// mappings.
 	mapped      []string
 	frameworks  []string
-	environment []string // as it was started
-	// newName says that its PyTorch knows the setting of the allocator by the name
-	// PYTORCH_ALLOC_CONF: older ones do not read that.
+	environment []string // as the process was started
+	// newName says that its PyTorch reads the allocator's settings from PYTORCH_ALLOC_CONF too.
+	// Older versions do not know that name.
 	newName bool
-	// holdings is what the kernel module says that it has; nil if it says nothing.
+	// holdings is what the kernel module says that the process has; nil if it says nothing.
 	holdings *nvrm.Holdings
 	member   *Process
 }
 
-// contexts is on how many GPUs the process has a context.
+// contexts returns on how many GPUs the process has a context.
 func (u peerUse) contexts() int {
 	if len(u.listed) > 0 {
 		return len(u.listed)
 	}
-	// NVML lists no process without a context, and in some containers and virtual
-	// machines none at all.
+	// NVML lists only processes with a context. In some containers and virtual machines it
+	// lists none at all.
 	return len(u.mapped)
 }
 
-// peerFindings judges processes.
+// peerFindings judges processes that may have peer access.
 func peerFindings(uses []peerUse) Findings {
 	var findings Findings
 	for _, u := range uses {
@@ -109,13 +109,12 @@ func (u peerUse) describe() string {
 // harmless reports whether something shows that the process comes back.
 func (u peerUse) harmless() bool {
 	if u.usesPools() {
-		return false // of which peer access is lost whatever their size
+		return false // they lose peer access whatever their size
 	}
 	return u.expandable() || u.small()
 }
 
-// usesPools reports whether the process was told to allocate from the driver's
-// memory pools.
+// usesPools reports whether the process was told to allocate from the driver's memory pools.
 func (u peerUse) usesPools() bool {
 	for _, name := range []string{pyTorchOldName, pyTorchNewName} {
 		if value, _ := getenv(u.environment, name); allocatorSetting(value, "backend") == "cudaMallocAsync" {
@@ -129,11 +128,11 @@ func (u peerUse) usesPools() bool {
 
 const (
 	pyTorchOldName = "PYTORCH_CUDA_ALLOC_CONF" // read by every version
-	pyTorchNewName = "PYTORCH_ALLOC_CONF"      // where it is known, it comes first
+	pyTorchNewName = "PYTORCH_ALLOC_CONF"      // takes precedence in versions that know it
 )
 
-// expandable reports whether PyTorch, and nothing beside it, allocates the
-// process's memory, and was told to make it of handles of 20 MiB.
+// expandable reports whether PyTorch is the only framework that allocates memory in the
+// process, and was told to allocate it in handles of 20 MiB.
 func (u peerUse) expandable() bool {
 	if !slices.Equal(u.frameworks, []string{pyTorch}) {
 		return false
@@ -150,23 +149,23 @@ func (u peerUse) expandable() bool {
 	return is(older)
 }
 
-// small reports whether the process holds too little on each GPU for such an
-// allocation beside its context.
+// small reports whether the process holds so little on each GPU that, beside its context, there
+// is no room for such an allocation.
 func (u peerUse) small() bool {
 	if len(u.listed) == 0 {
 		return false
 	}
 	for gpu, bytes := range u.listed {
-		if bytes >= peerLeast+contextLeast(u.models[gpu]) { // UnknownMemory as well
+		if bytes >= peerLeast+contextLeast(u.models[gpu]) { // true for UnknownMemory as well
 			return false
 		}
 	}
 	return true
 }
 
-// contextLeast is the least that a context takes of a GPU of this model, in bytes.
-// Of others it is not known, and nothing is taken off for it. Measured on driver
-// 580: 518 MiB, and 254 with the stack of its kernels limited to nothing.
+// contextLeast is the least that a context takes of a GPU of this model, in bytes. For other
+// models this is not known, so nothing is subtracted. Measured on driver 580: 518 MiB, and 254
+// MiB with the stack of its kernels limited to nothing.
 func contextLeast(model string) uint64 {
 	switch model {
 	case "NVIDIA H100 80GB HBM3", "NVIDIA H200":
@@ -187,18 +186,18 @@ func (u peerUse) remedy() string {
 	return "start it with " + oneGPU + ", or let it allocate in parts below 512 MiB"
 }
 
-// gpuNode is the device node of a GPU; those of /dev/nvidiactl and its like are
-// mapped by every process that uses CUDA.
+// gpuNode matches the device node of a GPU. It does not match /dev/nvidiactl and the like,
+// which every process that uses CUDA maps.
 var gpuNode = regexp.MustCompile(`/dev/nvidia[0-9]+$`)
 
-// contextMapping is how much of a GPU's device node a process with a context on it
-// maps at least, in bytes. Measured on driver 580: 128 KiB after cuInit, of each GPU
-// that it can see, and 2 MiB more with a context. Peer access, and memory, change
-// nothing in the mappings, nor in the descriptors and threads.
+// contextMapping is the least that a process maps of the device node of a GPU on which it has a
+// context, in bytes. Measured on driver 580: cuInit maps 128 KiB for each GPU that the process
+// can see, and a context 2 MiB more. Peer access and memory change nothing in the mappings, nor
+// in the descriptors and threads.
 const contextMapping = 1 << 20
 
-// contextNodes are the device nodes of the GPUs on which a process with these
-// mappings has a context.
+// contextNodes returns the device nodes of the GPUs on which a process with these mappings has
+// a context.
 func contextNodes(mappings []*procfs.ProcMap) []string {
 	sizes := make(map[string]uint64)
 	for _, m := range mappings {
@@ -210,7 +209,7 @@ func contextNodes(mappings []*procfs.ProcMap) []string {
 	return slices.Sorted(maps.Keys(sizes))
 }
 
-// peerUseOf looks at a process of which NVML says what it holds.
+// peerUseOf looks at a process. listed is what NVML says that it holds.
 func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
 	u := peerUse{pid: m.PID, name: m.Name, listed: listed, holdings: holdings, member: m}
 	if len(m.GPUs) < 2 || len(listed) == 1 {
@@ -248,10 +247,10 @@ func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdi
 	return u, nil
 }
 
-// Peers looks for what the driver would checkpoint and never restore among processes, of
-// which some may have ended; listed is what NVML lists of each. The kernel module is
-// asked where it is understood: about those on several GPUs only, if quick is set,
-// which saves 10 to 20 ms for each of the others.
+// Peers looks in processes for what the driver would checkpoint and never restore. Some of the
+// processes may have ended. listed is what NVML lists for each of them. Where the kernel module
+// is understood, Peers asks it too. With quick set, it asks only about the processes on several
+// GPUs, which saves 10 to 20 ms for each of the others.
 func Peers(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) (Findings, error) {
 	holdings := holdingsOf(driver, processes, listed, quick)
 	var uses []peerUse

@@ -24,7 +24,7 @@ func TestPeerFindings(t *testing.T) {
 		name    string
 		use     peerUse
 		refused bool
-		remedy  string // that it names
+		remedy  string // what it must name
 	}{
 		{"two GPUs", peerUse{listed: on(large, large)}, true, "CUDA_VISIBLE_DEVICES"},
 		{"much on one of two", peerUse{listed: on(large, 1<<20)}, true, ""},
@@ -76,7 +76,7 @@ func TestPeerFindings(t *testing.T) {
 	}
 }
 
-// The sizes are those of two H200s.
+// The sizes were measured on two H200s.
 func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
 	mapping := func(path string, size uintptr) *procfs.ProcMap {
 		return &procfs.ProcMap{StartAddr: 1 << 40, EndAddr: 1<<40 + size, Pathname: path}

@@ -9,9 +9,9 @@ import (
 	"cucriu/hooks/image"
 )
 
-// PlanRestore plans where an image's GPUs go on this host, and fails if the host
-// cannot take the image: another driver, a map that cannot be met, too little
-// free memory. It changes nothing.
+// PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the
+// image: another driver, a map that is not possible, or too little free memory. It changes
+// nothing.
 func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest image.Manifest) (gpumap.Plan, error) {
 	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
 		return gpumap.Plan{}, err
@@ -48,15 +48,15 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	return plan, need.Require(ctx, driver)
 }
 
-// DriverVersionError says that an image was made with another driver than this
-// host's.
+// DriverVersionError says that an image was made with another driver than this host has.
 type DriverVersionError struct {
 	Image, Host string // "580.159.04"
 }
 
+// Error returns the meaning and the remedy.
 func (e *DriverVersionError) Error() string { return e.Meaning() + ": " + e.Remedy() }
 
-// Meaning is the error without its remedy.
+// Meaning returns the error without its remedy.
 func (e *DriverVersionError) Meaning() string {
 	return fmt.Sprintf("the image was made with driver %s and this host has %s", e.Image, e.Host)
 }

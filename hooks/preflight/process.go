@@ -11,17 +11,17 @@ import (
 // Process is a CUDA process as it was found.
 type Process struct {
 	proc.Ident
-	ImagePID int    `json:"image_pid"` // as the image has it: in its innermost pid namespace
+	ImagePID int    `json:"image_pid"` // the pid in the image: that of its innermost pid namespace
 	Name     string `json:"name"`
-	// Stopped says that it was stopped before we came.
+	// Stopped says that the process was already stopped when we came.
 	Stopped bool           `json:"stopped"`
-	GPUs    []cudackpt.GPU `json:"gpus"` // that it can see, used or not, in the driver's order
-	// MemoryBytes is what it holds on each GPU. A GPU that is missing is not used; nil
-	// if nothing is known.
+	GPUs    []cudackpt.GPU `json:"gpus"` // all that it can see, used or not, in the driver's order
+	// MemoryBytes is what the process holds on each GPU. A GPU that is not in the map is not
+	// used. A nil map means that nothing is known.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 }
 
-// found makes a finding one about this process.
+// found returns the finding, marked as one about this process.
 func (p *Process) found(f Finding) Finding {
 	f.PID, f.Process = p.PID, p.Name
 	return f
@@ -39,8 +39,7 @@ func (p *Process) summary() Finding {
 	})
 }
 
-// StagedBytes is the memory that a process's checkpoint will take on the host,
-// in bytes.
+// StagedBytes returns how much host memory the process's checkpoint will take, in bytes.
 func (p *Process) StagedBytes() uint64 {
 	var sum uint64
 	for _, size := range p.MemoryBytes {
@@ -49,7 +48,7 @@ func (p *Process) StagedBytes() uint64 {
 	return sum
 }
 
-// memoryFinding says that it is not known how much memory a process holds.
+// memoryFinding says that it is not known how much memory the process holds.
 func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
 	if p.MemoryBytes != nil {
 		return nil

@@ -2,19 +2,19 @@ package preflight
 
 import "errors"
 
-// Refused reports whether an error says that something was not begun: a check has
-// found that it cannot be done, or could not be made, and nothing was touched. Where
-// an error holds others, the outermost that has a word on it counts: a refusal in the
-// middle of a dump is a failure of that dump.
+// Refused reports whether err says that something was refused before it began: a check found
+// that it cannot be done, or the check itself could not be made. Nothing was touched. If err
+// wraps other errors, the outermost one with a Refused method decides: a refusal in the middle
+// of a dump is a failure of that dump.
 func Refused(err error) bool {
 	var verdict interface{ Refused() bool }
 	return errors.As(err, &verdict) && verdict.Refused()
 }
 
-// Refused is true: nothing was touched.
+// Refused returns true: nothing was touched.
 func (e *RefusedError) Refused() bool { return true }
 
-// refusal is an error with a word on whether anything was touched before.
+// refusal is an error together with the verdict whether nothing had been touched before it.
 type refusal struct {
 	error
 	untouched bool
@@ -23,10 +23,10 @@ type refusal struct {
 func (r *refusal) Unwrap() error { return r.error }
 func (r *refusal) Refused() bool { return r.untouched }
 
-// AsRefusal is an error that came before anything was touched.
+// AsRefusal marks an error as one that came before anything was touched.
 func AsRefusal(err error) error { return withVerdict(err, true) }
 
-// AsFailure is an error that came after something was touched, whatever it holds.
+// AsFailure marks an error as one that came after something was touched, whatever it wraps.
 func AsFailure(err error) error { return withVerdict(err, false) }
 
 func withVerdict(err error, untouched bool) error {

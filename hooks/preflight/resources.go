@@ -9,10 +9,10 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// resourceFindings finds out whether this host has room for what a dump needs:
-// the content of the GPUs becomes memory of the processes, inside their control
-// groups, and then goes into the image, which process writer (one like it) writes.
-// Pinned host memory, which the driver also moves, cannot be seen, so this is the
+// resourceFindings finds out whether this host has room for what a dump needs. The content of
+// the GPUs becomes memory of the processes, inside their control groups, and then goes into the
+// image. writer is the pid of the process that writes the image, or of one in the same control
+// groups. The driver also moves pinned host memory, which cannot be seen, so the result is the
 // least that will be needed.
 func resourceFindings(system proc.System, in *Inspection, imageDir string, writer int) (Findings, error) {
 	if imageDir == "" {
@@ -40,12 +40,12 @@ func resourceFindings(system proc.System, in *Inspection, imageDir string, write
 // memoryImage is an image whose files are kept in this host's memory.
 type memoryImage struct {
 	bytes  uint64
-	writer int // whose control groups its pages are charged to
+	writer int // pid; the image's pages are charged to its control groups
 }
 
-// keepsInMemory reports whether a file system, by its magic number, keeps what is
-// written in memory, and cannot give it back. The page cache of a disk gives way,
-// in a control group too: there the writer waits for the disk.
+// keepsInMemory reports whether a file system, given by its magic number, keeps what is written
+// in memory and cannot give that memory back. The page cache of a disk can be given back, in a
+// control group too: there the writer waits for the disk.
 func keepsInMemory(magic int64) bool {
 	switch magic {
 	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC:
@@ -54,11 +54,10 @@ func keepsInMemory(magic int64) bool {
 	return false
 }
 
-// stagingFindings compares what the checkpoint takes with what the host has
-// left, and with what every control group on the way up has left for those
-// processes that are in it. An image in memory comes on top: a process's staging
-// memory is dropped only after all of it was copied, and if criu is to write it, not
-// before the end.
+// stagingFindings compares what the checkpoint takes with what the host has left, and with what
+// each control group above the processes has left for those of them that are in it. An image in
+// memory is counted on top: a process's staging memory is dropped only after all of it was
+// copied, and if criu writes it, only at the end.
 func stagingFindings(system proc.System, members []Process, image memoryImage) (Findings, error) {
 	hierarchies, err := system.Hierarchies()
 	if err != nil {
@@ -128,7 +127,7 @@ func stagingFindings(system proc.System, members []Process, image memoryImage) (
 				mib(need.staged), need.Dir, besidesImage(need.image), mib(need.Room()), mib(need.Limit)),
 			Remedy: fmt.Sprintf("raise its %s by %s, for the restore too", need.LimitFile(), mib(sum-need.Room())) + orToDisk(need.image),
 		}
-		if need.first == nil { // it holds no more than the writer
+		if need.first == nil { // only the writer is in this group
 			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of who writes it, which has %s left of its limit of %s",
 				mib(need.image), need.Dir, mib(need.Room()), mib(need.Limit))
 		} else {
@@ -142,7 +141,7 @@ func stagingFindings(system proc.System, members []Process, image memoryImage) (
 // groupNeed is what a dump takes of a control group's memory, in bytes.
 type groupNeed struct {
 	proc.MemoryGroup
-	first         *Process // that is in it, nil if none is
+	first         *Process // the first CUDA process in the group; nil if there is none
 	staged, image uint64
 }
 
@@ -160,8 +159,8 @@ func orToDisk(bytes uint64) string {
 	return ", or dump to a disk"
 }
 
-// imageSize is the least that the image of a tree takes on disk: its private
-// memory, the largest of its processes' shared memory, and the staged memory.
+// imageSize returns the least that the image of a tree takes on disk: its private memory, the
+// largest shared memory among its processes, and the staged memory.
 func imageSize(system proc.System, in *Inspection) (uint64, error) {
 	var need, largest uint64
 	for _, pid := range in.PIDs {
@@ -183,7 +182,7 @@ func imageSize(system proc.System, in *Inspection) (uint64, error) {
 
 func diskFindings(stat unix.Statfs_t, need uint64) Findings {
 	free := stat.Bfree * uint64(stat.Bsize)
-	if need <= free || stat.Blocks == 0 { // some file systems do not tell
+	if need <= free || stat.Blocks == 0 { // some file systems do not say how large they are
 		return nil
 	}
 	return Findings{{
@@ -193,5 +192,5 @@ func diskFindings(stat unix.Statfs_t, need uint64) Findings {
 	}}
 }
 
-// mib rounds up, so that what is short never reads 0.
+// mib rounds up, so that a shortage never reads as 0.
 func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", (bytes+1<<20-1)>>20) }

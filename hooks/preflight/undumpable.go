@@ -9,8 +9,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// generalFindings are the things that criu refuses, or cannot get past, as far as
-// /proc shows them.
+// generalFindings are the things that criu refuses or cannot handle, as far as /proc shows
+// them.
 func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 	var findings Findings
 	add := func(name, message, remedy string) {
@@ -40,8 +40,8 @@ func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 	return findings
 }
 
-// tracedThread finds a thread of a process that somebody else traces, and who does.
-// Any thread may be traced alone.
+// tracedThread finds a thread of a process that another process traces, and its tracer. A
+// tracer may trace any single thread.
 func tracedThread(pid int) (tid, tracer int) {
 	tids, err := proc.Threads(pid)
 	if err != nil {
@@ -56,7 +56,7 @@ func tracedThread(pid int) (tid, tracer int) {
 	return 0, 0
 }
 
-// insideFindings refuses a tree in which criu is itself, or who would start it.
+// InsideFindings refuses a tree that contains criu itself, or the process that would start it.
 func InsideFindings(pids []int, criu int) Findings {
 	if !slices.Contains(pids, criu) {
 		return nil

@@ -1,4 +1,4 @@
-// Package timeline knows where the time of a dump or restore went: the phases that
-// a session notes, and their drawing in Chrome's trace event format. It knows no
-// session and no process.
+// Package timeline knows where the time of a dump or restore went: the phases that a session
+// notes, and how they are drawn in Chrome's trace event format. It must not know sessions or
+// processes.
 package timeline

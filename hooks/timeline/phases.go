@@ -10,33 +10,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Phase is a span of a session's time: a step of the session, or what a step
-// did for one process.
+// Phase is a span of a session's time: a step of the session, or the part of a step that was
+// done for one process.
 type Phase struct {
 	Name string `json:"name"`
-	// PID is the process that the span is about, as this host sees it; 0 if it
-	// is about the session.
+	// PID is the process that the phase is about, as this host sees it; 0 if the phase is about
+	// the whole session.
 	PID     int     `json:"pid,omitempty"`
 	Start   float64 `json:"start"` // seconds since the session was created
 	Seconds float64 `json:"seconds"`
-	// By is whose time it was: the stage of criu that we were called at, criu
-	// itself, the watcher, or recover; empty for the command that drives criu.
+	// By says whose time it was: the stage at which criu called us, criu itself, the watcher,
+	// or recover. It is empty for the command that drives criu.
 	By     string `json:"by,omitempty"`
 	Failed bool   `json:"failed,omitempty"`
 }
 
-// End is when it ended, since the session was created.
+// End returns when the phase ended, as time since the session was created.
 func (p Phase) End() time.Duration { return duration(p.Start) + duration(p.Seconds) }
 
-// duration is exact: the journal's seconds were whole nanoseconds.
+// duration is exact: the seconds were whole nanoseconds before they were written to the
+// journal.
 func duration(seconds float64) time.Duration {
 	return time.Duration(math.Round(seconds * float64(time.Second)))
 }
 
-// Phases are the spans of a session in the order of their ends.
+// Phases are the phases of a session, in the order in which they ended.
 type Phases []Phase
 
-// Steps are the spans that are about the session as a whole and ended well.
+// Steps returns the phases that are about the whole session and did not fail.
 func (p Phases) Steps() Phases {
 	return slices.DeleteFunc(slices.Clone(p), func(phase Phase) bool { return phase.PID != 0 || phase.Failed })
 }
@@ -51,25 +52,25 @@ func (p Phases) String() string {
 }
 
 const (
-	// ByCriu is who had the time that was criu's.
+	// ByCriu is the value of [Phase.By] for the time that criu itself took.
 	ByCriu = "criu"
 
-	// maxPhases bounds the journal of a job that the watcher tries for days to
-	// bring back.
+	// maxPhases limits the size of the journal of a job that the watcher tries to bring back
+	// for days.
 	maxPhases = 1 << 14
 )
 
-// Add notes a phase.
+// Add appends a phase, up to a fixed limit.
 func (p *Phases) Add(phase Phase) {
 	if len(*p) < maxPhases {
 		*p = append(*p, phase)
 	}
 }
 
-// sinceBoot is the one clock that all processes of a session share and that
-// nobody sets.
+// SinceBoot returns the time since boot, on a clock that all processes of a session share and
+// that nobody can set.
 func SinceBoot() time.Duration {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // fails for unknown clocks only
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // fails only for unknown clocks
 	return time.Duration(now.Nano())
 }

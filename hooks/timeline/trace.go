@@ -12,44 +12,44 @@ import (
 )
 
 const (
-	maxTimelineName = 64      // bytes of a name in it
-	maxTimelineTime = 1 << 50 // microseconds: so that sums do not overflow
+	maxTimelineName = 64      // bytes of a name in the timeline
+	maxTimelineTime = 1 << 50 // microseconds; low enough that sums do not overflow
 	maxRows         = 1 << 14
-	maxPID          = 1 << 22 // the kernel's
+	maxPID          = 1 << 22 // the kernel's limit
 	timelineSpan    = "X"     // Chrome's complete event
 	timelineRow     = "M"     // Chrome's metadata event
 	timelineRowName = "process_name"
 )
 
-// Timeline is where the time of a session went, in Chrome's trace event format:
-// Perfetto and chrome://tracing open its JSON.
+// Trace says where the time of a session went, in Chrome's trace event format. Perfetto and
+// chrome://tracing can open its JSON.
 type Trace struct {
 	Events []Event           `json:"traceEvents"`
-	Unit   string            `json:"displayTimeUnit"` // of the viewer
-	About  map[string]string `json:"otherData"`       // the session
+	Unit   string            `json:"displayTimeUnit"` // for the viewer
+	About  map[string]string `json:"otherData"`       // about the session
 }
 
-// TimelineEvent is a span, or the name of a row. There is one row for the
-// session, with criu's pid, and one for each CUDA process: to the format they are
-// processes, with a thread for what ran at once.
+// Event is a span, or the name of a row. There is one row for the session, with criu's pid, and
+// one for each CUDA process. In the format each row is a process, with a further thread for
+// spans that overlap.
 type Event struct {
 	Name     string            `json:"name"`
-	Category string            `json:"cat,omitempty"` // who made the span: see [Phase.By]
+	Category string            `json:"cat,omitempty"` // whose time it was: see [Phase.By]
 	Type     string            `json:"ph"`
 	Start    int64             `json:"ts"`            // microseconds since the session was created
 	Duration int64             `json:"dur,omitempty"` // microseconds
 	PID      int               `json:"pid"`           // as the session's host saw it
-	TID      int               `json:"tid"`           // the same, or for what ran beside it a number that is no pid
+	TID      int               `json:"tid"`           // the pid, or a number that is no pid for a span that overlaps others
 	Args     map[string]string `json:"args,omitempty"`
 }
 
-// Spans are the events that are spans, in the order of their beginnings; one
-// that contains others comes before them.
+// Spans returns the events that are spans, in the order in which they began. A span that
+// contains others comes before them.
 func (t Trace) Spans() []Event {
 	return slices.DeleteFunc(slices.Clone(t.Events), func(e Event) bool { return e.Type != timelineSpan })
 }
 
-// Row is the name of the row that an event is in.
+// Row returns the name of the row that an event is in.
 func (t Trace) Row(event Event) string {
 	for _, e := range t.Events {
 		if e.Type == timelineRow && e.PID == event.PID {
@@ -59,17 +59,17 @@ func (t Trace) Row(event Event) string {
 	return ""
 }
 
-// Failed reports whether the step of a span failed.
+// Failed reports whether the phase that a span shows has failed.
 func (e Event) Failed() bool { return e.Args["failed"] != "" }
 
-// Row is who the spans of a row are about.
+// Row is a row of the drawing: the process that its spans are about.
 type Row struct {
 	PID  int
 	Name string
 }
 
-// NewTimeline draws phases. The first row is that of the phases that are about no
-// process; about says what it is a timeline of.
+// New draws phases. The first row is for the phases that are about the whole session. about
+// says what the timeline is of.
 func New(about map[string]string, rows []Row, phases Phases) Trace {
 	t := Trace{Unit: "ms", About: about}
 	for _, row := range rows {
@@ -78,7 +78,7 @@ func New(about map[string]string, rows []Row, phases Phases) Trace {
 	var spans []Event
 	for _, phase := range phases {
 		span := Event{Name: phase.Name, Category: cmp.Or(phase.By, "command"), Type: timelineSpan, Start: duration(phase.Start).Microseconds(), PID: cmp.Or(phase.PID, rows[0].PID)}
-		// Both ends rounded alike, so that what is nested stays nested.
+		// Both ends are rounded in the same way, so that nested spans stay nested.
 		span.Duration = phase.End().Microseconds() - span.Start
 		if phase.Failed {
 			span.Args = map[string]string{"failed": "true"}
@@ -93,8 +93,8 @@ func New(about map[string]string, rows []Row, phases Phases) Trace {
 	return t
 }
 
-// placeSpans puts each span into the first thread of its row where it lies
-// inside another, or apart from all: the format knows nothing else.
+// placeSpans puts each span into the first thread of its row in which it lies inside another
+// span, or apart from all of them. The format allows nothing else.
 func placeSpans(spans []Event) {
 	open := make(map[int][]int64) // by thread: the ends of the spans that contain what comes next, innermost last
 	for i := range spans {
@@ -113,8 +113,7 @@ func placeSpans(spans []Event) {
 	}
 }
 
-// ParseTimeline reads a timeline and refuses one that no session can have
-// written.
+// Parse reads a timeline and refuses one that no session can have written.
 func Parse(data []byte) (Trace, error) {
 	var t Trace
 	if err := json.Unmarshal(data, &t); err != nil {
@@ -148,14 +147,14 @@ func (e Event) validate() error {
 	return nil
 }
 
-// Write writes the timeline. Nothing rests on it, so
-// it need not be on disk before the job goes on.
+// Write writes the timeline to a file. No other step depends on it, so it need not be on disk
+// before the job goes on.
 func (t Trace) Write(path string) error {
 	data, err := json.Marshal(t)
 	if err != nil {
 		return fmt.Errorf("timeline: %w", err)
 	}
-	// Another dump's, in a directory that is used again.
+	// In a directory that is used again, this is the timeline of another dump.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("timeline: %w", err)
 	}
