@@ -34,11 +34,8 @@ func ancestorsOf(members []journal.Member) []proc.Ident {
 				continue
 			}
 			seen[pid] = true
-			if process, err := proc.Open(pid); err == nil {
-				if standing(pid) != stands {
-					ancestors = append(ancestors, process.Ident)
-				}
-				process.Close()
+			if id, err := proc.IdentOf(pid); err == nil && standing(pid) != stands {
+				ancestors = append(ancestors, id)
 			}
 		}
 	}

@@ -196,7 +196,7 @@ func (b *bringUp) unlock(ctx context.Context) error {
 		case state == cudackpt.StateLocked:
 			return b.span(t.PID, "unlock", func() error { return t.cuda.Unlock(ctx) })
 		}
-		return fmt.Errorf("process %d (%s) is in CUDA state %v, from which nothing leads back here", t.PID, t.member.Name, state)
+		return fmt.Errorf("process %d (%s) is in CUDA state %v, which cannot be unlocked here", t.PID, t.member.Name, state)
 	})
 }
 

@@ -150,16 +150,15 @@ func (d *dump) startSession() error {
 	if err != nil {
 		return err
 	}
-	root, err := proc.Open(d.root)
+	root, err := proc.IdentOf(d.root)
 	if err != nil {
 		return err
 	}
-	defer root.Close()
 	if err := d.planPages(); err != nil {
 		return err
 	}
 	d.session, err = d.newSession(journal.Record{
-		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root.Ident,
+		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root,
 		ImageDir: imageDir, CommittedDir: d.stage.CommittedDir,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
 		Members: d.members, Ancestors: ancestorsOf(d.members),

@@ -112,11 +112,10 @@ func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool
 	if journal.IsForeign(h.Config.RunDir) {
 		return nil, nil
 	}
-	sessions, err := journal.Dir(h.Config.RunDir)
-	if err != nil {
+	if _, err := journal.Dir(h.Config.RunDir); err != nil {
 		return nil, err
 	}
-	dir := journal.Path(sessions, kind, criu.Ident)
+	dir := journal.Path(h.Config.RunDir, kind, criu.Ident)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}

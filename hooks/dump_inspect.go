@@ -92,9 +92,8 @@ func membersOfTree(root int) ([]journal.Member, error) {
 	}
 	var members []journal.Member
 	for _, pid := range pids {
-		if process, err := proc.Open(pid); err == nil {
-			process.Close()
-			members = append(members, journal.Member{Process: preflight.Process{Ident: process.Ident}})
+		if id, err := proc.IdentOf(pid); err == nil {
+			members = append(members, journal.Member{Process: preflight.Process{Ident: id}})
 		}
 	}
 	return members, nil

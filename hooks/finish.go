@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"cucriu/criuutil"
@@ -39,7 +38,7 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 // failedTry returns the session as it stands in the journal, if its watcher has tried to
 // finish it and failed.
 func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Session {
-	s, err := journal.Read(journal.Path(filepath.Join(h.Config.RunDir, "sessions"), kind, criu.Ident))
+	s, err := journal.Read(journal.Path(h.Config.RunDir, kind, criu.Ident))
 	if err != nil || s.Outcome != "" || !s.Stuck {
 		return nil
 	}

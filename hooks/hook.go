@@ -73,6 +73,9 @@ func FindWatcher() ([]string, error) {
 	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither beside %s nor in PATH nor in /usr/libexec/cucriu", name, self)
 }
 
+// RunDir returns the directory of the journals and of what else must outlive a hook.
+func (h *Hook) RunDir() string { return h.filled().Config.RunDir }
+
 // filled returns the hook with its defaults, except for the watcher, which not everything
 // needs.
 func (h *Hook) filled() *Hook {

@@ -38,7 +38,7 @@ func (h *Hook) runInside(ctx context.Context, stage Stage) error {
 	if err != nil {
 		return err
 	}
-	read, err := journal.Read(journal.Path(filepath.Join(h.Config.RunDir, "sessions"), journal.KindRestore, criu))
+	read, err := journal.Read(journal.Path(h.Config.RunDir, journal.KindRestore, criu))
 	s := h.takeOn(read)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || err == nil && (s.Criu != criu || s.Client != nil) {
 		return nil

@@ -62,10 +62,9 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.
 func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
-	process, err := proc.Open(pid)
+	id, err := proc.IdentOf(pid)
 	if err != nil {
 		return nil, err
 	}
-	defer process.Close()
-	return journal.Of(runDir, process.Ident, []journal.Member{{Process: preflight.Process{Ident: process.Ident}}})
+	return journal.Of(runDir, id, []journal.Member{{Process: preflight.Process{Ident: id}}})
 }

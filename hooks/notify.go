@@ -94,17 +94,16 @@ func (n *Notify) doFor(action string, pid int32) error {
 }
 
 func (n *Notify) do(action string) error {
-	self, err := proc.Open(os.Getpid())
+	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return err
 	}
-	defer self.Close()
 	criu, err := n.openCriu()
 	if err != nil {
 		return err
 	}
 	defer criu.Close()
-	stage := Stage{Action: action, ImageDir: n.imageDir(), Client: &self.Ident}
+	stage := Stage{Action: action, ImageDir: n.imageDir(), Client: &self}
 	if n.root > 0 {
 		stage.InitPID = strconv.Itoa(n.root)
 	}
@@ -130,12 +129,11 @@ func (n *Notify) openCriu() (*criuutil.Criu, error) {
 		if err != nil {
 			return nil, err
 		}
-		process, err := proc.Open(pid)
+		id, err := proc.IdentOf(pid)
 		if err != nil {
 			return nil, fmt.Errorf("criu: %w", err)
 		}
-		process.Close()
-		n.criu = &process.Ident
+		n.criu = &id
 	}
 	criu, err := criuutil.OpenCriu(n.criu.PID)
 	if err != nil {

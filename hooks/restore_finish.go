@@ -96,10 +96,9 @@ func (h *Hook) killRestored(stage Stage, cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	root, err := proc.Open(pid)
+	root, err := proc.IdentOf(pid)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	defer root.Close()
-	return errors.Join(cause, h.takeOn(&journal.Session{Record: journal.Record{Root: &root.Ident}}).killTree())
+	return errors.Join(cause, h.takeOn(&journal.Session{Record: journal.Record{Root: &root}}).killTree())
 }

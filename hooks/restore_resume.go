@@ -44,14 +44,13 @@ func (s Stage) checkRestored(criu *criuutil.Criu) error {
 	if err != nil {
 		return nil // the stage that needs it says so
 	}
-	root, err := proc.Open(pid)
+	root, err := proc.IdentOf(pid)
 	if errors.Is(err, proc.ErrGone) {
 		return nil // it has been ended already
 	}
 	if err != nil {
 		return err
 	}
-	defer root.Close()
 	if root.StartTime < criu.StartTime {
 		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, criu.PID)
 	}
@@ -63,12 +62,11 @@ func (s *session) setRoot(stage Stage) error {
 	if err != nil {
 		return err
 	}
-	root, err := proc.Open(pid)
+	root, err := proc.IdentOf(pid)
 	if err != nil {
 		return err
 	}
-	defer root.Close()
-	s.Root, s.Step = &root.Ident, journal.Step(stage.Action)
+	s.Root, s.Step = &root, journal.Step(stage.Action)
 	s.lookAtTree()
 	return s.Save()
 }
@@ -184,13 +182,12 @@ func (s *session) matchMembers() error {
 		if len(found) != 1 {
 			return fmt.Errorf("process %d (%s) of the manifest is found %d times in the restored tree", p.PID, p.Name, len(found))
 		}
-		process, err := proc.Open(found[0])
+		id, err := proc.IdentOf(found[0])
 		if err != nil {
 			return err
 		}
-		process.Close()
 		s.Members = append(s.Members, journal.Member{
-			Process: preflight.Process{Ident: process.Ident, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
+			Process: preflight.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
 			Pages:   journal.PagesToFill(p.Pages, &fd),
 		})
 	}

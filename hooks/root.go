@@ -48,15 +48,11 @@ func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident
 
 // createdByCriu returns the identity of a process, nil if it is older than criu.
 func (s *session) createdByCriu(pid int) *proc.Ident {
-	process, err := proc.Open(pid)
-	if err != nil {
+	id, err := proc.IdentOf(pid)
+	if err != nil || id.StartTime < s.Criu.StartTime {
 		return nil
 	}
-	defer process.Close()
-	if process.StartTime < s.Criu.StartTime {
-		return nil
-	}
-	return &process.Ident
+	return &id
 }
 
 // orphanedRoot finds the root task that a killed criu has left behind before anybody saw

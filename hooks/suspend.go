@@ -73,12 +73,11 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 // beginSuspend begins a session for processes, at the step that they have reached. This
 // program stands in for criu.
 func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*session, error) {
-	self, err := proc.Open(os.Getpid())
+	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	defer self.Close()
-	return h.newSession(journal.Record{Kind: journal.KindSuspend, Criu: self.Ident, Members: members, Ancestors: ancestorsOf(members), Step: step})
+	return h.newSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: ancestorsOf(members), Step: step})
 }
 
 // noteSuspended notes that the session waits for its resume, and kills the watcher.
@@ -227,12 +226,10 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	if err := s.requireRoom(ctx, driver); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	self, err := proc.Open(os.Getpid())
-	if err != nil {
+	if s.Criu, err = proc.IdentOf(os.Getpid()); err != nil {
 		return err
 	}
-	defer self.Close()
-	s.Criu, s.Watcher = self.Ident, nil
+	s.Watcher = nil
 	err = s.step(journal.StepResume, func() error {
 		if err := h.startWatcher(s); err != nil {
 			return err

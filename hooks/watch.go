@@ -151,11 +151,8 @@ func (s *session) lookAtTree() bool {
 	}
 	before := len(s.Tree)
 	for _, pid := range pids {
-		if process, err := proc.Open(pid); err == nil {
-			process.Close()
-			if !slices.Contains(s.Tree, process.Ident) {
-				s.Tree = append(s.Tree, process.Ident)
-			}
+		if id, err := proc.IdentOf(pid); err == nil && !slices.Contains(s.Tree, id) {
+			s.Tree = append(s.Tree, id)
 		}
 	}
 	return len(s.Tree) > before

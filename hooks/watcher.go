@@ -52,12 +52,11 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 		_ = cmd.Wait()
 		return fmt.Errorf("the watcher did not start (its log: %s): %w", log.Name(), err)
 	}
-	watcher, err := proc.Open(cmd.Process.Pid)
+	watcher, err := proc.IdentOf(cmd.Process.Pid)
 	if err != nil {
 		return fmt.Errorf("the watcher ended as soon as it had started (its log: %s): %w", log.Name(), err)
 	}
-	defer watcher.Close()
-	s.Watcher = &watcher.Ident
+	s.Watcher = &watcher
 	if err := s.Save(); err != nil {
 		return err
 	}

@@ -61,6 +61,15 @@ func Open(pid int) (*Process, error) {
 	return p, nil
 }
 
+// IdentOf is the identity of a process that has not ended: see [Open].
+func IdentOf(pid int) (Ident, error) {
+	process, err := Open(pid)
+	if err != nil {
+		return Ident{}, err
+	}
+	return process.Ident, process.Close()
+}
+
 // Reopen takes hold of exactly the process that id names, or fails with
 // [ErrGone]; or with [ErrElsewhere], if nothing can be said of it from here.
 func Reopen(id Ident) (*Process, error) {

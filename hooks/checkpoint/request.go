@@ -78,13 +78,12 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err := d.prepareWorkDir(); err != nil {
 		return nil, err
 	}
-	self, err := proc.Open(os.Getpid())
+	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	defer self.Close()
-	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self.Ident}
-	empty, err := emptyDir(hook.Config.RunDir)
+	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self}
+	empty, err := emptyDir(hook.RunDir())
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +107,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		d.criu.LibDir = empty
 	}
 	if options.RPC.GetRstSibling() {
-		d.criu.RootParent = &self.Ident
+		d.criu.RootParent = &self
 	}
 	return d, nil
 }
@@ -134,10 +133,10 @@ func (d *drive) prepareWorkDir() error {
 		d.workDir = d.options.WorkDir
 		return nil
 	}
-	if _, err := journal.Dir(d.hook.Config.RunDir); err != nil {
+	if _, err := journal.Dir(d.hook.RunDir()); err != nil {
 		return err
 	}
-	logs := filepath.Join(d.hook.Config.RunDir, "logs")
+	logs := filepath.Join(d.hook.RunDir(), "logs")
 	// The names sort by time.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {

@@ -7,8 +7,8 @@ import (
 	"cucriu/cudackpt"
 )
 
-// The reasons for which there may be no map. errors.Is finds them in the errors of
-// [Make] and [Plan.Covers].
+// The reasons for which there may be no map. errors.Is finds them in the
+// errors of [Make].
 var (
 	ErrInvalidSet    = errors.New("the list of GPUs is not usable")
 	ErrInvalidRule   = errors.New("a rule is not usable")
@@ -18,7 +18,6 @@ var (
 	ErrModelMismatch = errors.New("a rule pairs GPUs of different models")
 	ErrUnmapped      = errors.New("no rule names a captured GPU")
 	ErrNoSameModel   = errors.New("no GPU of the same model is free")
-	ErrNotPlanned    = errors.New("a process captured a GPU that the plan does not know")
 )
 
 // MapError says why there is no map, and what to do about it.

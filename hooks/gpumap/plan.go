@@ -53,8 +53,7 @@ type Plan struct {
 // still needs a map: by order the driver would give it the first.
 //
 // A GPU that the plan does not know is paired with itself, so that the driver checks it. If it
-// were left out, the driver would move it by order, or refuse the whole map. [Plan.Covers]
-// finds such a GPU beforehand.
+// were left out, the driver would move it by order, or refuse the whole map.
 func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
 	if len(captured) == 0 {
 		return nil
@@ -75,31 +74,6 @@ func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
 		return nil
 	}
 	return pairs
-}
-
-// Covers returns an error if the plan does not place every GPU that a process captured.
-func (p Plan) Covers(captured []cudackpt.UUID) error {
-	for _, old := range captured {
-		if _, known := p.destination(old); !known {
-			return &MapError{
-				Kind:   ErrNotPlanned,
-				GPUs:   []cudackpt.GPU{{UUID: old}},
-				Cause:  fmt.Sprintf("a process captured %v, which is not among the GPUs that the job captured", old),
-				Remedy: "the manifest contradicts itself: restore from another image",
-			}
-		}
-	}
-	return nil
-}
-
-// IsIdentity reports whether every GPU stays where it was.
-func (p Plan) IsIdentity() bool {
-	for _, a := range p.Assignments {
-		if a.From.UUID != a.To.UUID {
-			return false
-		}
-	}
-	return true
 }
 
 // Explain describes the plan in words that a person can check: one line for each GPU, then a

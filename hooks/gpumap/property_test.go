@@ -289,7 +289,7 @@ func TestEverythingStaysWhereEverythingIsVisible(t *testing.T) {
 			}
 		}
 		inOrder, err := Make(captured, visible, nil, Fill)
-		if err != nil || !inOrder.IsIdentity() {
+		if err != nil || !staysPut(inOrder) {
 			t.Fatalf("not the identity: %v, %v", inOrder.Explain(), err)
 		}
 		var old []cudackpt.UUID
@@ -300,7 +300,7 @@ func TestEverythingStaysWhereEverythingIsVisible(t *testing.T) {
 			t.Fatalf("the identity in order is sent as %v", pairs)
 		}
 		shuffled, err := Make(captured, rapid.Permutation(visible).Draw(t, "visible"), nil, Fill)
-		if err != nil || !shuffled.IsIdentity() {
+		if err != nil || !staysPut(shuffled) {
 			t.Fatalf("not the identity: %v, %v", shuffled.Explain(), err)
 		}
 	})
@@ -367,4 +367,9 @@ func TestPairsCoverExactlyWhatAProcessCaptured(t *testing.T) {
 			}
 		}
 	})
+}
+
+// staysPut reports whether every GPU of a plan stays where it was.
+func staysPut(p Plan) bool {
+	return !slices.ContainsFunc(p.Assignments, func(a Assignment) bool { return a.From.UUID != a.To.UUID })
 }

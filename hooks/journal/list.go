@@ -14,7 +14,7 @@ import (
 // that cannot be read: one that is just being made, or a damaged one, which must not hide the
 // others.
 func List(runDir string) ([]*Session, error) {
-	dirs, err := Dirs(filepath.Join(runDir, "sessions"))
+	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (s *Session) Shares(members []Member) bool {
 // journal. The caller holds the lock under which sessions are made, so no session without a
 // journal is just being made.
 func tidy(runDir string) error {
-	dirs, err := Dirs(filepath.Join(runDir, "sessions"))
+	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {
 		return err
 	}

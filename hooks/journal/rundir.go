@@ -12,10 +12,12 @@ import (
 	"cucriu/criuutil/proc"
 )
 
+const sessionsName = "sessions" // in the run directory
+
 // Dir makes the run directory, mode 0700 and owned by this user, and returns the directory of
 // the sessions in it.
 func Dir(runDir string) (string, error) {
-	dir := filepath.Join(runDir, "sessions")
+	dir := filepath.Join(runDir, sessionsName)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("run directory: %w", err)
 	}
@@ -42,9 +44,9 @@ func IsForeign(runDir string) bool {
 	return errors.Is(err, os.ErrPermission)
 }
 
-// Path returns the directory of a criu's session. sessions is the directory that [Dir] returns.
-func Path(sessions string, kind Kind, criu proc.Ident) string {
-	return filepath.Join(sessions, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
+// Path returns the directory of a criu's session.
+func Path(runDir string, kind Kind, criu proc.Ident) string {
+	return filepath.Join(runDir, sessionsName, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
 }
 
 // BootID returns the kernel's id of this boot, which differs after a reboot.

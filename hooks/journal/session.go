@@ -48,8 +48,7 @@ func (s *Session) Dir() string { return s.dir }
 func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
 	s := &Session{Record: record}
 	s.Version = recordVersion
-	sessions, err := Dir(runDir)
-	if err != nil {
+	if _, err := Dir(runDir); err != nil {
 		return nil, err
 	}
 	creating := flock.New(filepath.Join(runDir, "lock"))
@@ -66,7 +65,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if err := s.checkUnclaimed(runDir); err != nil {
 		return nil, err
 	}
-	s.dir = Path(sessions, s.Kind, s.Criu)
+	s.dir = Path(runDir, s.Kind, s.Criu)
 	s.Created, s.CreatedClock = time.Now().UTC(), timeline.SinceBoot()
 	if begun > 0 {
 		s.CreatedClock = begun
