@@ -15,8 +15,8 @@ import (
 // Run watches over the session in dir and returns when it has come to a good end.
 //
 // The watcher ignores the signals that end a service or a terminal session, because it
-// holds a job that waits to be brought back. It lives no longer than criu, or the command
-// to which the session belongs, needs it.
+// holds a job that waits to be brought back. Its life is bounded by that of criu, or of the
+// command to which the session belongs.
 func Run(hook *hooks.Hook, dir string) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
 	err := hook.Watch(context.Background(), dir, readyOnce{os.Stdout})
