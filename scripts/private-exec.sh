@@ -49,7 +49,8 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/private.XXXXXX")
 # Everybody may enter this directory and use the temporary directory in it, as with /tmp.
 chmod 0755 "$dir"
 mkdir -m 1777 "$dir/tmp"
-# It ends with this process, which becomes the command. In a session of its own, no Ctrl-C and no hangup ends it before.
+# This process cleans up when the present one, which becomes the command, has ended. It has a session of its own, so that no
+# Ctrl-C or hangup ends it before that.
 "$scripts/clean-exec.sh" setsid --fork \
 	bash -c 'cd /; tail --pid="$1" --follow /dev/null; rm -rf -- "$2"' private-exec.sh "$$" "$dir" \
 	</dev/null >/dev/null 2>&1
