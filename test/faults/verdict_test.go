@@ -29,8 +29,9 @@ const (
 func (c *cell) verdict() string {
 	c.t.Helper()
 	if c.fault == runFull {
-		// While there is no room to say so; and whoever comes after the hook, and reads
-		// a journal that says less than was done, leaves it at that.
+		// The promise holds while nothing can be recorded, too. A process that comes after
+		// the hook then reads a journal that says less than was done, and leaves it at
+		// that.
 		testenv.Eventually(c.t, 2*testenv.Soon, "the job runs or has ended although the run directory is full", func() bool {
 			now := c.state()
 			return testenv.Exists(filepath.Join(c.host.RunDir, "ballast")) && (now == runs || now == gone)
