@@ -164,8 +164,9 @@ func atOnceBoth(b *bench, pids [2]int) (bool, error) {
 	return both, nil
 }
 
-// inTurn locks one rank, and the other at the moment that it is locked. The other may
-// be quicker now and then, on a busy machine: so each try is one of three.
+// inTurn locks one rank, and then the other as soon as the first is locked. On a busy
+// machine the other rank may be faster now and then, so each try consists of three
+// attempts.
 func inTurn(first, then int) func(*bench, [2]int) (bool, error) {
 	return func(b *bench, pids [2]int) (bool, error) {
 		for range 3 {
