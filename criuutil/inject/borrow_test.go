@@ -485,8 +485,8 @@ func runBorrower(arguments string) error {
 	}
 }
 
-// TestAThreadThatCriuHasRestoredIsAtItsCall checks a thread of which only the program
-// counter says so.
+// TestAThreadThatCriuHasRestoredIsAtItsCall: only its program counter shows that it is at a
+// system call.
 func TestAThreadThatCriuHasRestoredIsAtItsCall(t *testing.T) {
 	p, err := proc.Open(os.Getpid())
 	must(t, err)

@@ -9,9 +9,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// ChunkSize is the most memory that one chunk covers, in bytes. Chunks end at multiples of
-// it. A chunk of this size stays in the cache of one core on its way between file and
-// memory.
+// ChunkSize is the most memory that one chunk covers, in bytes. No chunk crosses an address
+// that is a multiple of it. A chunk of this size stays in the cache of one core on its way
+// between file and memory.
 const ChunkSize = 256 << 10
 
 // Chunk is a piece of a process's memory.

@@ -84,9 +84,9 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 // Configure writes the container's configuration file for criu: the product's example, what
 // this machine needs, and what the test adds.
 //
-// It turns off the management of control groups. Otherwise criu saves every control group
-// below the root ones, including those of other tests, and a restore creates them again
-// when nobody removes them any more.
+// It turns off criu's management of control groups. Otherwise criu saves every control
+// group below the root ones, including those of other tests. A restore then creates these
+// again, and nothing removes them any more.
 func (c *Container) Configure(more string) {
 	c.host.t.Helper()
 	WriteFile(c.host.t, c.configuration(), c.host.ExampleConfiguration("runc.conf")+"manage-cgroups=ignore\n"+more+"\n")
