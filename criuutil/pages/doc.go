@@ -11,9 +11,9 @@
 //
 // The files of one process are an index, which says where each chunk is, and one or more
 // shards, which hold the chunks. Each worker writes a shard of its own, because the kernel
-// allows only one write to a file at a time. A program that keeps the [Listing] of the files, for
-// example in a manifest, can detect any damage: the listing has the sizes of all files and
-// the checksum of the index, and the index has the checksums of the chunks.
+// allows only one write to a file at a time. A program that keeps the [Listing] of the
+// files, for example in a manifest, can detect any damage: the listing has the sizes of all
+// files and the checksum of the index, and the index has the checksums of the chunks.
 //
 // The package knows memory and files. It knows nothing of CUDA or criu.
 package pages
