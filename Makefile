@@ -1,4 +1,4 @@
-# make help says what there is. Everything is incremental; nothing outside this directory is changed.
+# make help lists the targets. Everything is incremental, and nothing outside this directory is changed.
 
 SHELL       := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,8 +7,8 @@ MAKEFLAGS   += --no-print-directory
 
 VERSION ?= $(shell scripts/version.sh)
 
-# The product is built and tested without cgo: the driver library is opened at run time, so one binary serves hosts with and
-# without a GPU. git's state reaches the binary through VERSION alone.
+# The product is built and tested without cgo. It opens the driver library at run time, so one binary serves hosts with and
+# without a GPU. git's state reaches the binary only through VERSION.
 export CGO_ENABLED := 0
 GOBUILD := go build -trimpath -buildvcs=false -ldflags '-s -w -X cucriu/internal/version.Version=$(VERSION)'
 
@@ -19,10 +19,10 @@ BENCHFLAGS   ?=
 SOAK         ?= 10m
 SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
-# A release of Debian whose CRIU is taken, whatever there is else: trixie has 4.1.1.
+# A Debian release whose CRIU is used instead of any other: trixie has 4.1.1.
 export CRIU_RELEASE ?=
 
-# What `make gpu-bundle` takes along as test binaries.
+# The packages whose tests `make gpu-bundle` takes along as test binaries.
 GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0

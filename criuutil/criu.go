@@ -14,34 +14,35 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Criu is a running criu, as an action script can see it.
+// Criu is a running criu, as an action script sees it.
 type Criu struct {
 	*proc.Process
-	// What its command line and its configuration files say. Under RPC (criu
-	// swrk, criu service) the options come over a socket and are not to be seen.
+	// Its options, read from its command line and its configuration files. Under RPC (criu
+	// swrk, criu service) criu gets its options over a socket, where they cannot be read.
 	LeaveStopped bool // -s
 	LeaveRunning bool // -R
 	FreezeCgroup bool // --freeze-cgroup
 	RPC          bool // driven over RPC
-	// PagesElsewhere says that not all of the memory goes into the image
-	// directory: to a page server, or only what changed since an earlier image.
+	// PagesElsewhere says that some of the memory does not go into the image directory: it
+	// goes to a page server, or only what changed since an earlier image is written.
 	PagesElsewhere bool
-	LazyPages      bool // --lazy-pages: sent on demand, once post-dump is over
-	// LibDir is the folder whose plugins it loads, empty if it loads none.
+	LazyPages      bool // --lazy-pages: pages are sent on demand, after post-dump
+	// LibDir is the folder from which criu loads plugins. It is empty if criu loads none.
 	LibDir string
-	// LibDirGiven says that the folder was named, and not left to the default:
-	// then criu fails if it is missing.
+	// LibDirGiven says that an option or the environment named the folder. criu then fails
+	// if the folder is missing; without its default folder it runs without plugins.
 	LibDirGiven bool
-	// RootParent will be the parent of the restored root task, nil if criu is.
+	// RootParent is the process that will be the parent of the restored root task. It is
+	// nil if criu itself will be.
 	RootParent *proc.Ident
 }
 
-// imageDir is the form of CRTOOLS_IMAGE_DIR: a descriptor of criu itself.
+// imageDir matches CRTOOLS_IMAGE_DIR, which names one of criu's own descriptors.
 var imageDir = regexp.MustCompile(`^/proc/([1-9][0-9]*)/fd/([0-9]+)$`)
 
-// CriuOf takes hold of the criu that runs an action script with this
-// CRTOOLS_IMAGE_DIR. The script itself must be a descendant of it, so that a
-// made-up environment cannot name another process.
+// CriuOf opens the criu that runs an action script with this CRTOOLS_IMAGE_DIR. The script
+// must be a descendant of that criu, so that a forged environment cannot name another
+// process.
 func CriuOf(imageDirVariable string) (*Criu, error) {
 	pid, err := criuPID(imageDirVariable)
 	if err != nil {
@@ -50,7 +51,7 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 	return OpenCriu(pid)
 }
 
-// criuPID is the pid of the criu that runs this action script.
+// criuPID returns the pid of the criu that runs this action script.
 func criuPID(imageDirVariable string) (int, error) {
 	match := imageDir.FindStringSubmatch(imageDirVariable)
 	if match == nil {
@@ -74,8 +75,8 @@ func criuPID(imageDirVariable string) (int, error) {
 	return pid, nil
 }
 
-// IdentifyCriu is [CriuOf] for a program that [proc.IsInside]: it cannot take hold of
-// criu, but it can tell which one it is.
+// IdentifyCriu is [CriuOf] for a program in an inner pid namespace (see [proc.IsInside]).
+// Such a program cannot open criu, but it can tell which process criu is.
 func IdentifyCriu(imageDirVariable string) (proc.Ident, error) {
 	pid, err := criuPID(imageDirVariable)
 	if err != nil {
@@ -84,7 +85,7 @@ func IdentifyCriu(imageDirVariable string) (proc.Ident, error) {
 	return proc.Identify(pid)
 }
 
-// OpenCriu takes hold of a running criu and finds out its options.
+// OpenCriu opens a running criu and reads its options.
 func OpenCriu(pid int) (*Criu, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
@@ -96,19 +97,19 @@ func OpenCriu(pid int) (*Criu, error) {
 	}
 	criu := &Criu{Process: process}
 	exe, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
-	// An action script inherits criu's environment, and criu that of who drives it.
+	// An action script inherits criu's environment, and criu inherits that of its caller.
 	if err := criu.readOptions(exe, args, os.Getenv); err != nil {
 		return nil, errors.Join(err, process.Close())
 	}
 	return criu, nil
 }
 
-// Executable is a path under which criu's program can be run, even if its file
-// has been replaced since.
+// Executable returns a path that runs criu's program, even if its file has been replaced
+// since.
 func (c *Criu) Executable() string { return fmt.Sprintf("/proc/%d/exe", c.PID) }
 
-// readOptions finds the options where criu does, of which the last one counts:
-// its configuration files, then its command line.
+// readOptions reads the options from the places where criu reads them, in criu's order: its
+// configuration files, then its command line. The last value counts.
 func (c *Criu) readOptions(exe string, args []string, getenv func(string) string) error {
 	for _, file := range configurationFiles(args, getenv) {
 		if err := c.readConfigurationFile(file); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -126,9 +127,9 @@ func (c *Criu) readOptions(exe string, args []string, getenv func(string) string
 	return nil
 }
 
-// defaultLibDir is the folder that a criu was built to load plugins from: the
-// packages' one, or that of the prefix that its makefile defaults to. criu goes
-// without plugins if it is missing.
+// defaultLibDir returns the folder from which criu loads plugins unless told otherwise: the
+// one that packages use, or the one below /usr/local, the default prefix of criu's
+// makefile. If the folder is missing, criu runs without plugins, and the result is empty.
 func defaultLibDir(exe string) string {
 	dir := "/usr/lib/criu"
 	if strings.HasPrefix(exe, "/usr/local/") {
@@ -140,11 +141,12 @@ func defaultLibDir(exe string) string {
 	return dir
 }
 
-// shortOptions are criu's, in getopt's notation (crtools.c of criu 4.2).
+// shortOptions are criu's short options in getopt's notation (crtools.c of criu 4.2).
 const shortOptions = "dSsRt:hD:o:v::x::Vr:jJ:lW:L:M:"
 
-// arguments is a process's command line. While it serves a request over RPC,
-// criu's is a title, "criu: dump --rpc -t 4711", and the rest of the old one.
+// arguments returns the command line of a process. While criu serves a request over RPC, it
+// overwrites its command line with a title such as "criu: dump --rpc -t 4711", which the
+// rest of the old command line follows.
 func arguments(pid int) ([]string, error) {
 	var args []string
 	process, err := procfs.NewProc(pid)
@@ -160,8 +162,8 @@ func arguments(pid int) ([]string, error) {
 	return args, nil
 }
 
-// readArguments finds the options in criu's command line as getopt_long does:
-// clusters of short options, unambiguous abbreviations of long ones.
+// readArguments reads the options in criu's command line as getopt_long does, with clusters
+// of short options and unambiguous abbreviations of long ones.
 func (c *Criu) readArguments(args []string) {
 	for i := 1; i < len(args); i++ {
 		arg := args[i]
@@ -192,8 +194,8 @@ func (c *Criu) readArguments(args []string) {
 				if at < 0 || !strings.HasPrefix(shortOptions[at+1:], ":") {
 					continue
 				}
-				// The rest of the cluster is its argument, or the next word is,
-				// unless its argument is optional.
+				// The rest of the cluster is the option's argument. If nothing is left, the
+				// argument is the next word, unless it is optional.
 				value := arg[j+2:]
 				if value == "" && !strings.HasPrefix(shortOptions[at+1:], "::") {
 					if i++; i < len(args) {
@@ -215,8 +217,8 @@ func abbreviates(name, option, shortest string) bool {
 	return strings.HasPrefix(option, name) && strings.HasPrefix(name, shortest)
 }
 
-// configurationFiles lists the files that criu reads its options from, in its
-// order (config.c of criu 4.2).
+// configurationFiles lists the files from which criu reads options, in its order (config.c
+// of criu 4.2).
 func configurationFiles(args []string, getenv func(string) string) []string {
 	files := []string{"/etc/criu/default.conf", filepath.Join(getenv("HOME"), ".criu", "default.conf")}
 	named := ""
@@ -248,8 +250,8 @@ func (c *Criu) readConfigurationFile(file string) error {
 	return nil
 }
 
-// readConfiguration finds the options in one of criu's configuration files: a
-// long option a line, without its dashes.
+// readConfiguration reads the options in one of criu's configuration files. Each line is a
+// long option without its dashes.
 func (c *Criu) readConfiguration(text string) {
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")

@@ -109,8 +109,8 @@ func TestCriuOfRefusesWhatCriuDidNotSet(t *testing.T) {
 	parent.Close()
 }
 
-// FuzzCriuArguments: nothing is read out of a command line that does not have it, and
-// what comes before a word that ends the options is read as if nothing came after it.
+// FuzzCriuArguments checks that no option is read that is not on the command line, and that
+// words after one that ends the options change nothing.
 func FuzzCriuArguments(f *testing.F) {
 	for _, seed := range []string{"dump -t 7 -vRs --leave-stopped", "-L plugins --libdir=other", "restore --stream -- -R", "--lib", "-L", "swrk 3", "dump -t"} {
 		f.Add(seed)

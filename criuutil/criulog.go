@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// harmless are errors that criu logs although nothing has failed.
-var harmless = []string{"RLIMIT_NOFILE"} // without CAP_SYS_RESOURCE
+// harmless lists words that mark errors which criu logs although nothing has failed.
+var harmless = []string{"RLIMIT_NOFILE"} // criu lacks CAP_SYS_RESOURCE
 
-// LogErrors returns the error lines of one of criu's logs, without their
-// timestamps and without those that mean nothing, the last limit of them.
+// LogErrors returns the last error lines of a criu log, at most limit of them, without
+// their timestamps. It leaves out harmless ones.
 func LogErrors(log io.Reader, limit int) []string {
 	var lines []string
 	scanner := bufio.NewScanner(log)

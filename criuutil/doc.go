@@ -1,5 +1,5 @@
-// Package criuutil knows CRIU as it is installed or runs: its version, what can
-// be told of the options of a running one, its log, and the client of its RPC
-// ("swrk"). It knows nothing of CUDA. The processes that CRIU dumps are known to
-// package proc, its image files to package images.
+// Package criuutil knows CRIU as a program: which one is installed, which options a running
+// one was given, what it logs, and how to drive it over RPC ("criu swrk"). It knows nothing
+// of CUDA. Package proc knows the processes that CRIU dumps, package images the image files
+// that it writes.
 package criuutil

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ShareImageDir returns criu's own descriptor of its image directory, shared: not
-// the same directory opened again, but the open file that criu has. It is named as
-// in CRTOOLS_IMAGE_DIR, or by its path. criu opens it anew for each request.
+// ShareImageDir returns criu's own descriptor of its image directory. It shares criu's open
+// file instead of opening the directory again. dir is a path, or has the form of
+// CRTOOLS_IMAGE_DIR. criu opens the directory anew for each request.
 func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 	if match := imageDir.FindStringSubmatch(dir); match != nil {
 		fd, err := strconv.Atoi(match[2])
@@ -41,10 +41,12 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("%v does not have %s open", c, dir)
 }
 
-// MarkRequest marks the request that criu is serving with a random number, unless it
-// has been marked before, and returns the mark. It is the position of criu's open
-// image directory: nobody reads the directory through that, so the position stays
-// what it is until criu opens one for the next request.
+// MarkRequest marks the request that criu is serving with a random number and returns the
+// number. If the request has a mark already, it returns that one.
+//
+// The mark is the file position of criu's open image directory. Nobody reads the directory
+// through that open file, so the position stays as it is until criu opens the directory for
+// its next request.
 func (c *Criu) MarkRequest(dir string) (mark int64, err error) {
 	shared, err := c.ShareImageDir(dir)
 	if err != nil {
@@ -59,7 +61,7 @@ func (c *Criu) MarkRequest(dir string) (mark int64, err error) {
 	if _, err := rand.Read(random[:]); err != nil {
 		return 0, err
 	}
-	mark = 1 + int64(binary.NativeEndian.Uint32(random[:])>>1) // which every file system takes
+	mark = 1 + int64(binary.NativeEndian.Uint32(random[:])>>1) // every file system accepts this position
 	at, err := unix.Seek(fd, mark, unix.SEEK_SET)
 	if err == nil && at != mark {
 		err = fmt.Errorf("the file system has moved it to %d", at)

@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// Installed is a criu that could be started on this host.
+// Installed is a criu program on this host.
 type Installed struct {
 	Path        string
 	Version     string // "4.2.1"
-	LibDir      string // the folder whose plugins it would load by default, empty if none
-	LibDirGiven bool   // by its configuration or CRIU_LIBS_DIR
+	LibDir      string // the folder from which it loads plugins by default; empty if none
+	LibDirGiven bool   // LibDir comes from its configuration or CRIU_LIBS_DIR
 }
 
-// LookCriu finds the criu program by name or path; "" is the system's: criu in
-// PATH, or in one of the folders of root's programs.
+// LookCriu finds the criu program by its name or path. For "" it finds the system's criu,
+// in PATH or in the usual folders of system programs.
 func LookCriu(name string) (string, error) {
 	names := []string{name}
 	if name == "" {
@@ -33,8 +33,8 @@ func LookCriu(name string) (string, error) {
 	return "", fmt.Errorf("no program %s: install CRIU 4.0 or newer, or name its path with --criu", names[0])
 }
 
-// FindCriu finds a criu as [LookCriu] does, asks it for its version, and reads its
-// configuration. getenv gives the environment that it would be started in.
+// FindCriu finds a criu as [LookCriu] does, asks it for its version and reads its
+// configuration. getenv stands for the environment in which criu would be started.
 func FindCriu(ctx context.Context, name string, getenv func(string) string) (Installed, error) {
 	path, err := LookCriu(name)
 	if err != nil {
@@ -51,7 +51,7 @@ func FindCriu(ctx context.Context, name string, getenv func(string) string) (Ins
 	return Installed{Path: path, Version: version, LibDir: options.LibDir, LibDirGiven: options.LibDirGiven}, nil
 }
 
-// CriuVersion runs a criu to ask for its version, "4.2.1".
+// CriuVersion runs criu --version and returns the version, such as "4.2.1".
 func CriuVersion(ctx context.Context, path string) (string, error) {
 	out, err := exec.CommandContext(ctx, path, "--version").CombinedOutput()
 	if err != nil {
@@ -65,8 +65,8 @@ func CriuVersion(ctx context.Context, path string) (string, error) {
 	return "", fmt.Errorf("%s --version does not say a version: is it criu?", path)
 }
 
-// CheckKernel runs criu check: whether this kernel, and what this process may
-// do, are enough for criu. The error is the first that criu reports.
+// CheckKernel runs criu check, which tells whether this kernel and the rights of this
+// process are enough for criu. The error is the first one that criu reports.
 func CheckKernel(ctx context.Context, path string) error {
 	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
 	if err == nil {

@@ -10,10 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MarkChildren marks what criu is going to create, with a random number that it
-// returns. The mark is criu's soft limit of real-time run time, so long (73,000 years
-// at the least) that it limits nothing. Children inherit it, whatever becomes of
-// their parent, and keep it until criu's restorer gives them the limits in the image.
+// MarkChildren marks the processes that criu is going to create with a random number and
+// returns the number.
+//
+// The mark is criu's soft limit on real-time CPU time (RLIMIT_RTTIME). It is at least
+// 73,000 years, so it limits nothing. Children inherit it and keep it even if their parent
+// dies, until criu's restorer gives them the limits in the image.
 func (c *Criu) MarkChildren() (mark uint64, err error) {
 	var random [8]byte
 	if _, err := rand.Read(random[:]); err != nil {
@@ -31,7 +33,7 @@ func (c *Criu) MarkChildren() (mark uint64, err error) {
 	return mark, nil
 }
 
-// HasMark reports whether a process has the mark of the children of a criu.
+// HasMark reports whether a process has a mark that [Criu.MarkChildren] set.
 func HasMark(pid int, mark uint64) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
 	if err != nil || mark == 0 {

@@ -1,7 +1,7 @@
 package criuutil
 
-// The stages at which criu calls its action scripts, and notifies its client over RPC,
-// by criu's own names.
+// The stages at which criu calls its action scripts and notifies its RPC client, under the
+// names that criu gives them.
 const (
 	StagePreDump             = "pre-dump"
 	StagePostDump            = "post-dump"

@@ -18,22 +18,22 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Swrk is one criu that serves one request over a socket: "criu swrk".
+// Swrk is a "criu swrk" process: a criu that serves one request over a socket.
 //
-// It does what go-criu's client does not: it says which process criu is, hands
-// on the pre-resume stage, answers criu when a stage fails (instead of hanging
-// up), takes answers of any length, and leaves no descriptor to other children.
+// Unlike go-criu's client, it tells which process criu is, passes on the pre-resume stage,
+// answers criu when a stage fails (instead of hanging up), accepts answers of any length,
+// and leaks no descriptor into other children.
 type Swrk struct {
 	*proc.Process
 	cmd  *exec.Cmd
 	conn *net.UnixConn
 }
 
-// StartSwrk starts the criu at path, with env as its environment and this
-// process's standard streams.
+// StartSwrk starts the criu at path with the environment env. criu writes both its output
+// streams to this process's standard error.
 //
-// It is given a process group of its own: what a terminal sends to the
-// foreground group must not end criu in the middle of its work.
+// criu runs in a process group of its own, so that a signal from the terminal to the
+// foreground group does not end criu in the middle of its work.
 func StartSwrk(path string, env []string) (*Swrk, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -63,16 +63,16 @@ func StartSwrk(path string, env []string) (*Swrk, error) {
 	return &Swrk{Process: process, cmd: cmd, conn: conn.(*net.UnixConn)}, nil
 }
 
-// Notify is called at each stage that criu announces. pid is the root task as
-// criu's caller sees it, 0 if criu does not name it. An error makes criu fail
-// the stage; which of them it then heeds, and which it ignores, is criu's.
+// Notify is called at each stage that criu announces. pid is the root task as criu's caller
+// sees it, or 0 if criu does not name it. An error makes criu's stage fail. criu decides
+// which failures it heeds and which it ignores.
 type Notify func(ctx context.Context, stage string, pid int) error
 
-// Do makes a request and serves criu's notifications until criu has answered.
-// The error is that of the stage that failed first, else what criu says.
+// Do makes a request and serves criu's notifications until criu has answered. It returns
+// the error of the first stage that failed, else the error that criu reports.
 //
-// The end of ctx reaches the notify function alone: a criu that is killed while
-// it works in a process may take the process with it.
+// When ctx ends, only notify learns of it. Do does not kill criu: a criu that is killed
+// while it works in a process may take the process with it.
 func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts, notify Notify) (*rpc.CriuResp, error) {
 	opts.NotifyScripts = proto.Bool(true)
 	request := &rpc.CriuReq{Type: kind.Enum(), Opts: opts}
@@ -97,8 +97,8 @@ func (s *Swrk) Do(ctx context.Context, kind rpc.CriuReqType, opts *rpc.CriuOpts,
 	}
 }
 
-// SetOptions adds what the client has asked of a criu over RPC, which is all that
-// there is to know then.
+// SetOptions adds the options with which a client drives criu over RPC. With them the
+// options of this criu are fully known.
 func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 	c.RPC = false
 	if file := opts.GetConfigFile(); file != "" {
@@ -116,8 +116,8 @@ func (c *Criu) SetOptions(opts *rpc.CriuOpts) error {
 	return nil
 }
 
-// FindSwrk finds the criu swrk among the children of a process that works in
-// an image directory.
+// FindSwrk finds, among the children of a process, the criu swrk that works in an image
+// directory.
 func FindSwrk(parent int, imageDir string) (int, error) {
 	children, err := proc.Children(parent)
 	if err != nil {
@@ -144,11 +144,11 @@ func FindSwrk(parent int, imageDir string) (int, error) {
 	return 0, fmt.Errorf("process %d has no child that is criu swrk and works in %s", parent, imageDir)
 }
 
-// ErrNoAnswer is the error of a criu that hung up instead of answering. [Swrk.Close]
-// says how it ended.
+// ErrNoAnswer says that criu hung up instead of answering. [Swrk.Close] tells how criu
+// ended.
 var ErrNoAnswer = errors.New("criu ended without an answer")
 
-// maxResponse is far beyond what criu answers: some error lines at most.
+// maxResponse, in bytes, is far more than criu ever answers: a few error lines at most.
 const maxResponse = 1 << 20
 
 func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
@@ -162,7 +162,7 @@ func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
 	buffer := make([]byte, maxResponse)
 	n, _, flags, _, err := s.conn.ReadMsgUnix(buffer, nil)
 	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET): // without or with a request that it has not read
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET): // EOF if criu had read the request, else ECONNRESET
 		return nil, ErrNoAnswer
 	case err != nil:
 		return nil, fmt.Errorf("answer of criu: %w", err)
@@ -176,15 +176,15 @@ func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
 	return response, nil
 }
 
-// Close hangs up, which ends criu once it is through with its request, and
-// waits for its end.
+// Close closes the socket, which ends criu once it has finished its request, and waits for
+// criu to end.
 func (s *Swrk) Close() error {
 	s.conn.Close()
 	err := s.cmd.Wait()
 	s.Process.Close()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
-		return nil // its status repeats what its answer said
+		return nil // its exit status only repeats its answer
 	}
 	if err != nil {
 		return fmt.Errorf("criu: %w", err)
@@ -192,8 +192,8 @@ func (s *Swrk) Close() error {
 	return nil
 }
 
-// CriuError is criu's own word on why it failed: the first error that it
-// logged, which is not always the cause. See [LogErrors] for all of them.
+// CriuError is the reason for a failure that criu itself gives: the first error that it
+// logged, which is not always the cause. [LogErrors] returns them all.
 type CriuError struct {
 	Message string
 	Errno   unix.Errno

@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// Version is the beginning of a version: 4.2 of criu 4.2.1, 6.16 of a kernel
-// 6.16.3-arch1, 580.159 of a driver.
+// Version is the beginning of a version number: 4.2 for criu 4.2.1, 6.16 for kernel
+// 6.16.3-arch1, 580.159 for a driver.
 type Version struct{ Major, Minor int }
 
-// Before reports whether a version is older than major.minor.
+// Before reports whether the version is older than major.minor.
 func (v Version) Before(major, minor int) bool {
 	return v.Major < major || v.Major == major && v.Minor < minor
 }
@@ -19,7 +19,7 @@ func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor)
 
 var leadingVersion = regexp.MustCompile(`^([0-9]{1,9})(?:\.([0-9]{1,9}))?`)
 
-// ParseVersion reads the version that a text begins with.
+// ParseVersion reads the version at the beginning of a text.
 func ParseVersion(text string) (Version, error) {
 	match := leadingVersion.FindStringSubmatch(text)
 	if match == nil {
@@ -27,6 +27,6 @@ func ParseVersion(text string) (Version, error) {
 	}
 	var v Version
 	v.Major, _ = strconv.Atoi(match[1]) // at most nine digits
-	v.Minor, _ = strconv.Atoi(match[2]) // or none: 0
+	v.Minor, _ = strconv.Atoi(match[2]) // empty if there is none, which gives 0
 	return v, nil
 }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: messages, and where things lie. Standard output belongs to results; messages go to standard error.
+# Sourced by the other scripts: messages and paths. Standard output is for results; messages go to standard error.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck disable=SC2034 # for those that source this
@@ -9,7 +9,7 @@ note() {
 	printf '%s\n' "$*" >&2
 }
 
-# die MESSAGE... ends the script; further arguments are further lines (the remedy).
+# die MESSAGE... prints an error and ends the script. Further arguments are further lines (the remedy).
 die() {
 	printf '%s: error: %s\n' "${0##*/}" "$1" >&2
 	shift
@@ -23,20 +23,21 @@ have() {
 	command -v "$1" >/dev/null 2>&1
 }
 
-# criu_version CRIU prints for example 4.1.1, and nothing when the binary does not run. It would not with a mistake in this host's
-# configuration.
+# criu_version CRIU prints the version, for example 4.1.1, or nothing if the binary does not run. It ignores this host's
+# configuration, in which a mistake would keep criu from running.
 criu_version() {
 	timeout 10 "$1" --no-default-config --version 2>/dev/null | sed -n 's/^Version: *//p' || true
 }
 
-# criu_new_enough CRIU: 4.0 is the first release whose restorer copes with current kernels' vdso.
+# criu_new_enough CRIU: 4.0 is the first release whose restorer copes with the vdso of current kernels.
 criu_new_enough() {
 	local version
 	version=$(criu_version "$1")
 	[[ $version =~ ^([0-9]+)\. ]] && ((BASH_REMATCH[1] >= 4))
 }
 
-# lock_tools: one provider at a time works in .tools, until the script ends; several makes and tests may ask at once.
+# lock_tools makes sure that only one script at a time works in .tools, until the script ends: several makes and tests may start
+# at once.
 lock_tools() {
 	mkdir -p "$tools"
 	have flock || die "flock is missing" "Install util-linux."
@@ -44,8 +45,9 @@ lock_tools() {
 	flock -w 900 9 || die "another process has been providing tools for 15 minutes" "It holds $tools/lock (fuser $tools/lock names it)."
 }
 
-# provide_unpacked DIR BINARY RELEASES REMEDY PACKAGE...: makes .tools/DIR/NAME, NAME being BINARY's, which runs from there on any
-# distribution, from Debian's packages (with patchelf, which relocating takes), unless it is there and at its place.
+# provide_unpacked DIR BINARY RELEASES REMEDY PACKAGE...: makes .tools/DIR/NAME from Debian's packages, unless it is already there
+# and made for this place. NAME is the last part of BINARY. The result runs from there on any distribution. patchelf is also
+# downloaded, because relocate.sh needs it.
 provide_unpacked() {
 	local dir=$tools/$1 binary=$2 name=${2##*/} releases=$3 remedy=$4
 	shift 4
@@ -59,6 +61,6 @@ provide_unpacked() {
 		note "providing $name"
 		"$repo/scripts/unpack-debian.sh" "$dir" "$releases" "$@" patchelf >&2
 	fi
-	# New, or moved or copied: the loader's path is inside the binary.
+	# The binary is new, or its folder was moved or copied: the path of the loader is inside the binary.
 	"$repo/scripts/relocate.sh" "$dir" "$binary" >&2
 }

@@ -11,7 +11,7 @@ fallback=http://deb.debian.org/debian
 id=$(sed -n 's/^ID="\{0,1\}\([a-z]*\)"\{0,1\}$/\1/p' "$os_release" 2>/dev/null || true)
 codename=$(sed -n 's/^VERSION_CODENAME="\{0,1\}\([a-z]*\)"\{0,1\}$/\1/p' "$os_release" 2>/dev/null || true)
 
-# suite_re tells the main archive from the security and updates ones, whose suites are called codename-something.
+# suite_re matches the suites of the main archive. Those of the security and updates archives are called codename-something.
 suite_re="^(${codename:-stable}|oldstable|stable|testing|sid|unstable)$"
 
 one_line_entries() { # deb [options] URI suite components...

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# gpu-bundle.sh PACKAGES...: build/gpu-bundle and build/gpu-bundle.tar.gz, with everything that a machine with a GPU needs to run
-# these packages' tests and the workloads: neither Go, gcc, a network nor an installed CRIU.
+# gpu-bundle.sh PACKAGES...: makes build/gpu-bundle and build/gpu-bundle.tar.gz, with everything that a machine with a GPU needs to
+# run these packages' tests and the workloads. That machine needs no Go, gcc, network or installed CRIU.
 #
 # The bundle is laid out like the repository (go.mod at its top, each test binary and its testdata in its package's directory),
-# so that a test finds bin/, build/ and its own data where it finds them here.
+# so that a test finds bin/, build/ and its own data in the same places as here.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
 cd "$repo"
 
 limit_mib=50
-# criu's dynamic loader has a fixed path inside the binary; link-criu.sh makes this a link to wherever the bundle lies.
+# criu's dynamic loader has a fixed path inside the binary. link-criu.sh makes that path a link to the bundle, wherever it lies.
 prefix=/tmp/cucriu-gpu
 
 bundle=$repo/build/gpu-bundle
@@ -58,7 +58,7 @@ chmod +x "$new/run.sh" "$new/link-criu.sh"
 
 rm -rf "$bundle"
 mv "$new" "$bundle"
-# gzip rather than zstd: every machine can unpack it.
+# gzip rather than zstd, because every machine can unpack it.
 tar -C "$repo/build" --owner=0 --group=0 --numeric-owner -czf "$bundle.tar.gz.new" gpu-bundle
 mv "$bundle.tar.gz.new" "$bundle.tar.gz"
 

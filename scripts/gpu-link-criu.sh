@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Carried in the GPU bundle as link-criu.sh: makes @PREFIX@ a link to the bundle, where the carried criu looks for its dynamic
-# loader, and prints the path of that criu once it runs.
+# The GPU bundle contains this as link-criu.sh. It makes @PREFIX@ a link to the bundle, because the criu in the bundle looks for
+# its dynamic loader there. Then it checks that this criu runs, and prints its path.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -10,7 +10,7 @@ if [[ -e $prefix && ! -L $prefix ]]; then
 	printf '%s: error: %s is in the way; it must be a link to this bundle. Move it aside.\n' "${0##*/}" "$prefix" >&2
 	exit 1
 fi
-# Through a rename, so that a criu that starts meanwhile finds the old link or the new one.
+# By a rename, so that a criu that starts meanwhile finds either the old link or the new one.
 ln -sfn "$here" "$prefix.$$"
 mv -T "$prefix.$$" "$prefix"
 

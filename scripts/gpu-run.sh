@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # run.sh: runs the bundle's tests on this machine's GPUs. Needs root and NVIDIA's driver, and PyTorch for some tests.
 #   run.sh                       everything
-#   run.sh conformance           the conformance table alone
-#   run.sh demo                  the demo alone
+#   run.sh conformance           only the conformance table
+#   run.sh demo                  only the demo
 #   run.sh e2e [TEST REGEX]      the tests on real criu
-#   run.sh bench [FLAGS]         the benchmark alone (--help); it is no part of everything
-# CUCRIU_OUT names a folder that the tables and logs are written to.
+#   run.sh bench [FLAGS]         only the benchmark (--help), which "everything" does not include
+# CUCRIU_OUT names the folder for tables and logs.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 cd "$here" || exit 1

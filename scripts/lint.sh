@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh PACKAGES...: formatting, vet and staticcheck, at the versions that the Makefile pins (GOFUMPT, STATICCHECK), fetched
-# through the Go module proxy. All of them run, so that one call shows everything.
+# lint.sh PACKAGES...: checks formatting, vet and staticcheck, with the versions that the Makefile pins (GOFUMPT, STATICCHECK),
+# fetched through the Go module proxy. All checks run even if one fails, so that one call shows everything.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$repo"

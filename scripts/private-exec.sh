@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# private-exec.sh COMMAND...: runs it where it sees nothing of how this host is set up for criu and cucriu, and where two of them
-# do not meet. It has
-#   - a temporary directory of its own ($TMPDIR), which is removed when it has ended, whoever ends it
+# private-exec.sh COMMAND...: runs a command apart from this host's configuration of criu and cucriu, and apart from other such
+# commands. The command has
+#   - a temporary directory of its own ($TMPDIR), which is removed when the command has ended, even if it was killed
 #   - a mount namespace of its own, in which criu's and cucriu's configuration, cucriu's sessions and shared memory are empty
 #   - no descriptors but standard input, output and error (clean-exec.sh)
-# It is executed, not waited for: signals and the exit status are its own. Needs root.
+# The script executes the command instead of waiting for it, so signals and the exit status are the command's own. Needs root.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 
-# Not common.sh's: the GPU bundle carries this script without it.
+# Not from common.sh: the GPU bundle contains this script without it.
 die() {
 	printf '%s: error: %s\n' "${0##*/}" "$1" >&2
 	shift
@@ -46,10 +46,11 @@ type -P unshare >/dev/null || die "unshare is missing" "Install util-linux."
 why=$(unshare --mount true 2>&1) || no_namespace "cannot make a mount namespace" "$why"
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/private.XXXXXX")
-# Everybody may reach what is in there, and use the temporary directory, as with /tmp.
+# Everybody may enter this directory and use the temporary directory in it, as with /tmp.
 chmod 0755 "$dir"
 mkdir -m 1777 "$dir/tmp"
-# It ends with this process, which becomes the command. In a session of its own, no Ctrl-C and no hangup ends it before.
+# This process cleans up when the present one, which becomes the command, has ended. It has a session of its own, so that no
+# Ctrl-C or hangup ends it before that.
 "$scripts/clean-exec.sh" setsid --fork \
 	bash -c 'cd /; tail --pid="$1" --follow /dev/null; rm -rf -- "$2"' private-exec.sh "$$" "$dir" \
 	</dev/null >/dev/null 2>&1

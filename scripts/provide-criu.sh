@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Prints the path of the CRIU to use, and provides it first where there is none:
-#   1. CUCRIU_TEST_CRIU, taken as it is (it may be a wrapper that a test made)
-#   2. criu in PATH, when it is 4.0 or newer
+# Prints the path of the CRIU to use, and provides one first if there is none:
+#   1. CUCRIU_TEST_CRIU, used as it is (it may be a wrapper that a test made)
+#   2. criu in PATH, if it is 4.0 or newer
 #   3. Debian's criu with its libraries, unpacked into .tools/criu: nothing is installed in the system
-# CRIU_RELEASE=trixie goes straight to that release's criu, unpacked into .tools/criu-trixie beside the other: trixie has 4.1.1.
-# The choice is tried once by a real dump and restore, and again when the binary or the kernel changes.
-# --unpacked goes straight to 3: what is carried to another machine cannot use this system's libraries.
+# CRIU_RELEASE=trixie uses the criu of that Debian release, unpacked into .tools/criu-trixie beside the other: trixie has 4.1.1.
+# The chosen criu is tested once with a real dump and restore, and again when the binary or the kernel changes.
+# --unpacked goes straight to 3: a criu for another machine cannot use this system's libraries.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
@@ -26,7 +26,7 @@ provide_criu() {
 		die "$unpacked/criu does not run, or is older than 4.0" "Provide it again: rm -rf $unpacked && make tools${CRIU_RELEASE:+ CRIU_RELEASE=$CRIU_RELEASE}"
 }
 
-# verify CRIU: skipped when the stamp says that this very binary already passed on this kernel.
+# verify CRIU tests a criu, unless the stamp says that this same binary has already passed on this kernel.
 verify() {
 	local criu=$1 identity stamp=$tools/criu-verified
 	identity="$criu $(stat -L -c '%s %Y' "$criu") $(uname -r)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the path of the runc to use for the tests with containers, and provides it first where there is none:
-#   1. CUCRIU_TEST_RUNC, taken as it is
+# Prints the path of the runc for the tests with containers, and provides one first if there is none:
+#   1. CUCRIU_TEST_RUNC, used as it is
 #   2. runc in PATH
 #   3. Debian's runc with its libraries, unpacked into .tools/runc: nothing is installed in the system
 set -euo pipefail

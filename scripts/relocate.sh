@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# relocate.sh DIR BINARY [PREFIX]: makes DIR/criu (if BINARY is usr/sbin/criu) from the packages unpacked in DIR/root, a binary whose
-# dynamic loader and libraries are looked up below DIR. A wrapper script around the loader would not do: criu and runc execute
-# /proc/self/exe, and hooks recognise criu by its command line.
+# relocate.sh DIR BINARY [PREFIX]: makes DIR/NAME from the packages unpacked in DIR/root, where NAME is the last part of BINARY
+# (DIR/criu for usr/sbin/criu). The loader and the libraries of the new binary are below DIR. A wrapper script around the loader would
+# not do: criu and runc execute /proc/self/exe, and hooks recognize criu by its command line.
 #
-# With a PREFIX, the place where DIR will lie, the libraries that it needs are gathered in DIR/lib from the packages in $UNPACKED, to
-# be carried there.
+# PREFIX is the path at which DIR will lie on another machine. With it, the script copies the libraries that the binary needs from the
+# packages in $UNPACKED to DIR/lib.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -20,21 +20,21 @@ loader=${loaders[0]}
 [[ -x $loader ]] || die "no dynamic loader below $root/usr/lib" "Remove it and provide it again: rm -rf $dir && make tools"
 libdir=${loader%/*}
 
-# patchelf comes from the same packages, and so runs with their libraries.
+# patchelf comes from the same packages, so it runs with their libraries.
 patchelf() {
 	"$loader" --library-path "$libdir" "$root/usr/bin/patchelf" "$@"
 }
 
 if [[ -z $prefix ]]; then
 	interpreter=$loader
-	# Not from $ORIGIN: runc executes a copy of itself in memory, which has none.
+	# Not $ORIGIN: runc executes a copy of itself in memory, which has no directory.
 	rpath=$libdir
 else
 	interpreter=$prefix/lib/${loader##*/}
 	rpath=\$ORIGIN/lib
 	mkdir -p "$dir/lib"
 	cp -L "$loader" "$dir/lib/"
-	# libgcc_s is loaded at run time by pthread_cancel and so not listed.
+	# pthread_cancel loads libgcc_s at run time, so it is not listed.
 	"$loader" --library-path "$libdir" --list "$root/$binary" |
 		awk '$2 == "=>" { print $3 }' |
 		while read -r library; do

@@ -1,4 +1,4 @@
-// Package scripts holds the tests of the scripts beside it.
+// Package scripts tests the scripts in this directory.
 package scripts
 
 import (
@@ -16,8 +16,8 @@ func script(t *testing.T, name string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "./"+name, args...)
 }
 
-// needApt leaves out what is there for systems with apt alone: on others nothing
-// is downloaded, which provide_unpacked says.
+// needApt skips a test on systems without apt. There nothing is downloaded, and
+// provide_unpacked says so.
 func needApt(t *testing.T) {
 	t.Helper()
 	for _, program := range []string{"apt-get", "dpkg-deb"} {

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# unpack-debian.sh DIR RELEASES PACKAGE...: downloads packages with every library that they need from the first of these releases
-# of Debian that has them (a list in one word), unpacks all below DIR/root and lists them in DIR/packages. Nothing outside DIR is
-# written: apt works on a state directory of its own, with an empty list of installed packages, so that it resolves the whole set
-# down to libc. What runs a binary from there is relocate.sh. DEBIAN_MIRROR names the archive to read instead of debian-mirror.sh's.
+# unpack-debian.sh DIR RELEASES PACKAGE...: downloads packages and all libraries that they need, unpacks them below DIR/root and
+# lists them in DIR/packages. RELEASES is a list of Debian releases in one word; the first one from which everything can be
+# downloaded is used. The script writes nothing outside DIR: apt gets a state directory of its own with an empty list of installed
+# packages, so that it resolves all dependencies down to libc. relocate.sh makes a binary run from there. DEBIAN_MIRROR names an
+# archive to use instead of those that debian-mirror.sh prints.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
@@ -22,7 +23,7 @@ mkdir -p "$work/apt/state/lists/partial" "$work/apt/cache/archives/partial" "$wo
 
 arch=$(dpkg --print-architecture)
 
-# Read after the system's own configuration (proxies, credentials), whose hooks and pins are not for this.
+# apt reads this after the system's own configuration (proxies, credentials). It turns off that configuration's hooks and pins.
 cat >"$work/apt/apt.conf" <<EOF
 Dir::State "$work/apt/state";
 Dir::State::status "$work/apt/status";
@@ -48,9 +49,9 @@ Debug::NoLocking "true";
 #clear DPkg::Post-Invoke;
 EOF
 
-limit=300 # seconds, of one apt-get
+limit=300 # seconds, for one apt-get
 
-# apt SUBCOMMAND ARGUMENT...: what it says, and that alone, is in the log afterwards.
+# apt SUBCOMMAND ARGUMENT...: runs apt-get. Afterwards the log holds the output of this call only.
 apt() {
 	local subcommand=$1 rc=0
 	shift
@@ -61,10 +62,11 @@ apt() {
 	return "$rc"
 }
 
-# Why each thing that was tried failed, a line each.
+# Why each attempt failed, one line each.
 failures=()
 
-# failed WHAT notes that apt just failed, with its reasons: the indented lines below its Err:, its errors, and its warnings about keys.
+# failed WHAT records that apt has just failed, and why: the indented lines below its Err:, its errors, and its warnings about
+# keys.
 failed() {
 	local reasons
 	reasons=$(awk '
@@ -79,7 +81,8 @@ failed() {
 	failures+=("$1: ${reasons:-apt-get failed, and its last words were: $(tail -n 3 "$work/log")}")
 }
 
-# read_archive MIRROR KEYRING: the signature is always checked; without the release's key this fails.
+# read_archive MIRROR KEYRING reads an archive's package list. It always checks the signature, so it fails without the release's
+# key.
 read_archive() {
 	printf 'deb [arch=%s target=Packages signed-by=%s] %s %s main\n' "$arch" "$2" "$1" "$release" >"$work/apt/sources.list"
 	if ! apt update; then
@@ -89,12 +92,12 @@ read_archive() {
 	archive=$1
 }
 
-# missing_key: whether a newer keyring might help.
+# missing_key reports whether a newer keyring might help.
 missing_key() {
 	[[ ! -r $keyring ]] || grep -qE 'NO_PUBKEY|is not signed|EXPKEYSIG' "$work/log"
 }
 
-# newer_keyring sets found to a keyring taken from this system's own archive, which the system's apt has verified.
+# newer_keyring sets found to a keyring from this system's own archive, which the system's apt has verified.
 newer_keyring() {
 	mkdir -p "$work/keyring"
 	if ! (cd "$work/keyring" && LC_ALL=C timeout 120 apt-get -q download debian-archive-keyring >"$work/log" 2>&1); then
@@ -157,7 +160,7 @@ if ((${#failures[@]} > 0)); then
 fi
 
 for deb in "$work"/apt/cache/archives/*.deb; do
-	# dpkg-deb rather than dpkg: it needs neither root nor dpkg's database.
+	# dpkg-deb rather than dpkg, because it needs neither root nor a package database.
 	dpkg-deb -x "$deb" "$work/new/root"
 	printf '%s\n' "${deb##*/}" >>"$work/new/packages"
 done

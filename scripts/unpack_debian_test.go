@@ -11,12 +11,11 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// unpack runs unpack-debian.sh against an archive, into a new folder, and returns
-// what it says.
+// unpack runs unpack-debian.sh on an archive, into a new folder, and returns its output.
 func unpack(t *testing.T, archive, releases string) (said string, err error) {
 	t.Helper()
 	dir := t.TempDir()
-	// Whatever proxy this machine's apt uses, the archive is here.
+	// The archive is on this machine, whatever proxy the system's apt uses.
 	testenv.WriteFile(t, filepath.Join(dir, "apt.conf"), `Acquire::http::Proxy::127.0.0.1 "DIRECT";`+"\n")
 	cmd := script(t, "unpack-debian.sh", filepath.Join(dir, "criu"), releases, "criu")
 	cmd.Env = append(os.Environ(), "DEBIAN_MIRROR="+archive, "APT_CONFIG="+filepath.Join(dir, "apt.conf"))

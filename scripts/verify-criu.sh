@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# verify-criu.sh CRIU: dumps and restores a sleep(1) with it, in a pid and mount namespace of its own, where the dumped pid is
-# sure to be free again. Needs root.
+# verify-criu.sh CRIU: dumps and restores a sleep(1) with it, in a pid and mount namespace of its own, where the pid is sure to be
+# free again after the dump. Needs root.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
@@ -12,11 +12,11 @@ inside() {
 	cd /
 	setsid sleep 1000 </dev/null >/dev/null 2>&1 &
 	pid=$!
-	# setsid executes sleep only after it has made the session; a dump before that would be of another process.
+	# setsid first makes the session and then executes sleep. A dump before that would be of the wrong program.
 	until [[ $(cat "/proc/$pid/comm") == sleep ]]; do sleep 0.01; done
 
 	timeout 60 "$criu" dump --no-default-config -t "$pid" -D "$images" -o dump.log </dev/null >/dev/null 2>&1 || return 3
-	wait "$pid" 2>/dev/null || true # reaped, so that its pid is free
+	wait "$pid" 2>/dev/null || true # reap it, so that its pid is free
 	[[ ! -e /proc/$pid ]] || return 4
 	timeout 60 "$criu" restore --no-default-config -d -D "$images" -o restore.log </dev/null >/dev/null 2>&1 || return 5
 	[[ $(cat "/proc/$pid/comm" 2>/dev/null) == sleep ]] || return 6
@@ -53,7 +53,7 @@ case $rc in
 6) what="says that it restored a process, which is not there" log=restore.log ;;
 *) what="could not be tried (exit status $rc)" log=inside.log ;;
 esac
-# That criu cannot raise RLIMIT_NOFILE is its harmless first error wherever CAP_SYS_RESOURCE is missing.
+# Without CAP_SYS_RESOURCE, the first error of criu is always that it cannot raise RLIMIT_NOFILE. It is harmless.
 if [[ -s $images/$log ]]; then
 	grep -v 'RLIMIT_NOFILE' "$images/$log" | tail -n 15 >&2 || true
 fi

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# A source archive unpacked inside another repository must not take that one's version.
+# A source archive that is unpacked inside another repository must not get that repository's version.
 if [[ -e .git ]] && version=$(git describe --tags --always --dirty 2>/dev/null) && [[ -n $version ]]; then
 	printf '%s\n' "$version"
 else

@@ -1,6 +1,6 @@
-// Package images reads what CRIU's images say of a dump. It is a package of its
-// own to keep the decoders of all images out of the hook, which criu starts at
-// every stage.
+// Package images reads what CRIU's image files say about a dump. It is separate from
+// package criuutil to keep the decoders of all image kinds out of the hook, which criu
+// starts at every stage.
 package images
 
 import (
@@ -26,28 +26,28 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Info is what CRIU's images say of a dump.
+// Info is what CRIU's image files say about a dump.
 type Info struct {
 	Version   uint32     `json:"version"` // of the format
 	Bytes     uint64     `json:"bytes"`   // of all files in the folder
 	Processes []Process  `json:"processes"`
-	Dump      *DumpStats `json:"dump,omitempty"` // nil if criu wrote them elsewhere
+	Dump      *DumpStats `json:"dump,omitempty"` // nil if criu wrote its statistics elsewhere
 }
 
-// Process is one process of the images. A parent comes before its children.
+// Process is one process in the images. A parent comes before its children.
 type Process struct {
 	PID     int    `json:"pid"`
 	PPID    int    `json:"ppid"` // 0 for the root
 	Name    string `json:"name"`
 	State   string `json:"state"` // "running", "stopped" or "dead"
 	Threads int    `json:"threads"`
-	// MappedBytes is the size of its address space, ImageBytes what of it is in
+	// MappedBytes is the size of its address space. ImageBytes is how much of that is in
 	// the images.
 	MappedBytes uint64 `json:"mapped_bytes"`
 	ImageBytes  uint64 `json:"image_bytes"`
 }
 
-// DumpStats is what criu measured while it dumped.
+// DumpStats holds what criu measured during the dump.
 type DumpStats struct {
 	Freezing time.Duration `json:"freezing_ns"`
 	Frozen   time.Duration `json:"frozen_ns"`
@@ -55,11 +55,10 @@ type DumpStats struct {
 	Pages    uint64        `json:"pages"`
 }
 
-// maxImageBytes bounds the images that are read whole; pages are not among them.
+// maxImageBytes is the largest image that is read as a whole. Page images are never read.
 const maxImageBytes = 64 << 20
 
-// Read reads the images of a dump. The error names the image that is
-// missing or damaged.
+// Read reads the images of a dump. Its error names the image that is missing or damaged.
 func Read(dir string) (Info, error) {
 	entry, err := onlyEntry(dir, "inventory.img", "INVENTORY", &inventory.InventoryEntry{})
 	if err != nil {
@@ -95,9 +94,9 @@ func Read(dir string) (Info, error) {
 
 var ofAProcess = regexp.MustCompile(`^(inventory|pstree|(core|mm|pagemap)-[0-9]+)\.img$`)
 
-// CheckWhole refuses a folder in which an image of a process is cut off or does not
-// begin as one: criu reads some of them only after it has created processes. It does
-// not decode them, and says nothing of those that are not there.
+// CheckWhole refuses a folder in which an image of a process is cut off or does not begin
+// as an image should. criu reads some of these images only after it has created processes.
+// CheckWhole does not decode the images and does not look for missing ones.
 func CheckWhole(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -115,13 +114,13 @@ func CheckWhole(dir string) error {
 }
 
 func checkWhole(path string) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us up
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if err == nil && info.Size() <= maxImageBytes { // a larger one is the business of criu
+	if err == nil && info.Size() <= maxImageBytes { // criu itself judges a larger one
 		err = checkFrames(f)
 	}
 	if err != nil {
@@ -138,7 +137,7 @@ func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
 		return p, err
 	}
 	p.Name = proc.Printable(core.GetTc().GetComm())
-	// The states of criu's include/restorer.h.
+	// The task states of criu's include/restorer.h.
 	switch core.GetTc().GetTaskState() {
 	case 1:
 		p.State = "running"
@@ -205,15 +204,15 @@ func onlyEntry[T proto.Message](dir, name, kind string, empty T) (T, error) {
 	return entries[0].(T), nil
 }
 
-// readImage reads all entries of an image. The kind is the name of its magic.
+// readImage reads all entries of an image. kind is the name of its magic number.
 func readImage(dir, name, kind string, empty proto.Message) ([]proto.Message, error) {
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us up
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return nil, missing(dir, name, err)
 	}
 	defer f.Close()
-	// crit takes what a cut-off file lacks for zeros, and allocates what a size in
-	// it says.
+	// crit reads missing bytes of a cut-off file as zeros, and allocates as much as a size
+	// field in the file says.
 	if err := checkFrames(f); err != nil {
 		return nil, damaged(dir, name, err)
 	}
@@ -231,8 +230,9 @@ func readImage(dir, name, kind string, empty proto.Message) ([]proto.Message, er
 	return messages, nil
 }
 
-// checkFrames makes sure that a file is its magic, of one word or two, and then
-// entries, each after its size, to its last byte; and goes back to its begin.
+// checkFrames checks that a file consists of its magic number (one word or two) and then,
+// up to its last byte, of entries that each follow their size. It leaves the file at its
+// beginning.
 func checkFrames(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

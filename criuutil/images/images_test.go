@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// image makes the bytes of an image.
+// image returns the bytes of an image file.
 func image(t testing.TB, kind string, entries ...proto.Message) []byte {
 	t.Helper()
 	byName := magic.LoadMagic().ByName
@@ -74,8 +74,8 @@ func TestAnImageThatIsNoFileIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzRead: what is refused gives no tasks and names the file. What is accepted was
-// written whole, and says the same when it is written again.
+// FuzzRead checks that a refused image gives no tasks and an error that names the file, and
+// that an accepted one was whole and reads the same when it is written again.
 func FuzzRead(f *testing.F) {
 	whole := image(f, "PSTREE", task(7, 0), task(8, 7))
 	f.Add(whole)
@@ -100,7 +100,7 @@ func FuzzRead(f *testing.F) {
 }
 
 func TestCheckWhole(t *testing.T) {
-	whole := image(t, "PSTREE", task(7, 0)) // of whichever kind: it is not decoded
+	whole := image(t, "PSTREE", task(7, 0)) // of any kind: it is not decoded
 	for _, test := range []struct {
 		name, file string
 		data       []byte

@@ -13,49 +13,49 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Borrowed are threads of a stopped process that make system calls for us. The
-// process, whose threads are in the group-stop, notices nothing: not a byte of
-// its code or stack is written, no signal is sent or taken, and the system call
-// in which each thread was stopped goes on as it would have without us.
+// Borrowed are threads of a stopped process that make system calls for us. The process,
+// whose threads are in the group-stop, does not notice: we write nothing to its code or
+// stacks, no signal is sent or taken, and each thread later continues the system call in
+// which it was stopped as if nothing had happened.
 //
-// A thread is made to call by its registers alone: they are pointed at an
-// instruction that enters the kernel, of the process's own vdso, and the
-// thread is run from there to the exit of the call (PTRACE_SYSCALL), where it
-// stops again.
+// We make a thread call by its registers alone. We point them at an instruction of the
+// process's own vdso that enters the kernel, and run the thread from there to the exit of
+// the call (PTRACE_SYSCALL), where it stops again.
 //
-// Whoever borrows may be killed at any point. The kernel then lets go of the
-// threads, and they fall back into the group-stop without an instruction of
-// user space: each has a pending stop when it next leaves the kernel, and it is
-// in the kernel, or at the instruction that enters it, when it is let go of.
-// But it may be there with our registers, and with its signals blocked. So
-// these are in a file before they are changed, and [ReturnBorrowed] puts them
-// back. Until it has, nothing may send the process SIGCONT: whoever continues a
-// process that may have been borrowed from calls ReturnBorrowed first.
+// The borrower may be killed at any point. The kernel then detaches from the threads, and
+// they fall back into the group-stop without executing an instruction in user space: each
+// thread has a pending stop that takes effect when it next leaves the kernel, and it is
+// either in the kernel or at the instruction that enters it. But a thread may then still
+// have our registers and have its signals blocked. So Borrow writes registers and signal
+// masks to a file before it changes them, and [ReturnBorrowed] puts them back. Until then
+// nobody may send the process SIGCONT. A program that continues a process from which
+// threads may have been borrowed must call ReturnBorrowed first.
 type Borrowed struct{ loan *loan }
 
-// ErrNotStopped says that a process is not in the group-stop, or not any more.
+// ErrNotStopped says that a process is not, or no longer, in the group-stop.
 var ErrNotStopped = errors.New("the process is not stopped, or somebody has sent it SIGCONT")
 
-// Borrow takes hold of threads of a process that is stopped: all its threads
-// are in the group-stop, but for those that another tracer lets run, which
-// cannot be borrowed. Their registers and signal masks are noted in the file
-// saved, for [ReturnBorrowed], which must not exist yet; it means nothing after
-// a reboot. Without one (""), the process is lost if we are killed meanwhile: that
-// is for a process that would be lost without the loan.
+// Borrow seizes threads of a stopped process. All threads of the process must be in the
+// group-stop, except those that another tracer lets run; these cannot be borrowed. Borrow
+// writes the registers and signal masks of the threads to the file saved, for
+// [ReturnBorrowed]. The file must not exist yet, and is meaningless after a reboot. If
+// saved is "", there is no file, and the process is lost if we are killed before Return.
+// This is meant for a process that would be lost without the loan.
 //
-// The kernel lets one tracer at a thread, so criu, a debugger or a [Tracer]
-// must not be there at the same time; nor may the process be in a frozen
-// control group of cgroup v1, in which taking hold of a thread never returns.
+// A thread has one tracer, so criu, a debugger or a [Tracer] must not trace it at the same
+// time. The process must not be in a frozen control group of cgroup v1, where seizing a
+// thread never returns.
 //
-// It fails with [proc.ErrGone] if the process has ended, and with [ErrNotStopped] if it
-// runs. A failed Borrow changes nothing.
+// Borrow fails with [proc.ErrGone] if the process has ended, and with [ErrNotStopped] if it
+// is not in the group-stop. A failed Borrow changes nothing.
 func Borrow(ctx context.Context, pid int, tids []int, saved string) (*Borrowed, error) {
 	return borrow(ctx, pid, tids, saved, func(string) {})
 }
 
-// borrow tells at of the points at which it matters what a death leaves behind.
+// borrow is Borrow. It calls at with the name of each point at which it matters what a
+// killed borrower leaves behind.
 func borrow(ctx context.Context, pid int, tids []int, saved string, at func(string)) (*Borrowed, error) {
-	process, err := proc.Open(pid) // which tells a zombie from the living
+	process, err := proc.Open(pid) // fails for a zombie
 	if err != nil {
 		return nil, fmt.Errorf("borrow threads: %w", err)
 	}
@@ -71,8 +71,8 @@ func borrow(ctx context.Context, pid int, tids []int, saved string, at func(stri
 	return &Borrowed{l}, nil
 }
 
-// startTaking starts the loan of threads that are to be taken. find finds the
-// instruction that they are to execute.
+// startTaking starts a loan of threads that are then to be taken. find returns the address
+// of the instruction that they execute to enter the kernel.
 func startTaking(process *proc.Process, tids []int, saved string, find func(*proc.Process) (uint64, error), at func(string)) (*loan, error) {
 	pid := process.PID
 	if len(tids) == 0 {
@@ -80,7 +80,7 @@ func startTaking(process *proc.Process, tids []int, saved string, find func(*pro
 	}
 	if _, err := os.Lstat(saved); err == nil {
 		return nil, fmt.Errorf("process %d: %s holds the registers of threads that somebody borrowed and was killed: they must be returned first", pid, saved)
-	} else if !errors.Is(err, fs.ErrNotExist) { // which the empty name does not either
+	} else if !errors.Is(err, fs.ErrNotExist) { // the empty name gives fs.ErrNotExist, too
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
 	instruction, err := find(process)
@@ -94,21 +94,21 @@ func startTaking(process *proc.Process, tids []int, saved string, find func(*pro
 	return startLoan(savedThreads{PID: pid, Instruction: instruction, Threads: threads}, saved, at), nil
 }
 
-// Madvise advises the kernel on ranges of the process's memory (madvise(2)). What
-// it does to each page (MADV_DONTNEED, MADV_POPULATE_WRITE) all threads do at once:
-// the ranges are cut into slices, and each thread takes the next when its call has
-// returned. Ranges are of whole pages.
+// Madvise advises the kernel on ranges of the process's memory (madvise(2)). The ranges
+// must consist of whole pages. Advice that works page by page (MADV_DONTNEED,
+// MADV_POPULATE_WRITE) is given by all threads in parallel: the ranges are cut into slices,
+// and each thread takes the next slice when its call has returned.
 //
-// The error names the first call that failed, and is its errno: other slices may
-// have been advised. It is [proc.ErrGone] if the process was killed meanwhile. When ctx
-// ends, calls that are under way go on, and Return or the next call waits for them.
+// The error names the first call that failed and wraps its errno. Other slices may have
+// been advised by then. The error is [proc.ErrGone] if the process was killed meanwhile.
+// When ctx ends, calls under way continue, and Return or the next call waits for them.
 func (b *Borrowed) Madvise(ctx context.Context, ranges []proc.Range, advice int) error {
 	var slice uint64
 	switch advice {
 	case unix.MADV_DONTNEED, unix.MADV_DONTNEED_LOCKED:
 		slice = 64 << 20
 	case unix.MADV_POPULATE_WRITE:
-		slice = 16 << 20 // from the front on, closely: somebody may be following
+		slice = 16 << 20 // small, so that memory gets ready in order: somebody may be filling it behind us
 	}
 	return b.call(ctx, ranges, remoteCall{"madvise", unix.SYS_MADVISE, advice, slice})
 }
@@ -129,11 +129,13 @@ func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCal
 	return b.loan.do(func() error { return b.loan.callAll(ctx, ranges, what) })
 }
 
-// Return puts registers and signal masks back, removes the file, and lets go of
-// the threads: they fall back into the group-stop. A process that has died, or
-// a second Return, is no error. After an error, such as the end of ctx while a
-// call is still under way, the threads are let go of as if we had been killed, and
-// ReturnBorrowed is the way back; without a file they are as borrowed as before.
+// Return puts registers and signal masks back, removes the file and releases the threads,
+// which fall back into the group-stop. It succeeds if the process has died, and if it is
+// called a second time.
+//
+// Return fails, for example, if ctx ends while a call is still under way. With a file, it
+// then releases the threads as if we had been killed, and ReturnBorrowed brings them back.
+// Without a file, they stay borrowed.
 func (b *Borrowed) Return(ctx context.Context) error {
 	err := b.loan.do(func() error { return b.loan.giveBack(ctx) })
 	if err == nil || b.loan.saved != "" {
@@ -145,14 +147,13 @@ func (b *Borrowed) Return(ctx context.Context) error {
 	return err
 }
 
-// ReturnBorrowed is for whoever comes after a borrower that was killed: every
-// thread in the file saved that still is the same thread gets its registers and
-// signal mask back, and the file is removed. Nothing is to be done if there is
-// no such file. A thread that is still inside a long call is waited for until
-// ctx ends, and so is one that cannot be stopped.
+// ReturnBorrowed cleans up after a borrower that was killed. Every thread in the file saved
+// that still exists gets its registers and signal mask back, and the file is removed. If
+// there is no such file, there is nothing to do. ReturnBorrowed waits, until ctx ends, for
+// threads that are still in a long call or cannot be stopped yet.
 //
-// The process must still be in the group-stop. While the borrower lives, it
-// fails: a thread has one tracer.
+// The process must still be in the group-stop. While the borrower lives, ReturnBorrowed
+// fails, because a thread has one tracer.
 func ReturnBorrowed(ctx context.Context, saved string) error {
 	return returnBorrowed(ctx, saved, func(string) {})
 }

@@ -12,13 +12,13 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// A criu that is killed in the middle of a dump leaves threads in the code that it
-// has put into the process. The first thread finds that nobody talks to it any more, closes
-// what it has open and goes back to where criu found it: in the wait. It must have done
-// so before its own registers are put back, or it would go back to the wait after that.
+// If criu is killed in the middle of a dump, it leaves threads inside the code that it has
+// put into the process. The first thread notices that criu is gone, closes what it has open
+// and returns to where criu found it: in our wait. It must have returned before we put its
+// own registers back, or it would return to the wait afterwards.
 
-// leaveCriu lets the threads that are in criu's code, all of them held, run until they
-// have left it.
+// leaveCriu lets threads that are in criu's code run until they have left it. All threads
+// must be held.
 func (l *loan) leaveCriu(ctx context.Context) error {
 	code, err := criuCode(l.pid)
 	if errors.Is(err, proc.ErrGone) {
@@ -47,7 +47,7 @@ func (l *loan) leaveCriu(ctx context.Context) error {
 	return l.hold(ctx)
 }
 
-// left follows a thread that leaves criu's code through a stop.
+// left follows a thread that is leaving criu's code through one stop.
 func (t *borrowedThread) left(status unix.WaitStatus) {
 	var now registers
 	switch {
@@ -55,7 +55,7 @@ func (t *borrowedThread) left(status unix.WaitStatus) {
 	case isSyscallStop(status), isEventStop(status), status.StopSignal() == unix.SIGSTOP:
 		_ = unix.PtraceSyscall(t.TID, 0)
 		return
-	default: // the trap at the end of what criu has a thread call, with criu to put its registers back
+	default: // the trap that ends a call which criu made the thread do; criu would now restore its registers
 	}
 	t.state = returned
 }
@@ -64,7 +64,7 @@ func (r *registers) isIn(code []proc.Range) bool {
 	return slices.ContainsFunc(code, func(c proc.Range) bool { return c.Start <= r.pc() && r.pc() < c.End })
 }
 
-// criuCode is where criu's code is in a process.
+// criuCode returns where criu's code lies in a process.
 func criuCode(pid int) ([]proc.Range, error) {
 	maps, err := proc.Mappings(pid)
 	if err != nil {

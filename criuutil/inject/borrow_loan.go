@@ -10,12 +10,12 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// loan is owned by the one OS thread that traces.
+// loan is owned by its tracing OS thread.
 type loan struct {
 	tracing
 	pid         int
-	instruction uint64 // address of the one that enters the kernel
-	value       uint32 // what is at its word: see pointAtWait
+	instruction uint64 // its address; it enters the kernel
+	value       uint32 // what the word at that address holds: see pointAtWait
 	saved       string // the file
 	threads     []*borrowedThread
 	at          func(point string)
@@ -33,10 +33,10 @@ func startLoan(of savedThreads, saved string, at func(string)) *loan {
 type borrowedThread struct {
 	savedThread
 	state      threadState
-	stopSignal unix.Signal  // with state held: that of the group-stop, or SIGTRAP if there is none
-	criuCode   []proc.Range // in which the thread was found, if it was
-	// slice is what the thread advises on for the Madvise that is under way;
-	// empty if that has been given up.
+	stopSignal unix.Signal  // if held: the signal of the group-stop, or SIGTRAP outside of one
+	criuCode   []proc.Range // criu's code, if the thread was found in it
+	// slice is the memory on which the thread is now making a call. It is empty if nobody
+	// waits for that call any more.
 	slice proc.Range
 }
 
@@ -44,24 +44,24 @@ type threadState int
 
 const (
 	unseized threadState = iota
-	awaited              // its next event stop is waited for
-	held                 // in an event stop: whatever registers it is given there, the kernel acts on them
-	called               // runs to the entry of our system call
-	inside               // is in our system call
+	awaited              // we wait for its next event stop
+	held                 // in an event stop, where the kernel acts on the registers that it is given
+	called               // running to the entry of our system call
+	inside               // in our system call
 	returned             // in the stop at the exit of our system call
-	leaving              // runs until it has left criu's code
+	leaving              // running until it has left criu's code
 	ended
 )
 
-// hold brings every thread into an event stop. Only there does the kernel look
-// at the registers for a call to restart, so only there are they put back.
+// hold brings every thread into an event stop. Only there does the kernel check the
+// registers for a system call to restart, so registers are put back only there.
 func (l *loan) hold(ctx context.Context) error {
 	err := l.until(ctx, func() bool {
 		all := true
 		for _, t := range l.threads {
 			if t.state == returned {
 				// The interrupt first: the thread stops again before it leaves the kernel.
-				_ = unix.PtraceInterrupt(t.TID) // ESRCH: it was killed, and the next wait says so
+				_ = unix.PtraceInterrupt(t.TID) // ESRCH: it was killed, which the next wait reports
 				_ = unix.PtraceCont(t.TID, 0)
 				t.state = awaited
 			}
@@ -75,8 +75,8 @@ func (l *loan) hold(ctx context.Context) error {
 	return nil
 }
 
-// letGo detaches from the threads that are held. From others the kernel
-// detaches when this OS thread ends.
+// letGo detaches from the threads that are held. From the others the kernel detaches when
+// this OS thread ends.
 func (l *loan) letGo() {
 	for _, t := range l.threads {
 		if t.state == held {
@@ -85,8 +85,8 @@ func (l *loan) letGo() {
 	}
 }
 
-// seize takes hold of a thread. The interrupt is for one that is not in the
-// group-stop, which stops by being seized.
+// seize seizes a thread. One that is in the group-stop stops by being seized; the interrupt
+// is for one that is not.
 func (l *loan) seize(t *borrowedThread) error {
 	err := seize(t.TID)
 	if err == nil {
@@ -96,7 +96,7 @@ func (l *loan) seize(t *borrowedThread) error {
 		}
 		err = unix.PtraceInterrupt(t.TID)
 	} else if _, gone := proc.ThreadStat(l.pid, t.TID); errors.Is(gone, proc.ErrGone) {
-		return gone // a zombie gives EPERM
+		return gone // seizing a zombie fails with EPERM
 	}
 	if errors.Is(err, unix.ESRCH) {
 		err = proc.ErrGone
@@ -113,7 +113,7 @@ func (l *loan) same(t *borrowedThread) error {
 	return err
 }
 
-// until follows the threads until they are as wanted, or ctx ends.
+// until follows the threads until wanted reports true or ctx ends.
 func (l *loan) until(ctx context.Context, wanted func() bool) error {
 	for {
 		l.poll()
@@ -130,9 +130,9 @@ func (l *loan) until(ctx context.Context, wanted func() bool) error {
 	}
 }
 
-// findEnded takes notice of threads of whose end the kernel has not told. That of a
-// process's first thread it tells when all others are reaped, and one of these may
-// be another tracer's, which waits for us.
+// findEnded marks threads that have ended although the kernel has not reported it. The
+// kernel reports the end of a process's first thread only when all its other threads have
+// been reaped, and one of these may belong to another tracer that waits for us.
 func (l *loan) findEnded() {
 	for _, t := range l.threads {
 		if t.state == unseized || t.state == ended {
@@ -144,7 +144,7 @@ func (l *loan) findEnded() {
 	}
 }
 
-// poll takes notice of what the threads have reported.
+// poll handles everything that the threads have reported.
 func (l *loan) poll() {
 	for _, t := range l.threads {
 		for t.state != unseized && t.state != ended {
@@ -161,13 +161,13 @@ func (l *loan) poll() {
 	}
 }
 
-// stopped follows one thread through its stops.
+// stopped handles one stop of one thread.
 func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 	switch {
 	case t.state == awaited && isEventStop(status):
 		t.state, t.stopSignal = held, status.StopSignal()
 	case t.state == awaited:
-		_ = unix.PtraceInterrupt(t.TID) // which every stop takes back
+		_ = unix.PtraceInterrupt(t.TID) // every stop cancels a pending interrupt
 		_ = unix.PtraceCont(t.TID, toDeliver(status))
 	case t.state == leaving:
 		t.left(status)
@@ -180,8 +180,8 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 		t.state = returned
 		l.at("exit")
 	default:
-		// SIGSTOP, which cannot be blocked, or the stop of a SIGCONT: the thread
-		// takes part and runs on all the same.
+		// The thread takes part in a stop by SIGSTOP, which cannot be blocked, or in the
+		// stop that a SIGCONT causes. It runs on all the same.
 		_ = unix.PtraceSyscall(t.TID, toDeliver(status))
 	}
 }

@@ -1,3 +1,3 @@
 package inject
 
-func (w *worker) poll() uint64 { return w.ppoll() } // there is no other
+func (w *worker) poll() uint64 { return w.ppoll() } // this architecture has no poll

@@ -12,7 +12,7 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// giveBack is the end of a loan.
+// giveBack ends a loan: it holds the threads and puts back what they were.
 func (l *loan) giveBack(ctx context.Context) error {
 	err := l.hold(ctx)
 	if err == nil {
@@ -25,7 +25,7 @@ func (l *loan) giveBack(ctx context.Context) error {
 	return nil
 }
 
-// takeOver gives back what another has borrowed.
+// takeOver gives back the threads that another program borrowed.
 func (l *loan) takeOver(ctx context.Context) error {
 	l.over = true
 	for _, t := range l.threads {
@@ -55,8 +55,8 @@ func (l *loan) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// putBack makes every thread, all of which are held, what it was. The file is
-// removed before they are let go of, so that it is never there when they run.
+// putBack restores every thread; all of them must be held. It removes the file before it
+// releases them, so that the file never exists while they run.
 func (l *loan) putBack() error {
 	for _, t := range l.threads {
 		if err := l.restore(t); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -77,10 +77,11 @@ func (l *loan) putBack() error {
 	return nil
 }
 
-// restore makes a thread what it was. One that does not block every signal is that
-// already: somebody who put it back was killed before the file was removed, and it may
-// have run since. One that does need not be in our call: criu may have been killed with
-// it elsewhere.
+// restore gives a thread its registers and mask back, unless it has them already. A thread
+// that does not block all signals has them: an earlier call restored it and was killed
+// before it removed the file, and the thread may have run since. A thread that does block
+// them need not be in our system call: criu may have been killed while it had the thread
+// elsewhere.
 func (l *loan) restore(t *borrowedThread) error {
 	if t.state == ended {
 		return nil
@@ -95,9 +96,9 @@ func (l *loan) restore(t *borrowedThread) error {
 	return t.Mask.write(t.TID)
 }
 
-// isOurs reports whether a mask is one that only we set: of every signal that can be
-// blocked, or of all but SIGCONT. The trap at the end of what criu has a thread call
-// unblocks SIGTRAP.
+// isOurs reports whether only we set such a mask: one that blocks every signal that can be
+// blocked, or all but SIGCONT. SIGTRAP is not counted, because the trap that ends a call by
+// criu unblocks it.
 func (m signalMask) isOurs() bool {
 	const never = signalMask(1<<(unix.SIGKILL-1) | 1<<(unix.SIGSTOP-1) | 1<<(unix.SIGCONT-1) | 1<<(unix.SIGTRAP-1))
 	return m|never == allSignals

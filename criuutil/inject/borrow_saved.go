@@ -10,10 +10,11 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// savedThreads is what a borrower leaves for [ReturnBorrowed].
+// savedThreads is the content of the file that a borrower leaves for [ReturnBorrowed].
 type savedThreads struct {
 	PID int `json:"pid"`
-	// Instruction is the one that the threads make their calls with.
+	// Instruction is the address of the instruction with which the threads enter the
+	// kernel.
 	Instruction uint64        `json:"instruction"`
 	Threads     []savedThread `json:"threads"`
 }
@@ -26,8 +27,8 @@ type savedThread struct {
 	Mask      signalMask `json:"mask"`
 }
 
-// write needs no fsync: the page cache outlives us, and nothing that the file
-// is about outlives the page cache.
+// write does not call fsync: the page cache outlives this program, and the threads do not
+// outlive the page cache.
 func (s savedThreads) write(path string) error {
 	data, err := json.Marshal(s)
 	if err == nil {

@@ -10,7 +10,7 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// take seizes the threads, notes what they are, and blocks their signals.
+// take seizes the threads, saves their registers and masks, and blocks their signals.
 func (l *loan) take(ctx context.Context, process *proc.Process) (err error) {
 	defer func() {
 		if err != nil {
@@ -32,7 +32,7 @@ func (l *loan) take(ctx context.Context, process *proc.Process) (err error) {
 	return l.keep(process)
 }
 
-// seizeAll seizes threads; after an error it has let go of all.
+// seizeAll seizes threads. After an error it has released them all.
 func (l *loan) seizeAll(threads []*borrowedThread) error {
 	for _, t := range threads {
 		stat, err := proc.ThreadStat(l.pid, t.TID)
@@ -48,8 +48,8 @@ func (l *loan) seizeAll(threads []*borrowedThread) error {
 	return nil
 }
 
-// requireGroupStop: what is to be made to call must stop again by itself if we are
-// killed.
+// requireGroupStop checks that every thread is in the group-stop, so that it stops again by
+// itself if we are killed.
 func (l *loan) requireGroupStop() error {
 	for _, t := range l.threads {
 		switch t.stopSignal {
@@ -63,7 +63,7 @@ func (l *loan) requireGroupStop() error {
 	return nil
 }
 
-// keep notes what the threads are, and blocks their signals.
+// keep saves the registers and masks of the threads, and blocks their signals.
 func (l *loan) keep(process *proc.Process) error {
 	if err := l.note(process); err != nil {
 		l.letGo()
@@ -82,7 +82,8 @@ func (l *loan) keep(process *proc.Process) error {
 	return nil
 }
 
-// note writes the file, of threads of which nothing has been changed yet.
+// note reads the registers and masks of the threads, which must still be unchanged, and
+// writes the file.
 func (l *loan) note(process *proc.Process) error {
 	for _, t := range l.threads {
 		if t.state == ended {
@@ -128,15 +129,15 @@ func (l *loan) savedThreads() savedThreads {
 	return saved
 }
 
-// setOptions makes system calls' stops known as such, and keeps a seccomp filter
-// of the thread from judging calls that are ours: it may kill for a madvise.
+// setOptions makes the stops at system calls recognizable, and suspends a seccomp filter of
+// the thread while we make calls: the filter might kill it for a madvise.
 func (l *loan) setOptions(tid int) error {
 	const wanted = unix.PTRACE_O_TRACESYSGOOD
 	err := unix.PtraceSetOptions(tid, wanted|unix.PTRACE_O_SUSPEND_SECCOMP)
 	if err == nil || errors.Is(err, unix.ESRCH) {
 		return err
 	}
-	// Not without CAP_SYS_ADMIN, and not for who is under a filter itself.
+	// This needs CAP_SYS_ADMIN, and fails if we are under a seccomp filter ourselves.
 	status, statusErr := proc.ReadStatus(tid)
 	if statusErr != nil {
 		return statusErr

@@ -18,30 +18,30 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// regionSize is of the memory that the target has mapped for the tests to
-// advise on; it touches none of it.
+// regionSize is the size of the memory that the target maps for the tests to advise on. The
+// target touches none of it.
 const regionSize = 512<<20 + 8<<20
 
 // board is memory that the target and the test share.
 type board struct {
 	Ready      atomic.Uint64
 	Region     atomic.Uint64
-	Terminated atomic.Uint64 // SIGTERMs taken
-	Poked      atomic.Uint64 // SIGUSR1s taken
+	Terminated atomic.Uint64 // SIGTERMs handled
+	Poked      atomic.Uint64 // SIGUSR1s handled
 	Threads    [len(jobs)]struct {
 		TID, Rounds, Failed atomic.Uint64
 	}
 }
 
-// job is what a thread of the target does again and again: a system call that
-// blocks, or computing. A round returns 0, or what was not as it must be.
+// job is what a thread of the target does again and again: a blocking system call, or
+// computing. A round returns 0, or a value that shows what went wrong.
 type job struct {
 	name  string
 	round func(w *worker) uint64
 }
 
-// The calls are restarted by the kernel in all its ways: with the rest of
-// their time, as they were made, or with what they have updated themselves.
+// The kernel restarts these calls in all the ways that it has: with the rest of their time,
+// unchanged, or with arguments that they have updated themselves.
 var jobs = [...]job{
 	{"nanosleep", func(w *worker) uint64 {
 		return w.takes(80*time.Millisecond, func(limit *unix.Timespec) (uint64, uint64) {
@@ -65,7 +65,7 @@ var jobs = [...]job{
 			if n == 1 && errno == 0 {
 				return w.readNext(5)
 			}
-			if errno != unix.EINTR { // which it gives whenever it was stopped
+			if errno != unix.EINTR { // it fails with EINTR whenever the thread is stopped
 				return uint64(errno) + 1000
 			}
 		}
@@ -89,7 +89,7 @@ type worker struct {
 	expected uint64
 }
 
-// takes reports a call that ended before its time, or otherwise than it must.
+// takes reports a call that ended too early or with an unexpected result.
 func (w *worker) takes(limit time.Duration, call func(*unix.Timespec) (got, want uint64)) uint64 {
 	timeout := unix.NsecToTimespec(int64(limit))
 	begin := monotonic()
@@ -102,7 +102,7 @@ func (w *worker) takes(limit time.Duration, call func(*unix.Timespec) (got, want
 	return 0
 }
 
-// ppoll is in the call with another signal mask than its own.
+// ppoll waits in the call with another signal mask than the thread has.
 func (w *worker) ppoll() uint64 {
 	return w.takes(40*time.Millisecond, func(limit *unix.Timespec) (uint64, uint64) {
 		fd, mask, left := unix.PollFd{Fd: 6, Events: unix.POLLIN}, allSignals, *limit
@@ -111,7 +111,7 @@ func (w *worker) ppoll() uint64 {
 	})
 }
 
-// readNext reads one byte, each one more than the last.
+// readNext reads one byte. Each byte is one more than the last.
 func (w *worker) readNext(fd uintptr) uint64 {
 	var got byte
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&got)), 1)
@@ -156,7 +156,7 @@ func sigprocmask(set *signalMask) (old signalMask) {
 	return old
 }
 
-// runBorrowable is the target: a thread for each job.
+// runBorrowable is the program of the target: a thread for each job.
 func runBorrowable() {
 	b := mapBoard(3)
 	region, err := unix.MmapPtr(-1, 0, nil, regionSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -177,7 +177,7 @@ func runBorrowable() {
 			mask = sigprocmask(nil)
 			thread.TID.Store(uint64(unix.Gettid()))
 			b.Ready.Add(1)
-			// Nothing but raw system calls from here: the Go scheduler takes no part.
+			// Only raw system calls from here on, so that the Go scheduler takes no part.
 			for thread.Failed.Load() == 0 {
 				failed := jobs[i].round(w)
 				if sigprocmask(nil) != mask {
@@ -210,7 +210,7 @@ type borrowable struct {
 	*proc.Process
 	*board
 	saved string
-	feeds [2]*os.File // of the threads that read a pipe and that wait for it by epoll
+	feeds [2]*os.File // the pipes of the thread that reads and of the one that waits with epoll
 	fed   byte
 }
 
@@ -219,7 +219,7 @@ func startBorrowable(t *testing.T) *borrowable {
 	return startTarget(t, "borrowable", len(jobs))
 }
 
-// startTarget starts a target and waits until so many threads are ready.
+// startTarget starts a target and waits until this many of its threads are ready.
 func startTarget(t *testing.T, target string, threads int) *borrowable {
 	t.Helper()
 	p := &borrowable{saved: t.TempDir() + "/borrowed"}
@@ -261,7 +261,7 @@ func startTarget(t *testing.T, target string, threads int) *borrowable {
 	return p
 }
 
-// tids are those of the threads with jobs.
+// tids returns the tids of the threads with jobs.
 func (p *borrowable) tids() []int {
 	var tids []int
 	for i := range p.Threads {
@@ -277,8 +277,8 @@ func (p *borrowable) stop(t *testing.T) {
 	}
 }
 
-// goesOn continues the process and sees every thread through the round that it
-// is in and another.
+// goesOn continues the process and waits until every thread has finished its current round
+// and another one.
 func (p *borrowable) goesOn(t *testing.T) {
 	t.Helper()
 	if err := p.Signal(unix.SIGCONT); err != nil {
@@ -309,7 +309,7 @@ func (p *borrowable) goesOn(t *testing.T) {
 	}
 }
 
-// wantReturned checks what must hold after threads were returned.
+// wantReturned checks what must be true after threads were returned.
 func (p *borrowable) wantReturned(t *testing.T) {
 	t.Helper()
 	if _, err := os.Lstat(p.saved); !os.IsNotExist(err) {
@@ -325,14 +325,15 @@ func (p *borrowable) wantReturned(t *testing.T) {
 	}
 }
 
-// part is a piece of the region: bytes from its start, which is huge-page aligned.
+// part is a part of the region. Its offsets are bytes from the start, which is aligned to a
+// huge page.
 func (p *borrowable) part(offset, size uint64) proc.Range {
 	start := (p.Region.Load() + hugePage - 1) / hugePage * hugePage
 	return proc.Range{Start: start + offset, End: start + offset + size}
 }
 
-// borrower is a process that borrows and is killed, by itself at a point, or by
-// the test.
+// borrower is a process that borrows threads and is killed, either by itself at a given
+// point or by the test.
 func (p *borrowable) borrower(t *testing.T, mode, point string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")

@@ -83,7 +83,7 @@ func TestMadvisePopulatesAndDropsWhatIsNamed(t *testing.T) {
 	if got := rss(); got < empty+size {
 		t.Fatalf("%d bytes were populated", got-empty)
 	}
-	// One page of every slice that there may be, and all of the neighbours.
+	// One page of every slice that there may be, and all pages around the range.
 	content := bytes.Repeat([]byte("content "), margin/8)
 	must(t, p.WriteMemory(content[:before.Size()], before.Start))
 	must(t, p.WriteMemory(content[:after.Size()], after.Start))
@@ -168,7 +168,7 @@ func TestAnEndOfTheContextLeavesThreadsReturnable(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if b, err := Borrow(over, p.PID, p.tids(), p.saved); err == nil {
-		must(t, b.Return(t.Context())) // they had all stopped at once
+		must(t, b.Return(t.Context())) // the threads had all stopped at once
 	} else if !errors.Is(err, context.Canceled) {
 		t.Fatalf("borrow: %v", err)
 	}
@@ -195,7 +195,7 @@ func TestAnEndOfTheContextLeavesThreadsWithoutAFileBorrowed(t *testing.T) {
 	p.goesOn(t)
 }
 
-// giveUp makes a call that is not waited for, and fails to return the threads.
+// giveUp starts a call, does not wait for it, and then fails to return the threads.
 func (p *borrowable) giveUp(t *testing.T, b *Borrowed) {
 	t.Helper()
 	over, cancel := context.WithCancel(t.Context())
@@ -225,7 +225,7 @@ func TestATargetThatIsKilledWhileBorrowedFrom(t *testing.T) {
 	if err := b.Madvise(t.Context(), []proc.Range{p.part(0, 512<<20)}, unix.MADV_POPULATE_WRITE); !errors.Is(err, proc.ErrGone) && !errors.Is(err, unix.EINTR) {
 		t.Fatalf("madvise: %v", err)
 	}
-	must(t, p.WaitExit(t.Context())) // not kept from its end by us
+	must(t, p.WaitExit(t.Context())) // we do not keep it from ending
 	must(t, b.Return(t.Context()))
 	if _, err := os.Lstat(p.saved); !os.IsNotExist(err) {
 		t.Fatalf("the file is still there: %v", err)
@@ -290,7 +290,7 @@ func TestStopAndContinueWhileBorrowed(t *testing.T) {
 	must(t, p.Signal(unix.SIGCONT))
 	advise(b)
 	must(t, b.Return(t.Context()))
-	p.goesOn(t) // which nobody has stopped again
+	p.goesOn(t) // nobody has stopped it again
 }
 
 func TestBorrowingLeavesNothingOfItselfBehind(t *testing.T) {
@@ -321,7 +321,8 @@ func TestBorrowingLeavesNothingOfItselfBehind(t *testing.T) {
 	p.goesOn(t)
 }
 
-// TestABorrowerKilledAtAnyPoint kills it at each, and one that comes after it.
+// TestABorrowerKilledAtAnyPoint kills a borrower at every point, and also the process that
+// returns the threads after it.
 func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
@@ -348,7 +349,7 @@ func TestABorrowerKilledAtAnyPoint(t *testing.T) {
 		t.Logf("%s, killed at %q", test.mode, test.point)
 		p.stop(t)
 		run := []*exec.Cmd{p.borrower(t, test.mode, test.point)}
-		if test.mode == "return" { // after one that is killed with threads inside a call
+		if test.mode == "return" { // follows a borrower that is killed with threads inside a call
 			run = slices.Insert(run, 0, p.borrower(t, "borrow", "inside"))
 		}
 		for _, cmd := range run {
@@ -431,7 +432,7 @@ func TestSlicesAreTheRanges(t *testing.T) {
 	})
 }
 
-// runBorrower is a process that borrows, and kills itself at a point.
+// runBorrower is the program of a process that borrows threads and kills itself at a point.
 func runBorrower(arguments string) error {
 	field := strings.Split(arguments, ",")
 	mode, point, saved := field[0], field[1], field[4]
@@ -450,7 +451,7 @@ func runBorrower(arguments string) error {
 			die()
 		}
 		if reached == "saved" && mode == "loop" {
-			fmt.Print(".") // from here on it is worth while to kill us
+			fmt.Print(".") // tells the test that it may kill us now
 		}
 		if reached == "inside" && point == "populating" {
 			go func() {
@@ -484,7 +485,8 @@ func runBorrower(arguments string) error {
 	}
 }
 
-// TestAThreadThatCriuHasRestoredIsAtItsCall: only the program counter says so.
+// TestAThreadThatCriuHasRestoredIsAtItsCall: only its program counter shows that it is at a
+// system call.
 func TestAThreadThatCriuHasRestoredIsAtItsCall(t *testing.T) {
 	p, err := proc.Open(os.Getpid())
 	must(t, err)
@@ -492,7 +494,7 @@ func TestAThreadThatCriuHasRestoredIsAtItsCall(t *testing.T) {
 	address, err := findSyscallInstruction(p)
 	must(t, err)
 	for at, want := range map[uint64]bool{address: true, address + 1: false} {
-		regs := registers{}.calling(at, 0, 0, 0, 0) // which is in no call
+		regs := registers{}.calling(at, 0, 0, 0, 0) // in no call
 		if got, err := regs.inCall(p); err != nil || got != want {
 			t.Errorf("at %#x of %#x: %v, %v", at, address, got, err)
 		}

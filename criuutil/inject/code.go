@@ -12,8 +12,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// findSyscallInstruction returns the address of an instruction in a process
-// that enters the kernel: one in the vdso, or else in any other code.
+// findSyscallInstruction returns the address of an instruction in a process that enters the
+// kernel, preferably one in the vdso.
 func findSyscallInstruction(process *proc.Process) (uint64, error) {
 	return findInCode(process, func(m *procfs.ProcMap) int {
 		if m.Pathname == "[vdso]" {
@@ -23,8 +23,8 @@ func findSyscallInstruction(process *proc.Process) (uint64, error) {
 	})
 }
 
-// findParkingInstruction returns the address of one that a restored process has,
-// too: not in the vdso, which is its new host's.
+// findParkingInstruction returns the address of such an instruction that the process still
+// has after a restore. It does not look in the vdso, which is then the new host's.
 func findParkingInstruction(process *proc.Process) (uint64, error) {
 	return findInCode(process, func(m *procfs.ProcMap) int {
 		switch {
@@ -33,13 +33,13 @@ func findParkingInstruction(process *proc.Process) (uint64, error) {
 		case m.Inode != 0 && m.Perms.Private && !m.Perms.Write:
 			return 0
 		}
-		return never // code that may be written is not the same for ever
+		return never // writable code may change
 	})
 }
 
-const never = -1 // the rank of a mapping that will not do
+const never = -1 // the rank of a mapping that is not searched
 
-// findInCode looks in the mappings of code by their ranks.
+// findInCode searches the mappings of code, those with the lowest rank first.
 func findInCode(process *proc.Process, rank func(*procfs.ProcMap) int) (uint64, error) {
 	maps, err := proc.Mappings(process.PID)
 	if err != nil {
@@ -54,7 +54,7 @@ func findInCode(process *proc.Process, rank func(*procfs.ProcMap) int) (uint64, 
 	for _, m := range maps {
 		address, err := findInstruction(process, proc.Range{Start: uint64(m.StartAddr), End: uint64(m.EndAddr)})
 		if errors.Is(err, errNotFound) || errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EIO) {
-			continue // code beyond the end of its file cannot be read
+			continue // a mapping beyond the end of its file cannot be read
 		}
 		return address, err
 	}
@@ -85,7 +85,7 @@ func findInstruction(process *proc.Process, in proc.Range) (uint64, error) {
 	return 0, errNotFound
 }
 
-// isSyscallInstruction reports whether what is at an address enters the kernel.
+// isSyscallInstruction reports whether the instruction at an address enters the kernel.
 func isSyscallInstruction(process *proc.Process, address uint64) (bool, error) {
 	var at [len(syscallInstruction)]byte
 	err := process.ReadMemory(at[:], address)

@@ -1,6 +1,6 @@
-// Package inject has stopped threads of other processes run what their program does
-// not: their own code under trace, remote system calls, or an endless wait. Every
-// thread is in one of these states, and each way out of the group-stop leads back
+// Package inject makes stopped threads of other processes do what their program does
+// not: run alone under trace, make system calls for us (remote system calls), or wait
+// endlessly. The states of a thread are below; each way out of the group-stop leads back
 // into it:
 //
 //	                        ┌─ Tracer.Run ──▶ runs its own code under trace,
@@ -14,14 +14,14 @@
 //	                        └─ Park ────────▶ parked: in the group-stop, and after a
 //	                         ◀─ Unpark ─────┘ SIGCONT in an endless futex wait
 //
-// The first two last as long as the tracer does: if this program is killed, the
-// kernel detaches, and a thread falls back into the group-stop. A borrowed thread then
-// still has registers that are not its own, so Borrow writes those to a file first, and
-// [ReturnBorrowed] puts them back. A parked thread needs nobody: it stays parked
-// whoever is killed, and through criu's dump and restore.
+// The first two states end with the tracer: if this program is killed, the kernel detaches
+// and the thread falls back into the group-stop. A borrowed thread may then still have our
+// registers. So Borrow first writes the thread's own registers to a file, and
+// [ReturnBorrowed] puts them back. A parked thread needs no tracer: it stays parked
+// whichever process is killed, and through criu's dump and restore.
 //
-// A thread has one tracer. Requests to the kernel must come from the thread that
-// seized it, so each Tracer and each Borrowed has an OS thread of its own. The
-// package knows nothing of CUDA or CRIU's protocol; of CRIU it knows where its code
-// lies in a process that it left half-way.
+// A thread has one tracer. The kernel takes ptrace requests only from the OS thread that
+// seized it, so each Tracer and each Borrowed has an OS thread of its own. The package
+// knows nothing of CUDA or of CRIU's protocol. Of CRIU it knows only where its code lies in
+// a process whose dump was cut off.
 package inject

@@ -14,32 +14,32 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Parked are threads that wait in the kernel instead of running their program:
-// what each of them needs to go on.
+// Parked describes threads that wait in the kernel instead of running their program, and
+// holds what each of them needs to go on.
 //
-// A stop alone does not hold a process: anybody's SIGCONT ends it. A parked
-// thread that is continued enters an endless futex(2) wait, with its signals blocked,
-// and runs not one instruction of its program. Nobody has to stay for that:
-// its registers and its signal mask are all that is changed, so it stays parked
-// whoever is killed, while another tracer comes and goes, and through criu's dump and
-// restore.
+// A stop alone does not hold a process, because any SIGCONT ends it. A parked thread that
+// is continued enters an endless futex(2) wait with its signals blocked, and executes no
+// instruction of its program. Only its registers and its signal mask are changed, so no
+// process has to stay behind for it: it stays parked whichever process is killed, while
+// other tracers come and go, and through criu's dump and restore.
 type Parked struct {
 	savedThreads
-	// Arch is the architecture that the registers are of, in Go's words.
+	// Arch is the architecture of the registers, as in GOARCH.
 	Arch string `json:"arch"`
 }
 
-// Park parks the threads of a process, but for those in except. What they need to
-// go on is written into the file saved first, for [Unpark]; it must not exist yet.
-// See [Borrow] for what the process must be like; it need not be stopped.
+// Park parks the threads of a process except those in except. It first writes what they
+// need to go on into the file saved, for [Unpark]. The file must not exist yet. The process
+// must be as [Borrow] requires, but need not be stopped.
 //
-// It fails with [proc.ErrGone] if the process has ended. A failed Park changes nothing,
-// unless the file exists: then Unpark puts it right.
+// Park fails with [proc.ErrGone] if the process has ended. A failed Park changes nothing,
+// unless the file exists afterwards: then Unpark restores the threads.
 func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
 	return park(ctx, pid, except, saved, func(string) {})
 }
 
-// park tells at of the points at which it matters what a death leaves behind.
+// park is Park. It calls at with the name of each point at which it matters what is left
+// behind if we are killed.
 func park(ctx context.Context, pid int, except []int, saved string, at func(string)) (Parked, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
@@ -68,7 +68,8 @@ func park(ctx context.Context, pid int, except []int, saved string, at func(stri
 	return Parked{savedThreads: l.savedThreads(), Arch: runtime.GOARCH}, nil
 }
 
-// takeEvery is take for every thread of a process that may run, and make more.
+// takeEvery is take for all threads of a process that may run and create more threads
+// meanwhile.
 func (l *loan) takeEvery(ctx context.Context, process *proc.Process, except []int) error {
 	for found := l.threads; len(found) > 0; {
 		if err := l.seizeAll(found); err != nil {
@@ -103,7 +104,7 @@ func threadsBut(pid int, except []int) ([]int, error) {
 	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) }), err
 }
 
-// pointAtWait gives a thread registers with which it waits for ever.
+// pointAtWait gives a thread registers that make it wait for ever.
 func (l *loan) pointAtWait(t *borrowedThread) error {
 	const privateWait = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
 	regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, l.word(), privateWait, uint64(l.value))
@@ -111,11 +112,11 @@ func (l *loan) pointAtWait(t *borrowedThread) error {
 	return regs.write(t.TID)
 }
 
-// word is the address that is waited for. There is code: nobody changes it or wakes
-// who waits.
+// word is the address on which the threads wait. It lies in code, so nobody changes the
+// word and nobody wakes its waiters.
 func (l *loan) word() uint64 { return l.instruction &^ 3 }
 
-// park points every thread at the wait, and lets go of it.
+// park points every thread at the wait and releases it.
 func (l *loan) park() error {
 	status, err := proc.ReadStatus(l.pid)
 	if err != nil {
@@ -123,8 +124,8 @@ func (l *loan) park() error {
 	}
 	mask := allSignals
 	if !status.Caught.Has(unix.SIGCONT) {
-		// Nothing would be run for it, and one that waits in an image makes criu's
-		// restore fail.
+		// Without a handler, SIGCONT would run no code here. Blocked, it could stay
+		// pending, and an image with a pending SIGCONT makes criu's restore fail.
 		mask &^= 1 << (unix.SIGCONT - 1)
 	}
 	for _, t := range l.threads {
@@ -141,8 +142,8 @@ func (l *loan) park() error {
 	return nil
 }
 
-// Continue ends the stop of a parked process: its threads wait on. What it leaves
-// pending makes nothing run.
+// Continue ends the stop of a parked process; its threads go on waiting. It may leave a
+// signal pending, which runs no code.
 func (p Parked) Continue(process *proc.Process) error {
 	if err := process.Signal(unix.SIGCONT); err != nil {
 		return err
@@ -151,27 +152,28 @@ func (p Parked) Continue(process *proc.Process) error {
 	if err != nil || !status.Caught.Has(unix.SIGCONT) {
 		return err
 	}
-	// A SIGCONT that waits in an image makes criu's restore fail. A SIGTSTP takes it
-	// away, and goes itself with the SIGCONT that comes after the threads are unparked.
+	// A SIGCONT that is pending in an image makes criu's restore fail. A SIGTSTP cancels
+	// it, and the SIGCONT that follows Unpark cancels the SIGTSTP.
 	return process.Signal(unix.SIGTSTP)
 }
 
-// Unpark gives the threads in the file saved their own registers and signal
-// masks again, whether or not the process is stopped, and removes the file: as
-// soon as the process is continued, they go on. It may be cut off and called again,
-// and nothing is to be done if there is no such file.
+// Unpark gives the threads in the file saved their own registers and signal masks again and
+// removes the file, whether or not the process is stopped. The threads go on as soon as the
+// process is continued. An interrupted Unpark can be repeated. If there is no such file,
+// there is nothing to do.
 func Unpark(ctx context.Context, saved string) error { return ReturnBorrowed(ctx, saved) }
 
-// LooksParked reports whether a process is parked as far as can be told without the
-// file: its first thread blocks every signal that can be blocked, or all but SIGCONT,
-// which programs do not do.
+// LooksParked reports whether a process seems to be parked, judged without the file: its
+// first thread blocks every signal that can be blocked, or all but SIGCONT. Programs do not
+// do that.
 func LooksParked(pid int) (bool, error) {
 	status, err := proc.ReadStatus(pid)
 	never := proc.SignalSet(1<<(unix.SIGKILL-1) | 1<<(unix.SIGSTOP-1) | 1<<(unix.SIGCONT-1))
 	return status.Blocked|never == ^proc.SignalSet(0), err
 }
 
-// IsParked reports whether a file says that the threads of a process are parked.
+// IsParked reports whether the file saved exists, which means that the threads of a process
+// are parked.
 func IsParked(saved string) (bool, error) {
 	_, err := os.Lstat(saved)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -180,8 +182,8 @@ func IsParked(saved string) (bool, error) {
 	return err == nil, err
 }
 
-// ForImage returns what a dump's image needs: the threads by their ids in the
-// innermost pid namespace, and the process, too: what criu's images know them by.
+// ForImage returns the description as a dump's image needs it: the process and its threads
+// have the ids of their innermost pid namespace, by which criu's images know them.
 func (p Parked) ForImage() (Parked, error) {
 	threads := slices.Clone(p.Threads)
 	for i, t := range threads {
@@ -196,7 +198,7 @@ func (p Parked) ForImage() (Parked, error) {
 	return p, err
 }
 
-// Validate refuses what no dump on this architecture can have written.
+// Validate refuses a description that no dump on this architecture can have written.
 func (p Parked) Validate() error {
 	const most = 1 << 17 // threads
 	switch {
@@ -213,8 +215,8 @@ func (p Parked) Validate() error {
 	return nil
 }
 
-// Restored writes the file by which [Unpark] finds the parked threads of an image
-// in the process that criu has restored from it.
+// Restored writes the file with which [Unpark] finds the parked threads of an image in the
+// process that criu has restored from it.
 func (p Parked) Restored(process *proc.Process, saved string) error {
 	tids, err := proc.Threads(process.PID)
 	if err != nil {

@@ -23,7 +23,7 @@ func (p *borrowable) park(t *testing.T, except ...int) Parked {
 	return parked
 }
 
-// rounds are how far each thread has come.
+// rounds returns how many rounds each thread has done.
 func (p *borrowable) rounds() (rounds [len(jobs)]uint64) {
 	for i := range rounds {
 		rounds[i] = p.Threads[i].Rounds.Load()
@@ -31,8 +31,8 @@ func (p *borrowable) rounds() (rounds [len(jobs)]uint64) {
 	return rounds
 }
 
-// wantWaiting continues the process, and waits until every thread of it is in the
-// wait of a parked one.
+// wantWaiting continues the process and waits until each of its threads is in the wait of a
+// parked thread.
 func (p *borrowable) wantWaiting(t *testing.T, parked Parked) {
 	t.Helper()
 	must(t, p.Signal(unix.SIGCONT))
@@ -70,7 +70,7 @@ func TestParkedThreadsRunNothingWhateverContinuesThem(t *testing.T) {
 		if now := p.rounds(); now != before {
 			t.Fatalf("threads ran while they were parked: %v, then %v", before, now)
 		}
-		// By somebody who finds it running.
+		// By a program that finds the process running.
 		must(t, Unpark(t.Context(), p.saved))
 		must(t, Unpark(t.Context(), p.saved))
 		p.goesOn(t)
@@ -94,7 +94,7 @@ func TestSignalsToAParkedProcessAreTakenOnceAfterwards(t *testing.T) {
 	eventually(t, "the signals", func() bool { return p.Terminated.Load() == 1 && p.Poked.Load() == 1 })
 }
 
-// TestNoSigcontWaitsForAParkedProcess: criu cannot restore an image with one.
+// TestNoSigcontWaitsForAParkedProcess: criu cannot restore an image with a pending SIGCONT.
 func TestNoSigcontWaitsForAParkedProcess(t *testing.T) {
 	for target, left := range map[string]proc.SignalSet{"borrowable": 0, "catching": 1 << (unix.SIGTSTP - 1)} {
 		t.Run(target, func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestNoSigcontWaitsForAParkedProcess(t *testing.T) {
 	}
 }
 
-// pending are the signals that wait for any thread of the process.
+// pending returns the signals that are pending for the process as a whole.
 func (p *borrowable) pending(t *testing.T) (set proc.SignalSet) {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
@@ -187,8 +187,8 @@ func TestParkedThreadsOfAnImageAreFoundAgain(t *testing.T) {
 	}
 }
 
-// goesOnAfterRestore is goesOn for threads whose sleep was cut short, as a restore
-// by criu does.
+// goesOnAfterRestore is goesOn for threads whose sleep was cut short, as by a restore with
+// criu.
 func (p *borrowable) goesOnAfterRestore(t *testing.T) {
 	t.Helper()
 	for i, job := range jobs {
@@ -246,8 +246,8 @@ func TestAProcessIsParkedWhileItRuns(t *testing.T) {
 	}
 }
 
-// TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall: the target's kills for the
-// advice.
+// TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall uses a target whose filter kills it
+// for the advice.
 func TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall(t *testing.T) {
 	p := startTarget(t, "filtered", len(jobs))
 	if status, err := proc.ReadStatus(p.PID); err != nil || !status.Seccomp {
@@ -261,8 +261,8 @@ func TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall(t *testing.T) {
 	p.goesOn(t)
 }
 
-// filterPopulating installs a seccomp filter that kills who asks for
-// MADV_POPULATE_WRITE, for all threads.
+// filterPopulating installs a seccomp filter for all threads that kills the caller of
+// madvise with MADV_POPULATE_WRITE.
 func filterPopulating() {
 	const number, third = 0, 16 + 2*8 // offsets in struct seccomp_data
 	load := func(offset uint32) unix.SockFilter {
@@ -289,9 +289,9 @@ func filterPopulating() {
 	}
 }
 
-// TestThreadsThatRunAlreadyAreLeftAlone: who put their registers back was killed before
-// the file was removed, and somebody has continued them. They have other registers and
-// another mask since.
+// TestThreadsThatRunAlreadyAreLeftAlone: the process that put their registers back was
+// killed before it removed the file, and somebody has continued the threads. They have
+// other registers and another mask since.
 func TestThreadsThatRunAlreadyAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)

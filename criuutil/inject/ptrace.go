@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests that x/sys/unix has no function for.
+// Requests for which x/sys/unix has no function.
 const (
 	ptraceGetSigmask           = 0x420a
 	ptraceSetSigmask           = 0x420b
@@ -21,15 +21,15 @@ func ptrace(request, tid int, address uintptr, data unsafe.Pointer) error {
 	return nil
 }
 
-// signalMask is a set of blocked signals as the kernel has it: bit n-1 is
-// signal n. The kernel keeps SIGKILL and SIGSTOP out of it.
+// signalMask is a set of blocked signals as in the kernel: bit n-1 is signal n. The kernel
+// never includes SIGKILL and SIGSTOP.
 type signalMask uint64
 
 const allSignals = ^signalMask(0)
 
-// read returns the mask that the thread itself has set. In ppoll, sigsuspend
-// and the like, that is the one to be put back after the call: the one of the
-// call is set again when the call is restarted.
+// read reads the mask that the thread itself has set. During ppoll, sigsuspend and the
+// like, this is the mask that the kernel puts back after the call; the mask of the call is
+// set again when the call is restarted.
 func (m *signalMask) read(tid int) error {
 	return ptrace(ptraceGetSigmask, tid, unsafe.Sizeof(*m), unsafe.Pointer(m))
 }
@@ -38,8 +38,8 @@ func (m signalMask) write(tid int) error {
 	return ptrace(ptraceSetSigmask, tid, unsafe.Sizeof(m), unsafe.Pointer(&m))
 }
 
-// isSyscallStop tells the stops at a system call's entry and exit, given
-// PTRACE_O_TRACESYSGOOD.
+// isSyscallStop reports whether a thread stopped at the entry or exit of a system call. It
+// needs PTRACE_O_TRACESYSGOOD.
 func isSyscallStop(status unix.WaitStatus) bool {
 	return status.StopSignal() == unix.SIGTRAP|0x80
 }

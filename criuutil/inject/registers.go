@@ -6,13 +6,13 @@ import (
 	"unsafe"
 )
 
-// MarshalText keeps registers as the kernel has them, in a third of the room that
-// their names would take: a job may have thousands of threads.
+// MarshalText encodes the registers as raw bytes, which takes a third of the room that
+// named fields would: a job may have thousands of threads.
 func (r registers) MarshalText() ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(nil, r.bytes()), nil
 }
 
-// UnmarshalText is the opposite of MarshalText.
+// UnmarshalText decodes what MarshalText has encoded.
 func (r *registers) UnmarshalText(text []byte) error {
 	data, err := base64.StdEncoding.DecodeString(string(text))
 	if err != nil || len(data) != len(r.bytes()) {

@@ -15,15 +15,15 @@ import (
 type remoteCall struct {
 	name     string
 	number   uint64
-	argument int // beside the address and the size
-	// slice is the most that one call is given, in bytes, if it works on pages;
-	// 0 if it works on the mapping, and is made once for each range.
+	argument int // the third one, after address and size
+	// slice is the largest size, in bytes, of one call if the call works page by page. It
+	// is 0 if the call works on the mapping and is made once for each range.
 	slice uint64
 }
 
 func (c remoteCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
 
-// callAll has the threads make a call on all of the ranges.
+// callAll makes the threads call on all of the ranges.
 func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall) error {
 	slices := slices.Clone(ranges)
 	if what.slice > 0 {
@@ -67,7 +67,7 @@ func (l *loan) call(t *borrowedThread, what remoteCall) error {
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
 	}
-	t.state = called // if it was killed, the next wait says so
+	t.state = called // if it was killed, the next wait reports it
 	return nil
 }
 
@@ -86,9 +86,10 @@ func (l *loan) result(t *borrowedThread, what remoteCall) error {
 	return nil
 }
 
-// idle leaves a thread whose call has returned at a wait. If we are killed before it
-// is called again or returned, and somebody has ended the group-stop by SIGCONT, it
-// would go on behind the call, in the middle of code that it has never entered.
+// idle points a thread whose call has returned at the endless wait. We may be killed before
+// the thread makes its next call or is returned, and somebody may end the group-stop with
+// SIGCONT. Without the wait the thread would then continue behind the instruction that made
+// the call, in the middle of code that it never entered.
 func (l *loan) idle(t *borrowedThread) error {
 	if err := l.pointAtWait(t); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
@@ -105,12 +106,12 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// hugePage is how slices are aligned, so that none splits a huge page.
+// hugePage is the alignment of slices, so that none splits a huge page.
 const hugePage = 2 << 20 // bytes
 
-// cut cuts ranges into slices for so many threads: small enough that all
-// threads have work until the end, large enough that the stops of a thread
-// between two of them do not count.
+// cut cuts ranges into slices for a number of threads. The slices are small enough to keep
+// all threads busy until the end, and large enough that a thread's stops between two of
+// them cost little.
 func cut(ranges []proc.Range, threads int, largest uint64) []proc.Range {
 	const perThread = 4
 	var total uint64

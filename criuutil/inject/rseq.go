@@ -10,11 +10,11 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// leaveRestartableSequence moves a program counter that is inside a
-// restartable sequence (rseq(2), of allocators with caches per CPU) to the
-// abort handler of the sequence. The kernel does so itself when a thread goes
-// on after it was stopped; but a thread that makes a system call for us first
-// is outside the sequence when the kernel looks, which then forgets it.
+// leaveRestartableSequence moves a program counter that is inside a restartable sequence
+// (rseq(2), used by allocators with per-CPU caches) to the abort handler of the sequence.
+// The kernel does this itself when a stopped thread continues. But a thread that first
+// makes a system call for us is outside the sequence when the kernel looks, and the kernel
+// then forgets the sequence.
 func leaveRestartableSequence(process *proc.Process, tid int, regs *registers) error {
 	var config struct {
 		abi                    uint64 // address of the thread's struct rseq

@@ -12,8 +12,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// runSequence is a target with a thread that never leaves a restartable
-// sequence but through its abort handler, which counts.
+// runSequence is the program of a target. Its thread leaves a restartable sequence only
+// through the abort handler, which counts.
 func runSequence() {
 	runtime.LockOSThread()
 	b := mapBoard(3)

@@ -1,3 +1,3 @@
 package inject
 
-func runSequence() {} // is written in machine code
+func runSequence() {} // the test is written in amd64 machine code

@@ -8,28 +8,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tracer lets single threads of stopped processes run while all their other
-// threads stay in the group-stop. If the tracing process dies, even by
-// SIGKILL, the kernel puts the threads back into the group-stop.
+// Tracer lets single threads of stopped processes run while all their other threads stay in
+// the group-stop. If the tracing process dies, even by SIGKILL, the threads fall back into
+// the group-stop.
 type Tracer struct{ tracees tracees }
 
-// tracees is owned by the one OS thread that traces.
+// tracees is owned by its tracing OS thread.
 type tracees struct {
 	tracing
 	tids []int
-	// populating are those whose mappings are watched.
+	// populating holds the threads whose mmap calls are watched, by tid.
 	populating map[int]*populating
 }
 
-// NewTracer starts a tracer; Release ends it.
+// NewTracer starts a tracer. Release ends it.
 func NewTracer() *Tracer {
 	t := new(Tracer)
 	t.tracees.start(t.tracees.resumeStopped)
 	return t
 }
 
-// Run lets threads run although their processes are stopped: none of them before
-// all have been seized, because each needs a CPU for that.
+// Run lets threads run although their processes are stopped. None runs before all have been
+// seized, because each thread needs a CPU to be seized.
 func (t *Tracer) Run(tids ...int) error {
 	return t.tracees.do(func() error {
 		for _, tid := range tids {
@@ -41,9 +41,9 @@ func (t *Tracer) Run(tids ...int) error {
 	})
 }
 
-// Release stops every thread again, lets go of it so that it falls back into
-// the group-stop of its process, and ends the tracer. A thread that has ended
-// is no error, and neither is a second Release.
+// Release stops every thread again, detaches from it so that it falls back into the
+// group-stop of its process, and ends the tracer. It succeeds for threads that have ended,
+// and if it is called a second time.
 func (t *Tracer) Release(ctx context.Context) error {
 	err := t.tracees.do(func() error {
 		t.tracees.over = true
@@ -76,9 +76,8 @@ func seize(tid int) error {
 	return nil
 }
 
-// resumeStopped continues every tracee that has reported a stop: the
-// group-stop it was in when it was seized, one that came later, or a signal,
-// which it is then given.
+// resumeStopped continues every tracee that has reported a stop: the group-stop in which it
+// was seized, a later group-stop, or the arrival of a signal, which is then delivered.
 func (s *tracees) resumeStopped() {
 	alive := s.tids[:0]
 	for _, tid := range s.tids {
@@ -100,7 +99,7 @@ func (s *tracees) resumeStopped() {
 func (s *tracees) release(ctx context.Context) error {
 	var errs []error
 	for _, tid := range s.tids {
-		_ = unix.PtraceInterrupt(tid) // all at once: each must get a CPU to stop on
+		_ = unix.PtraceInterrupt(tid) // all first, then wait: each needs a CPU to stop
 	}
 	for _, tid := range s.tids {
 		if err := s.detach(ctx, tid); err != nil {
@@ -126,7 +125,7 @@ func (s *tracees) detach(ctx context.Context, tid int) error {
 			return ignoreESRCH(unix.PtraceDetach(tid))
 		case reported:
 			s.populating[tid].putBack(tid, status)
-			// Every stop takes back a pending interrupt.
+			// Every stop cancels a pending interrupt.
 			if err := unix.PtraceInterrupt(tid); err != nil {
 				return ignoreESRCH(err)
 			}
@@ -141,7 +140,7 @@ func (s *tracees) detach(ctx context.Context, tid int) error {
 	}
 }
 
-// waitNoHang returns what a tracee has to report, if anything.
+// waitNoHang returns what a tracee has reported, if anything.
 func waitNoHang(tid int) (status unix.WaitStatus, reported bool, err error) {
 	for {
 		got, err := unix.Wait4(tid, &status, unix.WNOHANG|unix.WALL, nil)
@@ -151,8 +150,8 @@ func waitNoHang(tid int) (status unix.WaitStatus, reported bool, err error) {
 	}
 }
 
-// isEventStop tells the stops that PTRACE_INTERRUPT and a group-stop cause
-// from the stop before the delivery of a signal.
+// isEventStop reports whether PTRACE_INTERRUPT or a group-stop caused the stop, rather than
+// a signal that is about to be delivered.
 func isEventStop(status unix.WaitStatus) bool {
 	return int(status)>>16 == unix.PTRACE_EVENT_STOP
 }

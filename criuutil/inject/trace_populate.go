@@ -8,27 +8,27 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// populating follows the system calls of a thread that is about to map memory
-// and to have the kernel populate it at once (mmap with MAP_POPULATE), which the
-// kernel does with the one thread, page by page.
+// populating follows the system calls of a thread that is about to map memory and have the
+// kernel populate it at once (mmap with MAP_POPULATE). The kernel would do that page by
+// page in this one thread.
 type populating struct {
-	least    uint64 // bytes
+	least    uint64 // bytes, of a mapping that is taken over
 	populate func(proc.Range) (more bool)
 
-	begun  bool   // the options are set
+	begun  bool   // the ptrace options are set
 	inside bool   // in a system call
-	flags  uint64 // that the thread asked for, if it is in an mmap of ours
+	flags  uint64 // the flags that the thread passed, if its mmap is one that we changed; else 0
 	over   bool
 }
 
-// RunPopulating is Run for a thread that will map memory to be populated at
-// once. A private anonymous mapping of at least so many bytes is made without
-// that, and the thread waits while populate makes it ready, by whatever means,
-// and says whether more of them are to come. If it does not, the thread finds
-// its memory fresh, which costs it time and nothing else.
+// RunPopulating is Run for a thread that is going to map memory with MAP_POPULATE. A
+// private anonymous mapping of at least least bytes is made without that flag. The thread
+// then waits while populate makes the memory ready, by whatever means. populate returns
+// whether more such mappings are to come. If it leaves pages untouched, the thread finds
+// them unpopulated, which costs it only time.
 //
-// If the tracing process is killed meanwhile, the thread is put back into the
-// group-stop, with its mapping made.
+// If the tracing process is killed meanwhile, the thread falls back into the group-stop,
+// and the mapping exists.
 func (t *Tracer) RunPopulating(tid int, least uint64, populate func(proc.Range) (more bool)) error {
 	s := &t.tracees
 	return s.do(func() error {
@@ -47,7 +47,7 @@ func (t *Tracer) RunPopulating(tid int, least uint64, populate func(proc.Range) 
 func (s *tracees) resume(tid int, status unix.WaitStatus) {
 	p := s.populating[tid]
 	if p == nil || p.over {
-		_ = unix.PtraceCont(tid, toDeliver(status)) // ESRCH: it was killed, and the next wait says so
+		_ = unix.PtraceCont(tid, toDeliver(status)) // ESRCH: it was killed, which the next wait reports
 		return
 	}
 	if !p.begun {
@@ -64,7 +64,7 @@ func (s *tracees) resume(tid int, status unix.WaitStatus) {
 	_ = unix.PtraceSyscall(tid, toDeliver(status))
 }
 
-// entry takes MAP_POPULATE out of a call that has it.
+// entry removes MAP_POPULATE from a call that has it.
 func (p *populating) entry(tid int) {
 	var regs registers
 	if regs.read(tid) != nil || regs.number() != unix.SYS_MMAP {
@@ -81,7 +81,7 @@ func (p *populating) entry(tid int) {
 	}
 }
 
-// exit has the mapping made ready.
+// exit has populate make the new mapping ready.
 func (p *populating) exit(tid int) {
 	if p.flags == 0 {
 		return
@@ -95,8 +95,8 @@ func (p *populating) exit(tid int) {
 	p.over = !p.populate(proc.Range{Start: start, End: start + (size+page-1)/page*page})
 }
 
-// restore gives a thread its own flags again: a system call leaves its arguments
-// as they are.
+// restore gives a thread back the flags that it passed: a program expects a system call to
+// leave its arguments unchanged.
 func (p *populating) restore(tid int) (regs registers, err error) {
 	if err := regs.read(tid); err != nil {
 		return regs, err
@@ -106,7 +106,7 @@ func (p *populating) restore(tid int) (regs registers, err error) {
 	return regs, regs.write(tid)
 }
 
-// putBack does so for a thread that is let go of in the middle of its call.
+// putBack does the same for a thread that is released in the middle of its call.
 func (p *populating) putBack(tid int, status unix.WaitStatus) {
 	if p != nil && p.flags != 0 && isSyscallStop(status) {
 		_, _ = p.restore(tid) // ESRCH: it was killed

@@ -20,24 +20,24 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// mapping is what a mapper is asked for.
+// mapping is a request to a mapper.
 type mapping struct{ Size, Flags uint64 }
 
-// mapped is what it answers: where, and the first and the last word that it
-// finds there.
+// mapped is its answer: where the mapping is, and the first and the last word that it finds
+// there.
 type mapped struct{ Start, First, Last uint64 }
 
-// runMapper makes mappings on request, each until the next, with one thread and
-// raw system calls: Go's scheduler would need the other threads.
+// runMapper makes mappings on request and keeps each until the next. It uses one thread and
+// raw system calls, because Go's scheduler would need the other threads.
 func runMapper() {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// Not the first thread, which is another's to borrow.
+		// Not the first thread, which another tracer is to borrow.
 		go runMapper()
 		select {}
 	}
-	// By a raw call, too: a thread that is stopped on its way back from one that the
-	// scheduler knows of waits for another to let it go on.
+	// This call is raw, too: a thread that is stopped on its way back from a call that the
+	// scheduler knows of waits for another thread to let it go on.
 	told := fmt.Appendln(nil, unix.Gettid())
 	unix.RawSyscall(unix.SYS_WRITE, 1, uintptr(unsafe.Pointer(&told[0])), uintptr(len(told)))
 	var ask mapping
@@ -135,10 +135,10 @@ func present(pid int, r proc.Range) (int, error) {
 	return n, err
 }
 
-// word is what the tests find again where populate has left it.
+// word is what populate writes, and what the tests look for.
 const word = 0x5eed_0f_ca11ed
 
-// TestAMappingIsPopulatedByTheCallback, and others are left alone.
+// TestAMappingIsPopulatedByTheCallback also checks that other mappings are left alone.
 func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 	const (
 		least   = 1 << 20
@@ -149,7 +149,7 @@ func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 	var asked mapping
 	var told []proc.Range
 	more := true
-	// In the tracing OS thread, which alone may look at the registers.
+	// On the tracing OS thread, the only one that may read the registers.
 	populate := func(r proc.Range) bool {
 		told = append(told, r)
 		if n, err := present(p.PID, r); n != 0 || err != nil {
@@ -207,8 +207,8 @@ func TestAMappingIsPopulatedByTheCallback(t *testing.T) {
 	}
 }
 
-// keepMapping has a mapper map all the time, and counts. It fails the test if a
-// mapping is not as it must be, at the end of the test or before.
+// keepMapping makes a mapper map all the time and counts the mappings. It fails the test,
+// at the latest at its end, if a mapping is wrong.
 func (p *mapper) keepMapping(t *testing.T) *atomic.Int64 {
 	rounds, wrong, over := new(atomic.Int64), make(chan error, 1), make(chan struct{})
 	go func() {
@@ -237,7 +237,7 @@ func (p *mapper) keepMapping(t *testing.T) *atomic.Int64 {
 	return rounds
 }
 
-// goesOn waits until it has mapped some more.
+// goesOn waits until the mapper has made some more mappings.
 func goesOn(t *testing.T, rounds *atomic.Int64, when string) {
 	t.Helper()
 	from := rounds.Load()
@@ -248,7 +248,7 @@ func goesOn(t *testing.T, rounds *atomic.Int64, when string) {
 	}
 }
 
-// TestAPopulatingThreadIsReleasedAnywhere: in the middle of a system call, too.
+// TestAPopulatingThreadIsReleasedAnywhere: also in the middle of a system call.
 func TestAPopulatingThreadIsReleasedAnywhere(t *testing.T) {
 	p := startMapper(t)
 	rounds := p.keepMapping(t)
@@ -260,7 +260,7 @@ func TestAPopulatingThreadIsReleasedAnywhere(t *testing.T) {
 		if i%5 == 0 {
 			goesOn(t, rounds, "traced")
 		}
-		time.Sleep(time.Duration(i) * 29 * time.Microsecond) // the point at which it is released is to differ
+		time.Sleep(time.Duration(i) * 29 * time.Microsecond) // to release it at a different point each time
 		if err := tracer.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -306,10 +306,10 @@ func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
 		if i%5 == 0 {
 			goesOn(t, rounds, "traced")
 		}
-		time.Sleep(time.Duration(i) * 73 * time.Microsecond) // the point at which it is killed is to differ
+		time.Sleep(time.Duration(i) * 73 * time.Microsecond) // to kill it at a different point each time
 		_ = tracer.Process.Kill()
 		_ = tracer.Wait()
-		// In the group-stop again, as it was.
+		// It is in the group-stop again, as before.
 		if err := proc.WaitStopped(t.Context(), p.Process); err != nil {
 			t.Fatal(err)
 		}
@@ -320,9 +320,9 @@ func TestATracerThatIsKilledLeavesAPopulatingThreadWhole(t *testing.T) {
 	goesOn(t, rounds, "continued")
 }
 
-// TestAProcessIsKilledBesideBothOfItsTracers: of its first thread's end the kernel
-// tells the one tracer only when the other has seen the end of its own thread, and
-// that one waits for the first.
+// TestAProcessIsKilledBesideBothOfItsTracers: the kernel reports the end of the first
+// thread to its tracer only when the other tracer has seen the end of its own thread, and
+// that tracer waits for the first one.
 func TestAProcessIsKilledBesideBothOfItsTracers(t *testing.T) {
 	p := startMapper(t)
 	if p.tid == p.PID {

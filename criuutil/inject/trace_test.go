@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ticking is a process with two threads whose progress can be seen.
+// ticking is a process with two threads whose progress the test can see.
 type ticking struct {
 	*proc.Process
 	tids  [2]int
@@ -111,8 +111,7 @@ func startTicking(t *testing.T) *ticking {
 	return target
 }
 
-// ticks reports whether a thread runs: whether a byte arrives that it wrote
-// after the question.
+// ticks reports whether a thread runs: whether it writes a byte after the call of ticks.
 func (p *ticking) ticks(t *testing.T, thread int, within time.Duration) bool {
 	t.Helper()
 	pipe := p.pipes[thread]
@@ -122,7 +121,7 @@ func (p *ticking) ticks(t *testing.T, thread int, within time.Duration) bool {
 		_ = pipe.SetReadDeadline(time.Time{})
 		err = conn.Read(func(fd uintptr) bool {
 			for n := 1; n > 0; {
-				n, _ = unix.Read(int(fd), buffer) // until it is empty
+				n, _ = unix.Read(int(fd), buffer) // until the pipe is empty
 			}
 			return true
 		})
@@ -158,7 +157,7 @@ func TestOneThreadOfAStoppedProcessRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.want(t, "stopped", false, false)
-	for range 2 { // and a second time the same
+	for range 2 { // twice, with the same result
 		tracer := NewTracer()
 		if err := tracer.Run(p.tids[0]); err != nil {
 			t.Fatal(err)

@@ -13,21 +13,21 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// tracing is an OS thread that traces: the kernel takes ptrace requests only from
-// the one that seized.
+// tracing is an OS thread that traces. The kernel takes ptrace requests only from the
+// thread that seized.
 type tracing struct {
 	requests chan func()
 	done     chan struct{}
-	over     bool           // of the thread, as what follows: it is to end
+	over     bool           // the thread is to end; it alone uses this field and those below
 	sigchld  chan os.Signal // the kernel announces every ptrace-stop by SIGCHLD
-	tick     *time.Ticker   // not to depend on the one signal
+	tick     *time.Ticker   // in case a signal is missed
 }
 
 var errTracingEnded = errors.New("the threads have been let go of")
 
-// start begins the thread. Whenever a tracee may have something to report, it
-// polls: also with nothing to do, because a thread that waits in a stop for us
-// may keep others waiting.
+// start starts the OS thread. It polls whenever a tracee may have something to report, even
+// when no request is being served: a thread that waits in a stop for us may keep others
+// waiting.
 func (t *tracing) start(poll func()) {
 	t.requests, t.done = make(chan func()), make(chan struct{})
 	t.sigchld, t.tick = make(chan os.Signal, 1), time.NewTicker(50*time.Millisecond)
@@ -51,7 +51,7 @@ func (t *tracing) start(poll func()) {
 	}()
 }
 
-// do has the thread do something.
+// do runs f on the tracing thread.
 func (t *tracing) do(f func() error) error {
 	reply := make(chan error, 1)
 	select {
@@ -62,8 +62,8 @@ func (t *tracing) do(f func() error) error {
 	}
 }
 
-// await waits, in the thread, until a tracee may have something to report: signalled
-// says that one has, but SIGCHLDs coalesce.
+// await waits, on the tracing thread, until a tracee may have something to report.
+// signalled says that a SIGCHLD came; one signal may stand for several reports.
 func (t *tracing) await(ctx context.Context) (signalled bool, err error) {
 	select {
 	case <-ctx.Done():
@@ -75,14 +75,14 @@ func (t *tracing) await(ctx context.Context) (signalled bool, err error) {
 	}
 }
 
-// ownThread runs f on an OS thread of its own and waits for the end of that,
-// with which the kernel detaches whatever it may still trace.
+// ownThread runs f on an OS thread of its own and waits until that thread has ended. The
+// kernel then detaches from everything that the thread still traces.
 func ownThread(f func()) {
 	tid := make(chan int)
 	go func() {
-		runtime.LockOSThread() // and not unlocked, so that it ends
+		runtime.LockOSThread() // never unlocked, so that the OS thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			ownThread(f) // the main thread would not end with its goroutine
+			ownThread(f) // the main thread would not end; use another one
 			runtime.UnlockOSThread()
 			tid <- 0
 			return

@@ -19,8 +19,8 @@ const (
 	pageSize = 4096
 )
 
-// arena is memory of this process outside of Go's heap, which is copied and
-// filled as that of any other process is.
+// arena is memory of this process outside Go's heap. The tests copy and fill it like the
+// memory of any other process.
 type arena struct {
 	*proc.Process
 	memory []byte
@@ -73,7 +73,7 @@ func must(t rapid.TB, err error) {
 	}
 }
 
-// descriptors counts those that this process has open.
+// descriptors returns how many descriptors this process has open.
 func descriptors(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

@@ -9,9 +9,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// ChunkSize is the most memory that one chunk covers, in bytes, and what the
-// addresses of chunks are aligned to. On its way from file to memory, and back, a
-// chunk stays in the cache of one core.
+// ChunkSize is the most memory that one chunk covers, in bytes. No chunk crosses an address
+// that is a multiple of it. A chunk of this size stays in the cache of one core on its way
+// between file and memory.
 const ChunkSize = 256 << 10
 
 // Chunk is a piece of a process's memory.
@@ -20,7 +20,7 @@ type Chunk struct {
 	Size     uint32 // bytes of memory
 	Checksum uint32 // CRC-32C of the memory
 	Codec    Codec
-	Data     []byte // the memory as it is stored; empty with [Zero]
+	Data     []byte // the memory as it is stored; empty for [Zero]
 }
 
 // Codec says how the memory of a chunk is stored.
@@ -43,7 +43,7 @@ func (c Codec) String() string {
 	return fmt.Sprintf("codec %d", uint8(c))
 }
 
-// ParseCodec reads the name of a codec for what is not zero.
+// ParseCodec returns the codec with this name for memory that is not zero.
 func ParseCodec(name string) (Codec, error) {
 	for _, c := range []Codec{Raw, Zstd, S2} {
 		if name == c.String() {
@@ -59,7 +59,7 @@ func checksum(memory []byte) uint32 { return crc32.Checksum(memory, castagnoli) 
 
 // coder compresses and decompresses for one worker.
 type coder struct {
-	codec   Codec // for what is not zero
+	codec   Codec // for memory that is not zero
 	buffer  []byte
 	encoder *zstd.Encoder
 	decoder *zstd.Decoder
@@ -76,8 +76,8 @@ func newCoder(codec Codec) (*coder, error) {
 
 var zeros [ChunkSize]byte
 
-// encode makes a chunk of the memory at an address. Its data is valid until the
-// next call, or is the memory itself.
+// encode makes a chunk of the memory at an address. The data of the chunk is valid until
+// the next call, or is the memory itself.
 func (c *coder) encode(address uint64, memory []byte) Chunk {
 	chunk := Chunk{Address: address, Size: uint32(len(memory)), Codec: Zero}
 	if memory[0] == 0 && bytes.Equal(memory, zeros[:len(memory)]) {
@@ -98,8 +98,8 @@ func (c *coder) encode(address uint64, memory []byte) Chunk {
 	return chunk
 }
 
-// decode returns the memory of a chunk, checked. It is valid until the next
-// call, or is the chunk's data itself.
+// decode returns the memory of a chunk after checking it. The memory is valid until the
+// next call, or is the data of the chunk itself.
 func (c *coder) decode(chunk Chunk) ([]byte, error) {
 	if cap(c.buffer) < ChunkSize {
 		c.buffer = make([]byte, ChunkSize)

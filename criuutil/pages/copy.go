@@ -11,23 +11,23 @@ import (
 
 // Sink takes the chunks of a process's memory.
 type Sink interface {
-	// Workers is how many workers it takes chunks from at once.
+	// Workers returns how many workers may call Put at the same time.
 	Workers() int
-	// Put takes a chunk from a worker, 0 ≤ worker < Workers(). The chunk's data
-	// is the caller's again when it returns.
+	// Put stores a chunk for a worker, 0 ≤ worker < Workers(). The sink must not use the
+	// chunk's data after Put has returned.
 	Put(worker int, chunk Chunk) error
 }
 
 // Source gives the chunks of a process's memory.
 type Source interface {
 	Chunks() int
-	// Get reads a chunk, 0 ≤ i < Chunks(), into buffer, which holds
-	// [ChunkSize] bytes and on which its data may lie.
+	// Get reads chunk i, 0 ≤ i < Chunks(). It may use buffer, which holds [ChunkSize]
+	// bytes, for the data of the chunk.
 	Get(i int, buffer []byte) (Chunk, error)
 }
 
-// Copy copies ranges of the memory of a process that stands still to a sink. It needs memory for one chunk, and one
-// more if it compresses, for each worker.
+// Copy copies ranges of a process's memory to a sink. The process must stand still. Each
+// worker needs memory for one chunk, and for one more if it compresses.
 func Copy(ctx context.Context, from *proc.Process, ranges []proc.Range, to Sink, codec Codec) error {
 	pieces := cut(ranges)
 	return work(ctx, to.Workers(), len(pieces), func(worker int) (func(int) error, func(), error) {
@@ -47,9 +47,8 @@ func Copy(ctx context.Context, from *proc.Process, ranges []proc.Range, to Sink,
 	})
 }
 
-// Fill writes chunks back to where they were copied from, checked. Chunks of
-// zeros are left out: the memory is fresh, or still as it was. There is at least
-// one worker.
+// Fill checks chunks and writes them back to where they were copied from. It skips chunks
+// of zeros: that memory is fresh, or unchanged. It uses at least one worker.
 func Fill(ctx context.Context, from Source, to *proc.Process, workers int) error {
 	return work(ctx, max(workers, 1), from.Chunks(), func(int) (func(int) error, func(), error) {
 		buffer, coder := make([]byte, ChunkSize), &coder{}
@@ -68,7 +67,7 @@ func Fill(ctx context.Context, from Source, to *proc.Process, workers int) error
 	})
 }
 
-// cut makes pieces of at most a chunk's size, which end where chunks do.
+// cut cuts ranges into pieces that end at multiples of the chunk size.
 func cut(ranges []proc.Range) []proc.Range {
 	var pieces []proc.Range
 	for _, r := range ranges {
@@ -81,12 +80,12 @@ func cut(ranges []proc.Range) []proc.Range {
 	return pieces
 }
 
-// batch is how many chunks a worker takes at once: those of a huge page, which
-// the kernel makes when the first of them is written.
+// batch is how many chunks a worker takes at once: the chunks of one huge page, which the
+// kernel allocates when the first of them is written.
 const batch = 2 << 20 / ChunkSize
 
-// work does n things with several workers, each with what begin makes for it.
-// It returns the first error, and begins nothing more after it.
+// work calls do for 0 ≤ i < n in several workers. Each worker has a do of its own, which
+// begin makes. work returns the first error and calls no do after it.
 func work(ctx context.Context, workers, n int, begin func(worker int) (do func(i int) error, end func(), err error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

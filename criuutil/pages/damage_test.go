@@ -30,8 +30,7 @@ func TestAnImageThatIsWholeIsFilledIn(t *testing.T) {
 	}
 }
 
-// A file that is cut off, exchanged or replaced is refused before any memory is
-// written.
+// A file that is cut off, exchanged or replaced is refused before any memory is written.
 func TestFilesThatAreNotTheOnesWrittenAreRefused(t *testing.T) {
 	a := imageArena(t)
 	whole := makeImage(t, a, testID, testPID)
@@ -100,7 +99,7 @@ func size(t testing.TB, path string) int64 {
 	return info.Size()
 }
 
-// Files of the same sizes that belong elsewhere are told by their headers.
+// Headers tell files of the same size that belong to another process or dump.
 func TestExchangedFilesAreRefused(t *testing.T) {
 	a := imageArena(t)
 	whole := makeImage(t, a, testID, testPID)
@@ -135,7 +134,7 @@ func TestExchangedFilesAreRefused(t *testing.T) {
 	}
 }
 
-// Of the headers and the index, no byte may change.
+// No byte of the headers or the index may change.
 func TestEveryByteOfHeadersAndIndexCounts(t *testing.T) {
 	a := imageArena(t)
 	whole := makeImage(t, a, testID, testPID)
@@ -153,7 +152,7 @@ func TestEveryByteOfHeadersAndIndexCounts(t *testing.T) {
 			if at >= headerSize {
 				why = "its CRC-32C is"
 			} else if at >= 40 && at%61 != 0 {
-				continue // of the zeros in a header, a sample
+				continue // only a sample of the zeros in a header
 			}
 			was := whole.files[name][at]
 			_, err := f.WriteAt([]byte{was ^ 0x10}, int64(at))
@@ -167,7 +166,7 @@ func TestEveryByteOfHeadersAndIndexCounts(t *testing.T) {
 		}
 		must(t, f.Close())
 	}
-	must(t, whole.load(t, a, dir)) // all is as it was again
+	must(t, whole.load(t, a, dir)) // everything is undone
 }
 
 // A chunk whose data has changed is not written.
@@ -191,8 +190,8 @@ func TestDamagedDataIsNotFilledIn(t *testing.T) {
 			_, err = f.WriteAt([]byte{was[0] ^ 0x04}, at)
 			must(t, err)
 			written, err := whole.loadDamaged(t, a, dir)
-			// A frame of zstd has bits that mean nothing: what it decompresses to
-			// is right then.
+			// A zstd frame has bits without a meaning. If one of them changes, the chunk
+			// still decompresses to the right memory.
 			if err != nil || r.chunk.Codec == Raw {
 				wantError(t, err, fmt.Sprintf("the memory at %#x is damaged", r.chunk.Address))
 				if written[i] {
@@ -222,7 +221,7 @@ func recordsOf(t testing.TB, m *image) []record {
 	return records
 }
 
-// A shard that is cut off after it was found whole is an error too.
+// A shard that is cut off after it was opened and checked is an error, too.
 func TestAFileThatShrinksWhileItIsReadIsAnError(t *testing.T) {
 	a := imageArena(t)
 	m := makeImage(t, a, testID, testPID)
@@ -241,8 +240,7 @@ func TestAFileThatShrinksWhileItIsReadIsAnError(t *testing.T) {
 	}
 }
 
-// An index that its listing agrees with, but that says what cannot be, or what
-// the data does not bear out.
+// An index with the right checksum that says what cannot be, or what the data contradicts.
 func TestAnIndexThatLiesIsRefused(t *testing.T) {
 	a := imageArena(t)
 	whole := makeImage(t, a, testID, testPID)
@@ -252,7 +250,7 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 	for name, tt := range map[string]struct {
 		lie  func(r []byte) // the record of the first chunk, which is raw
 		why  string
-		fill bool // only its data gives it away
+		fill bool // only the data shows that it is wrong
 	}{
 		"no size":               {func(r []byte) { u32(r[bytes:], 0) }, "a chunk of 0 bytes", false},
 		"more than a chunk":     {func(r []byte) { u32(r[bytes:], ChunkSize+1) }, fmt.Sprintf("a chunk of %d bytes", ChunkSize+1), false},
@@ -296,8 +294,7 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 	}
 }
 
-// A few bytes that say they are many are refused before there is room made for
-// these.
+// A few bytes that claim to be many are refused before memory is allocated for them.
 func TestAChunkThatGrowsBeyondItsSizeIsRefused(t *testing.T) {
 	encoder, err := zstd.NewWriter(nil, zstd.WithWindowSize(64<<10), zstd.WithSingleSegment(false))
 	must(t, err)

@@ -104,7 +104,7 @@ func TestCopyAndFillEndInTheMiddle(t *testing.T) {
 			a.set(0)
 			must(t, Fill(t.Context(), r, a.Process, 0))
 			for _, piece := range ranges {
-				copy(want[piece.End-a.start():][:pageSize], a.memory[piece.End-a.start():]) // is not copied
+				copy(want[piece.End-a.start():][:pageSize], a.memory[piece.End-a.start():]) // was not copied
 			}
 			if !bytes.Equal(a.memory, want) {
 				t.Error("the memory is not as it was")
@@ -157,11 +157,11 @@ func TestMemoryThatIsNotThereIsNotCopied(t *testing.T) {
 	}
 }
 
-// tinyDisk mounts a file system of some size on an empty directory, for the
-// calling goroutine alone: the mount ends with its thread, however the test ends.
+// tinyDisk mounts a file system of some size on an empty directory, visible to the calling
+// goroutine only. The mount ends with its thread, however the test ends.
 func tinyDisk(t *testing.T, bytes int) string {
 	t.Helper()
-	runtime.LockOSThread() // for good
+	runtime.LockOSThread() // never unlocked
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		t.Fatalf("a file system of its own needs root: %v", err)
 	}
@@ -172,7 +172,7 @@ func tinyDisk(t *testing.T, bytes int) string {
 	return dir
 }
 
-// Wherever the disk is full, that is the error, the memory is as it was, and no
+// At whichever point the disk fills up, that is the error, the memory is unchanged, and no
 // file is left.
 func TestAFullDiskIsAnError(t *testing.T) {
 	const shards = 2
@@ -217,8 +217,8 @@ func TestAFullDiskIsAnError(t *testing.T) {
 	}
 }
 
-// Files that are there already are not touched, and what was made before they
-// were found does not stay.
+// Files that exist already are not touched, and files that were created before they were
+// found are removed.
 func TestCreateTakesNoFileThatExists(t *testing.T) {
 	for _, there := range NewListing(testID, 2).Names(testPID) {
 		dir := t.TempDir()

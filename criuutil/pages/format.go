@@ -9,19 +9,18 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Every file begins with a header, which says what it is a part of. The records
-// of the index follow its header, in the order of the addresses; the chunks of a
-// shard follow its header in the order in which they were written. All numbers
-// are little-endian.
+// Every file begins with a header that says what the file belongs to. In the index, the
+// records follow the header in the order of the addresses. In a shard, the chunks follow
+// the header in the order in which they were written. All numbers are little-endian.
 const (
 	headerSize = 4096 // one page
 	recordSize = 32
 	magic      = "CUCRIUPG"
 	version    = 1
-	indexShard = math.MaxUint32 // in the place of the shard's number
+	indexShard = math.MaxUint32 // shard number in the header of the index
 )
 
-// header: magic, version (4 bytes), shard (4), pid (8), id (16), zeros.
+// header returns a header: magic, version (4 bytes), shard (4), pid (8), id (16), zeros.
 func header(id string, pid int, shard uint32) []byte {
 	h := make([]byte, headerSize)
 	copy(h, magic)
@@ -40,8 +39,8 @@ type record struct {
 	offset int64
 }
 
-// address (8), size (4), stored bytes (4), CRC-32C (4), shard (2), codec (1),
-// zero (1), offset in the shard (8).
+// append appends the stored form: address (8 bytes), size (4), stored bytes (4), CRC-32C
+// (4), shard (2), codec (1), zero (1), offset in the shard (8).
 func (r *record) append(to []byte) []byte {
 	to = binary.LittleEndian.AppendUint64(to, r.chunk.Address)
 	to = binary.LittleEndian.AppendUint32(to, r.chunk.Size)
@@ -66,8 +65,8 @@ func parseRecord(data []byte) record {
 	}
 }
 
-// index is the records of an index file, as they are stored there: a large process
-// has a million of them.
+// index holds the records of an index file in their stored form. A large process has a
+// million of them.
 type index []byte
 
 func (x index) len() int { return len(x) / recordSize }
@@ -94,7 +93,7 @@ func (x index) check(shardBytes []int64) error {
 	return nil
 }
 
-// ranges joins what the records cover.
+// ranges returns the memory that the records cover, with adjacent chunks joined.
 func (x index) ranges() []proc.Range {
 	var all []proc.Range
 	for i := range x.len() {

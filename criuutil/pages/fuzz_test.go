@@ -10,9 +10,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// FuzzIndex: whatever is accepted can be filled in without a number that
-// overflows or a piece outside of its shard, no chunk lies over another, and it
-// is written as it was read.
+// FuzzIndex checks every index that is accepted: it can be filled in, no number overflows,
+// no piece lies outside its shard, no two chunks overlap, and it is written as it was read.
 func FuzzIndex(f *testing.F) {
 	shardBytes := []int64{headerSize + 100, headerSize + 2*ChunkSize}
 	raw := record{chunk: Chunk{Address: 0x7f0000000000, Size: 50, Checksum: 1, Codec: Raw}, stored: 50, offset: headerSize}
@@ -59,7 +58,7 @@ func FuzzIndex(f *testing.F) {
 			t.Fatalf("ranges %v of %d bytes", covered, total)
 		}
 		for i := range x.len() {
-			data[i*recordSize+23] = 0 // is not used
+			data[i*recordSize+23] = 0 // this byte is not used
 		}
 		if !bytes.Equal(data, written) {
 			t.Fatalf("read %x, written %x", data, written)
@@ -67,7 +66,8 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
-// FuzzChunk: whatever is stored, a chunk is decoded to exactly its memory, or refused.
+// FuzzChunk checks that a chunk is decoded to exactly its memory, or refused, whatever is
+// stored.
 func FuzzChunk(f *testing.F) {
 	for _, codec := range []Codec{Raw, Zstd, S2} {
 		coder, err := newCoder(codec)
@@ -79,7 +79,7 @@ func FuzzChunk(f *testing.F) {
 		f.Add(byte(codec), uint32(1), coder.encode(0, text[:100]).Data)
 		coder.close()
 	}
-	// An S2 block that says how large it would be: 4 GiB.
+	// An S2 block that claims to hold 4 GiB.
 	f.Add(byte(S2), uint32(ChunkSize), binary.AppendUvarint(nil, math.MaxUint32))
 	f.Fuzz(func(t *testing.T, codec byte, size uint32, data []byte) {
 		if codec == byte(Zero) || size == 0 || size > ChunkSize || len(data) > ChunkSize {

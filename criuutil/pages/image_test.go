@@ -12,8 +12,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// image is the memory of a process in files, small and the same each time: two
-// shards of the same size, in which every codec is used.
+// image is the memory of a small process in files. It is the same each time, has two shards
+// of the same size, and uses every codec.
 type image struct {
 	listing Listing
 	pid     int
@@ -22,7 +22,7 @@ type image struct {
 	want    []byte // what the arena holds
 }
 
-// chunkBytes is how much each chunk of an image covers.
+// chunkBytes is how many bytes each chunk of an image covers.
 const chunkBytes = 2*pageSize + 24
 
 var imageCodecs = []Codec{Raw, Raw, Zero, Zero, Zstd, Zstd, S2, S2}
@@ -63,12 +63,12 @@ func makeImage(t testing.TB, a *arena, id string, pid int) *image {
 	return m
 }
 
-// names are the index and the shards.
+// names returns the names of the index and the shards.
 func (m *image) names() []string {
 	return m.listing.Names(m.pid)
 }
 
-// clone shares nothing that a test would damage.
+// clone returns a copy that shares nothing which a test would damage.
 func (m *image) clone() *image {
 	c := *m
 	c.files = make(map[string][]byte)
@@ -79,8 +79,8 @@ func (m *image) clone() *image {
 	return &c
 }
 
-// seal makes the listing agree with a damaged index: only what the index says
-// can give it away then.
+// seal makes the listing match a damaged index, so that only the contents of the index can
+// show the damage.
 func (m *image) seal() {
 	index := m.files[m.names()[0]]
 	m.listing.IndexBytes, m.listing.IndexChecksum = int64(len(index)), checksum(index)
@@ -93,8 +93,8 @@ func (m *image) write(t testing.TB, dir string) {
 	}
 }
 
-// load fills the arena from the files in a directory, as a restore does, by a
-// listing out of a manifest.
+// load fills the arena from the files in a directory, with a listing from a manifest, as a
+// restore does.
 func (m *image) load(t testing.TB, a *arena, dir string) error {
 	t.Helper()
 	text, err := json.Marshal(m.listing)
@@ -117,12 +117,11 @@ func (m *image) load(t testing.TB, a *arena, dir string) error {
 	return Fill(t.Context(), reader, a.Process, 1)
 }
 
-// untouched is what the arena holds before a fill.
+// untouched is what the arena holds before it is filled.
 const untouched = 0x55
 
-// loadDamaged loads what is damaged, and checks that every chunk is as it was
-// written or as it was before, and that nothing stays open. It returns which
-// chunks were written.
+// loadDamaged loads a damaged image. It checks that every chunk is either as it was written
+// or untouched, and that no file stays open. It returns which chunks were written.
 func (m *image) loadDamaged(t testing.TB, a *arena, dir string) (written []bool, err error) {
 	t.Helper()
 	a.set(untouched)
@@ -146,8 +145,8 @@ func (m *image) loadDamaged(t testing.TB, a *arena, dir string) (written []bool,
 	return written, err
 }
 
-// wantRefused loads files that must be refused with an error that says why,
-// before anything is written.
+// wantRefused loads files that must be refused before anything is written, with an error
+// that says why.
 func (m *image) wantRefused(t testing.TB, a *arena, dir, why string) {
 	t.Helper()
 	written, err := m.loadDamaged(t, a, dir)

@@ -7,9 +7,9 @@ import (
 	"strconv"
 )
 
-// Listing names the files that hold the memory of one process, and how they
-// were written. Whatever has been damaged, cut off or exchanged since differs
-// from it.
+// Listing names the files that hold the memory of one process, with their sizes and the
+// checksum of the index. A file that was damaged, cut off or exchanged since does not match
+// it.
 type Listing struct {
 	ID            string  `json:"id"` // of the dump: 16 hexadecimal digits
 	Bytes         uint64  `json:"bytes"`
@@ -18,21 +18,21 @@ type Listing struct {
 	ShardBytes    []int64 `json:"shard_bytes"`
 }
 
-// NewListing names files that are yet to be made, by [Create].
+// NewListing returns a listing that names files which [Create] is still to create.
 func NewListing(id string, shards int) *Listing {
 	return &Listing{ID: id, ShardBytes: make([]int64, shards)}
 }
 
 const (
 	maxShards = 256
-	// maxIndexBytes is what 4 TiB of memory take.
+	// maxIndexBytes is the size of an index of 4 TiB of memory.
 	maxIndexBytes = headerSize + recordSize*(4<<40/ChunkSize)
 	filePrefix    = "cucriu-pages-"
 )
 
 var (
 	idPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
-	// filePattern is what the names of all files look like.
+	// filePattern matches the names of all files of pages.
 	filePattern = regexp.MustCompile(`^` + filePrefix + `([0-9a-f]{16})-[0-9]+(-[0-9]+)?\.img$`)
 )
 
@@ -63,10 +63,10 @@ func (l *Listing) Validate() error {
 	return nil
 }
 
-// Files is how many files there are.
+// Files returns the number of files.
 func (l *Listing) Files() int { return 1 + len(l.ShardBytes) }
 
-// Names are the names of the files of a process, the index first.
+// Names returns the names of the files of a process, the index first.
 func (l *Listing) Names(pid int) []string {
 	base := filePrefix + l.ID + "-" + strconv.Itoa(pid)
 	names := []string{base + ".img"}

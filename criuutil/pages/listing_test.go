@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What a manifest says is not believed.
+// A listing in a manifest is checked, not trusted.
 func TestAListingThatNoWriterMadeIsRefused(t *testing.T) {
 	const whole = `{"id": "0123456789abcdef", "bytes": 1, "index_bytes": 4128, "index_crc32c": 1, "shard_bytes": [4096, 4097]}`
 	shards := func(n int) string { return "[4096" + strings.Repeat(", 4096", n-1) + "]" }
@@ -58,7 +58,7 @@ func TestAListingThatNoWriterMadeIsRefused(t *testing.T) {
 	}
 }
 
-// More memory than a reader takes would never be filled in again.
+// A writer refuses more memory than a reader accepts, which could never be filled in again.
 func TestFinishRefusesWhatNoReaderTakes(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, testID, testPID, 1)

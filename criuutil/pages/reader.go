@@ -32,15 +32,15 @@ func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
 	return files, nil
 }
 
-// Check refuses what [NewReader] refuses, and leaves the files open.
+// Check refuses what [NewReader] refuses, but leaves the files open.
 func Check(files []*os.File, pid int, l *Listing) error {
 	return (&Reader{files: files}).open(pid, l)
 }
 
-// NewReader reads what a listing names from its open files, the index first, and
-// refuses files that are not those or are damaged; the chunks themselves are
-// checked when they are read. It closes the files when it is closed, or if it
-// fails.
+// NewReader makes a reader of the open files of a listing, the index first. It refuses
+// files that are damaged or are not the ones that were written. Chunks are not checked
+// here, but when they are read. The reader closes the files when it is closed. If NewReader
+// fails, it closes them.
 func NewReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
 	r := &Reader{files: files}
 	err := r.open(pid, l)
@@ -105,13 +105,13 @@ func checkFile(f *os.File, size int64, want []byte) error {
 	return nil
 }
 
-// Ranges is the memory that the chunks cover.
+// Ranges returns the memory that the chunks cover.
 func (r *Reader) Ranges() []proc.Range { return r.index.ranges() }
 
-// Chunks is the number of chunks.
+// Chunks returns the number of chunks.
 func (r *Reader) Chunks() int { return r.index.len() }
 
-// Get reads a chunk.
+// Get reads chunk i. The data of the chunk is in buffer.
 func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 	at := r.index.at(i)
 	chunk := at.chunk
@@ -126,10 +126,10 @@ func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 	return chunk, nil
 }
 
-// Files are the index and the shards, open.
+// Files returns the open files: the index, then the shards.
 func (r *Reader) Files() []*os.File { return r.files }
 
-// Identity tells these files from others of their names.
+// Identity returns what tells these files from others with the same names.
 func (r *Reader) Identity() (map[string]FileID, error) { return identities(r.files) }
 
 // Close closes the files.

@@ -14,8 +14,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// drawRanges draws ranges of the arena, ascending and some of them adjacent, and
-// what they hold.
+// drawRanges draws ranges of the arena, ascending and some of them adjacent, and their
+// contents.
 func drawRanges(t *rapid.T, a *arena) []proc.Range {
 	var ranges []proc.Range
 	size := rapid.OneOf(
@@ -59,7 +59,7 @@ func drawContent(t *rapid.T, memory []byte) {
 	}
 }
 
-// joined is what ranges cover, adjacent ones as one.
+// joined returns ranges with adjacent ones joined.
 func joined(ranges []proc.Range) []proc.Range {
 	var all []proc.Range
 	for _, r := range ranges {
@@ -131,7 +131,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// checkListing compares a listing with the files and with what was copied.
+// checkListing compares a listing with the files and with the memory that was copied.
 func checkListing(t *rapid.T, w *Writer, l *Listing, ranges []proc.Range) {
 	must(t, l.Validate())
 	if l.Bytes != proc.Total(ranges) {
@@ -146,8 +146,8 @@ func checkListing(t *rapid.T, w *Writer, l *Listing, ranges []proc.Range) {
 	}
 }
 
-// checkChunks checks that only what is not zero is stored, and only what shrinks
-// is compressed. It returns how many bytes are stored.
+// checkChunks checks that zeros are not stored and that only chunks which shrink are
+// compressed. It returns how many bytes are stored.
 func checkChunks(t *rapid.T, a *arena, reader *Reader, want []byte, codec Codec) (stored int64) {
 	buffer := make([]byte, ChunkSize)
 	for i := range reader.Chunks() {

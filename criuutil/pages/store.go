@@ -14,15 +14,15 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Store is where the pages of processes go, and where they come back from: [Files],
-// or for example another host. A process is named by the pid that its image has.
+// Store is where the pages of processes go and come back from: [Files], or for example
+// another host. A process is named by its pid in the image.
 type Store interface {
-	// Create makes room for the pages of a process under the name in the listing.
+	// Create prepares for the pages of a process under the names in the listing.
 	Create(process int, l *Listing) (Output, error)
-	// Open finds the pages that a listing describes, and refuses what is not what was
-	// written, as far as that can be told without reading all of it.
+	// Open finds the pages that a listing describes. It refuses pages that are not the ones
+	// that were written, as far as it can tell without reading all of them.
 	Open(process int, l *Listing) (Input, error)
-	// Remove removes them. Those that are not there are no error.
+	// Remove removes the pages. Pages that do not exist are no error.
 	Remove(process int, l *Listing) error
 }
 
@@ -30,13 +30,13 @@ type Store interface {
 type Output interface {
 	Sink
 	Held
-	// Finish ends the writing, and describes what was written. More memory than an
-	// [Input] takes is an error.
+	// Finish ends the writing and returns a listing of what was written. It fails if this
+	// is more memory than an [Input] accepts.
 	Finish() (Listing, error)
-	// Sync waits until everything is durable, and tells moved whenever a part of it
-	// is: from several goroutines, and long before the end if there is much.
+	// Sync waits until everything is durable. It calls moved whenever a part is durable:
+	// from several goroutines, and, if there is much to sync, long before the end.
 	Sync(moved func()) error
-	// Remove removes what was written.
+	// Remove removes everything that was written.
 	Remove() error
 }
 
@@ -44,16 +44,17 @@ type Output interface {
 type Input interface {
 	Source
 	Held
-	// Ranges is the memory that the chunks cover.
+	// Ranges returns the memory that the chunks cover.
 	Ranges() []proc.Range
 }
 
-// Held is a part of a store that is open.
+// Held is an open part of a store.
 type Held interface {
-	// Files keep the pages in reach while somebody has them open, whatever becomes of
-	// their names. A store that keeps the pages by itself has none.
+	// Files returns the open files of the pages. As long as a process has them open, the
+	// pages can be reached, even after their names are gone. A store that keeps its pages
+	// elsewhere has none.
 	Files() []*os.File
-	// Identity tells what is open from whatever else may get its name.
+	// Identity returns what tells the open files from other files that may get their names.
 	Identity() (map[string]FileID, error)
 	Close() error
 }
@@ -61,17 +62,17 @@ type Held interface {
 // Files is a [Store] of files in a directory.
 type Files struct {
 	Dir string
-	// SyncAlong says to begin to bring each chunk to the disk when it is written, so
-	// that less is left to do at the end.
+	// SyncAlong says to start writing each chunk to the disk as soon as it is in its file,
+	// so that less is left to sync at the end.
 	SyncAlong bool
 }
 
-// Create makes the files, empty. They must not exist yet. If one cannot be made, none
-// is left.
+// Create creates the files, empty. They must not exist yet. If one cannot be created, none
+// remains.
 func (s Files) Create(process int, l *Listing) (Output, error) {
 	w, err := Create(s.Dir, l.ID, process, len(l.ShardBytes))
 	if err != nil {
-		return nil, err // not a nil Writer
+		return nil, err // not an Output that holds a nil Writer
 	}
 	w.sync = s.SyncAlong
 	return w, nil
@@ -91,7 +92,8 @@ func (s Files) Remove(process int, l *Listing) error {
 	return removeAll(l.Names(process), func(name string) string { return filepath.Join(s.Dir, name) })
 }
 
-// Names are the names of all files of pages in the directory, of any process and dump.
+// Names returns the names of all files of pages in the directory, of all processes and
+// dumps.
 func (s Files) Names() ([]string, error) {
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil {
@@ -106,7 +108,7 @@ func (s Files) Names() ([]string, error) {
 	return names, nil
 }
 
-// RemoveExcept removes all files of pages but those with these names.
+// RemoveExcept removes all files of pages except those with the names in keep.
 func (s Files) RemoveExcept(keep map[string]bool) error {
 	names, err := s.Names()
 	if err != nil {
@@ -116,8 +118,8 @@ func (s Files) RemoveExcept(keep map[string]bool) error {
 	return removeAll(names, func(name string) string { return filepath.Join(s.Dir, name) })
 }
 
-// OpenHeld opens files that another process has open, as the descriptors from first on,
-// whatever has become of their names.
+// OpenHeld opens files that another process, the holder, has open as consecutive
+// descriptors starting at first. The names of the files may be gone.
 func OpenHeld(holder, first, process int, l *Listing) (Input, error) {
 	var files []*os.File
 	for i, name := range l.Names(process) {
@@ -134,18 +136,18 @@ func OpenHeld(holder, first, process int, l *Listing) (Input, error) {
 func input(files []*os.File, process int, l *Listing) (Input, error) {
 	r, err := NewReader(files, process, l)
 	if err != nil {
-		return nil, err // not a nil Reader
+		return nil, err // not an Input that holds a nil Reader
 	}
 	return r, nil
 }
 
-// FileID tells a file or directory from all others, whatever its name.
+// FileID identifies a file or directory independently of its name.
 type FileID struct {
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 }
 
-// Identify returns the identity of a file, the zero one if it has none.
+// Identify returns the identity of a file, or the zero FileID if info has none.
 func Identify(info fs.FileInfo) FileID {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -21,16 +21,16 @@ type Writer struct {
 	sync   bool
 }
 
-// shard is written by one worker.
+// shard is a file of chunks. One worker writes it.
 type shard struct {
 	file    *os.File
 	end     int64
 	records []record
 }
 
-// Create makes the files for a process's memory in a directory, empty; pid is
-// what the image knows the process by. They must not exist yet. If one cannot be
-// made, none is left.
+// Create creates the files for a process's memory in a directory, empty. pid is the pid of
+// the process in the image. The files must not exist yet. If one cannot be created, none
+// remains.
 func Create(dir, id string, pid, shards int) (*Writer, error) {
 	w := &Writer{id: id, pid: pid}
 	for _, name := range NewListing(id, shards).Names(pid) {
@@ -46,10 +46,10 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 	return w, nil
 }
 
-// Files are the index and the shards, open.
+// Files returns the open files: the index, then the shards.
 func (w *Writer) Files() []*os.File { return w.files }
 
-// Workers is the number of shards.
+// Workers returns the number of shards.
 func (w *Writer) Workers() int { return len(w.shards) }
 
 // Put appends a chunk to the worker's shard.
@@ -67,7 +67,7 @@ func (w *Writer) Put(worker int, chunk Chunk) error {
 			return err
 		}
 		if w.sync {
-			// Where it cannot be done, Finish does all of it.
+			// If this fails, Sync still writes everything.
 			_ = unix.SyncFileRange(int(s.file.Fd()), r.offset, int64(r.stored), unix.SYNC_FILE_RANGE_WRITE)
 		}
 	}
@@ -84,12 +84,12 @@ func (s *shard) write(data []byte) error {
 	return nil
 }
 
-// Finish writes the index. More memory than a [Reader] takes is an error.
+// Finish writes the index. It fails if there is more memory than a [Reader] accepts.
 func (w *Writer) Finish() (Listing, error) {
 	l := Listing{ID: w.id, IndexBytes: headerSize}
 	for i := range w.shards {
 		s := &w.shards[i]
-		if s.end == 0 { // this worker came too late to have anything to do
+		if s.end == 0 { // this worker got no chunk
 			if err := s.write(header(w.id, w.pid, uint32(i))); err != nil {
 				return l, err
 			}
@@ -117,8 +117,8 @@ func (w *Writer) Finish() (Listing, error) {
 	return l, nil
 }
 
-// Sync waits until everything is on disk, and tells moved whenever a part of it
-// is: from several goroutines, and long before the end if there is much.
+// Sync waits until everything is on disk. It calls moved whenever a part is: from several
+// goroutines, and, if there is much to sync, long before the end.
 func (w *Writer) Sync(moved func()) error {
 	errs := make([]error, len(w.files))
 	var wg sync.WaitGroup
@@ -140,19 +140,19 @@ func syncFile(f *os.File, moved func()) error {
 		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ESPIPE) || errors.Is(err, unix.EINVAL) {
 			break
 		}
-		if err != nil { // which the kernel does not tell a second time
+		if err != nil { // the kernel reports it only once
 			return &os.PathError{Op: "sync_file_range", Path: f.Name(), Err: err}
 		}
 		moved()
 	}
 	defer moved()
-	return f.Sync() // what says where on the disk it is, too
+	return f.Sync() // also the metadata, without which the data cannot be found
 }
 
-// Remove removes the files; one that is gone already is no error.
+// Remove removes the files. A file that is gone already is no error.
 func (w *Writer) Remove() error { return removeAll(w.files, (*os.File).Name) }
 
-// removeAll removes files that have these paths; one that is not there is no error.
+// removeAll removes the files with these paths. A file that does not exist is no error.
 func removeAll[F any](files []F, path func(F) string) error {
 	var errs []error
 	for _, f := range files {
@@ -163,7 +163,7 @@ func removeAll[F any](files []F, path func(F) string) error {
 	return errors.Join(errs...)
 }
 
-// Identity tells these files from others of their names.
+// Identity returns what tells these files from others with the same names.
 func (w *Writer) Identity() (map[string]FileID, error) { return identities(w.files) }
 
 // Close closes the files.

@@ -7,11 +7,11 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// AddressSpace is what a process has mapped, in the order of the addresses.
+// AddressSpace lists what a process has mapped, in the order of the addresses.
 type AddressSpace struct {
 	Mapped []Range // every mapping
-	// Private are the mappings that are private, anonymous, readable and
-	// writable: the memory that nobody else and no file has a part in.
+	// Private lists the mappings that are private, anonymous, readable and writable: memory
+	// that is shared with no other process and backed by no file.
 	Private []Range
 }
 
@@ -28,8 +28,8 @@ func Mappings(pid int) ([]*procfs.ProcMap, error) {
 	return mappings, nil
 }
 
-// ReadAddressSpace reads the mappings of a process. Only of one that stands
-// still do they all belong to one moment.
+// ReadAddressSpace reads the mappings of a process. The result is a consistent snapshot
+// only if the process stands still.
 func ReadAddressSpace(pid int) (AddressSpace, error) {
 	var space AddressSpace
 	mappings, err := Mappings(pid)
@@ -46,14 +46,14 @@ func ReadAddressSpace(pid int) (AddressSpace, error) {
 	return space, nil
 }
 
-// NewSince returns the private memory that was not mapped before. A mapping
-// that the kernel has joined to an older one counts with its new part.
+// NewSince returns the private memory that was not mapped before. If the kernel has merged
+// a new mapping with an older one, the new part counts.
 func (s AddressSpace) NewSince(before AddressSpace) []Range {
 	return Subtract(s.Private, before.Mapped)
 }
 
-// Subtract returns what of the ranges is in none of the others. Both are
-// ascending and do not overlap.
+// Subtract returns the parts of ranges that lie in none of the others. Both lists must be
+// ascending and free of overlaps.
 func Subtract(ranges, others []Range) []Range {
 	var left []Range
 	for _, r := range ranges {
@@ -74,7 +74,7 @@ func Subtract(ranges, others []Range) []Range {
 	return left
 }
 
-// Total is the size of all ranges in bytes.
+// Total returns the size of all ranges together, in bytes.
 func Total(ranges []Range) uint64 {
 	var sum uint64
 	for _, r := range ranges {

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawPages draws ranges of a small address space, ascending and apart or adjacent.
+// drawPages draws ranges of a small address space, ascending, some of them adjacent.
 func drawPages(t *rapid.T, name string) []Range {
 	var ranges []Range
 	var at uint64
@@ -21,7 +21,7 @@ func drawPages(t *rapid.T, name string) []Range {
 	return ranges
 }
 
-// pagesOf is the set of the pages in ranges.
+// pagesOf returns the set of the pages in ranges.
 func pagesOf(ranges []Range) map[uint64]bool {
 	set := make(map[uint64]bool)
 	for _, r := range ranges {
@@ -75,7 +75,7 @@ func rangeOf(memory []byte) Range {
 	return Range{start, start + uint64(len(memory))}
 }
 
-// A hole is unmapped; nobody maps so little meanwhile.
+// Unmap a hole. Nobody maps so little meanwhile.
 func punch(t *testing.T, memory []byte) {
 	t.Helper()
 	must(t, unix.MunmapPtr(unsafe.Pointer(&memory[0]), uintptr(len(memory))))
@@ -88,7 +88,7 @@ func addressSpace(t *testing.T) AddressSpace {
 	return space
 }
 
-// covers reports how many bytes of a range are in others.
+// covers returns how many bytes of a range lie in others.
 func covers(others []Range, r Range) uint64 { return r.Size() - Total(Subtract([]Range{r}, others)) }
 
 func TestOnlyMemoryThatNobodyElseHasAPartInIsPrivate(t *testing.T) {
@@ -118,7 +118,7 @@ func TestOnlyMemoryThatNobodyElseHasAPartInIsPrivate(t *testing.T) {
 	}
 }
 
-// The kernel joins a new mapping to one beside it that is like it.
+// The kernel merges a new mapping with a neighbour of the same kind.
 func TestTheNewPartOfAnOldMappingIsNew(t *testing.T) {
 	memory := mapPages(t, 8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
 	half := len(memory) / 2

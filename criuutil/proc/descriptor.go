@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ShareDescriptor returns one of the process's descriptors, shared.
+// ShareDescriptor returns a duplicate of one of the process's descriptors. It refers to the
+// same open file.
 func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	conn, err := p.pidfd.SyscallConn()
 	if err != nil {

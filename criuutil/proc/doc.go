@@ -1,6 +1,7 @@
-// Package proc knows Linux processes as a dump sees them: who they are, over the
-// reuse of pids and across pid and time namespaces; their trees and threads; how to
-// stop them; their memory; the control groups that freeze and limit them. It changes
-// a process by signals, control groups and process_vm_writev only. Whatever needs
-// ptrace is in package inject. It knows nothing of CRIU or CUDA.
+// Package proc knows Linux processes as a dump sees them. It identifies a process even if
+// its pid is reused, and across pid and time namespaces. It walks process trees and
+// threads, stops processes, reads and writes their memory, and works with the control
+// groups that freeze and limit them. It changes processes only by signals, control groups,
+// process_vm_writev and shared descriptors. Package inject does what needs ptrace. Package
+// proc knows nothing of CRIU or CUDA.
 package proc

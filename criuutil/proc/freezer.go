@@ -13,14 +13,14 @@ import (
 // Freezer is a control group that can freeze its processes.
 type Freezer struct {
 	Dir string `json:"dir"`
-	// V1 says that it is of the cgroup v1 freezer controller, whose frozen
-	// tasks answer no ptrace request; else it is of cgroup v2.
+	// V1 says that the group belongs to the cgroup v1 freezer controller, whose frozen
+	// tasks answer no ptrace request. Otherwise the group belongs to cgroup v2.
 	V1 bool `json:"v1"`
 }
 
-// FreezersOf returns the freezers that hold a process, the innermost first,
-// without the roots of the hierarchies (which cannot freeze). Who asks for many
-// processes reads the [Hierarchies] once.
+// FreezersOf returns the freezers that a process is in, innermost first. It leaves out the
+// roots of the hierarchies, which cannot freeze. To ask about many processes, read the
+// [Hierarchies] once.
 func FreezersOf(pid int) ([]Freezer, error) {
 	hierarchies, err := ReadHierarchies()
 	if err != nil {
@@ -29,7 +29,7 @@ func FreezersOf(pid int) ([]Freezer, error) {
 	return hierarchies.FreezersOf(pid)
 }
 
-// FreezersOf returns the freezers that hold a process, the innermost first.
+// FreezersOf returns the freezers that a process is in, innermost first.
 func (h *Hierarchies) FreezersOf(pid int) ([]Freezer, error) {
 	var freezers []Freezer
 	err := h.each(pid, "freezer", func(dir string, v1, root bool) error {
@@ -42,8 +42,7 @@ func (h *Hierarchies) FreezersOf(pid int) ([]Freezer, error) {
 	return freezers, err
 }
 
-// Frozen reports whether this very group (not one above it) was told to
-// freeze.
+// Frozen reports whether this group itself, and not one above it, was told to freeze.
 func (f Freezer) Frozen() (bool, error) {
 	file, frozen := filepath.Join(f.Dir, "cgroup.freeze"), "1"
 	if f.V1 {
@@ -53,7 +52,7 @@ func (f Freezer) Frozen() (bool, error) {
 	return strings.TrimSpace(string(data)) == frozen, err
 }
 
-// Freeze freezes the group and waits until all of it is frozen.
+// Freeze freezes the group and waits until all its tasks are frozen.
 func (f Freezer) Freeze(ctx context.Context) error { return f.set(ctx, true) }
 
 // Thaw thaws the group and waits until its tasks can run.
@@ -67,7 +66,7 @@ func (f Freezer) set(ctx context.Context, freeze bool) error {
 		settled, event = order, f.control()
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		// A v1 group that does not settle at once wants to be told again.
+		// A v1 group that is not yet frozen must be told again.
 		if err := os.WriteFile(f.control(), []byte(order), 0); err != nil {
 			return fmt.Errorf("set the freezer: %w", err)
 		}
@@ -93,7 +92,7 @@ func (f Freezer) control() string {
 	return filepath.Join(f.Dir, "cgroup.freeze")
 }
 
-// FrozenBy returns the freezers that keep a process from running now.
+// FrozenBy returns the freezers that currently keep a process from running.
 func FrozenBy(pid int) ([]Freezer, error) {
 	hierarchies, err := ReadHierarchies()
 	if err != nil {
@@ -102,7 +101,7 @@ func FrozenBy(pid int) ([]Freezer, error) {
 	return hierarchies.FrozenBy(pid)
 }
 
-// FrozenBy returns the freezers that keep a process from running now.
+// FrozenBy returns the freezers that currently keep a process from running.
 func (h *Hierarchies) FrozenBy(pid int) ([]Freezer, error) {
 	freezers, err := h.FreezersOf(pid)
 	if err != nil {

@@ -9,18 +9,18 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// Hierarchies are the mounted hierarchies of control groups. A host may have
-// thousands of mounts, so that they are read once for many processes.
+// Hierarchies are the mounted control group hierarchies. A host may have thousands of
+// mounts, so they are read once for many processes.
 type Hierarchies struct {
 	system System
 	proc   procfs.FS
-	mounts []*procfs.MountInfo // of control groups alone
+	mounts []*procfs.MountInfo // only those of control groups
 }
 
-// ReadHierarchies reads which hierarchies this host has mounted.
+// ReadHierarchies reads which control group hierarchies are mounted on this host.
 func ReadHierarchies() (*Hierarchies, error) { return System{}.Hierarchies() }
 
-// Hierarchies reads which hierarchies are mounted.
+// Hierarchies reads which control group hierarchies are mounted.
 func (s System) Hierarchies() (*Hierarchies, error) {
 	proc, err := procfs.NewFS(s.path("proc"))
 	if err != nil {
@@ -34,9 +34,9 @@ func (s System) Hierarchies() (*Hierarchies, error) {
 	return &Hierarchies{system: s, proc: proc, mounts: mounts}, nil
 }
 
-// each calls do for the control groups of a process that could have a controller,
-// from the innermost to the root of what is mounted. Hierarchies of v1 and v2 may be
-// mounted side by side; a controller is in one of them.
+// each calls do for those control groups of a process that could have the controller, from
+// the innermost up to the root of the mount. Hierarchies of v1 and v2 may be mounted side
+// by side; a controller belongs to only one of them.
 func (h *Hierarchies) each(pid int, controller string, do func(dir string, v1, root bool) error) error {
 	proc, err := h.proc.Proc(pid)
 	if err != nil {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// A host with many mounts, and a tree of many processes: what is mounted is read
-// once.
+// On a host with many mounts, the mounts are read once for a tree of many processes.
 func TestMountsAreReadOnceForManyProcesses(t *testing.T) {
 	root := t.TempDir()
 	write := func(path, text string) {

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsInside reports whether this program runs in a pid namespace below the one that
-// /proc shows: then a pid from there names another process, or none, in every system
-// call. criu's action scripts do once criu has entered an existing pid namespace to
+// IsInside reports whether this program runs in a pid namespace below the one that /proc
+// shows. A pid from /proc then names another process, or none, in every system call. This
+// is the case for criu's action scripts once criu has entered an existing pid namespace to
 // restore into it.
 func IsInside() (bool, error) {
 	pid, err := Self()
@@ -22,7 +22,7 @@ func IsInside() (bool, error) {
 	return len(status.NSPID) > 1, err
 }
 
-// self is this program's pid as /proc has it.
+// Self returns this program's pid as /proc shows it.
 func Self() (int, error) {
 	name, err := os.Readlink("/proc/self")
 	if err != nil {
@@ -31,8 +31,8 @@ func Self() (int, error) {
 	return strconv.Atoi(name)
 }
 
-// Identify is the identity of a process as [Open] would have it, for a program
-// that [IsInside]: it cannot take hold of the process.
+// Identify returns the identity that [Open] would give a process. It serves a program for
+// which [IsInside] is true, which cannot open the process.
 func Identify(pid int) (Ident, error) {
 	id := Ident{PID: pid}
 	var err error

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepStopped waits until every thread of processes that were stopped is stopped
-// again: a thread that a tracer has let go of falls back into the group-stop by
-// itself, but if somebody has continued the process meanwhile, it is stopped anew.
-// Processes that end meanwhile count as stopped.
+// KeepStopped waits until every thread of processes that were stopped is stopped again. A
+// thread that a tracer releases falls back into the group-stop by itself. If somebody has
+// continued the process meanwhile, KeepStopped stops it again. A process that ends
+// meanwhile counts as stopped.
 func KeepStopped(ctx context.Context, procs ...*Process) error {
-	const fallsBack = 20 * time.Millisecond // a thread that was let go of, in less
+	const fallsBack = 20 * time.Millisecond // a released thread takes less than this
 	for {
 		soon, cancel := context.WithTimeout(ctx, fallsBack)
 		err := WaitStopped(soon, procs...)
@@ -21,11 +21,10 @@ func KeepStopped(ctx context.Context, procs ...*Process) error {
 		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return err
 		}
-		// One SIGSTOP too many stays pending, and ends with the SIGCONT; criu
-		// heeds neither.
+		// A surplus SIGSTOP stays pending until SIGCONT removes it. criu heeds neither.
 		for _, p := range procs {
 			if stopped, err := Stopped(p.PID); err != nil || stopped {
-				continue // it has ended, or WaitStopped says what is wrong
+				continue // it has ended, or WaitStopped will report the error
 			}
 			if err := p.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, ErrGone) {
 				return err

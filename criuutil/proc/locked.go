@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LockedMemory returns how much of its memory a process keeps from being paged
-// out, in bytes.
+// LockedMemory returns how many bytes of its memory a process has locked against paging.
 func LockedMemory(pid int) (uint64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -28,8 +27,8 @@ func LockedMemory(pid int) (uint64, error) {
 	return 0, nil // a zombie
 }
 
-// CanDropLocked reports whether this kernel knows MADV_DONTNEED_LOCKED, as all do
-// from 5.18 on. Before, locked memory cannot be dropped.
+// CanDropLocked reports whether this kernel knows MADV_DONTNEED_LOCKED, which exists since
+// Linux 5.18. Older kernels cannot drop locked memory.
 func CanDropLocked() bool {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

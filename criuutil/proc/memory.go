@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadMemory reads the memory of the process at an address, all of data or an
-// error. It needs the right to trace the process, and does not need it to run.
+// ReadMemory fills data from the memory of the process at an address, or fails. It needs
+// the right to trace the process. The process need not run.
 func (p *Process) ReadMemory(data []byte, address uint64) error {
 	return p.transfer("read", unix.ProcessVMReadv, data, address)
 }
 
-// WriteMemory writes into the memory of the process, which must be writable
-// there.
+// WriteMemory writes data into the memory of the process, which must be writable at that
+// address.
 func (p *Process) WriteMemory(data []byte, address uint64) error {
 	return p.transfer("write", unix.ProcessVMWritev, data, address)
 }
@@ -23,7 +23,7 @@ type vmCall func(pid int, local []unix.Iovec, remote []unix.RemoteIovec, flags u
 
 func (p *Process) transfer(what string, call vmCall, data []byte, address uint64) error {
 	for len(data) > 0 {
-		// The kernel takes a pid here: make sure that it is still this process's.
+		// The kernel takes a pid here, so make sure that it still names this process.
 		if !p.Alive() {
 			return fmt.Errorf("%s memory of %v: %w", what, p, ErrGone)
 		}

@@ -74,8 +74,8 @@ func protect(protection int) func(*testing.T, []byte) {
 	return func(t *testing.T, memory []byte) { t.Helper(); must(t, unix.Mprotect(memory, protection)) }
 }
 
-// checkTransfer wants all of it, or an error that names the process and the
-// first address beyond which it could not go.
+// checkTransfer expects that everything was transferred, or an error that names the process
+// and the first address that could not be reached.
 func checkTransfer(t *testing.T, p *Process, what string, err error, done bool) {
 	t.Helper()
 	if done {

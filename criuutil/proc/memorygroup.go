@@ -13,20 +13,21 @@ import (
 // MemoryGroup is a control group that limits the memory of its processes.
 type MemoryGroup struct {
 	Dir   string
-	V1    bool   // of the cgroup v1 memory controller; else of cgroup v2
+	V1    bool   // it belongs to the cgroup v1 memory controller, else to cgroup v2
 	Limit uint64 // bytes
-	Usage uint64 // bytes, of the groups below it too
-	// Reclaimable is how much of the usage is file cache, which gives way: bytes.
+	Usage uint64 // bytes, including the groups below it
+	// Reclaimable is how many bytes of the usage are file cache, which the kernel gives up
+	// when memory is short.
 	Reclaimable uint64
 }
 
-// Room is how many bytes more its processes can have.
+// Room returns how many more bytes its processes can use.
 func (g MemoryGroup) Room() uint64 {
 	used := g.Usage - min(g.Usage, g.Reclaimable)
 	return g.Limit - min(g.Limit, used)
 }
 
-// LimitFile is the name of the file in Dir that holds the limit.
+// LimitFile returns the name of the file in Dir that holds the limit.
 func (g MemoryGroup) LimitFile() string {
 	if g.V1 {
 		return "memory.limit_in_bytes"
@@ -34,12 +35,12 @@ func (g MemoryGroup) LimitFile() string {
 	return "memory.max"
 }
 
-// unlimited is more than any machine has. A v1 group without a limit shows the
-// largest number of pages that fits 63 bits.
+// unlimited, in bytes, is more than any machine has. A v1 group without a limit shows the
+// largest multiple of the page size that fits into 63 bits.
 const unlimited = 1 << 62
 
-// MemoryGroups returns the control groups that limit the memory of a process,
-// the innermost first. Who asks for many processes reads the [Hierarchies] once.
+// MemoryGroups returns the control groups that limit the memory of a process, innermost
+// first. To ask about many processes, read the [Hierarchies] once.
 func (s System) MemoryGroups(pid int) ([]MemoryGroup, error) {
 	hierarchies, err := s.Hierarchies()
 	if err != nil {
@@ -48,11 +49,11 @@ func (s System) MemoryGroups(pid int) ([]MemoryGroup, error) {
 	return hierarchies.MemoryGroups(pid)
 }
 
-// MemoryGroups returns the control groups that limit the memory of a process,
-// the innermost first.
+// MemoryGroups returns the control groups that limit the memory of a process, innermost
+// first.
 func (h *Hierarchies) MemoryGroups(pid int) ([]MemoryGroup, error) {
 	var limits []MemoryGroup
-	// The root of a mount too: in a cgroup namespace it may be limited.
+	// The root of a mount counts too: in a cgroup namespace it may have a limit.
 	err := h.each(pid, "memory", func(dir string, v1, _ bool) error {
 		limit, err := readMemoryGroup(dir, v1)
 		if err == nil && limit.Limit < unlimited {
@@ -63,8 +64,8 @@ func (h *Hierarchies) MemoryGroups(pid int) ([]MemoryGroup, error) {
 	return limits, err
 }
 
-// readMemoryGroup reads one group. One without the controller, such as the root
-// of v2, has no limit.
+// readMemoryGroup reads one group. A group without the controller, such as the root of v2,
+// has no limit.
 func readMemoryGroup(dir string, v1 bool) (MemoryGroup, error) {
 	g := MemoryGroup{Dir: dir, V1: v1, Limit: unlimited}
 	limit, err := os.ReadFile(filepath.Join(dir, g.LimitFile()))

@@ -10,19 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrElsewhere says that nothing is known of a process, because its pid is one of
-// another pid namespace than this program's.
+// ErrElsewhere says that a process is known only by its pid in another pid namespace than
+// this program's, so nothing can be said about it from here.
 var ErrElsewhere = errors.New("process of another pid namespace")
 
-// Elsewhere reports whether the process is known by its pid in another pid namespace
-// than this program's: whether it has ended cannot be told from here.
+// Elsewhere reports whether the identity holds a pid of another pid namespace than this
+// program's. Whether such a process has ended cannot be told from here.
 func (id Ident) Elsewhere() bool {
 	own := ownPIDNamespace()
 	return id.PIDNamespace != 0 && own != 0 && id.PIDNamespace != own
 }
 
-// Complete gives an identity that an earlier version has written what that left out:
-// it was a process of this pid namespace, as this time namespace shows it.
+// Complete fills in what an earlier version left out of an identity that it wrote. Such an
+// identity names a process of this pid namespace, with the start time that this time
+// namespace shows.
 func (id *Ident) Complete() error {
 	if id.PIDNamespace != 0 {
 		return nil
@@ -36,7 +37,8 @@ func (id *Ident) Complete() error {
 	return nil
 }
 
-// ownPIDNamespace is the inode of this program's pid namespace, 0 if it cannot be told.
+// ownPIDNamespace returns the inode of this program's pid namespace, or 0 if it cannot be
+// read.
 func ownPIDNamespace() uint64 {
 	var stat unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &stat); err != nil {
@@ -47,9 +49,9 @@ func ownPIDNamespace() uint64 {
 
 const nanosPerTick = 10_000_000 // of the clock ticks in /proc/PID/stat
 
-// boottimeTicks is by how many clock ticks the start times that /proc shows here are
-// later than the host's: by the offset of the reader's time namespace, which a process
-// of several threads cannot change.
+// boottimeTicks returns by how many clock ticks the start times that /proc shows here are
+// later than on the host. This is the offset of the reader's time namespace, which a
+// process with several threads cannot change.
 var boottimeTicks = sync.OnceValues(readBoottimeTicks)
 
 func readBoottimeTicks() (int64, error) {

@@ -25,8 +25,8 @@ func TestTheBoottimeOffsetIsInTicks(t *testing.T) {
 	}
 }
 
-// TestAnIdentityIsTheSameInAnotherTimeNamespace: /proc shows start times with the
-// offset of its reader.
+// TestAnIdentityIsTheSameInAnotherTimeNamespace: /proc adds the offset of the reader's time
+// namespace to start times.
 func TestAnIdentityIsTheSameInAnotherTimeNamespace(t *testing.T) {
 	const variable = "CRIUUTIL_TEST_IDENTITY_OF"
 	if pid := os.Getenv(variable); pid != "" {

@@ -11,37 +11,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that a process has ended, whether or not its parent has reaped
-// it and whether or not its pid names another process by now.
+// ErrGone says that a process has ended. Its parent may not have reaped it yet, and its pid
+// may already name another process.
 var ErrGone = errors.New("process has ended")
 
 // Ident names one incarnation of a process on this boot of the host.
 type Ident struct {
 	PID int `json:"pid"`
-	// StartTime is in clock ticks since the host's boot: field 22 of /proc/PID/stat,
-	// less what the reader's time namespace adds to it.
+	// StartTime is in clock ticks since the host booted: field 22 of /proc/PID/stat, less
+	// the offset that the reader's time namespace adds.
 	StartTime uint64 `json:"start_time"`
-	// PIDNamespace is the inode of the namespace in which the process has the pid; 0
-	// if an earlier version wrote it.
+	// PIDNamespace is the inode of the namespace in which the process has the pid. It is 0
+	// if an earlier version wrote the identity.
 	PIDNamespace uint64 `json:"pid_namespace,omitempty"`
 }
 
 func (id Ident) String() string { return fmt.Sprintf("process %d", id.PID) }
 
-// Process is a process held by a pidfd: whatever becomes of its pid, a signal
-// sent through it reaches this process or nobody.
+// Process is a process held by a pidfd. A signal sent through it reaches this process or
+// none, even if its pid is reused.
 type Process struct {
 	Ident
 	pidfd *os.File
 }
 
-// OpenProcess takes hold of the process that has the pid now. It fails with
-// [ErrGone] if there is none or it has ended.
+// Open opens the process that has the pid now. It fails with [ErrGone] if there is none or
+// it has ended.
 func Open(pid int) (*Process, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("pid %d: a pid is a positive number", pid)
 	}
-	// Nonblocking, so that the Go runtime waits for its end with epoll.
+	// Nonblocking, so that the Go runtime can wait for the end of the process with epoll.
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {
 		return nil, fmt.Errorf("process %d: %w", pid, ErrGone)
@@ -70,8 +70,8 @@ func IdentOf(pid int) (Ident, error) {
 	return process.Ident, process.Close()
 }
 
-// Reopen takes hold of exactly the process that id names, or fails with
-// [ErrGone]; or with [ErrElsewhere], if nothing can be said of it from here.
+// Reopen opens exactly the process that id names. It fails with [ErrGone] if that process
+// has ended, and with [ErrElsewhere] if nothing can be said about it from here.
 func Reopen(id Ident) (*Process, error) {
 	if id.Elsewhere() {
 		return nil, fmt.Errorf("%v: %w", id, ErrElsewhere)
@@ -87,10 +87,10 @@ func Reopen(id Ident) (*Process, error) {
 	return p, nil
 }
 
-// Close lets go of the process; the process itself does not notice.
+// Close closes the pidfd. It does not affect the process.
 func (p *Process) Close() error { return p.pidfd.Close() }
 
-// Alive reports whether the process has not ended. A zombie has ended.
+// Alive reports whether the process still lives. A zombie does not.
 func (p *Process) Alive() bool {
 	alive := false
 	conn, err := p.pidfd.SyscallConn()
@@ -169,8 +169,8 @@ func procStat(pid int) (procfs.ProcStat, error) {
 	return procfs.ProcStat{}, GoneOr(pid, err)
 }
 
-// ThreadStat reads /proc/PID/task/TID/stat, with the start time as [Ident] has it. It
-// fails with [ErrGone] if there is no such thread, or it has ended.
+// ThreadStat reads /proc/PID/task/TID/stat and corrects the start time as in [Ident]. It
+// fails with [ErrGone] if there is no such thread or it has ended.
 func ThreadStat(pid, tid int) (procfs.ProcStat, error) {
 	thread, err := procfs.NewProc(pid)
 	if err == nil {
@@ -191,7 +191,8 @@ func ThreadStat(pid, tid int) (procfs.ProcStat, error) {
 	return stat, err
 }
 
-// goneOr turns the errors that /proc gives for an ended process into ErrGone.
+// GoneOr adds the pid to an error from /proc, and turns the errors that /proc gives for an
+// ended process into [ErrGone].
 func GoneOr(pid int, err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("process %d: %w", pid, ErrGone)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// start runs a command and ends it with the test.
+// start starts a command that ends with the test.
 func start(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -83,7 +83,7 @@ func TestAReusedPIDIsAnotherProcess(t *testing.T) {
 
 func TestWaitExitEndsWithItsContext(t *testing.T) {
 	p := open(t, start(t, "sleep", "100").Process.Pid)
-	for range 2 { // the first wait leaves nothing behind that would end the second
+	for range 2 { // the first wait leaves nothing behind that ends the second
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		if err := p.WaitExit(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("wait: %v", err)

@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Status is what /proc/PID/status says that the dump and restore sides need.
+// Status holds those fields of /proc/PID/status that a dump or a restore needs.
 type Status struct {
-	Name      string // printable: a process may give itself any name
+	Name      string // made printable: a process may give itself any name
 	PPID      int
 	TracerPID int
-	Seccomp   bool // a seccomp filter, or the strict mode, judges its system calls
-	Ended     bool // a zombie, or about to be gone
+	Seccomp   bool // it is under a seccomp filter or in strict mode
+	Ended     bool // it is a zombie, or dead
 	Caught    SignalSet
-	Blocked   SignalSet // by the thread: that of a process is its first one
-	// NSPID is the pid in every pid namespace that the process is in, from
-	// that of the reader inwards. The last is the pid in the CRIU image.
+	Blocked   SignalSet // by this thread; for a process, by its first thread
+	// NSPID lists the pids of the process in its pid namespaces, from the one of the reader
+	// inwards. The last is the pid in the CRIU image.
 	NSPID []int
 }
 
-// SignalSet is a set of signals, as /proc shows it: those with a handler, say.
+// SignalSet is a set of signals as /proc shows it, such as the signals with a handler.
 type SignalSet uint64
 
 func parseSignals(text string) (SignalSet, error) {
@@ -36,11 +36,11 @@ func parseSignals(text string) (SignalSet, error) {
 // Has reports whether a signal is in the set.
 func (s SignalSet) Has(signal unix.Signal) bool { return s&(1<<(signal-1)) != 0 }
 
-// ImagePID is the pid by which a CRIU image names the process: the one in its
-// innermost pid namespace.
+// ImagePID returns the pid by which a CRIU image names the process: its pid in the
+// innermost namespace.
 func (s Status) ImagePID() int { return s.NSPID[len(s.NSPID)-1] }
 
-// Printable replaces what a terminal or a log would not show as itself.
+// Printable replaces every character that is not printable by a question mark.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

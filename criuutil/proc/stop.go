@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ThreadStates has the letter of the state of each thread of a process, as
-// /proc/PID/stat has it.
+// ThreadStates returns the state letter of every thread of a process, as /proc/PID/stat
+// shows it.
 func ThreadStates(pid int) (string, error) {
 	tids, err := Threads(pid)
 	if err != nil {
@@ -31,14 +31,14 @@ func ThreadStates(pid int) (string, error) {
 	return states, nil
 }
 
-// Stopped reports whether every thread of a process is stopped: in the
-// group-stop (state T), or in a ptrace-stop (t), or has ended.
+// Stopped reports whether every thread of a process is in the group-stop (state T) or in a
+// ptrace-stop (t), or has ended.
 func Stopped(pid int) (bool, error) {
 	running, err := runningThread(pid)
 	return err == nil && running == 0, err
 }
 
-// runningThread finds a thread of a process that is not stopped, 0 if there is none.
+// runningThread returns a thread of a process that is not stopped, or 0 if there is none.
 func runningThread(pid int) (int, error) {
 	tids, err := Threads(pid)
 	if err != nil {
@@ -52,7 +52,8 @@ func runningThread(pid int) (int, error) {
 	return 0, nil
 }
 
-// threadStopped reports whether a thread is stopped or has ended; 0 is none.
+// threadStopped reports whether a thread is stopped or has ended. It is true for tid 0,
+// which names no thread.
 func threadStopped(tid int) (bool, error) {
 	if tid == 0 {
 		return true, nil
@@ -64,8 +65,8 @@ func threadStopped(tid int) (bool, error) {
 	return slices.Contains([]string{"T", "t", "Z", "X", "x"}, stat.State), err
 }
 
-// Stop sends SIGSTOP to the processes and waits until every thread of each is
-// stopped. Processes that end meanwhile count as stopped.
+// Stop sends SIGSTOP to the processes and waits until every thread of each is stopped. A
+// process that ends meanwhile counts as stopped.
 func Stop(ctx context.Context, procs ...*Process) error {
 	for _, p := range procs {
 		if err := p.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, ErrGone) {
@@ -75,11 +76,11 @@ func Stop(ctx context.Context, procs ...*Process) error {
 	return WaitStopped(ctx, procs...)
 }
 
-// WaitStopped waits until every thread of each process is stopped. The kernel
-// has no event that tells a stranger of it, so it looks again and again.
+// WaitStopped waits until every thread of each process is stopped. The kernel reports a
+// stop only to the parent and the tracer, so WaitStopped polls.
 func WaitStopped(ctx context.Context, procs ...*Process) error {
 	for _, p := range procs {
-		running := 0 // the thread that was seen to run last: all of a thousand need not be read to see that it still does
+		running := 0 // the thread last seen running: as long as it runs, the others need not be read
 		for pause := 200 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
 			stopped, err := threadStopped(running)
 			if stopped && err == nil {
@@ -101,8 +102,8 @@ func WaitStopped(ctx context.Context, procs ...*Process) error {
 	return nil
 }
 
-// Exiting reports whether the process has ended or is about to without
-// running any more code of its own: killed, exiting, or a zombie.
+// Exiting reports whether the process has ended, or is ending and will run no more code of
+// its own: it was killed, is exiting, or is a zombie.
 func (p *Process) Exiting() bool {
 	const pfExiting = 0x4 // PF_EXITING in the kernel's include/linux/sched.h
 	if !p.Alive() {

@@ -11,23 +11,24 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// System reads what the kernel tells of itself in /proc and /sys. The zero
-// value reads those of this host.
+// System reads what the kernel says about the host in /proc and /sys. The zero value reads
+// this host.
 type System struct {
-	Root string // below which proc and sys are; empty for /
+	Root string // the directory that holds proc and sys; empty for /
 }
 
 func (s System) path(elements ...string) string {
 	return filepath.Join("/", s.Root, filepath.Join(elements...))
 }
 
-// KernelVersion returns the release of the running kernel, "6.18.2-amd64".
+// KernelVersion returns the release of the running kernel, such as "6.18.2-amd64".
 func (s System) KernelVersion() (string, error) {
 	data, err := os.ReadFile(s.path("proc/sys/kernel/osrelease"))
 	return strings.TrimSpace(string(data)), err
 }
 
-// AvailableMemory estimates how many bytes could be allocated without swapping.
+// AvailableMemory returns the kernel's estimate of how many bytes can be allocated without
+// swapping.
 func (s System) AvailableMemory() (uint64, error) {
 	proc, err := procfs.NewFS(s.path("proc"))
 	if err != nil {
@@ -43,8 +44,8 @@ func (s System) AvailableMemory() (uint64, error) {
 	return *info.MemAvailable << 10, nil
 }
 
-// HugePages returns the mode of transparent huge pages: always, madvise or
-// never; empty if the kernel has none.
+// HugePages returns the mode of transparent huge pages: always, madvise or never. It is
+// empty if the kernel has none.
 func (s System) HugePages() (string, error) {
 	data, err := os.ReadFile(s.path("sys/kernel/mm/transparent_hugepage/enabled"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -70,9 +71,9 @@ func (s System) Capabilities() (uint64, error) {
 	return 0, errors.New("/proc/self/status has no CapEff")
 }
 
-// DumpedMemory estimates how many bytes of a process's memory a dump writes:
-// all of its anonymous memory, swapped out or not, and its part of shared
-// memory, which several processes may have in common.
+// DumpedMemory estimates how many bytes of a process's memory a dump writes. anonymous is
+// all of its anonymous memory, swapped out or not. shared is the shared memory that it
+// uses, which several processes may have in common.
 func (s System) DumpedMemory(pid int) (anonymous, shared uint64, err error) {
 	data, err := os.ReadFile(s.path("proc", strconv.Itoa(pid), "status"))
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// systemOf makes a System of some files.
+// systemOf returns a System with these files.
 func systemOf(t *testing.T, files map[string]string) System {
 	t.Helper()
 	root := t.TempDir()
@@ -64,7 +64,7 @@ func TestMemoryGroupsOnTheWayUp(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		files map[string]string
-		want  []MemoryGroup // with Dir below the root
+		want  []MemoryGroup // Dir is relative to the root
 	}{
 		{"v2, the middle one without a limit", map[string]string{
 			"proc/self/mountinfo":                    v2Mount,
@@ -131,7 +131,7 @@ func TestRoomOfAMemoryGroup(t *testing.T) {
 		{MemoryGroup{Limit: 100, Usage: 60}, 40},
 		{MemoryGroup{Limit: 100, Usage: 90, Reclaimable: 50}, 60},
 		{MemoryGroup{Limit: 100, Usage: 130}, 0},
-		{MemoryGroup{Limit: 100, Usage: 30, Reclaimable: 50}, 100}, // the two are not read at one time
+		{MemoryGroup{Limit: 100, Usage: 30, Reclaimable: 50}, 100}, // the two are not read at the same time
 	} {
 		if got := test.group.Room(); got != test.want {
 			t.Errorf("%+v has room for %d, want %d", test.group, got, test.want)

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RearmTimers starts the periodic timers (timerfd_create(2)) of a restored process
-// that criu has restored dead. One that expires is started again by who reads it;
-// until then it has no time left, and such a one criu takes for disarmed. In a
-// process that was stopped for longer than the period every timer is so.
+// RearmTimers restarts the periodic timers (timerfd_create(2)) that criu has restored
+// disarmed. An expired periodic timer starts again only when somebody reads it. Until then
+// it has no time left, and criu takes it for disarmed. If a process was stopped for longer
+// than a timer's period, that timer has expired.
 //
-// They expire at once, as they had before the dump. The process must not run.
+// The timers expire at once, as they had before the dump. The process must not run.
 func (p *Process) RearmTimers() error {
 	dir := fmt.Sprintf("/proc/%d/fd", p.PID)
 	entries, err := os.ReadDir(dir)
@@ -55,7 +55,7 @@ func (p *Process) rearmTimer(fd int) error {
 		return fmt.Errorf("its fdinfo is not understood: %w: %q", err, info)
 	}
 	if ticks == 0 || timer.Value != (unix.Timespec{}) || timer.Interval == (unix.Timespec{}) {
-		return nil // disarmed by the program, to expire but once, or running
+		return nil // disarmed by the program, a one-shot timer, or still running
 	}
 	timer.Value.Nsec = 1
 	if flags&unix.TFD_TIMER_ABSTIME != 0 {

@@ -24,7 +24,7 @@ func TestRearmTimers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer unix.Close(timer)
-			// As criu restores it.
+			// The timer as criu restores it.
 			dead := unix.ItimerSpec{Interval: unix.Timespec{Nsec: 1e6}}
 			if err := unix.TimerfdSettime(timer, test.flags, &dead, nil); err != nil {
 				t.Fatal(err)
@@ -50,7 +50,7 @@ func TestRearmTimers(t *testing.T) {
 				}
 				return
 			}
-			for range 3 { // a dead one can be read once
+			for range 3 { // an expired timer that is not restarted can be read only once
 				fds := []unix.PollFd{{Fd: int32(timer), Events: unix.POLLIN}}
 				n, err := unix.Poll(fds, 20_000)
 				for err == unix.EINTR {

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// Tree returns the pids of root and all its descendants, parents before their
-// children: what criu dumps when it is given root.
+// Tree returns the pids of root and all its descendants, parents before their children.
+// This is what criu dumps for the root.
 func Tree(root int) ([]int, error) {
 	pids := []int{root}
 	for i := 0; i < len(pids); i++ {
@@ -54,7 +54,7 @@ func Children(pid int) ([]int, error) {
 	return children, nil
 }
 
-// Threads returns the tids of a process.
+// Threads returns the tids of the threads of a process.
 func Threads(pid int) ([]int, error) {
 	entries, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
 	if err != nil {
@@ -71,12 +71,13 @@ func Threads(pid int) ([]int, error) {
 	return tids, nil
 }
 
+// ThreadExists reports whether a process has a thread with this tid.
 func ThreadExists(pid, tid int) bool {
 	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
 	return err == nil
 }
 
-// Processes lists the pids of all processes.
+// All lists the pids of all processes.
 func All() ([]int, error) {
 	procs, err := procfs.AllProcs()
 	if err != nil {
@@ -89,8 +90,8 @@ func All() ([]int, error) {
 	return pids, nil
 }
 
-// IsAncestor reports whether pid is an ancestor of process of, by the parents
-// that /proc shows now.
+// IsAncestor reports whether process pid is an ancestor of process of, judged by the
+// parents that /proc shows now.
 func IsAncestor(pid, of int) (bool, error) {
 	for of > 1 {
 		status, err := ReadStatus(of)

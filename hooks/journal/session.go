@@ -71,9 +71,11 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		s.CreatedClock = begun
 		s.Created = s.Created.Add(begun - timeline.SinceBoot())
 	}
-	if s.BootID, err = BootID(); err != nil {
+	boot, err := BootID()
+	if err != nil {
 		return nil, err
 	}
+	s.BootID = boot
 	// One criu may serve several requests, one after another.
 	other := &Session{dir: s.dir}
 	switch err := other.read(); {

@@ -1,4 +1,4 @@
-// Package durable writes what must outlive a crash of the host.
+// Package durable writes files that must survive a crash of the host.
 package durable
 
 import (
@@ -10,8 +10,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// WriteJSON replaces a file with a value as JSON: after a crash it holds the old or
-// the new, whole. Only its owner can read it.
+// WriteJSON replaces the content of a file by a value as JSON. After a crash the file holds
+// either the old content or the new, complete. Only its owner can read it.
 func WriteJSON(path string, value any) error {
 	data, err := json.MarshalIndent(value, "", "\t")
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Hit makes a step go wrong as it begins. $CUCRIU_FAILPOINT says what goes wrong
-// where, in the language of [Parse]; a mistake in it makes every step fail. The watcher
-// is the pid of the session's, 0 if there is none.
+// Hit makes a step go wrong as it begins. $CUCRIU_FAILPOINT says which steps go wrong, and
+// how, in the language of [Parse]. A mistake in it makes every step fail. watcher is the
+// pid of the session's watcher, or 0 if there is none.
 //
-// If $CUCRIU_FAILPOINT_MARKS names a folder, each point fires once, whoever
-// comes by it, and leaves a file of its name there.
+// If $CUCRIU_FAILPOINT_MARKS names a folder, each point fires only once, whichever process
+// reaches it first, and leaves a file with its name there.
 func Hit(ctx context.Context, step string, watcher int) error {
 	points, err := Parse(os.Getenv("CUCRIU_FAILPOINT"))
 	if err != nil {
@@ -39,7 +39,7 @@ func Hit(ctx context.Context, step string, watcher int) error {
 	return nil
 }
 
-// mark reports whether a point is to fire, and notes that it has.
+// mark reports whether a point is to fire, and records that it has fired.
 func mark(step string) bool {
 	dir := os.Getenv("CUCRIU_FAILPOINT_MARKS")
 	if dir == "" {
@@ -103,7 +103,8 @@ func killAndWait(pid int) error {
 	for !process.Exiting() {
 		time.Sleep(time.Millisecond)
 	}
-	// For its end not long: a multi-threaded tracee of criu's keeps it waiting.
+	// Do not wait long for its end: while criu traces a multi-threaded process, that does
+	// not end.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = process.WaitExit(ctx)
@@ -119,7 +120,7 @@ func continueAll(pids []int) error {
 	return nil
 }
 
-// removeAll removes files, and fails if there are none.
+// removeAll removes the files that match a pattern. It fails if there are none.
 func removeAll(pattern string) error {
 	files, err := filepath.Glob(pattern)
 	if err == nil && len(files) == 0 {
@@ -131,8 +132,8 @@ func removeAll(pattern string) error {
 	return err
 }
 
-// fill takes all the room of a tmpfs, but of no larger one than a test makes. The
-// file that takes it has the name ballast once there is no room.
+// fill takes all the room of a tmpfs, but only of one as small as the tests make. It
+// renames the file that takes the room to ballast once there is no room left.
 func fill(dir string) error {
 	const tmpfs, largest = 0x01021994, 256 << 20 // magic number; bytes
 	var fs unix.Statfs_t

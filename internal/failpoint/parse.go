@@ -1,5 +1,5 @@
-// Package failpoint makes steps go wrong for the tests, in programs that are built
-// with -tags failpoint. Its language says which, and how:
+// Package failpoint makes steps go wrong for the tests, in programs that are built with
+// -tags failpoint. A small language says which steps, and how:
 //
 //	dump.lock=kill
 //	dump.freeze=error,dump.filling=kill-watcher+kill
@@ -17,14 +17,14 @@ import (
 // Point is a step that is to go wrong.
 type Point struct {
 	Step    string
-	Actions []Action // one after the other; at least one
+	Actions []Action // at least one; they happen in this order
 }
 
 // Action is what happens at a step.
 type Action struct {
 	Verb Verb
-	PIDs []int  // of [Continue]; of [Kill] one, or none for the process that comes by
-	Path string // of [Fill], [Remove] and [Run]
+	PIDs []int  // for [Continue]; for [Kill] one, or none for the process that reaches the step
+	Path string // for [Fill], [Remove] and [Run]
 }
 
 // Verb says what an action does.
@@ -33,18 +33,18 @@ type Verb string
 // The verbs.
 const (
 	Error       Verb = "error"        // the step fails
-	Hang        Verb = "hang"         // the step lasts until its deadline, and fails then
-	Kill        Verb = "kill"         // kill [PID]: SIGKILL of this or another process, until it runs no more
-	KillCriu    Verb = "kill-criu"    // the same of the criu that runs the hook
-	KillWatcher Verb = "kill-watcher" // the same of the session's watcher
+	Hang        Verb = "hang"         // the step waits until its deadline, and then fails
+	Kill        Verb = "kill"         // kill [PID]: kills this process or another one, and waits until it runs no more
+	KillCriu    Verb = "kill-criu"    // the same for the criu that runs the hook
+	KillWatcher Verb = "kill-watcher" // the same for the session's watcher
 	Fill        Verb = "fill"         // fill DIR: takes all the room in the small tmpfs that holds DIR
-	Continue    Verb = "continue"     // continue PID...: SIGCONT from outside to those of these processes that are there
+	Continue    Verb = "continue"     // continue PID...: sends SIGCONT to those of these processes that exist
 	Remove      Verb = "remove"       // remove GLOB: removes files
-	Run         Verb = "run"          // run PROGRAM: runs a program to its end, in which nothing goes wrong
+	Run         Verb = "run"          // run PROGRAM: runs a program to its end, without failpoints
 )
 
-// Parse reads points separated by commas; each is a step, "=", and actions joined by
-// "+". An empty text has none.
+// Parse reads points separated by commas. A point is a step, "=", and actions joined by
+// "+". An empty text holds no points.
 func Parse(text string) ([]Point, error) {
 	if text == "" {
 		return nil, nil

@@ -94,8 +94,8 @@ func TestOnlyTheStepThatIsNamedGoesWrong(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is accepted says the same when it is written again, and what is
-// refused gives nothing.
+// FuzzParse checks that accepted text means the same when it is written again, and that
+// refused text gives no points.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "a=kill", "dump.freeze=error,dump.filling=kill-watcher+kill", "a=continue 1 2+fill /a b", "a=kill 7,a=run /x=y", "a=,b"} {
 		f.Add(seed)

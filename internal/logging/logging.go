@@ -1,5 +1,5 @@
-// Package logging makes the loggers of the commands. The packages below take
-// a *slog.Logger; logrus, which writes the lines, is known only here.
+// Package logging makes the loggers of the commands. All other packages take a
+// *slog.Logger; only this one knows logrus, which writes the lines.
 package logging
 
 import (
@@ -14,8 +14,8 @@ import (
 	"cucriu/hooks/config"
 )
 
-// New returns the logger that a configuration asks for. Lines go to stderr
-// (criu's own log, under criu), and to the configured file as well.
+// New returns the logger that a configuration describes. Lines go to stderr (in a hook,
+// that is criu's log) and also to the configured file.
 func New(c config.Log, component string) (*slog.Logger, error) {
 	logger := logrus.New()
 	logger.SetLevel(logrusslog.SlogLevel(c.Level).Level())

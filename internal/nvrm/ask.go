@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnknown says that the kernel module cannot be asked, or does not answer as it
-// is known to: nothing is known then about the process.
+// ErrUnknown says that the kernel module cannot be asked, or does not answer as expected.
+// Nothing is then known about the process.
 var ErrUnknown = errors.New("NVIDIA's resource manager does not say")
 
 // rmControl is NV_ESC_RM_CONTROL, _IOWR('F', 0x2a, NVOS54_PARAMETERS).
@@ -28,7 +28,7 @@ type controlArguments struct {
 	size, theStatus uint32
 }
 
-// asker asks one question, and returns the resource manager's NV_STATUS.
+// asker asks one question and returns the NV_STATUS of the resource manager.
 type asker interface {
 	control(client, object, command uint32, parameters unsafe.Pointer, size uintptr) (status uint32, err error)
 }
@@ -47,10 +47,10 @@ func (f controlFile) control(client, object, command uint32, parameters unsafe.P
 	return arguments.theStatus, nil
 }
 
-// Read says what a process has in the resource manager, as far as it is found: see
-// [WidestGap]. It needs CAP_SYS_PTRACE over the process. The error has [ErrUnknown] in it
-// where the kernel module does not answer, or there is nothing to ask it by: the process
-// has no nvidiactl open.
+// Read returns what a process holds in the resource manager, as far as the search finds it:
+// see [WidestGap]. It needs CAP_SYS_PTRACE over the process. The error wraps [ErrUnknown]
+// if the kernel module does not answer, or if the process has no nvidiactl open through
+// which to ask.
 func Read(pid, widestGap int) (Holdings, error) {
 	var all Holdings
 	err := eachClient(pid, widestGap, func(c contents) error {
@@ -60,7 +60,7 @@ func Read(pid, widestGap int) (Holdings, error) {
 	return all, err
 }
 
-// eachClient goes through the clients that were made through a process's files.
+// eachClient calls see for every client that was made through one of the process's files.
 func eachClient(pid, widestGap int, see func(contents) error) error {
 	files, err := borrow(pid)
 	defer func() {
@@ -91,7 +91,7 @@ func eachClient(pid, widestGap int, see func(contents) error) error {
 	return nil
 }
 
-// borrow gets the process's open files of nvidiactl.
+// borrow duplicates the process's descriptors of nvidiactl.
 func borrow(pid int) (files []controlFile, err error) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -106,7 +106,7 @@ func borrow(pid int) (files []controlFile, err error) {
 	for _, entry := range entries {
 		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
 		if err != nil || filepath.Base(strings.TrimSuffix(link, " (deleted)")) != "nvidiactl" {
-			continue // another, or closed meanwhile
+			continue // another file, or closed meanwhile
 		}
 		number, err := strconv.Atoi(entry.Name())
 		if err != nil {

@@ -6,33 +6,34 @@ import (
 	"unsafe"
 )
 
-// Holdings is what a process has in the resource manager and what decides whether it
-// comes back from a checkpoint. The zero value comes back.
+// Holdings is what a process holds in the resource manager that decides whether it survives
+// a checkpoint and restore. With the zero value it does.
 type Holdings struct {
 	// PeerAccess is the number of pairs of GPUs that access one another's memory
-	// (NV50_P2P). By itself it comes back.
+	// (NV50_P2P). Peer access alone is restored.
 	PeerAccess int
-	// Fabric is the number of allocations that have an address in the fabric that
-	// links the GPUs (NV_MEMORY_FABRIC): libcuda gives one to each of 512 MiB or more.
-	// A restore forgets it. Nothing misses it before one GPU is to be given access to
-	// another one's memory: from then on that fails.
+	// Fabric is the number of allocations with an address in the fabric that links the GPUs
+	// (NV_MEMORY_FABRIC). libcuda gives such an address to every allocation of 512 MiB or
+	// more. A restore loses it. This goes unnoticed until one GPU is to be given access to
+	// another one's memory, which then fails.
 	Fabric int
-	// FabricShared is how many times such an address has been given to another GPU.
-	// With one of these a restore fails, and the process is lost.
+	// FabricShared is how many times such an address has been given to another GPU. If it
+	// is not 0, a restore fails, and the process is lost.
 	FabricShared int
-	// Pools is the number of memory pools that another GPU accesses. A restore forgets
-	// that without a word, and the other GPU's next access ends in an error.
+	// Pools is the number of memory pools that another GPU accesses. A restore silently
+	// loses that access, and the other GPU's next access fails.
 	Pools int
-	// HostNUMA is, for a process with a context on one GPU, the number of allocations of
-	// virtual memory management in host NUMA memory. With one of these a restore fails,
-	// and the process is lost. With contexts on two GPUs it is 4 or 5 without any.
+	// HostNUMA is the number of virtual memory management allocations in host NUMA memory,
+	// if the process has a context on one GPU only. If it is not 0, a restore fails, and
+	// the process is lost. With contexts on two GPUs it is 4 or 5 although there are no
+	// such allocations.
 	HostNUMA int
 	// MemoryBytes is the size of all GPU memory that was found. If it is much less than
-	// NVML says, not everything was.
+	// NVML reports, not everything was found.
 	MemoryBytes uint64
 }
 
-// Classes of objects, and the commands that ask about them.
+// Object classes, and the commands that ask about objects.
 const (
 	classGPUMemory    = 0x40   // NV01_MEMORY_LOCAL_USER
 	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
@@ -48,9 +49,9 @@ const (
 	flexible    = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
 )
 
-// Where handles lie. The module counts clients up from the first one; libcuda counts
-// its objects up, and what it frees leaves gaps. What lies behind a gap of WidestGap,
-// after so much has been freed in a row, is not found.
+// The ranges of handles. The module numbers clients upwards from the first one. libcuda
+// numbers its objects upwards, and leaves gaps where it has freed objects. Objects behind a
+// gap of WidestGap handles, left by that many freed objects in a row, are not found.
 const (
 	firstClient = 0xc1d00000
 	mostClients = 0x100000
@@ -58,8 +59,8 @@ const (
 	mostObjects = 0x1000000
 )
 
-// How far a search goes on after the last object that it has found. A question takes 1
-// to 2 µs.
+// WidestGap and ShortGap are how many handles a search tries after the last object that it
+// has found. One question takes 1 to 2 µs.
 const (
 	WidestGap = 0x10000
 	ShortGap  = 0x2000
@@ -70,7 +71,7 @@ const (
 	statusInvalidClient = 0x23
 )
 
-// classOf is the class of an object, 0 if there is none.
+// classOf returns the class of an object, or 0 if there is no such object.
 func classOf(a asker, client, object uint32) (class, status uint32, err error) {
 	var p struct {
 		object, index uint32
@@ -84,8 +85,8 @@ func classOf(a asker, client, object uint32) (class, status uint32, err error) {
 	return uint32(p.result), status, nil
 }
 
-// findClient finds the client that was made through an open file. Without one nothing
-// is known about whoever has the file.
+// findClient finds the client that was made through an open file. If there is none, nothing
+// is known about the process that has the file.
 func findClient(a asker) (uint32, error) {
 	for client := uint32(firstClient); client < firstClient+mostClients; client++ {
 		_, status, err := classOf(a, client, client)
@@ -101,24 +102,24 @@ func findClient(a asker) (uint32, error) {
 	return 0, errors.New("no client of an open nvidiactl was found")
 }
 
-// object is one that may have duplicates.
+// object is a memory object that may have duplicates.
 type object struct {
 	handle uint32
 	size   uint64
 }
 
-// contents are the objects of a client that matter.
+// contents counts the relevant objects of a client.
 type contents struct {
 	memory        uint64
 	p2p           int
 	fabric        []object
-	pools         int // flexible fabric memory, which is a pool's
+	pools         int // flexible fabric memory, which belongs to a pool
 	system        []object
 	systemDoubled int
 	fabricDoubled int
 }
 
-// add adds what a client has.
+// add adds the objects of a client.
 func (h *Holdings) add(c contents) {
 	h.MemoryBytes += c.memory
 	h.PeerAccess += c.p2p
@@ -128,7 +129,7 @@ func (h *Holdings) add(c contents) {
 	h.HostNUMA += c.systemDoubled
 }
 
-// scan goes through a client.
+// scan looks at all objects of a client.
 func scan(a asker, client uint32, widestGap int) (c contents, err error) {
 	gap := 0
 	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
@@ -187,7 +188,7 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 	return p.size, p.flags, err
 }
 
-// surfaceSize is the size of memory. What does not tell it has the size 0.
+// surfaceSize returns the size of a memory object, or 0 if the module does not report it.
 func surfaceSize(a asker, client, handle uint32) (uint64, error) {
 	type pair struct{ index, value uint32 }
 	list := &[2]pair{{index: 2}, {index: 3}} // the lower and the upper half
@@ -203,11 +204,12 @@ func surfaceSize(a asker, client, handle uint32) (uint64, error) {
 	return uint64(list[1].value)<<32 | uint64(list[0].value), nil
 }
 
-// duplicates counts the objects that are duplicates of one before them.
+// duplicates counts the objects that duplicate an earlier one.
 func duplicates(a asker, client uint32, objects []object) (int, error) {
 	isDuplicate := make(map[uint32]bool)
 	for i, one := range objects {
-		// The nearest first: a duplicate is often made at once.
+		// Compare with the nearest first: a duplicate is often made right after its
+		// original.
 		for j := i - 1; j >= 0; j-- {
 			other := objects[j]
 			if other.size != one.size || isDuplicate[other.handle] {

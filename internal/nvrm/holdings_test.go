@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fake is a resource manager with one client and these objects.
+// fake is a resource manager with one client that has these objects.
 type fake struct {
 	client  uint32
 	objects map[uint32]fakeObject // by number
-	status  uint32                // of every question, if not 0
+	status  uint32                // the answer to every question, if not 0
 }
 
 type fakeObject struct {
@@ -22,8 +22,8 @@ type fakeObject struct {
 	parent uint32
 	size   uint64
 	flags  uint32
-	dupOf  uint32 // number of another one
-	closed bool   // does not tell its size
+	dupOf  uint32 // the number of the object that it duplicates
+	closed bool   // does not report its size
 }
 
 func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer, _ uintptr) (uint32, error) {
@@ -88,7 +88,7 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 	return notSupported, nil
 }
 
-// TestWhatProcessesHoldIsReadAsOnH200s goes through what was met on H200s.
+// TestWhatProcessesHoldIsReadAsOnH200s checks the object trees that were seen on H200s.
 func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 	const mib = 1 << 20
 	const vidmem, sysmem, p2p, fabric = 0x40, classSystemMemory, classP2P, classFabric
@@ -162,7 +162,7 @@ func TestAProcessWithoutTheDeviceIsUnknown(t *testing.T) {
 	}
 }
 
-// A kernel module that does not answer is no promise that nothing is there.
+// If the kernel module does not answer, the process may still hold something.
 func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "nvidiactl"))
 	if err != nil {

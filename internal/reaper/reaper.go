@@ -1,7 +1,7 @@
-// Package reaper runs a program again in a place where what criu has dumped can
-// be restored: a restore needs the pids of the dump to be free. There the program
-// is the child of an init that reaps every orphan, because a zombie holds its pid,
-// and, unless a real driver forbids it, in a pid and a mount namespace of its own.
+// Package reaper runs a program again where criu can restore what it has dumped. A restore
+// needs the pids of the dump to be free. So the program runs as the child of an init that
+// reaps every orphan, because a zombie keeps its pid. It also gets a pid and a mount
+// namespace of its own, unless a real driver does not allow that.
 package reaper
 
 import (
@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SysProcAttr is what the process that is to call [Run] must be started with. It
-// does not outlive the thread that starts it.
+// SysProcAttr returns the attributes with which the process that calls [Run] must be
+// started. That process is killed when the thread that started it ends.
 func SysProcAttr(namespaces bool) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if namespaces {
@@ -24,9 +24,9 @@ func SysProcAttr(namespaces bool) *syscall.SysProcAttr {
 	return attr
 }
 
-// Run is the first process of the namespaces (or, without them, a subreaper): it
-// starts this program again, with its arguments and environment, reaps until that
-// has ended, and returns its exit status: 128 + n for signal n.
+// Run is the first process of the namespaces or, without them, a subreaper. It starts this
+// program again with the same arguments and environment, reaps until that has ended, and
+// returns its exit status, or 128 + n if signal n killed it.
 func Run(namespaces bool) (status int, err error) {
 	if err := prepare(namespaces); err != nil {
 		return 0, err
@@ -55,8 +55,8 @@ func Run(namespaces bool) (status int, err error) {
 }
 
 func prepare(namespaces bool) error {
-	// What our caller left open belongs to no mount in here, and criu could not
-	// dump a job that inherited it.
+	// Descriptors that our caller left open belong to no mount in here. criu could not dump
+	// a job that inherited them.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountCgroups gives the isolated test (and what it starts) a view of control
-// groups of one version only, whichever this machine mounts: for version 1 the
-// freezer and the devices controller, which are all that runc insists on, for
-// version 2 the unified hierarchy.
+// MountCgroups gives the isolated test and everything that it starts a view of control
+// groups of one version only, whatever this machine mounts. For version 1 it mounts the
+// freezer and the devices controller, the only ones that runc requires. For version 2 it
+// mounts the unified hierarchy.
 func MountCgroups(t *testing.T, version int) {
 	t.Helper()
 	if !namespaces() {
 		t.Fatal("this test mounts control groups, and needs a mount namespace of its own")
 	}
 	const dir = "/sys/fs/cgroup"
-	// With all that is mounted below: mountinfo lists what is merely covered, too.
+	// Together with all mounts below it: mountinfo also lists mounts that are only covered.
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		t.Fatalf("unmount %s: %v", dir, err)
 	}

@@ -28,9 +28,9 @@ func Runc(t testing.TB) string {
 	return path
 }
 
-// Container is a [Job] in a container of runc: cudawork is its first process,
-// in namespaces and a control group of its own. It sees the programs of this
-// machine, the simulated host, and of that one's GPUs those that it is given.
+// Container is a [Job] in a runc container. cudawork is its first process, in namespaces
+// and a control group of its own. It sees this machine's programs, the simulated host, and
+// those of the host's GPUs that it is given.
 type Container struct {
 	*Job
 	host   *Host
@@ -38,9 +38,9 @@ type Container struct {
 	bundle string
 }
 
-// StartContainer is [Host.Start] in a container that sees these GPUs of the
-// host. An action-script line in the configuration file that runc names to
-// criu is all that criu hears of the hook.
+// StartContainer is [Host.Start] in a container that sees these GPUs of the host. criu
+// learns of the hook only from an action-script line in the configuration file that runc
+// names.
 func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Container {
 	h.t.Helper()
 	c := &Container{Job: h.newJob(processes), host: h, id: "cucriu-" + strings.ToLower(rand.Text()), bundle: h.t.TempDir()}
@@ -81,12 +81,12 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 	return c
 }
 
-// Configure writes the container's configuration file for criu: the example of
-// the product, what this machine needs, and what the test adds to it.
+// Configure writes the container's configuration file for criu: the product's example, what
+// this machine needs, and what the test adds.
 //
-// Left to itself criu saves every control group below the root ones, those of
-// other tests too, and a restore makes them anew when nobody removes them any
-// more.
+// It turns off criu's management of control groups. Otherwise criu saves every control
+// group below the root ones, including those of other tests. A restore then creates these
+// again, and nothing removes them any more.
 func (c *Container) Configure(more string) {
 	c.host.t.Helper()
 	WriteFile(c.host.t, c.configuration(), c.host.ExampleConfiguration("runc.conf")+"manage-cgroups=ignore\n"+more+"\n")
@@ -95,18 +95,18 @@ func (c *Container) Configure(more string) {
 		c.host.t.Fatal(err)
 	}
 	if _, err := exec.LookPath("iptables-restore"); err != nil {
-		// Where runc.conf says it, criu before 4.2 crashes.
+		// In runc.conf, this line makes criu before 4.2 crash.
 		WriteFile(c.host.t, defaults, "network-lock skip\n")
 	}
 }
 
-// home is what runc and criu have for a home directory: criu reads its default
-// configuration there.
+// home returns the home directory of runc and criu. criu reads its default configuration
+// there.
 func (c *Container) home() string { return filepath.Join(c.bundle, "home") }
 
 func (c *Container) configuration() string { return filepath.Join(c.bundle, "runc.conf") }
 
-// mount is one of the mounts of a container.
+// mount is a mount of a container.
 type mount struct {
 	Destination string   `json:"destination"`
 	Source      string   `json:"source"`
@@ -114,13 +114,12 @@ type mount struct {
 	Options     []string `json:"options,omitempty"`
 }
 
-// bind mounts one directory, and nothing that is mounted in it: criu is told of no
-// other mounts.
+// bind mounts one directory without the mounts below it: criu is told of no other mounts.
 func bind(source, destination, access string) mount {
 	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"bind", access}}
 }
 
-// hostPrograms gives a container's root this machine's programs and libraries.
+// hostPrograms puts this machine's programs and libraries into a container's root.
 func hostPrograms(t testing.TB, root string) []mount {
 	t.Helper()
 	var mounts []mount
@@ -146,8 +145,8 @@ func hostPrograms(t testing.TB, root string) []mount {
 	return mounts
 }
 
-// deviceNodes makes a folder with the host's device nodes less those of the
-// GPUs that the container is not to see.
+// deviceNodes makes a folder with the host's device nodes, without those of the GPUs that
+// the container is not to see.
 func (c *Container) deviceNodes(gpus []int) string {
 	c.host.t.Helper()
 	dir := filepath.Join(c.bundle, "dev")
@@ -171,7 +170,7 @@ func (c *Container) deviceNodes(gpus []int) string {
 	return dir
 }
 
-// Checkpoint checkpoints the container and fails the test if that fails.
+// Checkpoint checkpoints the container and fails the test if that does not succeed.
 func (c *Container) Checkpoint(args ...string) {
 	c.host.t.Helper()
 	if run := c.TryCheckpoint(args...); run.Err != nil {
@@ -185,8 +184,8 @@ func (c *Container) TryCheckpoint(args ...string) CriuRun {
 	return c.criuRun("dump", append(append([]string{"checkpoint", "--image-path", c.images(), "--work-path", c.images()}, args...), c.id)...)
 }
 
-// Restore restores the container from its image folder and fails the test if
-// that fails.
+// Restore restores the container from its image folder and fails the test if that does not
+// succeed.
 func (c *Container) Restore() {
 	c.host.t.Helper()
 	run := c.TryRestore()
@@ -207,8 +206,8 @@ func (c *Container) criuRun(log string, args ...string) CriuRun {
 	return c.host.run(log, c.images(), c.command(args...))
 }
 
-// CaughtWriting reports whether the image was made while the job wrote one of
-// its files. It cannot be restored once the job has gone on and renamed that.
+// CaughtWriting reports whether the image was made while the job was writing one of its
+// files. Such an image cannot be restored once the job has gone on and renamed that file.
 func (c *Container) CaughtWriting() bool {
 	c.host.t.Helper()
 	return CaughtWriting(c.host.t, c.images())
@@ -216,8 +215,8 @@ func (c *Container) CaughtWriting() bool {
 
 func (c *Container) images() string { return filepath.Join(c.bundle, "images") }
 
-// Pause freezes the container's control group, as an engine would. On cgroup v1
-// runc gives up at times when the machine is busy.
+// Pause freezes the container's control group, as an engine would. It tries again if runc
+// gives up, as runc sometimes does on cgroup v1 when the machine is busy.
 func (c *Container) Pause() {
 	c.host.t.Helper()
 	Eventually(c.host.t, Soon, "runc pauses the container", func() bool { return c.command("pause", c.id).Run() == nil })
@@ -229,13 +228,13 @@ func (c *Container) Resume() {
 	c.must("resume", c.id)
 }
 
-// State is what runc says of the container: running, paused, stopped.
+// State returns the state that runc reports for the container: running, paused, stopped.
 func (c *Container) State() string {
 	c.host.t.Helper()
 	return c.state().Status
 }
 
-// Delete ends the container, and its control groups with it.
+// Delete ends the container and removes its control groups.
 func (c *Container) Delete() {
 	c.host.t.Helper()
 	c.must("delete", "--force", c.id)
@@ -275,8 +274,8 @@ func (c *Container) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// must runs runc and returns its standard output. The container keeps the null
-// device that it is given: criu could not dump a pipe of ours.
+// must runs runc and returns its standard output. The container inherits the null device,
+// because criu could not dump a pipe of ours.
 func (c *Container) must(args ...string) string {
 	c.host.t.Helper()
 	cmd := c.command(args...)
@@ -296,8 +295,8 @@ func (c *Container) must(args ...string) string {
 	return ""
 }
 
-// remove ends whatever is left of the container. A frozen process does not
-// die, so its control groups are thawed first.
+// remove ends everything that is left of the container. A frozen process does not die, so
+// its control groups are thawed first.
 func (c *Container) remove() {
 	ctx, cancel := context.WithTimeout(context.Background(), Soon)
 	defer cancel()

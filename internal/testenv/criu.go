@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// CriuRun is a criu that has ended.
+// CriuRun is the result of a criu that has ended.
 type CriuRun struct {
 	Err error
 	Log string // criu's log, with the hook's lines in it
 }
 
-// Lines returns the lines of the log that are of interest when a test fails:
-// the hook's, and criu's errors and warnings.
+// Lines returns the lines of the log that help when a test fails: the hook's lines, and
+// criu's errors and warnings.
 func (r CriuRun) Lines() string {
 	var lines []string
 	for line := range strings.Lines(r.Log) {
@@ -34,8 +34,8 @@ func (h *Host) CriuCommand(verb, dir string, args ...string) *exec.Cmd {
 	return h.CriuCommandScripts(verb, dir, []string{h.HookBin}, args...)
 }
 
-// CriuCommandScripts returns a criu command with several action scripts, of
-// which criu runs the last one first.
+// CriuCommandScripts returns a criu command with several action scripts. criu runs the last
+// one first.
 func (h *Host) CriuCommandScripts(verb, dir string, scripts []string, args ...string) *exec.Cmd {
 	h.t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -54,14 +54,14 @@ func (h *Host) RunCriu(verb, dir string, args ...string) CriuRun {
 	return h.run(verb, dir, h.CriuCommand(verb, dir, args...))
 }
 
-// run runs a criu to its end. One that hangs is shown and ended.
+// run runs a criu to its end. If it hangs, run shows what the processes do, and ends it.
 func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
 	h.t.Helper()
 	hung := time.AfterFunc(30*time.Second, func() {
 		h.diagnose(cmd.Process.Pid)
 		_ = cmd.Process.Kill()
 	})
-	cmd.WaitDelay = 10 * time.Second // what it started may hold its output open
+	cmd.WaitDelay = 10 * time.Second // its children may keep its output open
 	out, err := cmd.CombinedOutput()
 	hung.Stop()
 	log, _ := os.ReadFile(filepath.Join(dir, verb+".log"))
@@ -70,9 +70,9 @@ func (h *Host) run(verb, dir string, cmd *exec.Cmd) CriuRun {
 	return run
 }
 
-// Dump dumps a job and fails the test if it cannot be dumped. Unless told to
-// leave it, the job is gone afterwards; told so, the image is one that restores
-// although the job has gone on.
+// Dump dumps a job and fails the test if that does not succeed. Afterwards the job is gone,
+// unless args tell criu to leave it running. In that case Dump repeats until the image can
+// be restored although the job has gone on.
 func (h *Host) Dump(j *Job, args ...string) string {
 	h.t.Helper()
 	for {
@@ -93,7 +93,7 @@ func (h *Host) TryDump(j *Job, dir string, args ...string) CriuRun {
 	return h.RunCriu("dump", dir, append([]string{"-t", strconv.Itoa(j.PID)}, args...)...)
 }
 
-// Restore restores a job and fails the test if it cannot be restored.
+// Restore restores a job and fails the test if that does not succeed.
 func (h *Host) Restore(dir string, args ...string) {
 	h.t.Helper()
 	run := h.TryRestore(dir, args...)
@@ -102,7 +102,7 @@ func (h *Host) Restore(dir string, args ...string) {
 	}
 }
 
-// TryRestore restores from a folder, detached.
+// TryRestore restores a job from a folder and detaches from it.
 func (h *Host) TryRestore(dir string, args ...string) CriuRun {
 	h.t.Helper()
 	return h.RunCriu("restore", dir, append([]string{"-d"}, args...)...)

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diagnose shows what every process of the test does when criu hangs: its
-// threads' states and system calls, the hook's goroutines (SIGQUIT, into
-// criu's log) and, where there is a debugger, the jobs' stacks.
+// diagnose shows what the processes of the test are doing when criu hangs: the states and
+// system calls of their threads, the hook's goroutines (by SIGQUIT, in criu's log) and, if
+// there is a debugger, the stacks of the jobs.
 func (h *Host) diagnose(criu int) {
 	h.t.Helper()
 	h.t.Logf("criu (process %d) hangs", criu)

@@ -1,11 +1,15 @@
-// Package testenv gives tests a host to work on: real criu, the hook, the
-// workloads, and the simulated or the real driver. Nothing in it skips: what
-// is missing fails the test with the command that provides it.
+// Package testenv gives tests a host to work on: real criu, the hook, the workloads, and
+// the simulated or the real driver. If something is missing, the test fails with the
+// command that provides it. A test is skipped only if this machine's kernel or number of
+// GPUs cannot do it.
 //
-// The variables that a machine with a GPU sets: CUCRIU_TEST_ROOT (the folder
-// that holds bin and build), CUCRIU_TEST_CRIU (criu's path), CUCRIU_TEST_RUNC
-// (runc's, for the tests with containers), CUCRIU_TEST_DRIVER=real (else the simulated driver), and
-// CUCRIU_TEST_NAMESPACES=off (a real driver may not know pid namespaces).
+// A machine with a GPU sets these variables:
+//
+//	CUCRIU_TEST_ROOT            the folder that holds bin and build
+//	CUCRIU_TEST_CRIU            the path of criu
+//	CUCRIU_TEST_RUNC            the path of runc, for the tests with containers
+//	CUCRIU_TEST_DRIVER=real     use the real driver, not the simulated one
+//	CUCRIU_TEST_NAMESPACES=off  a real driver may not know pid namespaces
 package testenv
 
 import (
@@ -17,7 +21,7 @@ import (
 // RealDriver reports whether the tests run against NVIDIA's driver.
 func RealDriver() bool { return os.Getenv("CUCRIU_TEST_DRIVER") == "real" }
 
-// Root is the folder that holds bin and build: the repository, or a bundle.
+// Root returns the folder that holds bin and build: the repository, or a bundle.
 func Root(t testing.TB) string {
 	t.Helper()
 	if root := os.Getenv("CUCRIU_TEST_ROOT"); root != "" {
@@ -36,8 +40,8 @@ func Root(t testing.TB) string {
 	return ""
 }
 
-// Artefact returns the path of something that was built, and fails with the
-// remedy if it was not.
+// Artefact returns the path of a build output. If it does not exist, it fails the test and
+// names the remedy.
 func Artefact(t testing.TB, remedy string, path ...string) string {
 	t.Helper()
 	file := filepath.Join(append([]string{Root(t)}, path...)...)

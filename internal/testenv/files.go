@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Soon bounds waits for what should happen at once, on a busy machine.
+// Soon is how long to wait for what should happen at once, on a busy machine.
 const Soon = 20 * time.Second
 
 // Script writes an action script.
@@ -25,8 +25,8 @@ func Script(t testing.TB, body string) string {
 	return path
 }
 
-// CaughtWriting reports whether an image was made while the job wrote one of its
-// files. It cannot be restored once the job has gone on and renamed that.
+// CaughtWriting reports whether an image was made while the job was writing one of its
+// files. Such an image cannot be restored once the job has gone on and renamed that file.
 func CaughtWriting(t testing.TB, images string) bool {
 	t.Helper()
 	files, err := os.ReadFile(filepath.Join(images, "files.img"))
@@ -36,7 +36,7 @@ func CaughtWriting(t testing.TB, images string) bool {
 	return bytes.Contains(files, []byte(".tmp"))
 }
 
-// Copy copies a folder of images, as to another host.
+// Copy copies a folder of images, as if to another host.
 func Copy(t testing.TB, from, to string) {
 	t.Helper()
 	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
@@ -52,7 +52,7 @@ func WriteFile(t testing.TB, path, text string) {
 	}
 }
 
-// SmallDisk makes a file system of a size ("32m"), in memory, and mounts it at dir.
+// SmallDisk mounts a tmpfs of a given size (such as "32m") at dir.
 func SmallDisk(t testing.TB, dir, size string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -64,8 +64,8 @@ func SmallDisk(t testing.TB, dir, size string) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 }
 
-// FreePort finds a TCP port of the loopback interface that nobody listens on. What
-// listens there is not isolated from other runs of the tests.
+// FreePort returns a TCP port of the loopback interface on which nobody listens. Unlike
+// other things of a test, it is shared with other runs of the tests.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,7 +76,7 @@ func FreePort(t testing.TB) string {
 	return strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 }
 
-// Exists reports whether there is a file.
+// Exists reports whether a file exists.
 func Exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// Host is a machine with GPUs: one of any number of simulated ones, or this
-// machine with its real driver.
+// Host is a machine with GPUs: a simulated one, of which there may be many, or this machine
+// with its real driver.
 type Host struct {
 	t       *testing.T
-	Dir     string // of the simulated host; empty on a real one
+	Dir     string // of the simulated host; empty on the real one
 	RunDir  string
 	Env     []string
 	HookBin string
 }
 
-// NewHost makes a simulated host with so many GPUs, or takes the real one,
-// which must have at least as many.
+// NewHost makes a simulated host with this number of GPUs, or uses the real one, which must
+// have at least as many.
 func NewHost(t *testing.T, gpus int, options ...string) *Host {
 	t.Helper()
 	h := &Host{t: t, HookBin: Artefact(t, "make build", "bin", "cucriu-hook")}
@@ -50,18 +50,18 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 	return h
 }
 
-// T is the test that the host is of.
+// T returns the test to which the host belongs.
 func (h *Host) T() *testing.T { return h.t }
 
-// For returns the host for another test, or a part of one. What is set on it
-// does not show on the other.
+// For returns a copy of the host for another test or subtest. Variables that are set on the
+// copy do not affect the original, or the other way round.
 func (h *Host) For(t *testing.T) *Host {
 	host := *h
 	host.t, host.Env = t, slices.Clone(h.Env)
 	return &host
 }
 
-// Setenv sets a variable for whatever is started on the host from now on.
+// Setenv sets a variable for everything that is started on the host from now on.
 func (h *Host) Setenv(name, value string) {
 	h.Env = append(h.Env, name+"="+value)
 }
@@ -69,7 +69,7 @@ func (h *Host) Setenv(name, value string) {
 // Config writes a configuration file and returns its path.
 func (h *Host) Config(text string) string {
 	h.t.Helper()
-	// Below a directory that only root can write, as the hook demands.
+	// In a directory that only root can write, as the hook demands.
 	dir := filepath.Join(h.t.TempDir(), "etc")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		h.t.Fatal(err)
@@ -104,7 +104,7 @@ func (h *Host) UUIDs() []string {
 	return uuids
 }
 
-// Faults sets the simulated driver's fault rules.
+// Faults sets the fault rules of the simulated driver.
 func (h *Host) Faults(rules ...string) {
 	h.t.Helper()
 	if err := os.WriteFile(filepath.Join(h.Dir, "faults"), []byte(strings.Join(rules, "\n")+"\n"), 0o644); err != nil {
@@ -112,8 +112,8 @@ func (h *Host) Faults(rules ...string) {
 	}
 }
 
-// NVML says what the simulated NVML does not tell of processes: "hide", "unknown",
-// "add MIB", or "" for the truth.
+// NVML sets what the simulated NVML reports about processes: "hide", "unknown", "add MIB",
+// or "" for the truth.
 func (h *Host) NVML(view string) {
 	h.t.Helper()
 	if err := os.WriteFile(filepath.Join(h.Dir, "nvml"), []byte(view+"\n"), 0o644); err != nil {
@@ -121,7 +121,7 @@ func (h *Host) NVML(view string) {
 	}
 }
 
-// Command returns a command that will run on the host.
+// Command returns a command that runs on the host.
 func (h *Host) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(h.t.Context(), name, args...)
 	cmd.Env = h.Env
@@ -135,15 +135,13 @@ func (h *Host) Cucriu(args ...string) (string, error) {
 	return string(out), err
 }
 
-// CucriuCommand returns a cucriu command, which fails on request where the hook
-// does.
+// CucriuCommand returns a cucriu command. It fails on request if the hook does.
 func (h *Host) CucriuCommand(args ...string) *exec.Cmd {
 	h.t.Helper()
 	return h.Command(filepath.Join(filepath.Dir(h.HookBin), "cucriu"), args...)
 }
 
-// Eventually waits until a condition holds and fails the test if it does not
-// within the time.
+// Eventually waits until a condition holds, and fails the test if that takes too long.
 func Eventually(t testing.TB, within time.Duration, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(within); !condition(); time.Sleep(5 * time.Millisecond) {
@@ -160,7 +158,7 @@ func stderrOf(err error) string {
 	return ""
 }
 
-// env returns the value of a variable of what runs on the host.
+// env returns the value of a variable on the host.
 func (h *Host) env(name string) string {
 	cmd := h.Command("")
 	for _, variable := range slices.Backward(cmd.Environ()) {
@@ -171,8 +169,8 @@ func (h *Host) env(name string) string {
 	return ""
 }
 
-// ExampleConfiguration returns the text of one of the example configuration
-// files for criu, with the hook of the tests and an empty folder for libdir.
+// ExampleConfiguration returns the text of one of the example configuration files for criu,
+// with the path of the tests' hook and an empty folder for libdir.
 func (h *Host) ExampleConfiguration(name string) string {
 	h.t.Helper()
 	example, err := os.ReadFile(Artefact(h.t, "git checkout configs", "configs", name))

@@ -11,7 +11,7 @@ import (
 	"cucriu/internal/reaper"
 )
 
-// The two roles in which a test binary starts itself again.
+// The roles in which a test binary starts itself again.
 const (
 	roleVariable = "CUCRIU_TEST_ROLE"
 	roleInit     = "init"
@@ -26,15 +26,15 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Isolated runs a test in a pid and mount namespace of its own, below an init
-// that reaps: a restore needs the pids of the dump to be free, and a zombie
-// that nobody reaps holds one. Needs root.
+// Isolated runs a test in a pid and mount namespace of its own, below an init that reaps. A
+// restore needs the pids of the dump to be free, and a zombie that nobody reaps keeps its
+// pid. Isolated needs root.
 func Isolated(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	IsolatedFor(t, 3*time.Minute, test)
 }
 
-// IsolatedFor is [Isolated] for a test that may take so long.
+// IsolatedFor is [Isolated] with a time limit of its own.
 func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
 	t.Helper()
 	if os.Getenv(roleVariable) == roleTest {

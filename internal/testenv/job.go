@@ -17,13 +17,13 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// Job is a workload: a process tree with CUDA in it. It lives on across dump
-// and restore, on any host.
+// Job is a workload: a process tree with CUDA. It lives on across dump and restore, on any
+// host.
 type Job struct {
 	t   *testing.T
-	PID int // of the root; criu restores it to the same
+	PID int // of the root, before and after a restore
 	dir string
-	// Dirs are the status folders of the CUDA processes.
+	// Dirs are the folders to which the CUDA processes report their status.
 	Dirs []string
 }
 
@@ -38,15 +38,15 @@ type Status struct {
 	Bad int `json:"bad"`
 }
 
-// Start starts cudawork and waits until it ticks. Several processes need
-// --procs or --ranks with their number given as processes.
+// Start starts cudawork and waits until it ticks. For several processes, args must have
+// --procs or --ranks with the same number.
 func (h *Host) Start(processes int, args ...string) *Job {
 	h.t.Helper()
 	return h.StartUnder(nil, processes, args...)
 }
 
-// StartUnder is [Host.Start] below another command, which is given cudawork's
-// command line as its arguments and is the root of the tree.
+// StartUnder is [Host.Start] below another command. That command gets the command line of
+// cudawork as its arguments and is the root of the tree.
 func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
 	h.t.Helper()
 	job := h.newJob(processes)
@@ -57,7 +57,7 @@ func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
 	return job
 }
 
-// StartProgram is [Host.Start] of a copy of cudawork under another name.
+// StartProgram is [Host.Start] for a copy of cudawork with another name.
 func (h *Host) StartProgram(program string, processes int, args ...string) *Job {
 	h.t.Helper()
 	job := h.newJob(processes)
@@ -79,9 +79,8 @@ func (h *Host) newJob(processes int) *Job {
 	return job
 }
 
-// Spawn starts a program as criu likes it: a session of its own, and standard
-// streams that exist inside the namespaces. Its stderr is shown if the test
-// fails.
+// Spawn starts a program so that criu can dump it: in a session of its own, with standard
+// streams that exist inside the namespaces. If the test fails, its stderr is shown.
 func (h *Host) Spawn(dir, name string, args ...string) int {
 	h.t.Helper()
 	log, err := os.Create(filepath.Join(dir, "stderr"))
@@ -111,13 +110,12 @@ func (h *Host) Spawn(dir, name string, args ...string) int {
 	return cmd.Process.Pid
 }
 
-// For returns the job for another test, or a part of one, with its first
-// processes only.
+// For returns the job for another test or subtest, with only its first processes.
 func (j *Job) For(t *testing.T, processes int) *Job {
 	return &Job{t: t, PID: j.PID, Dirs: j.Dirs[:processes]}
 }
 
-// Status reads the last status of one CUDA process of the job.
+// Status reads the last status that a CUDA process of the job has reported.
 func (j *Job) Status(process int) (Status, error) {
 	var s Status
 	data, err := os.ReadFile(filepath.Join(j.Dirs[process], "status"))
@@ -127,7 +125,7 @@ func (j *Job) Status(process int) (Status, error) {
 	return s, err
 }
 
-// MustStatus reads the last status of one CUDA process.
+// MustStatus is [Job.Status] that fails the test on an error.
 func (j *Job) MustStatus(process int) Status {
 	j.t.Helper()
 	s, err := j.Status(process)
@@ -137,8 +135,8 @@ func (j *Job) MustStatus(process int) Status {
 	return s
 }
 
-// pid returns the pid of one CUDA process of the job as the test sees it. The
-// process itself reports the one that it has in its container.
+// pid returns the pid of a CUDA process of the job as the test sees it. The process itself
+// reports its pid inside the container.
 func (j *Job) pid(process int) int {
 	j.t.Helper()
 	inside := j.MustStatus(process).PID
@@ -166,8 +164,7 @@ func (j *Job) Ticks() []int {
 	return ticks
 }
 
-// WaitTicks waits until every process has ticked n times more, and then until
-// it has compared all its GPU memory with what it must be.
+// WaitTicks waits until every process has ticked n times more.
 func (j *Job) WaitTicks(n int) {
 	j.t.Helper()
 	from := j.Ticks()
@@ -181,7 +178,7 @@ func (j *Job) WaitTicks(n int) {
 	})
 }
 
-// Check makes every process compare all its GPU memory with what it must be.
+// Check makes every process compare all its GPU memory with the expected content.
 func (j *Job) Check() {
 	j.t.Helper()
 	for i, dir := range j.Dirs {
@@ -207,8 +204,8 @@ func (j *Job) Check() {
 	}
 }
 
-// Runs fails the test unless the job goes on with its memory whole, with
-// every thread out of every stop.
+// Runs fails the test unless the job goes on with its memory intact and no thread is
+// stopped.
 func (j *Job) Runs() {
 	j.t.Helper()
 	j.WaitTicks(3)
@@ -225,7 +222,7 @@ func (j *Job) Runs() {
 // Gone reports whether the pid of the root is free.
 func (j *Job) Gone() bool { return processState(j.PID) == 0 }
 
-// Alive reports whether the root of the job exists and is no zombie.
+// Alive reports whether the root of the job exists and is not a zombie.
 func (j *Job) Alive() bool { return processState(j.PID) != 0 && processState(j.PID) != 'Z' }
 
 // Stopped reports whether every thread of every CUDA process is stopped.
@@ -274,8 +271,8 @@ func processState(pid int) byte {
 	return strings.TrimSpace(rest)[0]
 }
 
-// PIDs lists the processes of the job, the root first, as they were when it last
-// told of itself: criu restores them to the same.
+// PIDs lists the processes of the job, the root first, as they were when they last
+// reported. criu restores them with the same pids.
 func (j *Job) PIDs() []int {
 	j.t.Helper()
 	pids := []int{j.PID}
@@ -287,7 +284,7 @@ func (j *Job) PIDs() []int {
 	return pids
 }
 
-// State is the state letter of the root's main thread in /proc; "" if it is gone.
+// State returns the state letter of the root's main thread in /proc, or "" if it is gone.
 func (j *Job) State() string {
 	if state := processState(j.PID); state != 0 {
 		return string(rune(state))
@@ -295,13 +292,13 @@ func (j *Job) State() string {
 	return ""
 }
 
-// JobOf is a job without CUDA.
+// JobOf returns a job without CUDA.
 func JobOf(t *testing.T, pid int) *Job { return &Job{t: t, PID: pid} }
 
-// Root is the pid of the root as criu's -t takes it.
+// Root returns the pid of the root as an argument for criu -t.
 func (j *Job) Root() string { return strconv.Itoa(j.PID) }
 
-// Kill ends the whole job and waits until its pids are free.
+// Kill ends the whole job and waits until the pid of its root is free.
 func (j *Job) Kill() {
 	j.t.Helper()
 	_ = unix.Kill(-j.PID, unix.SIGKILL)

@@ -15,8 +15,8 @@ import (
 	"cucriu/cudackpt"
 )
 
-// Running lists the processes in this pid namespace that run a program, those
-// included that are just ending and may still hold a lock.
+// Running lists the processes in this pid namespace that run a program. It includes those
+// that are ending and may still hold a lock.
 func Running(program string) []int {
 	name := filepath.Base(program)
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
@@ -42,16 +42,15 @@ func NotEnding(pids []int) []int {
 	})
 }
 
-// Held says what keeps a thread of the processes from running: a stop, a tracer,
-// a wait with all signals blocked in which it was parked, the driver. Empty if
-// nothing does.
+// Held names what keeps a thread of the processes from running: a stop, a tracer, a parked
+// thread's wait with all signals blocked, or the driver. It is empty if nothing does.
 func Held(t testing.TB, driver *cudackpt.Driver, pids []int) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Soon)
 	defer cancel()
 	for _, pid := range pids {
 		held := heldThread(pid)
-		// The C library blocks all signals, too, for as long as it makes a thread.
+		// The C library, too, blocks all signals while it creates a thread.
 		for range 100 {
 			if !strings.Contains(held, blockedMask) {
 				break
@@ -89,11 +88,12 @@ func heldThread(pid int) string {
 	return ""
 }
 
-// blockedMask is the line of a status file with the signals that a thread blocks.
+// blockedMask is the name of the line in a status file that has the signals which a thread
+// blocks.
 const blockedMask = "SigBlk"
 
-// blocksAll reports whether a line of a status file says that a thread blocks even
-// the two signals that the C library keeps for itself, as only a parked one does.
+// blocksAll reports whether a line of a status file says that a thread blocks even the two
+// signals that the C library keeps for itself. Only a parked thread does.
 func blocksAll(line string) bool {
 	const ofTheLibrary = 1<<(32-1) | 1<<(33-1)
 	mask, found := strings.CutPrefix(line, blockedMask+":\t")

@@ -24,7 +24,7 @@ func (h *Host) Sessions() []*journal.Session {
 	return sessions
 }
 
-// Step is the step that the youngest session has begun.
+// Step returns the step that the latest session has begun.
 func (h *Host) Step() string {
 	if sessions := h.Sessions(); len(sessions) > 0 {
 		return string(sessions[len(sessions)-1].Step)
@@ -32,7 +32,8 @@ func (h *Host) Step() string {
 	return ""
 }
 
-// LastOutcome is the outcome of the youngest session, empty while it is open.
+// LastOutcome returns the outcome of the latest session. It is empty while the session is
+// open.
 func (h *Host) LastOutcome() string {
 	if sessions := h.Sessions(); len(sessions) > 0 {
 		return string(sessions[len(sessions)-1].Outcome)
@@ -40,8 +41,8 @@ func (h *Host) LastOutcome() string {
 	return ""
 }
 
-// RestoreOutcome is the outcome of the youngest restore, empty while it is open
-// or not begun.
+// RestoreOutcome returns the outcome of the latest session if that is a restore. It is
+// empty while the restore is open or has not begun.
 func (h *Host) RestoreOutcome() string {
 	if sessions := h.Sessions(); len(sessions) > 0 && sessions[len(sessions)-1].Kind == journal.KindRestore {
 		return string(sessions[len(sessions)-1].Outcome)
@@ -49,8 +50,8 @@ func (h *Host) RestoreOutcome() string {
 	return ""
 }
 
-// WaitOutcome waits until the youngest session has been closed and fails the
-// test if its outcome is another.
+// WaitOutcome waits until the latest session is closed, and fails the test if its outcome
+// is not the one wanted.
 func (h *Host) WaitOutcome(want string) {
 	h.t.Helper()
 	Eventually(h.t, Soon, "the session is closed", func() bool { return h.LastOutcome() != "" })
@@ -59,7 +60,7 @@ func (h *Host) WaitOutcome(want string) {
 	}
 }
 
-// UseFailpoint makes the hook go wrong at a step.
+// UseFailpoint makes the hook go wrong at a failpoint.
 func (h *Host) UseFailpoint(point string) {
 	h.t.Helper()
 	if _, err := failpoint.Parse(point); err != nil {
@@ -84,7 +85,7 @@ func (h *Host) KillHook(criu int) {
 	}
 }
 
-// Watchers are the watchers of the host's sessions.
+// Watchers returns the pids of the watchers of the host's sessions.
 func (h *Host) Watchers() []int {
 	h.t.Helper()
 	var pids []int
@@ -99,14 +100,13 @@ func (h *Host) Watchers() []int {
 // KillWatcher kills the watcher of the host's sessions.
 func (h *Host) KillWatcher() {
 	h.t.Helper()
-	// That of a session that has just been closed is about to end.
+	// The watcher of a session that has just been closed is about to end.
 	Eventually(h.t, Soon, "there is one watcher", func() bool { return len(h.Watchers()) == 1 })
 	watchers := h.Watchers()
 	h.kill(watchers[0])
 }
 
-// kill kills a process of ours. Only the end of its last thread lets go of what
-// it has locked.
+// kill kills a process of ours. Its locks are released only when its last thread has ended.
 func (h *Host) kill(pid int) {
 	h.t.Helper()
 	process, err := proc.Open(pid)

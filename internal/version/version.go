@@ -1,4 +1,4 @@
-// Package version holds the version that the build sets.
+// Package version holds the version, which the build sets.
 package version
 
 // Version is set by the linker: -X cucriu/internal/version.Version=….

@@ -1,5 +1,5 @@
-// Package watcher is the process that watches over a session: a program started
-// as "PROGRAM watch DIR".
+// Package watcher runs the process that watches over a session. It is a program started as
+// "PROGRAM watch DIR".
 package watcher
 
 import (
@@ -14,10 +14,9 @@ import (
 
 // Run watches over the session in dir and returns when it has come to a good end.
 //
-// Its life is bounded by that of criu, or of the command that the session belongs
-// to, and what it holds is a job that waits to be
-// brought back, so it does not let itself be ended by the signals that end a
-// service or a terminal session.
+// The watcher ignores the signals that end a service or a terminal session, because it
+// holds a job that waits to be brought back. Its life is bounded by that of criu, or of the
+// command to which the session belongs.
 func Run(hook *hooks.Hook, dir string) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
 	err := hook.Watch(context.Background(), dir, readyOnce{os.Stdout})
@@ -27,7 +26,7 @@ func Run(hook *hooks.Hook, dir string) error {
 	return err
 }
 
-// readyOnce closes the pipe to the hook after the one byte that it waits for.
+// readyOnce closes the pipe to the hook after the one byte for which the hook waits.
 type readyOnce struct{ pipe *os.File }
 
 func (r readyOnce) Write(data []byte) (int, error) {

@@ -67,8 +67,8 @@ func measureAll(ctx context.Context, opts options, out io.Writer) error {
 	return nil
 }
 
-// warmUp dumps and restores a load in modes without measuring: the programs are
-// read from the disk, and the first call of a driver is slow.
+// warmUp dumps and restores a load in modes without measuring. The first time, programs are
+// read from disk, and the first call of a driver is slow.
 func (o options) warmUp(ctx context.Context, l load, modes ...string) error {
 	if !o.warm {
 		return nil
@@ -81,7 +81,7 @@ func (o options) warmUp(ctx context.Context, l load, modes ...string) error {
 	return nil
 }
 
-// plan leaves out the cases that do not fit, and says so.
+// plan returns the cases that fit, and prints which do not.
 func (o options) plan(report *report, out io.Writer) []load {
 	loads := o.loads
 	if len(loads) == 0 && o.real {
@@ -102,7 +102,7 @@ func (o options) plan(report *report, out io.Writer) []load {
 	return fit
 }
 
-// write replaces the three files of the results.
+// write replaces the three results files.
 func (r *report) write(dir string) error {
 	for _, file := range []struct {
 		name   string

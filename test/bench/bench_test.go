@@ -25,7 +25,7 @@ func TestTheSmallestCaseInAllModes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// As those read it who know only what was promised.
+		// Read the file with only the documented fields, as its readers do.
 		var results []struct {
 			Case           string  `json:"case"`
 			Processes      int     `json:"processes"`

@@ -10,11 +10,12 @@ import (
 	"cucriu/criuutil"
 )
 
-// timestamp begins the lines that criu itself logs: seconds since it was started.
+// timestamp matches the beginning of the lines that criu itself logs: the seconds since it
+// started.
 var timestamp = regexp.MustCompile(`^\(([0-9]+\.[0-9]+)\)`)
 
-// stageSeconds is how long criu waited for its action script in a stage, as its
-// log (-v4) tells.
+// stageSeconds returns how long criu waited for its action script in a stage, according to
+// its log (-v4).
 func stageSeconds(log, stage string) (float64, error) {
 	data, err := os.ReadFile(log)
 	if err != nil {
@@ -24,7 +25,7 @@ func stageSeconds(log, stage string) (float64, error) {
 	for line := range strings.Lines(string(data)) {
 		match := timestamp.FindStringSubmatch(line)
 		if match == nil {
-			continue // the script's own
+			continue // a line of the script
 		}
 		at, err := strconv.ParseFloat(match[1], 64)
 		if err != nil {
@@ -33,7 +34,7 @@ func stageSeconds(log, stage string) (float64, error) {
 		switch {
 		case strings.Contains(line, "Running "+stage+" scripts"):
 			found, begun = true, at
-		case found && strings.Contains(line, "\t["): // which script
+		case found && strings.Contains(line, "\t["): // the line that names the script
 			begun = at
 		case found:
 			return at - begun, nil
@@ -42,7 +43,8 @@ func stageSeconds(log, stage string) (float64, error) {
 	return 0, fmt.Errorf("%s does not show stage %s", log, stage)
 }
 
-// logExcerpt is what a log says of a failure: criu's errors, and what the hook said.
+// logExcerpt returns what a log says about a failure: criu's errors and the hook's
+// messages.
 func logExcerpt(log string) string {
 	data, err := os.ReadFile(log)
 	if err != nil {

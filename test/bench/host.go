@@ -22,11 +22,11 @@ type host struct {
 	undo func() error
 }
 
-// maxSimulatedGPUs is how many GPUs a simulated host has at most: as many as
-// the processes of the job, up to here.
+// maxSimulatedGPUs is the largest number of GPUs of a simulated host. Up to it, there are
+// as many as the job has processes.
 const maxSimulatedGPUs = 4
 
-// newHost takes this machine, or makes a simulated host for a load in a folder.
+// newHost returns this machine, or makes a simulated host for a load in a folder.
 func (o options) newHost(ctx context.Context, dir string, l load) (*host, error) {
 	if o.real {
 		_, gpus, err := realGPUs()
@@ -34,7 +34,7 @@ func (o options) newHost(ctx context.Context, dir string, l load) (*host, error)
 	}
 	h := &host{gpus: min(l.processes, maxSimulatedGPUs), undo: func() error { return nil }}
 	if o.namespaces() {
-		// GPU memory is memory, and no disk is to be busy with it.
+		// The simulated GPU memory goes to a tmpfs, so that it keeps no disk busy.
 		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=700,size=100%"); err != nil {
 			return nil, fmt.Errorf("memory for the simulated GPUs: mount a tmpfs on %s: %w", dir, err)
 		}
@@ -50,7 +50,7 @@ func (o options) newHost(ctx context.Context, dir string, l load) (*host, error)
 	return h, nil
 }
 
-// realGPUs are this machine's.
+// realGPUs returns this machine's driver and GPUs.
 func realGPUs() (*cudackpt.Driver, []cudackpt.GPU, error) {
 	driver, err := cudackpt.Open()
 	if err != nil {
@@ -63,8 +63,8 @@ func realGPUs() (*cudackpt.Driver, []cudackpt.GPU, error) {
 	return driver, gpus, err
 }
 
-// command returns a command that runs on the host, with more variables. It is
-// killed when ctx ends.
+// command returns a command that runs on the host with additional variables. It is killed
+// when ctx ends.
 func (h *host) command(ctx context.Context, more []string, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(append([]string{}, h.env...), more...)

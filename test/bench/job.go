@@ -17,12 +17,13 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// minEach is the least GPU memory of a process: a part that changes at each tick, and one that does not.
+// minEach is the least GPU memory of a process: a part that changes at each tick, and a
+// part that does not.
 const minEach = 2 * mib
 
-// job is a workload: a process tree whose every word of GPU memory is known.
+// job is a workload: a process tree in whose GPU memory every word is known.
 type job struct {
-	pid     int   // of the root, after a restore too
+	pid     int   // of the root, before and after a restore
 	tree    []int // pids
 	folders []string
 	stderr  string
@@ -36,8 +37,8 @@ func (o options) startJob(ctx context.Context, h *host, l load, dir string) (*jo
 	for i := range gpus {
 		gpus[i] = strconv.Itoa(i)
 	}
-	// Little of the memory changes at each tick, so that neither the lock nor the
-	// first tick after a restore takes long, which is the job's time and not ours.
+	// Only a little of the memory changes at each tick. So neither the lock nor the first
+	// tick after a restore takes long: that time would be the job's, not ours.
 	args := []string{"--dir", dir, "--gpus", strings.Join(gpus, ","), "--mib", "1", "--ballast", strconv.FormatInt(l.each/mib-1, 10), "--tick-ms", "5"}
 	if l.processes > 1 {
 		args = append(args, "--procs", strconv.Itoa(l.processes))
@@ -67,7 +68,7 @@ func (o options) startJob(ctx context.Context, h *host, l load, dir string) (*jo
 		return nil, err
 	}
 	defer null.Close()
-	// It is ended by end alone: criu takes it over.
+	// Only end ends the job, because criu takes it over.
 	cmd := h.command(context.WithoutCancel(ctx), nil, o.artefact("build", "workload", "cudawork"), args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = null, null, stderr, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -88,7 +89,7 @@ func (o options) startJob(ctx context.Context, h *host, l load, dir string) (*jo
 	return j, nil
 }
 
-// check has every process compare all its GPU memory with what it must be.
+// check makes every process compare all its GPU memory with the expected content.
 func (j *job) check(ctx context.Context) error {
 	answers, err := watchFor("checked", j.folders)
 	if err != nil {
@@ -128,8 +129,8 @@ func (j *job) end(ctx context.Context) error {
 	return j.waitGone(ctx)
 }
 
-// waitGone waits until the pids of the job are free. That a process was reaped,
-// by whoever is its parent, is no event for us.
+// waitGone waits until the pids of the job are free. It polls, because no event tells us
+// that another process has reaped one.
 func (j *job) waitGone(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -12,7 +12,8 @@ const (
 	gib = int64(1) << 30
 )
 
-// load is what a case dumps: processes of one tree, each with as much GPU memory.
+// load is what a case dumps: the processes of one tree, each with the same amount of GPU
+// memory.
 type load struct {
 	processes int
 	each      int64 // bytes, whole MiB
@@ -20,15 +21,15 @@ type load struct {
 
 func (l load) bytes() int64 { return int64(l.processes) * l.each }
 
-// String is how the command line names it: 4x256MiB.
+// String returns the load as the command line has it: 4x256MiB.
 func (l load) String() string { return fmt.Sprintf("%dx%s", l.processes, size(l.each)) }
 
-// title is how tables name it.
+// title returns the load as tables have it.
 func (l load) title() string { return fmt.Sprintf("%d × %s", l.processes, spaced(l.each)) }
 
 var loadPattern = regexp.MustCompile(`^([1-9][0-9]{0,1})x([1-9][0-9]{0,5})(MiB|GiB)$`)
 
-// parseLoads reads a list of loads; none is an empty list.
+// parseLoads reads a list of loads. It may be empty.
 func parseLoads(text string) ([]load, error) {
 	var loads []load
 	for field := range strings.SplitSeq(text, ",") {
@@ -39,7 +40,7 @@ func parseLoads(text string) ([]load, error) {
 		if match == nil {
 			return nil, fmt.Errorf("--cases: %q is no case: write 4x256MiB or 1x16GiB", field)
 		}
-		processes, _ := strconv.Atoi(match[1]) // digits, few
+		processes, _ := strconv.Atoi(match[1]) // only a few digits
 		each, _ := strconv.ParseInt(match[2], 10, 64)
 		each *= map[string]int64{"MiB": mib, "GiB": gib}[match[3]]
 		if each < minEach {
@@ -50,7 +51,7 @@ func parseLoads(text string) ([]load, error) {
 	return loads, nil
 }
 
-// size is a number of bytes, exact if it is whole MiB: 256MiB, 16GiB.
+// size formats a number of bytes, exactly if it is whole MiB: 256MiB, 16GiB.
 func size(bytes int64) string { return strings.ReplaceAll(spaced(bytes), " ", "") }
 
 func spaced(bytes int64) string {

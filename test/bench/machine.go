@@ -16,7 +16,7 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// machine is where it was measured, by name and value.
+// machine describes where the measurements were made, as names and values.
 type machine [][2]string
 
 func (m machine) String() string {
@@ -27,7 +27,7 @@ func (m machine) String() string {
 	return text.String()
 }
 
-// report is everything that the results files show.
+// report holds everything that the results files show.
 type report struct {
 	machine machine
 	room    room
@@ -35,7 +35,7 @@ type report struct {
 	results Results
 }
 
-// newReport finds out what this machine is, and what room it has.
+// newReport describes this machine and how much room it has.
 func (o options) newReport(ctx context.Context) (*report, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -81,8 +81,8 @@ func (o options) newReport(ctx context.Context) (*report, error) {
 	return r, nil
 }
 
-// availableMemory is what this host has left, and the control groups that this
-// process is in.
+// availableMemory returns how much memory this host has left, and no more than the control
+// groups of this process allow.
 func availableMemory(system proc.System) (int64, error) {
 	available, err := system.AvailableMemory()
 	if err != nil {
@@ -98,7 +98,8 @@ func availableMemory(system proc.System) (int64, error) {
 	return int64(available), nil
 }
 
-// readDisk notes what is free where the images go, and names the file system.
+// readDisk records how much is free where the images go, and returns the name of the file
+// system.
 func (r *room) readDisk(dir string) (string, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
@@ -119,7 +120,7 @@ func (r *room) readDisk(dir string) (string, error) {
 	var on *procfs.MountInfo
 	for _, mount := range mounts {
 		below := dir == mount.MountPoint || strings.HasPrefix(dir, strings.TrimSuffix(mount.MountPoint, "/")+"/")
-		// Of several on one place the last one is to be seen.
+		// If several are mounted on one place, only the last one is visible.
 		if below && (on == nil || len(mount.MountPoint) >= len(on.MountPoint)) {
 			on = mount
 		}
@@ -130,7 +131,7 @@ func (r *room) readDisk(dir string) (string, error) {
 	return fmt.Sprintf("%s, %s free", on.FSType, spaced(r.disk/mib*mib)), nil
 }
 
-// readGPUs notes what is free on this machine's GPUs, and names them.
+// readGPUs records how much is free on this machine's GPUs, and returns their names.
 func (r *room) readGPUs(ctx context.Context) (string, error) {
 	driver, gpus, err := realGPUs()
 	if err != nil {

@@ -1,9 +1,9 @@
-// Command bench measures where the downtime of dump and restore goes: the same
-// jobs, side by side, with plain CRIU and one driver call after the other as a
-// CUDA plugin makes them, with cucriu-hook, and with its fast lane. It runs on
-// simulated GPUs, or with CUCRIU_TEST_DRIVER=real on this machine's.
+// Command bench measures where the downtime of dump and restore goes. It runs the same jobs
+// in three ways: with plain CRIU and one driver call after the other, as a CUDA plugin
+// makes them; with cucriu-hook; and with the hook's fast lane. It runs on simulated GPUs,
+// or with CUCRIU_TEST_DRIVER=real on this machine's.
 //
-// It writes results.json, results.md and downtime.svg, after each run anew.
+// It writes results.json, results.md and downtime.svg, and replaces them after each run.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"cucriu/internal/reaper"
 )
 
-// The bench runs itself below an init of its own: see package reaper.
+// The bench runs itself again below an init of its own: see package reaper.
 const (
 	roleVariable = "CUCRIU_BENCH_ROLE"
 	roleInit     = "init"
@@ -47,7 +47,8 @@ func run() (status int, err error) {
 	}
 	switch os.Getenv(roleVariable) {
 	case roleInit:
-		// The bench itself cleans up and ends: until then it needs an init.
+		// The bench below cleans up and ends on these signals. Until then it needs its
+		// init.
 		signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM)
 		os.Setenv(roleVariable, roleBench)
 		return reaper.Run(opts.namespaces())
@@ -64,7 +65,7 @@ func isolate(opts options) (status int, err error) {
 	if os.Geteuid() != 0 {
 		return 1, errors.New("criu needs root: run make bench as root")
 	}
-	runtime.LockOSThread() // the child dies with the thread that has started it
+	runtime.LockOSThread() // the child is killed when the thread that started it ends
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+roleInit)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -72,7 +73,7 @@ func isolate(opts options) (status int, err error) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGTERM)
 	err = cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return max(exit.ExitCode(), 1), nil // and it has said why
+		return max(exit.ExitCode(), 1), nil // it has printed the reason
 	}
 	return 0, err
 }

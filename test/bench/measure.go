@@ -21,17 +21,17 @@ type trial struct {
 	mode string
 	host *host
 
-	dir    string // for what is not to be measured
+	dir    string // for files that are not measured
 	images string
 }
 
-// try makes a trial. The image is restored right after it was written, in every
-// mode alike, so that as much of it as the machine keeps is still in memory.
+// try runs one trial. In every mode it restores the image right after writing it, so that
+// as much of the image as the machine caches is still in memory.
 func (o options) try(ctx context.Context, l load, mode string) (_ Run, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, l.timeLimit(), fmt.Errorf("it took longer than %v", l.timeLimit()))
 	defer cancel()
 	t := &trial{options: o, load: l, mode: mode}
-	// In memory, as the run directory is in use.
+	// In memory, like the run directory in use.
 	if t.dir, err = os.MkdirTemp("/dev/shm", "cucriu-bench-"); err != nil {
 		return Run{}, err
 	}
@@ -57,12 +57,12 @@ func (o options) try(ctx context.Context, l load, mode string) (_ Run, err error
 	return t.run(ctx, j)
 }
 
-// timeLimit is far beyond what a trial takes.
+// timeLimit is far more than a trial takes.
 func (l load) timeLimit() time.Duration {
 	return 3*time.Minute + time.Duration(l.bytes()/(50*mib))*time.Second
 }
 
-// prepare makes what criu and the hook are pointed at.
+// prepare makes the files and folders that criu and the hook use.
 func (t *trial) prepare() error {
 	for _, name := range []string{"etc", "run", "no-plugins", "job"} {
 		if err := os.Mkdir(filepath.Join(t.dir, name), 0o700); err != nil {
@@ -78,7 +78,7 @@ func (t *trial) path(elements ...string) string {
 
 func (t *trial) run(ctx context.Context, j *job) (Run, error) {
 	var r Run
-	// No dump writes while an earlier one's image still goes to the disk.
+	// Wait until the disk has the images of earlier trials, which would slow a dump down.
 	unix.Sync()
 	start := time.Now()
 	cpu, err := t.criu(ctx, "dump", "-t", fmt.Sprint(j.pid))
@@ -128,8 +128,8 @@ func (t *trial) run(ctx context.Context, j *job) (Run, error) {
 	return r, j.check(ctx)
 }
 
-// criu runs it to its end and returns the processor time of it and of all that it
-// waited for: the hook, but not the hook's watcher.
+// criu runs criu to its end. It returns the processor time of criu and of all processes
+// that it waited for: this includes the hook, but not its watcher.
 func (t *trial) criu(ctx context.Context, verb string, args ...string) (cpuSeconds float64, err error) {
 	log := filepath.Join(t.images, verb+".log")
 	args = append([]string{
@@ -138,7 +138,7 @@ func (t *trial) criu(ctx context.Context, verb string, args ...string) (cpuSecon
 	}, args...)
 	env := []string{"CUCRIU_RUN_DIR=" + t.path("run"), "CUCRIU_CONFIG=" + t.path("etc", "config.yaml")}
 	cmd := t.host.command(ctx, env, t.options.criu, args...)
-	cmd.WaitDelay = 10 * time.Second // what it started may hold its output open
+	cmd.WaitDelay = 10 * time.Second // its children may keep its output open
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return 0, fmt.Errorf("criu %s: %w\n%s%s", verb, errors.Join(err, context.Cause(ctx)), out, logExcerpt(log))
@@ -146,8 +146,8 @@ func (t *trial) criu(ctx context.Context, verb string, args ...string) (cpuSecon
 	return (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds(), nil
 }
 
-// phases waits until the session of a hook is closed, and returns its phases:
-// none where another action script is at work.
+// phases waits until the session of a hook is closed, and returns its phases. With another
+// action script there are none.
 func (t *trial) phases(ctx context.Context, kind journal.Kind, want journal.Outcome) (timeline.Phases, error) {
 	if t.mode == modeSerial {
 		return nil, nil
@@ -169,13 +169,13 @@ func (t *trial) phases(ctx context.Context, kind journal.Kind, want journal.Outc
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("the session of the %s is not closed: %w", kind, context.Cause(ctx))
-		case <-time.After(5 * time.Millisecond): // the watcher closes it
+		case <-time.After(5 * time.Millisecond): // the watcher closes the session
 		}
 	}
 }
 
-// measureImage notes what the files of an image directory hold, and what they
-// take of the disk, but for criu's logs.
+// measureImage records the sizes of the files in an image directory, and the disk space
+// that they take, except those of criu's logs.
 func (r *Run) measureImage(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() || filepath.Ext(path) == ".log" {

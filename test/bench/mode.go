@@ -3,11 +3,11 @@ package main
 // The ways to dump and restore that are compared.
 const (
 	modeSerial   = "serial"   // the baseline: serial-hook
-	modeHook     = "hook"     // cucriu-hook, all pages through criu
-	modeFastlane = "fastlane" // cucriu-hook, GPU content past criu
+	modeHook     = "hook"     // cucriu-hook; criu writes all pages
+	modeFastlane = "fastlane" // cucriu-hook; it writes the GPU content itself
 )
 
-// allModes are in the order in which they are shown.
+// allModes returns the modes in the order in which they are shown.
 func allModes() []string { return []string{modeSerial, modeHook, modeFastlane} }
 
 // The configuration files of the modes with cucriu-hook.
@@ -16,7 +16,7 @@ const (
 	fastlaneConfig = "version: 1\npages: fast\n"
 )
 
-// actionScript is what criu is given in a mode.
+// actionScript returns the action script for a mode.
 func (o options) actionScript(mode string) string {
 	if mode == modeSerial {
 		return o.artefact("build", "test", "serial-hook")
@@ -24,7 +24,7 @@ func (o options) actionScript(mode string) string {
 	return o.artefact("bin", "cucriu-hook")
 }
 
-// configuration is the text of the hook's configuration file in a mode.
+// configuration returns the text of the hook's configuration file for a mode.
 func (o options) configuration(mode string) string {
 	if mode == modeFastlane {
 		return fastlaneConfig + o.config + "\n"
@@ -32,8 +32,8 @@ func (o options) configuration(mode string) string {
 	return hookConfig
 }
 
-// modesOf is the order of the modes in a repetition. It rotates, so that none
-// always comes after the same other one.
+// modesOf returns the order of the modes in a repetition. The order rotates, so that no
+// mode always follows the same other one.
 func (o options) modesOf(repetition int) []string {
 	at := repetition % len(o.modes)
 	return append(append([]string{}, o.modes[at:]...), o.modes[:at]...)

@@ -11,23 +11,24 @@ import (
 	"strings"
 )
 
-// options say what is measured, and where everything is.
+// options say what to measure, and where everything is.
 type options struct {
 	root string // holds bin and build
 	criu string
-	real bool // NVIDIA's driver, else simulated ones
+	real bool // use NVIDIA's driver, not the simulated one
 
-	loads  []load // empty: what fits this machine
+	loads  []load // empty: those that fit this machine
 	modes  []string
 	dir    string // of the images
 	out    string // of the results
 	repeat int
-	warm   bool   // dump and restore something that does not count first
+	warm   bool   // first dump and restore once without measuring
 	config string // more configuration for the fast lane
-	keep   bool   // the images
+	keep   bool   // keep the images
 }
 
-// parseOptions reads the command line and the environment that the tests use too.
+// parseOptions reads the command line, and the environment variables that the tests use,
+// too.
 func parseOptions(args []string) (options, error) {
 	opts := options{warm: true, root: os.Getenv("CUCRIU_TEST_ROOT"), criu: os.Getenv("CUCRIU_TEST_CRIU"), real: os.Getenv("CUCRIU_TEST_DRIVER") == "real"}
 	var err error
@@ -44,7 +45,7 @@ func parseOptions(args []string) (options, error) {
 	flags.IntVar(&opts.repeat, "repeat", 3, "runs of each case in each mode, of which the median counts")
 	flags.StringVar(&opts.config, "config", "", "more `text` for the configuration file of mode fastlane")
 	flags.BoolVar(&opts.keep, "keep", false, "keep the images and criu's logs")
-	flags.SetOutput(io.Discard) // whoever called says it
+	flags.SetOutput(io.Discard) // the caller prints the error
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			flags.SetOutput(os.Stdout)
@@ -88,13 +89,13 @@ func parseModes(text string) ([]string, error) {
 	return modes, nil
 }
 
-// namespaces says whether the jobs live in namespaces of their own: a real
-// driver may not know pid namespaces.
+// namespaces reports whether the jobs run in namespaces of their own: a real driver may not
+// know pid namespaces.
 func (o options) namespaces() bool {
 	return !o.real && os.Getenv("CUCRIU_TEST_NAMESPACES") != "off"
 }
 
-// artefact is the path of something that was built.
+// artefact returns the path of a build output.
 func (o options) artefact(path ...string) string {
 	return filepath.Join(append([]string{o.root}, path...)...)
 }

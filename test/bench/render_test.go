@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// fixed are results of two cases, of which the second lacks a mode.
+// fixed returns the results of two cases. The second case lacks a mode.
 func fixed() Results {
 	var rs Results
 	small, large := load{4, 256 * mib}, load{1, 16 * gib}
 	rs.add(large, modeSerial, Run{DumpSeconds: 20, RestoreSeconds: 10, BytesWritten: 16 * gib})
 	rs.add(large, modeHook, Run{DumpSeconds: 16, RestoreSeconds: 8, BytesWritten: 16 * gib})
-	for _, seconds := range []float64{9, 1, 2} { // of which 2 is the median
+	for _, seconds := range []float64{9, 1, 2} { // the median is 2
 		rs.add(small, modeHook, Run{DumpSeconds: seconds, RestoreSeconds: seconds / 2, BytesWritten: gib, PreDumpSeconds: 0.5})
 	}
 	rs.add(small, modeSerial, Run{DumpSeconds: 4, RestoreSeconds: 3, BytesWritten: gib})

@@ -8,19 +8,19 @@ import (
 	"cucriu/hooks/timeline"
 )
 
-// Run is what one dump and the restore after it took.
+// Run holds what one dump and the restore after it took.
 type Run struct {
 	// DumpSeconds is the wall time of criu dump.
 	DumpSeconds float64 `json:"dump_seconds"`
 	// RestoreSeconds is the time from the start of criu restore until every
 	// process of the job was at work again.
 	RestoreSeconds float64 `json:"restore_seconds"`
-	BytesWritten   int64   `json:"bytes_written"`   // the sizes of the files of the image
-	BytesAllocated int64   `json:"bytes_allocated"` // their blocks
-	BytesByCriu    int64   `json:"bytes_by_criu"`   // of these, the pages that criu wrote
+	BytesWritten   int64   `json:"bytes_written"`   // the total size of the image files
+	BytesAllocated int64   `json:"bytes_allocated"` // the disk space of the image files
+	BytesByCriu    int64   `json:"bytes_by_criu"`   // the part of BytesWritten that is pages written by criu
 
-	// Processor time of criu, of the hook, and of all that they waited for. The
-	// hook's watcher is not in it.
+	// The processor time of criu, of the hook, and of all processes for which they waited.
+	// It does not include the watcher.
 	CPUSeconds        float64 `json:"cpu_seconds"`
 	DumpCPUSeconds    float64 `json:"dump_cpu_seconds"`
 	RestoreCPUSeconds float64 `json:"restore_cpu_seconds"`
@@ -30,15 +30,14 @@ type Run struct {
 	RestorePhases  timeline.Phases `json:"restore_phases,omitempty"`
 }
 
-// downtime is how long the job did not work, in seconds.
+// downtime returns how long the job did not work, in seconds.
 func (r Run) downtime() float64 { return r.DumpSeconds + r.RestoreSeconds }
 
-// Result is what a case took in a mode: the run whose downtime is the median one,
-// and all of them.
+// Result is what a case took in a mode: all runs, and the one with the median downtime.
 type Result struct {
 	Case      string `json:"case"` // as --cases takes it
 	Processes int    `json:"processes"`
-	Bytes     int64  `json:"bytes"` // of GPU memory, of all processes
+	Bytes     int64  `json:"bytes"` // GPU memory of all processes
 	Mode      string `json:"mode"`
 	Run
 	Runs []Run `json:"runs"` // in the order in which they were made
@@ -46,7 +45,7 @@ type Result struct {
 	load load
 }
 
-// spread is the shortest and the longest downtime of the runs, in seconds.
+// spread returns the shortest and the longest downtime of the runs, in seconds.
 func (r Result) spread() (least, most float64) {
 	least = r.Runs[0].downtime()
 	for _, run := range r.Runs {
@@ -55,10 +54,10 @@ func (r Result) spread() (least, most float64) {
 	return least, most
 }
 
-// Results are in the order of cases, and of modes as they are shown.
+// Results are in the order in which cases and modes are shown.
 type Results []Result
 
-// add takes one more run in.
+// add adds one more run.
 func (rs *Results) add(l load, mode string, run Run) {
 	i := slices.IndexFunc(*rs, func(r Result) bool { return r.load == l && r.Mode == mode })
 	if i < 0 {
@@ -70,7 +69,7 @@ func (rs *Results) add(l load, mode string, run Run) {
 	r.Run = median(r.Runs)
 }
 
-// sort puts them into the order of the cases and of the modes.
+// sort sorts the results by cases and modes.
 func (rs Results) sort(loads []load) {
 	slices.SortStableFunc(rs, func(a, b Result) int {
 		return cmp.Or(cmp.Compare(slices.Index(loads, a.load), slices.Index(loads, b.load)),
@@ -83,7 +82,7 @@ func median(runs []Run) Run {
 	return sorted[(len(sorted)-1)/2]
 }
 
-// of is the result of a case in a mode.
+// of returns the result of a case in a mode.
 func (rs Results) of(l load, mode string) (Result, bool) {
 	i := slices.IndexFunc(rs, func(r Result) bool { return r.load == l && r.Mode == mode })
 	if i < 0 {
@@ -92,7 +91,7 @@ func (rs Results) of(l load, mode string) (Result, bool) {
 	return rs[i], true
 }
 
-// loads are the cases that have a result.
+// loads returns the cases that have a result.
 func (rs Results) loads() []load {
 	var loads []load
 	for _, r := range rs {
@@ -105,7 +104,7 @@ func (rs Results) loads() []load {
 
 func (rs Results) json() ([]byte, error) {
 	if rs == nil {
-		rs = Results{} // null is no list
+		rs = Results{} // an empty list, not null
 	}
 	data, err := json.MarshalIndent(rs, "", "\t")
 	return append(data, '\n'), err

@@ -7,7 +7,7 @@ import (
 	"text/template"
 )
 
-// The geometry of the plot, in SVG's user units.
+// The layout of the plot, in SVG user units.
 const (
 	plotLeft, plotTop  = 64.0, 56.0
 	plotHeight         = 240.0
@@ -38,7 +38,8 @@ type bar struct {
 	Mode, Label, Title  string
 }
 
-// svg draws the downtimes: for each case the dumps and the restores, a bar a mode.
+// svg draws the downtimes: for each case the dumps and the restores, with a bar for each
+// mode.
 func (rs Results) svg() ([]byte, error) {
 	modes := rs.modes()
 	longest := 0.0
@@ -89,7 +90,8 @@ func (rs Results) svg() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// label is a number of seconds with two digits, or all there are before the point.
+// label formats a number of seconds with two digits, or with all digits before the decimal
+// point.
 func label(seconds float64) string {
 	if seconds >= 10 {
 		return fmt.Sprintf("%.0f", seconds)
@@ -97,7 +99,7 @@ func label(seconds float64) string {
 	return fmt.Sprintf("%.2g", seconds)
 }
 
-// modes are those that have a result, in the order in which they are shown.
+// modes returns the modes that have a result, in the order in which they are shown.
 func (rs Results) modes() []string {
 	var modes []string
 	for _, mode := range allModes() {
@@ -111,8 +113,8 @@ func (rs Results) modes() []string {
 	return modes
 }
 
-// gridStep is a round number of seconds that divides an axis well: 1, 2 or 5
-// times a power of ten.
+// gridStep returns a round number of seconds that divides an axis well: 1, 2 or 5 times a
+// power of ten.
 func gridStep(longest float64) float64 {
 	if longest <= 0 {
 		return 1
@@ -127,8 +129,8 @@ func gridStep(longest float64) float64 {
 	return 10 * power
 }
 
-// drawing reads well on light and on dark paper: the ink follows the reader's
-// choice, and the colours of the bars have contrast with both.
+// drawing is legible on light and on dark paper: the text follows the reader's colour
+// scheme, and the colours of the bars contrast with both.
 var drawing = template.Must(template.New("svg").Parse(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{printf "%.0f %.0f" .Width .Height}}" width="{{printf "%.0f" .Width}}" height="{{printf "%.0f" .Height}}" role="img" aria-label="Seconds of dump and restore, by case and mode">
 <style>
 text { font: 12px sans-serif; fill: #333 }

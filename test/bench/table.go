@@ -8,7 +8,7 @@ import (
 	"cucriu/hooks/timeline"
 )
 
-// rowFormat is of the table that is printed while it is measured.
+// rowFormat is the format of the table that is printed during the measurement.
 const rowFormat = "%-14s %-9s %9s %9s %10s %9s %9s"
 
 func head() string {
@@ -26,8 +26,8 @@ func millis(s float64) string { return fmt.Sprintf("%.1f ms", 1000*s) }
 
 func megabytes(bytes int64) string { return fmt.Sprintf("%.0f MiB", float64(bytes)/float64(mib)) }
 
-// overhead is what cucriu-hook adds in pre-dump to the driver's own work and to
-// that of the fast lane, as far as its phases tell.
+// overhead returns how much time cucriu-hook adds in pre-dump to the driver's own work and
+// that of the fast lane, according to its phases.
 func overhead(mode string, r Run) string {
 	if mode == modeSerial {
 		return "–"
@@ -41,10 +41,10 @@ func overhead(mode string, r Run) string {
 	return millis(rest)
 }
 
-// work are the steps of pre-dump in which the driver or the fast lane moves data.
+// work returns the steps of pre-dump in which the driver or the fast lane moves data.
 func work() []string { return []string{"lock", "checkpoint", "copy", "drop"} }
 
-// ratio is how many times faster than the baseline something is.
+// ratio returns how many times faster than the baseline a value is.
 func ratio(baseline, value float64) string {
 	if baseline == 0 || value == 0 {
 		return "–"
@@ -52,7 +52,7 @@ func ratio(baseline, value float64) string {
 	return fmt.Sprintf("%.2f×", baseline/value)
 }
 
-// markdown is the report for readers.
+// markdown returns the report as Markdown.
 func (r *report) markdown() ([]byte, error) {
 	var text strings.Builder
 	text.WriteString("# Downtime of dump and restore\n\n")
@@ -89,16 +89,16 @@ func (r *report) markdown() ([]byte, error) {
 	return []byte(text.String()), nil
 }
 
-// noticeable leaves out the phases that took no time worth reading of.
+// noticeable leaves out phases that took hardly any time.
 func noticeable(phases timeline.Phases) timeline.Phases {
 	return slices.DeleteFunc(slices.Clone(phases), func(p timeline.Phase) bool { return p.Seconds < 0.0001 })
 }
 
-// tolerance is how many times longer than the shortest downtime of a case in a mode
-// the longest may be.
+// tolerance is the largest ratio of the longest to the shortest downtime of a case in a
+// mode that counts as steady.
 const tolerance = 1.5
 
-// unsteady lists what was far shorter in one run than in another.
+// unsteady lists the results whose runs differ too much.
 func (rs Results) unsteady() []string {
 	var lines []string
 	for _, r := range rs {

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arrivals sees a file come anew, by rename, into each of several folders: the
-// status that a process of the workload writes at each tick, or an answer of it.
+// arrivals notices when a file is renamed into each of several folders: the status that a
+// process of the workload writes at each tick, or an answer of that process.
 type arrivals struct {
 	name    string
 	file    *os.File
 	folders int
 }
 
-// watchFor begins to look.
+// watchFor starts to watch.
 func watchFor(name string, folders []string) (*arrivals, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -35,8 +35,8 @@ func watchFor(name string, folders []string) (*arrivals, error) {
 	return a, nil
 }
 
-// wait returns when the file has come so many times into each folder, and the
-// time at which the last of them was seen.
+// wait waits until the file has arrived the given number of times in each folder, and
+// returns when the last arrival was seen.
 func (a *arrivals) wait(ctx context.Context, times int) (time.Time, error) {
 	stop := context.AfterFunc(ctx, func() { _ = a.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -66,5 +66,5 @@ func (a *arrivals) wait(ctx context.Context, times int) (time.Time, error) {
 	return time.Now(), nil
 }
 
-// Close ends the looking.
+// Close stops watching.
 func (a *arrivals) Close() error { return a.file.Close() }

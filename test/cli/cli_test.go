@@ -1,5 +1,5 @@
-// Package cli tests the command line: each script in testdata/script runs the
-// real cucriu on a simulated host, with real criu where there is a dump.
+// Package cli tests the command line. Each script in testdata/script runs the real cucriu
+// on a simulated host, and real criu if there is a dump.
 package cli
 
 import (
@@ -47,7 +47,7 @@ func run(t *testing.T, file string) {
 		UpdateScripts:       *update,
 		Setup: func(env *testscript.Env) error {
 			for _, variable := range host.Env {
-				if !slices.Contains(os.Environ(), variable) { // what makes it this host
+				if !slices.Contains(os.Environ(), variable) { // a variable of the simulated host
 					env.Vars = append(env.Vars, variable)
 				}
 			}
@@ -71,24 +71,24 @@ type script struct {
 	jobs map[string]*testenv.Job
 }
 
-// job NAME [ARG...] starts a workload; $NAME is its pid from then on.
+// job NAME [ARG...] starts a workload. From then on $NAME is its pid.
 func (s *script) job(ts *testscript.TestScript, _ bool, args []string) {
 	job := s.host.Start(1, args[1:]...)
 	s.jobs[args[0]] = job
 	ts.Setenv(args[0], job.Root())
 }
 
-// runs NAME waits until the job has gone on with its memory whole.
+// runs NAME waits until the job goes on with its memory intact.
 func (s *script) runs(_ *testscript.TestScript, _ bool, args []string) { s.jobs[args[0]].Runs() }
 
-// stopped NAME says whether every thread of the job is stopped.
+// stopped NAME succeeds if every thread of the job is stopped.
 func (s *script) stopped(ts *testscript.TestScript, neg bool, args []string) {
 	if s.jobs[args[0]].Stopped() == neg {
 		ts.Fatalf("stopped: %v", neg)
 	}
 }
 
-// signal NAME SIGNAL sends a signal, and waits for what it does.
+// signal NAME SIGNAL sends a signal and waits for its effect.
 func (s *script) signal(ts *testscript.TestScript, _ bool, args []string) {
 	job := s.jobs[args[0]]
 	signal := unix.SignalNum(args[1])
@@ -117,8 +117,8 @@ func (s *script) ended(ts *testscript.TestScript, neg bool, run testenv.CriuRun)
 	}
 }
 
-// json [KEY...] fails unless stdout is a JSON object in which none of these keys
-// is null, or without keys a JSON list.
+// json [KEY...] fails unless stdout is a JSON object in which none of these keys is null,
+// or, without keys, a JSON list.
 func (s *script) json(ts *testscript.TestScript, _ bool, keys []string) {
 	data := []byte(ts.ReadFile("stdout"))
 	if len(keys) == 0 {
@@ -139,8 +139,8 @@ func (s *script) json(ts *testscript.TestScript, _ bool, keys []string) {
 	}
 }
 
-// exits STATUS PROGRAM [ARG...] fails unless the program ends with the status. What it
-// printed can be looked at as after exec.
+// exits STATUS PROGRAM [ARG...] fails unless the program ends with the status. Its output
+// is available as after exec.
 func (s *script) exits(ts *testscript.TestScript, _ bool, args []string) {
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)

@@ -11,9 +11,10 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestWrongUsage has exit status 2 and one line that says what is wrong, and does
-// nothing: there is not even a run directory afterwards. The pids are of nobody, and
-// the folders are not there: whoever looked at them would end with another status.
+// TestWrongUsage checks that wrong usage gives exit status 2 and one line that says what is
+// wrong, and that nothing else happens: afterwards there is not even a run directory. The
+// pids belong to no process, and the folders do not exist, so a program that looked at them
+// would end with another status.
 func TestWrongUsage(t *testing.T) {
 	for _, test := range []struct {
 		name, says string
@@ -39,7 +40,7 @@ func TestWrongUsage(t *testing.T) {
 		{"dump negative pid", positive, []string{"dump", "-t", "-5", "-D", dir}},
 		{"dump pid that is no number", positive, []string{"dump", "-t", "job", "-D", dir}},
 		{"dump pid that is empty", positive, []string{"dump", "-t", "", "-D", dir}},
-		{"dump pid beyond 32 bits", positive, []string{"dump", "-t", "4294967297", "-D", dir}}, // 1, cut off
+		{"dump pid beyond 32 bits", positive, []string{"dump", "-t", "4294967297", "-D", dir}}, // cut off to 32 bits, it is 1
 		{"dump flag without its value", "needs an argument", []string{"dump", "-D", dir, "-t"}},
 		{"dump no folder", "names no folder", []string{"dump", "-t", pid, "-D", ""}},
 		{"dump no work folder", "names no folder", []string{"dump", "-t", pid, "-D", dir, "-W", ""}},
@@ -109,12 +110,13 @@ func TestWrongUsage(t *testing.T) {
 }
 
 const (
-	pid      = "2147483647" // of nobody: the kernel's stay below 4194304
+	pid      = "2147483647" // of no process: the kernel's pids stay below 4194304
 	dir      = "/nonexistent/images"
 	positive = "a pid is a positive number"
 )
 
-// TestAConfigurationThatCannotBeUsed is wrong usage as well, for every command.
+// TestAConfigurationThatCannotBeUsed checks that this, too, is wrong usage, for every
+// command.
 func TestAConfigurationThatCannotBeUsed(t *testing.T) {
 	for _, test := range []struct{ name, says, text string }{
 		{"unknown version", "version", "version: 99\n"},
@@ -150,8 +152,8 @@ func TestAConfigurationThatCannotBeUsed(t *testing.T) {
 	})
 }
 
-// wrongUsage runs a program of ours under a configuration, "" for the default one, and
-// fails the test unless it refuses its arguments.
+// wrongUsage runs one of our programs with a configuration ("" is the default one), and
+// fails the test unless the program refuses its arguments.
 func wrongUsage(t *testing.T, program, says, configuration string, args ...string) {
 	t.Helper()
 	home := filepath.Join(t.TempDir(), "home") // below a folder that only its owner can write

@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	startTime  = 60 * time.Second       // for a target to compute: the first cuInit of a machine is slow
-	patience   = 20 * time.Second       // for what takes at most some seconds
+	startTime  = 60 * time.Second       // until a target computes: the first cuInit of a machine is slow
+	patience   = 20 * time.Second       // for what takes at most a few seconds
 	blockTime  = 700 * time.Millisecond // a call that has not returned by then blocks
 	atOnce     = 500 * time.Millisecond // for what takes a millisecond, on a busy machine
-	slowOnSim  = time.Second            // how long an operation is made to take by the simulated driver
+	slowOnSim  = time.Second            // how long the simulated driver makes an operation take
 	hurriedGap = 20 * time.Millisecond
 )
 
@@ -36,13 +36,13 @@ type bench struct {
 	driver     *cudackpt.Driver
 	calls      *driverCalls
 	spawner    spawner
-	gpus       []cudackpt.GPU // A and, if there are two, B
-	root       string         // below which dev is
+	gpus       []cudackpt.GPU // A and, if there are two GPUs, B
+	root       string         // the folder that holds dev
 	dir        string
 	self       string
 	cudawork   string
 	real       bool
-	stagingMiB int // what targets with much memory hold
+	stagingMiB int // the memory of targets with much memory
 	slackMiB   int // what the memory hog of the out-of-memory case leaves
 	eighthMiB  int // see program.ballast
 
@@ -53,20 +53,20 @@ type bench struct {
 	pending []*pending
 }
 
-// errStuck says that a call has not returned within patience.
+// errStuck says that a call did not return within patience.
 var errStuck = fmt.Errorf("not returned within %v", patience)
 
-// notHere is a circumstance that this machine does not let us make.
+// notHere says that this machine cannot provide a circumstance.
 type notHere string
 
 func (reason notHere) Error() string { return string(reason) }
 
-// within is a context for what must end soon.
+// within returns a context for what must end soon.
 func within(timeout time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), timeout)
 }
 
-// main is the pid of the target that a case is about.
+// main returns the pid of the target that a case is about.
 func (b *bench) main() (int, error) {
 	if len(b.targets) == 0 {
 		return 0, errors.New("no target")
@@ -74,21 +74,21 @@ func (b *bench) main() (int, error) {
 	return b.targets[0].process(0)
 }
 
-// process is another CUDA process of the target.
+// process returns another CUDA process of the target.
 func process(i int) func(*bench) (int, error) {
 	return func(b *bench) (int, error) { return b.targets[0].process(i) }
 }
 
-// second is the second target of a case.
+// second returns the second target of a case.
 func second(b *bench) (int, error) { return b.targets[1].process(0) }
 
-// pending is a call under way. It cannot be taken back.
+// pending is a call that is under way. It cannot be interrupted.
 type pending struct {
 	answer chan answer
 	begun  time.Time
 }
 
-// answer is what a call gave.
+// answer is the result of a call.
 type answer struct {
 	result cudackpt.Result
 	out    uint32
@@ -122,10 +122,10 @@ func (b *bench) begin(c call, pid int) *pending {
 	return p
 }
 
-// calm lets the threads of a running target get to their next launch, which the lock
-// holds back, before a checkpoint: on a busy machine one may have launched before the
-// lock and come to its synchronizing call only now, and would die of it. Threads
-// that spin never get there.
+// calm lets the threads of a running target come to their next launch, which the lock holds
+// back, before a checkpoint. On a busy machine a thread may have launched before the lock
+// and reach its synchronizing call only now, and that would kill it. Threads that spin
+// never get there.
 func (b *bench) calm(c call, pid int) {
 	spins := slices.ContainsFunc(b.targets, func(t *target) bool { return slices.Contains(t.args, "--spin") })
 	if c.op != opCheckpoint || spins {
@@ -145,8 +145,8 @@ func (b *bench) calm(c call, pid int) {
 	}
 }
 
-// wait returns the answer, or false if there is none in that time. The answer can
-// be asked for again.
+// wait returns the answer, or false if there is none within the time. It can be called
+// again.
 func (p *pending) wait(timeout time.Duration) (answer, bool) {
 	select {
 	case a := <-p.answer:
@@ -189,7 +189,7 @@ func (b *bench) state(pid int) (state, error) {
 	return stateOf(a.out), nil
 }
 
-// bring takes a process to a state by legal calls.
+// bring brings a process into a state by legal calls.
 func (b *bench) bring(pid int, want state) error {
 	for range 4 {
 		is, err := b.state(pid)
@@ -227,8 +227,8 @@ func (b *bench) stop() error {
 		return err
 	}
 	defer p.Close()
-	// A thread that still synchronizes when it is locked returns and comes to the
-	// lock, and nothing tells when: stopped before that, it would die of a checkpoint.
+	// A thread that still synchronizes when it is locked returns and comes to the lock, and
+	// nothing shows when. If it is stopped before that, a checkpoint kills it.
 	time.Sleep(100 * time.Millisecond)
 	ctx, cancel := within(patience)
 	defer cancel()
@@ -244,7 +244,7 @@ func (b *bench) resume() error {
 	return unix.Kill(pid, unix.SIGCONT)
 }
 
-// restoreThread asks for the thread to trace.
+// restoreThread returns the thread to trace.
 func (b *bench) restoreThread() (int, error) {
 	pid, err := b.main()
 	if err != nil {
@@ -257,7 +257,7 @@ func (b *bench) restoreThread() (int, error) {
 	return int(a.out), err
 }
 
-// trace lets the restore thread alone run.
+// trace lets only the restore thread run.
 func (b *bench) trace() error {
 	tid, err := b.restoreThread()
 	if err != nil {
@@ -286,7 +286,7 @@ func (b *bench) traceAll() error {
 	return nil
 }
 
-// release lets what is traced fall back into the group-stop.
+// release lets the traced threads fall back into the group-stop.
 func (b *bench) release() error {
 	if b.tracer == nil {
 		return nil
@@ -298,8 +298,8 @@ func (b *bench) release() error {
 	return tracer.Release(ctx)
 }
 
-// othersStopped demands that no thread but the restore thread can run, and neither
-// that one if alone is false.
+// othersStopped fails if a thread other than the restore thread can run. If
+// restoreThreadToo is true, it also fails if the restore thread can run.
 func othersStopped(restoreThreadToo bool) func(*bench) error {
 	return func(b *bench) error {
 		pid, err := b.main()
@@ -318,7 +318,8 @@ func othersStopped(restoreThreadToo bool) func(*bench) error {
 					runs = thread
 				}
 			}
-			// Being put back into the group-stop is not instantaneous; staying there is.
+			// A thread may take a moment to fall back into the group-stop; then it must
+			// stay there.
 			if runs == 0 || !restoreThreadToo || time.Now().After(deadline) {
 				if runs != 0 {
 					return fmt.Errorf("thread %d is not stopped", runs)
@@ -352,8 +353,8 @@ func (b *bench) see(pid int, letters string) error {
 	return err
 }
 
-// slow makes an operation take a while: the simulated driver is told to, and for the
-// real one the target has much memory.
+// slow makes an operation take a while: the simulated driver is told to, and for the real
+// driver the target has much memory.
 func (b *bench) slow(op string) func() {
 	if b.real {
 		return func() {}
@@ -364,7 +365,7 @@ func (b *bench) slow(op string) func() {
 	return end
 }
 
-// midway is when an operation that was made slow is in its middle.
+// midway returns when a slow operation is in its middle.
 func (b *bench) midway(o op) time.Duration {
 	switch {
 	case !b.real:
@@ -375,7 +376,7 @@ func (b *bench) midway(o op) time.Duration {
 	return 100 * time.Millisecond // some 500 ms
 }
 
-// freeze puts the target into a freezer of its own.
+// freeze freezes the target in a freezer of its own.
 func (b *bench) freeze() error {
 	pid, err := b.main()
 	if err != nil {
@@ -396,7 +397,7 @@ func (b *bench) freeze() error {
 	return freezer.set(true)
 }
 
-// thaw lets the target out.
+// thaw thaws the target.
 func (b *bench) thaw() error {
 	pid, err := b.main()
 	if err != nil {
@@ -405,7 +406,7 @@ func (b *bench) thaw() error {
 	return (&freezer{dir: freezerDir(fmt.Sprintf("cucriu-conformance-%d", pid))}).set(false)
 }
 
-// memory is the free memory of GPU A in MiB.
+// memory returns the free memory of GPU A in MiB.
 func (b *bench) memory() (int, error) {
 	ctx, cancel := within(patience)
 	defer cancel()
@@ -413,13 +414,14 @@ func (b *bench) memory() (int, error) {
 	return int(info.Free >> 20), err
 }
 
-// hog starts a second target that leaves too little memory on GPU A for the first.
+// hog starts a second target that leaves too little memory on GPU A for the first one.
 func hog(b *bench) error {
 	free, err := b.memory()
 	if err != nil {
 		return err
 	}
-	// What its context takes is not known before, so it is asked for less and less.
+	// How much its context takes is not known beforehand, so the test asks for less and
+	// less.
 	for take := free - b.slackMiB; take > free/2; take -= b.slackMiB / 2 {
 		_, err = b.startTarget(program{mib: take, args: []string{"--tick-ms", "2000"}})
 		if err == nil {
@@ -436,7 +438,7 @@ func hog(b *bench) error {
 	return fmt.Errorf("no hog fits: %w", err)
 }
 
-// unhog ends it and waits until the memory is back.
+// unhog ends the second target and waits until its memory is free.
 func unhog(b *bench) error {
 	if err := b.targets[len(b.targets)-1].kill(); err != nil {
 		return err
@@ -461,7 +463,7 @@ func atTick(b *bench) error {
 	return err
 }
 
-// clear ends all that a case has begun.
+// clear ends everything that a case has started.
 func (b *bench) clear() {
 	_ = b.release()
 	for _, undo := range b.undo {
@@ -473,7 +475,7 @@ func (b *bench) clear() {
 		}
 	}
 	for _, p := range b.pending {
-		// The death of its target ends every call.
+		// When its target dies, every call ends.
 		if _, ok := p.wait(5 * time.Second); !ok {
 			b.t.Error("a call is still under way although its target is dead")
 		}

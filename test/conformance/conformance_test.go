@@ -16,7 +16,7 @@ import (
 // The roles in which the test program starts itself again.
 const (
 	roleVariable   = "CUCRIU_CONFORMANCE_ROLE"
-	roleTarget     = "target"     // DEV MINORS COMMAND...: runs COMMAND where it sees only these GPUs
+	roleTarget     = "target"     // DEV MINORS COMMAND...: runs COMMAND so that it sees only these GPUs
 	roleController = "controller" // see runController
 	roleProgram    = "program"    // a CUDA program, see runProgram
 )
@@ -56,7 +56,7 @@ func becomeTarget(args []string) error {
 	if err := enterView(args[0], minors); err != nil {
 		return err
 	}
-	// Some die by SIGSEGV, as they should.
+	// Some die of SIGSEGV, as they should.
 	if err := syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{}); err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func becomeTarget(args []string) error {
 	return syscall.Exec(command[0], command, os.Environ())
 }
 
-// TestTheDriverIsAsTheTableSays goes through the table, case after case.
+// TestTheDriverIsAsTheTableSays checks the table, case after case.
 func TestTheDriverIsAsTheTableSays(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root: it makes device nodes in mount namespaces of its own")
@@ -105,7 +105,7 @@ func newBench(t *testing.T) *bench {
 	}
 	if b.real {
 		b.host, b.root = testenv.NewHost(t, 1), "/"
-		// 1 GiB takes the driver long enough to be met in its middle.
+		// 1 GiB takes the driver long enough for the test to interrupt it.
 		b.stagingMiB, b.slackMiB, b.eighthMiB = 1024, 512, 64
 	} else {
 		b.host = testenv.NewHost(t, 2, "--mib-per-gpu", "512", "--peer-limit-mib", "16")
@@ -116,7 +116,7 @@ func newBench(t *testing.T) *bench {
 	if b.calls, err = openCalls(b.driver.Library()); err != nil {
 		t.Fatal(err)
 	}
-	// Of those that the machine has, the ones that we see.
+	// Of the GPUs of this machine, those that this process sees.
 	if b.gpus, err = b.driver.VisibleGPUs(os.Getpid()); err != nil {
 		t.Fatal(err)
 	}

@@ -15,19 +15,19 @@ import (
 	"cucriu/cudackpt"
 )
 
-// A controller that can be killed is a process of its own: the test program again.
-// It says "ready" when it has loaded the driver, waits for a line, makes one call,
-// and says what that gave.
+// A controller that can be killed is a process of its own: the test program again. It
+// prints "ready" when it has loaded the driver, waits for a line, makes one call, and
+// prints the result.
 
 // controller is such a process.
 type controller struct {
 	cmd   *exec.Cmd
 	gate  io.Writer
-	lines chan string // what it says; closed at its end
+	lines chan string // its output; closed when it ends
 }
 
-// newController starts a controller that is ready for a call. With trace it first
-// lets the restore thread of the stopped target run.
+// newController starts a controller and waits until it is ready for a call. With trace, it
+// first lets the restore thread of the stopped target run.
 func (b *bench) newController(c call, pid int, trace bool) (*controller, error) {
 	var args *arguments
 	if c.args != nil {
@@ -64,7 +64,7 @@ func (b *bench) newController(c call, pid int, trace bool) (*controller, error) 
 	return k, err
 }
 
-// proceed lets it make its call.
+// proceed lets the controller make its call.
 func (k *controller) proceed() error {
 	_, err := io.WriteString(k.gate, "\n")
 	return err
@@ -72,7 +72,7 @@ func (k *controller) proceed() error {
 
 var errSilent = errors.New("the controller says nothing")
 
-// says is the next line that the controller says.
+// says returns the next line that the controller prints.
 func (k *controller) says(within time.Duration) (string, error) {
 	heard := func(line string, ok bool) (string, error) {
 		if !ok {
@@ -83,7 +83,7 @@ func (k *controller) says(within time.Duration) (string, error) {
 	select {
 	case line, ok := <-k.lines:
 		return heard(line, ok)
-	default: // with both ready, select would choose either
+	default: // if both were ready, select would choose at random
 	}
 	select {
 	case line, ok := <-k.lines:
@@ -93,7 +93,7 @@ func (k *controller) says(within time.Duration) (string, error) {
 	}
 }
 
-// answer is what its call gave.
+// answer returns the result of its call.
 func (k *controller) answer(within time.Duration) (a answer, err error) {
 	line, err := k.says(within)
 	if err != nil {
@@ -108,7 +108,7 @@ func (k *controller) answer(within time.Duration) (a answer, err error) {
 	return a, nil
 }
 
-// kill kills it. It fails if its call was already over.
+// kill kills the controller. It fails if the call was already over.
 func (k *controller) kill() error {
 	line, err := k.says(0)
 	_ = k.cmd.Process.Kill()

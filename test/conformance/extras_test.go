@@ -25,10 +25,10 @@ const (
 	greenStream  = 1       // CU_GREEN_CTX_DEFAULT_STREAM
 )
 
-// cuda are the functions that the program calls, by name.
+// cuda holds the functions that the program calls, by name.
 type cuda struct {
 	library uintptr
-	err     error // the first that went wrong
+	err     error // the first error
 }
 
 // call calls a function unless one has failed before. What the arguments point to
@@ -133,7 +133,7 @@ func (p *ownProgram) setUp(withNVML, withGraph, withArray, green bool) (err erro
 	return p.nvml.err
 }
 
-// greenContext makes a context on all multiprocessors.
+// greenContext creates a context on all multiprocessors.
 func (p *ownProgram) greenContext(out *uintptr) {
 	resource := new([64]uint64) // CUdevResource, which has grown with the versions
 	p.cuda.call("cuDeviceGetDevResource", 0, uintptr(unsafe.Pointer(resource)), resourceSM)
@@ -153,7 +153,7 @@ func (p *ownProgram) fillArray() {
 	p.cuda.call("cuMemcpyHtoA_v2", p.array, 0, uintptr(unsafe.Pointer(&words[0])), arrayWords*4)
 }
 
-// stepArray compares the array with the tick that is in it, and writes the next one.
+// stepArray compares the array with the last tick, and writes the next one.
 func (p *ownProgram) stepArray(last int) {
 	words := p.words[:arrayWords]
 	p.cuda.call("cuMemcpyAtoH_v2", uintptr(unsafe.Pointer(&words[0])), p.array, 0, arrayWords*4)
@@ -165,8 +165,9 @@ func (p *ownProgram) stepArray(last int) {
 	p.fillArray()
 }
 
-// step fills the memory, by the graph if there is one, and compares it. It synchronizes
-// only after a launch, which a lock holds back: it is not stopped for a checkpoint.
+// step fills the memory (by the graph, if there is one) and compares it. It synchronizes
+// only after a launch, which a lock holds back, so it does not need to be stopped for a
+// checkpoint.
 func (p *ownProgram) step() error {
 	want := uint32(7)
 	if p.graph != 0 {
@@ -174,7 +175,7 @@ func (p *ownProgram) step() error {
 		p.cuda.call("cuGraphLaunch", p.graph, p.stream)
 		p.cuda.call("cuStreamSynchronize", p.stream)
 	} else {
-		// What the tick before left must still be there: it is what a checkpoint takes along.
+		// The value of the last tick must still be there: it is what a checkpoint saves.
 		want = uint32(p.tick)
 		if p.tick == 0 {
 			p.cuda.call("cuMemsetD32Async", p.memory, 0, programWords, p.stream)

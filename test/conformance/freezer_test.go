@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// freezer is a control group that can freeze: of cgroup v2, or of the v1 controller.
+// freezer is a control group that can freeze, of cgroup v2 or of the v1 controller.
 type freezer struct{ dir string }
 
-// freezerDir is where a freezer of that name is or would be, "" if nowhere.
+// freezerDir returns where a freezer of that name is or would be, or "" if this machine has
+// none.
 func freezerDir(name string) string {
 	mounts, _ := os.ReadFile("/proc/self/mounts")
 	v1 := ""
@@ -44,7 +45,7 @@ func newFreezer(name string) (*freezer, error) {
 	return f, nil
 }
 
-// control is the file that freezes, and what it is told.
+// control returns the file that freezes the group, and what to write into it.
 func (f *freezer) control() (file, frozen, thawed string) {
 	file = filepath.Join(f.dir, "cgroup.freeze")
 	if _, err := os.Stat(file); err == nil {
@@ -75,6 +76,6 @@ func (f *freezer) remove() {
 		if os.Remove(f.dir) == nil {
 			return
 		}
-		time.Sleep(hurriedGap) // it still holds a process that dies
+		time.Sleep(hurriedGap) // a dying process is still in it
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"cucriu/cudackpt"
 )
 
-// The entry points without the checks of package cudackpt, which refuses by itself
-// what the driver is to be asked here: pids that are none, NULL, reserved bytes,
-// maps that name a GPU twice.
+// The entry points without the checks of package cudackpt. That package refuses by itself
+// what the tests ask of the driver: invalid pids, NULL, reserved bytes, and maps that name
+// a GPU twice.
 
 // op is one of the six calls.
 type op int
@@ -67,16 +67,16 @@ func parseArguments(text string) (*arguments, error) {
 // uuidPair is CUcheckpointGpuPair.
 type uuidPair struct{ from, to cudackpt.UUID }
 
-// pairCount is where CUcheckpointRestoreArgs has gpuPairsCount, after the pointer.
+// pairCount is the index of gpuPairsCount in CUcheckpointRestoreArgs, after the pointer.
 const pairCount = 1
 
-// driverCalls are the addresses of the six calls.
+// driverCalls holds the addresses of the six calls.
 type driverCalls struct {
 	library uintptr
 	address [len(opNames)]uintptr
 }
 
-// openCalls loads the library under the name that cudackpt loaded it by.
+// openCalls loads the library under the name that cudackpt used.
 func openCalls(library string) (*driverCalls, error) {
 	handle, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
@@ -91,15 +91,15 @@ func openCalls(library string) (*driverCalls, error) {
 	return d, nil
 }
 
-// exports says whether the library has a symbol.
+// exports reports whether the library has a symbol.
 func (d *driverCalls) exports(name string) bool {
 	address, err := purego.Dlsym(d.library, name)
 	return err == nil && address != 0
 }
 
-// call makes one call and blocks for as long as the driver does. args nil is a NULL
-// pointer. pairs, if not nil, becomes the list of a restore; its count is written
-// unless args has one already.
+// call makes one call and blocks for as long as the driver does. If args is nil, it passes
+// NULL. If pairs is not nil, it becomes the list of a restore, and its length is written
+// unless args already has one.
 func (d *driverCalls) call(op op, pid int32, args *arguments, pairs []uuidPair) (result cudackpt.Result, out uint32) {
 	var pinner runtime.Pinner
 	defer pinner.Unpin()

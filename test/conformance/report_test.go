@@ -18,13 +18,13 @@ type line struct {
 	took          time.Duration
 }
 
-// report prints lines as they come and keeps them.
+// report prints lines as they come, and keeps them.
 type report struct {
-	header []string // "what: value", for the Markdown
+	header []string // lines of the form "what: value", for the Markdown
 	lines  []line
 }
 
-// judge gives a line its verdict and fails the test if it is a bad one.
+// judge sets the verdict of a line, and fails the test if the verdict is bad.
 func (r *report) judge(t *testing.T, probe bool, l line) {
 	switch {
 	case probe:
@@ -38,13 +38,13 @@ func (r *report) judge(t *testing.T, probe bool, l line) {
 	r.add(l)
 }
 
-// beforeRemark is what was measured without the remark in parentheses after it.
+// beforeRemark returns what was measured, without a remark in parentheses.
 func beforeRemark(got string) string {
 	text, _, _ := strings.Cut(got, " (")
 	return text
 }
 
-// add prints a line at once: a run that is cut off must show what it measured.
+// add prints a line at once, so that a run that is cut off shows what it measured.
 func (r *report) add(l line) {
 	r.lines = append(r.lines, l)
 	fmt.Printf("%-5s  %-74s  %-28s  %9.1f  %s\n", l.verdict, l.name, l.expected, l.ms(), strings.ReplaceAll(l.got, "\n", " | "))
@@ -59,7 +59,7 @@ func (r *report) begin() {
 	fmt.Printf("%-5s  %-74s  %-28s  %9s  %s\n", "", "case: row", "expected", "ms", "got")
 }
 
-// counts says how many lines have each verdict.
+// counts returns how many lines have each verdict.
 func (r *report) counts() string {
 	counts := make(map[string]int)
 	for _, l := range r.lines {
@@ -68,7 +68,7 @@ func (r *report) counts() string {
 	return fmt.Sprintf("%d ok, %d failed, %d probes, %d n/a", counts["ok"], counts["FAIL"], counts["probe"], counts["n/a"])
 }
 
-// markdown is the table as a document.
+// markdown returns the table as a document.
 func (r *report) markdown() string {
 	var text strings.Builder
 	text.WriteString("# Conformance\n\n")
@@ -108,7 +108,7 @@ func (r *report) describe(b *bench) {
 	}
 }
 
-// write writes the Markdown where the environment says.
+// write writes the Markdown to the file that the environment names.
 func (r *report) write(t *testing.T) {
 	file := os.Getenv("CUCRIU_CONFORMANCE_OUT")
 	if file == "" {

@@ -9,60 +9,60 @@ import (
 	"cucriu/cudackpt"
 )
 
-// What the table is made of.
+// The elements of the table.
 
-// testCase is some rows about fresh targets.
+// testCase is a group of rows about fresh targets.
 type testCase struct {
 	name   string
-	gpus   int       // that the machine must have, 0 for 1
+	gpus   int       // how many the machine must have; 0 means 1
 	with   program   // the target
 	also   []program // further targets
 	bare   bool      // no target at all
 	rows   []row
-	lost   bool   // the target does not come back; else it is brought back and its data compared
-	endsOn string // the GPUs that the target must be on in the end
-	busOf  string // the GPUs whose bus ids it must be told in the end
-	probe  bool   // nothing in it is known: prints, never fails
-	// Why it cannot be made on one of the drivers; "" if it can.
+	lost   bool   // the target does not come back; otherwise it is brought back and its data compared
+	endsOn string // the GPUs on which the target must be in the end
+	busOf  string // the GPUs whose bus ids the driver must tell it in the end
+	probe  bool   // the answers are unknown: it prints them and never fails
+	// Why the case cannot be made on one of the drivers; "" if it can.
 	notReal, notSim string
 }
 
 // row is one line of the table: a call from a state gives a result, leaves a state,
 // and blocks or does not.
 type row struct {
-	name    string                               // "" is the call's own text
-	from    state                                // the target is brought there first
+	name    string                               // "" stands for the text of the call
+	from    state                                // the target is first brought into this state
 	given   func(*bench) error                   // further circumstances
-	on      func(*bench) (int, error)            // the pid that the call is given, the target's by default
-	call    call                                 // what is asked of the driver,
-	do      func(*bench) (got string, err error) // or, where that is not one call, what is done; got is compared with text
-	text    string                               // of do
-	want    []cudackpt.Result                    // any of them
+	on      func(*bench) (int, error)            // returns the pid for the call; the target's by default
+	call    call                                 // the call to the driver, or …
+	do      func(*bench) (got string, err error) // … if one call is not enough, what to do; got is compared with text
+	text    string                               // the expected result of do
+	want    []cudackpt.Result                    // one of these
 	to      state                                // afterwards
-	blocks  bool                                 // until free, by default SIGCONT
+	blocks  bool                                 // until free is called, which by default sends SIGCONT
 	free    func(*bench) error
 	kill    victim        // while the call is under way
-	atLeast time.Duration // that the call takes
+	atLeast time.Duration // how long the call takes
 	atMost  time.Duration
-	then    func(*bench) error // what must hold afterwards
+	then    func(*bench) error // checks what must be true afterwards
 	probe   bool
 	notSim  string // why the simulated driver cannot make this row; "" if it can
 }
 
-// victim is who is killed with SIGKILL in the middle of a call.
+// victim is the process that is killed with SIGKILL in the middle of a call.
 type victim int
 
 const (
 	nobody        victim = iota
-	theTarget            // then the call must return
-	theController        // then the target must get to the row's state by itself
+	theTarget            // afterwards the call must return
+	theController        // afterwards the target must come to the row's state by itself
 )
 
-// state is a CUprocessState, or one of the two that are none.
+// state is a CUprocessState, or one of the two others below.
 type state int
 
 const (
-	anyState state = iota // not looked at
+	anyState state = iota // not checked
 	running
 	locked
 	checkpointed
@@ -102,19 +102,20 @@ var (
 	restoreEmpty = call{op: opRestore, text: "Restore(empty list)", args: zeroed, pairs: func(*bench) []uuidPair { return make([]uuidPair, 1)[:0] }}
 )
 
-// lock is Lock with a timeout; 0 waits for ever.
+// lock is Lock with a timeout. 0 means no time limit.
 func lock(timeout time.Duration) call {
 	millis := uint32(timeout / time.Millisecond)
 	return call{op: opLock, text: fmt.Sprintf("Lock(%d)", millis), args: func() *arguments { return lockArguments(millis) }}
 }
 
-// withNull is a call with NULL for its arguments.
+// withNull is a call with NULL as its arguments.
 func withNull(c call) call {
 	name, _, _ := strings.Cut(c.text, "(")
 	return call{op: c.op, text: name + "(NULL)", args: null}
 }
 
-// restoreMap is Restore with pairs such as "A>B B>A". X and Y are no GPUs.
+// restoreMap is Restore with pairs such as "A>B B>A". X and Y stand for GPUs that do not
+// exist.
 func restoreMap(pairs string) call {
 	return call{op: opRestore, text: "Restore(" + pairs + ")", args: zeroed, pairs: func(b *bench) []uuidPair {
 		var list []uuidPair
@@ -126,7 +127,7 @@ func restoreMap(pairs string) call {
 	}}
 }
 
-// uuid is that of a GPU of the machine, or of none.
+// uuid returns the UUID of a GPU of this machine, or of a GPU that does not exist.
 func (b *bench) uuid(letter string) cudackpt.UUID {
 	if letter == "X" || letter == "Y" {
 		return cudackpt.UUID{0: letter[0], 15: 1}
@@ -148,12 +149,13 @@ const (
 
 func results(r ...cudackpt.Result) []cudackpt.Result { return r }
 
-// refused is a call that is not legal from a state: 401 at once, and nothing changes.
+// refused is a call that is not legal in a state: it returns 401 at once, and nothing
+// changes.
 func refused(from state, c call) row {
 	return row{from: from, call: c, want: results(illegalState), to: from, atMost: atOnce}
 }
 
-// allSix asks the six calls of one pid.
+// allSix makes the six calls with one pid.
 func allSix(on func(*bench) (int, error), want cudackpt.Result) []row {
 	var rows []row
 	for _, c := range []call{getState, getThread, lock(time.Second), checkpoint, restore, unlock} {
@@ -162,8 +164,8 @@ func allSix(on func(*bench) (int, error), want cudackpt.Result) []row {
 	return rows
 }
 
-// stopped has the target stopped by SIGSTOP, with only its restore thread traced
-// and running if traced says so.
+// stopped stops the target with SIGSTOP. If traced, its restore thread is then traced and
+// runs alone.
 func stopped(traced bool) func(*bench) error {
 	return func(b *bench) error {
 		if err := b.stop(); err != nil || !traced {
@@ -173,7 +175,7 @@ func stopped(traced bool) func(*bench) error {
 	}
 }
 
-// expected is the text of what a row demands.
+// expected returns the text of what a row demands.
 func (r row) expected(probe bool) string {
 	if probe || r.probe {
 		return "?"

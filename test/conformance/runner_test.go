@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// run measures one case on fresh targets and reports each row as it is known.
+// run measures one case on fresh targets and reports each row as soon as it is known.
 func (b *bench) run(t *testing.T, c testCase, out *report) {
 	b.t = t
 	defer b.clear()
@@ -93,7 +93,7 @@ func (b *bench) run(t *testing.T, c testCase, out *report) {
 	out.judge(t, c.probe, l)
 }
 
-// where is the text of a place.
+// where returns the text for a place.
 func where(on, bus string) string {
 	text := ""
 	if on != "" {
@@ -117,8 +117,8 @@ func (b *bench) startAll(c testCase) error {
 	return nil
 }
 
-// measure brings about what a row is about, and says what happened. The text equals
-// the row's expected one when everything is as the row says.
+// measure creates the circumstances of a row, makes its call, and returns what happened.
+// The text equals the expected text of the row if everything is as the row says.
 func (b *bench) measure(r row) (got string, took time.Duration, err error) {
 	if r.do == nil && r.on == nil {
 		r.on = (*bench).main
@@ -181,7 +181,7 @@ func (r row) pidOr(b *bench) (int, error) {
 	return r.on(b)
 }
 
-// makeCall makes the row's call, with whatever is done while it is under way.
+// makeCall makes the row's call, and does what is to be done while the call is under way.
 func (b *bench) makeCall(r row, pid int) (got string, a answer, err error) {
 	if r.kill == theController {
 		return b.killController(r, pid)
@@ -218,7 +218,7 @@ func (b *bench) makeCall(r row, pid int) (got string, a answer, err error) {
 	return got + r.code(a), a, nil
 }
 
-// code is the result as the row's expected text has it.
+// code returns the result as it appears in the row's expected text.
 func (r row) code(a answer) string {
 	if r.accepts(a.result) {
 		text, _, _ := strings.Cut(strings.TrimPrefix(r.expected(false), "blocks "), " ")
@@ -229,12 +229,12 @@ func (r row) code(a answer) string {
 	return fmt.Sprint(uint32(a.result))
 }
 
-// name is how the simulated driver's fault rules name the operation.
+// name returns the name of the operation in the simulated driver's fault rules.
 func (c call) name() string {
 	return map[op]string{opState: "state", opThread: "tid", opLock: "lock", opCheckpoint: "checkpoint", opRestore: "restore", opUnlock: "unlock"}[c.op]
 }
 
-// killController has the call made by another process, which is killed midway.
+// killController lets another process make the call, and kills that process midway.
 func (b *bench) killController(r row, pid int) (got string, a answer, err error) {
 	defer b.slow(r.call.name())()
 	k, err := b.newController(r.call, pid, false)
@@ -260,7 +260,7 @@ func (b *bench) killController(r row, pid int) (got string, a answer, err error)
 	return "not by itself", answer{took: time.Since(begun)}, nil
 }
 
-// settled is the state of a process after a row's call.
+// settled returns the state of a process after a row's call.
 func (b *bench) settled(pid int, r row) (state, error) {
 	if r.to == gone {
 		if !b.targets[0].waitEnd(patience) {
@@ -271,7 +271,7 @@ func (b *bench) settled(pid int, r row) (state, error) {
 	return b.state(pid)
 }
 
-// comeBack brings every target to running, with all its data.
+// comeBack brings every target to running and checks all its data.
 func (b *bench) comeBack() error {
 	if err := b.release(); err != nil {
 		return err

@@ -17,11 +17,10 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAProcessIsServedAtWhateverInstructionItWasStopped shows what can be asked through the restore thread
-// alone of a process that was stopped while one of its threads was inside the
-// driver: state, checkpoint and restore. Unlock cannot: it hangs in some of the
-// rounds, and returns as soon as the other threads run.
-// CUCRIU_SPIN_ROUNDS sets the number of rounds.
+// TestAProcessIsServedAtWhateverInstructionItWasStopped shows which calls need only the
+// restore thread if a process was stopped while one of its threads was inside the driver:
+// state, checkpoint and restore. Unlock needs more: in some of the rounds it hangs, and
+// returns as soon as the other threads run. CUCRIU_SPIN_ROUNDS sets the number of rounds.
 func TestAProcessIsServedAtWhateverInstructionItWasStopped(t *testing.T) {
 	rounds := 10
 	if text := os.Getenv("CUCRIU_SPIN_ROUNDS"); text != "" {
@@ -34,7 +33,7 @@ func TestAProcessIsServedAtWhateverInstructionItWasStopped(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
-				// Below a shell: a parent that waits would take the ptrace-stops.
+				// Below a shell, because a parent that waits would take the ptrace-stops.
 				job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & wait`, "sh"}, 1, "--spin", mode)
 				s := &spinner{t: t}
 				p, err := proc.Open(job.MustStatus(0).PID)
@@ -58,7 +57,7 @@ type spinner struct {
 	t    *testing.T
 	p    *proc.Process
 	cuda cudackpt.Process
-	hung int // unlocks
+	hung int // how many unlocks hung
 }
 
 func (s *spinner) must(err error) {
@@ -68,7 +67,7 @@ func (s *spinner) must(err error) {
 	}
 }
 
-// round locks, stops, and works through the restore thread.
+// round locks and stops the process, and makes the calls through the restore thread.
 func (s *spinner) round(checkpoint bool) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
 	defer cancel()

@@ -12,9 +12,9 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// stagesAtOnce checkpoints a target and tells how the driver maps the memory for
-// it. The mapping is made without being populated, and made ready by the process's
-// other threads; the content must be right all the same.
+// stagesAtOnce checkpoints a target and reports how the driver maps the memory for it. The
+// mapping is made without being populated, and the process's other threads make it ready.
+// The content must be right all the same.
 func stagesAtOnce(b *bench) (string, error) {
 	pid, err := b.main()
 	if err != nil {
@@ -53,7 +53,7 @@ func stagesAtOnce(b *bench) (string, error) {
 	return fmt.Sprintf("populated %v of %v that are new, for %d bytes of device memory", populated, after.NewSince(before), held), nil
 }
 
-// makeReady has the process's threads, but for one, populate memory of it.
+// makeReady lets all threads of the process but one populate memory of it.
 func makeReady(pid, but int, r proc.Range) error {
 	tids, err := proc.Threads(pid)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// entryCases: the six calls, from where they are legal, and for whom.
+// entryCases are about the six calls: the states in which they are legal, and the processes
+// that accept them.
 func entryCases() []testCase {
 	const long = 5 * time.Second
 	return []testCase{
@@ -86,7 +87,7 @@ func constant(pid int) func(*bench) (int, error) {
 	return func(*bench) (int, error) { return pid, nil }
 }
 
-// noPID is the first number that no process can have.
+// noPID returns the first number that cannot be a pid.
 func noPID(*bench) (int, error) {
 	text, err := os.ReadFile("/proc/sys/kernel/pid_max")
 	if err != nil {
@@ -132,7 +133,7 @@ func forkedChild(b *bench) (int, error) {
 	return tree[1], nil
 }
 
-// device is how the driver's nodes are named among descriptors and mappings.
+// device is the prefix of the driver's nodes in descriptors and mappings.
 const device = "/dev/nvidia"
 
 func childDescriptors(b *bench) (string, error) {
@@ -161,7 +162,8 @@ func childMappings(b *bench) (string, error) {
 	return "none", err
 }
 
-// customStorage came with driver 615: only there is its entry point exported.
+// customStorage checks for the entry point that driver 615 added: only there is it
+// exported.
 func customStorage(b *bench) (string, error) {
 	version, err := b.driver.DriverVersion()
 	if err != nil {

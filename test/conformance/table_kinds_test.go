@@ -14,11 +14,11 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// kindCases: a program for each kind of memory and object, and for each leftover
-// that a process can have.
+// kindCases have a program for each kind of memory and object, and for each leftover that a
+// process can have.
 func kindCases() []testCase {
-	// In each of these the target compares all of its data, by way of every context
-	// that can reach it, when it has come back.
+	// In each of these cases the target compares all of its data after coming back, through
+	// every context that can reach it.
 	whole := func(name string, with program) testCase {
 		c := testCase{name: name, with: with, rows: []row{
 			{from: locked, call: checkpoint, want: results(success), to: checkpointed},
@@ -33,7 +33,7 @@ func kindCases() []testCase {
 		return program{args: append([]string{"--memory", kind}, more...)}
 	}
 	own := func(flag string) program { return program{own: true, args: []string{flag}} }
-	// Nothing that says that it does not come back.
+	// Cases in which nothing says that the target does not come back.
 	holding := func(c testCase) testCase {
 		c.rows = append([]row{holds(nvrm.Holdings{})}, c.rows...)
 		return c
@@ -92,7 +92,7 @@ func kindCases() []testCase {
 	}
 }
 
-// cupti is the folder of a libcupti.so.
+// cupti returns the folder of a libcupti.so.
 func (b *bench) cupti() (string, error) {
 	places := []string{
 		filepath.Dir(b.driver.Library()), "/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64",
@@ -148,8 +148,8 @@ func childGivesUp(b *bench) (string, error) {
 	return "none", err
 }
 
-// childExits has the child leave while its parent is locked, and reads the exit
-// status of the zombie.
+// childExits lets the child exit while its parent is locked, and reads the exit status of
+// the zombie.
 func childExits(b *bench) (string, error) {
 	pid, err := forkedChild(b)
 	if err != nil {

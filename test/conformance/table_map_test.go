@@ -1,16 +1,16 @@
 package conformance
 
-// mapCases: which GPUs must be in a restore's pairs. The old side is exactly what
-// the target saw at its checkpoint, used or not; the new side goes into what it sees
-// at its restore, no GPU twice.
+// mapCases are about the pairs of a restore. Their old side must be exactly the GPUs that
+// the target saw at its checkpoint, used or not. Their new side must be GPUs that it sees
+// at its restore, and no GPU may appear twice.
 func mapCases() []testCase {
 	accepted := func(c call) row { return row{call: c, want: results(success), to: locked} }
 	refused := func(c call) row { return row{call: c, want: results(invalidValue), to: checkpointed} }
 	tooFew := func(c call) row { return row{call: c, want: results(notSupported), to: checkpointed} }
 
-	// One is a case that captures a set, is then shown another, and uses what uses says
-	// of the captured ones. What is refused leaves it checkpointed, and then the GPUs
-	// that it had at first bring it back whole.
+	// one makes a case that captures a set of GPUs, uses those that uses names, and is then
+	// shown another set. A refused call leaves it checkpointed, and then the GPUs that it
+	// had at first bring it back intact.
 	one := func(captured, now, uses, endsOn, busOf string, rows ...row) testCase {
 		rows[0].given = show(now)
 		for i := range rows {

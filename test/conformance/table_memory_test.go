@@ -2,7 +2,7 @@ package conformance
 
 import "time"
 
-// memoryCases: what a checkpoint takes along, refuses, or loses.
+// memoryCases are about what a checkpoint saves, refuses, or loses.
 func memoryCases() []testCase {
 	return []testCase{
 		{

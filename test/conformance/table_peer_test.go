@@ -12,9 +12,9 @@ import (
 	"cucriu/internal/nvrm"
 )
 
-// peerCases: GPUs of one process that access one another's memory. From 512 MiB on,
-// the driver gives an allocation a fabric object by which other GPUs reach it, and at
-// a restore it forgets these.
+// peerCases are about GPUs of one process that access one another's memory. The driver
+// gives an allocation of 512 MiB or more a fabric object through which other GPUs reach it.
+// A restore loses these objects.
 func peerCases() []testCase {
 	with := func(ballast, handle int, args ...string) program {
 		return program{sees: "AB", ballast: ballast, handle: handle, args: append([]string{"--gpus", "0,1"}, args...)}
@@ -38,7 +38,7 @@ func peerCases() []testCase {
 			refused(checkpointed, unlock),
 		}}
 	}
-	// Taken away before the lock, or not asked for before the restore.
+	// Peer access is taken away before the lock, or not requested before the restore.
 	again := func(name string, p program, want string, before ...row) testCase {
 		return testCase{name: "peer access, " + name, gpus: 2, with: p, rows: append(before,
 			row{from: locked, call: checkpoint, want: results(success), to: checkpointed},
@@ -73,21 +73,21 @@ func peerCases() []testCase {
 		again("small, not before", with(0, 0, "--peer", both, "--peer-later"), "0"),
 		holding(nvrm.Holdings{Fabric: 2}, again("512 MiB, not before", with(8, 0, "--peer", both, "--peer-later"), "400")),
 		{
-			// Nothing says so before the other GPU touches the memory.
+			// Nothing shows it before the other GPU touches the memory.
 			name: "peer access to a pool", gpus: 2, lost: true,
 			with: with(0, 0, "--peer", both, "--memory", "pool"),
 			rows: []row{
 				holds(nvrm.Holdings{PeerAccess: 1, Pools: 2}),
 				{from: locked, call: checkpoint, want: results(success), to: checkpointed},
 				{call: restore, want: results(success), to: locked},
-				{call: unlock, want: results(success, noProcess)}, // it may end before this one has returned
+				{call: unlock, want: results(success, noProcess)}, // the process may end before unlock has returned
 				{name: "the other GPU's next access", do: ends, text: "700 or 719"},
 			},
 		},
 	}
 }
 
-// holds is the row of what the kernel module says that the target has.
+// holds is the row that asks the kernel module what the target holds.
 func holds(want nvrm.Holdings) row {
 	text := func(h nvrm.Holdings) string { return strings.Trim(fmt.Sprintf("%+v", h), "{}") }
 	return row{
@@ -100,15 +100,14 @@ func holds(want nvrm.Holdings) row {
 			got, err := nvrm.Read(pid, nvrm.WidestGap)
 			got.MemoryBytes = 0
 			if want.HostNUMA == 0 {
-				got.HostNUMA = 0 // of a process on two GPUs it says nothing
+				got.HostNUMA = 0 // it is meaningless for a process on two GPUs
 			}
 			return text(got), err
 		},
 	}
 }
 
-// peer has the target take peer access away or give it, and says what the driver
-// answered.
+// peer makes the target disable or enable peer access, and returns the driver's answer.
 func peer(what string) func(*bench) (string, error) {
 	return func(b *bench) (string, error) {
 		t := b.targets[0]
@@ -138,14 +137,14 @@ func peer(what string) func(*bench) (string, error) {
 	}
 }
 
-// ends says whether the target ends because one of its GPUs could not reach memory.
+// ends reports whether the target ends because one of its GPUs could not reach memory.
 func ends(b *bench) (string, error) {
 	t := b.targets[0]
 	if !t.waitEnd(patience) {
 		return "lives", nil
 	}
 	end := t.end()
-	for _, code := range []string{"(700)", "(719)"} { // by a kernel, by a copy
+	for _, code := range []string{"(700)", "(719)"} { // from a kernel, from a copy
 		if strings.Contains(end, code) {
 			return "700 or 719 " + code, nil
 		}

@@ -9,7 +9,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// probeCases: what is not known yet. None of them fails; they print what happens.
+// probeCases are about what is not known yet. They never fail; they print what happens.
 func probeCases() []testCase {
 	return []testCase{
 		{
@@ -65,7 +65,7 @@ func probeCases() []testCase {
 			rows: []row{{name: "busy target", from: running, given: atTick, do: twoLocks}},
 		},
 		{
-			// By a process of its own: nobody knows whether it survives.
+			// In a process of its own, because nobody knows whether it survives.
 			name: "probe, reserved byte set", probe: true,
 			rows: []row{
 				{name: "Lock", from: running, do: elsewhere(opLock, reservedByte)},
@@ -78,9 +78,9 @@ func probeCases() []testCase {
 	}
 }
 
-// killedWithTracer has a controller that traces the restore thread of the stopped
-// target killed in the middle of a call, so that the thread falls back into the
-// group-stop in the middle of its work; and then has the thread run again.
+// killedWithTracer kills, in the middle of a call, a controller that traces the restore
+// thread of the stopped target. The thread falls back into the group-stop in the middle of
+// its work. Then another tracer lets it run again.
 func killedWithTracer(c call, end state) func(*bench) (string, error) {
 	return func(b *bench) (string, error) {
 		pid, err := b.main()
@@ -136,7 +136,7 @@ func killedWithTracer(c call, end state) func(*bench) (string, error) {
 	}
 }
 
-// freedMemory compares what NVML says that a process holds with what its checkpoint
+// freedMemory compares the memory that NVML reports for a process with what its checkpoint
 // frees.
 func freedMemory(b *bench) (string, error) {
 	pid, err := b.main()
@@ -163,7 +163,8 @@ func freedMemory(b *bench) (string, error) {
 	return fmt.Sprintf("device memory %d MiB, NVML says %d MiB, freed %d MiB", b.stagingMiB, held[b.gpus[0].UUID]>>20, after-before), nil
 }
 
-// askedMeanwhile asks again and again while another controller's call is under way.
+// askedMeanwhile makes a call again and again while a call of another controller is under
+// way.
 func askedMeanwhile(c call) func(*bench) (string, error) {
 	return func(b *bench) (string, error) {
 		pid, err := b.main()
@@ -209,7 +210,7 @@ func askedMeanwhile(c call) func(*bench) (string, error) {
 	}
 }
 
-// twoLocks has two processes lock a target at the same time.
+// twoLocks lets two processes lock a target at the same time.
 func twoLocks(b *bench) (string, error) {
 	pid, err := b.main()
 	if err != nil {
@@ -238,7 +239,7 @@ func twoLocks(b *bench) (string, error) {
 	return strings.Join(append(said, "then "+is.String()), ", "), err
 }
 
-// elsewhere has a call made by another process.
+// elsewhere lets another process make a call.
 func elsewhere(o op, args func() *arguments) func(*bench) (string, error) {
 	return func(b *bench) (string, error) {
 		pid, err := b.main()

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// severalCases: processes that depend on each other, and some at once.
+// severalCases are about processes that depend on each other, and about several processes
+// at once.
 func severalCases() []testCase {
 	const short = 300 * time.Millisecond
 	return []testCase{
@@ -52,8 +53,8 @@ func severalCases() []testCase {
 	}
 }
 
-// rankStalls waits until rank 1's collective is on the GPU and waits for rank 0, which
-// is locked.
+// rankStalls waits until rank 1's collective is on the GPU, where it waits for rank 0,
+// which is locked.
 func rankStalls(b *bench) error {
 	const still = 200 * time.Millisecond
 	deadline := time.Now().Add(patience)
@@ -138,7 +139,7 @@ func lockAhead(order func(b *bench, pids [2]int) (bool, error)) func(*bench) (st
 		}
 		how := "sometimes"
 		switch {
-		case good <= tries/4: // rank 1 is not ahead at every moment
+		case good <= tries/4: // rank 1 is not always ahead
 			how = "hardly ever"
 		case good >= tries-tries/4: // a lock may take longer on a busy machine
 			how = "nearly always"
@@ -163,8 +164,9 @@ func atOnceBoth(b *bench, pids [2]int) (bool, error) {
 	return both, nil
 }
 
-// inTurn locks one rank, and the other at the moment that it is locked. The other may
-// be quicker now and then, on a busy machine: so each try is one of three.
+// inTurn locks one rank, and then the other as soon as the first is locked. On a busy
+// machine the other rank may be faster now and then, so each try consists of three
+// attempts.
 func inTurn(first, then int) func(*bench, [2]int) (bool, error) {
 	return func(b *bench, pids [2]int) (bool, error) {
 		for range 3 {
@@ -189,7 +191,7 @@ func inTurn(first, then int) func(*bench, [2]int) (bool, error) {
 	}
 }
 
-// atOnceAndInTurn takes two processes through checkpoint and restore, one after the
+// atOnceAndInTurn takes two processes through checkpoint and restore, first one after the
 // other and then together.
 func atOnceAndInTurn(b *bench) (string, error) {
 	one, err := b.main()

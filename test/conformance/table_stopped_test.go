@@ -2,12 +2,12 @@ package conformance
 
 import "time"
 
-// stoppedCases: the driver works through one thread of the target, and waits for
-// ever while that is stopped.
+// stoppedCases show that the driver works through one thread of the target, and waits for
+// ever while that thread is stopped.
 func stoppedCases() []testCase {
 	const short = 200 * time.Millisecond
 	resume := (*bench).resume
-	// What is in flight when the target is stopped may outlast the timeout.
+	// Work that is in flight when the target is stopped may outlast the timeout.
 	blocked := func(given, free func(*bench) error) []row {
 		return []row{
 			{from: running, given: given, call: getThread, want: results(success), atMost: atOnce, then: free},
@@ -49,10 +49,10 @@ func stoppedCases() []testCase {
 	}
 }
 
-// dumpOrder is what a dump and a restore do: lock while running, stop, trace the
-// restore thread, checkpoint, let go of it; and the way back, which is not quite the
-// mirror image: unlock may wait for any thread that was stopped inside the driver
-// (TestAProcessIsServedAtWhateverInstructionItWasStopped), so all of them run by then.
+// dumpOrder is what a dump and a restore do: lock the running process, stop it, trace the
+// restore thread, checkpoint, release the thread; and then the way back. That is not quite
+// the reverse: unlock may wait for any thread that was stopped inside the driver
+// (TestAProcessIsServedAtWhateverInstructionItWasStopped), so all threads run by then.
 func dumpOrder() []row {
 	letGo := row{name: "released: all threads in the group-stop", do: func(b *bench) (string, error) {
 		if err := b.release(); err != nil {
@@ -71,7 +71,7 @@ func dumpOrder() []row {
 	}
 }
 
-// killedTracer has another process trace the restore thread, and kills that.
+// killedTracer lets another process trace the restore thread, and kills that process.
 func killedTracer(b *bench) (string, error) {
 	pid, err := b.main()
 	if err != nil {
@@ -90,7 +90,7 @@ func killedTracer(b *bench) (string, error) {
 	return "all stopped", othersStopped(true)(b)
 }
 
-// hazardCases: what CPU threads must not do while their process is checkpointed.
+// hazardCases are about what CPU threads must not do while their process is checkpointed.
 func hazardCases() []testCase {
 	dies := func(mode string) testCase {
 		return testCase{

@@ -23,21 +23,21 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// program says how a target is started.
+// program describes how to start a target.
 type program struct {
 	args []string // of cudawork, without --dir
-	mib  int      // device memory on each GPU, 0: cudawork's default; staging: enough that a checkpoint takes a while
+	mib  int      // device memory on each GPU; 0: cudawork's default; staging: so much that a checkpoint takes a while
 	sees string   // the GPUs that it sees: "A", "B" or "AB"; "" is A
 	env  []string
-	// Sizes in eighths of the one from which on an allocation that another GPU
-	// accesses does not come back: 64 MiB on the real driver.
+	// Sizes of allocations, in eighths of the smallest size that does not come back if
+	// another GPU accesses it. An eighth is 64 MiB on the real driver.
 	ballast, handle int
 	cupti           bool // can load CUPTI
-	procs           int  // CUDA processes below it, 0: it is one itself
+	procs           int  // CUDA processes below it; 0: it is one itself
 	own             bool // the test program's own CUDA program (extras_test.go) instead of cudawork
 }
 
-// staging stands for the size of device memory whose checkpoint takes a while.
+// staging stands for an amount of device memory whose checkpoint takes a while.
 const staging = -1
 
 // target is a process tree with CUDA in it.
@@ -50,9 +50,9 @@ type target struct {
 	status syscall.WaitStatus // after exited
 }
 
-// spawner starts processes from one OS thread that lives as long as the tests:
-// the parent death signal is sent when the thread ends that started a process, and
-// Go ends threads.
+// spawner starts processes from one OS thread that lives as long as the tests. The parent
+// death signal is sent when the thread that started a process ends, and Go may end threads
+// at any time.
 type spawner chan func()
 
 func newSpawner() spawner {
@@ -133,8 +133,8 @@ func (b *bench) startTarget(p program) (*target, error) {
 	}
 	go func() {
 		defer held.Close()
-		// Not a wait for the child yet: it would take the stops of a traced target
-		// away from the tracer, which is this process too.
+		// Do not wait for the child yet: that would take the stops of a traced target away
+		// from its tracer, which is this process, too.
 		_ = held.WaitExit(context.Background())
 		_ = cmd.Wait()
 		t.status = cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -144,11 +144,11 @@ func (b *bench) startTarget(p program) (*target, error) {
 	if err := t.waitTicks(1, startTime); err != nil || !slices.Contains(p.args, "--spin") {
 		return t, err
 	}
-	// A thread that has not come to its loop yet would be held by the lock, and live.
+	// A thread that has not reached its loop yet would be held by the lock, and survive.
 	return t, t.wait(patience, "a thread of it spins", t.spins)
 }
 
-// spins says whether a thread beside the main one has computed for a while.
+// spins reports whether a thread beside the main one has computed for a while.
 func (t *target) spins() bool {
 	const enough = 5 // clock ticks of 10 ms
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", t.pid))
@@ -158,7 +158,7 @@ func (t *target) spins() bool {
 		if len(fields) < 13 || filepath.Base(filepath.Dir(file)) == strconv.Itoa(t.pid) {
 			continue
 		}
-		user, _ := strconv.Atoi(fields[11]) // the 14th and 15th field of the line
+		user, _ := strconv.Atoi(fields[11]) // fields 14 and 15 of the line
 		system, _ := strconv.Atoi(fields[12])
 		if user+system >= enough {
 			return true
@@ -167,14 +167,14 @@ func (t *target) spins() bool {
 	return false
 }
 
-// stderr is the last that the target said, for messages.
+// stderr returns the last output of the target, for messages.
 func (t *target) stderr() string {
 	data, _ := os.ReadFile(filepath.Join(t.dir, "stderr"))
 	text := strings.TrimSpace(string(data))
 	return text[max(0, len(text)-300):]
 }
 
-// end describes how the target ended, "" while it lives.
+// end describes how the target ended. It is "" while the target lives.
 func (t *target) end() string {
 	select {
 	case <-t.exited:
@@ -205,7 +205,7 @@ func (t *target) read(process int) (status testenv.Status, err error) {
 	return status, err
 }
 
-// process is the pid of one of the target's CUDA processes.
+// process returns the pid of one of the target's CUDA processes.
 func (t *target) process(i int) (int, error) {
 	if t.procs == 0 {
 		return t.pid, nil
@@ -214,7 +214,7 @@ func (t *target) process(i int) (int, error) {
 	return status.PID, err
 }
 
-// ticks is the counter of a CUDA process, -1 before its first status.
+// ticks returns the counter of a CUDA process, or -1 before its first status.
 func (t *target) ticks(process int) int {
 	status, err := t.read(process)
 	if err != nil {
@@ -234,7 +234,7 @@ func (t *target) waitTicks(n int, within time.Duration) error {
 	return nil
 }
 
-// whole has every CUDA process compare all of its GPU memory with what must be there.
+// whole makes every CUDA process compare all its GPU memory with the expected content.
 func (t *target) whole(within time.Duration) error {
 	if err := t.waitTicks(2, within); err != nil {
 		return err
@@ -270,7 +270,7 @@ func (t *target) whole(within time.Duration) error {
 	return nil
 }
 
-// wait polls: a target says what it does in files.
+// wait polls, because a target reports its progress in files.
 func (t *target) wait(within time.Duration, what string, done func() bool) error {
 	deadline := time.Now().Add(within)
 	for !done() {
@@ -285,7 +285,7 @@ func (t *target) wait(within time.Duration, what string, done func() bool) error
 	return nil
 }
 
-// gpuNames says on which GPUs the target says that it is, as letters.
+// gpuNames returns the GPUs on which the target says it is, as letters.
 func (b *bench) gpuNames(t *target) (string, error) {
 	status, err := t.read(0)
 	if err != nil {
@@ -302,7 +302,7 @@ func (b *bench) gpuNames(t *target) (string, error) {
 	return names, nil
 }
 
-// busNames says which GPUs' bus ids the target's driver gives, as letters.
+// busNames returns the GPUs whose bus ids the target's driver reports, as letters.
 func (b *bench) busNames(t *target) (string, error) {
 	status, err := t.read(0)
 	if err != nil {

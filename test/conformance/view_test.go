@@ -17,20 +17,20 @@ import (
 	"cucriu/cudackpt"
 )
 
-// What a target sees of the GPUs: it is started in a mount namespace of its own,
-// with a tmpfs over the driver root's dev in which the wanted nodes are made. Later
-// they are made and removed from outside, through /proc/PID/root. Both drivers look
-// at the same thing, the device nodes in the target's namespace.
+// What a target sees of the GPUs. It is started in a mount namespace of its own, with a
+// tmpfs over the dev of the driver root, in which the wanted nodes are created. Later the
+// tests create and remove nodes from outside, through /proc/PID/root. Both drivers look at
+// the same thing: the device nodes in the target's namespace.
 
 // gpuMajor is the device major of /dev/nvidiaN.
 const gpuMajor = 195
 
 var gpuNode = regexp.MustCompile(`^nvidia[0-9]+$`)
 
-// enterView is what a target does before it executes its program: dev is replaced,
-// in a new mount namespace, by a copy with only the GPU nodes of minors.
+// enterView is what a target does before it executes its program: in a new mount namespace,
+// it replaces dev by a copy with only the GPU nodes of these minors.
 func enterView(dev string, minors []int) error {
-	runtime.LockOSThread() // the namespace is the thread's, until exec makes it the process's
+	runtime.LockOSThread() // the namespace belongs to this thread, until exec makes it the one of the process
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("unshare the mount namespace: %w", err)
 	}
@@ -51,15 +51,15 @@ func enterView(dev string, minors []int) error {
 	if err := copyNodes(fmt.Sprintf("/proc/self/fd/%d", before), dev, top.Dev, minors); err != nil {
 		return err
 	}
-	// The real driver makes the nodes that it misses by itself, where it may.
+	// The real driver creates missing nodes by itself if it may.
 	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_MKNOD, 0, 0, 0); err != nil {
 		return fmt.Errorf("drop CAP_MKNOD: %w", err)
 	}
 	return nil
 }
 
-// copyNodes copies device nodes, links and folders; what is mounted there (shm, pts)
-// is mounted here too.
+// copyNodes copies device nodes, links and folders. It mounts what is mounted there (shm,
+// pts), too.
 func copyNodes(from, to string, device uint64, minors []int) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -109,7 +109,7 @@ func isGPU(name string, st *unix.Stat_t) bool {
 	return gpuNode.MatchString(name) && st.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Major(st.Rdev) == gpuMajor
 }
 
-// makeNode makes a node with exactly that mode, whatever the umask.
+// makeNode creates a node with exactly this mode, whatever the umask.
 func makeNode(path string, mode uint32, device int) error {
 	err := unix.Mknod(path, mode, device)
 	if errors.Is(err, unix.EPERM) {
@@ -124,7 +124,7 @@ func makeNode(path string, mode uint32, device int) error {
 	return nil
 }
 
-// showOnly changes which of the GPUs a live target sees.
+// showOnly changes which of the GPUs a running target sees.
 func showOnly(pid int, root string, all, wanted []cudackpt.GPU) error {
 	dev := filepath.Join("/proc", strconv.Itoa(pid), "root", root, "dev")
 	for _, gpu := range all {
@@ -147,7 +147,7 @@ func showOnly(pid int, root string, all, wanted []cudackpt.GPU) error {
 	return nil
 }
 
-// minorsText is a list of minors for a command line.
+// minorsText returns a list of minors for a command line.
 func minorsText(gpus []cudackpt.GPU) string {
 	var texts []string
 	for _, gpu := range gpus {

@@ -1,7 +1,6 @@
-// Package container shows the hook at work under a container runtime: Debian's
-// runc checkpoints and restores containers on simulated hosts, and all that it
-// and criu are told of the hook is an action-script line in runc's
-// configuration file for criu.
+// Package container tests the hook under a container runtime. Debian's runc checkpoints and
+// restores containers on simulated hosts. runc and criu learn of the hook only from an
+// action-script line in runc's configuration file for criu.
 package container
 
 import (
@@ -34,9 +33,9 @@ func onBoth(t *testing.T, test func(t *testing.T)) {
 	}
 }
 
-// withAndWithoutPause runs a test, with cgroup v1 and v2, as Podman has it, which
-// checkpoints a running container, and as containerd and CRI-O have it, which
-// pause it before.
+// withAndWithoutPause runs a test with cgroup v1 and v2, each in two ways: like Podman,
+// which checkpoints a running container, and like containerd and CRI-O, which pause it
+// first.
 func withAndWithoutPause(t *testing.T, test func(t *testing.T, paused bool)) {
 	t.Helper()
 	for name, paused := range map[string]bool{"running": false, "paused": true} {
@@ -50,8 +49,8 @@ func pauseIf(container *testenv.Container, paused bool) {
 	}
 }
 
-// wantAsFound fails the test unless the container is what it was before its
-// checkpoint, and runs once the engine has resumed it.
+// wantAsFound fails the test unless the container is as it was before its checkpoint, and
+// runs once the engine has resumed it.
 func wantAsFound(t *testing.T, container *testenv.Container, paused bool) {
 	t.Helper()
 	if paused {
@@ -64,8 +63,8 @@ func wantAsFound(t *testing.T, container *testenv.Container, paused bool) {
 	}
 }
 
-// wantPaused looks for a while: whatever goes on behind the container's back, it
-// must be there to be resumed all the time.
+// wantPaused watches the container for a while: whatever happens, it must stay paused until
+// the engine resumes it.
 func wantPaused(t *testing.T, container *testenv.Container) {
 	t.Helper()
 	ticks := container.Ticks()
@@ -133,7 +132,7 @@ func TestAContainerThatIsLeftRunningHasAnImageThatRestores(t *testing.T) {
 	})
 }
 
-// TestAContainerThatIsResumedAtOnceRunsOn: what containerd and CRI-O do.
+// TestAContainerThatIsResumedAtOnceRunsOn does what containerd and CRI-O do.
 func TestAContainerThatIsResumedAtOnceRunsOn(t *testing.T) {
 	onBoth(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -169,7 +168,7 @@ func TestAPausedContainerStaysPausedIfTheHookFails(t *testing.T) {
 				if run := container.TryCheckpoint(); run.Err == nil {
 					t.Fatal("the checkpoint succeeded")
 				}
-				// Of a hook that was killed the watcher has to take over.
+				// If the hook was killed, the watcher has to take over.
 				testenv.Eventually(t, testenv.Soon, "the container is paused", func() bool { return container.State() == "paused" })
 				wantAsFound(t, container, true)
 				host.WaitOutcome("running")
@@ -211,8 +210,8 @@ func TestRecoverLeavesAPausedContainerPaused(t *testing.T) {
 	})
 }
 
-// TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads runc.conf twice, and calls the hook
-// twice at each stage.
+// TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads runc.conf twice, and
+// calls the hook twice at each stage.
 func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {
 	withAndWithoutPause(t, func(t *testing.T, paused bool) {
 		host := testenv.NewHost(t, 1)
@@ -230,9 +229,9 @@ func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {
 	})
 }
 
-// TestARestoreThatFailsLeavesOtherContainersAlone: of the root that a killed criu has
-// left behind it is known only that it executes criu and is the first process of a
-// pid namespace. So are others.
+// TestARestoreThatFailsLeavesOtherContainersAlone: about a root process that a killed criu
+// has left behind, we know only that it executes criu and is the first process of a pid
+// namespace. Other processes are so, too.
 func TestARestoreThatFailsLeavesOtherContainersAlone(t *testing.T) {
 	onBoth(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

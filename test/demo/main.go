@@ -1,7 +1,6 @@
-// Command demo is the main job from end to end: a process that uses CUDA is
-// dumped by stock criu and restored onto another GPU, with cucriu-hook as the
-// action script. It runs on NVIDIA's driver where there is one, else on the
-// simulated driver.
+// Command demo shows the main use from end to end: stock criu, with cucriu-hook as its
+// action script, dumps a process that uses CUDA and restores it onto another GPU. It uses
+// NVIDIA's driver if there is one, else the simulated driver.
 package main
 
 import (
@@ -30,7 +29,7 @@ func main() {
 	}
 }
 
-// demo is where everything is.
+// demo holds the paths of the demo.
 type demo struct {
 	root string // of the repository
 	dir  string // of this run
@@ -42,7 +41,7 @@ func run() error {
 	if os.Geteuid() != 0 {
 		return errors.New("criu needs root: run make demo as root")
 	}
-	// criu cannot dump a job that inherited what our caller left open.
+	// criu cannot dump a job that inherited descriptors which our caller left open.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
 	}
@@ -68,8 +67,8 @@ func run() error {
 	return d.job()
 }
 
-// host chooses the driver, and makes a simulated host with two GPUs if there
-// is no real one.
+// host chooses the driver. If there is no real one, it makes a simulated host with two
+// GPUs.
 func (d *demo) host() (string, error) {
 	d.env = append(os.Environ(), "CUCRIU_RUN_DIR="+filepath.Join(d.dir, "run"))
 	if driver, err := cudackpt.Open(); err == nil {
@@ -87,7 +86,7 @@ func (d *demo) host() (string, error) {
 	return "simulated (no NVIDIA driver on this machine), 2 GPUs", nil
 }
 
-// job starts a job, dumps it, restores it, and shows what became of it.
+// job starts a job, dumps it, restores it, and shows the result.
 func (d *demo) job() error {
 	work := filepath.Join(d.dir, "job")
 	images := filepath.Join(d.dir, "images")
@@ -148,7 +147,7 @@ func (d *demo) job() error {
 	return nil
 }
 
-// writeMap has the job restored onto the next GPU, if there is one.
+// writeMap makes the restore put the job onto the next GPU, if there is one.
 func (d *demo) writeMap() error {
 	out, err := d.command(filepath.Join(d.root, "bin/cucriu"), "gpus", "--json").Output()
 	if err != nil {
@@ -182,7 +181,7 @@ func (d *demo) runCriu(verb string, args ...string) error {
 	return nil
 }
 
-// phases shows where the hook's time went.
+// phases shows how the hook spent its time.
 func (d *demo) phases(kind journal.Kind) error {
 	sessions, err := journal.List(filepath.Join(d.dir, "run"))
 	if err != nil {
@@ -197,7 +196,7 @@ func (d *demo) phases(kind journal.Kind) error {
 	return nil
 }
 
-// status is what the job reports of itself.
+// status is what the job reports about itself.
 type status struct {
 	PID, Tick, Bad int
 	GPUs           []struct{ UUID, PCI string }
@@ -220,7 +219,7 @@ func (d *demo) status(work string, atLeast int) (status, error) {
 	return status{}, fmt.Errorf("the job's counter does not reach %d", atLeast)
 }
 
-// check has the job compare all its GPU memory with what it must be.
+// check makes the job compare all its GPU memory with the expected content.
 func (d *demo) check(work string) error {
 	request := filepath.Join(work, "check")
 	if err := os.WriteFile(request, nil, 0o600); err != nil {

@@ -17,8 +17,8 @@ import (
 // untracedVariable names the file in which [waitUntraced] counts its stops.
 const untracedVariable = "CUCRIU_E2E_UNTRACED"
 
-// waitUntraced runs a command as su does: when its child stops it stops itself,
-// and when it goes on it has the child go on.
+// waitUntraced runs a command as su does: when its child stops, it stops itself, and when
+// it is continued, it continues the child.
 func waitUntraced(command []string) int {
 	file := os.Getenv(untracedVariable)
 	os.Unsetenv(untracedVariable)
@@ -43,8 +43,8 @@ func waitUntraced(command []string) int {
 	}
 }
 
-// untracedJob starts a job below a parent that stops with it, and returns the
-// parent. The root of what is dumped is the job.
+// untracedJob starts a job below a parent that stops with it, and returns the parent. The
+// root of the dump is the job.
 func untracedJob(t *testing.T, host *testenv.Host, real bool) (job *testenv.Job, parent int, hasStopped func() bool) {
 	t.Helper()
 	if real {
@@ -52,7 +52,7 @@ func untracedJob(t *testing.T, host *testenv.Host, real bool) (job *testenv.Job,
 			t.Skip(err)
 		}
 		job = host.StartUnder([]string{"su", "-c", `exec "$0" "$@"`, "--", "root"}, 1)
-		hasStopped = func() bool { return true } // nobody tells
+		hasStopped = func() bool { return true } // it cannot be observed
 	} else {
 		file := filepath.Join(t.TempDir(), "stops")
 		other := host.For(t)
@@ -70,7 +70,7 @@ func standsStill(t *testing.T, pid int) bool {
 	return err == nil && strings.Trim(states, "T") == ""
 }
 
-// TestAParentThatStopsWithTheJobGoesOnWithIt, by whichever way the job comes back.
+// TestAParentThatStopsWithTheJobGoesOnWithIt in whichever way the job comes back.
 func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
 	for _, way := range []struct {
 		name string
@@ -130,7 +130,7 @@ func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
 	}
 }
 
-// TestAParentThatStoppedWithTheJobLearnsOfItsEnd: it would never reap it.
+// TestAParentThatStoppedWithTheJobLearnsOfItsEnd: otherwise it would never reap the job.
 func TestAParentThatStoppedWithTheJobLearnsOfItsEnd(t *testing.T) {
 	for _, real := range []bool{false, true} {
 		t.Run(fmt.Sprint("su ", real), func(t *testing.T) {
@@ -153,7 +153,7 @@ func lives(pid int) bool {
 	return process.Alive()
 }
 
-// TestAnAncestorThatStoodStillBeforeStaysSo: it was not our stop.
+// TestAnAncestorThatStoodStillBeforeStaysSo, because we did not stop it.
 func TestAnAncestorThatStoodStillBeforeStaysSo(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -170,8 +170,8 @@ func TestAnAncestorThatStoodStillBeforeStaysSo(t *testing.T) {
 	})
 }
 
-// TestAParentInsideTheTreeGoesOnWithTheJob: it may stop itself before it is held
-// with the rest of the tree, and is not to be taken for one that was stopped before.
+// TestAParentInsideTheTreeGoesOnWithTheJob: the parent may stop itself before it is held
+// with the rest of the tree. It must not be mistaken for a process that was stopped before.
 func TestAParentInsideTheTreeGoesOnWithTheJob(t *testing.T) {
 	for _, restored := range []bool{false, true} {
 		t.Run(fmt.Sprint("restored ", restored), func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// heldDump is a criu dump that waits, after our hook, at a stage.
+// heldDump is a criu dump that waits at a stage, after our hook has run.
 type heldDump struct {
 	t      *testing.T
 	criu   *exec.Cmd
@@ -43,8 +43,8 @@ func (d *heldDump) end() error {
 	return d.criu.Wait()
 }
 
-// TestADumpIntoADirectoryThatIsInUseIsRefused before it touches anything: each would
-// remove the other's files, and both jobs would be ended.
+// TestADumpIntoADirectoryThatIsInUseIsRefused before it touches anything. Otherwise each
+// dump would remove the other's files, and both jobs would be ended.
 func TestADumpIntoADirectoryThatIsInUseIsRefused(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -95,8 +95,8 @@ func TestADumpWithoutCUDAClaimsItsDirectory(t *testing.T) {
 	})
 }
 
-// TestTheCallerMayLockTheImageDirectory: flock(1) is how a script keeps two of its
-// dumps apart.
+// TestTheCallerMayLockTheImageDirectory: a script keeps two of its dumps apart with
+// flock(1).
 func TestTheCallerMayLockTheImageDirectory(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -111,7 +111,7 @@ func TestTheCallerMayLockTheImageDirectory(t *testing.T) {
 	})
 }
 
-// TestAJobWhoseImageIsNotWholeIsNotEnded: at post-dump criu asks whether to end it.
+// TestAJobWhoseImageIsNotWholeIsNotEnded: at post-dump criu asks whether to end the job.
 func TestAJobWhoseImageIsNotWholeIsNotEnded(t *testing.T) {
 	for name, spoil := range map[string]string{
 		"page-files-gone":      `rm cucriu-pages-*`,
@@ -128,7 +128,7 @@ func TestAJobWhoseImageIsNotWholeIsNotEnded(t *testing.T) {
 				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "stream-sync")
 				images := filepath.Join(t.TempDir(), "images")
 				cleaner := testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0; D=%s; cd $D; %s`, images, spoil))
-				// It runs before our hook.
+				// The cleaner runs before our hook.
 				cmd := host.CriuCommandScripts("dump", images, []string{host.HookBin, cleaner}, "-t", job.Root(), "-o", filepath.Join(t.TempDir(), "log"))
 				out, err := cmd.CombinedOutput()
 				if err == nil {
@@ -141,8 +141,8 @@ func TestAJobWhoseImageIsNotWholeIsNotEnded(t *testing.T) {
 	}
 }
 
-// TestAnotherPIDNamespaceLeavesASessionAlone: with the same run directory it sees the
-// journal, but neither criu nor the job.
+// TestAnotherPIDNamespaceLeavesASessionAlone: a program there shares the run directory and
+// sees the journal, but sees neither criu nor the job.
 func TestAnotherPIDNamespaceLeavesASessionAlone(t *testing.T) {
 	for name, namespaces := range map[string][]string{
 		"pid":          {"--pid", "--fork", "--mount-proc"},

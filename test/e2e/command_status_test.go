@@ -14,11 +14,11 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// What the exit statuses promise, where it takes real criu, several hosts, or a fault.
-// test/cli has the rest.
+// Tests of the exit statuses that need real criu, several hosts, or a fault. The others are
+// in test/cli.
 
 // exits runs a cucriu that fails on request, and fails the test unless it ends with the
-// status and says the text.
+// status and prints the text.
 func exits(t *testing.T, host *testenv.Host, status int, says, point string, args ...string) {
 	t.Helper()
 	out, err := failing(t, host, point, args...)
@@ -32,8 +32,8 @@ func exits(t *testing.T, host *testenv.Host, status int, says, point string, arg
 	}
 }
 
-// TestAHostThatCannotTakeAnImage refuses it before criu has created anything, and so
-// say cucriu map and cucriu check.
+// TestAHostThatCannotTakeAnImage refuses it before criu has created anything. cucriu map
+// and cucriu check say the same.
 func TestAHostThatCannotTakeAnImage(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
@@ -100,7 +100,7 @@ func TestAResumeWithoutTheGPUMemoryIsRefused(t *testing.T) {
 	})
 }
 
-// TestWhatIsFoundAfterTheLockIsAFailure, and no refusal: something was touched.
+// TestWhatIsFoundAfterTheLockIsAFailure, not a refusal, because something was touched.
 func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
@@ -123,7 +123,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 	})
 }
 
-// TestAJobThatIsNotBackYet: the way back fails until it is tried without the fault.
+// TestAJobThatIsNotBackYet: bringing it back fails until it is tried without the fault.
 func TestAJobThatIsNotBackYet(t *testing.T) {
 	for _, test := range []struct{ name, point, command string }{
 		{"dump", "dump.checkpoint=error,dump.back.unlock=error", "dump"},
@@ -163,7 +163,7 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 		images := host.Dump(job)
 		dir, config := t.TempDir(), filepath.Join(t.TempDir(), "criu.conf")
 		reached, taken := filepath.Join(dir, "reached"), filepath.Join(dir, "taken")
-		// Criu before 4.2 reads the file twice, and so calls it twice.
+		// criu before 4.2 reads the file twice, and so calls the script twice.
 		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0
 : >`+reached+`; until [ -e `+taken+` ]; do sleep 0.01; done`)
 		testenv.WriteFile(t, config, "action-script "+hold+"\n")

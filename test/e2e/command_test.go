@@ -29,8 +29,7 @@ const (
 	ended      = 5 // while it failed
 )
 
-// cucriu runs the command to its end and fails the test unless it exits with
-// the status.
+// cucriu runs the command to its end, and fails the test unless it exits with the status.
 func cucriu(t *testing.T, host *testenv.Host, status int, args ...string) string {
 	t.Helper()
 	cmd := host.CucriuCommand(args...)
@@ -43,7 +42,7 @@ func cucriu(t *testing.T, host *testenv.Host, status int, args ...string) string
 	return string(out)
 }
 
-// dumped fails the test unless there is a complete image and nothing beside it.
+// dumped fails the test unless there is a complete image and nothing else.
 func dumped(t *testing.T, images string) {
 	t.Helper()
 	for _, name := range []string{"inventory.img", "pstree.img", image.ManifestName, "dump.log", "stats-dump"} {
@@ -114,8 +113,8 @@ func noWatcher(t *testing.T, host *testenv.Host) {
 	testenv.Eventually(t, testenv.Soon, "no watcher is left", func() bool { return len(host.Watchers()) == 0 })
 }
 
-// dumpAndLeave dumps a job that stays alive, into an image that restores although
-// the job has gone on.
+// dumpAndLeave dumps a job that stays alive. The image can be restored although the job has
+// gone on.
 func dumpAndLeave(t *testing.T, host *testenv.Host, job *testenv.Job, how string) string {
 	t.Helper()
 	for {
@@ -136,7 +135,7 @@ func TestCommandDumpLeavesRunning(t *testing.T) {
 		images := dumpAndLeave(t, host, job, "-R")
 		job.Runs()
 		dumped(t, images)
-		cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images) // never over another
+		cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images) // never over an existing image
 		job.Runs()
 		job.Kill()
 		cucriu(t, host, 0, "restore", "-D", images)
@@ -258,11 +257,11 @@ func TestCommandRefuses(t *testing.T) {
 	})
 }
 
-// TestCommandGivesUpOnASignal: at every stage at which a signal can come.
+// TestCommandGivesUpOnASignal checks every stage at which a signal can come.
 func TestCommandGivesUpOnASignal(t *testing.T) {
 	stage := func(name string) func(*testing.T, *testenv.Host) []string {
-		// An action script that waits until the signal has come. Criu before 4.2 reads
-		// the file twice, and so calls it twice.
+		// An action script that waits until the signal has come. criu before 4.2 reads the
+		// file twice, and so calls the script twice.
 		return func(t *testing.T, host *testenv.Host) []string {
 			script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = `+name+` ] || exit 0
 : >`+host.RunDir+`/reached; until [ -e `+host.RunDir+`/taken ]; do sleep 0.02; done`)
@@ -307,7 +306,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 				if err := cmd.Process.Signal(test.signal); err != nil {
 					t.Fatal(err)
 				}
-				// It is told of the signal, and only then goes on.
+				// The command gets the signal, and only then does the script end.
 				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
 				testenv.WriteFile(t, filepath.Join(host.RunDir, "taken"), "")
 				_ = cmd.Wait()
@@ -321,7 +320,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 	}
 }
 
-// TestCommandIsKilledAtAStep: kill -9 of the command that serves criu.
+// TestCommandIsKilledAtAStep kills the command that serves criu with SIGKILL.
 func TestCommandIsKilledAtAStep(t *testing.T) {
 	for _, step := range []string{"dump.lock", "dump.checkpoint", "dump.dumping", "dump.publish", "dump.dumped"} {
 		t.Run(step, func(t *testing.T) {
@@ -337,7 +336,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 				}
 				host.WaitOutcome("running")
 				job.Runs()
-				complete := step == "dump.dumped" // it has its name already
+				complete := step == "dump.dumped" // the image already has its final name
 				if _, err := os.Stat(filepath.Join(images, "inventory.img")); (err == nil) != complete {
 					t.Errorf("the image: %v", err)
 				}
@@ -357,7 +356,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 					t.Fatal("the command was not killed")
 				}
 				host.Setenv("CUCRIU_FAILPOINT", "")
-				if step != "restore.pre-restore" { // there it has no watcher yet, and nothing to watch over
+				if step != "restore.pre-restore" { // at that step it has no watcher yet, and nothing to watch over
 					testenv.Eventually(t, testenv.Soon, "the restore has an outcome", func() bool { return host.RestoreOutcome() != "" })
 				}
 				if !job.Alive() {
@@ -393,14 +392,14 @@ func TestCommandDumpWhoseCriuIsKilled(t *testing.T) {
 	})
 }
 
-// TestCommandSaysHowACriuEndedThatDidNotAnswer: so end criu before 4.2, over some lines
-// of a configuration file.
+// TestCommandSaysHowACriuEndedThatDidNotAnswer: some lines of a configuration file make
+// criu before 4.2 end like this.
 func TestCommandSaysHowACriuEndedThatDidNotAnswer(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := newImages(t)
-		// It reads the request first.
+		// The crashing criu reads the request first.
 		crashing := testenv.Script(t, `[ "$1" != swrk ] || { dd bs=1 count=1 <&3 >/dev/null 2>&1; kill -SEGV $$; }
 exec `+testenv.Criu(t)+` "$@"`)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images, "--criu", crashing)
@@ -415,7 +414,7 @@ exec `+testenv.Criu(t)+` "$@"`)
 func TestCommandFailedDumpNamesCriusReason(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		// A deleted file that is larger than criu takes along.
+		// A deleted file that is too large for criu to dump.
 		job := host.StartUnder([]string{"/bin/sh", "-c", `gone=$(mktemp) && exec 3>"$gone"; rm "$gone"; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
 		images := newImages(t)
 		out := cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images)
@@ -445,8 +444,8 @@ func TestCommandRestoreThatFailsLateIsAnError(t *testing.T) {
 	})
 }
 
-// TestAnOrphanedJobIsBroughtBackByTheNextDump: criu and the watcher were killed,
-// and nobody has called recover.
+// TestAnOrphanedJobIsBroughtBackByTheNextDump: criu and the watcher were killed, and nobody
+// has run cucriu recover.
 func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -471,8 +470,8 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 	})
 }
 
-// TestADumpToTheSameNameBringsTheJobBackFirst: the job's GPU state is in the
-// partial image of a dump that was killed, and nowhere else.
+// TestADumpToTheSameNameBringsTheJobBackFirst: only the partial image of a killed dump has
+// the job's GPU state.
 func TestADumpToTheSameNameBringsTheJobBackFirst(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -494,7 +493,7 @@ func TestADumpToTheSameNameBringsTheJobBackFirst(t *testing.T) {
 	})
 }
 
-// TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused, for another job.
+// TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused to another job.
 func TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -516,12 +515,12 @@ func TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused(t *testing.T) {
 	})
 }
 
-// TestRecoverEndsWhatAKilledRestoreHasLeftBehind: nobody has seen the root task
-// that criu had forked; it would wait for criu, and hold the pid, for ever.
+// TestRecoverEndsWhatAKilledRestoreHasLeftBehind: nothing has recorded the root task that
+// criu had forked. It would wait for criu, and keep its pid, for ever.
 func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\npages: criu\n")) // criu takes its time for the memory
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\npages: criu\n")) // criu needs a while for the memory
 		job := host.Start(1, "--mib", "128")
 		images := host.Dump(job)
 		for attempt := 1; !killEarly(t, host, job, images); attempt++ {
@@ -539,8 +538,8 @@ func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 	})
 }
 
-// killEarly kills the watcher and the criu of a restore when the root task has just
-// been forked, and reports whether that was in time: it still executes criu.
+// killEarly kills the watcher and the criu of a restore when the root task has just been
+// forked. It reports whether that was early enough: whether the task still executes criu.
 func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string) bool {
 	t.Helper()
 	gate := filepath.Join(t.TempDir(), "gate")
@@ -558,13 +557,13 @@ func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string
 	testenv.Eventually(t, testenv.Soon, "criu has forked the root", job.Alive)
 	_ = criu.Process.Kill()
 	_ = criu.Wait()
-	// It goes on alone for some milliseconds, until it has become the job.
+	// Left alone, it runs for some milliseconds, until it has become the job.
 	_ = unix.Kill(job.PID, unix.SIGSTOP)
 	exe, err := os.Readlink(filepath.Join("/proc", job.Root(), "exe"))
 	return err == nil && filepath.Base(exe) == "criu"
 }
 
-// TestCommandShowsProgressOnATerminal in one line that changes.
+// TestCommandShowsProgressOnATerminal in one line that it rewrites.
 func TestCommandShowsProgressOnATerminal(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -592,7 +591,7 @@ func TestCommandShowsProgressOnATerminal(t *testing.T) {
 			t.Fatalf("cucriu dump: %v\n%s", err, out)
 		}
 		terminal.Close()
-		shown, _ := io.ReadAll(master) // ends with EIO
+		shown, _ := io.ReadAll(master) // the read ends with EIO
 		for _, want := range []string{"\r\x1b[Kmoving GPU memory into the processes", "\r\x1b[Kwaiting until the GPU is idle"} {
 			if !strings.Contains(string(shown), want) {
 				t.Errorf("not shown: %q in %q", want, shown)

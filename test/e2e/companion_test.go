@@ -7,8 +7,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAProcessWithoutCUDAIsKilledBetweenTheManifestAndCriu: the manifest has its parked
-// threads, and criu's image has it as a zombie.
+// TestAProcessWithoutCUDAIsKilledBetweenTheManifestAndCriu: the manifest lists the parked
+// threads of the process, but in criu's image it is a zombie.
 func TestAProcessWithoutCUDAIsKilledBetweenTheManifestAndCriu(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -27,8 +27,8 @@ func TestThreadsThatSynchronizeSurvive(t *testing.T) {
 	}
 }
 
-// TestWithoutTheStopTheyDie keeps the danger visible that the stop is there
-// for: lock and checkpoint alone kill the job.
+// TestWithoutTheStopTheyDie shows the danger that the stop prevents: lock and checkpoint
+// alone kill the job.
 func TestWithoutTheStopTheyDie(t *testing.T) {
 	for _, mode := range spinModes {
 		t.Run(mode, func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestWithoutTheStopTheyDie(t *testing.T) {
 				if err := process.Lock(t.Context(), cudackpt.LockOptions{Timeout: 5 * time.Second}); err != nil {
 					t.Fatal(err)
 				}
-				_ = process.Checkpoint(t.Context()) // whatever it says
+				_ = process.Checkpoint(t.Context()) // with any result
 				testenv.Eventually(t, testenv.Soon, "the job dies", func() bool { return !job.Alive() })
 			})
 		})
@@ -52,7 +52,7 @@ func TestRanksInACollectiveAreLockedTogether(t *testing.T) {
 		job := host.Start(2, "--ranks", "2", "--gpus", "0,1")
 		driver := host.Driver()
 
-		// One after the other dead-locks: the second waits for the first, which
+		// One after the other would deadlock: the second process waits for the first, which
 		// is locked.
 		first, second := driver.Process(job.MustStatus(0).PID), driver.Process(job.MustStatus(1).PID)
 		if err := first.Lock(t.Context(), cudackpt.LockOptions{Timeout: 5 * time.Second}); err != nil {

@@ -30,7 +30,7 @@ func chunkFiles(t *testing.T, dir string) []string {
 	return files
 }
 
-// onDisk is the disk space that files take, in bytes.
+// onDisk returns the disk space that files take, in bytes.
 func onDisk(t *testing.T, files []string) (bytes int64) {
 	t.Helper()
 	for _, file := range files {
@@ -43,8 +43,8 @@ func onDisk(t *testing.T, files []string) (bytes int64) {
 	return bytes
 }
 
-// failOnce makes the hook go wrong at a point, the first time that anybody comes
-// by it, and returns what tells whether somebody has.
+// failOnce makes the hook fail the first time that it reaches a point. It returns a
+// function that reports whether that has happened.
 func failOnce(t *testing.T, host *testenv.Host, point, action string) (reached func() bool) {
 	t.Helper()
 	marks := t.TempDir()
@@ -53,7 +53,7 @@ func failOnce(t *testing.T, host *testenv.Host, point, action string) (reached f
 	return func() bool { return testenv.Exists(filepath.Join(marks, point)) }
 }
 
-// dumpWith runs criu dump with another action script beside the hook's, which fails it.
+// dumpWith runs criu dump with a second action script, which makes the dump fail.
 func dumpWith(t *testing.T, host *testenv.Host, job *testenv.Job, images, script string) {
 	t.Helper()
 	scripts := []string{host.HookBin, testenv.Script(t, script)}
@@ -62,8 +62,8 @@ func dumpWith(t *testing.T, host *testenv.Host, job *testenv.Job, images, script
 	}
 }
 
-// TestTheImageOfAFailedDumpIsRemovedAtOnce: the files are the only copy of the
-// GPU state then, and the watcher holds them.
+// TestTheImageOfAFailedDumpIsRemovedAtOnce: its files are the only copy of the GPU state
+// then, and the watcher keeps them open.
 func TestTheImageOfAFailedDumpIsRemovedAtOnce(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -74,7 +74,7 @@ func TestTheImageOfAFailedDumpIsRemovedAtOnce(t *testing.T) {
 		}},
 		{"while the watcher works", func(t *testing.T, host *testenv.Host, job *testenv.Job, images string) {
 			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nrestore: {timeout: 3s}\n"))
-			reached := failOnce(t, host, "dump.filling", "hang") // and begins again after the timeout
+			reached := failOnce(t, host, "dump.filling", "hang") // the fill starts again after the timeout
 			dumpWith(t, host, job, images, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`)
 			testenv.Eventually(t, testenv.Soon, "the watcher fills", reached)
 		}},
@@ -117,7 +117,7 @@ func TestRecoverFillsFromTheDirectoryWhenTheWatcherWasKilled(t *testing.T) {
 	})
 }
 
-// TestAProcessFromWhichNothingCanBeBorrowed is left to criu, the other one is not.
+// TestAProcessFromWhichNothingCanBeBorrowed is left to criu. The other process is not.
 func TestAProcessFromWhichNothingCanBeBorrowed(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -137,8 +137,8 @@ func TestAProcessFromWhichNothingCanBeBorrowed(t *testing.T) {
 	})
 }
 
-// TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill: the hook that undoes its own
-// dump, and then cucriu recover. Whoever comes next begins again.
+// TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill kills the hook that undoes its own dump,
+// and then cucriu recover. Whichever program comes next starts the fill again.
 func TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -159,9 +159,9 @@ func TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill(t *testing.T) {
 	})
 }
 
-// TestPlainCriuGivesBackNothingThatRuns: an image whose GPU state is beside
-// criu's, restored by criu alone. The processes come back stopped, and the driver
-// is not given zeros for their GPU state: the memory for it is inaccessible.
+// TestPlainCriuGivesBackNothingThatRuns restores, with criu alone, an image whose GPU state
+// is in our own files. The processes come back stopped. The driver does not take zeros for
+// their GPU state, because the memory for it is inaccessible.
 func TestPlainCriuGivesBackNothingThatRuns(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -192,13 +192,13 @@ func TestPlainCriuGivesBackNothingThatRuns(t *testing.T) {
 			t.Errorf("the job is %v", state)
 		}
 		job.Kill()
-		host.Restore(images) // the image is none the worse for it
+		host.Restore(images) // the image is still good
 		job.Runs()
 	})
 }
 
-// TestDamagedChunkFilesAreRefused before criu creates anything, where it can be
-// told without reading them all.
+// TestDamagedChunkFilesAreRefused before criu creates anything, if the damage can be seen
+// without reading the files completely.
 func TestDamagedChunkFilesAreRefused(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -282,7 +282,7 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 			putBack()
 		}
 
-		// One bit of the memory itself shows when the chunk is read.
+		// A change of one bit of the memory shows only when the chunk is read.
 		if i := slices.IndexFunc(manifest.Processes[0].Pages.ShardBytes, func(n int64) bool { return n > 4096 }); i < 0 {
 			t.Fatal("no shard holds anything")
 		} else if err := flip(name(0)+"-"+strconv.Itoa(i)+".img", 4096+1000); err != nil {
@@ -294,17 +294,18 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 			t.Errorf("outcome %q\n%s", got, run.Lines())
 		}
 		putBack()
-		// The kernel may need a moment more for the pids of what was killed.
+		// The kernel may need a moment longer to free the pids of killed processes.
 		testenv.Eventually(t, testenv.Soon, "the image restores", func() bool { return host.TryRestore(images).Err == nil })
 		job.Runs()
 	})
 }
 
-// TestTheMemoryComesBackWithEverySettingOfTheFastLane: whatever they are, the memory comes back.
+// TestTheMemoryComesBackWithEverySettingOfTheFastLane checks that no setting changes the
+// restored memory.
 func TestTheMemoryComesBackWithEverySettingOfTheFastLane(t *testing.T) {
 	for _, test := range []struct {
 		name, yaml string
-		codec      pages.Codec // of what is stored in files; Zero: there are none
+		codec      pages.Codec // of the chunks that are stored in files; Zero: there are no files
 		prefault   bool
 	}{
 		{"zstd", "fast_lane: {compress: zstd}", pages.Zstd, true},
@@ -340,7 +341,7 @@ func TestTheMemoryComesBackWithEverySettingOfTheFastLane(t *testing.T) {
 	}
 }
 
-// codecsOf lists with what the chunks of an image's first process are stored.
+// codecsOf lists the codecs of the chunks of an image's first process.
 func codecsOf(t *testing.T, images string) []pages.Codec {
 	t.Helper()
 	manifest, err := image.ReadManifest(images)
@@ -372,7 +373,8 @@ func codecsOf(t *testing.T, images string) []pages.Codec {
 	return codecs
 }
 
-// TestTheLastOfSeveralDumpsIntoOneDirectoryRestores: the last that succeeded is what is there.
+// TestTheLastOfSeveralDumpsIntoOneDirectoryRestores: the directory holds the image of the
+// last dump that succeeded.
 func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -393,7 +395,7 @@ func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 		host.Restore(images)
 		job.Runs()
 
-		// What is refused, or fails before criu begins, leaves what is there as it is.
+		// A dump that is refused, or fails before criu begins, leaves the image as it is.
 		last := host.Dump(job, "--leave-running")
 		for _, point := range []string{"dump.inspect", "dump.copying"} {
 			failing := host.For(t)
@@ -416,7 +418,7 @@ func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 func TestProcessesOfVeryDifferentSizeAreRestored(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		// Each is given the place that --procs would have given it.
+		// Each process reports to the folder that --procs would have given it.
 		parent := []string{"/bin/sh", "-c", `"$1" --dir "$3/rank-0" --mib 96 & "$1" --dir "$3/rank-1" --mib 1 & "$1" --dir "$3/rank-2" --mib 17 & wait`, "sh"}
 		job := host.StartUnder(parent, 3)
 		host.Restore(host.Dump(job))
@@ -433,7 +435,7 @@ func TestAProcessWithSeveralGPUsIsRestored(t *testing.T) {
 	})
 }
 
-// TestTheFastLaneTakesLockedMemory: such memory cannot be dropped as other memory is.
+// TestTheFastLaneTakesLockedMemory, which cannot be dropped like other memory.
 func TestTheFastLaneTakesLockedMemory(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -457,7 +459,7 @@ func TestMemoryOfZerosTakesNoRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bytes := onDisk(t, files); bytes == 0 || bytes > 64<<20 { // a real process has some of its own
+		if bytes := onDisk(t, files); bytes == 0 || bytes > 64<<20 { // on the real driver a process has some other memory
 			t.Errorf("the image takes %d bytes", bytes)
 		}
 		host.Restore(images)
@@ -465,7 +467,7 @@ func TestMemoryOfZerosTakesNoRoom(t *testing.T) {
 	})
 }
 
-// TestThreadsThatSynchronizeSurviveTheMakingReady of memory by all of them.
+// TestThreadsThatSynchronizeSurviveTheMakingReady of memory by all threads of the process.
 func TestThreadsThatSynchronizeSurviveTheMakingReady(t *testing.T) {
 	for _, mode := range []string{"stream-sync", "event-query"} {
 		t.Run(mode, func(t *testing.T) {
@@ -484,7 +486,7 @@ func TestThreadsThatSynchronizeSurviveTheMakingReady(t *testing.T) {
 	}
 }
 
-// TestCommandRollsBackInTheMiddleOfACopy when the disk is full, or on Ctrl-C.
+// TestCommandRollsBackInTheMiddleOfACopy when the disk is full, and on Ctrl-C.
 func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 	for _, test := range []struct {
 		name, says string
@@ -494,7 +496,7 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 		{"Ctrl-C", "undoing", 128 + int(unix.SIGINT)},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
-			simulated(t, func(t *testing.T) { // a real process does not fit such a small disk
+			simulated(t, func(t *testing.T) { // with the real driver, the image does not fit on such a small disk
 				host := testenv.NewHost(t, 1)
 				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "event-sync")
 				disk := t.TempDir()

@@ -11,7 +11,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// undumpable is a parent that holds a device which criu refuses to dump.
+// undumpable is a parent process that holds a device which criu refuses to dump.
 func undumpable(t *testing.T) []string {
 	t.Helper()
 	device := filepath.Join(t.TempDir(), "device")
@@ -21,7 +21,8 @@ func undumpable(t *testing.T) []string {
 	return []string{"/bin/sh", "-c", `exec 9<>"$1"; shift; "$@" & wait`, "sh", device}
 }
 
-// onlyOnAGPU marks a test whose simulated twin is the fault matrix.
+// onlyOnAGPU marks a test for the real driver. On the simulated driver, the fault matrix
+// covers it.
 func onlyOnAGPU(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	if !testenv.RealDriver() {
@@ -41,7 +42,7 @@ func TestTheHookIsKilledAtEachStepOfTheDump(t *testing.T) {
 					host.UseFailpoint("dump." + step + "=" + how)
 					job := host.Start(2, "--procs", "2", "--mib", "20", "--spin", "event-sync")
 					if step == "prefault" && how == "error" {
-						host.Restore(host.Dump(job)) // is no reason to fail
+						host.Restore(host.Dump(job)) // this fault does not make the dump fail
 						job.Runs()
 						return
 					}
@@ -84,7 +85,7 @@ func TestTheHookIsKilledInTheMiddleOfACall(t *testing.T) {
 func TestTheHookIsKilledAtEachStepOfTheRestore(t *testing.T) {
 	for _, test := range []struct {
 		step, how string
-		runs      bool // the job runs in the end; else nothing is left of it and the image restores
+		runs      bool // the job runs in the end; else nothing is left of it and the image can be restored
 	}{
 		{"pre-restore", "kill", false},
 		{"pre-restore", "error", false},
@@ -161,8 +162,8 @@ func TestTheDriverFailsAtRestoreAndTheImageStaysGood(t *testing.T) {
 	})
 }
 
-// TestTheHookIsKilledUnderACriuThatStays: without -d criu lives as long as the
-// job, and does not notice that its hook has died.
+// TestTheHookIsKilledUnderACriuThatStays: without -d, criu lives as long as the job and
+// does not notice that its hook has died.
 func TestTheHookIsKilledUnderACriuThatStays(t *testing.T) {
 	for _, step := range []string{"pre-resume", "post-resume"} {
 		t.Run(step, func(t *testing.T) {
@@ -203,8 +204,8 @@ func TestAFailedDumpThatWasToLeaveTheJobStoppedLeavesItRunning(t *testing.T) {
 	})
 }
 
-// TestTheJobIsStoppedDuringTheLock as by Ctrl-Z: the lock does not return until
-// the job runs again.
+// TestTheJobIsStoppedDuringTheLock, as by Ctrl-Z: the lock returns only when the job runs
+// again.
 func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -226,8 +227,8 @@ func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
 	})
 }
 
-// TestTheWatcherIsFasterThanALatePostResume: another script holds criu up
-// between its resume and our post-resume, so that the restore looks cut off.
+// TestTheWatcherIsFasterThanALatePostResume: another script delays criu between its resume
+// and our post-resume, so that the restore seems to have been cut off.
 func TestTheWatcherIsFasterThanALatePostResume(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

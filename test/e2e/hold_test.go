@@ -15,15 +15,15 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// continueAt is an action script that sends the job SIGCONT at a stage of criu, and
-// gives it time to do harm.
+// continueAt is an action script that sends SIGCONT to the job at a stage of criu, and then
+// waits for it to have an effect.
 func continueAt(t *testing.T, job *testenv.Job, stage string) string {
 	return testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; kill -CONT -- -%d; sleep 0.2`, stage, job.PID))
 }
 
-// TestASigcontFromOutsideRunsNothingOfACheckpointedJob: a logout, timeout(1), systemd
-// and scancel send it. The moments are those at which neither criu nor the hook traces
-// the threads, and all of them together.
+// TestASigcontFromOutsideRunsNothingOfACheckpointedJob: a logout, timeout(1), systemd and
+// scancel send SIGCONT. The test sends it at each moment at which neither criu nor the hook
+// traces the threads, and at all of them together.
 func TestASigcontFromOutsideRunsNothingOfACheckpointedJob(t *testing.T) {
 	for _, test := range []struct {
 		name, stage string
@@ -57,7 +57,7 @@ func TestASigcontFromOutsideRunsNothingOfACheckpointedJob(t *testing.T) {
 	}
 }
 
-// storm sends the job SIGCONT again and again until the test ends.
+// storm sends SIGCONT to the job again and again until the test ends.
 func storm(t *testing.T, job *testenv.Job) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -77,8 +77,8 @@ func storm(t *testing.T, job *testenv.Job) {
 	})
 }
 
-// TestAJobThatIsContinuedAllTheTimeIsNotLost may make criu fail, which does not expect it
-// while it seizes, but is not lost.
+// TestAJobThatIsContinuedAllTheTimeIsNotLost. criu may fail, because it does not expect a
+// SIGCONT while it seizes, but the job is not lost.
 func TestAJobThatIsContinuedAllTheTimeIsNotLost(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -109,7 +109,7 @@ func TestASuspendedJobStaysHeldWhoeverContinuesIt(t *testing.T) {
 		ticks := job.Ticks()
 		job.Signal(unix.SIGCONT)
 		testenv.Eventually(t, testenv.Soon, "it has been continued", func() bool { return !job.Stopped() })
-		time.Sleep(200 * time.Millisecond) // to do harm
+		time.Sleep(200 * time.Millisecond) // time for an effect
 		if now := job.Ticks(); !job.Alive() || now[0] != ticks[0] {
 			t.Fatalf("alive %v, ticks %v, then %v", job.Alive(), ticks, now)
 		}
@@ -135,8 +135,8 @@ func TestAFailedDumpBringsBackAJobThatIsContinued(t *testing.T) {
 	})
 }
 
-// minder is a parent that ends its worker when that makes no progress any more, as
-// gunicorn does, and counts how often it has looked.
+// minder is a parent that ends its worker when the worker makes no more progress, as
+// gunicorn does. It counts how often it has looked.
 const minder = `
 "$@" & worker=$!
 status=$3/status looks=$3/looks before= same=0 n=0
@@ -175,7 +175,8 @@ func TestAParentThatMindsItsWorkersStandsStillWithThem(t *testing.T) {
 	})
 }
 
-// forker is a parent that forks once when a file is there, which a stop keeps it from.
+// forker is a parent that forks once when a file exists. It cannot do so while it is
+// stopped.
 const forker = `"$@" & while :; do [ -z "$done" ] && [ -e "$3/go" ] && { done=1; sleep 1000 & echo $! >"$3/late"; }; done`
 
 func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) {
@@ -203,8 +204,8 @@ func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) 
 	})
 }
 
-// TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt: criu lives on with
-// the job, so that the watcher must see by the processes that its turn has come.
+// TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt: criu lives on with the
+// job, so the watcher must tell from the processes that it has to act.
 func TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

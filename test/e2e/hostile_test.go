@@ -101,13 +101,14 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 	})
 }
 
-// TestAMadeUpEnvironmentTouchesNobody: the hook is started by somebody who is
-// not criu, and names a job that runs.
+// TestAMadeUpEnvironmentTouchesNobody starts the hook from a program that is not criu, with
+// the name of a running job.
 func TestAMadeUpEnvironmentTouchesNobody(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		// A shell in criu's place, younger than the job, with an empty folder.
+		// A shell takes the place of criu. It is younger than the job and has an empty
+		// folder open.
 		const ancestor = "/proc/$$/fd/9"
 		shell := fmt.Sprintf(`exec 9<%s; export CRTOOLS_IMAGE_DIR="%%s"; %s; exit $?`, t.TempDir(), host.HookBin)
 		for _, test := range [][3]string{
@@ -182,8 +183,8 @@ func TestOfTwoDumpsAtOnceOneSucceeds(t *testing.T) {
 	})
 }
 
-// TestASessionWhosePidsNameOthersNow: pids that were used again, or written
-// into the run directory by hand, are told by their start times.
+// TestASessionWhosePidsNameOthersNow: start times show that pids were reused, or were
+// written into the run directory by hand.
 func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -242,7 +243,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 	})
 }
 
-// TestARunDirectoryThatOthersCanWriteIsRefused and the job runs on.
+// TestARunDirectoryThatOthersCanWriteIsRefused, and the job runs on.
 func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"writable":        func(dir string) error { return errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o777)) },

@@ -13,7 +13,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// pidNamespace is a pid namespace that exists before and after what runs in it.
+// pidNamespace is a pid namespace that exists before and after the processes that run in
+// it.
 type pidNamespace struct {
 	t    *testing.T
 	host *testenv.Host
@@ -22,7 +23,7 @@ type pidNamespace struct {
 
 func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
 	t.Helper()
-	// A shell reaps what it has inherited, too.
+	// A shell also reaps the processes that it inherits.
 	holder := host.Spawn(t.TempDir(), "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "while sleep 0.1; do :; done")
 	n := &pidNamespace{t: t, host: host}
 	testenv.Eventually(t, testenv.Soon, "the namespace has its first process", func() bool {
@@ -36,13 +37,14 @@ func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
 	return n
 }
 
-// enter is the command line that starts a program in it, as the leader of a session.
+// enter returns a command line that starts a program in the namespace, as the leader of a
+// session.
 func (n *pidNamespace) enter(program ...string) []string {
-	// Not nsenter's own child: when that stops, nsenter stops itself.
+	// Not as nsenter's own child: when that stops, nsenter stops itself.
 	return append([]string{"nsenter", "--no-fork", "--pid=" + n.file, "--", "sh", "-c", `"$@" & wait`, "sh", "setsid"}, program...)
 }
 
-// find finds the process with a pid of the namespace.
+// find returns the process that has this pid in the namespace.
 func (n *pidNamespace) find(imagePID int) int {
 	n.t.Helper()
 	found := 0
@@ -71,7 +73,7 @@ func (n *pidNamespace) dump(root int, images string) {
 	}
 }
 
-// awaitReaped waits until what has ended in the namespace holds no pid any more.
+// awaitReaped waits until no ended process in the namespace keeps its pid.
 func (n *pidNamespace) awaitReaped() {
 	n.t.Helper()
 	testenv.Eventually(n.t, testenv.Soon, "what has ended in the namespace is reaped", func() bool {
@@ -100,8 +102,8 @@ func (n *pidNamespace) restore(images string) testenv.CriuRun {
 	return testenv.CriuRun{Err: err, Log: string(out) + string(log)}
 }
 
-// TestAJobIsRestoredIntoAnExistingPIDNamespace: criu enters it first, and so the pids
-// that its action script sees in /proc are not those that it could use.
+// TestAJobIsRestoredIntoAnExistingPIDNamespace: criu enters the namespace first, so its
+// action script cannot use the pids that it sees in /proc.
 func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -119,7 +121,7 @@ func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 		images := t.TempDir()
 		namespace.dump(job.PID, images)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		// The pid that the root had inside is one of another process outside.
+		// Outside, another process has the pid that the root had inside.
 		if run := namespace.restore(images); run.Err != nil {
 			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
 		}

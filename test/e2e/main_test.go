@@ -1,6 +1,6 @@
-// Package e2e shows the whole way on real criu: jobs that use CUDA are dumped
-// and restored by stock criu with cucriu-hook as its action script, on
-// simulated hosts, or on a real one with CUCRIU_TEST_DRIVER=real.
+// Package e2e tests everything together on real criu: stock criu, with cucriu-hook as its
+// action script, dumps and restores jobs that use CUDA. It runs on simulated hosts, or on a
+// real one with CUCRIU_TEST_DRIVER=real.
 package e2e
 
 import (
@@ -20,8 +20,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// simulated marks a test that needs what only the simulated driver offers:
-// several hosts on one machine, and faults on request.
+// simulated marks a test that needs what only the simulated driver has: several hosts on
+// one machine, and faults on request.
 func simulated(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	if testenv.RealDriver() {

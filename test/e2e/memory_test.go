@@ -12,9 +12,8 @@ import (
 
 const mebibyte = 1 << 20
 
-// NVML that does not tell what a process holds must not be taken for one that says
-// that it holds nothing: the restore would run out of memory, and the process would
-// be lost.
+// If NVML does not report what a process holds, that must not be taken to mean that it
+// holds nothing: the restore would run out of memory, and the process would be lost.
 func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 	for _, view := range []string{"hide", "unknown"} {
 		for _, lane := range []string{"fast", "criu"} {
@@ -41,7 +40,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 							t.Errorf("the process is said to need %d bytes on %v", held, gpu.UUID)
 						}
 					}
-					// A GPU that may have to take all of it is too full now.
+					// Now a GPU that may have to take all of it is too full.
 					host.NVML("")
 					other := host.Start(1, "--gpus", "1", "--mib", "40")
 					only(t, check(t, host, "-D", images), preflight.FindingGPUMemory)
@@ -62,7 +61,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredByWhoComesAfterAKilledHook(t *testin
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
 		host.NVML("hide")
 		job := host.Start(1, "--mib", "40")
-		host.Faults("checkpoint kill-controller times 1") // the driver goes on with it
+		host.Faults("checkpoint kill-controller times 1") // the driver completes the checkpoint all the same
 		if run := host.TryDump(job, filepath.Join(t.TempDir(), "images")); run.Err == nil {
 			t.Fatal("dumped without its hook")
 		}

@@ -16,7 +16,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// failing runs the cucriu that fails on request.
+// failing runs a cucriu that fails on request.
 func failing(t *testing.T, host *testenv.Host, point string, args ...string) (string, error) {
 	t.Helper()
 	cmd := host.Command(testenv.Artefact(t, "make build", "build", "test", "cucriu"), args...)
@@ -36,7 +36,8 @@ func TestAJobRunsOnWhereverItsSuspendFailsOrIsKilled(t *testing.T) {
 						t.Fatalf("the suspend did not fail:\n%s", out)
 					}
 					if step == "suspended" && how == "kill" {
-						// It was complete: as if it had been killed a moment later.
+						// The suspend was complete, as if it had been killed a moment
+						// later.
 						if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
 							t.Fatalf("cucriu resume: %v\n%s", err, out)
 						}
@@ -62,14 +63,14 @@ func TestAJobRunsOnWhenItsSuspendIsKilledWhileMemoryIsMadeReady(t *testing.T) {
 	})
 }
 
-// TestTheSuspendIsKilledWithItsWatcher in the middle of the checkpoint: resume
-// brings the job back from there.
+// TestTheSuspendIsKilledWithItsWatcher in the middle of the checkpoint. A resume brings the
+// job back from there.
 func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Faults("checkpoint delay 500ms")
 		job := host.Start(1, "--spin", "event-sync")
-		host.HookBin = testenv.Artefact(t, "make build", "bin", "cucriu") // which is the watcher here
+		host.HookBin = testenv.Artefact(t, "make build", "bin", "cucriu") // this program is also the watcher
 		suspend := host.Command(host.HookBin, "suspend", "-p", job.Root())
 		if err := suspend.Start(); err != nil {
 			t.Fatal(err)
@@ -128,12 +129,12 @@ func TestRanksAreSuspendedTogether(t *testing.T) {
 	})
 }
 
-// TestAProcessThatSomethingElseCheckpointedIsLeftAlone is not restored blindly, never
+// TestAProcessThatSomethingElseCheckpointedIsLeftAlone: it is not restored blindly, never
 // unlocked, and brought back on request.
 func TestAProcessThatSomethingElseCheckpointedIsLeftAlone(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1) // which is held at its next kernel
+		job := host.Start(1) // the lock holds it at its next kernel
 		process := host.Driver().Process(job.PID)
 		if err := process.Lock(t.Context(), cudackpt.LockOptions{Timeout: 5 * time.Second}); err != nil {
 			t.Fatal(err)
@@ -156,7 +157,8 @@ func TestAProcessThatSomethingElseCheckpointedIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestAResumeWithoutTheRunDirectoryOfItsSuspendSaysSo: what the threads need is there.
+// TestAResumeWithoutTheRunDirectoryOfItsSuspendSaysSo: the run directory holds what the
+// threads need to go on.
 func TestAResumeWithoutTheRunDirectoryOfItsSuspendSaysSo(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -203,7 +205,7 @@ func TestAResumeThatLacksMemoryChangesNothing(t *testing.T) {
 	})
 }
 
-// TestAnInterruptedSuspendIsUndone as by Ctrl-C.
+// TestAnInterruptedSuspendIsUndone, as after Ctrl-C.
 func TestAnInterruptedSuspendIsUndone(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -243,8 +245,7 @@ func TestThreadsThatSynchronizeSurviveASuspend(t *testing.T) {
 	})
 }
 
-// TestStatusInsideAnotherPidNamespace: the process is shown by the pid that the
-// asker sees.
+// TestStatusInsideAnotherPidNamespace shows the process by the pid that the caller sees.
 func TestStatusInsideAnotherPidNamespace(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

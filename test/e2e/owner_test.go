@@ -21,9 +21,8 @@ func startPlain(t *testing.T, host *testenv.Host) *testenv.Job {
 	return testenv.JobOf(t, host.Spawn(t.TempDir(), "/bin/sleep", "1000"))
 }
 
-// TestAnotherDumpLeavesARestoreAlone: it comes while criu has let go of the
-// processes and post-resume has not begun, and its patience is shorter than the
-// driver's restore.
+// TestAnotherDumpLeavesARestoreAlone: the dump comes after criu has released the processes
+// and before post-resume begins. Its time limit is shorter than the driver's restore.
 func TestAnotherDumpLeavesARestoreAlone(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -32,7 +31,7 @@ func TestAnotherDumpLeavesARestoreAlone(t *testing.T) {
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\n"))
 		host.Faults("restore delay 2s")
 		mark := filepath.Join(t.TempDir(), "late")
-		// The watcher takes a restore on that seems to be cut off for 2 s.
+		// After 2 s the watcher takes over a restore that seems to be cut off.
 		late := testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] && touch %s && sleep 1.5; exit 0`, mark))
 		criu := host.CriuCommandScripts("restore", images, []string{host.HookBin, late}, "-d")
 		if err := criu.Start(); err != nil {
@@ -61,7 +60,7 @@ func TestAnotherDumpLeavesARestoreAlone(t *testing.T) {
 	})
 }
 
-// orphanedRestore leaves a restore with nobody at work on it: hook and watcher are
+// orphanedRestore leaves a restore on which no process is at work: hook and watcher are
 // killed as post-resume begins, and criu has ended.
 func orphanedRestore(t *testing.T) (*testenv.Host, *testenv.Job) {
 	t.Helper()
@@ -107,8 +106,8 @@ func TestARecoverThatIsInterruptedKillsNothing(t *testing.T) {
 	})
 }
 
-// TestADumpWhosePatienceEndsKillsNoOrphanedJob: it takes an orphaned restore on, as
-// cucriu recover would, but does not wait for as long.
+// TestADumpWhosePatienceEndsKillsNoOrphanedJob: the dump takes over an orphaned restore as
+// cucriu recover would, but does not wait as long.
 func TestADumpWhosePatienceEndsKillsNoOrphanedJob(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host, job := orphanedRestore(t)
@@ -124,8 +123,8 @@ func TestADumpWhosePatienceEndsKillsNoOrphanedJob(t *testing.T) {
 	})
 }
 
-// TestPostResumeSaysThatTheRestoreWasEndedBefore: the watcher took it for cut off,
-// and failed. criu takes no notice, and its restore succeeds.
+// TestPostResumeSaysThatTheRestoreWasEndedBefore: the watcher took the restore for cut off,
+// and failed. criu does not notice, and its restore succeeds.
 func TestPostResumeSaysThatTheRestoreWasEndedBefore(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -148,12 +147,12 @@ func TestPostResumeSaysThatTheRestoreWasEndedBefore(t *testing.T) {
 	})
 }
 
-// TestAHookWithoutRootsRightsIsNotInTheWayOfAJobWithoutCUDA: the run directory is
-// root's. A shell is in criu's place.
+// TestAHookWithoutRootsRightsIsNotInTheWayOfAJobWithoutCUDA: the run directory belongs to
+// root. A shell takes the place of criu.
 func TestAHookWithoutRootsRightsIsNotInTheWayOfAJobWithoutCUDA(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		if out, err := host.Cucriu("recover"); err != nil { // makes the run directory
+		if out, err := host.Cucriu("recover"); err != nil { // this creates the run directory
 			t.Fatalf("cucriu recover: %v\n%s", err, out)
 		}
 		dir, err := os.MkdirTemp("", "not-roots-")
@@ -176,8 +175,8 @@ for CRTOOLS_SCRIPT_ACTION in pre-dump network-unlock post-dump; do export CRTOOL
 	})
 }
 
-// TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped: post-dump comes before they
-// are sent, and criu ends the processes when whoever has asked for pages hangs up.
+// TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped: post-dump comes before the pages
+// are sent, and criu ends the processes when the program that requested pages hangs up.
 func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -203,8 +202,9 @@ func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
 	})
 }
 
-// TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater, even if the configuration says
-// otherwise. What is not known to be local counts as such a file system.
+// TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater even if the configuration says
+// otherwise. A file system that is not known to be local counts as one where a write may
+// fail later.
 func TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater(t *testing.T) {
 	for filesystem, synced := range map[string]bool{"ramfs": true, "tmpfs": false} {
 		t.Run(filesystem, func(t *testing.T) {

@@ -11,13 +11,13 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestCriuIsKilledWhileItsCodeIsInTheJob: the thread that runs it is not where it was
-// parked, and would go back there from criu's code.
+// TestCriuIsKilledWhileItsCodeIsInTheJob: the thread that runs criu's code is not where it
+// was parked, and would return there from criu's code.
 func TestCriuIsKilledWhileItsCodeIsInTheJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--spin", "event-sync", "--threads", "3")
-		for killed := 0; killed < 5; { // it is a race whether the thread is stopped there
+		for killed := 0; killed < 5; { // whether the thread is caught there is a race
 			if killedInTheJob(t, host, job) {
 				killed++
 			}
@@ -29,8 +29,8 @@ func TestCriuIsKilledWhileItsCodeIsInTheJob(t *testing.T) {
 	})
 }
 
-// killedInTheJob kills criu while the job's first thread waits in criu's code, and
-// reports whether it was caught at that.
+// killedInTheJob kills criu while the job's first thread waits in criu's code, and reports
+// whether it caught the thread there.
 func killedInTheJob(t *testing.T, host *testenv.Host, job *testenv.Job) bool {
 	dump := host.CriuCommand("dump", t.TempDir(), "-t", job.Root(), "--leave-running")
 	if err := dump.Start(); err != nil {
@@ -60,13 +60,13 @@ func killedInTheJob(t *testing.T, host *testenv.Host, job *testenv.Job) bool {
 	}
 }
 
-// waitsInCriusCode reports whether the first thread of a process is in a system call
-// that criu's code has made.
+// waitsInCriusCode reports whether the first thread of a process is in a system call made
+// by criu's code.
 func waitsInCriusCode(pid int) bool {
 	maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
 	fields := strings.Fields(string(call))
-	if len(fields) < 9 { // it runs, or is in a stop
+	if len(fields) < 9 { // it runs, or is stopped
 		return false
 	}
 	var pc, start, end uint64

@@ -13,8 +13,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// frozenGroup moves a job into a control group of the v1 freezer, and returns what
-// writes to its files.
+// frozenGroup moves a job into a control group of the v1 freezer, and returns a function
+// that writes to its files.
 func frozenGroup(t *testing.T, job *testenv.Job) (dir string, write func(name, text string)) {
 	t.Helper()
 	const hierarchy = "/sys/fs/cgroup/freezer"
@@ -71,8 +71,7 @@ func TestAPausedJobThatIsRefusedHasNotRun(t *testing.T) {
 	})
 }
 
-// A hook that is killed, or fails, before it has locked anything leaves the paused
-// job paused.
+// If a hook is killed or fails before it has locked anything, the paused job stays paused.
 func TestAPausedJobStaysPausedIfTheHookEndsEarly(t *testing.T) {
 	for _, point := range []string{"dump.inspect=kill", "dump.inspect=error", "dump.thawed=kill", "dump.thawed=error"} {
 		t.Run(strings.ReplaceAll(point, "=", " "), func(t *testing.T) {
@@ -87,7 +86,7 @@ func TestAPausedJobStaysPausedIfTheHookEndsEarly(t *testing.T) {
 				}
 				testenv.Eventually(t, testenv.Soon, "the group is frozen", func() bool {
 					state, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
-					sessions := host.Sessions() // of which the last says that it is paused, or ended
+					sessions := host.Sessions() // the last one says that the job is paused, or has ended
 					return err == nil && strings.TrimSpace(string(state)) == "FROZEN" && (len(sessions) == 0 || sessions[len(sessions)-1].Message != "")
 				})
 				write("freezer.state", "THAWED") // as the engine would

@@ -8,9 +8,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere, with every GPU's memory
-// checked by way of each GPU that can reach it. Most of it needs NVIDIA's kernel module,
-// which says who comes back; what is known without it has a test of its own.
+// TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere checks the memory of every GPU
+// through each GPU that can reach it. Most of it needs NVIDIA's kernel module, which shows
+// which processes come back. What is known without the module has a test of its own.
 func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
 	const large = 600 // MiB
 	for _, test := range []struct {
@@ -18,7 +18,7 @@ func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
 		ballast int // MiB
 		args    []string
 		refused bool
-		real    bool // only there, since it needs the kernel module's word
+		real    bool // only on the real driver, because it needs the kernel module
 	}{
 		{"peer access to small allocations", 1, []string{"--peer", "both"}, false, false},
 		{"peer access to a large one", large, []string{"--peer", "both"}, true, true},

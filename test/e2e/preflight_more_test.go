@@ -72,7 +72,7 @@ func TestCriuInsideTheTreeIsFoundBeforehand(t *testing.T) {
 	})
 }
 
-// A file system whose server never answers is mounted where the job has its /dev.
+// The dev of the job is on a file system whose server never answers.
 func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -82,7 +82,7 @@ func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
 		if err != nil {
 			t.Skipf("this kernel has no FUSE: %v", err)
 		}
-		released := func() { _ = server.Close() } // what waits for an answer gets an error
+		released := func() { _ = server.Close() } // programs that wait for an answer get an error
 		t.Cleanup(released)
 		mount := exec.Command("/usr/bin/nsenter", "-t", job.Root(), "-m", "/bin/mount", "-i", "-t", "fuse",
 			"-o", "fd=3,rootmode=40000,user_id=0,group_id=0", "hangs", filepath.Join(host.Dir, "dev"))
@@ -105,8 +105,8 @@ func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
 	})
 }
 
-// Linux before 5.18 cannot drop locked memory: criu writes it then. This kernel can,
-// so the look at it is made to fail.
+// Linux before 5.18 cannot drop locked memory, so criu writes it. This kernel can, so the
+// test makes the check fail.
 func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -21,8 +21,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// check runs cucriu check with JSON and fails the test if its exit status is not
-// what its findings say.
+// check runs cucriu check with JSON output, and fails the test if the exit status does not
+// match the findings.
 func check(t *testing.T, host *testenv.Host, args ...string) preflight.Findings {
 	t.Helper()
 	args = append([]string{"check", "--json", "--criu", testenv.Criu(t)}, args...)
@@ -46,8 +46,8 @@ func check(t *testing.T, host *testenv.Host, args ...string) preflight.Findings 
 	return findings
 }
 
-// only fails the test unless exactly one of the findings is an error, of this
-// name, with a remedy.
+// only fails the test unless exactly one of the findings is an error, and it has this name
+// and a remedy.
 func only(t *testing.T, findings preflight.Findings, name string) preflight.Finding {
 	t.Helper()
 	errs := findings.Of(preflight.SeverityError)
@@ -57,19 +57,18 @@ func only(t *testing.T, findings preflight.Findings, name string) preflight.Find
 	return errs[0]
 }
 
-// refused fails the test unless cucriu check finds exactly one error in a job,
-// and a dump by criu, or by cucriu, is refused for it, in the same words, with nothing
-// touched.
+// refused fails the test unless cucriu check finds exactly one error in a job, and a dump
+// by criu or by cucriu is refused for it, in the same words, with nothing touched.
 func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images string, dumpArgs ...string) preflight.Finding {
 	t.Helper()
 	found := only(t, check(t, host, "-t", job.Root(), "-D", images), name)
 	run := host.TryDump(job, images, dumpArgs...)
-	// Up to the first figure: what is free changes from one look to the next.
+	// Up to the first digit, because free amounts change from one check to the next.
 	words := "refused, nothing was touched: " + regexp.MustCompile(`^.*: [^0-9]*`).FindString(strings.TrimSuffix(found.String(), ": "+found.Remedy))
 	if run.Err == nil || !strings.Contains(run.Log, words) {
 		t.Fatalf("criu dump: %v; want %q\n%s", run.Err, words, run.Lines())
 	}
-	if name != preflight.FindingCUDAPlugin { // which cucriu keeps from criu
+	if name != preflight.FindingCUDAPlugin { // cucriu keeps the plugin from criu
 		args := append([]string{"dump", "-t", job.Root(), "-D", filepath.Join(images, "images")}, dumpArgs...)
 		if out := cucriu(t, host, turnedDown, args...); !strings.Contains(out, words) {
 			t.Fatalf("cucriu dump says nothing of %q:\n%s", words, out)
@@ -141,8 +140,8 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 	}
 }
 
-// memoryGroup moves a job into a memory control group of its own, and returns what
-// writes to its files.
+// memoryGroup moves a job into a memory control group of its own, and returns a function
+// that writes to its files.
 func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write func(name, text string)) {
 	t.Helper()
 	hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
@@ -190,16 +189,16 @@ func TestAControlGroupThatIsTooSmallIsRefused(t *testing.T) {
 	})
 }
 
-// An image on tmpfs is memory of the group of who writes it: beside the staging
-// memory, which is dropped only after all of it was copied, there was no room for it,
-// and the OOM killer came in the middle of the copy.
+// An image on tmpfs counts as memory of the writer's group. The staging memory is dropped
+// only after all of it was copied. The group once had no room for both, and the OOM killer
+// came in the middle of the copy.
 func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "96")
 		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "176M")
-		// Whatever is started from here on is in the group.
+		// Everything that is started from here on is in the group.
 		inGroup := func(args ...string) *exec.Cmd {
 			return host.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}, args...)...)
 		}
@@ -265,7 +264,7 @@ func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingNCCL && f.Forced }) {
 			t.Fatalf("forced, and the finding is gone: %+v", findings)
 		}
-		// One rank alone: the other is outside then.
+		// Only one rank is dumped, so the other one is outside.
 		rank := strconv.Itoa(job.MustStatus(0).PID)
 		warnings := check(t, host, "-t", rank).Of(preflight.SeverityWarning)
 		if !slices.ContainsFunc(warnings, func(f preflight.Finding) bool {
@@ -327,8 +326,8 @@ func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
 	}
 }
 
-// withLibrary starts a job that has an empty library of this name mapped, with a
-// text in it, and the variables in its environment.
+// withLibrary starts a job that has mapped an otherwise empty library of this name which
+// contains a text, and that has the variables in its environment.
 func withLibrary(t *testing.T, host *testenv.Host, name, text string, environment, args []string) *testenv.Job {
 	t.Helper()
 	stub, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2"))

@@ -18,10 +18,10 @@ import (
 // programVariable names the folder in which [runProgram] reports.
 const programVariable = "CUCRIU_E2E_PROGRAM"
 
-// runProgram is a program without CUDA that never ends: goroutines that compute and
-// are preempted by signals, that hand on numbers, sleep, signal themselves, and read
-// a periodic timer. Each round in which all have done something is counted in the
-// file go; what is not as it must be is in the file wrong.
+// runProgram is a program without CUDA that never ends. Its goroutines compute and are
+// preempted by signals, pass on numbers, sleep, send themselves signals, and read a
+// periodic timer. Each round in which all of them have done something is counted in the
+// file go. Anything unexpected is written to the file wrong.
 func runProgram(dir string) {
 	wrong := func(format string, args ...any) {
 		_ = os.WriteFile(filepath.Join(dir, "wrong"), fmt.Appendf(nil, format, args...), 0o600)
@@ -89,8 +89,9 @@ func runProgram(dir string) {
 	}
 }
 
-// perlProgram is the same for an interpreter: a pipe to a child, an interval timer,
-// a signal to itself, children that end. It sleeps until its time is up, whatever interrupts it.
+// perlProgram does the same in an interpreter: a pipe to a child, an interval timer, a
+// signal to itself, children that end. It sleeps until its time is up, however often it is
+// interrupted.
 const perlProgram = `
 use strict; use IO::Handle; use POSIX (); use Errno 'EINTR'; use Time::HiRes qw(setitimer ITIMER_REAL time sleep);
 my $dir = shift; my ($alarms, $usr1, $n) = (0, 0, 0);
@@ -112,9 +113,9 @@ for (;;) {
 	open my $f, '>', "$dir/perl.tmp" or wrong $!; print $f $n; close $f; rename "$dir/perl.tmp", "$dir/perl";
 }`
 
-// TestProgramsBesideCUDAGoOnAsIfNothingHadBeen: the processes of the tree that do
-// not use CUDA are parked with the others, in whatever they are just doing, for
-// longer than the periods of their timers.
+// TestProgramsBesideCUDAGoOnAsIfNothingHadBeen: the processes of the tree that do not use
+// CUDA are parked with the others, whatever they are doing, for longer than the periods of
+// their timers.
 func TestProgramsBesideCUDAGoOnAsIfNothingHadBeen(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

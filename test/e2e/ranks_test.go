@@ -9,8 +9,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestRanksOfWhichSomeRunAheadAreDumped: only rank 0 synchronizes, and each of
-// the others is ahead of it by a number of its own.
+// TestRanksOfWhichSomeRunAheadAreDumped: only rank 0 synchronizes, and each other rank is
+// ahead of it by a different number of steps.
 func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 	for _, ranks := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
@@ -38,8 +38,8 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 	}
 }
 
-// TestARankWhoseWorkNeverEndsIsNamed and no other: they were locked while it was
-// not, and all of them run on.
+// TestARankWhoseWorkNeverEndsIsNamed, and no other rank is: the others were locked while it
+// was not. All of them run on.
 func TestARankWhoseWorkNeverEndsIsNamed(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)

@@ -10,8 +10,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestWhatIsLeftOfATreeRunsOnAfterAFailedDump: its only CUDA process dies in criu's
-// hands, and the parent must not stay stopped for it.
+// TestWhatIsLeftOfATreeRunsOnAfterAFailedDump: the only CUDA process dies while criu dumps
+// it, and the parent must not stay stopped because of that.
 func TestWhatIsLeftOfATreeRunsOnAfterAFailedDump(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -36,7 +36,7 @@ func TestWhatIsLeftOfATreeRunsOnAfterAFailedDump(t *testing.T) {
 }
 
 // TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff while criu sends the pages: the CUDA
-// process is gone, and the parent must not stay stopped for it.
+// process is gone, and the parent must not stay stopped because of that.
 func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -57,7 +57,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 		if !job.Alive() {
 			return
 		}
-		// The CUDA process was still there when criu had gone: what is left runs on.
+		// The CUDA process still existed when criu had ended, so what is left runs on.
 		if parked, err := inject.LooksParked(job.PID); err != nil || parked {
 			t.Errorf("%s, and the parent is left parked: %v %v", host.LastOutcome(), parked, err)
 		}
@@ -69,8 +69,8 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 	})
 }
 
-// TestAParentThatWaitsForItsVforkChildIsStopped: it waits in the kernel until the child
-// has executed a program or ended, so the child must not stay stopped before that.
+// TestAParentThatWaitsForItsVforkChildIsStopped: the parent waits in the kernel until the
+// child has executed a program or ended, so the child must not be kept stopped before that.
 func TestAParentThatWaitsForItsVforkChildIsStopped(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

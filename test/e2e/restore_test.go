@@ -35,8 +35,8 @@ func TestARestoredProcessIsDumpedAndRestoredAgain(t *testing.T) {
 	})
 }
 
-// remap restores a job with a map and returns the GPUs that it is on then, as
-// indexes of the host's.
+// remap restores a job with a map, and returns the GPUs that it then uses, as indexes on
+// the host.
 func remap(t *testing.T, host *testenv.Host, images, yaml string, job *testenv.Job) []int {
 	t.Helper()
 	host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\n"+yaml))
@@ -313,8 +313,8 @@ func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
 	}
 }
 
-// TestTheExampleConfigurationOfCriuIsEnough: the hook from criu's configuration file,
-// as the examples have it, and an option that is to be found only there.
+// TestTheExampleConfigurationOfCriuIsEnough: the hook comes from criu's configuration file,
+// as in the examples, and so does an option that is nowhere else.
 func TestTheExampleConfigurationOfCriuIsEnough(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -345,8 +345,8 @@ func TestTheExampleConfigurationOfCriuIsEnough(t *testing.T) {
 	})
 }
 
-// TestProcessesWithoutCUDAWaitForTheGPUState: one that ran before, and wrote to a
-// file of its own, would spoil the image for the case that the restore fails.
+// TestProcessesWithoutCUDAWaitForTheGPUState: a process that ran earlier, and wrote to a
+// file of its own, would spoil the image in case the restore fails.
 func TestProcessesWithoutCUDAWaitForTheGPUState(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -9,8 +9,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAThousandBusyThreadsAreDumped although the deadline is one that a process
-// with few threads needs: what waits for theirs, or for a CPU beside them, has more.
+// TestAThousandBusyThreadsAreDumped although the deadline is meant for a process with few
+// threads: waiting for many threads, or for a CPU beside them, gets more time.
 func TestAThousandBusyThreadsAreDumped(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -21,7 +21,7 @@ func TestAThousandBusyThreadsAreDumped(t *testing.T) {
 	})
 }
 
-// TestADumpThatLeavesStoppedReturnsWhenEverythingStandsStill, for good.
+// TestADumpThatLeavesStoppedReturnsWhenEverythingStandsStill and stays so.
 func TestADumpThatLeavesStoppedReturnsWhenEverythingStandsStill(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -12,9 +12,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestTheTimelineHasEveryProcessOfADumpAndItsRestore: the image has the timeline of its dump, and
-// each session its own, in which every process has its spans and criu's work lies
-// between ours.
+// TestTheTimelineHasEveryProcessOfADumpAndItsRestore: the image has the timeline of its
+// dump, and each session has its own. Every process has its spans in it, and criu's work
+// lies between ours.
 func TestTheTimelineHasEveryProcessOfADumpAndItsRestore(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
@@ -39,7 +39,8 @@ func TestTheTimelineHasEveryProcessOfADumpAndItsRestore(t *testing.T) {
 	})
 }
 
-// TestTheTimelineHasTheFailureAndTheWayBack: what failed is in it, and so is the way back.
+// TestTheTimelineHasTheFailureAndTheWayBack checks that both the failed step and the way
+// back are in it.
 func TestTheTimelineHasTheFailureAndTheWayBack(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
@@ -72,8 +73,8 @@ func sessionTimeline(t *testing.T, host *testenv.Host, s *journal.Session) timel
 	return trace
 }
 
-// expectSpans fails the test unless the session has these spans, each beginning
-// after the one before, and every process has its own.
+// expectSpans fails the test unless the session has these spans, each beginning after the
+// one before, and every process has its own spans.
 func expectSpans(t *testing.T, trace timeline.Trace, s *journal.Session, session []string, process ...string) {
 	t.Helper()
 	names := make(map[int][]string)

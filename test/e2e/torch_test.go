@@ -16,7 +16,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// needsGPUs marks a test that needs NVIDIA's driver, PyTorch, and so many GPUs.
+// needsGPUs marks a test that needs NVIDIA's driver, PyTorch, and this number of GPUs.
 func needsGPUs(t *testing.T, gpus int, test func(t *testing.T, host *testenv.Host)) {
 	t.Helper()
 	if !testenv.RealDriver() {
@@ -25,8 +25,7 @@ func needsGPUs(t *testing.T, gpus int, test func(t *testing.T, host *testenv.Hos
 	testenv.Isolated(t, func(t *testing.T) { test(t, testenv.NewHost(t, gpus)) })
 }
 
-// trainingSteps is enough for a dump in the middle to leave steps on both
-// sides.
+// trainingSteps is large enough that a dump in the middle leaves steps on both sides.
 const trainingSteps = 300
 
 // training is a PyTorch job.
@@ -62,7 +61,7 @@ func (r *training) lines(rank int) int {
 	return strings.Count(string(data), "\n")
 }
 
-// waitSteps waits until every rank has done n steps in all.
+// waitSteps waits until every rank has done n steps in total.
 func (r *training) waitSteps(n int) {
 	r.t.Helper()
 	testenv.Eventually(r.t, 2*time.Minute, "training reaches step "+strconv.Itoa(n), func() bool {
@@ -91,7 +90,7 @@ func (r *training) waitDone() {
 	})
 }
 
-// sameAs fails the test unless every loss is bit for bit that of another run.
+// sameAs fails the test unless every loss is bit for bit the same as in another run.
 func (r *training) sameAs(reference *training) {
 	r.t.Helper()
 	compare := testenv.Artefact(r.t, "make gpu-bundle", "test", "workload", "torch", "compare.py")
@@ -141,8 +140,8 @@ func TestPyTorchTrainingIsBitIdentical(t *testing.T) {
 	})
 }
 
-// TestCommandPyTorchTrainingIsBitIdentical: the same with preflight and cucriu's
-// own commands, and twice in a row: left running, then moved.
+// TestCommandPyTorchTrainingIsBitIdentical does the same with preflight and cucriu's own
+// commands, and twice in a row: first the training is left running, then it is moved.
 func TestCommandPyTorchTrainingIsBitIdentical(t *testing.T) {
 	needsGPUs(t, 1, func(t *testing.T, host *testenv.Host) {
 		reference := startTraining(t, host, "train.py", 1, "--mib", "256")
@@ -172,8 +171,8 @@ func TestCommandPyTorchTrainingIsBitIdentical(t *testing.T) {
 	})
 }
 
-// TestPyTorchRanksThatShareMemoryAreRefused: they would pass lock and checkpoint,
-// and be lost at the restore.
+// TestPyTorchRanksThatShareMemoryAreRefused: lock and checkpoint would succeed, and the
+// restore would lose them.
 func TestPyTorchRanksThatShareMemoryAreRefused(t *testing.T) {
 	needsGPUs(t, 2, func(t *testing.T, host *testenv.Host) {
 		run := startTraining(t, host, "ranks.py", 2, "--step-ms", "5", "--share-memory")
@@ -194,12 +193,12 @@ func TestPyTorchRanksOverNCCLAreBitIdentical(t *testing.T) {
 		reference.waitDone()
 		run := startTraining(t, host, "ranks.py", 2, "--step-ms", "5")
 		run.waitSteps(trainingSteps / 3)
-		// NCCL keeps an unlinked file of 33 MiB in /dev/shm, and talks over
-		// loopback connections, both ends of which are in the tree: nothing need
-		// be kept from them meanwhile.
+		// NCCL keeps an unlinked file of 33 MiB in /dev/shm. It communicates over loopback
+		// connections whose ends are both in the tree, so no packets need to be blocked
+		// meanwhile.
 		images := host.Dump(run.job, "--tcp-established", "--network-lock", "skip", "--ghost-limit", "256M")
-		// NCCL's listening sockets cannot be bound again on this host while
-		// connections that they had accepted are in TIME_WAIT.
+		// NCCL's listening sockets cannot be bound again on this host while connections
+		// that they have accepted are in TIME_WAIT.
 		testenv.Eventually(t, 90*time.Second, "no connection is in TIME_WAIT", noTimeWait)
 		host.Restore(images, "--tcp-established", "--network-lock", "skip")
 		run.waitDone()

@@ -7,8 +7,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads a configuration file that comes
-// over RPC twice, and calls the hook twice at each stage.
+// TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads a configuration file that
+// comes over RPC twice, and calls the hook twice at each stage.
 func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -16,8 +16,8 @@ func lastMessage(host *testenv.Host) string {
 	return sessions[len(sessions)-1].Message
 }
 
-// wantVerdict fails the test unless a text says that these processes of the job
-// have ended and does not say that the job runs on.
+// wantVerdict fails the test unless a text says that these processes of the job have ended,
+// and does not say that the job runs on.
 func wantVerdict(t *testing.T, text string, job *testenv.Job, gone ...int) {
 	t.Helper()
 	for _, pid := range gone {
@@ -32,7 +32,8 @@ func wantVerdict(t *testing.T, text string, job *testenv.Job, gone ...int) {
 	}
 }
 
-// TestAFailedDumpSaysWhichProcessesHaveEnded: they end at a step that fails then.
+// TestAFailedDumpSaysWhichProcessesHaveEnded: the processes end at a step, which then
+// fails.
 func TestAFailedDumpSaysWhichProcessesHaveEnded(t *testing.T) {
 	for _, test := range []struct {
 		processes int
@@ -62,7 +63,7 @@ func TestAFailedDumpSaysWhichProcessesHaveEnded(t *testing.T) {
 	}
 }
 
-// jobOf are cudawork's arguments for so many processes that do not need each other.
+// jobOf returns the arguments of cudawork for processes that do not need each other.
 func jobOf(processes int) []string {
 	if processes == 1 {
 		return nil
@@ -89,7 +90,7 @@ func TestTheWatcherSaysWhichProcessesHaveEnded(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(test.processes, jobOf(test.processes)...)
 				victim := job.MustStatus(0).PID
-				// It dies while the watcher brings the job back.
+				// The victim dies while the watcher brings the job back.
 				host.UseFailpoint(fmt.Sprintf("dump.manifest=kill-criu+kill,dump.back.continue=kill %d", victim))
 				if run := host.TryDump(job, t.TempDir()); run.Err == nil {
 					t.Fatal("a criu that was killed has dumped")
@@ -104,8 +105,8 @@ func TestTheWatcherSaysWhichProcessesHaveEnded(t *testing.T) {
 	}
 }
 
-// TestASuspendOrResumeSaysThatTheProcessHasEnded although everything that it did
-// went well, or would have.
+// TestASuspendOrResumeSaysThatTheProcessHasEnded although all its own steps succeeded, or
+// would have.
 func TestASuspendOrResumeSaysThatTheProcessHasEnded(t *testing.T) {
 	for _, test := range []struct{ name, command, point string }{
 		{"the suspend fails", "suspend", "suspend.checkpoint=kill %d+error"},
@@ -134,7 +135,7 @@ func TestASuspendOrResumeSaysThatTheProcessHasEnded(t *testing.T) {
 	}
 }
 
-// TestAJobThatEndsAfterItsDumpWasNotEndedByIt: criu was told to leave it running.
+// TestAJobThatEndsAfterItsDumpWasNotEndedByIt: criu was told to leave the job running.
 func TestAJobThatEndsAfterItsDumpWasNotEndedByIt(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

@@ -8,9 +8,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestABorrowedThreadWaitsIfItsBorrowerIsKilled: between two calls it must not go on
-// behind the first one, even if a SIGCONT has ended the stop under it. (Nobody can
-// help it in the middle of a call.)
+// TestABorrowedThreadWaitsIfItsBorrowerIsKilled: between two calls the thread must not run
+// on behind the first one, even if a SIGCONT has ended its group-stop. (In the middle of a
+// call nothing can prevent that.)
 func TestABorrowedThreadWaitsIfItsBorrowerIsKilled(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the fault injection of the simulated driver's host")

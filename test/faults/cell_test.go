@@ -30,10 +30,10 @@ type cell struct {
 	since time.Time
 
 	created bool   // criu had created processes
-	image   *lease // on what criu waits for, in its own part
+	image   *lease // on the image file at which criu waits, if the fault hits criu at its own work
 }
 
-// run makes the fault happen, and says what became of the job.
+// run makes the fault happen and returns what became of the job.
 func (c *cell) run() string {
 	c.begin(c.t, c.row)
 	defer c.explain()
@@ -57,7 +57,7 @@ func (c *cell) run() string {
 	return c.verdict()
 }
 
-// runCriu runs criu to its end, which the fault may have brought about.
+// runCriu runs criu to its end, which the fault may cause.
 func (c *cell) runCriu() {
 	c.t.Helper()
 	verb, scripts, args := "dump", []string{c.host.HookBin}, []string{"-t", c.job.Root()}
@@ -65,7 +65,7 @@ func (c *cell) runCriu() {
 	case c.restores():
 		verb, args = "restore", []string{"-d"}
 	case c.scene == goingBack:
-		// criu runs the last script first: the hook has noted nothing yet.
+		// criu runs the last script first, so the hook has recorded nothing yet.
 		scripts = append(scripts, testenv.Script(c.t, `[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ]`))
 	}
 	switch {
@@ -86,7 +86,7 @@ func (c *cell) runCriu() {
 			c.t.Fatal(err)
 		}
 		c.breakCriu(cmd)
-		if c.fault != criuKilled && c.fault != allKilled { // what those leave behind goes on waiting
+		if c.fault != criuKilled && c.fault != allKilled { // what they leave behind goes on waiting
 			c.image.Close()
 		}
 	} else if err := cmd.Start(); err != nil {
@@ -102,12 +102,12 @@ func (c *cell) runCriu() {
 	c.created = strings.Contains(string(data), "Forking task")
 }
 
-// breakCriu makes the fault happen while criu itself is at work: late in a dump,
-// when it has seized and written all processes and is about to write the tree;
-// and in the middle of a restore, when it has created the tree and fills the
-// second CUDA process. criu waits there to open an image file, because the test
-// holds a lease on it. (Not while criu makes a process run its own code: who
-// kills it then may kill the process with it.)
+// breakCriu makes the fault happen while criu itself is at work. In a dump this is late:
+// criu has seized and written all processes and is about to write the tree. In a restore it
+// is in the middle: criu has created the tree and fills the second CUDA process. At that
+// point criu waits to open an image file, because the test holds a lease on it. (The fault
+// never happens while criu makes a process run criu's own code: killing criu then may kill
+// the process, too.)
 func (c *cell) breakCriu(criu *exec.Cmd) {
 	c.t.Helper()
 	testenv.Eventually(c.t, testenv.Soon, "criu opens "+c.image.Name(), c.image.wanted)
@@ -151,16 +151,16 @@ func (c *cell) breakCriu(criu *exec.Cmd) {
 	}
 }
 
-// script writes an action script that does something at one of criu's stages, and
-// leaves a mark.
+// script writes an action script that does something at one of criu's stages and leaves a
+// mark.
 func (c *cell) script(stage, do string) string {
 	return testenv.Script(c.t, fmt.Sprintf("[ \"$CRTOOLS_SCRIPT_ACTION\" = %s ] || exit 0\ntouch '%s'\n%s", stage, filepath.Join(c.marks, scriptMark), do))
 }
 
-// scriptMark is what a script leaves that has been at work.
+// scriptMark is the mark that a script leaves when it has run.
 const scriptMark = "script"
 
-// atMoment is what a script does for a fault when none of ours is at work.
+// atMoment returns what a script does for a fault when no process of ours is at work.
 func (c *cell) atMoment() string {
 	switch c.fault {
 	case criuKilled:
@@ -173,7 +173,7 @@ func (c *cell) atMoment() string {
 	return "exec " + c.neighbours.script
 }
 
-// stage is criu's stage that a point of the hook is in.
+// stage returns the stage of criu to which a failpoint of the hook belongs.
 func (r row) stage() string {
 	side, step, _ := strings.Cut(r.point, ".")
 	switch {
@@ -187,7 +187,7 @@ func (r row) stage() string {
 	return step
 }
 
-// lease keeps others from opening a file until it is closed.
+// lease keeps other processes from opening a file until it is closed.
 type lease struct{ *os.File }
 
 // takeLease takes a lease on the image file that breakCriu waits for.
@@ -207,7 +207,7 @@ func (c *cell) takeLease() *lease {
 	return &lease{f}
 }
 
-// wanted reports whether somebody waits to open the file.
+// wanted reports whether a process waits to open the file.
 func (l *lease) wanted() bool {
 	kind, err := unix.FcntlInt(l.Fd(), unix.F_GETLEASE, 0)
 	return err == nil && kind != unix.F_WRLCK

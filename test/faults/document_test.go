@@ -54,8 +54,8 @@ const limits = `
 - A SIGCONT from outside and, within the few milliseconds of one borrowed system call, SIGKILL of who borrows: the thread goes on behind that call, and the job may die of it.
 `
 
-// compare holds what was seen against docs/fault-matrix.md, row by row if only
-// some were run, or writes that file.
+// compare compares the outcomes with docs/fault-matrix.md, or writes that file. If only
+// some rows were run, it compares only those.
 func compare(t *testing.T, seen outcomes) {
 	t.Helper()
 	path := filepath.Join(testenv.Root(t), "docs", "fault-matrix.md")

@@ -1,6 +1,6 @@
-// Package faults proves the promise: at every step of both protocols something
-// breaks or is killed, and the job goes on where it was or restarts from a
-// complete image. What becomes of it is written down in docs/fault-matrix.md.
+// Package faults tests the promise: at every step of both protocols something breaks or is
+// killed, and the job goes on where it was or restarts from a complete image.
+// docs/fault-matrix.md lists the outcomes.
 package faults
 
 import (

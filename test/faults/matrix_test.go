@@ -10,21 +10,21 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// resultsVariable names the folder through which the rows, each a program of its
-// own, hand in what they saw.
+// resultsVariable names the folder for the outcomes of the rows, each of which is a program
+// of its own.
 const resultsVariable = "CUCRIU_FAULT_RESULTS"
 
-// columnVariable names one column, to run no other.
+// columnVariable names the only column to run.
 const columnVariable = "CUCRIU_FAULT_COLUMN"
 
-// TestNoFaultAtAnyStepLosesTheJob runs every cell and compares what became of the job with
+// TestNoFaultAtAnyStepLosesTheJob runs every cell and compares the outcomes with
 // docs/fault-matrix.md. CUCRIU_UPDATE=1 writes that file anew.
 func TestNoFaultAtAnyStepLosesTheJob(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: its faults and several of them at once")
 	}
 	results := os.Getenv(resultsVariable)
-	isRow := results != "" // this is one of the rows, in its namespaces
+	isRow := results != "" // this program is one of the rows, in its namespaces
 	if !isRow {
 		results = t.TempDir()
 		t.Setenv(resultsVariable, results)
@@ -43,7 +43,7 @@ func TestNoFaultAtAnyStepLosesTheJob(t *testing.T) {
 	for _, row := range rows {
 		data, err := os.ReadFile(filepath.Join(results, row.slug()))
 		if err != nil {
-			continue // it was not asked for, or has failed
+			continue // it was not run, or has failed
 		}
 		var cells map[fault]string
 		if err := json.Unmarshal(data, &cells); err != nil {

@@ -13,9 +13,9 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// neighbours are two more jobs on the host, one without CUDA and one with it on a
-// GPU of its own, and a script that dumps both and leaves them running. The hook of
-// such a dump looks after every session of the host first; it is impatient.
+// neighbours are two more jobs on the host, one without CUDA and one with CUDA on a GPU of
+// its own, and a script that dumps both and leaves them running. The hook of such a dump
+// first looks after every session of the host. It has short time limits.
 type neighbours struct {
 	cpu    *testenv.Job
 	cuda   *testenv.Job
@@ -29,7 +29,7 @@ func newNeighbours(t *testing.T, host *testenv.Host) *neighbours {
 	dir := t.TempDir()
 	n := &neighbours{images: filepath.Join(dir, "images"), failed: filepath.Join(dir, "failed")}
 	n.cpu = testenv.JobOf(t, host.Spawn(dir, "/bin/sleep", "1000"))
-	// Under another name: the job's processes are found by theirs.
+	// Under another name, because the test finds the processes of the job by their name.
 	program := filepath.Join(dir, "neighbour")
 	data, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "cudawork"))
 	if err == nil {
@@ -49,12 +49,12 @@ done`, n.failed, config, n.cpu.PID, n.cuda.PID, n.images, testenv.Criu(t), host.
 	return n
 }
 
-// owns reports whether a session is of a neighbour.
+// owns reports whether a session belongs to a neighbour.
 func (n *neighbours) owns(s *journal.Session) bool {
 	return n != nil && s.ImageDir == n.images
 }
 
-// check fails the test if a dump of a neighbour has failed, or one does not run.
+// check fails the test if a dump of a neighbour has failed, or if a neighbour does not run.
 func (n *neighbours) check(t *testing.T) {
 	t.Helper()
 	if n == nil {
@@ -70,7 +70,7 @@ func (n *neighbours) check(t *testing.T) {
 	n.cuda.For(t, 1).Runs()
 }
 
-// free lets neighbours run that a cell has left stopped.
+// free continues neighbours that a cell has left stopped.
 func (n *neighbours) free() {
 	if n != nil {
 		_ = unix.Kill(n.cpu.PID, unix.SIGCONT)

@@ -26,11 +26,10 @@ const (
 	targetKilled  fault = "one CUDA process killed"
 )
 
-// faults are the columns, in the order in which a row is run: the last one costs
-// the job.
+// faults lists the columns in the order in which a row is run. The last one costs the job.
 var faults = slices.Concat([]fault{stepFails, deadline, hookKilled, criuKilled, watcherKilled, allKilled, imagesFull, runFull}, later, []fault{targetKilled})
 
-// later are the columns whose faults happen only where a row says so.
+// later lists the columns whose faults happen only in rows that ask for them.
 var later = []fault{continued, calledTwice, otherDump, imagesGone}
 
 // harmless reports whether the job fares as if nothing had happened.
@@ -46,24 +45,24 @@ func (r row) harmless(f fault) bool {
 	return false
 }
 
-// scene is what goes on around a step.
+// scene is what is going on around a step.
 type scene int
 
 const (
 	dumping      scene = iota // criu dump with the hook
-	criuAtWork                // the same, and the test breaks it in criu's own part
+	criuAtWork                // the same, and the fault hits criu at its own work
 	goingBack                 // the same, but a later script makes criu fail: the watcher brings the job back
 	restoring                 // criu restore with the hook
-	criuRestores              // the same, and the test breaks it in criu's own part
+	criuRestores              // the same, and the fault hits criu at its own work
 )
 
-// restores reports whether the step is one of a restore.
+// restores reports whether the step belongs to a restore.
 func (r row) restores() bool { return r.scene == restoring || r.scene == criuRestores }
 
 // byTest reports whether the test makes the fault happen, not the hook.
 func (r row) byTest() bool { return r.scene == criuAtWork || r.scene == criuRestores }
 
-// undisturbed is what becomes of the job when nothing fails.
+// undisturbed returns what becomes of the job when nothing fails.
 func (r row) undisturbed() string {
 	switch {
 	case r.scene == goingBack:
@@ -74,37 +73,37 @@ func (r row) undisturbed() string {
 	return "dumped"
 }
 
-// memory is the device memory of each process, in MiB.
+// memory returns the device memory of each process, in MiB.
 func (r row) memory() int { return max(2, r.mib) }
 
 // row is a step of a protocol.
 type row struct {
 	name  string
 	scene scene
-	point string // of the hook
-	// moment is, in place of a point, when none of ours is at work.
+	point string // the failpoint of the hook
+	// moment replaces point where no process of ours is at work.
 	moment *moment
-	// midStage says that a second call of the stage comes because the first was
-	// killed at this step; else it comes after the first.
+	// midStage says that the second call of a stage comes because the first was killed at
+	// this step. Otherwise it comes after the first has ended.
 	midStage bool
-	// mib is the device memory of each process; 0 is as little as will do.
+	// mib is the device memory of each process. 0 means as little as possible.
 	mib int
-	// slow are the simulated driver's fault rules that make the step outlast its
-	// deadline. Without them the step is held up as it begins.
+	// slow holds the simulated driver's fault rules that make the step outlast its
+	// deadline. Without them the step is delayed as it begins.
 	slow []string
-	// also are the faults among the later columns that happen here.
+	// also lists those of the later faults that happen here.
 	also []fault
-	// without has the note that says why a fault cannot happen here.
+	// without says why a fault cannot happen here.
 	without map[fault]string
 }
 
-// moment is a moment at a stage of criu's: before it runs the hook, or after.
+// moment is a point in a stage of criu: before criu runs the hook, or after.
 type moment struct {
 	stage  string
 	before bool
 }
 
-// Why a cell is empty: the letter and the reason, in the order of the notes.
+// The reasons why a cell is empty, each with its letter, in the order of the notes.
 const (
 	noDeadline = "a"
 	noSession  = "b"
@@ -135,7 +134,7 @@ var notes = [][2]string{
 	{complete, "The image is complete, and criu ends the job: whoever removes it now removes the job."},
 }
 
-// lacks makes the map of a row's empty cells: pairs of a note and its faults.
+// lacks makes the map of a row's empty cells from pairs of a note and its faults.
 func lacks(of ...any) map[fault]string {
 	without := make(map[fault]string)
 	note := ""
@@ -150,7 +149,7 @@ func lacks(of ...any) map[fault]string {
 	return without
 }
 
-// lacksAllBut is for a row that is about the later columns, and few of the others.
+// lacksAllBut is for a row that is about the later columns and uses few of the others.
 func lacksAllBut(these ...fault) map[fault]string {
 	without := make(map[fault]string)
 	for _, f := range faults {
@@ -209,7 +208,7 @@ var rows = fill(slices.Concat(
 	[]row{{name: "post-resume: close", scene: restoring, point: "restore.close", also: []fault{calledTwice, otherDump}, without: lacks(noDeadline, deadline, noImages, imagesFull)}},
 ))
 
-// fill notes why the cells of the later columns are empty that no row asks for.
+// fill adds the reasons for those empty cells of the later columns that no row asks for.
 func fill(rows []row) []row {
 	for i, r := range rows {
 		rows[i].without = maps.Clone(r.without)
@@ -225,7 +224,7 @@ func fill(rows []row) []row {
 	return rows
 }
 
-// back are the steps of the way back.
+// back returns the steps of the way back.
 func back(prefix, point string, scene scene, without map[fault]string) []row {
 	var rows []row
 	for _, step := range []struct {
@@ -264,7 +263,7 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 	return rows
 }
 
-// actions is what the failpoint does for a fault.
+// actions returns what the failpoint does for a fault.
 func (r row) actions(f fault, w *world) string {
 	inWatcher := strings.HasSuffix(r.point, ".watcher") || r.scene == goingBack || r.name == "close, by the watcher"
 	switch {

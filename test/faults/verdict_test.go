@@ -18,19 +18,20 @@ type state string
 
 const (
 	runs  state = "runs"
-	waits state = "waits" // is stopped, locked or checkpointed
+	waits state = "waits" // stopped, locked or checkpointed
 	gone  state = "gone"
 	parts state = "is there in parts"
 )
 
-// verdict waits until nobody is at work any more, has cucriu recover close what
-// is left open, checks everything that was promised, and says what became of
-// the job.
+// verdict waits until no process of ours is at work any more, lets cucriu recover close
+// what is left open, checks everything that was promised, and returns what became of the
+// job.
 func (c *cell) verdict() string {
 	c.t.Helper()
 	if c.fault == runFull {
-		// While there is no room to say so; and whoever comes after the hook, and reads
-		// a journal that says less than was done, leaves it at that.
+		// The promise holds while nothing can be recorded, too. A process that comes after
+		// the hook then reads a journal that says less than was done, and leaves it at
+		// that.
 		testenv.Eventually(c.t, 2*testenv.Soon, "the job runs or has ended although the run directory is full", func() bool {
 			now := c.state()
 			return testenv.Exists(filepath.Join(c.host.RunDir, "ballast")) && (now == runs || now == gone)
@@ -42,7 +43,7 @@ func (c *cell) verdict() string {
 		}
 	}
 	c.makeRoom(c.t)
-	if !(c.scene == criuRestores && c.fault == allKilled) { // what criu has created waits for recover
+	if !(c.scene == criuRestores && c.fault == allKilled) { // what criu has created waits for cucriu recover
 		c.atRest(c.t)
 	}
 	c.happened()
@@ -80,7 +81,7 @@ func (c *cell) verdict() string {
 	return outcome
 }
 
-// explain shows what a cell that failed has left behind.
+// explain shows what a failed cell has left behind.
 func (c *cell) explain() {
 	if !c.t.Failed() {
 		return
@@ -95,7 +96,7 @@ func (c *cell) explain() {
 	}
 }
 
-// happened fails the test if the fault did not come about.
+// happened fails the test if the fault did not happen.
 func (c *cell) happened() {
 	c.t.Helper()
 	switch {
@@ -111,7 +112,7 @@ func (c *cell) happened() {
 	}
 }
 
-// fired reports whether the hook has come by the failpoint, if there is one.
+// fired reports whether the hook has reached the failpoint, if there is one.
 func (c *cell) fired() bool {
 	byHook := testenv.Exists(filepath.Join(c.marks, c.point))
 	byScript := testenv.Exists(filepath.Join(c.marks, scriptMark))
@@ -136,14 +137,14 @@ func (c *cell) watcherLogs() string {
 	return logs.String()
 }
 
-// sessions lists those that the cell has made of its own job.
+// sessions lists the sessions that the cell has made for its own job.
 func (c *cell) sessions() []*journal.Session {
 	return slices.DeleteFunc(c.world.host.Sessions(), func(s *journal.Session) bool {
 		return s.Created.Before(c.since) || c.neighbours.owns(s)
 	})
 }
 
-// survivors is the number of CUDA processes that are expected of a living job.
+// survivors returns how many CUDA processes a living job must have.
 func (c *cell) survivors() int {
 	if c.fault == targetKilled {
 		return 1
@@ -151,7 +152,7 @@ func (c *cell) survivors() int {
 	return 2
 }
 
-// state looks at the job as it is.
+// state returns the state of the job as it is now.
 func (c *cell) state() state {
 	c.t.Helper()
 	switch n := len(c.alive()); {
@@ -165,7 +166,7 @@ func (c *cell) state() state {
 	return runs
 }
 
-// dumped judges a dump: the job runs on, or it was dumped and restores.
+// dumped judges a dump: either the job runs on, or it was dumped and can be restored.
 func (c *cell) dumped(now state) string {
 	c.t.Helper()
 	sessions := c.sessions()
@@ -192,8 +193,8 @@ func (c *cell) dumped(now state) string {
 	return "violation"
 }
 
-// restored judges a restore: the job runs, or nothing is left of it and the
-// image restores.
+// restored judges a restore: either the job runs, or nothing is left of it and the image
+// can be restored.
 func (c *cell) restored(now state) string {
 	c.t.Helper()
 	var outcome journal.Outcome
@@ -221,8 +222,8 @@ func (c *cell) restored(now state) string {
 	return "violation"
 }
 
-// restore brings the job back from the image that the cell has left, and
-// returns how many CUDA processes were in it.
+// restore restores the job from the image that the cell has left, and returns how many CUDA
+// processes it had.
 func (c *cell) restore() int {
 	c.t.Helper()
 	manifest, err := image.ReadManifest(c.images)
@@ -248,8 +249,8 @@ func (c *cell) restore() int {
 	return len(manifest.Processes)
 }
 
-// whole fails the test unless exactly one copy of the job runs, with its data
-// intact and every thread free, and everything of ours is gone.
+// whole fails the test unless exactly one copy of the job runs, with its data intact and
+// every thread free, and nothing of ours is left.
 func (c *cell) whole(now state) {
 	c.t.Helper()
 	if c.t.Failed() {
@@ -275,8 +276,8 @@ func (c *cell) whole(now state) {
 	}
 }
 
-// tidy fails the test if something is left of what is over: the registers of
-// borrowed or parked threads, or the memory in a dump that failed.
+// tidy fails the test if something is left of what is over: saved registers of borrowed or
+// parked threads, or the memory in a failed dump.
 func (c *cell) tidy(now state) {
 	c.t.Helper()
 	left, _ := filepath.Glob(filepath.Join(c.host.RunDir, "sessions", "*", "threads-*"))

@@ -14,29 +14,29 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// world is where the cells of a row happen, one after the other: a simulated
-// host, with its run directory and the image directory each on a small tmpfs,
-// and a job on it, a parent with two CUDA processes that spin in a
-// synchronizing call. A cell leaves the job running for the next one.
+// world is where the cells of a row happen, one after the other: a simulated host, with its
+// run directory and the image directory each on a small tmpfs, and a job. The job is a
+// parent with two CUDA processes that spin in a synchronizing call. A cell leaves the job
+// running for the next cell.
 type world struct {
 	host   *testenv.Host
 	work   string // the job's program
 	criu   string
 	driver *cudackpt.Driver
 	images string
-	good   string // for a restore: a copy of the image
-	files  string // and of the job's files as they were then, which criu expects to find
+	good   string // for a restore: an intact copy of the image
+	files  string // a copy of the job's files at the time of the dump, which criu expects to find
 	job    *testenv.Job
 	target int // the pid of the CUDA process that is killed
-	// neighbours are other jobs of the host, which somebody dumps at the same time;
-	// nil if no cell of the row needs them.
+	// neighbours are other jobs of the host that are dumped at the same time. It is nil if
+	// no cell of the row needs them.
 	neighbours *neighbours
 }
 
 func newWorld(t *testing.T, r row) *world {
 	t.Helper()
-	// The GPU has room for the job, but not for a second one beside it, and not for
-	// what its restore takes while it runs.
+	// The GPU has room for the job. It has no room for a second one beside it, nor for what
+	// a restore of the job needs while the job runs.
 	const context, margin = 1, 16
 	room := 2*(r.memory()+context+margin) + 2
 	gpus := 1
@@ -57,12 +57,12 @@ func newWorld(t *testing.T, r row) *world {
 	return w
 }
 
-// begin provides the running job, or for a restore the image of it.
+// begin provides the running job or, for a restore, its image.
 func (w *world) begin(t *testing.T, r row) {
 	t.Helper()
 	w.makeRoom(t)
 	if w.job == nil {
-		// The parent tells of the child that is killed, and criu restores no log
+		// The parent reports that the child was killed, and criu does not restore a log
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
 		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync")
@@ -87,7 +87,7 @@ func (w *world) begin(t *testing.T, r row) {
 	w.copy(t, w.good, w.images)
 }
 
-// pids lists the processes of the job, as arguments.
+// pids returns the pids of the job as arguments.
 func (w *world) pids() string {
 	var pids []string
 	for _, pid := range w.job.PIDs() {
@@ -96,10 +96,11 @@ func (w *world) pids() string {
 	return strings.Join(pids, " ")
 }
 
-// imageFiles is a pattern of what the hook has written into the image directory.
+// imageFiles returns a pattern for the files that the hook has written into the image
+// directory.
 func (w *world) imageFiles() string { return filepath.Join(w.images, "cucriu*") }
 
-// awaitGPU waits until what was killed holds no memory of the GPU any more.
+// awaitGPU waits until killed processes hold no GPU memory any more.
 func (w *world) awaitGPU(t *testing.T) {
 	t.Helper()
 	gpus, err := w.driver.HostGPUs()
@@ -114,8 +115,7 @@ func (w *world) awaitGPU(t *testing.T) {
 
 func (w *world) jobDir() string { return filepath.Dir(w.job.Dirs[0]) }
 
-// resetFiles gives the job that is restored its files as they were when it was
-// dumped.
+// resetFiles gives the job its files back as they were at the dump, for a restore.
 func (w *world) resetFiles(t *testing.T) { w.copy(t, w.files, w.jobDir()) }
 
 func (w *world) copy(t *testing.T, from, to string) {
@@ -138,7 +138,7 @@ func (w *world) empty(t *testing.T, dir string) {
 	}
 }
 
-// makeRoom removes what a failpoint filled the file systems with.
+// makeRoom removes the files with which a failpoint filled the file systems.
 func (w *world) makeRoom(t *testing.T) {
 	t.Helper()
 	for _, dir := range []string{w.images, w.host.RunDir} {
@@ -158,8 +158,8 @@ func (w *world) open() bool {
 	return false
 }
 
-// atRest waits until every journal is closed and nobody is at work any more,
-// or nobody is who could close it.
+// atRest waits until every journal is closed and no process of ours is at work, or until
+// none is at work that could close one.
 func (w *world) atRest(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, 2*testenv.Soon, "hook, watcher and criu have ended", func() bool {
@@ -167,8 +167,8 @@ func (w *world) atRest(t *testing.T) {
 	})
 }
 
-// clear ends whatever a cell that failed has left behind, so that the next one
-// begins afresh.
+// clear ends everything that a failed cell has left behind, so that the next cell begins
+// afresh.
 func (w *world) clear(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Soon, "what is left of the cell has ended", func() bool {
@@ -187,7 +187,7 @@ func (w *world) clear(t *testing.T) {
 // alive lists the processes of the job that have not ended and are not ending.
 func (w *world) alive() []int { return testenv.NotEnding(testenv.Running(w.work)) }
 
-// held says what keeps a thread of the job from running; empty if nothing does.
+// held returns what keeps a thread of the job from running, or "".
 func (w *world) held(t *testing.T) string {
 	t.Helper()
 	return testenv.Held(t, w.driver, w.alive())

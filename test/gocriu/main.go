@@ -1,5 +1,5 @@
-// Command gocriu shows how a program that drives criu with go-criu's client
-// takes GPU state along: gocriu dump PID DIR, gocriu restore DIR.
+// Command gocriu shows how a program that drives criu with go-criu's client can include GPU
+// state: gocriu dump PID DIR, gocriu restore DIR.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Package layers holds the packages to the order in which they may import each other.
+// Package layers checks the order in which packages may import each other.
 package layers
 
 import (
@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// layers are the packages from the top down. A package imports only what is in a layer
-// below its own, so that a change is felt above it and nowhere else.
+// layers lists the packages from the top down. A package may import only packages in layers
+// below its own, so that a change affects only what is above it.
 var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
@@ -38,7 +38,7 @@ type goPackage struct {
 	Imports    []string
 }
 
-// packages are those of this module that have more than tests.
+// packages returns the packages of this module that contain more than tests.
 func packages(t *testing.T) []goPackage {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-json=ImportPath,GoFiles,Imports", "-tags", "failpoint", "cucriu/...").Output()

@@ -13,12 +13,12 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// result is a command that has ended.
+// result is the outcome of a command that has ended.
 type result struct {
 	deed, program string
 	err           error
-	output        string // the file with what it said
-	log           string // criu's, if it was started by us
+	output        string // the file with its output
+	log           string // criu's, if we started it
 }
 
 func (r result) said() string {
@@ -39,7 +39,7 @@ func (r result) String() string {
 	return fmt.Sprintf("%s by %s (%v):\n%s", r.deed, r.program, r.err, r.said())
 }
 
-// do runs a command to its end. One that hangs fails the test.
+// do runs a command to its end. If it hangs, the test fails.
 func (j *job) do(t *testing.T, deed, program string, args ...string) result {
 	t.Helper()
 	host := j.host.For(t)
@@ -53,7 +53,7 @@ func (j *job) do(t *testing.T, deed, program string, args ...string) result {
 		}
 		r.log = filepath.Join(dir, args[0]+".log")
 	}
-	// A file: what it starts may hold it open for longer than it runs.
+	// A file, because its children may keep the output open for longer than it runs.
 	output, err := os.CreateTemp(j.dir, "output-")
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func (j *job) do(t *testing.T, deed, program string, args ...string) result {
 	}
 	hung := time.AfterFunc(3*testenv.Soon, func() {
 		for _, pid := range slices.Concat(testenv.Running("cucriu-hook"), testenv.Running("cucriu")) {
-			_ = unix.Kill(pid, unix.SIGQUIT) // what their goroutines wait for goes into the logs
+			_ = unix.Kill(pid, unix.SIGQUIT) // the logs then show what their goroutines wait for
 		}
 		time.Sleep(time.Second)
 		t.Errorf("job %s: %s by %s hangs\n%s\n%s", j.name, deed, program, r.stacks(), j.journals())

@@ -16,7 +16,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// endanger kills and continues at random until it is told to stop.
+// endanger kills and continues processes at random until it is told to stop.
 func (s *soak) endanger(random *rand.Rand, stop <-chan struct{}) {
 	for {
 		pause := time.Duration(random.ExpFloat64() * float64(150*time.Millisecond))
@@ -48,8 +48,8 @@ func (s *soak) endanger(random *rand.Rand, stop <-chan struct{}) {
 	}
 }
 
-// delay makes one call of the driver last long, some of them for longer than
-// lock.timeout: whoever comes by meanwhile must leave the job alone.
+// delay makes one call of the driver take long, sometimes longer than lock.timeout.
+// Whichever program comes by meanwhile must leave the job alone.
 func (s *soak) delay(random *rand.Rand) {
 	call := []string{"lock", "checkpoint", "restore", "unlock"}[random.IntN(4)]
 	rule := fmt.Sprintf("%s delay %dms times 1", call, 100+random.IntN(3000))
@@ -57,7 +57,7 @@ func (s *soak) delay(random *rand.Rand) {
 	s.host.Faults(rule)
 }
 
-// killOne kills a hook, a watcher, or a command.
+// killOne kills a hook, a watcher or a command.
 func (s *soak) killOne(random *rand.Rand) {
 	ours := slices.Concat(testenv.Running("cucriu-hook"), testenv.Running("cucriu"))
 	if len(ours) == 0 {
@@ -72,8 +72,8 @@ func (s *soak) killOne(random *rand.Rand) {
 	s.kills(whose, victim, "process %d: %s", victim.PID, what)
 }
 
-// kills kills somebody who may work for these jobs. They are told beforehand: one of
-// them may see what comes of it before this program goes on.
+// kills kills a process that may work for these jobs. It counts the kill for the jobs
+// beforehand, because a job may see the effect before this program goes on.
 func (s *soak) kills(jobs []*job, victim *proc.Process, format string, args ...any) bool {
 	for _, j := range jobs {
 		j.kills.Add(1)
@@ -86,8 +86,8 @@ func (s *soak) kills(jobs []*job, victim *proc.Process, format string, args ...a
 	return true
 }
 
-// workOf lists the jobs for which a process of ours may be at work: all of them, if
-// that cannot be seen.
+// workOf lists the jobs for which a process of ours may be at work. If that cannot be told,
+// it lists all of them.
 func (s *soak) workOf(pid int) []*job {
 	text := commandLine(pid)
 	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -97,7 +97,7 @@ func (s *soak) workOf(pid int) []*job {
 			text += " " + images
 		}
 	}
-	if i := strings.Index(text, "watch "); i >= 0 { // and its session's directory
+	if i := strings.Index(text, "watch "); i >= 0 { // followed by the directory of its session
 		journal, _ := os.ReadFile(filepath.Join(strings.Fields(text[i:])[1], "session.json"))
 		text += string(journal)
 	}
@@ -109,8 +109,8 @@ func (s *soak) workOf(pid int) []*job {
 	return s.jobs
 }
 
-// killCriu kills a criu that waits for us: for its hook, or for the command that
-// drives it. That one is stopped meanwhile, so that criu goes on waiting.
+// killCriu kills a criu that waits for us: for its hook, or for the command that drives it.
+// The hook or command is stopped meanwhile, so that criu goes on waiting.
 func (s *soak) killCriu(random *rand.Rand) {
 	all := testenv.Running("criu")
 	random.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
@@ -132,7 +132,7 @@ func (s *soak) killWaiting(criu *proc.Process, serverToo bool) bool {
 	server := 0
 	switch {
 	case len(args) < 2 || args[1] != "dump" && worksIn(criu.PID, filepath.Join(s.dir, "cpu-")):
-		return false // of a swrk it cannot be seen whether it dumps or restores
+		return false // a swrk does not show whether it dumps or restores
 	case args[1] == "swrk":
 		status, err := proc.ReadStatus(criu.PID)
 		if err != nil {
@@ -189,10 +189,10 @@ func awaitStop(process *proc.Process) bool {
 	return false
 }
 
-// waitsForClient reports whether a criu swrk waits at its socket, descriptor 3:
-// nothing of its own is inside a process then.
+// waitsForClient reports whether a criu swrk waits at its socket, descriptor 3. None of its
+// code is inside a process then.
 func waitsForClient(criu int) bool {
-	for range 3 { // it is to stay there
+	for range 3 { // it must stay there
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", criu))
 		fields := strings.Fields(string(data))
 		if err != nil || len(fields) < 2 || fields[1] != "0x3" {

@@ -19,27 +19,27 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// job is a job that is dumped, restored, suspended and resumed, one after the other,
-// while others are.
+// job is dumped, restored, suspended and resumed, one after the other, while other jobs
+// are, too.
 type job struct {
 	*soak
 	name   string
 	random *rand.Rand
 	work   *testenv.Job
-	status string // of the job without CUDA: the file of its counter
+	status string // for the job without CUDA: the file with its counter
 	pids   []int
 	number int // of its image directories
 
-	kills     atomic.Int64 // so many have been killed that may have worked for it
-	images    string       // of the job that criu has ended
+	kills     atomic.Int64 // how many processes were killed that may have worked for it
+	images    string       // the image of the job, if criu has ended the job
 	suspended bool
 	ticks     []int // how far it had come when it was last seen
 }
 
 func (j *job) cuda() bool { return j.status == "" }
 
-// counter is a job without CUDA. It overwrites its file in place, with as many
-// bytes each time, so criu finds it as it was whenever it dumps the job.
+// counter is a job without CUDA. It overwrites its file in place, always with the same
+// number of bytes, so that criu finds the file as it was, whenever it dumps the job.
 const counter = `data=$(printf 'x%.0s' {1..5000}); same=$data; mkfifo "$1.never"; exec 9<>"$1.never"
 for ((i = 1; ; i++)); do
 	[[ $data == "$same" ]] || exit 1
@@ -47,7 +47,7 @@ for ((i = 1; ; i++)); do
 	read -t 0.02 -u 9
 done`
 
-// start starts the job; with no processes that use CUDA, the one without.
+// start starts the job. With 0 processes that use CUDA, it starts the job without CUDA.
 func (j *job) start(processes int, args []string) {
 	j.t.Helper()
 	if processes > 0 {
@@ -71,7 +71,7 @@ const (
 	waiting state = "is suspended"
 )
 
-// act does one thing with the job and holds what became of it against the promise.
+// act does one thing with the job, and checks the result against the promise.
 func (j *job) act(t *testing.T) {
 	t.Helper()
 	switch n := j.random.IntN(10); {
@@ -108,7 +108,7 @@ func (j *job) dump(t *testing.T, leaveRunning bool) {
 		run = j.do(t, deed, "cucriu", append([]string{"dump", "-D", images}, args...)...)
 	case n < 9:
 		run = j.do(t, deed, "criu", j.criu("dump", images, args...)...)
-	default: // as one that is configured twice
+	default: // with a hook that is configured twice
 		run = j.do(t, deed+", twice", "criu", j.criu("dump", images, append(args, "--action-script", j.host.HookBin)...)...)
 	}
 	now := j.settle(t, images)
@@ -171,7 +171,7 @@ func (j *job) suspend(t *testing.T) {
 	j.count("suspend")
 }
 
-// refused: nobody dumps a suspended job.
+// refused checks that a suspended job cannot be dumped.
 func (j *job) refused(t *testing.T) {
 	t.Helper()
 	j.number++
@@ -185,7 +185,7 @@ func (j *job) resume(t *testing.T) {
 	t.Helper()
 	run := j.do(t, "resume", "cucriu", append([]string{"resume"}, j.cudaPIDs()...)...)
 	j.suspended = false
-	j.settle(t, "") // which tries again
+	j.settle(t, "") // this tries again
 	j.expect(t, runs)
 	if run.err == nil {
 		j.count("resume")
@@ -197,7 +197,7 @@ func (j *job) recover(t *testing.T) {
 	j.do(t, "recover", "cucriu", "recover")
 }
 
-// finish brings the job back in peace.
+// finish brings the job back while nothing is killed any more.
 func (j *job) finish(t *testing.T) {
 	t.Helper()
 	if j.suspended {
@@ -213,8 +213,8 @@ func (j *job) finish(t *testing.T) {
 	j.expect(t, runs)
 }
 
-// settle waits until nobody is at work on the job any more, helping with cucriu
-// recover as an operator would, and says what became of it.
+// settle waits until no process is at work on the job any more, runs cucriu recover as an
+// operator would, and returns what became of the job.
 func (j *job) settle(t *testing.T, images string) state {
 	t.Helper()
 	sawIt, begun := false, time.Now()
@@ -229,7 +229,7 @@ func (j *job) settle(t *testing.T, images string) state {
 		case len(sessions) == 0 && len(atWork(images)) == 0:
 			switch alive := j.alive(); len(alive) {
 			case len(j.pids):
-				if sawIt { // twice: what criu has just killed may not have noticed yet
+				if sawIt { // seen twice: a process that criu has just killed may still be ending
 					return runs
 				}
 				sawIt = true
@@ -257,7 +257,8 @@ func (j *job) expect(t *testing.T, want state) {
 	j.runs(t)
 }
 
-// runs fails the test unless the job goes on from where it was, whole and free.
+// runs fails the test unless the job goes on from where it was, intact, and with no thread
+// held.
 func (j *job) runs(t *testing.T) {
 	t.Helper()
 	before := j.ticks
@@ -280,14 +281,14 @@ func (j *job) runs(t *testing.T) {
 	}
 }
 
-// count0 is how far the job without CUDA has counted.
+// count0 returns how far the job without CUDA has counted.
 func (j *job) count0() int {
 	data, _ := os.ReadFile(j.status)
 	n, _ := strconv.Atoi(strings.TrimLeft(string(data), "0"))
 	return n
 }
 
-// alive lists the processes of the job that are there and do not end.
+// alive lists the processes of the job that exist and are not ending.
 func (j *job) alive() []int {
 	program := "cudawork"
 	if !j.cuda() {
@@ -313,7 +314,7 @@ func (j *job) owns(s *journal.Session) bool {
 		slices.ContainsFunc(s.Members, func(m journal.Member) bool { return slices.Contains(j.pids, m.PID) })
 }
 
-// lastOutcome is that of the latest session about an image directory.
+// lastOutcome returns the outcome of the latest session that used an image directory.
 func (j *job) lastOutcome(images string) journal.Outcome {
 	sessions, _ := journal.List(j.host.RunDir)
 	for _, s := range slices.Backward(sessions) {
@@ -324,7 +325,7 @@ func (j *job) lastOutcome(images string) journal.Outcome {
 	return ""
 }
 
-// journals tells of the latest sessions of the job.
+// journals describes the latest sessions of the job.
 func (j *job) journals() string {
 	var text strings.Builder
 	sessions, _ := journal.List(j.host.RunDir)
@@ -338,7 +339,7 @@ func (j *job) journals() string {
 	return text.String()
 }
 
-// atWork lists the criu that work in an image directory.
+// atWork lists the criu processes that work in an image directory.
 func atWork(images string) []int {
 	if images == "" {
 		return nil
@@ -346,7 +347,7 @@ func atWork(images string) []int {
 	return slices.DeleteFunc(testenv.Running("criu"), func(pid int) bool { return !worksIn(pid, images) })
 }
 
-// worksIn reports whether a criu has opened a directory whose name begins so.
+// worksIn reports whether a criu has a directory open whose name begins with prefix.
 func worksIn(criu int, prefix string) bool {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", criu))
 	return slices.ContainsFunc(fds, func(fd string) bool {
@@ -355,7 +356,7 @@ func worksIn(criu int, prefix string) bool {
 	})
 }
 
-// cudaPIDs are the processes with CUDA as cucriu takes them.
+// cudaPIDs returns the processes with CUDA as arguments for cucriu.
 func (j *job) cudaPIDs() []string {
 	var args []string
 	for i := range j.work.Dirs {
@@ -376,7 +377,7 @@ func (j *job) inCriusHands() bool {
 	})
 }
 
-// continueAll is a SIGCONT from outside.
+// continueAll sends SIGCONT from outside.
 func (j *job) continueAll() {
 	for _, pid := range j.pids {
 		_ = unix.Kill(pid, unix.SIGCONT)

@@ -1,21 +1,21 @@
-// Package soak proves the promise in a crowd: several jobs of one host are dumped,
-// restored, suspended and resumed side by side, while hooks, watchers, commands and
-// criu are killed and somebody continues the jobs from outside. In the end each job
-// is there once, whole, and nothing of ours is left.
+// Package soak tests the promise under load. Several jobs of one host are dumped, restored,
+// suspended and resumed side by side, while hooks, watchers, commands and criu are killed
+// and SIGCONTs are sent to the jobs from outside. In the end each job exists exactly once,
+// intact, and nothing of ours is left.
 //
-// What nobody can promise is kept out:
+// The test leaves out what nobody can promise:
 //
 //   - criu is killed only while it waits for a hook, or for the command that drives
 //     it. While its own code is inside a process, the kill can kill that too.
-//   - Nobody kills a process of a job: criu waits for ever for one that is killed
+//   - No process of a job is killed: criu waits for ever for a process that is killed
 //     while criu works on it.
-//   - The criu that restores the job without CUDA is not killed: there is no journal
-//     of such a restore, and what criu has created waits for it for ever.
-//   - Nobody continues a process that criu traces: criu takes no notice of the stop
-//     that a SIGCONT makes of it then. Its dump fails, its restore waits for ever, and
-//     rarely the process dies. Nobody continues the job without CUDA at all, which
-//     criu may seize at any moment.
-//   - A restore that finds a pid taken (EEXIST) is begun again.
+//   - The criu that restores the job without CUDA is not killed: such a restore has no
+//     journal, and what criu has created waits for criu for ever.
+//   - A process that criu traces is not continued: criu does not notice the stop that
+//     a SIGCONT then causes. Its dump fails, its restore waits for ever, and rarely the
+//     process dies. The job without CUDA is never continued, because criu may seize it
+//     at any moment.
+//   - A restore that finds a pid taken (EEXIST) is started again.
 package soak
 
 import (
@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// The jobs are parallel tests, and all of them are to be under way at once.
+	// The jobs are parallel tests, and all of them must run at the same time.
 	if err := flag.Set("test.parallel", "64"); err != nil {
 		os.Exit(2)
 	}

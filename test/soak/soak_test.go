@@ -16,8 +16,8 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// TestNoJobIsLostInACrowd does what the seed says. The seed does not say which of two processes
-// is the faster one: what one run finds, another may take some more runs to find.
+// TestNoJobIsLostInACrowd does what the seed says. The seed does not determine which of two
+// processes is faster, so it may take several runs to find again what one run has found.
 func TestNoJobIsLostInACrowd(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: the jobs share a pid namespace of their own")
@@ -26,11 +26,11 @@ func TestNoJobIsLostInACrowd(t *testing.T) {
 	testenv.IsolatedFor(t, o.length+5*time.Minute, func(t *testing.T) { newSoak(t, o).run() })
 }
 
-// options are what the environment says.
+// options are read from the environment.
 type options struct {
 	length  time.Duration // SOAK
 	seed    uint64        // SEED
-	without []string      // SOAK_WITHOUT: hazards, jobs and deeds to leave out, to find out which of them it takes
+	without []string      // SOAK_WITHOUT: hazards, jobs and deeds to leave out, to find the one that causes a failure
 }
 
 func readOptions(t *testing.T) options {
@@ -127,7 +127,7 @@ func (s *soak) run() {
 	s.nothingIsLeft()
 	s.t.Logf("%v", s.counts)
 	if s.length < time.Minute {
-		return // a busy machine may not come to everything in this time
+		return // a busy machine may not get everything done in this time
 	}
 	for _, deed := range []string{"dump", "dump -R", "restore", "suspend", "resume", "kill"} {
 		if s.has(deed) && s.counts[deed] == 0 {
@@ -136,8 +136,8 @@ func (s *soak) run() {
 	}
 }
 
-// nothingIsLeft fails the test if anything of ours, or a second copy of a job, is
-// there when all is over.
+// nothingIsLeft fails the test if anything of ours, or a second copy of a job, exists when
+// all is over.
 func (s *soak) nothingIsLeft() {
 	programs := []string{"cucriu-hook", "cucriu", "criu"}
 	testenv.Eventually(s.t, testenv.Soon, "hooks, watchers and criu have ended", func() bool {
@@ -168,7 +168,7 @@ func (s *soak) nothingIsLeft() {
 	}
 }
 
-// note remembers an event, to be shown if the test fails.
+// note records an event, which is shown if the test fails.
 func (s *soak) note(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"cucriu/cudackpt"
 )
 
-// The calls that a helper makes: its first argument.
+// The calls that a helper makes. The call is its first argument.
 const (
 	callRestoreThread = "restore-thread"
 	callLock          = "lock"
@@ -22,8 +22,8 @@ const (
 	callUnlock        = "unlock"
 )
 
-// askRestoreThread has a helper ask for the restore thread of a process: 0 if it
-// has no CUDA.
+// askRestoreThread asks for the restore thread of a process, by a helper. It is 0 if the
+// process does not use CUDA.
 func askRestoreThread(ctx context.Context, pid int) (int, error) {
 	out, err := helper(ctx, callRestoreThread, strconv.Itoa(pid))
 	if err != nil {
@@ -32,7 +32,7 @@ func askRestoreThread(ctx context.Context, pid int) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(out))
 }
 
-// call has a helper make one call on a process.
+// call makes one call on a process, by a helper.
 func call(ctx context.Context, name string, m member) error {
 	_, err := helper(ctx, name, strconv.Itoa(m.pid), strconv.Itoa(m.restoreThread))
 	return err
@@ -49,7 +49,7 @@ func helper(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// help is the helper: CALL PID [RESTORE-THREAD].
+// help is the program of a helper: CALL PID [RESTORE-THREAD].
 func help(ctx context.Context, args []string) error {
 	var numbers []int
 	for _, arg := range args[1:] {
@@ -84,7 +84,7 @@ func help(ctx context.Context, args []string) error {
 	return fmt.Errorf("%s is no call: criu runs this as its action script, without arguments", args[0])
 }
 
-// traced makes a call while the restore thread of the stopped process runs alone.
+// traced makes a call while only the restore thread of the stopped process runs.
 func traced(ctx context.Context, restoreThread int, call func() error) error {
 	tracer := inject.NewTracer()
 	err := tracer.Run(restoreThread)

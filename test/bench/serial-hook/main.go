@@ -1,14 +1,13 @@
-// Command serial-hook is an action script for benchmarks only: what the others
-// are compared with. Like criu's CUDA plugin with NVIDIA's cuda-checkpoint it
-// makes one driver call after the other, each in a process of its own that loads
-// the driver first. It takes nothing back when something fails, and nobody
-// watches over the job: never give it one that matters.
+// Command serial-hook is an action script for benchmarks only: the baseline for
+// comparisons. Like criu's CUDA plugin with NVIDIA's cuda-checkpoint, it makes one driver
+// call after the other, each in a process of its own that first loads the driver. If
+// something fails, it undoes nothing, and nothing watches over the job. Never use it for a
+// job that matters.
 //
-// pre-dump: every process of the tree is asked for its restore thread, which tells
-// whether it has CUDA; those that have are locked, one after the other, then
-// stopped and checkpointed, one after the other. pre-resume queues a SIGSTOP for
-// every process of the tree, and post-resume restores, continues and unlocks one
-// after the other.
+// pre-dump asks every process of the tree for its restore thread, which tells whether the
+// process uses CUDA. It locks those that do, one after the other, and then stops and
+// checkpoints them, one after the other. pre-resume queues a SIGSTOP for every process of
+// the tree. post-resume restores, continues and unlocks one process after the other.
 package main
 
 import (
@@ -19,7 +18,8 @@ import (
 	"time"
 )
 
-// timeout bounds a stage: no benchmark holds more than can be moved in that time.
+// timeout is the time limit for a stage. No benchmark has more GPU memory than can be moved
+// in that time.
 const timeout = 10 * time.Minute
 
 func main() {

@@ -8,11 +8,11 @@ import (
 	"cucriu/criuutil/proc"
 )
 
-// member is a CUDA process of the tree.
+// member is a process of the tree that uses CUDA.
 type member struct{ pid, restoreThread int }
 
-// members asks every process of a tree for its restore thread, and returns those
-// that have CUDA.
+// members asks every process of a tree for its restore thread, and returns those that use
+// CUDA.
 func members(ctx context.Context, root int) ([]member, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
@@ -52,8 +52,8 @@ func preDump(ctx context.Context, root int) error {
 	return nil
 }
 
-// preResume queues a SIGSTOP, which takes effect before the process runs an
-// instruction. Which ones have CUDA is not asked before post-resume.
+// preResume queues a SIGSTOP for every process. It takes effect before the process executes
+// an instruction. Only post-resume asks which processes use CUDA.
 func preResume(_ context.Context, root int) error { return signalTree(root, unix.SIGSTOP) }
 
 func postResume(ctx context.Context, root int) error {
