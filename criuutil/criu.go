@@ -75,7 +75,7 @@ func criuPID(imageDirVariable string) (int, error) {
 	return pid, nil
 }
 
-// IdentifyCriu is [CriuOf] for a program in an inner pid namespace (see [proc.IsInside]).
+// IdentifyCriu is [CriuOf] for a program in an inner pid namespace (see [proc.IsInInnerPIDNamespace]).
 // Such a program cannot open criu, but it can tell which process criu is.
 func IdentifyCriu(imageDirVariable string) (proc.Ident, error) {
 	pid, err := criuPID(imageDirVariable)

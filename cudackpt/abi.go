@@ -41,7 +41,7 @@ type checkpointArgs struct {
 // restoreArgs is CUcheckpointRestoreArgs as of CUDA 13.0. In 12.8 all of it is reserved, so
 // pairs are sent only to a driver that knows them.
 type restoreArgs struct {
-	pairs      *gpuPair
+	pairs      *cGPUPair
 	pairsCount uint32
 	reserved   [52]byte
 }
@@ -51,8 +51,8 @@ type unlockArgs struct {
 	reserved [argsSize]byte
 }
 
-// gpuPair is CUcheckpointGpuPair: two CUuuid of 16 raw bytes.
-type gpuPair struct {
+// cGPUPair is CUcheckpointGpuPair: two CUuuid of 16 raw bytes.
+type cGPUPair struct {
 	oldUUID [16]byte
 	newUUID [16]byte
 }
@@ -63,7 +63,7 @@ var (
 	_ [argsSize]byte = [unsafe.Sizeof(checkpointArgs{})]byte{}
 	_ [argsSize]byte = [unsafe.Sizeof(restoreArgs{})]byte{}
 	_ [argsSize]byte = [unsafe.Sizeof(unlockArgs{})]byte{}
-	_ [32]byte       = [unsafe.Sizeof(gpuPair{})]byte{}
+	_ [32]byte       = [unsafe.Sizeof(cGPUPair{})]byte{}
 )
 
 // checkpointAPI holds the addresses of the six calls. An address is 0 if the library does not
@@ -127,7 +127,7 @@ func (api *checkpointAPI) rawCheckpoint(pid int32) Result {
 	return result(r)
 }
 
-func (api *checkpointAPI) rawRestore(pid int32, pairs []gpuPair) Result {
+func (api *checkpointAPI) rawRestore(pid int32, pairs []cGPUPair) Result {
 	args := &restoreArgs{}
 	var pinner runtime.Pinner
 	defer pinner.Unpin()

@@ -10,7 +10,7 @@ func TestArgumentLayoutIsThatOfTheDriver(t *testing.T) {
 	var (
 		lock      lockArgs
 		restore   restoreArgs
-		pair      gpuPair
+		pair      cGPUPair
 		process   nvmlProcessInfo
 		nvmlBytes nvmlMemory
 	)

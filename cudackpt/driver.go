@@ -77,5 +77,5 @@ func Open(opts ...Option) (*Driver, error) {
 // or the soname that the dynamic loader resolved.
 func (d *Driver) Library() string { return d.lib.name }
 
-// Version returns the CUDA version that the library implements.
-func (d *Driver) Version() Version { return d.version }
+// CUDAVersion returns the CUDA version that the library implements.
+func (d *Driver) CUDAVersion() Version { return d.version }

@@ -36,8 +36,8 @@ func TestOtherLibrariesAreNoDriver(t *testing.T) {
 
 func TestOpenTellsItsVersions(t *testing.T) {
 	d := openSim(t)
-	if d.Version().Major() < 12 {
-		t.Errorf("CUDA version is %v", d.Version())
+	if d.CUDAVersion().Major() < 12 {
+		t.Errorf("CUDA version is %v", d.CUDAVersion())
 	}
 	if version, err := d.DriverVersion(); err != nil || !strings.HasPrefix(version, "580.") {
 		t.Errorf("driver version is %q, %v", version, err)
@@ -69,12 +69,12 @@ func TestDriver550IsUnsupportedAndSaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Version().String() != "12.4" {
-		t.Errorf("CUDA version is %v", d.Version())
+	if d.CUDAVersion().String() != "12.4" {
+		t.Errorf("CUDA version is %v", d.CUDAVersion())
 	}
 	_, err = d.Self().State(within(t, patience))
 	unsupported, ok := errors.AsType[*cudackpt.UnsupportedError](err)
-	if !ok || !errors.Is(err, cudackpt.ErrNotSupported) || unsupported.MinimumDriver != "570" || unsupported.CUDA != d.Version() {
+	if !ok || !errors.Is(err, cudackpt.ErrNotSupported) || unsupported.MinimumDriver != "570" || unsupported.CUDA != d.CUDAVersion() {
 		t.Errorf("error is %#v", err)
 	}
 	// Everything that does not need the API works.

@@ -32,7 +32,7 @@ type GPU struct {
 // A GPU that is not initialized has no UUID, and no process can be moved to it. HostGPUs leaves
 // it out, unless there is no other.
 func (d *Driver) HostGPUs() ([]GPU, error) {
-	all, err := hostGPUs(d.root)
+	all, err := listHostGPUs(d.root)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
 	}
-	host, err := hostGPUs(d.root)
+	host, err := listHostGPUs(d.root)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	return visible, nil
 }
 
-func hostGPUs(root string) ([]GPU, error) {
+func listHostGPUs(root string) ([]GPU, error) {
 	dir := filepath.Join(root, "proc/driver/nvidia/gpus")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -225,14 +225,14 @@ func lockMillis(ctx context.Context, timeout time.Duration) uint32 {
 
 // checkPairs refuses a map that no driver accepts, and any map if this driver does not know
 // pairs.
-func (d *Driver) checkPairs(pairs []GPUPair) ([]gpuPair, error) {
+func (d *Driver) checkPairs(pairs []GPUPair) ([]cGPUPair, error) {
 	if len(pairs) == 0 {
 		return nil, nil
 	}
 	if err := d.Supports(FeatureGPUPairs); err != nil {
 		return nil, err
 	}
-	raw := make([]gpuPair, 0, len(pairs))
+	raw := make([]cGPUPair, 0, len(pairs))
 	olds, news := make(map[UUID]bool), make(map[UUID]bool)
 	for i, pair := range pairs {
 		switch {
@@ -244,7 +244,7 @@ func (d *Driver) checkPairs(pairs []GPUPair) ([]gpuPair, error) {
 			return nil, fmt.Errorf("%w: GPU pair %d: %v was paired before: two captured GPUs cannot share one", ErrInvalidArgument, i, pair.New)
 		}
 		olds[pair.Old], news[pair.New] = true, true
-		raw = append(raw, gpuPair{oldUUID: pair.Old, newUUID: pair.New})
+		raw = append(raw, cGPUPair{oldUUID: pair.Old, newUUID: pair.New})
 	}
 	return raw, nil
 }

@@ -115,17 +115,17 @@ func (p Process) WaitForState(ctx context.Context, want State) error {
 }
 
 // IsRunning reports whether the process is in StateRunning.
-func (p Process) IsRunning(ctx context.Context) (bool, error) { return p.is(ctx, StateRunning) }
+func (p Process) IsRunning(ctx context.Context) (bool, error) { return p.hasState(ctx, StateRunning) }
 
 // IsLocked reports whether the process is in StateLocked.
-func (p Process) IsLocked(ctx context.Context) (bool, error) { return p.is(ctx, StateLocked) }
+func (p Process) IsLocked(ctx context.Context) (bool, error) { return p.hasState(ctx, StateLocked) }
 
 // IsCheckpointed reports whether the process is in StateCheckpointed.
 func (p Process) IsCheckpointed(ctx context.Context) (bool, error) {
-	return p.is(ctx, StateCheckpointed)
+	return p.hasState(ctx, StateCheckpointed)
 }
 
-func (p Process) is(ctx context.Context, want State) (bool, error) {
+func (p Process) hasState(ctx context.Context, want State) (bool, error) {
 	state, err := p.State(ctx)
 	return err == nil && state == want, err
 }

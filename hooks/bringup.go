@@ -36,7 +36,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 	b := &bringUp{session: s, hook: h, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	var err error
-	if b.paused, err = s.toPauseAgain(); err != nil {
+	if b.toPause, err = s.toPauseAgain(); err != nil {
 		return err
 	}
 	if err := b.findCUDA(ctx); err != nil {
@@ -48,7 +48,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 			do   func(context.Context) error
 		}{
 			{"stop", b.stop},
-			{"park", b.park},
+			{"park", b.parkUnparked},
 			{"trace", b.trace},
 			{"restore", func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 			{"release", b.release},
@@ -66,7 +66,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 	}{
 		{"unpark", b.unpark},
 		{"continue", b.letRun},
-		{"unlock", b.unlock},
+		{"unlock", b.unlockTargets},
 		{"release", b.release},
 		{"others", b.letOthersRun},
 		{"pause", b.pause},
@@ -88,7 +88,7 @@ type bringUp struct {
 	cuda         []*target // those of all that have CUDA state
 	tracer       *inject.Tracer
 	traced       []*target // those whose threads the tracer lets run
-	paused       []proc.Freezer
+	toPause      []proc.Freezer
 	filling      chan struct{} // one element for each process that is being filled in
 }
 
@@ -141,7 +141,7 @@ func (b *bringUp) stop(ctx context.Context) error {
 // trace lets the restore threads run, and nothing else. It leaves out the processes that
 // lack memory: restore lets their threads run once the memory is filled in.
 func (b *bringUp) trace(ctx context.Context) error {
-	if err := b.parallel(func(t *target) error { return b.believe(ctx, t) }); err != nil {
+	if err := b.parallel(func(t *target) error { return b.checkDropped(ctx, t) }); err != nil {
 		return err
 	}
 	b.tracer, b.traced = inject.NewTracer(), b.cuda
@@ -186,15 +186,15 @@ func (b *bringUp) letRun(ctx context.Context) error {
 	return nil
 }
 
-// unlock unlocks what is locked: the GPU takes work again.
-func (b *bringUp) unlock(ctx context.Context) error {
+// unlockTargets unlocks what is locked: the GPU takes work again.
+func (b *bringUp) unlockTargets(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		state, err := t.cuda.State(ctx)
 		switch {
 		case err != nil || state == cudackpt.StateRunning:
 			return err
 		case state == cudackpt.StateLocked:
-			return b.span(t.PID, "unlock", func() error { return t.cuda.Unlock(ctx) })
+			return b.spanOf(t.PID, "unlock", func() error { return t.cuda.Unlock(ctx) })
 		}
 		return fmt.Errorf("process %d (%s) is in CUDA state %v, which cannot be unlocked here", t.PID, t.member.Name, state)
 	})
@@ -209,7 +209,7 @@ func (b *bringUp) letOthersRun(context.Context) error {
 }
 
 // pause freezes a container again if it was paused before.
-func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.paused) }
+func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.toPause) }
 
 // parallel does a step for every process with CUDA state. A process that ends meanwhile has
 // no way back and needs none; only on a restore is its end an error.

@@ -47,7 +47,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 	room := sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
 		defer cancel()
-		return b.span(0, "free memory", func() error {
+		return b.spanOf(0, "free memory", func() error {
 			if err := b.failpoint(ctx, string(b.Kind)+".back.free memory"); err != nil {
 				return err
 			}
@@ -73,7 +73,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return err
 		}
-		return b.span(t.PID, "restore", func() error {
+		return b.spanOf(t.PID, "restore", func() error {
 			return t.cuda.Restore(ctx, cudackpt.RestoreOptions{Pairs: t.member.Pairs})
 		})
 	})

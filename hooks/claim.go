@@ -69,7 +69,7 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 	if err != nil {
 		return false, err
 	}
-	sessions, err := journal.Into(d.Config.RunDir, info)
+	sessions, err := journal.DumpsInto(d.Config.RunDir, info)
 	if err != nil {
 		return false, err
 	}

@@ -17,7 +17,7 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 		return err
 	}
 	defer closeTargets(targets)
-	if err := settle(ctx, targets); err != nil {
+	if err := awaitRelease(ctx, targets); err != nil {
 		return err
 	}
 	s.NoteCriu()
@@ -29,7 +29,7 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 		}
 	} else {
 		if len(alive) > 0 {
-			s.Back = true
+			s.BackBegun = true
 			h.note(s)
 		}
 		if err := h.bringUp(ctx, driver, s, alive); err != nil { // this continues what is left of the tree, too
@@ -44,9 +44,9 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 	return err
 }
 
-// settle waits until criu has let go of the processes: those that it killed have ended, and
+// awaitRelease waits until criu has let go of the processes: those that it killed have ended, and
 // the others are no longer traced.
-func settle(ctx context.Context, targets []*target) error {
+func awaitRelease(ctx context.Context, targets []*target) error {
 	for _, t := range targets {
 		for pause := time.Millisecond; t.Alive(); pause = min(2*pause, 100*time.Millisecond) {
 			if t.Exiting() {

@@ -25,7 +25,7 @@ func dumpVerdict(r *journal.Record, alive int) verdict {
 	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
 	// After a complete dump, criu has ended the processes that are gone, unless the job was
 	// brought back since: then they ended by themselves.
-	ended := (dumped || sent) && !r.Back
+	ended := (dumped || sent) && !r.BackBegun
 	leftAlive := r.LeaveRunning || r.LeaveStopped
 	kill := ended && !leftAlive && !r.RPC && alive < len(r.Members)
 	switch {

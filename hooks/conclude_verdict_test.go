@@ -44,7 +44,7 @@ func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := &journal.Record{
 				Kind: journal.KindDump, Step: test.step, Members: make([]journal.Member, 2), ImageDir: "/images",
-				LeaveRunning: test.flags.leaveRunning, LeaveStopped: test.flags.leaveStopped, RPC: test.flags.rpc, Back: test.flags.back,
+				LeaveRunning: test.flags.leaveRunning, LeaveStopped: test.flags.leaveStopped, RPC: test.flags.rpc, BackBegun: test.flags.back,
 			}
 			v := dumpVerdict(r, test.alive)
 			if v.kill != test.kill || v.outcome != test.outcome || (v.livingDo != "") != test.says || v.message == "" {
@@ -65,7 +65,7 @@ func TestNobodyIsKilledWithoutAnImage(t *testing.T) {
 			for alive := range 3 {
 				r := &journal.Record{
 					Kind: journal.KindDump, Step: step, Members: make([]journal.Member, 2),
-					LeaveRunning: flags&1 != 0, LeaveStopped: flags&2 != 0, RPC: flags&4 != 0, Back: flags&8 != 0,
+					LeaveRunning: flags&1 != 0, LeaveStopped: flags&2 != 0, RPC: flags&4 != 0, BackBegun: flags&8 != 0,
 				}
 				if dumpVerdict(r, alive).kill {
 					t.Errorf("at step %q, flags %04b, %d alive: killed", step, flags, alive)

@@ -31,10 +31,10 @@ type dump struct {
 	manifest      image.Manifest // made before the drop
 }
 
-// preDump makes the GPU state of a tree part of its CPU state, so that criu can dump it. An
+// onPreDump makes the GPU state of a tree part of its CPU state, so that criu can dump it. An
 // error makes criu abort the dump. By then everything has been undone, or the watcher goes
 // on trying.
-func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
+func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
 	root, err := stage.root()
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	go makeRoomForFiles(1000) // their number is not known yet
 	h.recoverFirst(ctx)
 	d := &dump{suspension: suspension{Hook: h, root: root}, criu: criu, stage: stage, imageDir: stage.ImageDir}
-	d.checkpointed = d.beginCopy
+	d.onCheckpointed = d.beginCopy
 	defer func() {
 		d.stopCopies()
 		if err != nil {
@@ -66,7 +66,7 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 	}
 	if len(d.members) == 0 {
 		h.Log.Info("no process of the tree uses CUDA: nothing to do", "root", root)
-		if err := image.Clear(d.imageDir); err != nil {
+		if err := image.RemoveEarlier(d.imageDir); err != nil {
 			return err
 		}
 		return d.refreeze(ctx)
@@ -89,12 +89,12 @@ func (h *Hook) preDump(ctx context.Context, criu *criuutil.Criu, stage Stage) (e
 		{journal.StepFreeze, d.freeze},
 		{journal.StepManifest, d.writeManifest},
 	} {
-		if err := d.session.step(step.name, func() error { return step.do(ctx) }); err != nil {
+		if err := d.session.doStep(step.name, func() error { return step.do(ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
 	h.Log.Info("GPU state is in the processes' own memory, criu takes over", "processes", len(d.targets), "phases", d.session.Phases)
-	return d.session.step(journal.StepDumping, func() error { return nil })
+	return d.session.doStep(journal.StepDumping, func() error { return nil })
 }
 
 // begin takes hold of the tree: from here on the job comes back as it was, whichever

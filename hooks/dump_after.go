@@ -15,9 +15,9 @@ import (
 	"cucriu/hooks/journal"
 )
 
-// postDump notes that criu has written a complete image, and gives it its name. An error
-// makes criu leave the processes alive. [Hook.hold] says why postDump stops them.
-func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+// onPostDump notes that criu has written a complete image, and gives it its name. An error
+// makes criu leave the processes alive. [Hook.onNetworkUnlock] says why postDump stops them.
+func (h *Hook) onPostDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil {
 		return err
@@ -31,12 +31,12 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if s == nil {
 		return commit() // no process of the tree uses CUDA
 	}
-	defer s.Unlock()
+	defer s.LetGo()
 	s.NoteCriu()
 	if err := s.failpoint(ctx, "dump.post-dump"); err != nil {
 		return err
 	}
-	if err := s.complete(); err != nil {
+	if err := s.requireAllMembers(); err != nil {
 		return err
 	}
 	if err := s.checkWhole(criu, stage); err != nil {
@@ -45,14 +45,14 @@ func (h *Hook) postDump(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err := s.Timeline().Write(filepath.Join(stage.ImageDir, image.TimelineName)); err != nil {
 		h.Log.Warn("the image is without a timeline", "error", err)
 	}
-	if err := s.step(journal.StepPublish, commit); err != nil {
+	if err := s.doStep(journal.StepPublish, commit); err != nil {
 		return err
 	}
 	step := journal.StepDumped
 	if s.LazyPages {
 		step = journal.StepTransferring
 	}
-	return s.step(step, s.stopMembers)
+	return s.doStep(step, s.stopMembers)
 }
 
 // servedByClient reports whether another process serves a running criu over RPC, as the
@@ -73,9 +73,9 @@ func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
 	return false, nil
 }
 
-// complete fails if a process of the manifest has ended since. criu dumps what it finds,
+// requireAllMembers fails if a process of the manifest has ended since. criu dumps what it finds,
 // and if one process is missing from the image, the others cannot be restored from it.
-func (s *session) complete() error {
+func (s *session) requireAllMembers() error {
 	for _, member := range s.Members {
 		process, err := proc.Reopen(member.Ident)
 		if err == nil {
@@ -99,7 +99,7 @@ func (h *Hook) sessionOf(kind journal.Kind, criu *criuutil.Criu) (*session, erro
 		return nil, err
 	}
 	if s.Outcome != "" {
-		s.Unlock()
+		s.LetGo()
 		return nil, nil
 	}
 	return s, nil
@@ -112,7 +112,7 @@ func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool
 	if journal.IsForeign(h.Config.RunDir) {
 		return nil, nil
 	}
-	if _, err := journal.Dir(h.Config.RunDir); err != nil {
+	if _, err := journal.MakeSessionsDir(h.Config.RunDir); err != nil {
 		return nil, err
 	}
 	dir := journal.Path(h.Config.RunDir, kind, criu.Ident)
@@ -124,7 +124,7 @@ func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool
 		return nil, err
 	}
 	if s.Criu != criu.Ident { // another criu with the same pid, in another pid namespace
-		s.Unlock()
+		s.LetGo()
 		return nil, nil
 	}
 	return h.takeOn(s), nil

@@ -37,7 +37,7 @@ func (d *dump) inspect(ctx context.Context) error {
 		seen.Findings = slices.Concat(seen.Findings, preflight.InsideFindings(seen.PIDs, d.criu.PID), findings)
 	}
 	if d.criu.RPC { // these depend on options that cannot be seen under RPC
-		seen.Findings = seen.Findings.Suspected(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
+		seen.Findings = seen.Findings.Soften(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
 	}
 	if err := d.refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
 		return err
@@ -61,7 +61,7 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		return err
 	}
 	for {
-		other, err := journal.Of(d.Config.RunDir, d.criu.Ident, members)
+		other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, members)
 		if err != nil || other == nil {
 			return err
 		}

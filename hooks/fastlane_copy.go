@@ -175,7 +175,7 @@ func (d *dump) beginCopy(ctx context.Context, t *target) error {
 	d.copies.stall.moved()
 	go func() {
 		defer close(l.copied)
-		if l.err = d.session.span(t.PID, "copy", func() error { return d.copyOut(t) }); l.err != nil {
+		if l.err = d.session.spanOf(t.PID, "copy", func() error { return d.copyOut(t) }); l.err != nil {
 			d.copies.stall.end(l.err)
 		}
 	}()

@@ -46,7 +46,7 @@ func (d *dump) drop(ctx context.Context) (err error) {
 		return err
 	}
 	return parallel(in, func(t *target) error {
-		return d.session.span(t.PID, "drop", func() error { return d.dropOne(ctx, t) })
+		return d.session.spanOf(t.PID, "drop", func() error { return d.dropOne(ctx, t) })
 	})
 }
 

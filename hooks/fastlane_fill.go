@@ -17,11 +17,11 @@ import (
 // lacksMemory reports whether some of the process's memory is in files only.
 func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.Pages.Dropped }
 
-// believe asks the driver whether a process that lacks memory, by the journal, is still
+// checkDropped asks the driver whether a process that lacks memory, by the journal, is still
 // checkpointed. If the journal could not be written, it says less than has been done. Then
 // the driver has restored the process and freed the memory, and what is at those addresses
 // now is the job's own.
-func (b *bringUp) believe(ctx context.Context, t *target) error {
+func (b *bringUp) checkDropped(ctx context.Context, t *target) error {
 	if !t.lacksMemory() {
 		return nil
 	}
@@ -71,14 +71,14 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 		return err
 	}
 	defer input.Close()
-	err = b.span(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) })
+	err = b.spanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) })
 	if err != nil {
 		return err
 	}
 	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
 	defer stall.end(context.Canceled)
 	stall.moved()
-	return b.span(t.PID, "fill", func() error {
+	return b.spanOf(t.PID, "fill", func() error {
 		done := make(chan error, 1)
 		go func() {
 			done <- pages.Fill(ctx, watchedSource{input, progress{ctx, b.session, stall, "filling"}}, t.Process, coresFor(1))

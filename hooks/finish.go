@@ -28,7 +28,7 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 	if err != nil || s == nil {
 		return nil, err
 	}
-	defer s.Unlock()
+	defer s.LetGo()
 	if err := h.conclude(ctx, s); err != nil {
 		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}

@@ -127,7 +127,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if h.handler(stage) == nil {
 		return nil
 	}
-	inside, err := proc.IsInside()
+	inside, err := proc.IsInInnerPIDNamespace()
 	if err != nil {
 		return err
 	}
@@ -163,19 +163,19 @@ func (h *Hook) Serve(ctx context.Context, criu *criuutil.Criu, stage Stage) erro
 func (h *Hook) handler(stage Stage) func(context.Context, *criuutil.Criu, Stage) error {
 	switch stage.Action {
 	case criuutil.StagePreDump:
-		return h.preDump
+		return h.onPreDump
 	case criuutil.StagePostDump:
-		return h.postDump
+		return h.onPostDump
 	case criuutil.StageNetworkUnlock:
-		return h.hold
+		return h.onNetworkUnlock
 	case criuutil.StagePreRestore:
-		return h.preRestore
+		return h.onPreRestore
 	case criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore:
-		return h.noteRoot
+		return h.onRootNamed
 	case criuutil.StagePreResume:
-		return h.preResume
+		return h.onPreResume
 	case criuutil.StagePostResume:
-		return h.postResume
+		return h.onPostResume
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ func (s *session) killTree() error {
 	defer cancel()
 	// Repeat this until a walk finds nobody: a process that is not stopped yet may fork.
 	for ; ; time.Sleep(time.Millisecond) {
-		processes, err := s.tree()
+		processes, err := s.openTree()
 		if err != nil {
 			return err
 		}
@@ -48,7 +48,7 @@ func (s *session) killTree() error {
 }
 
 func (s *session) signalTree(signal unix.Signal) error {
-	processes, err := s.tree()
+	processes, err := s.openTree()
 	if err != nil {
 		return err
 	}
@@ -61,8 +61,8 @@ func (s *session) signalTree(signal unix.Signal) error {
 	return err
 }
 
-// tree takes hold of the living processes of the session.
-func (s *session) tree() ([]*proc.Process, error) {
+// openTree takes hold of the living processes of the session.
+func (s *session) openTree() ([]*proc.Process, error) {
 	var processes []*proc.Process
 	held := make(map[int]bool)
 	hold := func(process *proc.Process, err error) {

@@ -66,5 +66,5 @@ func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return journal.Of(runDir, id, []journal.Member{{Process: preflight.Process{Ident: id}}})
+	return journal.FindOpen(runDir, id, []journal.Member{{Process: preflight.Process{Ident: id}}})
 }

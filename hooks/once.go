@@ -69,20 +69,20 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	case again && slices.Contains([]string{criuutil.StagePreDump, criuutil.StagePostDump, criuutil.StagePreRestore}, stage.Action):
 		return fmt.Errorf("the first call of the hook at stage %s was cut off", stage.Action)
 	}
-	h.write(path, call)
+	h.writeStageCall(path, call)
 	err = do(ctx, criu, stage)
 	call.Ended = true
 	if err != nil {
 		call.Error = err.Error()
 	}
-	h.write(path, call)
+	h.writeStageCall(path, call)
 	return err
 }
 
 // stageFile names the file in which the latest call by a criu is written down. It removes
 // the files of those criu processes that are gone.
 func (h *Hook) stageFile(criu proc.Ident) (string, error) {
-	if _, err := journal.Dir(h.Config.RunDir); err != nil {
+	if _, err := journal.MakeSessionsDir(h.Config.RunDir); err != nil {
 		return "", err
 	}
 	dir := filepath.Join(h.Config.RunDir, "stages")
@@ -129,10 +129,10 @@ func readStageCall(path string) *stageCall {
 	return call
 }
 
-// write writes a call down for later calls by the same criu. It need not be durable: when
+// writeStageCall writes a call down for later calls by the same criu. It need not be durable: when
 // the host ends, criu ends, too. If it cannot be written, a second call does what the first
 // did.
-func (h *Hook) write(path string, call stageCall) {
+func (h *Hook) writeStageCall(path string, call stageCall) {
 	data, err := json.Marshal(call)
 	if err == nil {
 		err = os.WriteFile(path+".new", data, 0o600)

@@ -122,9 +122,9 @@ func (t *target) requireHeld() error {
 	return err
 }
 
-// park parks the processes that are not parked yet: their image was made without parking,
+// parkUnparked parks the processes that are not parked yet: their image was made without parking,
 // or somebody else has checkpointed them.
-func (b *bringUp) park(ctx context.Context) error {
+func (b *bringUp) parkUnparked(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		parked, err := inject.IsParked(b.parkedFile(t.PID))
 		if err != nil {
@@ -206,7 +206,7 @@ func (s *session) noteParked(byImagePID map[int][]int) error {
 		if err != nil {
 			return err
 		}
-		err = parked.Restored(process, s.parkedFile(process.PID))
+		err = parked.WriteRestored(process, s.parkedFile(process.PID))
 		process.Close()
 		if err != nil {
 			return err

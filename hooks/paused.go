@@ -57,15 +57,15 @@ func freezeAll(ctx context.Context, freezers []proc.Freezer) error {
 	return nil
 }
 
-// hold stops the CUDA processes of a dump before criu lets go of them. Through a v1 freezer
+// onNetworkUnlock stops the CUDA processes of a dump before criu lets go of them. Through a v1 freezer
 // criu got them without a stop, and they would run checkpointed as soon as somebody thawed
 // them. criu traces them now, so the signal waits.
-func (h *Hook) hold(_ context.Context, criu *criuutil.Criu, _ Stage) error {
+func (h *Hook) onNetworkUnlock(_ context.Context, criu *criuutil.Criu, _ Stage) error {
 	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil || s == nil {
 		return err
 	}
-	defer s.Unlock()
+	defer s.LetGo()
 	return s.stopMembers()
 }
 

@@ -42,20 +42,20 @@ func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 	ctx, p.cancel = context.WithTimeout(ctx, p.Config.Checkpoint.Timeout)
 	if err := p.advise(ctx, r); err != nil {
 		p.cancel()
-		p.failed(err)
+		p.warn(err)
 		return false
 	}
 	cancel := p.cancel
 	p.running.Go(func() {
 		defer cancel()
-		err := p.session.span(p.target.PID, "prefault", func() error {
+		err := p.session.spanOf(p.target.PID, "prefault", func() error {
 			if err := p.session.failpoint(ctx, "dump.prefault"); err != nil {
 				return err
 			}
 			return p.lent.Madvise(ctx, []proc.Range{r}, unix.MADV_POPULATE_WRITE)
 		})
 		if err != nil {
-			p.failed(err)
+			p.warn(err)
 		}
 	})
 	p.left -= min(p.left, r.Size())
@@ -73,7 +73,7 @@ func (p *prefault) advise(ctx context.Context, r proc.Range) (err error) {
 	return ignoreEINVAL(p.lent.Madvise(ctx, []proc.Range{r}, unix.MADV_HUGEPAGE))
 }
 
-func (p *prefault) failed(err error) {
+func (p *prefault) warn(err error) {
 	p.Log.Warn("the memory for the checkpoint could not be made ready by several threads; it takes longer", "pid", p.target.PID, "error", err)
 }
 

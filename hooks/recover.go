@@ -17,7 +17,7 @@ import (
 // that it worked on. The errors of those that it could not finish wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	h = h.filled()
-	sessions, err := journal.Dir(h.Config.RunDir)
+	sessions, err := journal.MakeSessionsDir(h.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 		return nil, err
 	}
 	s := h.takeOn(read)
-	defer s.Unlock()
+	defer s.LetGo()
 	s.By = byRecover
 	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
 		return nil, nil

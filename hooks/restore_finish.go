@@ -37,7 +37,7 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 			// Somebody gave up waiting, which says nothing about the job.
 			return fmt.Errorf("the restore was interrupted, the next cucriu recover goes on with it: %w", err)
 		}
-		return h.failRestoreQuietly(s, err)
+		return h.killOrLeave(s, err)
 	}
 	if s.Root == nil {
 		var suspects []int
@@ -64,18 +64,18 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		return err
 	}
 	root.Close()
-	return h.failRestoreQuietly(s, errors.New("criu ended in the middle of the restore"))
+	return h.killOrLeave(s, errors.New("criu ended in the middle of the restore"))
 }
 
-// failRestore ends a restore that cannot be completed. It kills the tree, unless the
+// killOrLeaveAndFail ends a restore that cannot be completed. It kills the tree, unless the
 // configuration says to leave it stopped: a job that is half restored must not run, and
 // criu will not say that it failed.
-func (h *Hook) failRestore(s *session, cause error) error {
-	return errors.Join(cause, h.failRestoreQuietly(s, cause))
+func (h *Hook) killOrLeaveAndFail(s *session, cause error) error {
+	return errors.Join(cause, h.killOrLeave(s, cause))
 }
 
-func (h *Hook) failRestoreQuietly(s *session, cause error) error {
-	if h.Config.Restore.OnFailure == config.Leave {
+func (h *Hook) killOrLeave(s *session, cause error) error {
+	if h.Config.Restore.OnFailure == config.LeaveOnFailure {
 		h.Log.Error("the restore failed; its processes are left stopped for inspection and must not be continued", "root", s.Root, "image", s.ImageDir, "error", cause)
 		if err := s.signalTree(unix.SIGSTOP); err != nil {
 			return err

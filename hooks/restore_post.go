@@ -15,9 +15,9 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// postResume gives the restored processes their GPU state back and lets them run. criu
+// onPostResume gives the restored processes their GPU state back and lets them run. criu
 // ignores its result, so on a failure it ends the tree itself.
-func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) onPostResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	ctx = context.WithoutCancel(ctx) // criu has done its part: there is no way back but this one
 	if err := stage.checkRestored(criu); err != nil {
 		return err
@@ -27,21 +27,21 @@ func (h *Hook) postResume(ctx context.Context, criu *criuutil.Criu, stage Stage)
 		return err // the watcher goes on
 	}
 	if s == nil {
-		return h.refuseForeign(ctx, stage)
+		return h.killForeign(ctx, stage)
 	}
-	defer s.Unlock()
+	defer s.LetGo()
 	if s.Outcome != "" {
 		if s.isOf(stage) {
 			return h.reportEnded(s)
 		}
-		return h.refuseForeign(ctx, stage)
+		return h.killForeign(ctx, stage)
 	}
 	if len(s.Members) == 0 {
-		return h.failRestore(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
+		return h.killOrLeaveAndFail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
 	s.NoteCriu()
-	if err := s.step(journal.StepPostResume, func() error { return h.bringUpRestored(ctx, s) }); err != nil {
-		return h.failRestore(s, err)
+	if err := s.doStep(journal.StepPostResume, func() error { return h.bringUpRestored(ctx, s) }); err != nil {
+		return h.killOrLeaveAndFail(s, err)
 	}
 	return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir)
 }
@@ -73,9 +73,9 @@ func (s *session) isOf(stage Stage) bool {
 	return true
 }
 
-// refuseForeign kills a restored tree that has CUDA in it although its image has no
+// killForeign kills a restored tree that has CUDA in it although its image has no
 // manifest: its GPU state can only be lost.
-func (h *Hook) refuseForeign(ctx context.Context, stage Stage) error {
+func (h *Hook) killForeign(ctx context.Context, stage Stage) error {
 	root, err := stage.root()
 	if err != nil {
 		return err
@@ -113,15 +113,15 @@ func (h *Hook) bringUpRestored(ctx context.Context, s *session) error {
 	if len(targets) != len(s.Members) {
 		return errors.New("a restored CUDA process has ended before its GPU state was back")
 	}
-	if err := h.mapGPUs(driver, s); err != nil {
+	if err := h.planPairs(driver, s); err != nil {
 		return err
 	}
 	return h.bringUp(ctx, driver, s, targets)
 }
 
-// mapGPUs makes the plan from the GPUs that the processes see now (a container may see less
+// planPairs makes the plan from the GPUs that the processes see now (a container may see less
 // than its host), and gives every member its pairs.
-func (h *Hook) mapGPUs(driver *cudackpt.Driver, s *session) error {
+func (h *Hook) planPairs(driver *cudackpt.Driver, s *session) error {
 	var visible []cudackpt.GPU
 	captured := make([][]cudackpt.GPU, len(s.Members))
 	for i, member := range s.Members {

@@ -12,9 +12,9 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// preRestore makes every check that needs no process. An error makes criu give up before it
+// onPreRestore makes every check that needs no process. An error makes criu give up before it
 // creates anything.
-func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
+func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
 	manifest, err := image.ReadManifest(stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -65,8 +65,8 @@ func (h *Hook) preRestore(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err != nil {
 		return err
 	}
-	defer s.Unlock()
-	if err := s.step(journal.StepPreRestore, func() error { return h.startWatcher(s, files...) }); err != nil {
+	defer s.LetGo()
+	if err := s.doStep(journal.StepPreRestore, func() error { return h.startWatcher(s, files...) }); err != nil {
 		return errors.Join(err, s.close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
 	h.note(s) // criu's time is counted from here

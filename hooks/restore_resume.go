@@ -17,9 +17,9 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// noteRoot records the root task at the stages where criu first names it. If criu is killed
+// onRootNamed records the root task at the stages where criu first names it. If criu is killed
 // after that, the watcher knows what to end.
-func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) onRootNamed(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	if stage.InitPID == "" {
 		return nil
 	}
@@ -30,8 +30,8 @@ func (h *Hook) noteRoot(ctx context.Context, criu *criuutil.Criu, stage Stage) e
 	if err != nil || s == nil {
 		return err
 	}
-	defer s.Unlock()
-	if err := s.setRoot(stage); err != nil {
+	defer s.LetGo()
+	if err := s.noteRoot(stage); err != nil {
 		return err
 	}
 	return s.failpoint(ctx, "restore."+stage.Action)
@@ -57,7 +57,7 @@ func (s Stage) checkRestored(criu *criuutil.Criu) error {
 	return nil
 }
 
-func (s *session) setRoot(stage Stage) error {
+func (s *session) noteRoot(stage Stage) error {
 	pid, err := stage.root()
 	if err != nil {
 		return err
@@ -71,9 +71,9 @@ func (s *session) setRoot(stage Stage) error {
 	return s.Save()
 }
 
-// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
+// onPreResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
 // takes effect before they run a single instruction.
-func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) onPreResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 	if err != nil {
 		return h.killRestored(stage, err)
 	}
-	defer s.Unlock()
+	defer s.LetGo()
 	s.NoteCriu()
-	err = s.step(journal.StepPreResume, func() error {
-		if err := s.setRoot(stage); err != nil {
+	err = s.doStep(journal.StepPreResume, func() error {
+		if err := s.noteRoot(stage); err != nil {
 			return err
 		}
 		if err := s.matchMembers(); err != nil {
@@ -112,7 +112,7 @@ func (h *Hook) preResume(_ context.Context, criu *criuutil.Criu, stage Stage) er
 		return s.Save()
 	})
 	if err != nil {
-		return h.failRestore(s, err)
+		return h.killOrLeaveAndFail(s, err)
 	}
 	h.note(s) // criu's time is counted from here
 	return nil

@@ -62,8 +62,8 @@ func (s *session) close(outcome journal.Outcome, message string) error {
 	return s.killWatcher()
 }
 
-// step writes in the journal that a step begins, does it, and notes how long it took.
-func (s *session) step(step journal.Step, do func() error) error {
+// doStep writes in the journal that a step begins, does it, and notes how long it took.
+func (s *session) doStep(step journal.Step, do func() error) error {
 	if err := s.Begin(step); err != nil {
 		return err
 	}
@@ -81,9 +81,9 @@ func (s *session) timed(name string, do func() error) error {
 	return s.Span(0, name, do)
 }
 
-// span does something for one process of the session, and notes how long it took. Without
+// spanOf does something for one process of the session, and notes how long it took. Without
 // a session it notes nothing.
-func (s *session) span(pid int, name string, do func() error) error {
+func (s *session) spanOf(pid int, name string, do func() error) error {
 	if s == nil {
 		return do()
 	}

@@ -59,7 +59,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 		{journal.StepCheckpoint, d.checkpoint},
 		{journal.StepRelease, d.release},
 	} {
-		if err := d.session.step(step.name, func() error { return step.do(ctx) }); err != nil {
+		if err := d.session.doStep(step.name, func() error { return step.do(ctx) }); err != nil {
 			return Status{}, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
@@ -82,7 +82,7 @@ func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*sessi
 
 // noteSuspended notes that the session waits for its resume, and kills the watcher.
 func (s *session) noteSuspended() error {
-	if err := s.step(journal.StepSuspended, func() error { return nil }); err != nil {
+	if err := s.doStep(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
 	return s.killWatcher()
@@ -163,7 +163,7 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 		return nil, err
 	}
 	if s.Outcome != "" {
-		s.Unlock()
+		s.LetGo()
 		return nil, nil // it has been brought back meanwhile
 	}
 	return h.takeOn(s), nil
@@ -205,7 +205,7 @@ func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, err
 
 // resumeSession brings the processes of a locked session back, and closes it.
 func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
-	defer s.Unlock()
+	defer s.LetGo()
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -220,7 +220,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 		return err
 	}
 	defer closeTargets(targets)
-	if err := h.mapGPUs(driver, s); err != nil {
+	if err := h.planPairs(driver, s); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	if err := s.requireRoom(ctx, driver); err != nil {
@@ -230,7 +230,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 		return err
 	}
 	s.Watcher = nil
-	err = s.step(journal.StepResume, func() error {
+	err = s.doStep(journal.StepResume, func() error {
 		if err := h.startWatcher(s); err != nil {
 			return err
 		}

@@ -30,9 +30,9 @@ type suspension struct {
 	parkedOthers map[int]*inject.Parked // the parked threads of others, by pid
 	tracer       *inject.Tracer         // lets stopped processes run while they are locked
 	session      *session               // nil until the journal is begun
-	// checkpointed is called for each process as soon as its checkpoint is over; nil if
+	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if
 	// nobody waits for that.
-	checkpointed func(context.Context, *target) error
+	onCheckpointed func(context.Context, *target) error
 }
 
 // take takes hold of processes. It fails if somebody else is at work on one of them.

@@ -37,17 +37,17 @@ func (s *suspension) checkpoint(ctx context.Context) error {
 		if err := t.requireHeld(); err != nil {
 			return err
 		}
-		err := s.session.span(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
+		err := s.session.spanOf(t.PID, "checkpoint", func() error { return t.cuda.Checkpoint(deadline) })
 		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
 			return err
 		}
 		if err := t.measureStaged(); err != nil {
 			return err
 		}
-		if s.checkpointed == nil {
+		if s.onCheckpointed == nil {
 			return nil
 		}
-		return s.checkpointed(ctx, t)
+		return s.onCheckpointed(ctx, t)
 	})
 }
 

@@ -56,7 +56,7 @@ func (s *suspension) measure(ctx context.Context) error {
 	if s.session == nil {
 		return nil // it is only locked, and comes back
 	}
-	peers, err := preflight.Peers(s.driver, processes, listed, true)
+	peers, err := preflight.PeerFindings(s.driver, processes, listed, true)
 	if err != nil {
 		return err
 	}

@@ -24,18 +24,18 @@ import (
 // level.
 type locking struct {
 	*suspension
-	begun   time.Time
-	calls   int
-	pending map[*target]bool // whose lock call is under way
-	once    map[*target]bool // those that were locked at some time
-	answers chan lockAnswer
-	over    bool // no more calls
+	since      time.Time
+	calls      int
+	pending    map[*target]bool // whose lock call is under way
+	everLocked map[*target]bool // those that were locked at some time
+	answers    chan lockAnswer
+	over       bool // no more calls
 }
 
 type lockAnswer struct {
 	*target
-	locked bool
-	err    error
+	gotIt bool
+	err   error
 }
 
 const (
@@ -51,13 +51,13 @@ const (
 // are locked.
 func (s *suspension) lockAll(ctx context.Context) error {
 	l := &locking{
-		suspension: s, begun: time.Now(),
-		pending: make(map[*target]bool), once: make(map[*target]bool), answers: make(chan lockAnswer, len(s.targets)),
+		suspension: s, since: time.Now(),
+		pending: make(map[*target]bool), everLocked: make(map[*target]bool), answers: make(chan lockAnswer, len(s.targets)),
 	}
 	err := l.level(ctx)
 	l.over = true
 	for len(l.pending) > 0 { // after an error: no call may lock a process later
-		err = errors.Join(err, l.take(ctx, <-l.answers))
+		err = errors.Join(err, l.takeAnswer(ctx, <-l.answers))
 	}
 	return err
 }
@@ -70,11 +70,11 @@ func (l *locking) level(ctx context.Context) error {
 				l.ask(ctx, t)
 			}
 		}
-		if err := l.settle(ctx); err != nil || len(l.unlocked()) == 0 {
+		if err := l.awaitLocks(ctx); err != nil || len(l.unlocked()) == 0 {
 			return err
 		}
 		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round, "held", pidsOf(l.unlocked()))
-		if err := l.letRun(ctx); err != nil {
+		if err := l.unlockAllLocked(ctx); err != nil {
 			return err
 		}
 		caughtUp, err := l.catchUp(ctx, window)
@@ -105,45 +105,45 @@ func (l *locking) ask(ctx context.Context, t *target) {
 		defer cancel()
 		soonest := time.After(min(leastTry, try))
 		answer := lockAnswer{target: t}
-		answer.err = l.session.span(t.PID, "lock", func() (err error) {
-			answer.locked, err = t.cuda.TryLock(call, try)
+		answer.err = l.session.spanOf(t.PID, "lock", func() (err error) {
+			answer.gotIt, err = t.cuda.TryLock(call, try)
 			return err
 		})
-		if !answer.locked && answer.err == nil {
+		if !answer.gotIt && answer.err == nil {
 			<-soonest
 		}
 		l.answers <- answer
 	}()
 }
 
-// take takes an answer, and asks again if the work has not ended.
-func (l *locking) take(ctx context.Context, a lockAnswer) error {
+// takeAnswer takes an answer, and asks again if the work has not ended.
+func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
 	delete(l.pending, a.target)
-	if a.locked {
-		a.target.locked, l.once[a.target] = true, true
+	if a.gotIt {
+		a.target.locked, l.everLocked[a.target] = true, true
 	}
-	if !a.locked && a.err == nil && !l.over && ctx.Err() == nil {
+	if !a.gotIt && a.err == nil && !l.over && ctx.Err() == nil {
 		l.ask(ctx, a.target)
 	}
 	return a.err
 }
 
-// settle waits until all are locked, or until those that are not have had their time since
+// awaitLocks waits until all are locked, or until those that are not have had their time since
 // the last one was locked: processes that are level are locked at about the same moment.
 // That time grows, because the last work of some may take longer.
-func (l *locking) settle(ctx context.Context) error {
+func (l *locking) awaitLocks(ctx context.Context) error {
 	var followed <-chan time.Time // never, while nobody is locked
-	giveTime := func() { followed = time.After(min(20*time.Millisecond+time.Since(l.begun)/8, l.Config.Lock.Try)) }
+	giveTime := func() { followed = time.After(min(20*time.Millisecond+time.Since(l.since)/8, l.Config.Lock.Try)) }
 	if len(l.unlocked()) < len(l.targets) {
 		giveTime()
 	}
 	for len(l.unlocked()) > 0 {
 		select {
 		case a := <-l.answers:
-			if err := l.take(ctx, a); err != nil {
+			if err := l.takeAnswer(ctx, a); err != nil {
 				return err
 			}
-			if a.locked {
+			if a.gotIt {
 				giveTime()
 			}
 		case <-followed:
@@ -155,8 +155,8 @@ func (l *locking) settle(ctx context.Context) error {
 	return nil
 }
 
-// letRun lets the locked processes run.
-func (l *locking) letRun(ctx context.Context) error {
+// unlockAllLocked lets the locked processes run.
+func (l *locking) unlockAllLocked(ctx context.Context) error {
 	locked := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return !t.locked })
 	return parallel(locked, func(t *target) error {
 		t.locked = false
@@ -171,7 +171,7 @@ func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, erro
 	for {
 		select {
 		case a := <-l.answers:
-			if err := l.take(ctx, a); err != nil || a.locked {
+			if err := l.takeAnswer(ctx, a); err != nil || a.gotIt {
 				return true, err
 			}
 		case <-over:
@@ -193,7 +193,7 @@ func (l *locking) tooLong(ctx context.Context) error {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
 	}
 	within := fmt.Sprintf("within lock.timeout (%v, %d calls)", l.Config.Lock.Timeout, l.calls)
-	never := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return l.once[t] })
+	never := slices.DeleteFunc(slices.Clone(l.targets), func(t *target) bool { return l.everLocked[t] })
 	if len(never) > 0 {
 		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between two long kernels", named(never), within)
 	}

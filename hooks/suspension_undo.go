@@ -70,7 +70,7 @@ func (s *suspension) letGo() {
 		other.Close()
 	}
 	if s.session != nil {
-		s.session.Unlock()
+		s.session.LetGo()
 	}
 }
 
@@ -82,9 +82,9 @@ func (s *suspension) failed(err error) error {
 	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
 		switch { // the error itself says that nothing was touched
 		case begun:
-			err = fmt.Errorf("at step %s: %s", s.session.Step, findings.Findings.List())
+			err = fmt.Errorf("at step %s: %s", s.session.Step, findings.Findings.Text())
 		case len(s.thawed) > 0:
-			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.List())
+			err = fmt.Errorf("the tree was thawed for a moment: %s", findings.Findings.Text())
 		}
 	}
 	switch {

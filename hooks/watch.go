@@ -61,7 +61,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		return err
 	}
 	s = h.takeOn(read)
-	defer s.Unlock()
+	defer s.LetGo()
 	s.By = byWatcher
 	if s.Root == nil {
 		s.Root = root
@@ -100,7 +100,7 @@ func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, ro
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
-		if !h.isCutOff(s.Dir(), root) {
+		if !h.lookIfCutOff(s.Dir(), root) {
 			cutOff = 0
 		} else if cutOff++; cutOff == 20 { // two seconds: long enough for criu to start the next stage
 			return nil
@@ -109,15 +109,15 @@ func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, ro
 	return ctx.Err()
 }
 
-// isCutOff reports whether criu has done its part of a restore and no hook is at work on
+// lookIfCutOff reports whether criu has done its part of a restore and no hook is at work on
 // ours. It also notes what criu has created until now.
-func (h *Hook) isCutOff(dir string, root *proc.Ident) bool {
+func (h *Hook) lookIfCutOff(dir string, root *proc.Ident) bool {
 	read, err := journal.Load(dir, false)
 	if err != nil {
 		return false
 	}
 	s := h.takeOn(read)
-	defer s.Unlock()
+	defer s.LetGo()
 	if s.Kind != journal.KindRestore || s.Outcome != "" {
 		return false
 	}

@@ -72,7 +72,7 @@ func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 		if span.Failed() {
 			name += " (failed)"
 		}
-		lines = append(lines, line{name, fmt.Sprintf("%s %d", label(trace.Row(span)), span.PID), ms(span.Start), ms(span.Duration)})
+		lines = append(lines, line{name, fmt.Sprintf("%s %d", label(trace.RowOf(span)), span.PID), ms(span.Start), ms(span.Duration)})
 		total = max(total, span.Start+span.Duration)
 	}
 	var w struct{ name, process, start, took int }

@@ -106,14 +106,14 @@ func CheckWhole(dir string) error {
 		if !ofAProcess.MatchString(entry.Name()) {
 			continue
 		}
-		if err := checkWhole(filepath.Join(dir, entry.Name())); err != nil {
+		if err := checkFile(filepath.Join(dir, entry.Name())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkWhole(path string) error {
+func checkFile(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return err

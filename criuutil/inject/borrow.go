@@ -49,12 +49,12 @@ var ErrNotStopped = errors.New("the process is not stopped, or somebody has sent
 // Borrow fails with [proc.ErrGone] if the process has ended, and with [ErrNotStopped] if it
 // is not in the group-stop. A failed Borrow changes nothing.
 func Borrow(ctx context.Context, pid int, tids []int, saved string) (*Borrowed, error) {
-	return borrow(ctx, pid, tids, saved, func(string) {})
+	return lend(ctx, pid, tids, saved, func(string) {})
 }
 
-// borrow is Borrow. It calls at with the name of each point at which it matters what a
+// lend is Borrow. It calls at with the name of each point at which it matters what a
 // killed borrower leaves behind.
-func borrow(ctx context.Context, pid int, tids []int, saved string, at func(string)) (*Borrowed, error) {
+func lend(ctx context.Context, pid int, tids []int, saved string, at func(string)) (*Borrowed, error) {
 	process, err := proc.Open(pid) // fails for a zombie
 	if err != nil {
 		return nil, fmt.Errorf("borrow threads: %w", err)
@@ -155,10 +155,10 @@ func (b *Borrowed) Return(ctx context.Context) error {
 // The process must still be in the group-stop. While the borrower lives, ReturnBorrowed
 // fails, because a thread has one tracer.
 func ReturnBorrowed(ctx context.Context, saved string) error {
-	return returnBorrowed(ctx, saved, func(string) {})
+	return returnSaved(ctx, saved, func(string) {})
 }
 
-func returnBorrowed(ctx context.Context, saved string, at func(string)) error {
+func returnSaved(ctx context.Context, saved string, at func(string)) error {
 	file, err := readSavedThreads(saved)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

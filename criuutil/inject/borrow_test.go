@@ -212,7 +212,7 @@ func TestATargetThatIsKilledWhileBorrowedFrom(t *testing.T) {
 	p := startBorrowable(t)
 	p.stop(t)
 	inside := make(chan struct{}, 100)
-	b, err := borrow(t.Context(), p.PID, p.tids(), p.saved, func(point string) {
+	b, err := lend(t.Context(), p.PID, p.tids(), p.saved, func(point string) {
 		if point == "inside" {
 			inside <- struct{}{}
 		}
@@ -462,14 +462,14 @@ func runBorrower(arguments string) error {
 	}
 	ctx := context.Background()
 	if mode == "return" {
-		return returnBorrowed(ctx, saved, at)
+		return returnSaved(ctx, saved, at)
 	}
 	if mode == "park" {
-		_, err := park(ctx, pid, nil, saved, at)
+		_, err := parkIn(ctx, pid, nil, saved, at)
 		return err
 	}
 	for {
-		b, err := borrow(ctx, pid, tids, saved, at)
+		b, err := lend(ctx, pid, tids, saved, at)
 		if err != nil {
 			return err
 		}

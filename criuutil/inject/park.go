@@ -35,12 +35,12 @@ type Parked struct {
 // Park fails with [proc.ErrGone] if the process has ended. A failed Park changes nothing,
 // unless the file exists afterwards: then Unpark restores the threads.
 func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
-	return park(ctx, pid, except, saved, func(string) {})
+	return parkIn(ctx, pid, except, saved, func(string) {})
 }
 
-// park is Park. It calls at with the name of each point at which it matters what is left
+// parkIn is Park. It calls at with the name of each point at which it matters what is left
 // behind if we are killed.
-func park(ctx context.Context, pid int, except []int, saved string, at func(string)) (Parked, error) {
+func parkIn(ctx context.Context, pid int, except []int, saved string, at func(string)) (Parked, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return Parked{}, fmt.Errorf("park: %w", err)
@@ -215,9 +215,9 @@ func (p Parked) Validate() error {
 	return nil
 }
 
-// Restored writes the file with which [Unpark] finds the parked threads of an image in the
+// WriteRestored writes the file with which [Unpark] finds the parked threads of an image in the
 // process that criu has restored from it.
-func (p Parked) Restored(process *proc.Process, saved string) error {
+func (p Parked) WriteRestored(process *proc.Process, saved string) error {
 	tids, err := proc.Threads(process.PID)
 	if err != nil {
 		return err

@@ -176,13 +176,13 @@ func TestParkedThreadsOfAnImageAreFoundAgain(t *testing.T) {
 	must(t, json.Unmarshal(data, &read))
 	must(t, read.Validate())
 	must(t, os.Remove(p.saved))
-	must(t, read.Restored(p.Process, p.saved))
+	must(t, read.WriteRestored(p.Process, p.saved))
 	must(t, Unpark(t.Context(), p.saved))
 	p.wantReturned(t)
 	must(t, p.Signal(unix.SIGCONT))
 	p.goesOnAfterRestore(t)
 	read.Threads = append(read.Threads, savedThread{TID: 1 << 22})
-	if err := read.Restored(p.Process, p.saved); err == nil {
+	if err := read.WriteRestored(p.Process, p.saved); err == nil {
 		t.Fatal("a thread that is not there was found")
 	}
 }

@@ -47,7 +47,7 @@ func (t *Tracer) Run(tids ...int) error {
 func (t *Tracer) Release(ctx context.Context) error {
 	err := t.tracees.do(func() error {
 		t.tracees.over = true
-		return t.tracees.release(ctx)
+		return t.tracees.releaseAll(ctx)
 	})
 	<-t.tracees.done
 	if errors.Is(err, errTracingEnded) {
@@ -96,7 +96,7 @@ func (s *tracees) resumeStopped() {
 	s.tids = alive
 }
 
-func (s *tracees) release(ctx context.Context) error {
+func (s *tracees) releaseAll(ctx context.Context) error {
 	var errs []error
 	for _, tid := range s.tids {
 		_ = unix.PtraceInterrupt(tid) // all first, then wait: each needs a CPU to stop

@@ -34,7 +34,7 @@ func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
 
 // Check refuses what [NewReader] refuses, but leaves the files open.
 func Check(files []*os.File, pid int, l *Listing) error {
-	return (&Reader{files: files}).open(pid, l)
+	return (&Reader{files: files}).readIndex(pid, l)
 }
 
 // NewReader makes a reader of the open files of a listing, the index first. It refuses
@@ -43,7 +43,7 @@ func Check(files []*os.File, pid int, l *Listing) error {
 // fails, it closes them.
 func NewReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
 	r := &Reader{files: files}
-	err := r.open(pid, l)
+	err := r.readIndex(pid, l)
 	if err != nil {
 		r.Close()
 		return nil, err
@@ -51,7 +51,7 @@ func NewReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
 	return r, nil
 }
 
-func (r *Reader) open(pid int, l *Listing) error {
+func (r *Reader) readIndex(pid int, l *Listing) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}

@@ -84,7 +84,7 @@ func (s Files) Open(process int, l *Listing) (Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	return input(files, process, l)
+	return newInput(files, process, l)
 }
 
 // Remove removes the files by their names.
@@ -130,10 +130,10 @@ func OpenHeld(holder, first, process int, l *Listing) (Input, error) {
 		}
 		files = append(files, os.NewFile(uintptr(fd), name))
 	}
-	return input(files, process, l)
+	return newInput(files, process, l)
 }
 
-func input(files []*os.File, process int, l *Listing) (Input, error) {
+func newInput(files []*os.File, process int, l *Listing) (Input, error) {
 	r, err := NewReader(files, process, l)
 	if err != nil {
 		return nil, err // not an Input that holds a nil Reader

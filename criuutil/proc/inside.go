@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsInside reports whether this program runs in a pid namespace below the one that /proc
+// IsInInnerPIDNamespace reports whether this program runs in a pid namespace below the one that /proc
 // shows. A pid from /proc then names another process, or none, in every system call. This
 // is the case for criu's action scripts once criu has entered an existing pid namespace to
 // restore into it.
-func IsInside() (bool, error) {
+func IsInInnerPIDNamespace() (bool, error) {
 	pid, err := Self()
 	if err != nil {
 		return false, err
@@ -32,7 +32,7 @@ func Self() (int, error) {
 }
 
 // Identify returns the identity that [Open] would give a process. It serves a program for
-// which [IsInside] is true, which cannot open the process.
+// which [IsInInnerPIDNamespace] is true, which cannot open the process.
 func Identify(pid int) (Ident, error) {
 	id := Ident{PID: pid}
 	var err error

@@ -114,7 +114,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 
 // emptyDir makes a folder for plugins that holds none.
 func emptyDir(runDir string) (string, error) {
-	if _, err := journal.Dir(runDir); err != nil {
+	if _, err := journal.MakeSessionsDir(runDir); err != nil {
 		return "", err
 	}
 	dir := filepath.Join(runDir, "no-plugins")
@@ -133,7 +133,7 @@ func (d *drive) prepareWorkDir() error {
 		d.workDir = d.options.WorkDir
 		return nil
 	}
-	if _, err := journal.Dir(d.hook.RunDir()); err != nil {
+	if _, err := journal.MakeSessionsDir(d.hook.RunDir()); err != nil {
 		return err
 	}
 	logs := filepath.Join(d.hook.RunDir(), "logs")

@@ -84,10 +84,10 @@ type Restore struct {
 type OnFailure string
 
 const (
-	// Kill ends them: the image is intact, and a half-restored job must not run.
-	Kill OnFailure = "kill"
-	// Leave keeps them stopped, for inspection.
-	Leave OnFailure = "leave"
+	// KillOnFailure ends them: the image is intact, and a half-restored job must not run.
+	KillOnFailure OnFailure = "kill"
+	// LeaveOnFailure keeps them stopped, for inspection.
+	LeaveOnFailure OnFailure = "leave"
 )
 
 // Log says what is logged, and where it is written besides CRIU's own log.
@@ -109,13 +109,13 @@ const (
 // Default returns the configuration of a host that has no configuration file.
 func Default() Config {
 	return Config{
-		GPUs:       GPUs{Unmapped: gpumap.Fill},
+		GPUs:       GPUs{Unmapped: gpumap.FillUnmapped},
 		Driver:     Driver{Library: "libcuda.so.1", Root: "/"},
 		Lock:       Lock{Timeout: 10 * time.Second, Try: time.Second},
 		Checkpoint: Checkpoint{Timeout: 10 * time.Minute},
 		Pages:      Fast,
 		FastLane:   FastLane{Compress: pages.Raw, Sync: true, Prefault: true},
-		Restore:    Restore{Timeout: 10 * time.Minute, OnFailure: Kill},
+		Restore:    Restore{Timeout: 10 * time.Minute, OnFailure: KillOnFailure},
 		Log:        Log{Level: slog.LevelInfo, Format: Text},
 		RunDir:     "/run/cucriu",
 	}

@@ -19,10 +19,10 @@ const (
 // [DefaultPath] if that exists, else takes [Default]. The environment then overrides the
 // result. env is os.Getenv.
 func Load(env func(name string) string) (Config, error) {
-	return load(env, DefaultPath)
+	return loadFrom(env, DefaultPath)
 }
 
-func load(env func(string) string, defaultPath string) (Config, error) {
+func loadFrom(env func(string) string, defaultPath string) (Config, error) {
 	path, mustExist := env(EnvConfig), true
 	if path == "" {
 		path, mustExist = defaultPath, false
@@ -40,7 +40,7 @@ func load(env func(string) string, defaultPath string) (Config, error) {
 	}
 	switch {
 	case exists:
-		if err := p.parse(data); err != nil {
+		if err := p.document(data); err != nil {
 			return Config{}, err
 		}
 	case mustExist:

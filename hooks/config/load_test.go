@@ -68,7 +68,7 @@ func TestLoadTakesTheNamedFileThenTheDefaultOneThenTheDefaults(t *testing.T) {
 		{"none", "", absent, Default().Checkpoint.Timeout, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := load(env(EnvConfig, tt.env), tt.usual)
+			got, err := loadFrom(env(EnvConfig, tt.env), tt.usual)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -98,7 +98,7 @@ func TestEnvironmentOverridesTheFile(t *testing.T) {
 		{"level and format", []string{EnvLog, "error,text"}, func(c *Config) { c.Log = Log{Level: slog.LevelError, Format: Text} }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := load(env(append(tt.env, EnvConfig, file)...), "/nonexistent")
+			got, err := loadFrom(env(append(tt.env, EnvConfig, file)...), "/nonexistent")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -124,14 +124,14 @@ func TestBadEnvironmentIsRefusedByName(t *testing.T) {
 		EnvLog:        "loud",
 		EnvConfig:     "config.yaml",
 	} {
-		_, err := load(env(name, value, EnvConfig, file), "/nonexistent")
+		_, err := loadFrom(env(name, value, EnvConfig, file), "/nonexistent")
 		var wrong *Error
 		if !errors.As(err, &wrong) || wrong.Source != name || wrong.Remedy == "" {
 			t.Errorf("%s=%q gives %v", name, value, err)
 		}
 	}
 	for _, value := range []string{"debug,xml", "debug,", ",json", "debug,json,x", "DEBUG"} {
-		_, err := load(env(EnvLog, value, EnvConfig, file), "/nonexistent")
+		_, err := loadFrom(env(EnvLog, value, EnvConfig, file), "/nonexistent")
 		var wrong *Error
 		if !errors.As(err, &wrong) || wrong.Source != EnvLog || wrong.Remedy == "" {
 			t.Errorf("%s=%q gives %v", EnvLog, value, err)
@@ -150,13 +150,13 @@ func TestLoadFollowsLinksAsKubernetesMountsThem(t *testing.T) {
 	link(t, "..2026_11_03", filepath.Join(dir, "..data"))
 	path := filepath.Join(dir, "config.yaml")
 	link(t, "..data/config.yaml", path)
-	if _, err := load(env(EnvConfig, path), "/nonexistent"); err != nil {
+	if _, err := loadFrom(env(EnvConfig, path), "/nonexistent"); err != nil {
 		t.Error(err)
 	}
 
 	// What counts is the directory to which the links lead.
 	chmod(t, generation, 0o775)
-	_, err := load(env(EnvConfig, path), "/nonexistent")
+	_, err := loadFrom(env(EnvConfig, path), "/nonexistent")
 	if err == nil || !strings.Contains(err.Error(), generation+" can be written") {
 		t.Errorf("a directory that others can write, behind a link: %v", err)
 	}
@@ -203,7 +203,7 @@ func TestLoadRefusesFilesThatItCannotTrust(t *testing.T) {
 			dir := folder(t)
 			path := filepath.Join(dir, "config.yaml")
 			tt.make(t, dir, path)
-			got, err := load(env(EnvConfig, path), "/nonexistent")
+			got, err := loadFrom(env(EnvConfig, path), "/nonexistent")
 			var wrong *Error
 			if !errors.As(err, &wrong) || wrong.Source != path || wrong.Remedy == "" {
 				t.Fatalf("got %v, %v; want an error about %s with a remedy", got, err, path)
@@ -222,7 +222,7 @@ func TestLoadRefusesFilesThatItCannotTrust(t *testing.T) {
 func TestLoadDoesNotPassOverABadDefaultFile(t *testing.T) {
 	path := filepath.Join(folder(t), "config.yaml")
 	link(t, "absent", path)
-	if _, err := load(env(), path); err == nil {
+	if _, err := loadFrom(env(), path); err == nil {
 		t.Error("a default file that links to nothing was passed over")
 	}
 }
@@ -231,7 +231,7 @@ func TestStickyDirectoryIsTrustedWithWhatOthersCannotReplace(t *testing.T) {
 	dir := folder(t)
 	path := write(t, filepath.Join(dir, "config.yaml"), "version: 1\n")
 	chmod(t, dir, 0o777|os.ModeSticky)
-	if _, err := load(env(EnvConfig, path), "/nonexistent"); err != nil {
+	if _, err := loadFrom(env(EnvConfig, path), "/nonexistent"); err != nil {
 		t.Error(err)
 	}
 }

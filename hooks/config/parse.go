@@ -21,7 +21,7 @@ import (
 // configuration that Parse returns without an error is valid.
 func Parse(name string, data []byte) (Config, error) {
 	p := newParser(name)
-	if err := p.parse(data); err != nil {
+	if err := p.document(data); err != nil {
 		return Config{}, err
 	}
 	return p.finish()
@@ -62,7 +62,7 @@ func (p *parser) finish() (Config, error) {
 	return Config{}, err
 }
 
-func (p *parser) parse(data []byte) error {
+func (p *parser) document(data []byte) error {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var document, second yaml.Node
 	switch err := decoder.Decode(&document); {

@@ -34,7 +34,7 @@ func (c Config) Validate() error {
 		checkDuration("checkpoint.timeout", c.Checkpoint.Timeout),
 		checkOneOf("pages", c.Pages, Fast, ByCriu),
 		checkDuration("restore.timeout", c.Restore.Timeout),
-		checkOneOf("restore.on_failure", c.Restore.OnFailure, Kill, Leave),
+		checkOneOf("restore.on_failure", c.Restore.OnFailure, KillOnFailure, LeaveOnFailure),
 		checkForce(c.Force),
 		checkOneOf("log.level", c.Log.Level, levels...),
 		checkOneOf("log.format", c.Log.Format, Text, JSON),
@@ -59,7 +59,7 @@ func (g GPUs) check() *Error {
 			}
 		}
 	}
-	return checkOneOf("gpus.unmapped", g.Unmapped, gpumap.Fill, gpumap.Error)
+	return checkOneOf("gpus.unmapped", g.Unmapped, gpumap.FillUnmapped, gpumap.FailUnmapped)
 }
 
 // ruleField returns the name that errors use for an entry of the map.

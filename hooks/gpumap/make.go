@@ -35,7 +35,7 @@ func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, 
 			return Plan{}, err
 		}
 	}
-	return m.plan(), nil
+	return m.makePlan(), nil
 }
 
 const unplaced = -1
@@ -181,7 +181,7 @@ func conflict(first, second Rule, what string, gpu cudackpt.GPU) error {
 // checkUnmapped applies the strict policy. Any policy but Fill is strict.
 func (m *maker) checkUnmapped(policy Policy) error {
 	rest := m.unplacedGPUs()
-	if policy == Fill || len(rest) == 0 {
+	if policy == FillUnmapped || len(rest) == 0 {
 		return nil
 	}
 	return &MapError{
@@ -247,7 +247,7 @@ func (m *maker) unplacedGPUs() []cudackpt.GPU {
 	return rest
 }
 
-func (m *maker) plan() Plan {
+func (m *maker) makePlan() Plan {
 	p := Plan{Unused: slices.Clip(m.unused)}
 	for i, old := range m.captured {
 		p.Assignments = append(p.Assignments, Assignment{From: old, To: m.visible[m.target[i]], Reason: m.reason[i], Rule: m.rule[i]})

@@ -80,7 +80,7 @@ func TestMakePlacesEveryCapturedGPU(t *testing.T) {
 		{name: "one rule, the other filled in", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4)}, want: set(gpuB, gpuA), reasons: []Reason{ByRule, SameModel}},
 		{name: "a rule for a GPU that was not captured", captured: set(gpuA), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuB, gpuA, 5)}, want: set(gpuB), reasons: []Reason{ByRule}, unused: 1},
 		{name: "an unused rule may name what nobody sees", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuB, gpuC, 4), rule(ByIndex(7), ByIndex(9), 5)}, want: set(gpuA), reasons: []Reason{Identity}, byOrder: true, unused: 2},
-		{name: "a rule that keeps a GPU", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuA, gpuA, 4)}, policy: Error, want: set(gpuA), reasons: []Reason{ByRule}, byOrder: true},
+		{name: "a rule that keeps a GPU", captured: set(gpuA), visible: set(gpuA), rules: []Rule{move(gpuA, gpuA, 4)}, policy: FailUnmapped, want: set(gpuA), reasons: []Reason{ByRule}, byOrder: true},
 		{name: "another host, slot by slot", captured: set(gpuA, gpuB), visible: set(otherX, otherY), want: set(otherY, otherX), reasons: []Reason{SamePCI, SamePCI}},
 		{name: "another host, by order", captured: set(gpuC, gpuA), visible: set(otherZ, otherX), want: set(otherZ, otherX), reasons: []Reason{SameModel, SameModel}},
 		{name: "identity of a later GPU before the slot of an earlier one", captured: set(gpuA, otherY), visible: set(otherY, otherZ), want: set(otherZ, otherY), reasons: []Reason{SameModel, Identity}},
@@ -177,7 +177,7 @@ func TestMakeRefuses(t *testing.T) {
 			kind: ErrNoSameModel, words: []string{gpuB.UUID.String(), h100.UUID.String(), "same model"},
 		},
 		{
-			name: "strict, nothing named", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuA, 4)}, policy: Error,
+			name: "strict, nothing named", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB), rules: []Rule{move(gpuA, gpuA, 4)}, policy: FailUnmapped,
 			kind: ErrUnmapped, words: []string{gpuB.UUID.String(), "unmapped"},
 		},
 		{
@@ -224,7 +224,7 @@ func TestMakeRefuses(t *testing.T) {
 
 // The processes of one job can each see a different part of its GPUs.
 func TestPairsOfOneProcess(t *testing.T) {
-	stay, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), nil, Fill)
+	stay, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), nil, FillUnmapped)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestPairsOfOneProcess(t *testing.T) {
 			}
 		})
 	}
-	swap, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), []Rule{move(gpuA, gpuB, 4)}, Fill)
+	swap, err := Make(set(gpuA, gpuB), set(gpuA, gpuB), []Rule{move(gpuA, gpuB, 4)}, FillUnmapped)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestPairsOfOneProcess(t *testing.T) {
 
 func TestExplainSaysWhoGoesWhereAndWhy(t *testing.T) {
 	plan, err := Make(set(gpuA, gpuB, gpuC), set(gpuA, otherX, otherZ),
-		[]Rule{rule(ByIndex(2), ByPCI("c1:00.0"), 9), move(otherY, otherZ, 12)}, Fill)
+		[]Rule{rule(ByIndex(2), ByPCI("c1:00.0"), 9), move(otherY, otherZ, 12)}, FillUnmapped)
 	if err != nil {
 		t.Fatal(err)
 	}

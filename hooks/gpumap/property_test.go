@@ -81,14 +81,14 @@ func drawJob(t *rapid.T) job {
 		}
 		j.rules = append(j.rules, r)
 	}
-	j.policy = rapid.SampledFrom([]Policy{Fill, Fill, Fill, Error}).Draw(t, "policy")
+	j.policy = rapid.SampledFrom([]Policy{FillUnmapped, FillUnmapped, FillUnmapped, FailUnmapped}).Draw(t, "policy")
 	return j
 }
 
 // drawPlannable draws a job for which there is a map: each captured GPU has a partner among the
 // visible ones, and the rules that apply name these partners.
 func drawPlannable(t *rapid.T) job {
-	j := job{captured: drawSet(t, "captured"), policy: Fill}
+	j := job{captured: drawSet(t, "captured"), policy: FillUnmapped}
 	n := len(j.captured)
 	ids := rapid.SliceOfNDistinct(rapid.IntRange(1, 10), n, n+3, rapid.ID[int]).Draw(t, "visible ids")
 	at := rapid.Permutation(slots).Draw(t, "visible slots")
@@ -144,7 +144,7 @@ func anyMapExists(j job) bool {
 				named++
 			}
 		}
-		if named > 1 || named == 0 && j.policy == Error {
+		if named > 1 || named == 0 && j.policy == FailUnmapped {
 			return false
 		}
 	}
@@ -288,7 +288,7 @@ func TestEverythingStaysWhereEverythingIsVisible(t *testing.T) {
 				visible = append(visible, g)
 			}
 		}
-		inOrder, err := Make(captured, visible, nil, Fill)
+		inOrder, err := Make(captured, visible, nil, FillUnmapped)
 		if err != nil || !staysPut(inOrder) {
 			t.Fatalf("not the identity: %v, %v", inOrder.Explain(), err)
 		}
@@ -299,7 +299,7 @@ func TestEverythingStaysWhereEverythingIsVisible(t *testing.T) {
 		if pairs := inOrder.Pairs(old); pairs != nil {
 			t.Fatalf("the identity in order is sent as %v", pairs)
 		}
-		shuffled, err := Make(captured, rapid.Permutation(visible).Draw(t, "visible"), nil, Fill)
+		shuffled, err := Make(captured, rapid.Permutation(visible).Draw(t, "visible"), nil, FillUnmapped)
 		if err != nil || !staysPut(shuffled) {
 			t.Fatalf("not the identity: %v, %v", shuffled.Explain(), err)
 		}

@@ -32,18 +32,18 @@ func (r Rule) Validate() error {
 type Policy int
 
 const (
-	// Fill pairs them by identity, then by PCI address, then by order.
-	Fill Policy = iota
-	// Error refuses the restore.
-	Error
+	// FillUnmapped pairs them by identity, then by PCI address, then by order.
+	FillUnmapped Policy = iota
+	// FailUnmapped refuses the restore.
+	FailUnmapped
 )
 
 // String returns "fill" or "error".
 func (p Policy) String() string {
 	switch p {
-	case Fill:
+	case FillUnmapped:
 		return "fill"
-	case Error:
+	case FailUnmapped:
 		return "error"
 	}
 	return fmt.Sprintf("Policy(%d)", int(p))
@@ -51,10 +51,10 @@ func (p Policy) String() string {
 
 // ParsePolicy reads the text that String returns.
 func ParsePolicy(text string) (Policy, error) {
-	for _, p := range []Policy{Fill, Error} {
+	for _, p := range []Policy{FillUnmapped, FailUnmapped} {
 		if text == p.String() {
 			return p, nil
 		}
 	}
-	return Fill, fmt.Errorf("%q is neither fill nor error", text)
+	return FillUnmapped, fmt.Errorf("%q is neither fill nor error", text)
 }

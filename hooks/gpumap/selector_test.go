@@ -55,7 +55,7 @@ func TestTheSpellingOfAPCIAddressDoesNotMatter(t *testing.T) {
 }
 
 func TestPolicyIsReadAsItPrints(t *testing.T) {
-	for _, p := range []Policy{Fill, Error} {
+	for _, p := range []Policy{FillUnmapped, FailUnmapped} {
 		if got, err := ParsePolicy(p.String()); err != nil || got != p {
 			t.Errorf("ParsePolicy(%q) = %v, %v", p, got, err)
 		}

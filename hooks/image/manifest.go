@@ -75,9 +75,9 @@ func (m Manifest) Write(dir string) error {
 	return nil
 }
 
-// Clear removes the manifest, the timeline and the GPU state of an earlier dump from an image
+// RemoveEarlier removes the manifest, the timeline and the GPU state of an earlier dump from an image
 // directory that is used again.
-func Clear(dir string) error {
+func RemoveEarlier(dir string) error {
 	for _, name := range []string{ManifestName, TimelineName} {
 		err := os.Remove(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

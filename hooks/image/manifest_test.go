@@ -62,10 +62,10 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if err := Clear(dir); err != nil {
+	if err := RemoveEarlier(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := Clear(dir); err != nil {
+	if err := RemoveEarlier(dir); err != nil {
 		t.Fatalf("remove a manifest that is not there: %v", err)
 	}
 }

@@ -79,16 +79,16 @@ func (w *Written) CheckWhole(dir, path string, store pages.Store, streamed bool)
 		return err
 	}
 	for _, p := range m.Processes {
-		if err := w.checkPages(store, p); err != nil {
+		if err := w.comparePages(store, p); err != nil {
 			return fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
 		}
 	}
 	return m.checkImages(dir, streamed)
 }
 
-// checkPages compares the files that the store now has for a process's GPU state with those
+// comparePages compares the files that the store now has for a process's GPU state with those
 // that were written.
-func (w *Written) checkPages(store pages.Store, p Process) error {
+func (w *Written) comparePages(store pages.Store, p Process) error {
 	if p.Pages == nil {
 		return nil
 	}

@@ -22,10 +22,10 @@ func (s *Session) Conflict() error {
 func (s *Session) suspendConflict() error {
 	if s.Suspended() {
 		return fmt.Errorf("processes %v were suspended at %s: cucriu resume -p %d brings them back",
-			PIDsOf(s.Members), s.Created.Local().Format(time.TimeOnly), s.Members[0].PID)
+			pidsOf(s.Members), s.Created.Local().Format(time.TimeOnly), s.Members[0].PID)
 	}
 	return fmt.Errorf("processes %v are being suspended or resumed by process %d (step %s): wait for it; if it is gone, cucriu resume -p %d brings them back",
-		PIDsOf(s.Members), s.Criu.PID, s.Step, s.Members[0].PID)
+		pidsOf(s.Members), s.Criu.PID, s.Step, s.Members[0].PID)
 }
 
 // ClaimConflict returns an error that says that this session has claimed the image directory of

@@ -21,7 +21,7 @@ func List(runDir string) ([]*Session, error) {
 	sessions := []*Session{} // not nil, which would be null in JSON and not a list
 	for _, dir := range dirs {
 		s := &Session{dir: dir}
-		if err := s.read(); err == nil {
+		if err := s.readRecord(); err == nil {
 			sessions = append(sessions, s)
 		}
 	}
@@ -29,7 +29,7 @@ func List(runDir string) ([]*Session, error) {
 	return sessions, nil
 }
 
-// Dirs returns the directories of all sessions. sessions is the directory that [Dir] returns.
+// Dirs returns the directories of all sessions. sessions is the directory that [MakeSessionsDir] returns.
 func Dirs(sessions string) ([]string, error) {
 	entries, err := os.ReadDir(sessions)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -44,8 +44,8 @@ func Dirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// Of finds an open session of the given criu or of any of the given processes.
-func Of(runDir string, criu proc.Ident, members []Member) (*Session, error) {
+// FindOpen finds an open session of the given criu or of any of the given processes.
+func FindOpen(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	all, err := List(runDir)
 	if err != nil {
 		return nil, err
@@ -66,8 +66,8 @@ func Of(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	return nil, nil
 }
 
-// Into lists the sessions that dump into a directory.
-func Into(runDir string, dir os.FileInfo) ([]*Session, error) {
+// DumpsInto lists the sessions that dump into a directory.
+func DumpsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
 	all, err := List(runDir)
 	if err != nil {
 		return nil, err

@@ -91,8 +91,8 @@ func (m Member) ended() bool {
 	return errors.Is(err, proc.ErrGone)
 }
 
-// PIDsOf returns the pids of members.
-func PIDsOf(members []Member) []int {
+// pidsOf returns the pids of members.
+func pidsOf(members []Member) []int {
 	pids := make([]int, len(members))
 	for i, member := range members {
 		pids[i] = member.PID

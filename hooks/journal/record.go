@@ -65,7 +65,7 @@ type Record struct {
 	LazyPages    bool          `json:"lazy_pages,omitempty"`  // criu --lazy-pages
 	RPC          bool          `json:"rpc"`                   // criu was driven over RPC, so its options are not known
 	Step         Step          `json:"step"`                  // the step that began last
-	Back         bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
+	BackBegun    bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
 	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
 	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that stood still before

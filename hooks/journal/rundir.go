@@ -14,9 +14,9 @@ import (
 
 const sessionsName = "sessions" // in the run directory
 
-// Dir makes the run directory, mode 0700 and owned by this user, and returns the directory of
+// MakeSessionsDir makes the run directory, mode 0700 and owned by this user, and returns the directory of
 // the sessions in it.
-func Dir(runDir string) (string, error) {
+func MakeSessionsDir(runDir string) (string, error) {
 	dir := filepath.Join(runDir, sessionsName)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("run directory: %w", err)
@@ -40,7 +40,7 @@ func IsForeign(runDir string) bool {
 	if os.Geteuid() == 0 {
 		return false
 	}
-	_, err := Dir(runDir)
+	_, err := MakeSessionsDir(runDir)
 	return errors.Is(err, os.ErrPermission)
 }
 

@@ -25,7 +25,7 @@ const (
 var ErrBusy = errors.New("session is in use by its hook or watcher")
 
 // Session is an open record. A session from [Load], [LoadWithin] or [Create] is locked until
-// [Session.Unlock].
+// [Session.LetGo].
 type Session struct {
 	Record
 	// By says whose time the phases are that are noted from now on: see [timeline.Phase.By].
@@ -48,7 +48,7 @@ func (s *Session) Dir() string { return s.dir }
 func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
 	s := &Session{Record: record}
 	s.Version = recordVersion
-	if _, err := Dir(runDir); err != nil {
+	if _, err := MakeSessionsDir(runDir); err != nil {
 		return nil, err
 	}
 	creating := flock.New(filepath.Join(runDir, "lock"))
@@ -59,7 +59,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if err := tidy(runDir); err != nil {
 		return nil, err
 	}
-	if other, err := Of(runDir, s.Criu, s.Members); err != nil || other != nil {
+	if other, err := FindOpen(runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.Conflict())
 	}
 	if err := s.checkUnclaimed(runDir); err != nil {
@@ -78,7 +78,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	s.BootID = boot
 	// One criu may serve several requests, one after another.
 	other := &Session{dir: s.dir}
-	switch err := other.read(); {
+	switch err := other.readRecord(); {
 	case err == nil && other.Outcome == "":
 		return nil, other.Conflict() // a criu with the same pid, in another pid namespace
 	case err != nil && !errors.Is(err, os.ErrNotExist):
@@ -94,7 +94,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		return nil, err
 	}
 	if err := s.Save(); err != nil {
-		s.Unlock()
+		s.LetGo()
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
 	return s, nil
@@ -109,7 +109,7 @@ func (s *Session) checkUnclaimed(runDir string) error {
 	if err != nil {
 		return nil // so no other dump goes there either
 	}
-	into, err := Into(runDir, dir)
+	into, err := DumpsInto(runDir, dir)
 	for _, other := range into {
 		if other.Outcome == "" {
 			return other.ClaimConflict()
@@ -145,8 +145,8 @@ func LoadWithin(ctx context.Context, dir string) (*Session, error) {
 }
 
 func (s *Session) loaded() (*Session, error) {
-	if err := s.read(); err != nil {
-		s.Unlock()
+	if err := s.readRecord(); err != nil {
+		s.LetGo()
 		return nil, err
 	}
 	return s, nil
@@ -155,10 +155,10 @@ func (s *Session) loaded() (*Session, error) {
 // Read reads a session as it is now, without taking its lock.
 func Read(dir string) (*Session, error) {
 	s := &Session{dir: dir}
-	return s, s.read()
+	return s, s.readRecord()
 }
 
-func (s *Session) read() error {
+func (s *Session) readRecord() error {
 	data, err := os.ReadFile(filepath.Join(s.dir, recordFile))
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
@@ -169,8 +169,8 @@ func (s *Session) read() error {
 	return nil
 }
 
-// Unlock releases the session's lock.
-func (s *Session) Unlock() { _ = s.lock.Close() }
+// LetGo releases the session's lock.
+func (s *Session) LetGo() { _ = s.lock.Close() }
 
 func (s *Session) lockWait() error {
 	s.lock = flock.New(filepath.Join(s.dir, "lock"))

@@ -31,7 +31,7 @@ func testSession(t *testing.T, runDir string, pid int) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Unlock)
+	t.Cleanup(s.LetGo)
 	return s
 }
 
@@ -46,12 +46,12 @@ func TestASessionIsLockedByOne(t *testing.T) {
 	if _, err := Load(s.Dir(), false); !errors.Is(err, ErrBusy) {
 		t.Fatalf("a second user of a session: %v", err)
 	}
-	s.Unlock()
+	s.LetGo()
 	again, err := Load(s.Dir(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again.Unlock()
+	again.LetGo()
 }
 
 // TestADamagedJournalIsNotReplaced: the registers of parked threads may lie beside it.
@@ -84,7 +84,7 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 		},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
-		if _, err := Dir(dir); err != nil {
+		if _, err := MakeSessionsDir(dir); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
@@ -93,7 +93,7 @@ func TestTheRunDirectoryMustBeOurs(t *testing.T) {
 		if err := spoil(dir); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Dir(dir); err == nil {
+		if _, err := MakeSessionsDir(dir); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -131,7 +131,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Unlock()
+	defer first.LetGo()
 	if _, err := make(2); err == nil || !strings.Contains(err.Error(), "is not over") {
 		t.Fatalf("a second session of the same process: %v", err)
 	}
@@ -145,7 +145,7 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the next request of the same criu: %v", err)
 	}
-	second.Unlock()
+	second.LetGo()
 }
 
 func TestASessionRefusesWhatNobodyWrote(t *testing.T) {

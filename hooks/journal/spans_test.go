@@ -112,7 +112,7 @@ func TestATimelineIsAChromeTrace(t *testing.T) {
 	checkNesting(t, trace)
 	count := make(map[string]int)
 	for _, span := range trace.Spans() {
-		count[fmt.Sprintf("%s of %s by %s, failed %v", span.Name, trace.Row(span), span.Category, span.Failed())]++
+		count[fmt.Sprintf("%s of %s by %s, failed %v", span.Name, trace.RowOf(span), span.Category, span.Failed())]++
 	}
 	want := map[string]int{
 		"criu of dump by criu by criu, failed false": 1, "restore of dump by criu by watcher, failed false": 1, "back of dump by criu by watcher, failed true": 1,

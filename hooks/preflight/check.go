@@ -56,7 +56,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		}
 		state, err := driver.Process(m.PID).State(ctx)
 		if err != nil {
-			findings = append(findings, m.found(found(FindingCUDAState, err, "look whether something else checkpoints it")))
+			findings = append(findings, m.about(found(FindingCUDAState, err, "look whether something else checkpoints it")))
 			continue
 		}
 		findings = append(findings, StateFindings(m, state)...)
@@ -83,12 +83,12 @@ func haltedFindings(m *Process) (Findings, error) {
 	}
 	var findings Findings
 	for _, freezer := range frozen {
-		findings = append(findings, m.found(Finding{
+		findings = append(findings, m.about(Finding{
 			Name: FindingFrozen, Severity: SeverityOK, Message: "is frozen by control group " + freezer.Dir + ", which a dump thaws for its time",
 		}))
 	}
 	if m.Stopped && len(frozen) == 0 {
-		findings = append(findings, m.found(Finding{
+		findings = append(findings, m.about(Finding{
 			Name: FindingStopped, Severity: SeverityOK, Message: "is stopped, and stays so through dump and restore",
 		}))
 	}

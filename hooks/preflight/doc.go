@@ -5,6 +5,6 @@
 // them by their names.
 //
 // [InspectTree] looks at a whole job. [Host] looks at the machine, and at what it would do with
-// an image. What shows only in a running or locked process is found by [Measure], [Peers] and
+// an image. What shows only in a running or locked process is found by [Measure], [PeerFindings] and
 // [StateFindings].
 package preflight

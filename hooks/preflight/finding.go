@@ -74,9 +74,9 @@ func (fs Findings) Force(names []string) Findings {
 	return forced
 }
 
-// Suspected returns the findings, with the errors of these names turned into warnings, because
+// Soften returns the findings, with the errors of these names turned into warnings, because
 // nobody can know them for certain.
-func (fs Findings) Suspected(names ...string) Findings {
+func (fs Findings) Soften(names ...string) Findings {
 	softened := slices.Clone(fs)
 	for i, f := range softened {
 		if f.Severity == SeverityError && slices.Contains(names, f.Name) {
@@ -105,11 +105,11 @@ func (e *RefusedError) Error() string {
 	if len(e.Findings) == 1 {
 		return "refused, nothing was touched: " + e.Findings[0].String()
 	}
-	return fmt.Sprintf("refused for %d reasons, nothing was touched:%s", len(e.Findings), e.Findings.List())
+	return fmt.Sprintf("refused for %d reasons, nothing was touched:%s", len(e.Findings), e.Findings.Text())
 }
 
-// List returns a single finding as it is, and several with a line for each.
-func (fs Findings) List() string {
+// Text returns a single finding as it is, and several with a line for each.
+func (fs Findings) Text() string {
 	if len(fs) == 1 {
 		return fs[0].String()
 	}

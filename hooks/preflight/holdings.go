@@ -67,7 +67,7 @@ func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
 func holdingFindings(m *Process, h nvrm.Holdings, contexts int, remedy string) Findings {
 	var findings Findings
 	add := func(name string, severity Severity, message, remedy string) {
-		findings = append(findings, m.found(Finding{Name: name, Severity: severity, Message: message, Remedy: remedy}))
+		findings = append(findings, m.about(Finding{Name: name, Severity: severity, Message: message, Remedy: remedy}))
 	}
 	if h.FabricShared > 0 {
 		add(FindingPeerMemory, SeverityError, "has an allocation of 512 MiB or more that another GPU accesses: the driver would checkpoint it, and could never restore it", remedy)

@@ -11,8 +11,8 @@ import (
 	"cucriu/cudackpt"
 )
 
-// Inspection is what was found in a tree of processes. Nothing was touched to find it.
-type Inspection struct {
+// TreeInspection is what was found in a tree of processes. Nothing was touched to find it.
+type TreeInspection struct {
 	PIDs      []int
 	Processes []Process
 	Findings  Findings
@@ -20,18 +20,18 @@ type Inspection struct {
 
 // UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without CUDA is
 // left to criu.
-func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
+func (in *TreeInspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
 
 // InspectTree walks the tree below root. It finds the CUDA processes, and everything that would
 // make the dump fail after GPU state has been touched. imageDir is where the images are to go;
 // it is empty if that is not known. InspectTree calls open when it meets the first process that
 // has libcuda mapped: a tree without CUDA needs no driver.
-func InspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+func InspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*TreeInspection, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
-	in := &Inspection{}
+	in := &TreeInspection{}
 	var general Findings // matters only if there is CUDA in the tree
 	for _, pid := range pids {
 		p, err := InspectProcess(ctx, pid, open)
@@ -63,13 +63,13 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	listed := make([]map[cudackpt.UUID]uint64, len(in.Processes))
 	for i := range in.Processes {
 		m := &in.Processes[i]
-		if listed[i], err = m.measure(ctx, driver); err != nil {
-			in.Findings = append(in.Findings, m.found(found(FindingMemoryUnknown, err, "see nvidia-smi on this host")))
+		if listed[i], err = m.askNVML(ctx, driver); err != nil {
+			in.Findings = append(in.Findings, m.about(found(FindingMemoryUnknown, err, "see nvidia-smi on this host")))
 			continue
 		}
 		in.Findings = append(in.Findings, m.memoryFinding(listed[i])...)
 	}
-	peers, err := Peers(driver, in.Processes, listed, false)
+	peers, err := PeerFindings(driver, in.Processes, listed, false)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 	if err != nil {
 		return nil, err
 	}
-	peers, err := Peers(driver, processes, listed, false)
+	peers, err := PeerFindings(driver, processes, listed, false)
 	if err != nil {
 		return nil, err
 	}
@@ -104,8 +104,8 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 	return slices.Concat(DifferentGPUs(processes), peers, nccl), err
 }
 
-// Inspected is what was found about one process.
-type Inspected struct {
+// ProcessInspection is what was found about one process.
+type ProcessInspection struct {
 	Name     string
 	Process  *Process // nil if it is not a CUDA process
 	Findings Findings // from its use of the NVIDIA driver
@@ -113,22 +113,22 @@ type Inspected struct {
 }
 
 // InspectProcess looks at one process.
-func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (Inspected, error) {
+func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (ProcessInspection, error) {
 	held, err := OpenFilesOf(pid)
 	if err != nil {
-		return Inspected{}, err
+		return ProcessInspection{}, err
 	}
 	status, err := proc.ReadStatus(pid)
 	if err != nil {
-		return Inspected{}, err
+		return ProcessInspection{}, err
 	}
-	p := Inspected{Name: status.Name, general: generalFindings(pid, status, held)}
+	p := ProcessInspection{Name: status.Name, general: generalFindings(pid, status, held)}
 	if !held.Libcuda && len(held.devices) == 0 {
 		return p, nil
 	}
 	process, err := proc.Open(pid)
 	if err != nil {
-		return Inspected{}, err
+		return ProcessInspection{}, err
 	}
 	defer process.Close()
 	m := Process{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
@@ -137,14 +137,14 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 		if len(held.devices) == 0 {
 			return p, nil // libcuda is loaded but holds no device, so there is no state for a driver to save
 		}
-		p.Findings = append(p.Findings, m.found(driverFinding(err)))
+		p.Findings = append(p.Findings, m.about(driverFinding(err)))
 		return p, nil
 	}
 	// RestoreThreadID is the only call that does not block if the process is stopped or frozen.
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
 		if len(held.devices) > 0 {
-			p.Findings = append(p.Findings, m.found(Finding{
+			p.Findings = append(p.Findings, m.about(Finding{
 				Name: FindingForkedChild, Severity: SeverityError,
 				Message: fmt.Sprintf("holds %v but has no CUDA state that the driver could save: a child forked from a CUDA process without exec "+
 					"(a PyTorch DataLoader worker with the fork start method is one), or a user of NVML or of graphics; criu cannot dump it", held.devices),
@@ -155,29 +155,29 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	}
 	if err != nil {
 		if !process.Alive() {
-			return Inspected{}, proc.GoneOr(pid, proc.ErrGone)
+			return ProcessInspection{}, proc.GoneOr(pid, proc.ErrGone)
 		}
-		p.Findings = append(p.Findings, m.found(found(FindingCUDAState, err, "look for Xid messages in the kernel log (dmesg)")))
+		p.Findings = append(p.Findings, m.about(found(FindingCUDAState, err, "look for Xid messages in the kernel log (dmesg)")))
 		return p, nil
 	}
 	var mismatch *cudackpt.LibraryMismatchError
 	if err := driver.CheckLibrary(pid); errors.As(err, &mismatch) {
-		p.Findings = append(p.Findings, m.found(found(FindingMismatch, err, "")))
+		p.Findings = append(p.Findings, m.about(found(FindingMismatch, err, "")))
 	} else if err != nil {
-		return Inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
+		return ProcessInspection{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
 	}
 	if m.Stopped, err = proc.Stopped(pid); err != nil {
-		return Inspected{}, err
+		return ProcessInspection{}, err
 	}
 	var uninitialized *cudackpt.UninitializedError
 	if m.GPUs, err = VisibleGPUs(ctx, driver, pid); errors.As(err, &uninitialized) {
-		p.Findings = append(p.Findings, m.found(found(FindingNoGPU, err, "")))
+		p.Findings = append(p.Findings, m.about(found(FindingNoGPU, err, "")))
 		return p, nil
 	} else if err != nil {
-		return Inspected{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
+		return ProcessInspection{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
 	}
 	if len(m.GPUs) == 0 {
-		p.Findings = append(p.Findings, m.found(Finding{
+		p.Findings = append(p.Findings, m.about(Finding{
 			Name: FindingNoGPU, Severity: SeverityError, Message: "uses CUDA but no GPU's device node is in its /dev",
 			Remedy: "make the /dev/nvidia* nodes of its GPUs visible in its mount namespace",
 		}))
@@ -220,7 +220,7 @@ func driverFinding(err error) Finding {
 func DifferentGPUs(processes []Process) Findings {
 	for i := range processes {
 		if m := &processes[i]; !slices.Equal(m.GPUs, processes[0].GPUs) {
-			return Findings{m.found(Finding{
+			return Findings{m.about(Finding{
 				Name: FindingDifferentGPUs, Severity: SeverityError,
 				Message: fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
 					len(m.GPUs), processes[0].PID, processes[0].Name, len(processes[0].GPUs)),
@@ -236,7 +236,7 @@ func StateFindings(m *Process, state cudackpt.State) Findings {
 	if state == cudackpt.StateRunning {
 		return nil
 	}
-	return Findings{m.found(Finding{
+	return Findings{m.about(Finding{
 		Name: FindingCUDAState, Severity: SeverityError,
 		Message: fmt.Sprintf("is already %v: something else checkpoints it, or an earlier dump was cut off", state),
 		Remedy:  fmt.Sprintf("cucriu recover brings it back, or cucriu resume -p %d", m.PID),

@@ -58,7 +58,7 @@ func (h Host) driverFindings() Findings {
 	}
 	findings := Findings{{
 		Name: FindingDriver, Severity: SeverityOK,
-		Message: fmt.Sprintf("NVIDIA driver %s, CUDA %v, %d GPUs", version, driver.Version(), len(gpus)),
+		Message: fmt.Sprintf("NVIDIA driver %s, CUDA %v, %d GPUs", version, driver.CUDAVersion(), len(gpus)),
 	}}
 	if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
 		old := found(FindingDriverOld, err, "")

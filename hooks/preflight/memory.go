@@ -34,11 +34,11 @@ func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPai
 	}
 }
 
-// measure asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint
+// askNVML asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint
 // will move to the host and what its restore will take. NVML does not list a GPU on which the
 // process has no context. In some containers and virtual machines it does not list the process
 // at all; then nothing is known until the checkpoint has moved the memory.
-func (p *Process) measure(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
+func (p *Process) askNVML(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
 	listed, err = driver.ProcessMemory(ctx, p.PID)
 	if err != nil {
 		return nil, fmt.Errorf("how much GPU memory is in use cannot be told, and so not whether there is room for a restore: %w", err)
@@ -61,7 +61,7 @@ func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) 
 	for i := range processes {
 		p := &processes[i]
 		var err error
-		if listed[i], err = p.measure(ctx, driver); err != nil {
+		if listed[i], err = p.askNVML(ctx, driver); err != nil {
 			return nil, fmt.Errorf("process %d (%s): %w", p.PID, p.Name, err)
 		}
 	}

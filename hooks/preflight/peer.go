@@ -75,7 +75,7 @@ func peerFindings(uses []peerUse) Findings {
 	var findings Findings
 	for _, u := range uses {
 		if u.holdings != nil {
-			findings = append(findings, holdingFindings(u.member, *u.holdings, u.contexts(), u.remedy())...)
+			findings = append(findings, holdingFindings(u.member, *u.holdings, u.contexts(), u.advice())...)
 			continue
 		}
 		if u.contexts() < 2 || u.harmless() {
@@ -85,7 +85,7 @@ func peerFindings(uses []peerUse) Findings {
 			Name: FindingPeerMemory, Severity: SeverityError, PID: u.pid, Process: u.name,
 			Message: fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
 				"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), u.describe()),
-			Remedy: u.remedy() + "; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size",
+			Remedy: u.advice() + "; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size",
 		})
 	}
 	return findings
@@ -174,8 +174,8 @@ func contextLeast(model string) uint64 {
 	return 0
 }
 
-// remedy names the setting of the framework that the process uses.
-func (u peerUse) remedy() string {
+// advice names the setting of the framework that the process uses.
+func (u peerUse) advice() string {
 	const oneGPU = "CUDA_VISIBLE_DEVICES naming one GPU for each process"
 	switch {
 	case slices.Contains(u.frameworks, jax):
@@ -247,11 +247,11 @@ func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdi
 	return u, nil
 }
 
-// Peers looks in processes for what the driver would checkpoint and never restore. Some of the
+// PeerFindings looks in processes for what the driver would checkpoint and never restore. Some of the
 // processes may have ended. listed is what NVML lists for each of them. Where the kernel module
 // is understood, Peers asks it too. With quick set, it asks only about the processes on several
 // GPUs, which saves 10 to 20 ms for each of the others.
-func Peers(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) (Findings, error) {
+func PeerFindings(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) (Findings, error) {
 	holdings := holdingsOf(driver, processes, listed, quick)
 	var uses []peerUse
 	for i := range processes {

@@ -21,8 +21,8 @@ type Process struct {
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 }
 
-// found returns the finding, marked as one about this process.
-func (p *Process) found(f Finding) Finding {
+// about returns the finding, marked as one about this process.
+func (p *Process) about(f Finding) Finding {
 	f.PID, f.Process = p.PID, p.Name
 	return f
 }
@@ -33,7 +33,7 @@ func (p *Process) summary() Finding {
 	for i, gpu := range p.GPUs {
 		parts[i] = fmt.Sprintf("%v %s", gpu.UUID, mib(p.MemoryBytes[gpu.UUID]))
 	}
-	return p.found(Finding{
+	return p.about(Finding{
 		Name: FindingCUDA, Severity: SeverityOK,
 		Message: fmt.Sprintf("sees %d GPUs and holds %s on them (%s)", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", ")),
 	})
@@ -57,7 +57,7 @@ func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
 	if len(listed) > 0 {
 		message = "NVML does not tell how much GPU memory it holds"
 	}
-	return Findings{p.found(Finding{
+	return Findings{p.about(Finding{
 		Name: FindingMemoryUnknown, Severity: SeverityWarning,
 		Message: message + "; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees",
 		Remedy:  "see that this host has memory for what is on its GPUs; in a virtual machine or container, the driver may have to be told to account for processes",

@@ -14,7 +14,7 @@ import (
 // image. writer is the pid of the process that writes the image, or of one in the same control
 // groups. The driver also moves pinned host memory, which cannot be seen, so the result is the
 // least that will be needed.
-func resourceFindings(system proc.System, in *Inspection, imageDir string, writer int) (Findings, error) {
+func resourceFindings(system proc.System, in *TreeInspection, imageDir string, writer int) (Findings, error) {
 	if imageDir == "" {
 		return stagingFindings(system, in.Processes, memoryImage{})
 	}
@@ -131,7 +131,7 @@ func stagingFindings(system proc.System, members []Process, image memoryImage) (
 			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of who writes it, which has %s left of its limit of %s",
 				mib(need.image), need.Dir, mib(need.Room()), mib(need.Limit))
 		} else {
-			f = need.first.found(f)
+			f = need.first.about(f)
 		}
 		findings = append(findings, f)
 	}
@@ -161,7 +161,7 @@ func orToDisk(bytes uint64) string {
 
 // imageSize returns the least that the image of a tree takes on disk: its private memory, the
 // largest shared memory among its processes, and the staged memory.
-func imageSize(system proc.System, in *Inspection) (uint64, error) {
+func imageSize(system proc.System, in *TreeInspection) (uint64, error) {
 	var need, largest uint64
 	for _, pid := range in.PIDs {
 		anonymous, shared, err := system.DumpedMemory(pid)

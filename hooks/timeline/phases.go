@@ -26,11 +26,11 @@ type Phase struct {
 }
 
 // End returns when the phase ended, as time since the session was created.
-func (p Phase) End() time.Duration { return duration(p.Start) + duration(p.Seconds) }
+func (p Phase) End() time.Duration { return exactly(p.Start) + exactly(p.Seconds) }
 
-// duration is exact: the seconds were whole nanoseconds before they were written to the
+// exactly is exact: the seconds were whole nanoseconds before they were written to the
 // journal.
-func duration(seconds float64) time.Duration {
+func exactly(seconds float64) time.Duration {
 	return time.Duration(math.Round(seconds * float64(time.Second)))
 }
 

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	maxTimelineName = 64      // bytes of a name in the timeline
-	maxTimelineTime = 1 << 50 // microseconds; low enough that sums do not overflow
-	maxRows         = 1 << 14
-	maxPID          = 1 << 22 // the kernel's limit
-	timelineSpan    = "X"     // Chrome's complete event
-	timelineRow     = "M"     // Chrome's metadata event
-	timelineRowName = "process_name"
+	maxName      = 64      // bytes of a name in the timeline
+	maxTime      = 1 << 50 // microseconds; low enough that sums do not overflow
+	maxRows      = 1 << 14
+	maxPID       = 1 << 22 // the kernel's limit
+	spanType     = "X"     // Chrome's complete event
+	rowType      = "M"     // Chrome's metadata event
+	rowNameEvent = "process_name"
 )
 
 // Trace says where the time of a session went, in Chrome's trace event format. Perfetto and
@@ -46,13 +46,13 @@ type Event struct {
 // Spans returns the events that are spans, in the order in which they began. A span that
 // contains others comes before them.
 func (t Trace) Spans() []Event {
-	return slices.DeleteFunc(slices.Clone(t.Events), func(e Event) bool { return e.Type != timelineSpan })
+	return slices.DeleteFunc(slices.Clone(t.Events), func(e Event) bool { return e.Type != spanType })
 }
 
-// Row returns the name of the row that an event is in.
-func (t Trace) Row(event Event) string {
+// RowOf returns the name of the row that an event is in.
+func (t Trace) RowOf(event Event) string {
 	for _, e := range t.Events {
-		if e.Type == timelineRow && e.PID == event.PID {
+		if e.Type == rowType && e.PID == event.PID {
 			return e.Args["name"]
 		}
 	}
@@ -73,11 +73,11 @@ type Row struct {
 func New(about map[string]string, rows []Row, phases Phases) Trace {
 	t := Trace{Unit: "ms", About: about}
 	for _, row := range rows {
-		t.Events = append(t.Events, Event{Name: timelineRowName, Type: timelineRow, PID: row.PID, TID: row.PID, Args: map[string]string{"name": row.Name}})
+		t.Events = append(t.Events, Event{Name: rowNameEvent, Type: rowType, PID: row.PID, TID: row.PID, Args: map[string]string{"name": row.Name}})
 	}
 	var spans []Event
 	for _, phase := range phases {
-		span := Event{Name: phase.Name, Category: cmp.Or(phase.By, "command"), Type: timelineSpan, Start: duration(phase.Start).Microseconds(), PID: cmp.Or(phase.PID, rows[0].PID)}
+		span := Event{Name: phase.Name, Category: cmp.Or(phase.By, "command"), Type: spanType, Start: exactly(phase.Start).Microseconds(), PID: cmp.Or(phase.PID, rows[0].PID)}
 		// Both ends are rounded in the same way, so that nested spans stay nested.
 		span.Duration = phase.End().Microseconds() - span.Start
 		if phase.Failed {
@@ -132,14 +132,14 @@ func Parse(data []byte) (Trace, error) {
 
 func (e Event) validate() error {
 	for _, text := range []string{e.Name, e.Category, e.Args["name"]} {
-		if len(text) > maxTimelineName || text != proc.Printable(text) {
+		if len(text) > maxName || text != proc.Printable(text) {
 			return fmt.Errorf("it has the name %.100q", text)
 		}
 	}
 	switch {
-	case e.Type != timelineSpan && e.Type != timelineRow:
+	case e.Type != spanType && e.Type != rowType:
 		return fmt.Errorf("it is of type %.100q", e.Type)
-	case e.Start < 0 || e.Duration < 0 || e.Start > maxTimelineTime || e.Duration > maxTimelineTime:
+	case e.Start < 0 || e.Duration < 0 || e.Start > maxTime || e.Duration > maxTime:
 		return fmt.Errorf("it begins at %d µs and takes %d µs", e.Start, e.Duration)
 	case e.PID <= 0:
 		return fmt.Errorf("it is of process %d", e.PID)

@@ -14,7 +14,7 @@ func FuzzParseTimeline(f *testing.F) {
 			return
 		}
 		for _, span := range trace.Spans() {
-			if span.Start < 0 || span.Start+span.Duration < span.Start || span.Name+trace.Row(span) != proc.Printable(span.Name+trace.Row(span)) {
+			if span.Start < 0 || span.Start+span.Duration < span.Start || span.Name+trace.RowOf(span) != proc.Printable(span.Name+trace.RowOf(span)) {
 				t.Fatalf("accepted: %s", data)
 			}
 		}

@@ -102,7 +102,7 @@ func (r *report) describe(b *bench) {
 	r.header = []string{
 		"date: " + time.Now().UTC().Format(time.RFC3339),
 		"driver: " + which + " " + version,
-		"CUDA: " + b.driver.Version().String(),
+		"CUDA: " + b.driver.CUDAVersion().String(),
 		"kernel: " + unix.ByteSliceToString(u.Release[:]),
 		"GPUs: " + strings.Join(models, ", "),
 	}

@@ -79,7 +79,7 @@ func expectSpans(t *testing.T, trace timeline.Trace, s *journal.Session, session
 	t.Helper()
 	names := make(map[int][]string)
 	for _, span := range trace.Spans() {
-		if trace.Row(span) == "" {
+		if trace.RowOf(span) == "" {
 			t.Errorf("a span of no row: %+v", span)
 		}
 		names[span.PID] = append(names[span.PID], span.Name)
