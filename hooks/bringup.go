@@ -50,7 +50,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 			{"stop", b.stop},
 			{"park", b.parkUnparked},
 			{"trace", b.trace},
-			{"restore", func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
+			{StepRestoreGPU, func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 			{"release", b.release},
 		} {
 			if err := b.do(ctx, step.name, step.do); err != nil {
@@ -77,6 +77,10 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 	}
 	return nil
 }
+
+// StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told
+// of it.
+const StepRestoreGPU = "restore"
 
 // bringUp is one run of the way back.
 type bringUp struct {

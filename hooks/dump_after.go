@@ -16,7 +16,7 @@ import (
 )
 
 // onPostDump notes that criu has written a complete image, and gives it its name. An error
-// makes criu leave the processes alive. [Hook.onNetworkUnlock] says why postDump stops them.
+// makes criu leave the processes alive. [Hook.onNetworkUnlock] says why onPostDump stops them.
 func (h *Hook) onPostDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	s, err := h.sessionOf(journal.KindDump, criu)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// The exit statuses. README documents them, so they must not change.
+// The exit statuses. docs/exit-status.md documents them, so they must not change.
 const (
 	exitFailed  = 1 // the job is as it was before, or its image is intact and complete
 	exitUsage   = 2 // nothing was done

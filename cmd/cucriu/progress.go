@@ -12,7 +12,9 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks"
 	"cucriu/hooks/journal"
 )
 
@@ -40,13 +42,13 @@ func newProgress(out *os.File, images string) *progress {
 
 // phases describes in words the steps that may take long.
 var phases = map[string]string{
-	"lock":        "waiting until the GPU is idle",
-	"checkpoint":  "moving GPU memory into the processes",
-	"copy":        "copying GPU memory into the image",
-	"dumping":     "criu writes the image",
-	"publish":     "waiting until the image is on disk",
-	"pre-restore": "criu restores the processes",
-	"restore":     "moving GPU memory back to the GPUs",
+	string(journal.StepLock):       "waiting until the GPU is idle",
+	string(journal.StepCheckpoint): "moving GPU memory into the processes",
+	string(journal.StepCopy):       "copying GPU memory into the image",
+	string(journal.StepDumping):    "criu writes the image",
+	string(journal.StepPublish):    "waiting until the image is on disk",
+	string(journal.StepPreRestore): "criu restores the processes",
+	hooks.StepRestoreGPU:           "moving GPU memory back to the GPUs",
 }
 
 // step is called when a step of the session begins.
@@ -135,10 +137,10 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 		}
 	}
 	switch step {
-	case "checkpoint":
+	case string(journal.StepCheckpoint):
 		before := resident(pids)
 		return func() (int64, int64) { return resident(pids) - before, memory }
-	case "restore":
+	case hooks.StepRestoreGPU:
 		before := resident(pids)
 		if !slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
 			return func() (int64, int64) { return before - resident(pids), memory }
@@ -149,11 +151,11 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 			most = max(most, now)
 			return (most - before + most - now) / 2, memory
 		}
-	case "copy": // the copy begins during the checkpoint
+	case string(journal.StepCopy): // the copy begins during the checkpoint
 		dir := r.ImageDir
-		before := written(dir, "cucriu-pages-*.img")
-		return func() (int64, int64) { return written(dir, "cucriu-pages-*.img") - before, memory - before }
-	case "dumping":
+		before := written(dir, pages.FilePattern)
+		return func() (int64, int64) { return written(dir, pages.FilePattern) - before, memory - before }
+	case string(journal.StepDumping):
 		tree, err := proc.Tree(r.Root.PID)
 		if err != nil {
 			return nil

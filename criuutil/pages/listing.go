@@ -30,6 +30,9 @@ const (
 	filePrefix    = "cucriu-pages-"
 )
 
+// FilePattern matches the names of all files of pages: see [filepath.Match].
+const FilePattern = filePrefix + "*.img"
+
 var (
 	idPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
 	// filePattern matches the names of all files of pages.
