@@ -21,10 +21,10 @@
 //	claim       lock the image directory                                   claim.go
 //	inspect     walk the tree; errors among the findings → refuse here,
 //	            nothing has been touched                                   dump_inspect.go
-//	watch       write the journal; start the watcher                       dump.go, watcher.go
+//	watch       write the journal; start the watcher                       dump.go, watcher_start.go
 //	thaw        a control group that the container engine froze            dump_freeze.go
 //	lock        all CUDA processes, all or none: a process that is ahead
-//	            is held until the others have caught up                    suspension_lock.go, suspension_ranks.go
+//	            is held until the others have caught up                    suspension_lock.go, suspension_lock_ranks.go
 //	stop        SIGSTOP to the whole tree; wait until every thread is in
 //	            state T, and until nobody is left who could make new
 //	            processes                                                  dump_stop.go, suspension_stop.go
@@ -38,7 +38,7 @@
 //	            store. The copy of a process begins as soon as its
 //	            checkpoint is over; this step waits for all copies         fastlane_copy.go
 //	drop        make the manifest, note the drop in the journal, and drop
-//	            the memory in the processes                                dump_manifest.go, fastlane_drop.go, locked.go
+//	            the memory in the processes                                dump_manifest.go, fastlane_drop.go, mlocked.go
 //	freeze      what the engine had frozen, and a v1 freezer that criu
 //	            will seize through; then SIGCONT                           dump_freeze.go
 //	manifest    write it into the image directory, atomically              dump_manifest.go
@@ -54,8 +54,8 @@
 // stay stopped until a resume takes them the one way back.
 //
 // The watcher (watch.go) waits until criu has ended. A process that has gone was dumped; one that
-// lives is brought back. [dumpVerdict] in conclude_verdict.go decides, and conclude_dump.go acts
-// on it. The watcher is started before the first process is touched, because this program, too,
+// lives is brought back, or ended if criu was cut off while it ended the job beside a complete
+// image. [dumpVerdict] in conclude_verdict.go decides, and conclude_dump.go acts on it. The watcher is started before the first process is touched, because this program, too,
 // may be killed at any step. It leaves a paused container paused, and brings the GPU state back
 // when the engine resumes it (paused.go).
 //
@@ -69,8 +69,9 @@
 //	             up; a failure → kill the tree: the image is intact, and a
 //	             half-restored job must not run                            restore_post.go, kill.go
 //
-// restore_finish.go brings a restore that was cut off to a good end. root.go finds the root task
-// of a restore whose criu was killed.
+// restore_finish.go brings a restore that was cut off to a good end, for the watcher and for
+// recover: forward, or by killing the tree. Only kill.go kills processes of a job. root.go finds
+// the root task of a restore whose criu was killed.
 //
 // # The one way back
 //
@@ -121,4 +122,13 @@
 // ([Notify]), or from a criu that package checkpoint drives over its RPC ([Hook.Serve]). Only
 // package checkpoint learns how criu ended. It brings the session to its end at once (finish.go);
 // the others leave that to the watcher.
+//
+// # Other files
+//
+// What the steps work with: hook.go ([Hook], [Stage]), session.go (a session at work), target.go
+// (a CUDA process at hand), threads.go (letting threads run, signals), fastlane.go (pages in the
+// journal), localfs.go, stall.go, parallel.go, patience.go (waiting). What became of a job, in
+// words: fate.go and status.go. For operators: lock.go, suspend.go, processes.go. ancestors.go
+// continues a parent that has stopped with the job, and partial.go removes what a killed dump
+// left behind.
 package hooks

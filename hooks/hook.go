@@ -100,7 +100,8 @@ type Stage struct {
 	Commit func(context.Context) error `json:"-"`
 	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
 	CommittedDir string
-	// Pages is where the GPU state of a dump goes; nil for files in ImageDir.
+	// Pages is where the GPU state of a dump goes; nil for files in ImageDir, from which a
+	// restore reads it.
 	Pages pages.Store `json:"-"`
 	// Client is the process that serves criu's notifications over RPC; nil for an action
 	// script.

@@ -15,5 +15,8 @@
 // files, for example in a manifest, can detect any damage: the listing has the sizes of all
 // files and the checksum of the index, and the index has the checksums of the chunks.
 //
+// chunk.go makes and checks a chunk with its checksum, copy.go moves chunks between processes
+// and stores, and store.go has the [Store] that another host would implement.
+//
 // The package knows memory and files. It knows nothing of CUDA or criu.
 package pages

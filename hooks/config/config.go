@@ -25,8 +25,7 @@ type Config struct {
 	Force      []string // names of the findings that are overridden
 	Log        Log
 
-	// RunDir holds what must outlive one hook: journals, status files, and what pre-restore
-	// leaves for post-resume. It cannot be set in the file, because every part of one
+	// RunDir holds what must outlive one hook: the sessions' journals, and criu's logs. It cannot be set in the file, because every part of one
 	// installation must agree on it.
 	RunDir string
 }

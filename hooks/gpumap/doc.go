@@ -2,7 +2,7 @@
 // the driver's rules for the pairs that a restore is given, and the order in which it fills in
 // the GPUs that the user did not name. It must not know files, processes or the driver: a map
 // depends only on the arguments, so a plan can be made, printed and refused before anything is
-// touched.
+// touched. [Make] in make.go decides; plan.go has the [Plan] that comes of it.
 //
 // The driver's rules (seen on 580):
 //   - the old side of the pairs is exactly the set of GPUs that the process could

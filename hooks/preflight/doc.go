@@ -7,4 +7,9 @@
 // [InspectTree] looks at a whole job. [Host] looks at the machine, and at what it would do with
 // an image. What shows only in a running or locked process is found by [Measure], [PeerFindings] and
 // [StateFindings].
+//
+// A finding's name is in names.go. What looks for it is in inspect.go if it is about a CUDA
+// process, in undumpable.go if criu cannot dump it, in openfiles.go if it shows in what a process
+// has open or mapped, and in nccl.go, peer.go, holdings.go, resources.go or machine.go. A new
+// finding also needs a section in docs/limits.md, which a test demands.
 package preflight
