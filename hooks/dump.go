@@ -2,6 +2,7 @@ package hooks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -139,6 +140,14 @@ func (d *dump) ready(ctx context.Context) error {
 	}
 	if err := d.findStopped(); err != nil {
 		return err
+	}
+	if d.session == nil {
+		// Another dump stops the processes only after its session is there. To ask one that it
+		// has stopped would take the restore thread from it.
+		other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, d.members)
+		if err != nil || other != nil {
+			return errors.Join(err, other.Conflict())
+		}
 	}
 	return statesOf(ctx, d.targets, wantRunning)
 }
