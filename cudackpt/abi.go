@@ -94,8 +94,8 @@ func (api *checkpointAPI) complete() bool {
 }
 
 // The raw calls block their thread for as long as the driver takes. Everything that C is given
-// a pointer to is on the heap and lives until the call returns. For SyscallN's arguments its
-// go:uintptrescapes ensures that; what they point to is pinned.
+// a pointer to is on the heap and lives until the call returns. For SyscallN's arguments the
+// directive go:uintptrescapes on it ensures that; what they point to is pinned.
 
 func rawGetVersion(fn uintptr) (int32, Result) {
 	version := new(int32)

@@ -43,39 +43,27 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 		return err
 	}
 	if s.MayBeCheckpointed() {
-		for _, step := range []struct {
-			name string
-			do   func(context.Context) error
-		}{
+		err := b.doAll(ctx, []step{
 			{"stop", b.stop},
 			{"park", b.parkUnparked},
 			{"trace", b.trace},
 			{StepRestoreGPU, func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
 			{"release", b.release},
-		} {
-			if err := b.do(ctx, step.name, step.do); err != nil {
-				return err
-			}
+		})
+		if err != nil {
+			return err
 		}
 		s.Restored = true
 		h.note(s)
 	}
-	for _, step := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
+	return b.doAll(ctx, []step{
 		{"unpark", b.unpark},
 		{"continue", b.letRun},
 		{"unlock", b.unlockTargets},
 		{"release", b.release},
 		{"others", b.letOthersRun},
 		{"pause", b.pause},
-	} {
-		if err := b.do(ctx, step.name, step.do); err != nil {
-			return err
-		}
-	}
-	return nil
+	})
 }
 
 // StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told
@@ -94,6 +82,16 @@ type bringUp struct {
 	traced       []*target // those whose threads the tracer lets run
 	toPause      []proc.Freezer
 	filling      chan struct{} // one element for each process that is being filled in
+}
+
+// doAll does steps one after another.
+func (b *bringUp) doAll(ctx context.Context, steps []step) error {
+	for _, step := range steps {
+		if err := b.do(ctx, string(step.name), step.do); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // do does one step, within restore.timeout.

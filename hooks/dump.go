@@ -3,7 +3,6 @@ package hooks
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 
@@ -75,10 +74,7 @@ func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) 
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	for _, step := range []struct {
-		name journal.Step
-		do   func(context.Context) error
-	}{
+	err = d.session.doSteps(ctx, []step{
 		{journal.StepLock, d.lockTargets},
 		{journal.StepStop, d.stopTree},
 		{journal.StepPark, d.parkTree},
@@ -89,10 +85,9 @@ func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) 
 		{journal.StepDrop, d.drop},
 		{journal.StepFreeze, d.freeze},
 		{journal.StepManifest, d.writeManifest},
-	} {
-		if err := d.session.doStep(step.name, func() error { return step.do(ctx) }); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
+	})
+	if err != nil {
+		return err
 	}
 	h.Log.Info("GPU state is in the processes' own memory, criu takes over", "processes", len(d.targets), "phases", d.session.Phases)
 	return d.session.doStep(journal.StepDumping, func() error { return nil })

@@ -2,6 +2,7 @@ package hooks
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"cucriu/hooks/journal"
@@ -71,6 +72,22 @@ func (s *session) doStep(step journal.Step, do func() error) error {
 		return err
 	}
 	return s.timed(string(step), do)
+}
+
+// step is a step of a protocol.
+type step struct {
+	name journal.Step
+	do   func(context.Context) error
+}
+
+// doSteps does steps one after another, each written ahead.
+func (s *session) doSteps(ctx context.Context, steps []step) error {
+	for _, step := range steps {
+		if err := s.doStep(step.name, func() error { return step.do(ctx) }); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
 }
 
 // timed does a step of the session, and notes how long it took.

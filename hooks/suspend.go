@@ -48,20 +48,16 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	if err := h.startWatcher(d.session); err != nil {
 		return Status{}, err
 	}
-	for _, step := range []struct {
-		name journal.Step
-		do   func(context.Context) error
-	}{
+	err = d.session.doSteps(ctx, []step{
 		{journal.StepLock, d.lockTargets},
 		{journal.StepStop, d.stopTargets},
 		{journal.StepPark, d.parkTargets},
 		{journal.StepTrace, d.trace},
 		{journal.StepCheckpoint, d.checkpoint},
 		{journal.StepRelease, d.release},
-	} {
-		if err := d.session.doStep(step.name, func() error { return step.do(ctx) }); err != nil {
-			return Status{}, fmt.Errorf("%s: %w", step.name, err)
-		}
+	})
+	if err != nil {
+		return Status{}, err
 	}
 	if f := fateOf(d.members, journal.Member.Alive); len(f.ended) > 0 {
 		return Status{}, errors.New(namedMembers(f.ended) + " ended while it was suspended: suspend what is left again")
