@@ -126,6 +126,11 @@ func (d *dump) begin(ctx context.Context) (err error) {
 func (d *dump) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patienceForAll())
 	defer cancel()
+	// Another dump stops the processes only after its session is there, and continues them
+	// before it closes that. Looking for it before and after shows whose stop is seen.
+	if err := d.refuseTaken(); err != nil {
+		return err
+	}
 	for _, t := range d.targets {
 		stopped, err := proc.Stopped(t.PID)
 		if err != nil {
@@ -136,15 +141,24 @@ func (d *dump) ready(ctx context.Context) error {
 	if err := d.findStopped(); err != nil {
 		return err
 	}
-	if d.session == nil {
-		// Another dump stops the processes only after its session is there. To ask one that it
-		// has stopped would take the restore thread from it.
-		other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, d.members)
-		if err != nil || other != nil {
-			return errors.Join(err, other.Conflict())
-		}
+	// To ask one that another dump has stopped would take the restore thread from that dump.
+	if err := d.refuseTaken(); err != nil {
+		return err
 	}
 	return statesOf(ctx, d.targets, wantRunning)
+}
+
+// refuseTaken refuses processes that are in another's open session, as long as there is none
+// of our own, which would have been refused.
+func (d *dump) refuseTaken() error {
+	if d.session != nil {
+		return nil
+	}
+	other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, d.members)
+	if err != nil || other != nil {
+		return errors.Join(err, other.Conflict())
+	}
+	return nil
 }
 
 // startSession writes the journal and starts the watcher. From here on the job comes back,

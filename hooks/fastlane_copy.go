@@ -114,6 +114,10 @@ func (d *dump) createPages() error {
 			return err
 		}
 		t.lane = &lane{output: output}
+		// The way back reads what the watcher holds, or files in the image directory.
+		if len(output.Files()) != t.member.Pages.Listing.Files() {
+			return errors.New("the store of the pages keeps no files open from which the job could be brought back if the dump fails")
+		}
 	}
 	return d.session.failpoint(context.Background(), "dump.created")
 }

@@ -14,7 +14,7 @@ import (
 // FinishSession brings the session of a criu that has ended to a good end, as its watcher
 // would, and returns it. It returns nil if there is none.
 func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
-	h = h.filled()
+	h = h.Filled()
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.Now().Add(h.Config.Lock.Timeout) // gives a watcher that fails at first time for another try
 	s, err := h.latestSessionOf(kind, criu, false)
@@ -25,11 +25,15 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 		}
 		time.Sleep(5 * time.Millisecond) // there is no event for a try that has failed
 	}
-	if err != nil || s == nil {
-		return nil, err
+	if err != nil {
+		return nil, fmt.Errorf("%w, as far as can be told: %w", ErrNotBack, err)
+	}
+	if s == nil {
+		return nil, nil
 	}
 	defer s.LetGo()
 	if err := h.conclude(ctx, s); err != nil {
+		h.noteStuck(s, err)
 		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}
 	return s.Session, nil
@@ -48,7 +52,7 @@ func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Sessio
 // AwaitStandstill waits until every thread of a tree that was left stopped has stopped:
 // criu does not wait for its SIGSTOP to take effect.
 func (h *Hook) AwaitStandstill(ctx context.Context, root int) error {
-	h = h.filled()
+	h = h.Filled()
 	pids, err := proc.Tree(root)
 	if errors.Is(err, proc.ErrGone) {
 		return nil

@@ -73,12 +73,9 @@ func FindWatcher() ([]string, error) {
 	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither beside %s nor in PATH nor in /usr/libexec/cucriu", name, self)
 }
 
-// RunDir returns the directory of the journals and of what else must outlive a hook.
-func (h *Hook) RunDir() string { return h.filled().Config.RunDir }
-
-// filled returns the hook with its defaults, except for the watcher, which not everything
+// Filled returns the hook with its defaults, except for the watcher, which not everything
 // needs.
-func (h *Hook) filled() *Hook {
+func (h *Hook) Filled() *Hook {
 	filled := *h
 	if filled.Config.RunDir == "" {
 		filled.Config = config.Default()
@@ -101,7 +98,8 @@ type Stage struct {
 	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
 	CommittedDir string
 	// Pages is where the GPU state of a dump goes; nil for files in ImageDir, from which a
-	// restore reads it.
+	// restore reads it. It must have files open while it is written, which the watcher holds:
+	// if the dump fails, the job is brought back from them.
 	Pages pages.Store `json:"-"`
 	// Client is the process that serves criu's notifications over RPC; nil for an action
 	// script.
@@ -121,7 +119,7 @@ func StageFrom(getenv func(string) string) Stage {
 // aborts on an error at pre-dump and pre-restore. It ignores one at pre-resume and
 // post-resume, so there Run ends the tree itself.
 func (h *Hook) Run(ctx context.Context, stage Stage) error {
-	h = h.filled()
+	h = h.Filled()
 	if stage.Action == "" {
 		return fmt.Errorf("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script %s …), not a command", "cucriu-hook")
 	}
@@ -151,7 +149,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 // Serve does what a stage asks for, for a criu that is driven over RPC. [Hook.Run] is for
 // criu's action script.
 func (h *Hook) Serve(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	staged := h.filled()
+	staged := h.Filled()
 	staged.by, staged.begun = stage.Action, timeline.SinceBoot()
 	do := staged.handler(stage)
 	if do == nil {
@@ -204,13 +202,13 @@ func (s Stage) root() (int, error) {
 
 // OpenDriver opens the driver that the configuration names.
 func (h *Hook) OpenDriver() (*cudackpt.Driver, error) {
-	h = h.filled()
+	h = h.Filled()
 	return cudackpt.Open(cudackpt.WithLibrary(h.Config.Driver.Library), cudackpt.WithRoot(h.Config.Driver.Root))
 }
 
 // Host returns the machine as the checks see it.
 func (h *Hook) Host() preflight.Host {
-	h = h.filled()
+	h = h.Filled()
 	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, Timeout: h.Config.Lock.Timeout}
 }
 

@@ -35,7 +35,7 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 	if _, err := h.NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
 		t.Error(err)
 	}
-	if h.filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {
+	if h.Filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {
 		t.Error("it has not got the defaults, or keeps them")
 	}
 }

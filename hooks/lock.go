@@ -18,7 +18,7 @@ import (
 // no journal: whoever locks must unlock. After an error none is locked, unless the error
 // wraps [ErrNotBack].
 func (h *Hook) Lock(ctx context.Context, pids []int) error {
-	h = h.filled()
+	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
@@ -39,7 +39,7 @@ func (h *Hook) Lock(ctx context.Context, pids []int) error {
 // Unlock unlocks processes. One that runs is left as it is, and one that was
 // stopped stays stopped.
 func (h *Hook) Unlock(ctx context.Context, pids []int) error {
-	h = h.filled()
+	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer d.letGo()
 	if err := d.take(ctx, pids); err != nil {
@@ -57,7 +57,10 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	return d.unlockAll(ctx, h.Config.Lock.Timeout)
+	if err := d.unlockAll(ctx, h.Config.Lock.Timeout); err != nil {
+		return fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, err)
+	}
+	return nil
 }
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.

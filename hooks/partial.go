@@ -12,7 +12,7 @@ import (
 // NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has
 // left there, if that dump's job must yet be brought back from it.
 func (h *Hook) NewPartial(dir string) (string, error) {
-	h = h.filled()
+	h = h.Filled()
 	return image.NewPartial(dir, func(partial string) bool {
 		session, err := neededBy(h.Config.RunDir, partial)
 		if err == nil && session == "" {

@@ -44,7 +44,7 @@ const askTimeout = 5 * time.Second
 // disturbs none of them: a process that is stopped or frozen cannot answer, and its state
 // stays unknown.
 func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
-	h = h.filled()
+	h = h.Filled()
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // stopped, its restore thread runs until the driver has answered, unless a dump, a restore,
 // a suspend or a resume is at work on the process.
 func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
-	h = h.filled()
+	h = h.Filled()
 	driver, err := h.OpenDriver()
 	if err == nil {
 		err = driver.Supports(cudackpt.FeatureCheckpoint)

@@ -16,7 +16,7 @@ import (
 // has ended and neither hook nor watcher is at work on it. Recover returns the sessions
 // that it worked on. The errors of those that it could not finish wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
-	h = h.filled()
+	h = h.Filled()
 	sessions, err := journal.MakeSessionsDir(h.Config.RunDir)
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	}
 	s := h.takeOn(read)
 	defer s.LetGo()
-	s.By = byRecover
+	s.By, s.progress = byRecover, nil // it is not the job that somebody looks at
 	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
 		return nil, nil
 	}

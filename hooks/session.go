@@ -48,11 +48,13 @@ func (h *Hook) note(s *session) {
 // close records what became of the processes. Nothing more is to be done, so it kills the
 // watcher: criu may live on for as long as the job that it has restored.
 func (s *session) close(outcome journal.Outcome, message string) error {
-	s.Outcome, s.Message = outcome, message
+	s.Outcome, s.Message, s.Stuck = outcome, message, false
 	if err := s.failpoint(context.Background(), string(s.Kind)+".close"); err != nil {
 		return err
 	}
-	s.Ended = time.Now().UTC()
+	if s.Ended.IsZero() { // else it is written once more
+		s.Ended = time.Now().UTC()
+	}
 	if outcome != journal.OutcomeStopped { // ancestors of a stopped job are right to stand still
 		s.continueAncestors()
 	}

@@ -21,7 +21,7 @@ import (
 // runs none of their threads, unless a warning says that one of the processes could not be
 // parked. After an error, or if this program is killed, they run on.
 func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
-	h = h.filled()
+	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer func() {
 		if err != nil {
@@ -78,6 +78,7 @@ func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*sessi
 
 // noteSuspended notes that the session waits for its resume, and kills the watcher.
 func (s *session) noteSuspended() error {
+	s.Stuck, s.Message = false, ""
 	if err := s.doStep(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
@@ -94,7 +95,7 @@ func (s *session) noteSuspended() error {
 // restore takes, and a process that runs out of memory is lost. With force, Resume tries
 // all the same.
 func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []Status, err error) {
-	h = h.filled()
+	h = h.Filled()
 	defer func() {
 		if len(resumed) > 0 {
 			err = preflight.AsFailure(err)
@@ -132,6 +133,9 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 		return resumed, preflight.AsRefusal(err)
 	}
 	if err := h.resumeSession(ctx, s); err != nil {
+		if preflight.Refused(err) { // the session was begun for this resume alone
+			err = errors.Join(err, s.close(journal.OutcomeRunning, "the resume was refused, nothing was touched"))
+		}
 		return resumed, err
 	}
 	return append(resumed, StatusOf(s.Session)), nil
@@ -153,7 +157,7 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 	defer cancel()
 	s, err = journal.LoadWithin(wait, s.Dir())
 	if errors.Is(err, journal.ErrBusy) {
-		return nil, busy
+		return nil, errors.Join(busy, err)
 	}
 	if err != nil {
 		return nil, err
@@ -206,9 +210,6 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := s.killWatcher(); err != nil {
-		return err
-	}
 	before := fateOf(s.Members, journal.Member.Alive)
 	s.Members = before.alive
 	targets, err := openMembers(driver, s.Members)
@@ -222,10 +223,13 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	if err := s.requireRoom(ctx, driver); err != nil {
 		return preflight.AsRefusal(err)
 	}
+	if err := s.killWatcher(); err != nil {
+		return err
+	}
 	if s.Criu, err = proc.IdentOf(os.Getpid()); err != nil {
 		return err
 	}
-	s.Watcher = nil
+	s.Watcher, s.BackBegun = nil, true
 	err = s.doStep(journal.StepResume, func() error {
 		if err := h.startWatcher(s); err != nil {
 			return err
@@ -234,7 +238,11 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	})
 	if err != nil {
 		if f := fateOf(s.Members, journal.Member.Alive); len(f.alive) > 0 {
-			return errors.Join(err, f.err("is not resumed"), s.noteSuspended())
+			err = errors.Join(err, f.err("is not resumed"))
+			if noteErr := s.noteSuspended(); noteErr != nil {
+				return errors.Join(err, fmt.Errorf("%w: %w", ErrNotBack, noteErr))
+			}
+			return err
 		}
 		f, closeErr := s.closeAlive(journal.OutcomeRunning, "the resume failed; ", "", before.ended...)
 		return errors.Join(err, f.err(""), closeErr)
@@ -246,11 +254,14 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 // requireRoom refuses to resume what was suspended if the GPUs lack the memory for it,
 // before any process is touched. The memory is checked again just before the restore.
 func (s *session) requireRoom(ctx context.Context, driver *cudackpt.Driver) error {
-	if !s.Suspended() {
-		return nil // how far the suspend came is found out on the way back
+	if !s.Suspended() || s.BackBegun {
+		return nil // how far the suspend, or an earlier resume, came is found out on the way back
 	}
 	need := make(preflight.MemoryNeed)
 	for i := range s.Members {
+		if held, err := driver.ProcessMemory(ctx, s.Members[i].PID); err == nil && len(held) > 0 {
+			continue // somebody else has restored it
+		}
 		need.Add(s.Members[i].MemoryBytes, s.Members[i].Pairs)
 	}
 	return need.Require(ctx, driver)

@@ -19,7 +19,7 @@ import (
 // Watch is the watcher: it waits until criu has ended, and then brings the session to a
 // good end. It writes one byte to ready when it has hold of criu.
 func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
-	h = h.filled()
+	h = h.Filled()
 	// The hook holds the lock of the session now. criu's identity does not change, so it
 	// may be read all the same.
 	read, err := journal.Read(dir)

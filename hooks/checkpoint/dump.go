@@ -24,6 +24,7 @@ import (
 // [hooks.ErrEnded]. [preflight.Refused] tells whether the job was touched. If ctx ends, the
 // dump fails at the next point where everything can be undone.
 func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
+	hook = hook.Filled()
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))

@@ -83,7 +83,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		return nil, err
 	}
 	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self}
-	empty, err := emptyDir(hook.RunDir())
+	empty, err := emptyDir(hook.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
@@ -133,10 +133,10 @@ func (d *drive) prepareWorkDir() error {
 		d.workDir = d.options.WorkDir
 		return nil
 	}
-	if _, err := journal.MakeSessionsDir(d.hook.RunDir()); err != nil {
+	if _, err := journal.MakeSessionsDir(d.hook.Config.RunDir); err != nil {
 		return err
 	}
-	logs := filepath.Join(d.hook.RunDir(), "logs")
+	logs := filepath.Join(d.hook.Config.RunDir, "logs")
 	// The names sort by time.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {

@@ -17,6 +17,7 @@ import (
 // [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused]
 // tells whether criu had created anything.
 func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
+	hook = hook.Filled()
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))

@@ -123,3 +123,18 @@ func tidy(runDir string) error {
 	}
 	return nil
 }
+
+// refuseNewer fails if a newer cucriu has an open session, whose processes are not known
+// here.
+func refuseNewer(runDir string) error {
+	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if s, err := Read(dir); errors.Is(err, ErrNewer) && s.Outcome == "" {
+			return err
+		}
+	}
+	return nil
+}

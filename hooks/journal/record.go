@@ -11,6 +11,9 @@ import (
 	"cucriu/hooks/timeline"
 )
 
+// ErrNewer is the error for a record that a newer cucriu has written.
+var ErrNewer = errors.New("a newer cucriu has written it")
+
 // recordVersion is the version that this program writes. Records from before there was a
 // version have 0. They differ only in fields that are absent.
 const recordVersion = 1
@@ -94,7 +97,7 @@ func (r *Record) parse(data []byte) error {
 		return err
 	}
 	if r.Version < 0 || r.Version > recordVersion {
-		return fmt.Errorf("it is of version %d, and this cucriu reads versions 0 to %d", r.Version, recordVersion)
+		return fmt.Errorf("%w: it is of version %d, and this cucriu reads versions 0 to %d", ErrNewer, r.Version, recordVersion)
 	}
 	for _, member := range r.Members {
 		if err := member.Pages.validate(); err != nil {

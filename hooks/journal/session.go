@@ -59,6 +59,9 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if err := tidy(runDir); err != nil {
 		return nil, err
 	}
+	if err := refuseNewer(runDir); err != nil {
+		return nil, err
+	}
 	if other, err := FindOpen(runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.Conflict())
 	}
@@ -163,7 +166,11 @@ func (s *Session) readRecord() error {
 	if err != nil {
 		return fmt.Errorf("session: %w", err)
 	}
-	if err := s.parse(data); err != nil {
+	err = s.parse(data)
+	if errors.Is(err, ErrNewer) {
+		return fmt.Errorf("session %s: %w: use that one until the session is closed", s.dir, err)
+	}
+	if err != nil {
 		return fmt.Errorf("session %s is damaged: %w: look for processes that it left stopped (cucriu status), then remove it", s.dir, err)
 	}
 	return nil

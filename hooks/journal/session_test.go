@@ -213,3 +213,23 @@ func TestASessionThatWasKilledBeforeItsJournalIsRemoved(t *testing.T) {
 		t.Errorf("an open session was removed: %v", err)
 	}
 }
+
+// TestASessionOfANewerVersionIsLeftToIt while it is open: nobody here knows its processes.
+func TestASessionOfANewerVersionIsLeftToIt(t *testing.T) {
+	runDir := t.TempDir()
+	newer := testSession(t, runDir, 1)
+	write := func(outcome Outcome) {
+		t.Helper()
+		newer.Version, newer.Outcome = recordVersion+1, outcome
+		if err := newer.Save(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("")
+	_, err := Create(runDir, Record{Kind: KindDump, Criu: ident(t, 2, 1)}, 0)
+	if !errors.Is(err, ErrNewer) || strings.Contains(err.Error(), "remove it") {
+		t.Errorf("a dump beside it: %v", err)
+	}
+	write(OutcomeRunning)
+	testSession(t, runDir, 2) // it is closed
+}

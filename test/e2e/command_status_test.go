@@ -100,6 +100,19 @@ func TestAResumeWithoutTheGPUMemoryIsRefused(t *testing.T) {
 	})
 }
 
+// TestAResumeThatFailedAfterTheRestoreIsTriedAgain, although the job holds its GPU memory
+// again and there is no room for a second time as much.
+func TestAResumeThatFailedAfterTheRestoreIsTriedAgain(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
+		job := host.Start(1, "--mib", "40")
+		cucriu(t, host, 0, "suspend", "-p", job.Root())
+		exits(t, host, failed, "as requested", "suspend.back.unlock=error", "resume", "-p", job.Root())
+		cucriu(t, host, 0, "resume", "-p", job.Root())
+		job.Runs()
+	})
+}
+
 // TestWhatIsFoundAfterTheLockIsAFailure, not a refusal, because something was touched.
 func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 	simulated(t, func(t *testing.T) {
