@@ -53,6 +53,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
+	needs, err := addNeeds(hook, &options, partial)
+	if err != nil {
+		return Result{}, preflight.AsRefusal(err)
+	}
 	d, err := start(&noting, journal.KindDump, options, partial)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
@@ -94,6 +98,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	r := d.result(s, int(options.RPC.GetPid()), dir)
+	r.Needs = needs
 	if !locked.IsZero() {
 		r.Downtime = ended.Sub(locked)
 	}

@@ -39,6 +39,9 @@ type Options struct {
 	WorkDir string
 	// LeaveStopped is criu's -s.
 	LeaveStopped bool
+	// ByHand says that only the options in RPC count: a dump does not look for those that
+	// the tree needs, and a restore not for those that the image was made with.
+	ByHand bool
 }
 
 // Result says how a dump or restore went.
@@ -48,6 +51,8 @@ type Result struct {
 	RootPID   int           `json:"root_pid"` // as criu's caller sees it
 	ImagesDir string        `json:"images_dir"`
 	Log       string        `json:"log"` // criu's
+	// Needs are the options of criu that a dump has found and set.
+	Needs []preflight.Need `json:"needs,omitempty"`
 	Bytes     int64         `json:"image_bytes"`
 	Total     time.Duration `json:"total_ns"`
 	// Downtime is how long the job did not run: on a dump from the lock on, on a restore

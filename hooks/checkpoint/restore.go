@@ -28,6 +28,9 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	case len(entries) == 0:
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory %s is empty: name that of an image", dir))
 	}
+	if err := addRecorded(&options, dir); err != nil {
+		return Result{}, preflight.AsRefusal(err)
+	}
 	d, err := start(hook, journal.KindRestore, options, dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)

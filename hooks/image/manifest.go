@@ -78,7 +78,7 @@ func (m Manifest) Write(dir string) error {
 // RemoveEarlier removes the manifest, the timeline and the GPU state of an earlier dump from an image
 // directory that is used again.
 func RemoveEarlier(dir string) error {
-	for _, name := range []string{ManifestName, TimelineName} {
+	for _, name := range []string{ManifestName, TimelineName, OptionsName} {
 		err := os.Remove(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove what an earlier dump has left: %w", err)

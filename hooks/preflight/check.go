@@ -61,7 +61,11 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		}
 		findings = append(findings, StateFindings(m, state)...)
 	}
-	return slices.Concat(findings, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
+	options, err := optionsFinding(root)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(findings, Findings{options}, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
 }
 
 // existing returns dir, or its nearest parent that exists if dir does not.

@@ -39,6 +39,7 @@ const (
 	FindingNCCL           = "nccl-ipc"         // NCCL, which may share device memory between processes
 	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
 	FindingHostNUMA       = "host-numa-memory" // memory of the driver in a NUMA node of the host
+	FindingOptions        = "criu-options"     // the options of criu that the tree needs
 	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds is not known
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it

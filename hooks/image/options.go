@@ -1,0 +1,74 @@
+package image
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cucriu/internal/durable"
+)
+
+// OptionsName is the file name of the options of CRIU that an image was made with and
+// that its restore needs, too.
+const OptionsName = "cucriu-options.json"
+
+const maxOptionsBytes = 1 << 16
+
+// Options are options of CRIU, by its own names.
+type Options struct {
+	ShellJob       bool   `json:"shell_job,omitempty"`
+	TCPEstablished bool   `json:"tcp_established,omitempty"`
+	FileLocks      bool   `json:"file_locks,omitempty"`
+	GhostLimit     uint32 `json:"ghost_limit,omitempty"`  // bytes; 0 is CRIU's default. For the dump only
+	NetworkLock    string `json:"network_lock,omitempty"` // "skip", or empty for CRIU's default
+}
+
+// Arguments are the options as they stand on CRIU's command line.
+func (o Options) Arguments() []string {
+	var args []string
+	for _, option := range []struct {
+		set  bool
+		text string
+	}{
+		{o.ShellJob, "--shell-job"},
+		{o.TCPEstablished, "--tcp-established"},
+		{o.FileLocks, "--file-locks"},
+		{o.GhostLimit > 0, fmt.Sprintf("--ghost-limit %dM", o.GhostLimit>>20)},
+		{o.NetworkLock != "", "--network-lock " + o.NetworkLock},
+	} {
+		if option.set {
+			args = append(args, option.text)
+		}
+	}
+	return args
+}
+
+// Write records the options in an image directory.
+func (o Options) Write(dir string) error {
+	if err := durable.WriteJSON(filepath.Join(dir, OptionsName), o); err != nil {
+		return fmt.Errorf("record criu's options: %w", err)
+	}
+	return nil
+}
+
+// ReadOptions reads the options of an image. They are empty if none are recorded.
+func ReadOptions(dir string) (Options, error) {
+	data, err := readPlain(filepath.Join(dir, OptionsName), maxOptionsBytes)
+	if errors.Is(err, os.ErrNotExist) {
+		return Options{}, nil
+	}
+	var o Options
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err == nil && !slices.Contains([]string{"", "skip"}, o.NetworkLock) {
+		err = fmt.Errorf("the network lock is %q", o.NetworkLock)
+	}
+	if err != nil {
+		return Options{}, fmt.Errorf("the recorded options of criu in %s are damaged: %w: remove the file, and give the options by hand", filepath.Join(dir, OptionsName), err)
+	}
+	return o, nil
+}

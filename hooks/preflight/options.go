@@ -1,0 +1,250 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
+)
+
+// Need is an option of criu that a tree needs, and why.
+type Need struct {
+	Option string // as on criu's command line, such as "--shell-job"
+	Why    string
+	Risk   string // what may go wrong with it; empty if nothing
+}
+
+// OptionsOf finds the options that criu needs to dump a tree: what criu would refuse
+// without. It changes nothing. A tree may change until it is dumped.
+func OptionsOf(root int) (image.Options, []Need, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return image.Options{}, nil, err
+	}
+	var o image.Options
+	var needs []Need
+	if why := needsShellJob(pids); why != "" {
+		o.ShellJob = true
+		needs = append(needs, Need{Option: "--shell-job", Why: why})
+	}
+	if pid := connected(pids); pid != 0 {
+		o.TCPEstablished = true
+		needs = append(needs, Need{Option: "--tcp-established", Why: fmt.Sprintf("process %d has TCP connections", pid)})
+		if _, err := exec.LookPath("iptables-restore"); err != nil {
+			o.NetworkLock = "skip"
+			needs = append(needs, Need{
+				Option: "--network-lock skip", Why: "iptables is not installed here",
+				Risk: "a packet that comes in while the job is dumped may end its connection: install iptables to hold such packets back",
+			})
+		}
+	}
+	if pid := locksFiles(pids); pid != 0 {
+		o.FileLocks = true
+		needs = append(needs, Need{Option: "--file-locks", Why: fmt.Sprintf("process %d has a file lock", pid)})
+	}
+	if size, path := largestGhost(pids); size > ghostLimit {
+		const mib = 1 << 20
+		if limit := (size + mib - 1) / mib * mib; limit < 1<<32 {
+			o.GhostLimit = uint32(limit)
+			needs = append(needs, Need{
+				Option: fmt.Sprintf("--ghost-limit %dM", limit/mib),
+				Why:    fmt.Sprintf("%s is unlinked and in use, and goes into the image", path),
+			})
+		}
+	}
+	return o, needs, nil
+}
+
+// needsShellJob says why a tree belongs to a session or terminal that is not its own;
+// empty if it does not.
+func needsShellJob(pids []int) string {
+	hasMaster, onTerminal := false, 0
+	for _, pid := range pids {
+		process, err := procfs.NewProc(pid)
+		if err != nil {
+			continue
+		}
+		stat, err := process.Stat()
+		if err != nil || stat.State == "Z" {
+			continue
+		}
+		if !slices.Contains(pids, stat.Session) {
+			return fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
+		}
+		if stat.TTY != 0 {
+			onTerminal = pid
+		}
+		open, err := process.FileDescriptorTargets()
+		hasMaster = hasMaster || err == nil && slices.Contains(open, "/dev/ptmx")
+	}
+	if onTerminal != 0 && !hasMaster {
+		return fmt.Sprintf("process %d has a terminal", onTerminal)
+	}
+	return ""
+}
+
+// The states of a TCP socket in which criu needs --tcp-established, as the kernel numbers
+// them: established, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
+var connectedStates = []uint64{1, 4, 5, 8, 9, 11}
+
+var socketLink = regexp.MustCompile(`^socket:\[(\d+)\]$`)
+
+// connected finds a process with a TCP connection, 0 if there is none.
+func connected(pids []int) int {
+	byNamespace := make(map[string]map[uint64]bool) // inodes of connected sockets
+	for _, pid := range pids {
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		namespace, err := os.Readlink(filepath.Join(dir, "ns", "net"))
+		if err != nil {
+			continue
+		}
+		if byNamespace[namespace] == nil {
+			byNamespace[namespace] = connectedSockets(dir)
+		}
+		if len(byNamespace[namespace]) == 0 {
+			continue
+		}
+		for _, link := range linksOf(filepath.Join(dir, "fd")) {
+			if match := socketLink.FindStringSubmatch(link); match != nil {
+				if inode, err := strconv.ParseUint(match[1], 10, 64); err == nil && byNamespace[namespace][inode] {
+					return pid
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// connectedSockets are the TCP connections in the network namespace of a process, whose
+// folder in /proc is dir.
+func connectedSockets(dir string) map[uint64]bool {
+	inodes := make(map[uint64]bool)
+	fs, err := procfs.NewFS(dir)
+	if err != nil {
+		return inodes
+	}
+	for _, read := range []func() (procfs.NetTCP, error){fs.NetTCP, fs.NetTCP6} {
+		lines, err := read()
+		if err != nil {
+			continue // without IPv6 there is no such file
+		}
+		for _, line := range lines {
+			if slices.Contains(connectedStates, line.St) {
+				inodes[line.Inode] = true
+			}
+		}
+	}
+	return inodes
+}
+
+func linksOf(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var links []string
+	for _, entry := range entries {
+		if link, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+// locksFiles finds a process that holds a file lock, 0 if there is none.
+func locksFiles(pids []int) int {
+	data, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line) // 1: POSIX ADVISORY WRITE 708 08:01:123 0 EOF
+		if len(fields) < 5 || fields[1] == "->" {
+			continue
+		}
+		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(pids, pid) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// ghostLimit is criu's default for the largest unlinked file that it puts into an image,
+// in bytes.
+const ghostLimit = 1 << 20
+
+// largestGhost finds the largest unlinked regular file that a process has open or mapped.
+func largestGhost(pids []int) (size uint64, path string) {
+	for _, pid := range pids {
+		for _, folder := range []string{"fd", "map_files"} {
+			dir := filepath.Join("/proc", strconv.Itoa(pid), folder)
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				continue
+			}
+			for _, entry := range entries {
+				name := filepath.Join(dir, entry.Name())
+				link, err := os.Readlink(name)
+				if err != nil || !isGhost(link) {
+					continue
+				}
+				var stat unix.Stat_t
+				if err := unix.Stat(name, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink > 0 {
+					continue
+				}
+				if uint64(stat.Size) > size {
+					size, path = uint64(stat.Size), strings.TrimSuffix(link, " (deleted)")
+				}
+			}
+		}
+	}
+	return size, path
+}
+
+// isGhost reports whether a link in /proc is that of an unlinked file of a file system.
+// criu has other ways for memory that only looks like one.
+func isGhost(link string) bool {
+	if !strings.HasSuffix(link, " (deleted)") {
+		return false
+	}
+	for _, prefix := range []string{"/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/dev/nvidia"} {
+		if strings.HasPrefix(link, prefix) {
+			return false
+		}
+	}
+	return true
+}
+
+// optionsFinding shows the options that a tree needs as the line to type for plain criu.
+func optionsFinding(root int) (Finding, error) {
+	o, needs, err := OptionsOf(root)
+	if errors.Is(err, proc.ErrGone) {
+		return Finding{}, AsRefusal(err)
+	}
+	if err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Name: FindingOptions, Severity: SeverityOK, Message: "criu needs no option for this tree"}
+	if len(needs) > 0 {
+		whys := make([]string, len(needs))
+		for i, need := range needs {
+			whys[i] = need.Why
+			if need.Risk != "" {
+				f.Severity, f.Remedy = SeverityWarning, need.Risk
+			}
+		}
+		f.Message = fmt.Sprintf("cucriu dump sets %s (%s)", strings.Join(o.Arguments(), " "), strings.Join(whys, "; "))
+	}
+	return f, nil
+}
