@@ -57,10 +57,7 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := d.unlockAll(ctx, h.Config.Lock.Timeout); err != nil {
-		return fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, err)
-	}
-	return nil
+	return d.unlockAll(ctx, h.Config.Lock.Timeout) // after an error they are locked as before
 }
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.
