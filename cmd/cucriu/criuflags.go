@@ -19,7 +19,7 @@ import (
 type criuFlags struct {
 	path, images, work, config, log string
 	verbosity                       int
-	leaveStopped                    bool
+	leaveStopped, byHand            bool
 
 	shellJob, tcpEstablished, tcpClose, skipInFlight, extUnixSk, fileLocks, linkRemap bool
 	external                                                                          []string
@@ -49,6 +49,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 	flags.Lookup("manage-cgroups").NoOptDefVal = "soft"
 	flags.StringArrayVar(&f.cgroupRoots, "cgroup-root", nil, "[CONTROLLER:]/ROOT: another root of the control groups; may be repeated")
 	flags.StringVar(&f.networkLock, "network-lock", "", "iptables, nftables or skip")
+	flags.BoolVar(&f.byHand, "no-auto", false, "only the options given here: find none (dump), use none that the image records (restore)")
 	flags.StringVarP(&f.root, "root", "r", "", "another root file system, for a tree in a mount namespace")
 	_ = cmd.MarkFlagDirname("images-dir")
 	_ = cmd.MarkFlagDirname("work-dir")
@@ -111,7 +112,7 @@ func (f *criuFlags) options() (checkpoint.Options, error) {
 		}
 		opts.GhostLimit = proto.Uint32(limit)
 	}
-	return checkpoint.Options{Path: f.path, RPC: opts, ConfigFile: f.config, WorkDir: f.work, LeaveStopped: f.leaveStopped}, nil
+	return checkpoint.Options{Path: f.path, RPC: opts, ConfigFile: f.config, WorkDir: f.work, LeaveStopped: f.leaveStopped, ByHand: f.byHand}, nil
 }
 
 // parseSize reads a size as criu does, with the suffixes K, M and G.

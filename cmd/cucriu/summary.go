@@ -23,6 +23,7 @@ type summary struct {
 	TotalSeconds    float64         `json:"total_seconds"`
 	DowntimeSeconds float64         `json:"downtime_seconds"`
 	Phases          timeline.Phases `json:"phases"`
+	Options         []string        `json:"options"` // of criu, found and set
 	Log             string          `json:"log"`
 }
 
@@ -30,6 +31,10 @@ func newSummary(verb string, r checkpoint.Result, err error) summary {
 	s := summary{
 		Verb: verb, Success: err == nil, RootPID: r.RootPID, ImagesDir: r.ImagesDir, ImageBytes: r.Bytes,
 		TotalSeconds: r.Total.Seconds(), DowntimeSeconds: r.Downtime.Seconds(), Log: r.Log,
+	}
+	s.Options = []string{} // not nil: null is no list in JSON
+	for _, need := range r.Needs {
+		s.Options = append(s.Options, need.Option)
 	}
 	if err != nil {
 		s.Error = err.Error()
@@ -60,6 +65,9 @@ func (s summary) String() string {
 		fmt.Fprintf(&text, "dumped process %d into %s: %s\n", s.RootPID, s.ImagesDir, what)
 	}
 	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
+	if len(s.Options) > 0 {
+		fmt.Fprintf(&text, "  with %s, which criu needs for it\n", strings.Join(s.Options, " "))
+	}
 	if len(s.Phases) > 0 {
 		fmt.Fprintf(&text, "  %v\n", s.Phases)
 	}

@@ -53,8 +53,8 @@ type Result struct {
 	Log       string        `json:"log"` // criu's
 	// Needs are the options of criu that a dump has found and set.
 	Needs []preflight.Need `json:"needs,omitempty"`
-	Bytes     int64         `json:"image_bytes"`
-	Total     time.Duration `json:"total_ns"`
+	Bytes int64            `json:"image_bytes"`
+	Total time.Duration    `json:"total_ns"`
 	// Downtime is how long the job did not run: on a dump from the lock on, on a restore
 	// the whole time.
 	Downtime time.Duration `json:"downtime_ns"`
