@@ -94,9 +94,10 @@ func needsShellJob(pids []int) string {
 	return ""
 }
 
-// The states of a TCP socket in which criu needs --tcp-established, as the kernel numbers
-// them: established, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
-var connectedStates = []uint64{1, 4, 5, 8, 9, 11}
+// connectedStates are the states of a TCP socket in which criu needs --tcp-established, as
+// /proc/PID/net/tcp has them: established, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK,
+// CLOSING.
+var connectedStates = []string{"01", "04", "05", "08", "09", "0B"}
 
 var socketLink = regexp.MustCompile(`^socket:\[(\d+)\]$`)
 
@@ -126,22 +127,23 @@ func connected(pids []int) int {
 	return 0
 }
 
-// connectedSockets are the TCP connections in the network namespace of a process, whose
-// folder in /proc is dir.
+// connectedSockets returns the inodes of the TCP connections in the network namespace of a
+// process, whose folder in /proc is dir.
 func connectedSockets(dir string) map[uint64]bool {
 	inodes := make(map[uint64]bool)
-	fs, err := procfs.NewFS(dir)
-	if err != nil {
-		return inodes
-	}
-	for _, read := range []func() (procfs.NetTCP, error){fs.NetTCP, fs.NetTCP6} {
-		lines, err := read()
+	for _, name := range []string{"tcp", "tcp6"} {
+		data, err := os.ReadFile(filepath.Join(dir, "net", name))
 		if err != nil {
-			continue // without IPv6 there is no such file
+			continue // without IPv6 there is no tcp6
 		}
-		for _, line := range lines {
-			if slices.Contains(connectedStates, line.St) {
-				inodes[line.Inode] = true
+		for line := range strings.Lines(string(data)) {
+			// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
+			fields := strings.Fields(line)
+			if len(fields) < 10 || !slices.Contains(connectedStates, fields[3]) {
+				continue
+			}
+			if inode, err := strconv.ParseUint(fields[9], 10, 64); err == nil && inode > 0 {
+				inodes[inode] = true
 			}
 		}
 	}

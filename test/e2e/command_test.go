@@ -414,15 +414,15 @@ exec `+testenv.Criu(t)+` "$@"`)
 func TestCommandFailedDumpNamesCriusReason(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		// A deleted file that is too large for criu to dump.
+		// A deleted file that is too large for criu to dump by itself.
 		job := host.StartUnder([]string{"/bin/sh", "-c", `gone=$(mktemp) && exec 3>"$gone"; rm "$gone"; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
 		images := newImages(t)
-		out := cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images)
+		out := cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images, "--no-auto")
 		if !strings.Contains(out, "ghost") || !strings.Contains(out, "dump.log") {
 			t.Errorf("the error names neither criu's reason nor its log:\n%s", out)
 		}
 		notDumped(t, job, images)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--ghost-limit", "4M")
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--ghost-limit", "4M", "--no-auto")
 	})
 }
 

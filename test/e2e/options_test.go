@@ -21,13 +21,13 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 		script  string // what the root of the tree does before it runs cudawork as its child
 		options []string
 	}{
-		"nothing":             {"", nil},
-		"a file lock":         {lock, []string{"--file-locks"}},
-		"a large ghost":       {ghost, []string{"--ghost-limit 3M"}},
-		"a TCP connection":    {`exec 5<>/dev/tcp/127.0.0.1/PORT; `, []string{"--tcp-established", "--network-lock skip"}},
-		"several things":      {ghost + lock, []string{"--file-locks", "--ghost-limit 3M"}},
-		"another's session":   {inSession, []string{"--shell-job"}},
-		"a small ghost":       {`exec 3>ghost; rm ghost; head -c 1000 /dev/urandom >&3; `, nil},
+		"nothing":           {"", nil},
+		"a file lock":       {lock, []string{"--file-locks"}},
+		"a large ghost":     {ghost, []string{"--ghost-limit 3M"}},
+		"a TCP connection":  {`exec 5<>/dev/tcp/127.0.0.1/PORT; `, []string{"--tcp-established", "--network-lock skip"}},
+		"several things":    {ghost + lock, []string{"--file-locks", "--ghost-limit 3M"}},
+		"another's session": {inSession, []string{"--shell-job"}},
+		"a small ghost":     {`exec 3>ghost; rm ghost; head -c 1000 /dev/urandom >&3; `, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
