@@ -150,15 +150,17 @@ func connectedSockets(dir string) map[uint64]bool {
 	return inodes
 }
 
-func linksOf(dir string) []string {
+// linksOf returns the links in a folder by their paths.
+func linksOf(dir string) map[string]string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil
 	}
-	var links []string
+	links := make(map[string]string)
 	for _, entry := range entries {
-		if link, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {
-			links = append(links, link)
+		name := filepath.Join(dir, entry.Name())
+		if link, err := os.Readlink(name); err == nil {
+			links[name] = link
 		}
 	}
 	return links
@@ -188,27 +190,26 @@ const ghostLimit = 1 << 20
 
 // largestGhost finds the largest unlinked regular file that a process has open or mapped.
 func largestGhost(pids []int) (size uint64, path string) {
+	look := func(name, link string) {
+		var stat unix.Stat_t
+		if !isGhost(link) || unix.Stat(name, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink > 0 {
+			return
+		}
+		if uint64(stat.Size) > size {
+			size, path = uint64(stat.Size), strings.TrimSuffix(link, " (deleted)")
+		}
+	}
 	for _, pid := range pids {
-		for _, folder := range []string{"fd", "map_files"} {
-			dir := filepath.Join("/proc", strconv.Itoa(pid), folder)
-			entries, err := os.ReadDir(dir)
-			if err != nil {
-				continue
-			}
-			for _, entry := range entries {
-				name := filepath.Join(dir, entry.Name())
-				link, err := os.Readlink(name)
-				if err != nil || !isGhost(link) {
-					continue
-				}
-				var stat unix.Stat_t
-				if err := unix.Stat(name, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink > 0 {
-					continue
-				}
-				if uint64(stat.Size) > size {
-					size, path = uint64(stat.Size), strings.TrimSuffix(link, " (deleted)")
-				}
-			}
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		for name, link := range linksOf(filepath.Join(dir, "fd")) {
+			look(name, link)
+		}
+		mappings, err := proc.Mappings(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		for _, m := range mappings {
+			look(filepath.Join(dir, "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr)), m.Pathname)
 		}
 	}
 	return size, path
