@@ -67,7 +67,8 @@ type drive struct {
 	criu    *criuutil.Criu
 	stage   hooks.Stage // what all stages have in common
 	begun   time.Time
-	staged  bool // criu has announced a stage; before that it touches nothing
+	cause   string // why criu failed, for the journal; empty if it did not, or it is not known
+	staged  bool   // criu has announced a stage; before that it touches nothing
 }
 
 // start starts criu for a request about an image directory.
@@ -306,6 +307,9 @@ func (d *drive) explained(err error, said string) error {
 	}
 	if readErr == nil {
 		more.WriteString("\nits log: " + d.logPath())
+	}
+	if failure.Cause != "" {
+		d.cause = fmt.Sprintf("%s (criu's log: %s)", failure.Cause, d.logPath())
 	}
 	return fmt.Errorf("%w%s", err, more.String())
 }

@@ -255,3 +255,38 @@ func TestAHarmlessErrorIsNotTheOneThatIsShown(t *testing.T) {
 		}
 	})
 }
+
+// TestStatusKeepsWhyCriuFailed after a dump and after a restore, with paths that exist.
+func TestStatusKeepsWhyCriuFailed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		lock := filepath.Join(t.TempDir(), "lock")
+		job := host.StartUnder([]string{"/bin/sh", "-c", `exec 3>"$0"; flock 3; "$@" 3>&- & exec sleep 1000`, lock}, 1)
+		images := newImages(t)
+		kept := func(cause string) {
+			t.Helper()
+			status := cucriu(t, host, 0, "status")
+			_, message, _ := strings.Cut(status, "; the cause: "+cause)
+			_, log, found := strings.Cut(message, "(criu's log: ")
+			log, _, _ = strings.Cut(log, ")")
+			if _, err := os.Stat(log); !found || err != nil {
+				t.Errorf("cucriu status does not say %q with a log that exists: %v\n%s", cause, err, status)
+			}
+			if strings.Contains(status, images+".partial") {
+				t.Errorf("cucriu status names an image that is not there:\n%s", status)
+			}
+		}
+		criuFails(t, host, failed, "Some file locks are hold", "give -l (--file-locks)", "dump", "-t", job.Root(), "-D", images)
+		notDumped(t, job, images)
+		kept("Some file locks are hold")
+
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-R", "-l")
+		host.WaitOutcome("running")
+		if status := cucriu(t, host, 0, "status"); !strings.Contains(status, "dumped the processes into "+images+" ") {
+			t.Errorf("cucriu status does not say where the image is:\n%s", status)
+		}
+		criuFails(t, host, failed, "Can't fork for", "needs the pid "+job.Root()+",", "restore", "-D", images, "-l")
+		job.Runs()
+		kept("Can't fork for")
+	})
+}
