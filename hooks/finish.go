@@ -37,7 +37,7 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 		h.noteStuck(s, err)
 		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}
-	if cause != "" {
+	if cause != "" && s.Outcome != journal.OutcomeDumped {
 		s.Message += "; the cause: " + cause
 		if err := s.Save(); err != nil { // the job is at its good end all the same
 			h.Log.Warn("the journal does not say why criu failed", "session", s.Name(), "error", err)
