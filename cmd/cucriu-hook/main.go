@@ -54,7 +54,7 @@ func errorLine(forCriu bool, err error) string {
 	text := err.Error()
 	images := os.Getenv("CRTOOLS_IMAGE_DIR") // a name that ends with criu
 	if dir, linkErr := os.Readlink(images); linkErr == nil {
-		text = strings.ReplaceAll(text, images, dir)
+		text = strings.ReplaceAll(text, images+"/", dir+"/")
 	}
 	return "Error (cucriu-hook): " + strings.ReplaceAll(text, "\n", "\n  ") + "\n"
 }

@@ -142,7 +142,11 @@ func TestAMadeUpEnvironmentTouchesNobody(t *testing.T) {
 			if err := hook.Run(); !errors.As(err, &exit) || !exit.Exited() {
 				t.Errorf("%q: %v, want an exit status that is not 0", test, err)
 			}
-			if text := strings.TrimSpace(stderr.String()); strings.Count(text, "\n") != 0 || !strings.Contains(text, "error: ") {
+			prefix := "Error (cucriu-hook): "
+			if test[0] == "" {
+				prefix = "cucriu-hook: error: "
+			}
+			if text := strings.TrimSpace(stderr.String()); strings.Count(text, "\n") != 0 || !strings.HasPrefix(text, prefix) {
 				t.Errorf("%q: not one line: %s", test, text)
 			}
 		}
