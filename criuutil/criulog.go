@@ -3,33 +3,73 @@ package criuutil
 import (
 	"bufio"
 	"io"
-	"strings"
+	"regexp"
+	"slices"
 )
 
-// harmless lists words that mark errors which criu logs although nothing has failed.
-var harmless = []string{"RLIMIT_NOFILE"} // criu lacks CAP_SYS_RESOURCE
+// Failure is what criu's log says of a failure.
+type Failure struct {
+	// Cause is the error that matters: the first one that is the reason for others. It is
+	// empty if the log holds no error.
+	Cause string
+	// Remedy says what to do about it. It is empty if we do not know.
+	Remedy string
+	// Further are the other errors in the order of the log, with their places in criu's source.
+	Further []string
+}
 
-// LogErrors returns the last error lines of a criu log, at most limit of them, without
-// their timestamps. It leaves out harmless ones.
-func LogErrors(log io.Reader, limit int) []string {
-	var lines []string
+// errorLine matches an error in criu's log, with or without the time and the process before
+// it: "(00.003124)     42: Error (criu/tty.c:7): text". An action script's errors look the same.
+var errorLine = regexp.MustCompile(`^(?:\([0-9.]+\))?\s*(?:pie: )?(?:\d+: )?\s*Error (\([^)]*\)): (.*)$`)
+
+// harmless matches errors that criu logs although nothing has failed.
+var harmless = regexp.MustCompile(`RLIMIT_NOFILE` + // criu lacks CAP_SYS_RESOURCE
+	`|Unable to detach` + // the process ended first
+	`|cgroupd: recv req error`) // criu ends its own helper
+
+// consequence matches errors that only follow from an earlier one.
+var consequence = regexp.MustCompile(`^(Pre-dumping|Dumping|Restoring) FAILED` +
+	`|^(Dump|Collect) .* \(pid: \d+\) failed with ` +
+	`|^One of more action scripts failed|^Script .* exited|^Pre dump script failed|^Aborting restore due to ` +
+	`|^\d+ (exited, status=|killed by signal)|^exited, status=|^killed by signal ` +
+	`|^Can't (dump|cure) .*\(pid: \d+\)|^Killed by signal`)
+
+// maxFurther limits [Failure.Further].
+const maxFurther = 5
+
+// ReadFailure finds in a log of criu what matters. An error that we know comes first, then the
+// first one that has a cause of its own, then one that follows from others. Harmless ones do
+// not count.
+func ReadFailure(log io.Reader) Failure {
+	type entry struct{ line, message string }
+	var entries []entry
 	scanner := bufio.NewScanner(log)
 	scanner.Buffer(nil, 1<<20)
 	for scanner.Scan() {
-		_, message, found := strings.Cut(scanner.Text(), "Error (")
-		if !found || containsAny(message, harmless) {
+		match := errorLine.FindStringSubmatch(scanner.Text())
+		if match == nil || harmless.MatchString(match[2]) {
 			continue
 		}
-		lines = append(lines, "("+message)
-	}
-	return lines[max(0, len(lines)-limit):]
-}
-
-func containsAny(text string, parts []string) bool {
-	for _, part := range parts {
-		if strings.Contains(text, part) {
-			return true
+		e := entry{match[1] + ": " + match[2], match[2]}
+		if !slices.Contains(entries, e) {
+			entries = append(entries, e)
 		}
 	}
-	return false
+	if len(entries) == 0 {
+		return Failure{}
+	}
+	isKnown := func(e entry) bool { return Remedy(e.message) != "" }
+	hasOwnCause := func(e entry) bool { return !consequence.MatchString(e.message) }
+	cause := slices.IndexFunc(entries, isKnown)
+	if cause < 0 {
+		cause = max(0, slices.IndexFunc(entries, hasOwnCause))
+	}
+	failure := Failure{Cause: entries[cause].message, Remedy: Remedy(entries[cause].message)}
+	for i, e := range entries {
+		if i != cause {
+			failure.Further = append(failure.Further, e.line)
+		}
+	}
+	failure.Further = failure.Further[max(0, len(failure.Further)-maxFurther):]
+	return failure
 }

@@ -72,8 +72,8 @@ func CheckKernel(ctx context.Context, path string) error {
 	if err == nil {
 		return nil
 	}
-	if lines := LogErrors(bytes.NewReader(out), 64); len(lines) > 0 {
-		return errors.New(lines[0])
+	if failure := ReadFailure(bytes.NewReader(out)); failure.Cause != "" {
+		return errors.New(failure.Cause)
 	}
 	return fmt.Errorf("criu check: %w: %s", err, firstLine(string(out)))
 }

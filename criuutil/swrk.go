@@ -30,11 +30,12 @@ type Swrk struct {
 }
 
 // StartSwrk starts the criu at path with the environment env. criu writes both its output
-// streams to this process's standard error.
+// streams to output: a file, because a pipe that nobody reads any more would kill criu in the
+// middle of its work.
 //
 // criu runs in a process group of its own, so that a signal from the terminal to the
 // foreground group does not end criu in the middle of its work.
-func StartSwrk(path string, env []string) (*Swrk, error) {
+func StartSwrk(path string, env []string, output *os.File) (*Swrk, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket for criu: %w", err)
@@ -48,7 +49,7 @@ func StartSwrk(path string, env []string) (*Swrk, error) {
 	}
 	cmd := exec.Command(path, "swrk", "3")
 	cmd.Env = env
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stderr, os.Stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, output, output
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -193,7 +194,7 @@ func (s *Swrk) Close() error {
 }
 
 // CriuError is the reason for a failure that criu itself gives: the first error that it
-// logged, which is not always the cause. [LogErrors] returns them all.
+// logged, which is not always the cause. [ReadFailure] finds that.
 type CriuError struct {
 	Message string
 	Errno   unix.Errno

@@ -12,8 +12,9 @@ import (
 )
 
 // FinishSession brings the session of a criu that has ended to a good end, as its watcher
-// would, and returns it. It returns nil if there is none.
-func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu) (*journal.Session, error) {
+// would, and returns it. It returns nil if there is none. cause is why criu failed, if it did and
+// is known. The journal keeps it.
+func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu, cause string) (*journal.Session, error) {
 	h = h.Filled()
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.Now().Add(h.Config.Lock.Timeout) // gives a watcher that fails at first time for another try
@@ -35,6 +36,12 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 	if err := h.conclude(ctx, s); err != nil {
 		h.noteStuck(s, err)
 		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
+	}
+	if cause != "" && s.Outcome != journal.OutcomeDumped {
+		s.Message += "; the cause: " + cause
+		if err := s.Save(); err != nil { // the job is at its good end all the same
+			h.Log.Warn("the journal does not say why criu failed", "session", s.Name(), "error", err)
+		}
 	}
 	return s.Session, nil
 }

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"strings"
 	"time"
 
 	"cucriu/hooks/journal"
@@ -76,6 +77,7 @@ func StatusOf(s *journal.Session) Status {
 	}
 	if s.CommittedDir != "" && s.Step == journal.StepDumped {
 		status.ImageDir = s.CommittedDir
+		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
 	}
 	if s.Root != nil {
 		status.RootPID = s.Root.PID

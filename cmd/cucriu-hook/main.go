@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -35,12 +36,27 @@ Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, "cucriu-hook: error:", err)
+		fmt.Fprint(os.Stderr, errorLine(len(os.Args) == 1 && os.Getenv("CRTOOLS_SCRIPT_ACTION") != "", err))
 		if errors.As(err, new(usageError)) {
 			os.Exit(2)
 		}
 		os.Exit(1)
 	}
+}
+
+// errorLine returns an error as it is printed. For criu it looks like an error of criu's own,
+// because container engines show nothing else of criu's log. Further lines are indented, so
+// that one failure is one error.
+func errorLine(forCriu bool, err error) string {
+	if !forCriu {
+		return fmt.Sprintln("cucriu-hook: error:", err)
+	}
+	text := err.Error()
+	images := os.Getenv("CRTOOLS_IMAGE_DIR") // a name that ends with criu
+	if dir, linkErr := os.Readlink(images); linkErr == nil {
+		text = strings.ReplaceAll(text, images+"/", dir+"/")
+	}
+	return "Error (cucriu-hook): " + strings.ReplaceAll(text, "\n", "\n  ") + "\n"
 }
 
 // usageError is wrong usage of this program, or a configuration that cannot be used. Its exit

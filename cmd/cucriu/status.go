@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -53,11 +54,20 @@ func statusCommand() *cobra.Command {
 				if s.Elsewhere {
 					outcome += ", left alone: of another pid namespace"
 				}
-				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Begun.Local().Format("2006-01-02 15:04:05"), s.Session, s.PIDs(), outcome, s.ImageDir, s.Message)
+				fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\n", s.Begun.Local().Format("2006-01-02 15:04:05"), s.Session, s.PIDs(), outcome, existing(s.ImageDir), s.Message)
 			}
 			return errors.Join(err, table.Flush())
 		},
 	}
 	jsonFlag(cmd, &asJSON)
 	return cmd
+}
+
+// existing returns a path if something is there, else a dash: a dump that failed leaves no image,
+// and an image may have been moved.
+func existing(path string) string {
+	if _, err := os.Stat(path); err != nil {
+		return "-"
+	}
+	return path
 }

@@ -68,7 +68,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	_, dumpErr := d.do(ctx)
 	ended := time.Now()
-	s, err := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu)
+	s, err := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
 	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
@@ -85,6 +85,12 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if leavesRunning {
 		if err := image.Publish(partial, dir); err != nil {
 			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), hooks.CheckEnded(s, root))
+		}
+		if s != nil {
+			s.Update(func() { s.CommittedDir = dir })
+			if err := s.Save(); err != nil { // the image is complete all the same
+				hook.Log.Warn("the journal does not say where the image is", "session", s.Name(), "error", err)
+			}
 		}
 	}
 	if d.criu.LeaveStopped {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,11 +67,13 @@ type drive struct {
 	kind    journal.Kind
 	options Options
 	workDir string
+	output  *os.File // gets what criu prints beside its log
 	swrk    *criuutil.Swrk
 	criu    *criuutil.Criu
 	stage   hooks.Stage // what all stages have in common
 	begun   time.Time
-	staged  bool // criu has announced a stage; before that it touches nothing
+	cause   string // why criu failed, for the journal; empty if it did not, or it is not known
+	staged  bool   // criu has announced a stage; before that it touches nothing
 }
 
 // start starts criu for a request about an image directory.
@@ -94,18 +97,18 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	}
 	// criu's own CUDA plugin would do our work once more, without the map.
 	env := append(os.Environ(), "CRIU_LIBS_DIR="+empty)
-	if d.swrk, err = criuutil.StartSwrk(path, env); err != nil {
+	if err := d.startSwrk(path, env); err != nil {
 		return nil, err
 	}
 	if d.criu, err = criuutil.OpenCriu(d.swrk.PID); err != nil {
-		return nil, errors.Join(err, d.swrk.Close())
+		return nil, errors.Join(err, d.swrk.Close(), d.output.Close())
 	}
 	asked := proto.Clone(options.RPC).(*rpc.CriuOpts)
 	if options.ConfigFile != "" {
 		asked.ConfigFile = proto.String(options.ConfigFile)
 	}
 	if err := d.criu.SetOptions(asked); err != nil {
-		return nil, errors.Join(err, d.criu.Close(), d.swrk.Close())
+		return nil, errors.Join(err, d.criu.Close(), d.swrk.Close(), d.output.Close())
 	}
 	d.criu.LeaveStopped = d.criu.LeaveStopped || options.LeaveStopped
 	if !d.criu.LibDirGiven {
@@ -115,6 +118,30 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		d.criu.RootParent = &self
 	}
 	return d, nil
+}
+
+// startSwrk starts criu. What criu prints beside its log would end up in the middle of our own
+// lines, so it goes to a file, which [drive.said] reads.
+func (d *drive) startSwrk(path string, env []string) (err error) {
+	if d.output, err = os.CreateTemp(d.workDir, string(d.kind)+"-*.out"); err != nil {
+		return fmt.Errorf("folder for criu's log: %w", err)
+	}
+	if err = os.Remove(d.output.Name()); err == nil {
+		d.swrk, err = criuutil.StartSwrk(path, env, d.output)
+	}
+	if err != nil {
+		return errors.Join(err, d.output.Close())
+	}
+	return nil
+}
+
+// said returns what criu has printed beside its log.
+func (d *drive) said() string {
+	text, err := io.ReadAll(io.NewSectionReader(d.output, 0, 1<<16))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
 }
 
 // emptyDir makes a folder for plugins that holds none.
@@ -162,6 +189,7 @@ func (d *drive) prepareWorkDir() error {
 // do makes the request and serves criu's stages, until criu has ended.
 func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	defer d.criu.Close() // its identity stays known
+	defer d.output.Close()
 	defer func() {
 		if !d.staged {
 			err = preflight.AsRefusal(err)
@@ -201,7 +229,11 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	} else if closeErr != nil && errors.Is(err, criuutil.ErrNoAnswer) {
 		err = fmt.Errorf("%w: %w", err, closeErr)
 	}
-	return response, d.explained(err)
+	said := d.said()
+	if said != "" && err == nil {
+		d.hook.Log.Info("criu printed", "text", said)
+	}
+	return response, d.explained(err, said)
 }
 
 // configFile names a configuration file for criu: the user's, with the options added for
@@ -251,20 +283,40 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 
 func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
 
-// explained adds criu's own errors to the error of a request.
-func (d *drive) explained(err error) error {
+// explained adds to the error of a request what criu has logged and said: the cause comes
+// first, then what to do about it.
+func (d *drive) explained(err error, said string) error {
 	failed := new(criuutil.CriuError)
-	if !errors.As(err, &failed) {
+	answered := errors.As(err, &failed)
+	if !answered && !errors.Is(err, criuutil.ErrNoAnswer) {
 		return err
 	}
 	log, readErr := os.ReadFile(d.logPath())
-	if readErr != nil {
-		return err
+	failure := criuutil.ReadFailure(bytes.NewReader(log))
+	switch {
+	case failure.Cause == "":
+	case answered:
+		failed.Message = failure.Cause // criu answers with its first error, even a harmless one
+	default:
+		err = fmt.Errorf("%w: %s", err, failure.Cause)
 	}
-	if lines := criuutil.LogErrors(bytes.NewReader(log), 5); len(lines) > 0 {
-		return fmt.Errorf("%w\ncriu's last errors:\n  %s\nits log: %s", err, strings.Join(lines, "\n  "), d.logPath())
+	var more strings.Builder
+	if failure.Remedy != "" {
+		more.WriteString("\nwhat to do: " + failure.Remedy)
 	}
-	return fmt.Errorf("%w; its log: %s", err, d.logPath())
+	if len(failure.Further) > 0 {
+		more.WriteString("\ncriu's further errors:\n  " + strings.Join(failure.Further, "\n  "))
+	}
+	if said != "" {
+		more.WriteString("\ncriu says: " + strings.ReplaceAll(said, "\n", "\n  "))
+	}
+	if readErr == nil {
+		more.WriteString("\nits log: " + d.logPath())
+	}
+	if failure.Cause != "" {
+		d.cause = fmt.Sprintf("%s (criu's log: %s)", failure.Cause, d.logPath())
+	}
+	return fmt.Errorf("%w%s", err, more.String())
 }
 
 func (d *drive) result(s *journal.Session, root int, dir string) Result {

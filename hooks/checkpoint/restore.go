@@ -36,7 +36,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		return Result{}, preflight.AsRefusal(err)
 	}
 	response, err := d.do(ctx)
-	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu)
+	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)

@@ -50,7 +50,10 @@ func logExcerpt(log string) string {
 	if err != nil {
 		return err.Error()
 	}
-	lines := criuutil.LogErrors(strings.NewReader(string(data)), 8)
+	var lines []string
+	if failure := criuutil.ReadFailure(strings.NewReader(string(data))); failure.Cause != "" {
+		lines = append([]string{failure.Cause}, failure.Further...)
+	}
 	for line := range strings.Lines(string(data)) {
 		if strings.Contains(line, "level=") || strings.HasPrefix(line, "serial-hook:") || strings.HasPrefix(line, "cucriu-hook:") {
 			lines = append(lines, strings.TrimSpace(line))

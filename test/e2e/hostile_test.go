@@ -83,8 +83,11 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 			if run.Err == nil || job.Alive() {
 				t.Fatalf("%s: restored", test.name)
 			}
-			if n := strings.Count(run.Log, "cucriu-hook: error:"); n != 1 || !strings.Contains(run.Log, test.want) {
+			if n := strings.Count(run.Log, "Error (cucriu-hook): "); n != 1 || !strings.Contains(run.Log, test.want) {
 				t.Errorf("%s: %d errors, want one with %q\n%s", test.name, n, test.want, run.Lines())
+			}
+			if strings.Contains(run.Log, "Error (cucriu-hook): manifest") && strings.Contains(run.Log, "/proc/") && !strings.Contains(run.Log, path) {
+				t.Errorf("%s: the error does not name %s\n%s", test.name, path, run.Lines())
 			}
 			if strings.Contains(run.Log, "Forking task") {
 				t.Errorf("%s: criu created a process", test.name)
@@ -139,7 +142,11 @@ func TestAMadeUpEnvironmentTouchesNobody(t *testing.T) {
 			if err := hook.Run(); !errors.As(err, &exit) || !exit.Exited() {
 				t.Errorf("%q: %v, want an exit status that is not 0", test, err)
 			}
-			if text := strings.TrimSpace(stderr.String()); strings.Count(text, "\n") != 0 || !strings.Contains(text, "error: ") {
+			prefix := "Error (cucriu-hook): "
+			if test[0] == "" {
+				prefix = "cucriu-hook: error: "
+			}
+			if text := strings.TrimSpace(stderr.String()); strings.Count(text, "\n") != 0 || !strings.HasPrefix(text, prefix) {
 				t.Errorf("%q: not one line: %s", test, text)
 			}
 		}

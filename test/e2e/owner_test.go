@@ -141,7 +141,7 @@ func TestPostResumeSaysThatTheRestoreWasEndedBefore(t *testing.T) {
 		if got := host.RestoreOutcome(); got != "killed" {
 			t.Fatalf("outcome %q, want killed", got)
 		}
-		if !strings.Contains(string(out)+string(log), "error: the restore was ended before post-resume (outcome killed") {
+		if !strings.Contains(string(out)+string(log), "Error (cucriu-hook): the restore was ended before post-resume (outcome killed") {
 			t.Fatalf("post-resume does not say so\n%s", testenv.CriuRun{Log: string(out) + string(log)}.Lines())
 		}
 	})

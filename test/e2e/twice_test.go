@@ -34,7 +34,7 @@ func TestAHookThatIsNamedTwiceFailsTwiceWithOneError(t *testing.T) {
 		job := host.Start(1)
 		host.Faults("lock return 999")
 		run := host.TryDump(job, t.TempDir(), "--action-script", host.HookBin)
-		if run.Err == nil || strings.Count(run.Log, "cucriu-hook: error: lock: ") != 2 {
+		if run.Err == nil || strings.Count(run.Log, "Error (cucriu-hook): lock: ") != 2 {
 			t.Fatalf("want the error of the lock twice: %v\n%s", run.Err, run.Lines())
 		}
 		if sessions := host.Sessions(); len(sessions) != 1 {
