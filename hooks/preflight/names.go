@@ -46,6 +46,7 @@ const (
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
+	FindingPIDTaken      = "pid-taken"      // a pid that the image needs is in use
 	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )
