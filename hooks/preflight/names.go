@@ -43,6 +43,7 @@ const (
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it
 	FindingDiskSpace      = "disk-space"       // the image directory's file system lacks space
+	FindingImageDirectory = "image-directory"  // a dump cannot make this directory its image
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
