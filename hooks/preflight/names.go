@@ -23,6 +23,10 @@ const (
 	FindingKernel        = "kernel"         // the kernel's version
 	FindingTHP           = "thp"            // transparent huge pages are not available
 	// About a job.
+	FindingNoProcess      = "no-process"       // the pid is nobody's, or that of a thread
+	FindingZombie         = "zombie"           // the root has ended and is not reaped
+	FindingKernelThread   = "kernel-thread"    // the root is a thread of the kernel
+	FindingSession        = "session"          // processes of the tree are suspended, or in another dump
 	FindingCUDA           = "cuda"             // a CUDA process and what it holds
 	FindingCUDAState      = "cuda-state"       // a CUDA process is not running, or the driver cannot tell
 	FindingNoGPU          = "no-gpu"           // a CUDA process that sees no GPU
