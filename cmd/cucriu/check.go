@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 )
 
@@ -28,8 +29,9 @@ func checkCommand() *cobra.Command {
 
 Without options this machine is looked at: the driver, criu, the kernel, and
 what this process may do. With -t the job below a process is looked at as well,
-as the dump looks at it; with -t and -D, whether its image fits. With -D alone an
-image is looked at, and whether this machine can take it. Nothing is touched.
+as the dump looks at it; with -t and -D, whether its image can go there, and fits.
+With -D alone an image is looked at, and whether this machine can take it: its
+pids must be free. Nothing is touched.
 
 Managed memory cannot be seen from outside: the checkpoint refuses it, and the
 job then runs on.
@@ -54,9 +56,9 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			var more preflight.Findings
 			switch {
 			case pid != 0:
-				more, err = hook.Host().CheckJob(cmd.Context(), pid, dir)
+				more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir)
 			case dir != "":
-				more, err = hook.Host().CheckImage(cmd.Context(), dir)
+				more, err = checkpoint.CheckRestore(cmd.Context(), hook, dir)
 			}
 			if err != nil {
 				return err

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/criuutil/images"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 )
@@ -28,9 +27,10 @@ func restoreCommand() *cobra.Command {
 It returns once the job runs, and leaves it running; with --foreground it stays,
 passes signals on to the job's root process and ends with its exit status.
 
-The checks that can be made beforehand (whether the image is whole, driver
-version, GPU map, free GPU memory) are made before criu creates anything. If the restore fails later, what exists of
-the job is ended, and the image is intact.`,
+The checks that can be made beforehand (whether the image is whole, whether its
+pids are free, driver version, GPU map, free GPU memory) are made before criu
+creates anything. If the restore fails later, what exists of the job is ended,
+and the image is intact.`,
 		Example: `  cucriu restore -D /var/lib/images/job1
   cucriu restore -D /var/lib/images/job1 -j --foreground
   CUCRIU_CONFIG=/root/swap.yaml cucriu restore -D /var/lib/images/job1 --pidfile /run/job1.pid`,
@@ -49,9 +49,6 @@ the job is ended, and the image is intact.`,
 			options.RPC.RstSibling = proto.Bool(foreground) // so that the root is our child, and we get its exit status
 			root := 0
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
-				if err := images.CheckWhole(criu.images); err != nil {
-					return checkpoint.Result{}, refusedError{err}
-				}
 				result, err := checkpoint.Restore(ctx, hook, criu.images, options)
 				root = result.RootPID
 				return result, err

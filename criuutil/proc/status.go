@@ -14,6 +14,7 @@ import (
 // Status holds those fields of /proc/PID/status that a dump or a restore needs.
 type Status struct {
 	Name      string // made printable: a process may give itself any name
+	TGID      int    // the pid of the process; another one than asked for if that was a thread's
 	PPID      int
 	TracerPID int
 	Seccomp   bool // it is under a seccomp filter or in strict mode
@@ -70,6 +71,8 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.Name = Printable(value)
 		case "State":
 			s.Ended = strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X")
+		case "Tgid":
+			s.TGID, err = strconv.Atoi(value)
 		case "PPid":
 			s.PPID, err = strconv.Atoi(value)
 		case "TracerPid":

@@ -29,6 +29,9 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
+	if err := refuseDump(hook, int(options.RPC.GetPid()), dir); err != nil {
+		return Result{}, preflight.AsRefusal(err)
+	}
 	partial, err := hook.NewPartial(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"cucriu/hooks"
@@ -22,11 +21,9 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
-	switch entries, err := os.ReadDir(dir); { // check this before a criu is started for nothing
-	case err != nil:
-		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
-	case len(entries) == 0:
-		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory %s is empty: name that of an image", dir))
+	findings, err := imageFindings(ctx, dir)
+	if err := errors.Join(err, findings.Err()); err != nil {
+		return Result{}, preflight.AsRefusal(err)
 	}
 	if err := addRecorded(&options, dir); err != nil {
 		return Result{}, preflight.AsRefusal(err)

@@ -25,7 +25,7 @@ const partialInfix = ".partial-" // between the directory's name and the pid of 
 // NewPartial removes what a killed dump under the same name left behind, except the directories
 // that needed returns true for.
 func NewPartial(dir string, needed func(partial string) bool) (string, error) {
-	if err := checkVacant(dir); err != nil {
+	if err := CheckVacant(dir); err != nil {
 		return "", err
 	}
 	if err := removeStalePartials(dir, needed); err != nil {
@@ -38,7 +38,28 @@ func NewPartial(dir string, needed func(partial string) bool) (string, error) {
 	return partial, nil
 }
 
-func checkVacant(dir string) error {
+// DirectoryError says why a directory cannot become an image directory.
+type DirectoryError struct{ meaning, remedy string }
+
+// Error returns the meaning and the remedy.
+func (e *DirectoryError) Error() string { return e.meaning + ": " + e.remedy }
+
+// Meaning returns the error without its remedy.
+func (e *DirectoryError) Meaning() string { return e.meaning }
+
+// Remedy says what to do about it.
+func (e *DirectoryError) Remedy() string { return e.remedy }
+
+// CheckVacant refuses a directory that cannot become an image directory: it must not exist yet,
+// in a directory that does, or be empty. CheckVacant touches nothing.
+func CheckVacant(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	if err := checkParent(filepath.Dir(dir)); err != nil {
+		return err
+	}
 	info, err := os.Lstat(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -47,14 +68,14 @@ func checkVacant(dir string) error {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("image directory %s is not a directory: name a new one", dir)
+		return &DirectoryError{fmt.Sprintf("image directory %s is not a directory", dir), "name a new one"}
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("image directory %s is not empty, and a dump never overwrites another: name a new one, or remove it", dir)
+		return &DirectoryError{fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), "name a new one, or remove it"}
 	}
 	// An empty directory is replaced by a rename, which fails for a mount point.
 	var itself, parent unix.Stat_t
@@ -62,7 +83,24 @@ func checkVacant(dir string) error {
 		return fmt.Errorf("image directory %s: %w", dir, err)
 	}
 	if itself.Dev != parent.Dev {
-		return fmt.Errorf("image directory %s is a mount point: name a new directory inside it", dir)
+		return &DirectoryError{fmt.Sprintf("image directory %s is a mount point", dir), "name a new directory inside it"}
+	}
+	return nil
+}
+
+// checkParent refuses the directory above an image directory if that cannot be made in it.
+func checkParent(parent string) error {
+	info, err := os.Stat(parent)
+	if err == nil && info.IsDir() {
+		err = unix.Access(parent, unix.W_OK)
+	}
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return &DirectoryError{"image directory: it is to lie in " + parent + ": no such file or directory", "make that directory first (mkdir -p)"}
+	case err != nil:
+		return &DirectoryError{fmt.Sprintf("image directory: it is to lie in %s: %v", parent, err), "name one in a directory that can be written"}
+	case !info.IsDir():
+		return &DirectoryError{"image directory: " + parent + " is not a directory", "name another one"}
 	}
 	return nil
 }

@@ -5,6 +5,18 @@ import (
 	"time"
 )
 
+// ConflictError says that a session is in the way of another.
+type ConflictError struct{ meaning, remedy string }
+
+// Error returns the meaning and the remedy.
+func (e *ConflictError) Error() string { return e.meaning + ": " + e.remedy }
+
+// Meaning returns the error without its remedy.
+func (e *ConflictError) Meaning() string { return e.meaning }
+
+// Remedy says what to do about it.
+func (e *ConflictError) Remedy() string { return e.remedy }
+
 // Conflict returns an error that says that this session is in the way of another. It returns
 // nil if s is nil.
 func (s *Session) Conflict() error {
@@ -14,18 +26,23 @@ func (s *Session) Conflict() error {
 	if s.Kind == KindSuspend {
 		return s.suspendConflict()
 	}
-	return fmt.Errorf("a %s by criu process %d, begun %s, is not over (step %s): wait for it; if criu and its watcher are gone, cucriu recover ends it; "+
-		"if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
-		s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step)
+	return &ConflictError{
+		fmt.Sprintf("a %s by criu process %d, begun %s, is not over (step %s)", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step),
+		"wait for it; if criu and its watcher are gone, cucriu recover ends it; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
+	}
 }
 
 func (s *Session) suspendConflict() error {
 	if s.Suspended() {
-		return fmt.Errorf("processes %v were suspended at %s: cucriu resume -p %d brings them back",
-			pidsOf(s.Members), s.Created.Local().Format(time.TimeOnly), s.Members[0].PID)
+		return &ConflictError{
+			fmt.Sprintf("processes %v were suspended at %s", pidsOf(s.Members), s.Created.Local().Format(time.TimeOnly)),
+			fmt.Sprintf("cucriu resume -p %d brings them back", s.Members[0].PID),
+		}
 	}
-	return fmt.Errorf("processes %v are being suspended or resumed by process %d (step %s): wait for it; if it is gone, cucriu resume -p %d brings them back",
-		pidsOf(s.Members), s.Criu.PID, s.Step, s.Members[0].PID)
+	return &ConflictError{
+		fmt.Sprintf("processes %v are being suspended or resumed by process %d (step %s)", pidsOf(s.Members), s.Criu.PID, s.Step),
+		fmt.Sprintf("wait for it; if it is gone, cucriu resume -p %d brings them back", s.Members[0].PID),
+	}
 }
 
 // ClaimConflict returns an error that says that this session has claimed the image directory of

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
@@ -71,7 +73,9 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 // existing returns dir, or its nearest parent that exists if dir does not.
 func existing(dir string) string {
 	for dir != "" {
-		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) || dir == filepath.Dir(dir) {
+		_, err := os.Stat(dir)
+		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) // its parent may be a file
+		if !absent || dir == filepath.Dir(dir) {
 			break
 		}
 		dir = filepath.Dir(dir)
@@ -104,11 +108,11 @@ const anotherImage = "copy the image again from where it was made, or restore an
 
 // CheckImage finds the reasons for which a restore of an image on this host would be refused.
 func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
+	if absent := PresentFindings(dir); len(absent) > 0 {
+		return absent, nil
+	}
 	manifest, err := image.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		if _, err := os.Lstat(filepath.Join(dir, "inventory.img")); err != nil {
-			return Findings{found(FindingImage, fmt.Errorf("neither an image of criu nor a manifest is there: %w", err), "name the directory of an image")}, nil
-		}
 		return Findings{{Name: FindingImage, Severity: SeverityOK, Message: "holds no CUDA process: criu restores it by itself"}}, nil
 	}
 	if err == nil {

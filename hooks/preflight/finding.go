@@ -120,6 +120,13 @@ func (fs Findings) Text() string {
 	return text.String()
 }
 
+// SessionFinding says that an open session of the journal is in the way of a dump.
+func SessionFinding(severity Severity, conflict error) Finding {
+	f := found(FindingSession, conflict, "see cucriu status")
+	f.Severity = severity
+	return f
+}
+
 // found turns an error into a finding. If the error itself knows what it means and its remedy,
 // as the driver's errors do, found uses these instead of the given remedy.
 func found(name string, err error, remedy string) Finding {

@@ -23,6 +23,10 @@ const (
 	FindingKernel        = "kernel"         // the kernel's version
 	FindingTHP           = "thp"            // transparent huge pages are not available
 	// About a job.
+	FindingNoProcess      = "no-process"       // the pid is nobody's, or that of a thread
+	FindingZombie         = "zombie"           // the root has ended and is not reaped
+	FindingKernelThread   = "kernel-thread"    // the root is a thread of the kernel
+	FindingSession        = "session"          // processes of the tree are suspended, or in another dump
 	FindingCUDA           = "cuda"             // a CUDA process and what it holds
 	FindingCUDAState      = "cuda-state"       // a CUDA process is not running, or the driver cannot tell
 	FindingNoGPU          = "no-gpu"           // a CUDA process that sees no GPU
@@ -44,9 +48,11 @@ const (
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it
 	FindingDiskSpace      = "disk-space"       // the image directory's file system lacks space
+	FindingImageDirectory = "image-directory"  // a dump cannot make this directory its image
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
+	FindingPIDTaken      = "pid-taken"      // a pid that the image needs is in use
 	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )

@@ -61,7 +61,7 @@ func only(t *testing.T, findings preflight.Findings, name string) preflight.Find
 // by criu or by cucriu is refused for it, in the same words, with nothing touched.
 func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images string, dumpArgs ...string) preflight.Finding {
 	t.Helper()
-	found := only(t, check(t, host, "-t", job.Root(), "-D", images), name)
+	found := only(t, check(t, host, "-t", job.Root(), "-D", filepath.Join(images, "images")), name)
 	run := host.TryDump(job, images, dumpArgs...)
 	// Up to the first digit, because free amounts change from one check to the next.
 	words := "refused, nothing was touched: " + regexp.MustCompile(`^.*: [^0-9]*`).FindString(strings.TrimSuffix(found.String(), ": "+found.Remedy))

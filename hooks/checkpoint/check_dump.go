@@ -1,0 +1,46 @@
+package checkpoint
+
+import (
+	"context"
+	"slices"
+
+	"cucriu/hooks"
+	"cucriu/hooks/preflight"
+)
+
+// CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and
+// what else there is to say about it. dir is the image directory; it is empty if that is not
+// known. CheckDump touches nothing.
+func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir string) (preflight.Findings, error) {
+	findings, err := rootFindings(hook, root)
+	if err != nil {
+		return nil, err
+	}
+	lookInside := findings.Err() == nil
+	if dir != "" {
+		findings = append(findings, preflight.DirectoryFindings(dir)...)
+	}
+	if !lookInside { // what else is found would only follow from it
+		return findings, nil
+	}
+	more, err := hook.Host().CheckJob(ctx, root, dir)
+	return slices.Concat(findings, more), err
+}
+
+// refuseDump refuses a dump before a criu is started for it.
+func refuseDump(hook *hooks.Hook, root int, dir string) error {
+	findings, err := rootFindings(hook, root)
+	if err != nil {
+		return err
+	}
+	return slices.Concat(findings, preflight.DirectoryFindings(dir)).Err()
+}
+
+// rootFindings finds what keeps the tree below root from being dumped, whatever is in it.
+func rootFindings(hook *hooks.Hook, root int) (preflight.Findings, error) {
+	findings, err := preflight.RootFindings(root)
+	if err != nil || findings.Err() != nil {
+		return findings, err
+	}
+	return hook.SessionFindings(root)
+}

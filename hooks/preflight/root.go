@@ -1,0 +1,48 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"cucriu/criuutil/proc"
+)
+
+// RootFindings refuses what cannot be the root of a tree that criu dumps: nothing, a thread, a
+// process that has ended, a thread of the kernel, or an ancestor of this program, which would
+// then dump itself.
+func RootFindings(root int) (Findings, error) {
+	f := Finding{Severity: SeverityError, PID: root}
+	status, err := proc.ReadStatus(root)
+	if errors.Is(err, proc.ErrGone) {
+		f.Name, f.Message, f.Remedy = FindingNoProcess, "does not exist", "name the root process of the job (ps, or cucriu status)"
+		return Findings{f}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.Process = status.Name
+	switch {
+	case status.TGID != root:
+		f.Name, f.Message = FindingNoProcess, fmt.Sprintf("is a thread of process %d, and criu dumps whole processes", status.TGID)
+		f.Remedy = fmt.Sprintf("name process %d", status.TGID)
+		return Findings{f}, nil
+	case status.Ended:
+		f.Name, f.Message = FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left to dump", status.PPID)
+		f.Remedy = "name a process that runs"
+		return Findings{f}, nil
+	}
+	kernel, err := proc.IsKernelThread(root)
+	if err != nil {
+		return nil, err
+	}
+	if kernel {
+		f.Name, f.Message, f.Remedy = FindingKernelThread, "is a thread of the kernel, not a process", "name the root process of the job (ps, or cucriu status)"
+		return Findings{f}, nil
+	}
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	return InsideFindings(pids, os.Getpid()), nil
+}
