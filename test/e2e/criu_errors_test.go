@@ -171,6 +171,7 @@ open my $ready, ">", "$ARGV[0]/ready" or die; close $ready; sleep 1000 while 1`
 
 func TestCriusErrorsAboutConnectionsSayWhatToDo(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
+		needsTCP(t)
 		host := testenv.NewHost(t, 1)
 		dir := t.TempDir()
 		job := shell(t, host, dir, "/usr/bin/perl", "-e", connected, dir)

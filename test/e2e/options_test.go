@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
 	"cucriu/internal/testenv"
 )
@@ -31,6 +34,9 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
+				if name == "a TCP connection" {
+					needsTCP(t)
+				}
 				host := testenv.NewHost(t, 1)
 				job := startNeedy(t, host, test.script)
 				images := newImages(t)
@@ -62,6 +68,28 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 				job.Runs()
 			})
 		})
+	}
+}
+
+// needsTCP skips a test where criu cannot dump TCP sockets: CRIU before 4.2 on kernel 6.16
+// and newer.
+func needsTCP(t *testing.T) {
+	t.Helper()
+	text, err := criuutil.CriuVersion(t.Context(), testenv.Criu(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := proc.System{}.KernelVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	criu, criuErr := criuutil.ParseVersion(text)
+	kernel, kernelErr := criuutil.ParseVersion(release)
+	if err := errors.Join(criuErr, kernelErr); err != nil {
+		t.Fatal(err)
+	}
+	if criu.Before(4, 2) && !kernel.Before(6, 16) {
+		t.Skipf("CRIU %s cannot dump TCP sockets on kernel %s", text, release)
 	}
 }
 
