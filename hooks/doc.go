@@ -30,6 +30,8 @@
 //	            processes                                                  dump_stop.go, suspension_stop.go
 //	park        every thread except the restore threads: no SIGCONT runs
 //	            it now; look for new processes once more                   park.go
+//	children    take the driver's files and mappings from children that
+//	            were forked from a CUDA process                            dump_children.go
 //	trace       let the restore threads run, and nothing else              suspension_checkpoint.go
 //	checkpoint  all processes in parallel, into memory that stopped
 //	            threads make ready                                         suspension_checkpoint.go, prefault.go
@@ -87,7 +89,8 @@
 //	             with GPU pairs, or none, and only  │
 //	             if there is free memory for it     │
 //	release                                         ┘
-//	unpark       every thread gets its own registers back
+//	unpark       what was borrowed of forked children is returned, and
+//	             every thread gets its own registers back
 //	continue     SIGCONT; what stays stopped runs under trace
 //	unlock       with every thread running
 //	release      what stays stopped

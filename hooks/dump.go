@@ -78,6 +78,7 @@ func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) 
 		{journal.StepLock, d.lockTargets},
 		{journal.StepStop, d.stopTree},
 		{journal.StepPark, d.parkTree},
+		{journal.StepChildren, d.releaseChildren},
 		{journal.StepTrace, d.trace},
 		{journal.StepCheckpoint, d.checkpointAndCopy},
 		{journal.StepRelease, d.release},

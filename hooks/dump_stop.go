@@ -75,7 +75,7 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 		if err := d.refuse(p.Findings); err != nil {
 			return nil, err
 		}
-		if p.Process != nil {
+		if p.Process != nil { // what a process without CUDA holds of the driver is judged when it is parked
 			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.Name)
 		}
 		stopped, err := proc.Stopped(pid)

@@ -212,14 +212,22 @@ func (h *Hook) Host() preflight.Host {
 	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, Timeout: h.Config.Lock.Timeout}
 }
 
+// Judge returns the findings as the user wants them judged: what the configuration refuses is
+// an error, and what it and Force override a warning.
+func (h *Hook) Judge(findings preflight.Findings) preflight.Findings {
+	if h.Config.ForkedChildren == config.RefuseChildren {
+		findings = findings.Harden(preflight.FindingForkedChild)
+	}
+	return findings.Force(slices.Concat(h.Force, h.Config.Force))
+}
+
 // refuse fails if there are errors among the findings that are not overridden. It logs what
 // is overridden, and warnings.
 func (h *Hook) refuse(findings preflight.Findings) error {
-	forced := slices.Concat(h.Force, h.Config.Force)
-	if err := preflight.CheckForce(forced); err != nil {
+	if err := preflight.CheckForce(slices.Concat(h.Force, h.Config.Force)); err != nil {
 		return err
 	}
-	findings = findings.Force(forced)
+	findings = h.Judge(findings)
 	for _, f := range findings.Of(preflight.SeverityWarning) {
 		h.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
 	}

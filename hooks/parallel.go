@@ -8,10 +8,21 @@ import (
 // parallel does one step for all targets at once and waits for every one of
 // them, whatever the others return.
 func parallel(targets []*target, do func(*target) error) error {
-	errs := make([]error, len(targets))
+	return parallelUpTo(len(targets), len(targets), func(i int) error { return do(targets[i]) })
+}
+
+// parallelUpTo does a step n times, for the numbers from 0 on, and at most so many of them at
+// once. It waits for all of them.
+func parallelUpTo(most, n int, do func(i int) error) error {
+	errs := make([]error, n)
 	var wg sync.WaitGroup
-	for i, t := range targets {
-		wg.Go(func() { errs[i] = do(t) })
+	free := make(chan struct{}, max(most, 1))
+	for i := range n {
+		free <- struct{}{}
+		wg.Go(func() {
+			errs[i] = do(i)
+			<-free
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -149,6 +150,12 @@ func (b *bringUp) parkUnparked(ctx context.Context) error {
 // unpark gives the threads their own registers back. Nothing is checkpointed any more, so
 // they may be continued from here on.
 func (b *bringUp) unpark(ctx context.Context) error {
+	// A child whose thread is still borrowed: the call that was under way is its last.
+	for _, child := range b.Children {
+		if err := returnThreads(ctx, child.PID, b.borrowedFile(child.PID)); err != nil {
+			return err
+		}
+	}
 	pids := pidsOf(b.all)
 	for _, other := range b.Others {
 		pids = append(pids, other.PID)
@@ -157,21 +164,23 @@ func (b *bringUp) unpark(ctx context.Context) error {
 		if b.session.Kind == journal.KindRestore {
 			b.rearmTimers(pid)
 		}
-		if parked, err := inject.IsParked(b.parkedFile(pid)); err != nil || !parked {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		// A thread in a frozen group of cgroup v1 cannot be traced.
-		if err := thaw(ctx, pid); err != nil {
-			return err
-		}
-		if err := inject.Unpark(ctx, b.parkedFile(pid)); err != nil {
+		if err := returnThreads(ctx, pid, b.parkedFile(pid)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// returnThreads gives the threads in a file their own registers back. There may be no such file.
+func returnThreads(ctx context.Context, pid int, saved string) error {
+	if _, err := os.Lstat(saved); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	// A thread in a frozen group of cgroup v1 cannot be traced.
+	if err := thaw(ctx, pid); err != nil {
+		return err
+	}
+	return inject.ReturnBorrowed(ctx, saved)
 }
 
 // rearmTimers starts the periodic timers of a process again that expired in the stop: criu

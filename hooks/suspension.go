@@ -82,7 +82,9 @@ func (s *suspension) inspectNamed(ctx context.Context, pid int) (*preflight.Proc
 	if err == nil {
 		err = seen.Findings.Err()
 	}
-	if err == nil && seen.Process == nil {
+	if err == nil && seen.Holder != nil {
+		err = fmt.Errorf("process %d (%s) holds GPU devices and has no CUDA state, as a child that was forked from a CUDA process: name the CUDA process itself (cucriu inspect lists them)", pid, seen.Name)
+	} else if err == nil && seen.Process == nil {
 		err = fmt.Errorf("process %d uses no CUDA: it is not one for this command", pid)
 	}
 	return seen.Process, err

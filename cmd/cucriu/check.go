@@ -65,7 +65,8 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			}
 			// A job or an image that fails because of the machine's driver reports this again.
 			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
-			findings = append(findings, more...).Force(slices.Concat(force, hook.Config.Force))
+			hook.Force = force
+			findings = hook.Judge(append(findings, more...))
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), findings)
 			} else {

@@ -59,31 +59,47 @@ func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall
 
 // call starts a system call in a thread that is in one of our stops.
 func (l *loan) call(t *borrowedThread, what remoteCall) error {
-	regs := t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument))
+	err := l.enter(t, t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument)))
+	if err != nil {
+		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
+	}
+	return nil
+}
+
+// enter lets a thread that is in one of our stops enter the kernel with these registers.
+func (l *loan) enter(t *borrowedThread, regs registers) error {
 	err := regs.write(t.TID)
 	if err == nil {
 		err = unix.PtraceSyscall(t.TID, 0)
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
+		return err
 	}
 	t.state = called // if it was killed, the next wait reports it
 	return nil
 }
 
 func (l *loan) result(t *borrowedThread, what remoteCall) error {
-	var regs registers
-	err := regs.read(t.TID)
-	if result := regs.result(); err == nil && result < 0 {
-		err = unix.Errno(-result)
-	}
-	if errors.Is(err, unix.ESRCH) {
-		err = proc.ErrGone
-	}
-	if err != nil {
+	if _, err := t.result(); err != nil {
 		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
 	}
 	return nil
+}
+
+// result returns what the thread's call has returned.
+func (t *borrowedThread) result() (uint64, error) {
+	var regs registers
+	err := regs.read(t.TID)
+	result := regs.result()
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return 0, proc.ErrGone
+	case err != nil:
+		return 0, err
+	case -4096 < result && result < 0: // linux/err.h
+		return 0, unix.Errno(-result)
+	}
+	return uint64(result), nil
 }
 
 // idle points a thread whose call has returned at the endless wait. We may be killed before

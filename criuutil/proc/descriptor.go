@@ -24,3 +24,26 @@ func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	// The kernel sets close-on-exec.
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
+
+// ClosesOnExec reports whether a descriptor of a process is closed when it executes a program.
+func ClosesOnExec(pid, fd int) (bool, error) {
+	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+	if err != nil {
+		return false, GoneOr(pid, err)
+	}
+	var position int64
+	var flags int
+	if _, err := fmt.Sscanf(string(info), "pos:\t%d\nflags:\t%o", &position, &flags); err != nil {
+		return false, fmt.Errorf("fdinfo of descriptor %d of process %d is not understood: %w: %q", fd, pid, err, info)
+	}
+	return flags&unix.O_CLOEXEC != 0, nil
+}
+
+// IsNull reports whether a path leads to the kernel's /dev/null.
+func IsNull(path string) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return false, fmt.Errorf("%s: %w", path, err)
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3), nil
+}

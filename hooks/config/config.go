@@ -21,9 +21,11 @@ type Config struct {
 	Checkpoint Checkpoint
 	Pages      Pages
 	FastLane   FastLane
-	Restore    Restore
-	Force      []string // names of the findings that are overridden
-	Log        Log
+	// ForkedChildren says what a dump does about children that CUDA processes forked.
+	ForkedChildren ForkedChildren
+	Restore        Restore
+	Force          []string // names of the findings that are overridden
+	Log            Log
 
 	// RunDir holds what must outlive one hook: the sessions' journals, and criu's logs. It cannot be set in the file, because every part of one
 	// installation must agree on it.
@@ -62,6 +64,17 @@ const (
 	Fast Pages = "fast"
 	// ByCriu leaves it to criu, which writes one process at a time with one thread.
 	ByCriu Pages = "criu"
+)
+
+// ForkedChildren says what a dump does about children that a CUDA process forked without exec,
+// and that hold GPU devices which they cannot use.
+type ForkedChildren string
+
+const (
+	// ReleaseChildren takes the devices from them.
+	ReleaseChildren ForkedChildren = "release"
+	// RefuseChildren refuses the dump.
+	RefuseChildren ForkedChildren = "refuse"
 )
 
 // FastLane says how the fast lane works.
@@ -108,14 +121,15 @@ const (
 // Default returns the configuration of a host that has no configuration file.
 func Default() Config {
 	return Config{
-		GPUs:       GPUs{Unmapped: gpumap.FillUnmapped},
-		Driver:     Driver{Library: "libcuda.so.1", Root: "/"},
-		Lock:       Lock{Timeout: 10 * time.Second, Try: time.Second},
-		Checkpoint: Checkpoint{Timeout: 10 * time.Minute},
-		Pages:      Fast,
-		FastLane:   FastLane{Compress: pages.Raw, Sync: true, Prefault: true},
-		Restore:    Restore{Timeout: 10 * time.Minute, OnFailure: KillOnFailure},
-		Log:        Log{Level: slog.LevelInfo, Format: Text},
-		RunDir:     "/run/cucriu",
+		GPUs:           GPUs{Unmapped: gpumap.FillUnmapped},
+		Driver:         Driver{Library: "libcuda.so.1", Root: "/"},
+		Lock:           Lock{Timeout: 10 * time.Second, Try: time.Second},
+		Checkpoint:     Checkpoint{Timeout: 10 * time.Minute},
+		Pages:          Fast,
+		FastLane:       FastLane{Compress: pages.Raw, Sync: true, Prefault: true},
+		ForkedChildren: ReleaseChildren,
+		Restore:        Restore{Timeout: 10 * time.Minute, OnFailure: KillOnFailure},
+		Log:            Log{Level: slog.LevelInfo, Format: Text},
+		RunDir:         "/run/cucriu",
 	}
 }

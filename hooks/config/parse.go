@@ -134,6 +134,7 @@ func (p *parser) root(n *yaml.Node) error {
 			boolean("sync", &c.FastLane.Sync),
 			boolean("prefault", &c.FastLane.Prefault),
 		),
+		text("forked_children", (*string)(&c.ForkedChildren)),
 		section("restore",
 			duration("timeout", &c.Restore.Timeout),
 			text("on_failure", (*string)(&c.Restore.OnFailure)),

@@ -43,6 +43,7 @@ lock: {timeout: 1m30s, try: 250ms}
 checkpoint: {timeout: 20m}
 pages: criu
 fast_lane: {compress: zstd, sync: false, prefault: false}
+forked_children: refuse
 restore: {timeout: 15m, on_failure: leave}
 force: [peer-memory, disk-space]
 log: {level: debug, format: json, file: /var/log/cucriu.log}
@@ -60,15 +61,16 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 			},
 			Unmapped: gpumap.FailUnmapped,
 		},
-		Driver:     Driver{Library: "/opt/nvidia/lib/libcuda.so.1", Root: "/run/nvidia/driver"},
-		Lock:       Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
-		Checkpoint: Checkpoint{Timeout: 20 * time.Minute},
-		Pages:      ByCriu,
-		FastLane:   FastLane{Compress: pages.Zstd},
-		Restore:    Restore{Timeout: 15 * time.Minute, OnFailure: LeaveOnFailure},
-		Force:      []string{"peer-memory", "disk-space"},
-		Log:        Log{Level: slog.LevelDebug, Format: JSON, File: "/var/log/cucriu.log"},
-		RunDir:     "/run/cucriu",
+		Driver:         Driver{Library: "/opt/nvidia/lib/libcuda.so.1", Root: "/run/nvidia/driver"},
+		Lock:           Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
+		Checkpoint:     Checkpoint{Timeout: 20 * time.Minute},
+		Pages:          ByCriu,
+		FastLane:       FastLane{Compress: pages.Zstd},
+		ForkedChildren: RefuseChildren,
+		Restore:        Restore{Timeout: 15 * time.Minute, OnFailure: LeaveOnFailure},
+		Force:          []string{"peer-memory", "disk-space"},
+		Log:            Log{Level: slog.LevelDebug, Format: JSON, File: "/var/log/cucriu.log"},
+		RunDir:         "/run/cucriu",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -33,6 +33,7 @@ func (c Config) Validate() error {
 		checkTry(c.Lock),
 		checkDuration("checkpoint.timeout", c.Checkpoint.Timeout),
 		checkOneOf("pages", c.Pages, Fast, ByCriu),
+		checkOneOf("forked_children", c.ForkedChildren, ReleaseChildren, RefuseChildren),
 		checkDuration("restore.timeout", c.Restore.Timeout),
 		checkOneOf("restore.on_failure", c.Restore.OnFailure, KillOnFailure, LeaveOnFailure),
 		checkForce(c.Force),

@@ -75,6 +75,9 @@ type Record struct {
 	// Others are the processes without CUDA that a restore holds back until the GPU state is
 	// restored.
 	Others []proc.Ident `json:"others,omitempty"`
+	// Children are the processes of which a dump borrows a thread, to take from them what they
+	// inherited of the driver.
+	Children []proc.Ident `json:"children,omitempty"`
 	// Paused are the freezers that were already frozen when the dump began: the container was
 	// paused.
 	Paused   []proc.Freezer  `json:"paused,omitempty"`
@@ -136,7 +139,7 @@ func (r *Record) idents() []*proc.Ident {
 	for i := range r.Members {
 		idents = append(idents, &r.Members[i].Ident)
 	}
-	for _, others := range [][]proc.Ident{r.Tree, r.Others, r.Ancestors} {
+	for _, others := range [][]proc.Ident{r.Tree, r.Others, r.Children, r.Ancestors} {
 		for i := range others {
 			idents = append(idents, &others[i])
 		}

@@ -5,12 +5,14 @@ import "slices"
 // Step is a step of a session. A record holds the one that began last.
 type Step string
 
-// The steps of a dump, in their order. A suspend has the steps from lock to release.
+// The steps of a dump, in their order. A suspend has those from lock to release, without
+// children.
 const (
 	StepNone         Step = "" // nothing has been touched yet
 	StepLock         Step = "lock"
 	StepStop         Step = "stop"
 	StepPark         Step = "park"
+	StepChildren     Step = "children" // of a dump: forked children lose the driver's files
 	StepTrace        Step = "trace"
 	StepCheckpoint   Step = "checkpoint"
 	StepRelease      Step = "release"
@@ -49,7 +51,7 @@ func (r *Record) MayBeCheckpointed() bool {
 	if r.Restored {
 		return false
 	}
-	return r.Kind == KindRestore || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepPark, StepTrace}, r.Step)
+	return r.Kind == KindRestore || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepPark, StepChildren, StepTrace}, r.Step)
 }
 
 // LeavesStopped reports whether criu was told to leave the processes stopped, and got that far.

@@ -86,6 +86,18 @@ func (fs Findings) Soften(names ...string) Findings {
 	return softened
 }
 
+// Harden returns the findings, with those of a name turned into errors, because the user does
+// not want what is done about them.
+func (fs Findings) Harden(name string) Findings {
+	hardened := slices.Clone(fs)
+	for i := range hardened {
+		if hardened[i].Name == name {
+			hardened[i].Severity = SeverityError
+		}
+	}
+	return hardened
+}
+
 // Err returns a [*RefusedError] with the errors among the findings; nil if there are none.
 func (fs Findings) Err() error {
 	if errs := fs.Of(SeverityError); len(errs) > 0 {

@@ -33,6 +33,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	}
 	in := &TreeInspection{}
 	var general Findings // matters only if there is CUDA in the tree
+	var holders []*Holder
 	for _, pid := range pids {
 		p, err := InspectProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != root {
@@ -47,7 +48,15 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 		if p.Process != nil {
 			in.Processes = append(in.Processes, *p.Process)
 		}
+		if p.Holder != nil {
+			holders = append(holders, p.Holder)
+		}
 	}
+	ofHolders, err := holderFindings(holders, in.Processes)
+	if err != nil {
+		return nil, err
+	}
+	in.Findings = append(in.Findings, ofHolders...)
 	if !in.UsesCUDA() {
 		return in, nil
 	}
@@ -108,6 +117,7 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 type ProcessInspection struct {
 	Name     string
 	Process  *Process // nil if it is not a CUDA process
+	Holder   *Holder  // nil if it is a CUDA process, or holds nothing of the driver
 	Findings Findings // from its use of the NVIDIA driver
 	general  Findings // what criu cannot dump, with or without CUDA
 }
@@ -144,12 +154,7 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
 		if len(held.devices) > 0 {
-			p.Findings = append(p.Findings, m.about(Finding{
-				Name: FindingForkedChild, Severity: SeverityError,
-				Message: fmt.Sprintf("holds %v but has no CUDA state that the driver could save: a child forked from a CUDA process without exec "+
-					"(a PyTorch DataLoader worker with the fork start method is one), or a user of NVML or of graphics; criu cannot dump it", held.devices),
-				Remedy: "end it, or start such children with spawn or forkserver, before the dump",
-			}))
+			p.Holder = &Holder{Ident: process.Ident, Name: status.Name, held: held}
 		}
 		return p, nil // otherwise libcuda is loaded but was never used
 	}

@@ -30,7 +30,8 @@ const (
 	FindingCUDA           = "cuda"             // a CUDA process and what it holds
 	FindingCUDAState      = "cuda-state"       // a CUDA process is not running, or the driver cannot tell
 	FindingNoGPU          = "no-gpu"           // a CUDA process that sees no GPU
-	FindingForkedChild    = "forked-child"     // a process with NVIDIA devices but without CUDA state: a forked child
+	FindingForkedChild    = "forked-child"     // children of CUDA processes that hold its devices, and cannot use them
+	FindingNVIDIADevice   = "nvidia-device"    // another process with NVIDIA devices but without CUDA state
 	FindingMismatch       = "library-mismatch" // the process uses another libcuda than the one that would drive it
 	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
 	FindingCriuInside     = "criu-in-tree"     // criu is in the tree that it is to dump
@@ -62,7 +63,7 @@ const (
 // could not succeed.
 func Forceable() []string {
 	return []string{
-		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 	}
 }
 

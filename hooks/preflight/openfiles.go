@@ -19,14 +19,31 @@ import (
 type OpenFiles struct {
 	Libcuda    bool     // a libcuda is mapped; without it this cannot be a CUDA process
 	devices    []string // NVIDIA device files, open or mapped
+	opener     string   // another library of NVIDIA's that opens the device files by itself, if mapped
+	nvidia     deviceUse
 	nccl       []string // NCCL's library or its shared memory, open or mapped
 	anonymous  []string // open anonymous inodes that criu cannot dump
 	infiniband []string // open InfiniBand device files
 }
 
+// deviceUse is how a process holds NVIDIA device files.
+type deviceUse struct {
+	descriptors []int
+	mappings    []proc.Range // neighbours are joined
+}
+
+func (u *deviceUse) addMapping(r proc.Range) {
+	if n := len(u.mappings); n > 0 && u.mappings[n-1].End == r.Start {
+		u.mappings[n-1].End = r.End
+		return
+	}
+	u.mappings = append(u.mappings, r)
+}
+
 var (
 	libcudaFile      = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
 	nvidiaDevice     = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
+	openerFile       = regexp.MustCompile(`/(lib(nvidia-(ml|opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*)$`)
 	ncclFile         = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
 	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
 	// The kinds that criu 4.2.1 was seen to refuse.
@@ -51,7 +68,16 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
 		f.Libcuda = f.Libcuda || libcudaFile.MatchString(path)
-		devices.addIf(nvidiaDevice, path)
+		if devices.addIf(nvidiaDevice, path) {
+			var r proc.Range
+			if _, err := fmt.Sscanf(line, "%x-%x", &r.Start, &r.End); err != nil {
+				return f, fmt.Errorf("/proc/%d/maps: %q: %w", pid, line, err)
+			}
+			f.nvidia.addMapping(r)
+		}
+		if opener := openerFile.FindStringSubmatch(path); opener != nil {
+			f.opener = opener[1]
+		}
 		nccl.addIf(ncclFile, path)
 	}
 	if err := lines.Err(); err != nil {
@@ -68,7 +94,13 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 			continue // closed in the meantime
 		}
 		path = strings.TrimSuffix(path, " (deleted)")
-		devices.addIf(nvidiaDevice, path)
+		if devices.addIf(nvidiaDevice, path) {
+			fd, err := strconv.Atoi(entry.Name())
+			if err != nil {
+				return f, fmt.Errorf("%s: %w", dir, err)
+			}
+			f.nvidia.descriptors = append(f.nvidia.descriptors, fd)
+		}
 		nccl.addIf(ncclFile, path)
 		anonymous.addIf(undumpableInode, path)
 		infiniband.addIf(infinibandDevice, path)
@@ -81,10 +113,12 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 // set is a set of paths.
 type set map[string]bool
 
-func (s set) addIf(pattern *regexp.Regexp, path string) {
-	if pattern.MatchString(path) {
+func (s set) addIf(pattern *regexp.Regexp, path string) bool {
+	matches := pattern.MatchString(path)
+	if matches {
 		s[path] = true
 	}
+	return matches
 }
 
 func (s set) sorted() []string { return slices.Sorted(maps.Keys(s)) }

@@ -162,7 +162,7 @@ static int make_all(const char *root, const struct host_plan *plan)
 		 "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (cudasim@localhost)\n"
 		 "GCC version:  gcc version %s\n", u.machine, plan->driver, __VERSION__);
 	if (make_file(root, "proc/driver/nvidia/version", text) || make_control(root) ||
-	    make_node(root, "nvidia-uvm", 511, 0) || make_file(root, SIM_HOST_FILE ".new", config))
+	    make_node(root, "nvidia-uvm", 511, 0) || make_node(root, "nvidia-memory", 1, 5 /* zero: it can be mapped */) || make_file(root, SIM_HOST_FILE ".new", config))
 		return -1;
 	snprintf(from, sizeof from, "%s/" SIM_HOST_FILE ".new", root);
 	snprintf(to, sizeof to, "%s/" SIM_HOST_FILE, root);

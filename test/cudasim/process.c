@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -107,6 +108,25 @@ static int move_high(int fd)
 	return high;
 }
 
+#define MAPPED_BYTES 8192
+
+/* Stands for what the real driver maps of its devices. */
+static void *map_device(const struct sim_process *p)
+{
+	char path[SIM_FULLPATH];
+	host_path(&p->host, path, "dev/nvidia-memory");
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		sim_log("%s: %s", path, strerror(errno));
+		return MAP_FAILED;
+	}
+	void *at = mmap(NULL, MAPPED_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	int err = errno;
+	close(fd);
+	errno = err;
+	return at;
+}
+
 int sim_hold(struct sim_process *p)
 {
 	char path[SIM_FULLPATH];
@@ -122,6 +142,14 @@ int sim_hold(struct sim_process *p)
 		close(fd);
 		return alive;
 	}
+	p->mapped = map_device(p);
+	if (p->mapped == MAP_FAILED) {
+		int err = -errno;
+		p->mapped = NULL;
+		process_unregister(&p->host, p->name, alive);
+		close(fd);
+		return err;
+	}
 	p->hold = fd;
 	p->alive = alive;
 	return 0;
@@ -132,6 +160,9 @@ void sim_release(struct sim_process *p)
 	process_unregister(&p->host, p->name, p->alive);
 	if (p->hold >= 0)
 		close(p->hold);
+	if (p->mapped)
+		munmap(p->mapped, MAPPED_BYTES);
+	p->mapped = NULL;
 	p->alive = p->hold = -1;
 }
 
@@ -189,7 +220,14 @@ static void enumerate(void)
 	}
 }
 
-static void in_child(void) { atomic_store(&sim_block.ready, 0); }
+/* The child keeps the devices. The lock that says that its parent lives is not the child's. */
+static void in_child(void)
+{
+	atomic_store(&sim_block.ready, 0);
+	if (sim.alive >= 0)
+		close(sim.alive);
+	sim.alive = -1;
+}
 
 static CUresult initialise(void)
 {

@@ -44,6 +44,7 @@ struct sim_process {
 	char name[SIM_NAME];
 	int alive; /* descriptor that holds the lock on the name */
 	int hold;  /* descriptor of nvidiactl: what CRIU refuses to dump */
+	void *mapped; /* what is mapped of nvidia-memory; a forked child inherits it */
 	int ndevices; /* the GPUs visible at cuInit */
 	struct sim_device device[SIM_MAX_GPUS];
 	int nvisible; /* the part that CUDA_VISIBLE_DEVICES leaves, in its order */

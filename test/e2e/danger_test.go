@@ -85,21 +85,6 @@ func TestManagedMemoryIsRefusedAndTheJobRunsOn(t *testing.T) {
 	})
 }
 
-func TestAForkedChildIsRefusedBeforeAnythingIsTouched(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--fork-child")
-		run := host.TryDump(job, t.TempDir())
-		if run.Err == nil || !strings.Contains(run.Log, "forked from a CUDA process") {
-			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
-		}
-		if sessions := host.Sessions(); len(sessions) != 0 {
-			t.Fatalf("a refusal is to touch nothing, but made a session: %+v", sessions)
-		}
-		job.Runs()
-	})
-}
-
 func TestALongKernelIsWaitedFor(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

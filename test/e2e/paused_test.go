@@ -50,11 +50,11 @@ func frozenGroup(t *testing.T, job *testenv.Job) (dir string, write func(name, t
 func TestAPausedJobThatIsRefusedHasNotRun(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		job := host.Start(1, "--fork-child", "--tick-ms", "0")
+		job := host.Start(1, "--share-files", "--tick-ms", "0")
 		dir, write := frozenGroup(t, job)
 		before := job.Ticks()
 		run := host.TryDump(job, t.TempDir(), "--freeze-cgroup", dir, "--manage-cgroups=ignore")
-		if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+preflight.FindingForkedChild) {
+		if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+preflight.FindingNVIDIADevice) {
 			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
 		}
 		if after := job.Ticks(); !slices.Equal(after, before) {

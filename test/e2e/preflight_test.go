@@ -86,7 +86,12 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 		finding string
 		start   func(t *testing.T, host *testenv.Host) *testenv.Job
 	}{
-		{preflight.FindingForkedChild, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--fork-child") }},
+		{preflight.FindingNVIDIADevice, func(_ *testing.T, host *testenv.Host) *testenv.Job { return besideHolder(host) }},
+		{preflight.FindingNVIDIADevice, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--share-files") }},
+		{preflight.FindingForkedChild, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforked_children: refuse\n"))
+			return host.Start(1, "--loaders", "5")
+		}},
 		{preflight.FindingIOURing, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--io-uring") }},
 		{preflight.FindingInfiniBand, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			device := filepath.Join(t.TempDir(), "dev/infiniband/uverbs0")

@@ -44,7 +44,7 @@ func (c *cell) run() string {
 	case c.fault == deadline && c.slow != nil:
 		c.host.Faults(c.slow...)
 	default:
-		c.host.UseFailpoint(c.point + "=" + c.actions(c.fault, c.world))
+		c.host.UseFailpoint(c.point + "=" + c.actions(c.t, c.fault, c.world))
 		c.host.Setenv("CUCRIU_FAILPOINT_MARKS", c.marks)
 	}
 	if c.fault == deadline {
@@ -166,7 +166,7 @@ func (c *cell) atMoment() string {
 	case criuKilled:
 		return "kill -KILL $PPID"
 	case continued:
-		return "kill -CONT " + c.pids() + " || true"
+		return "kill -CONT " + c.pids(c.t) + " || true"
 	case imagesGone:
 		return "rm " + c.imageFiles()
 	}

@@ -15,7 +15,7 @@ import (
 const introduction = `# What becomes of the job when something fails
 
 Written by ` + "`CUCRIU_UPDATE=1 go test ./test/faults`" + `; the test makes every fault of these tables happen on real CRIU and the simulated driver, and fails if
-an outcome differs. The job is a parent with two CUDA processes, each with a thread that does nothing but synchronize with its GPU: it would die if it ran
+an outcome differs. The job is a parent with two CUDA processes, each with forked workers, and with a thread that does nothing but synchronize with its GPU: it would die if it ran
 at the wrong moment. After each fault, and after ` + "`cucriu recover`" + ` where a journal was left open, the test holds that
 
 - exactly one copy of the job runs: where it was, or restored from the image that the fault left behind, with all its GPU memory compared word by word;

@@ -84,7 +84,7 @@ func (r row) run(t *testing.T, results string) {
 		ok := t.Run(strings.ReplaceAll(string(f), " ", "-"), func(t *testing.T) {
 			cells[f] = (&cell{row: r, fault: f, world: w, t: t}).run()
 		})
-		if !ok || f == targetKilled {
+		if !ok || f == targetKilled || r.fresh {
 			w.clear(t)
 		}
 		w.host.Faults()

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"testing"
 )
 
 // fault is a column of the matrix.
@@ -88,6 +89,9 @@ type row struct {
 	midStage bool
 	// mib is the device memory of each process. 0 means as little as possible.
 	mib int
+	// fresh says that each cell needs a job of its own: one that was dumped is not the same
+	// any more.
+	fresh bool
 	// slow holds the simulated driver's fault rules that make the step outlast its
 	// deadline. Without them the step is delayed as it begins.
 	slow []string
@@ -170,6 +174,9 @@ var rows = fill(slices.Concat(
 		{name: "lock", point: "dump.lock", slow: []string{"lock delay 3s"}, midStage: true, also: []fault{calledTwice, otherDump, imagesGone}},
 		{name: "stop", point: "dump.stop", without: lacks(noDeadline, deadline)},
 		{name: "park", point: "dump.park", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "children", point: "dump.children", fresh: true, also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "children: a thread of one borrowed", point: "dump.borrow-child", fresh: true, also: []fault{continued}, without: lacks(roomAgain, runFull)},
+		{name: "children: one without its devices", point: "dump.child-released", fresh: true, also: []fault{continued}, without: lacks(roomAgain, runFull)},
 		{name: "trace", point: "dump.trace", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "checkpoint", point: "dump.checkpoint", slow: []string{"checkpoint delay 3s"}, midStage: true, also: []fault{continued, calledTwice, otherDump}},
 		{name: "checkpoint: memory made ready", point: "dump.prefault", mib: 20, also: []fault{continued}},
@@ -264,7 +271,8 @@ func back(prefix, point string, scene scene, without map[fault]string) []row {
 }
 
 // actions returns what the failpoint does for a fault.
-func (r row) actions(f fault, w *world) string {
+func (r row) actions(t *testing.T, f fault, w *world) string {
+	t.Helper()
 	inWatcher := strings.HasSuffix(r.point, ".watcher") || r.scene == goingBack || r.name == "close, by the watcher"
 	switch {
 	case f == watcherKilled && inWatcher:
@@ -282,7 +290,7 @@ func (r row) actions(f fault, w *world) string {
 		allKilled:     "kill-watcher+kill-criu+kill",
 		imagesFull:    "fill " + w.images,
 		runFull:       "fill " + w.host.RunDir,
-		continued:     "continue " + w.pids(),
+		continued:     "continue " + w.pids(t),
 		calledTwice:   "kill", // if the first call is to end in the middle
 		imagesGone:    "remove " + w.imageFiles(),
 		targetKilled:  fmt.Sprintf("kill %d", w.target),

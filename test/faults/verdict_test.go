@@ -230,7 +230,7 @@ func (c *cell) restore() int {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool { return len(testenv.Running(c.work))+len(testenv.Running(c.criu)) == 0 })
+	testenv.Eventually(c.t, testenv.Soon, "the pids of the job are free", func() bool { return len(testenv.Running(c.work))+len(workers())+len(testenv.Running(c.criu)) == 0 })
 	if c.image != nil {
 		c.image.Close()
 	}
@@ -286,7 +286,7 @@ func (c *cell) tidy(now state) {
 	if len(sessions) > 0 && !c.restores() && now == runs && !complete {
 		files, _ := filepath.Glob(filepath.Join(c.images, "cucriu-pages-*"))
 		left = append(left, files...)
-		for _, pid := range c.alive() {
+		for _, pid := range slices.Concat(c.alive(), workers()) {
 			if file := filepath.Join(c.host.RunDir, "sessions", sessions[len(sessions)-1].Name(), fmt.Sprintf("parked-%d.json", pid)); testenv.Exists(file) {
 				left = append(left, file)
 			}

@@ -10,13 +10,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/testenv"
 )
 
 // world is where the cells of a row happen, one after the other: a simulated host, with its
 // run directory and the image directory each on a small tmpfs, and a job. The job is a
-// parent with two CUDA processes that spin in a synchronizing call. A cell leaves the job
+// parent with two CUDA processes that spin in a synchronizing call. Each of these has forked
+// workers. A cell leaves the job
 // running for the next cell.
 type world struct {
 	host   *testenv.Host
@@ -65,7 +67,7 @@ func (w *world) begin(t *testing.T, r row) {
 		// The parent reports that the child was killed, and criu does not restore a log
 		// file that has grown since the dump.
 		quiet := []string{"/bin/sh", "-c", `exec "$@" 2>/dev/null`, "sh"}
-		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync")
+		w.job = w.host.StartUnder(quiet, 2, "--procs", "2", "--loaders", "5", "--mib", strconv.Itoa(r.memory()), "--spin", "event-sync")
 		w.target = w.job.MustStatus(1).PID
 		w.empty(t, w.good)
 	}
@@ -87,10 +89,20 @@ func (w *world) begin(t *testing.T, r row) {
 	w.copy(t, w.good, w.images)
 }
 
-// pids returns the pids of the job as arguments.
-func (w *world) pids() string {
+// pids returns the pids of the job's processes as arguments. Before a restore, the job is not
+// there, and its processes are known by what they last reported.
+func (w *world) pids(t *testing.T) string {
+	t.Helper()
+	all := w.job.PIDs()
+	if w.job.Alive() {
+		tree, err := proc.Tree(w.job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = tree
+	}
 	var pids []string
-	for _, pid := range w.job.PIDs() {
+	for _, pid := range all {
 		pids = append(pids, strconv.Itoa(pid))
 	}
 	return strings.Join(pids, " ")
@@ -168,11 +180,11 @@ func (w *world) atRest(t *testing.T) {
 }
 
 // clear ends everything that a failed cell has left behind, so that the next cell begins
-// afresh.
+// afresh. The job ends, too.
 func (w *world) clear(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Soon, "what is left of the cell has ended", func() bool {
-		left := slices.Concat(testenv.Running(w.host.HookBin), testenv.Running(w.criu), testenv.Running(w.work))
+		left := slices.Concat(testenv.Running(w.host.HookBin), testenv.Running(w.criu), testenv.Running(w.work), workers())
 		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
@@ -187,8 +199,11 @@ func (w *world) clear(t *testing.T) {
 // alive lists the processes of the job that have not ended and are not ending.
 func (w *world) alive() []int { return testenv.NotEnding(testenv.Running(w.work)) }
 
+// workers lists the workers that the job's CUDA processes have forked. They end with them.
+func workers() []int { return testenv.NotEnding(testenv.Running("loader")) }
+
 // held returns what keeps a thread of the job from running, or "".
 func (w *world) held(t *testing.T) string {
 	t.Helper()
-	return testenv.Held(t, w.driver, w.alive())
+	return testenv.Held(t, w.driver, slices.Concat(w.alive(), workers()))
 }

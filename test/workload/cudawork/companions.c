@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -47,14 +48,14 @@ static int ending(void)
 	return atomic_load_explicit(&run.ending, memory_order_relaxed);
 }
 
-void companions_fork_child(void)
+void companions_fork_child(int share_files)
 {
 	pid_t parent = getpid();
 	sigset_t before;
 
 	/* Before the fork: a request that comes early must not kill the child. */
 	child_block_requests(&before);
-	run.child = fork();
+	run.child = share_files ? syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0) : fork();
 	if (run.child < 0)
 		die(EXIT_USAGE, "--fork-child: cannot fork");
 	if (!run.child)
@@ -69,6 +70,26 @@ void companions_io_uring(void)
 	if (syscall(SYS_io_uring_setup, 1, params) < 0)
 		die(EXIT_USAGE, "--io-uring: %s", strerror(errno));
 }
+
+static void *vfork_thread(void *arg)
+{
+	(void)arg;
+	while (!ending()) {
+		int status;
+		pid_t pid = vfork();
+
+		if (!pid) {
+			execl("/bin/true", "true", NULL);
+			_exit(EXIT_USAGE);
+		}
+		if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+			bad("a program that was started by vfork ended with %d", status);
+		sleep_ms(1);
+	}
+	return NULL;
+}
+
+void companions_vfork(void) { start(vfork_thread, NULL); }
 
 struct spinner {
 	struct gpu *gpu;

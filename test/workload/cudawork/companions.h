@@ -13,15 +13,19 @@
 /*
  * A child forked without exec: it keeps the driver's descriptors and mappings and has
  * no CUDA of its own, as a data loader's workers do. It waits (see child.h), and dies with us.
- * To be called while the process has no threads of its own.
+ * To be called while the process has no threads of its own. With share_files it has our table
+ * of descriptors.
  */
-void companions_fork_child(void);
+void companions_fork_child(int share_files);
 
 /* An io_uring that stays open and unused. */
 void companions_io_uring(void);
 
 /* One thread for each GPU that repeats the call of --spin and never submits work. */
 void companions_spin(struct gpu *gpus, int n, enum spin mode);
+
+/* A thread that starts programs by vfork: until its exec, the child has our memory. */
+void companions_vfork(void);
 
 /* Threads that count, and notice when their memory does not follow. */
 void companions_count(long n);

@@ -2,6 +2,7 @@
 #ifndef CUDAWORK_OPTIONS_H
 #define CUDAWORK_OPTIONS_H
 
+#include "loaders.h"
 #include "memory.h"
 #include "peers.h"
 #include "profiler.h"
@@ -38,13 +39,14 @@ struct options {
 	long busy_ms; /* length of the long kernel of each tick, 0: none */
 	long threads; /* ordinary CPU threads */
 	long burn;    /* more of them, that never pause */
+	long loaders; /* children that work for us */
 	enum spin spin;
 	struct memory memory;
 	enum peers peers;
 	int peers_later;
 	enum profiler profiler;
 	enum pinned pinned;
-	int managed, mlock, fork_child, io_uring, ipc_handles;
+	int managed, mlock, fork_child, share_files, vfork, io_uring, ipc_handles;
 	/* At most one of these three is set. */
 	int ipc;
 	int ranks;

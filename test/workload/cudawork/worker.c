@@ -8,6 +8,7 @@
 #include "companions.h"
 #include "gpu.h"
 #include "ipc.h"
+#include "loaders.h"
 #include "peers.h"
 #include "profiler.h"
 #include "report.h"
@@ -50,8 +51,9 @@ static void set_up(struct worker *w)
 	if (o->managed)
 		gpu_add_managed(&w->gpus[0], MANAGED_BYTES, seed + 50);
 	/* Fork while there are no threads but the driver's. */
-	if (o->fork_child)
-		companions_fork_child();
+	if (o->fork_child || o->share_files)
+		companions_fork_child(o->share_files);
+	loaders_start(o->loaders);
 	if (o->io_uring)
 		companions_io_uring();
 	if (w->role->rank == o->hog_rank)
@@ -61,6 +63,8 @@ static void set_up(struct worker *w)
 	w->scratch = o->pinned ? companions_pin(&w->gpus[0], o->pinned) : pageable;
 	ipc_connect(w->role, &w->gpus[0]);
 	companions_spin(w->gpus, w->ngpus, o->spin);
+	if (o->vfork)
+		companions_vfork();
 	companions_count(o->threads);
 	companions_burn(o->burn);
 }
@@ -116,6 +120,7 @@ static void tick(struct worker *w)
 		gpu_check_sample(&w->gpus[i], w->ticks, w->scratch);
 	}
 	ipc_check(r, &w->gpus[0]);
+	loaders_ask(w->ticks);
 }
 
 /*
@@ -187,6 +192,7 @@ static void tear_down(struct worker *w)
 {
 	ipc_disconnect(w->role, &w->gpus[0]);
 	companions_end();
+	loaders_end();
 	for (int i = 0; i < w->ngpus; i++)
 		gpu_close(&w->gpus[i]);
 }

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Training fed by a DataLoader whose workers are forked after CUDA was initialised.
 
-The workers use no CUDA, but keep the parent's /dev/nvidia* descriptors and mappings:
-CRIU cannot dump them, and a dump of this tree must be refused before it is touched.
+The workers use no CUDA, but keep the parent's /dev/nvidia* descriptors and mappings.
 DIR/loss, status, stop and done are as in train.py.
 """
 

@@ -1,0 +1,47 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// What kcmp(2) compares, from linux/kcmp.h.
+const (
+	kcmpFile  = 0 // two descriptors: do they refer to the same open file?
+	kcmpVM    = 1 // two processes: do they share their memory?
+	kcmpFiles = 2 // do they share their table of descriptors?
+)
+
+// SameFile reports whether a descriptor of one process and one of another refer to the same
+// open file, as after a fork. It is false if one of the descriptors is not open.
+func SameFile(pid, fd, otherPID, otherFD int) (bool, error) {
+	same, err := kcmp(kcmpFile, pid, otherPID, fd, otherFD)
+	if errors.Is(err, unix.EBADF) {
+		return false, nil
+	}
+	return same, err
+}
+
+// SharedTables reports whether two processes share their memory, and whether they share their
+// table of descriptors (vfork(2); clone(2) with CLONE_VM, CLONE_FILES): what one of them opens,
+// closes or maps, the other has, too.
+func SharedTables(pid, otherPID int) (memory, descriptors bool, err error) {
+	if memory, err = kcmp(kcmpVM, pid, otherPID, 0, 0); err != nil {
+		return false, false, err
+	}
+	descriptors, err = kcmp(kcmpFiles, pid, otherPID, 0, 0)
+	return memory, descriptors, err
+}
+
+func kcmp(what, pid, otherPID, index, otherIndex int) (same bool, err error) {
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(otherPID), uintptr(what), uintptr(index), uintptr(otherIndex), 0)
+	switch errno {
+	case 0:
+		return order == 0, nil
+	case unix.ESRCH:
+		return false, fmt.Errorf("process %d or %d: %w", pid, otherPID, ErrGone)
+	}
+	return false, fmt.Errorf("kcmp of processes %d and %d: %w", pid, otherPID, errno)
+}

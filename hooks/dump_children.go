@@ -1,0 +1,160 @@
+package hooks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
+)
+
+// child is a process that was forked from a CUDA process of the tree.
+type child struct {
+	*proc.Process
+	holder *preflight.Holder
+}
+
+// releaseChildren takes from the forked children what they inherited of the driver: criu cannot
+// dump it, and CUDA does not work in them. Each open file becomes /dev/null, and each mapping
+// inaccessible memory. The whole tree is parked, so nobody forks or opens anything meanwhile,
+// and the children are judged by what they are now.
+//
+// It is not undone if the dump fails, and a part of it may be done: the children run on without
+// what they could not use.
+func (d *dump) releaseChildren(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	children, err := d.findChildren(ctx)
+	defer func() {
+		for _, c := range children {
+			c.Close()
+		}
+	}()
+	if err != nil || len(children) == 0 {
+		return err
+	}
+	holders := make([]*preflight.Holder, len(children))
+	for i, c := range children {
+		holders[i] = c.holder
+	}
+	if err := d.refuse(preflight.Findings{preflight.ChildrenFinding(holders)}); err != nil {
+		return err
+	}
+	d.Log.Info("children forked from CUDA processes lose the GPU devices, which they cannot use", "children", len(children))
+	// The journal is written first: a run that comes after us returns the borrowed threads.
+	for _, c := range children {
+		d.session.Children = append(d.session.Children, c.Ident)
+	}
+	if err := d.session.Save(); err != nil {
+		return err
+	}
+	return parallelUpTo(runtime.NumCPU(), len(children), func(i int) error { return d.releaseChild(ctx, children[i]) })
+}
+
+// findChildren finds the forked children in the tree. What it found before an error is returned,
+// too.
+func (d *dump) findChildren(ctx context.Context) ([]child, error) {
+	pids, err := proc.Tree(d.root)
+	if err != nil {
+		return nil, err
+	}
+	cuda := make([]preflight.Process, len(d.members))
+	for i, m := range d.members {
+		cuda[i] = m.Process
+	}
+	found := make([]*child, len(pids))
+	err = parallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
+		if slices.ContainsFunc(cuda, func(p preflight.Process) bool { return p.PID == pids[i] }) {
+			return nil
+		}
+		if found[i], err = d.findChild(ctx, pids[i], cuda); errors.Is(err, proc.ErrGone) {
+			err = nil
+		}
+		return err
+	})
+	var children []child
+	for _, c := range found {
+		if c != nil {
+			children = append(children, *c)
+		}
+	}
+	return children, err
+}
+
+// findChild returns a process as a forked child; nil if it holds nothing of the driver.
+func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process) (*child, error) {
+	process, err := proc.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	seen, err := preflight.InspectProcess(ctx, pid, d.loadDriver)
+	var refused *preflight.Finding
+	if err == nil && seen.Holder != nil {
+		refused, err = seen.Holder.Judge(cuda)
+	}
+	if err == nil && refused != nil {
+		err = d.refuse(preflight.Findings{*refused})
+	}
+	if err != nil || seen.Holder == nil || refused != nil { // refused and forced: criu decides
+		process.Close()
+		return nil, err
+	}
+	return &child{process, seen.Holder}, nil
+}
+
+// releaseChild has one thread of a child make the calls.
+func (d *dump) releaseChild(ctx context.Context, c child) (err error) {
+	defer func() {
+		if errors.Is(err, proc.ErrGone) && !c.Alive() {
+			err = nil
+		}
+	}()
+	descriptors, err := c.holder.Descriptors()
+	if err != nil {
+		return err
+	}
+	lent, err := borrowOne(ctx, c.Process, d.session.borrowedFile(c.PID))
+	if err != nil {
+		return fmt.Errorf("process %d (%s), a child forked from a CUDA process, cannot be rid of the GPU devices: %w", c.PID, c.holder.Name, err)
+	}
+	err = d.session.failpoint(ctx, "dump.borrow-child")
+	if err == nil {
+		err = lent.Disconnect(ctx, descriptors, c.holder.Mappings())
+	}
+	if err == nil {
+		err = d.session.failpoint(ctx, "dump.child-released")
+	}
+	return errors.Join(err, lent.Return(ctx))
+}
+
+// borrowOne borrows a thread of a process that was stopped. If somebody has continued it, it is
+// stopped again.
+func borrowOne(ctx context.Context, process *proc.Process, saved string) (*inject.Borrowed, error) {
+	for {
+		lent, err := borrowFirst(ctx, process.PID, saved)
+		if !errors.Is(err, inject.ErrNotStopped) || ctx.Err() != nil {
+			return lent, err
+		}
+		if err := proc.KeepStopped(ctx, process); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// borrowFirst borrows the first thread that has not ended.
+func borrowFirst(ctx context.Context, pid int, saved string) (lent *inject.Borrowed, err error) {
+	tids, err := proc.Threads(pid)
+	if err != nil {
+		return nil, err
+	}
+	for _, tid := range tids {
+		if lent, err = inject.Borrow(ctx, pid, []int{tid}, saved); !errors.Is(err, proc.ErrGone) {
+			break
+		}
+	}
+	return lent, err
+}

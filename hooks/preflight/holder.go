@@ -1,0 +1,217 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"cucriu/criuutil/inject"
+	"cucriu/criuutil/proc"
+)
+
+// Holder is a process that holds NVIDIA device files, and has no CUDA state that the driver could
+// save. criu cannot dump it as it is.
+//
+// It is usually a child that a CUDA process forked without exec, such as a worker of PyTorch's
+// DataLoader. Such a child inherits the driver's open files and mappings, and CUDA does not
+// work in it. So they can be taken from it. What a user of NVML or of graphics holds is in use.
+type Holder struct {
+	proc.Ident
+	Name string
+	held OpenFiles
+}
+
+func (h *Holder) about(f Finding) Finding {
+	f.PID, f.Process = h.PID, h.Name
+	return f
+}
+
+// Mappings returns the memory at which device files are mapped.
+func (h *Holder) Mappings() []proc.Range { return h.held.nvidia.mappings }
+
+// Descriptors returns the descriptors of device files.
+func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
+	descriptors := make([]inject.Descriptor, len(h.held.nvidia.descriptors))
+	for i, fd := range h.held.nvidia.descriptors {
+		closes, err := proc.ClosesOnExec(h.PID, fd)
+		if err != nil {
+			return nil, err
+		}
+		descriptors[i] = inject.Descriptor{FD: fd, CloseOnExec: closes}
+	}
+	return descriptors, nil
+}
+
+// holderFindings judges all holders of a tree that has these CUDA processes.
+func holderFindings(holders []*Holder, cuda []Process) (Findings, error) {
+	var findings Findings
+	var children []*Holder
+	for _, h := range holders {
+		refused, err := h.judgeRunning(cuda)
+		switch {
+		case errors.Is(err, proc.ErrGone) || errors.Is(err, ErrTransient):
+		case err != nil:
+			return nil, err
+		case refused != nil:
+			findings = append(findings, *refused)
+		default:
+			children = append(children, h)
+		}
+	}
+	if len(children) > 0 {
+		findings = append(findings, ChildrenFinding(children))
+	}
+	return findings, nil
+}
+
+// ChildrenFinding says what a dump does to forked children, of which there must be some.
+func ChildrenFinding(children []*Holder) Finding {
+	f := Finding{
+		Name: FindingForkedChild, Severity: SeverityOK,
+		Message: "was forked from a CUDA process and holds its GPU devices, which it cannot use: a dump takes them from it",
+		Remedy:  "nothing needs to be done; forked_children: refuse refuses such jobs",
+	}
+	if len(children) == 1 {
+		return children[0].about(f)
+	}
+	f.Message = fmt.Sprintf("%d processes (%d to %d) were forked from CUDA processes and hold their GPU devices, which they cannot use: a dump takes these from them",
+		len(children), children[0].PID, children[len(children)-1].PID)
+	return f
+}
+
+// ErrTransient says that a process shares its memory with a CUDA process, as a child does between
+// vfork and exec. Nothing can be said about it yet.
+var ErrTransient = errors.New("shares its memory with a CUDA process, as between vfork and exec")
+
+// judgeRunning is Judge for a process that may run meanwhile, and execute or end: a refusal
+// counts only if it still holds what it was refused for.
+func (h *Holder) judgeRunning(cuda []Process) (refused *Finding, err error) {
+	for range 10 {
+		if refused, err = h.Judge(cuda); refused == nil || err != nil {
+			return nil, err
+		}
+		before := h.held
+		if h.held, err = OpenFilesOf(h.PID); err != nil {
+			return nil, err
+		}
+		if len(h.held.devices) == 0 {
+			return nil, fmt.Errorf("%v no longer holds a device: %w", h, proc.ErrGone)
+		}
+		if reflect.DeepEqual(h.held, before) {
+			break
+		}
+	}
+	return refused, nil
+}
+
+// Judge reports why what a process holds cannot be taken from it. It returns nil if that can be
+// done: the process was forked from one of the CUDA processes, which are those of its tree. The
+// error is [proc.ErrGone] if the process has ended, and may be [ErrTransient].
+func (h *Holder) Judge(cuda []Process) (*Finding, error) {
+	refuse := func(message, remedy string) (*Finding, error) {
+		// A process that ends loses its memory before its descriptors.
+		if h.ends() {
+			return nil, fmt.Errorf("%v: %w", h, proc.ErrGone)
+		}
+		f := h.about(Finding{Name: FindingNVIDIADevice, Severity: SeverityError, Message: message, Remedy: remedy})
+		return &f, nil
+	}
+	for i := range cuda {
+		memory, files, err := proc.SharedTables(h.PID, cuda[i].PID)
+		switch {
+		case err != nil:
+			return nil, err
+		case memory:
+			return nil, fmt.Errorf("%v (%s): %w", h, h.Name, ErrTransient)
+		case files:
+			return refuse(fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed here is closed there", cuda[i].PID), "end it before the dump")
+		}
+	}
+	origin, err := h.origin(cuda)
+	if err != nil {
+		return nil, err
+	}
+	if origin == 0 {
+		return refuse(h.otherUse(), "end it, or let it close the devices, before the dump")
+	}
+	if null, err := proc.IsNull(filepath.Join("/proc", strconv.Itoa(h.PID), "root", os.DevNull)); err != nil || !null {
+		return refuse(fmt.Sprintf("was forked from CUDA process %d and has no %s, which is to take the place of the GPU devices", origin, os.DevNull), "make that device in its /dev")
+	}
+	return nil, nil
+}
+
+// ends reports whether the process has ended or is ending.
+func (h *Holder) ends() bool {
+	process, err := proc.Reopen(h.Ident)
+	if err != nil {
+		return true
+	}
+	defer process.Close()
+	return process.Exiting()
+}
+
+// otherUse describes a holder that is no forked child of a CUDA process of the tree.
+func (h *Holder) otherUse() string {
+	text := fmt.Sprintf("holds %v", h.held.devices)
+	if h.held.opener != "" {
+		text += " and has " + h.held.opener + " loaded"
+	}
+	return text + ", and no CUDA state that the driver could save: a user of NVML or of graphics, a process that begins to use CUDA just now, or a child that was forked " +
+		"from a CUDA process that has been suspended since, or is not in the tree; criu cannot dump it"
+}
+
+// origin returns the CUDA process from which a holder has inherited all that it holds; 0 if it
+// has something of its own. A process that is about to initialize CUDA has opened its files
+// itself.
+func (h *Holder) origin(cuda []Process) (int, error) {
+	if !h.held.Libcuda {
+		return 0, nil // a fork copies the mapping, and it is lost with exec
+	}
+	if len(h.held.nvidia.descriptors) == 0 {
+		return h.ancestor(cuda)
+	}
+	var origin int
+	for _, fd := range h.held.nvidia.descriptors {
+		var err error
+		if origin, err = h.inheritedFrom(fd, cuda); err != nil || origin == 0 {
+			return 0, err
+		}
+	}
+	return origin, nil
+}
+
+// inheritedFrom returns the CUDA process that has the same file open; 0 if none has.
+func (h *Holder) inheritedFrom(fd int, cuda []Process) (int, error) {
+	for i := range cuda {
+		same, err := proc.SameFile(h.PID, fd, cuda[i].PID, fd)
+		if err != nil {
+			return 0, err
+		}
+		if same {
+			return cuda[i].PID, nil
+		}
+	}
+	return 0, nil
+}
+
+// ancestor returns the nearest ancestor that is one of the CUDA processes; 0 if none is.
+func (h *Holder) ancestor(cuda []Process) (int, error) {
+	for pid := h.PID; pid > 1; {
+		status, err := proc.ReadStatus(pid)
+		if errors.Is(err, proc.ErrGone) && pid != h.PID {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		pid = status.PPID
+		if slices.ContainsFunc(cuda, func(p Process) bool { return p.PID == pid }) {
+			return pid, nil
+		}
+	}
+	return 0, nil
+}

@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/testenv"
+)
+
+// besideHolder starts a job beside a process that has opened a GPU device itself.
+func besideHolder(host *testenv.Host, args ...string) *testenv.Job {
+	const script = `exec 9<>"$1"; shift; "$@" 9>&- & wait`
+	return host.StartUnder([]string{"/bin/sh", "-c", script, "sh", filepath.Join("/", host.Dir, "dev/nvidiactl")}, 1, args...)
+}
+
+// childrenOf returns the processes of a job but for its root, and fails the test if there is
+// none.
+func childrenOf(t *testing.T, job *testenv.Job) []int {
+	t.Helper()
+	pids, err := proc.Tree(job.PID)
+	if err != nil || len(pids) < 2 {
+		t.Fatalf("the tree of %d: %v, %v", job.PID, pids, err)
+	}
+	return pids[1:]
+}
+
+// holds describes what a process holds of the driver, a line for each descriptor and mapping.
+// It is empty for a process that has ended.
+func holds(pid int) string {
+	var held strings.Builder
+	dir := fmt.Sprintf("/proc/%d", pid)
+	entries, _ := os.ReadDir(filepath.Join(dir, "fd"))
+	for _, entry := range entries {
+		if path, _ := os.Readlink(filepath.Join(dir, "fd", entry.Name())); strings.Contains(path, "/dev/nvidia") {
+			fmt.Fprintln(&held, "descriptor", entry.Name(), path)
+		}
+	}
+	maps, _ := os.ReadFile(filepath.Join(dir, "maps"))
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "/dev/nvidia") {
+			held.WriteString(line)
+		}
+	}
+	return held.String()
+}
+
+func wantReleased(t *testing.T, job *testenv.Job) {
+	t.Helper()
+	for _, pid := range childrenOf(t, job) {
+		if held := holds(pid); held != "" {
+			t.Errorf("child %d holds devices:\n%s", pid, held)
+		}
+	}
+}
+
+func TestForkedChildrenAreDumpedWithoutTheDevices(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--loaders", "10", "--fork-child")
+		for _, pid := range childrenOf(t, job) {
+			if _, err := proc.ReadStatus(pid); err == nil && holds(pid) == "" {
+				t.Fatalf("child %d has inherited nothing", pid)
+			}
+		}
+		isOfChildren := func(f preflight.Finding) bool {
+			return f.Name == preflight.FindingForkedChild && f.Severity == preflight.SeverityOK
+		}
+		if findings := check(t, host, "-t", job.Root()); !slices.ContainsFunc(findings, isOfChildren) {
+			t.Errorf("check says nothing of the children: %+v", findings)
+		}
+		images := host.Dump(job)
+		host.Restore(images)
+		job.Runs()
+		wantReleased(t, job)
+		// Again, with workers that have nothing left.
+		host.Restore(host.Dump(job))
+		job.Runs()
+		job.Kill()
+	})
+}
+
+func TestForkedChildrenRunOnAfterADumpThatLeavesThem(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--loaders", "10")
+		images := host.Dump(job, "-R")
+		host.WaitOutcome("running")
+		job.Runs()
+		wantReleased(t, job)
+		job.Kill()
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestChildrenMadeByVforkDoNotRefuseADump(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--loaders", "5", "--vfork")
+		for range 3 {
+			host.Restore(host.Dump(job))
+			job.Runs()
+		}
+	})
+}
+
+// A worker that was stopped before stays stopped, and is released as well.
+func TestAForkedChildThatIsStoppedStaysSo(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--fork-child")
+		child := childrenOf(t, job)[0]
+		if err := unix.Kill(child, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		host.Restore(host.Dump(job))
+		job.Runs()
+		wantReleased(t, job)
+		child = childrenOf(t, job)[0]
+		if stopped, err := proc.Stopped(child); err != nil || !stopped {
+			t.Errorf("child %s is stopped: %v (%v)", strconv.Itoa(child), stopped, err)
+		}
+	})
+}
