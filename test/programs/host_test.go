@@ -1,6 +1,7 @@
 package programs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,15 +11,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/procfs"
-
 	"cucriu/internal/testenv"
 )
 
 // States of a TCP socket in /proc/net/tcp.
 const (
 	tcpTimeWait = 0x06
-	tcpListen   = 0x0a
+	tcpListen   = 0x0A
 )
 
 // listeningPorts lists the TCP ports on which processes listen.
@@ -52,22 +51,32 @@ func inTimeWait(t *testing.T, ports []uint64) bool {
 	return found
 }
 
+// eachSocket visits the TCP sockets of this host.
 func eachSocket(t *testing.T, visit func(port, state, inode uint64)) {
 	t.Helper()
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		t.Fatal(err)
-	}
-	v4, err := fs.NetTCP()
-	if err != nil {
-		t.Fatal(err)
-	}
-	v6, err := fs.NetTCP6()
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
-	for _, socket := range slices.Concat(v4, v6) {
-		visit(socket.LocalPort, socket.St, socket.Inode)
+	for _, name := range []string{"tcp", "tcp6"} {
+		data, err := os.ReadFile("/proc/net/" + name)
+		if os.IsNotExist(err) {
+			continue // there is no IPv6
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
+			fields := strings.Fields(line)
+			if len(fields) < 10 || fields[0] == "sl" {
+				continue
+			}
+			_, hex, _ := strings.Cut(fields[1], ":")
+			port, portErr := strconv.ParseUint(hex, 16, 16)
+			state, stateErr := strconv.ParseUint(fields[3], 16, 8)
+			inode, inodeErr := strconv.ParseUint(fields[9], 10, 64)
+			if err := errors.Join(portErr, stateErr, inodeErr); err != nil {
+				t.Fatalf("/proc/net/%s: %v: %s", name, err, line)
+			}
+			visit(port, state, inode)
+		}
 	}
 }
 

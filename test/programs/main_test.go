@@ -1,3 +1,7 @@
+// Package programs has tests that take programs, written as people write them, through
+// cucriu dump and cucriu restore without one option, and tell what became of each: works,
+// refused, or lost. The programs are in test/workload/programs and need GPUs; on the
+// simulated driver the tests prove that the harness tells these apart.
 package programs
 
 import (
@@ -69,6 +73,11 @@ func TestPrograms(t *testing.T) {
 	}
 	bench := newBench(t)
 	bench.growMemory()
+	t.Cleanup(func() {
+		if len(bench.report.rows) == 0 {
+			t.Error("no program was measured: what does -test.run select?")
+		}
+	})
 	for _, p := range table() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
