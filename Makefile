@@ -23,7 +23,7 @@ SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 export CRIU_RELEASE ?=
 
 # The packages whose tests `make gpu-bundle` takes along as test binaries.
-GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e
+GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e ./test/programs
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2

@@ -29,10 +29,10 @@ cp bin/cucriu bin/cucriu-hook "$new/bin/"
 cp -a build/cudasim build/workload build/test "$new/build/"
 rm -rf "$new"/build/*/obj
 
-if compgen -G 'test/workload/torch/*.py' >/dev/null; then
-	mkdir -p "$new/test/workload/torch"
-	cp test/workload/torch/*.py "$new/test/workload/torch/"
-fi
+for scripts_of in torch programs; do
+	mkdir -p "$new/test/workload/$scripts_of"
+	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
+done
 if [[ -d configs ]]; then
 	cp -a configs "$new/"
 fi

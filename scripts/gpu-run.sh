@@ -4,6 +4,7 @@
 #   run.sh conformance           only the conformance table
 #   run.sh demo                  only the demo
 #   run.sh e2e [TEST REGEX]      the tests on real criu
+#   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
 #   run.sh bench [FLAGS]         only the benchmark (--help), which "everything" does not include
 # CUCRIU_OUT names the folder for tables and logs.
 set -uo pipefail
@@ -43,6 +44,9 @@ if [[ $what == all || $what == conformance ]]; then
 fi
 if [[ $what == all || $what == e2e ]]; then
 	tests e2e "${CUCRIU_LIMIT:-550}" test/e2e -test.parallel=1 -test.run "${2:-.}"
+fi
+if [[ $what == all || $what == programs ]]; then
+	CUCRIU_PROGRAMS_OUT=$out/programs.md tests programs "${CUCRIU_LIMIT:-550}" test/programs -test.timeout=9m -test.run "TestPrograms/${2:-.}"
 fi
 if [[ $what == bench ]]; then
 	echo "=== bench"

@@ -46,6 +46,15 @@ func ReadTree(dir string) (Tree, error) {
 	return t, nil
 }
 
+// threads returns the threads of a process. If it has only one, that has the pid, whatever the
+// image says: criu writes no number, but what is in its memory, as the thread of a zombie.
+func threads(task *pstree.PstreeEntry) []uint32 {
+	if len(task.GetThreads()) <= 1 {
+		return []uint32{task.GetPid()}
+	}
+	return task.GetThreads()
+}
+
 // Numbers returns the numbers that a restore needs: of processes and threads, and of process
 // groups and sessions whose leader has ended, for which criu creates a process. It leaves out
 // the root's own group and session: if the root does not lead them, it gets those of criu.
@@ -54,7 +63,7 @@ func (t Tree) Numbers() []int {
 	root := t.tasks[0]
 	for _, task := range t.tasks {
 		all = append(all, int(task.GetPid()))
-		for _, tid := range task.GetThreads() {
+		for _, tid := range threads(task) {
 			all = append(all, int(tid))
 		}
 		if task.GetPgid() != root.GetPgid() {
@@ -78,7 +87,7 @@ func (t Tree) CheckFiles(dir string) error {
 		if err != nil {
 			return err
 		}
-		for _, tid := range task.GetThreads() {
+		for _, tid := range threads(task) {
 			names = append(names, fmt.Sprintf("core-%d.img", tid))
 		}
 		if state := core.GetTc().GetTaskState(); state == 1 || state == 3 { // others have no memory

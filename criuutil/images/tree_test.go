@@ -23,6 +23,9 @@ func TestReadTree(t *testing.T) {
 	member := func(pid, ppid, pgid, sid uint32, threads ...uint32) *pstree.PstreeEntry {
 		return &pstree.PstreeEntry{Pid: &pid, Ppid: &ppid, Pgid: &pgid, Sid: &sid, Threads: append(threads, pid)}
 	}
+	zombie := func(pid, ppid uint32) *pstree.PstreeEntry {
+		return &pstree.PstreeEntry{Pid: &pid, Ppid: &ppid, Pgid: proto.Uint32(7), Sid: proto.Uint32(7), Threads: []uint32{2529665440}}
+	}
 	for _, test := range []struct {
 		name      string
 		namespace uint32
@@ -34,6 +37,7 @@ func TestReadTree(t *testing.T) {
 		{"a namespace of its own", 2, []proto.Message{member(1, 0, 1, 1)}, true, []int{1}},
 		{"a shell's job, whose group and session are criu's", 1, []proto.Message{member(7, 0, 6, 5), member(8, 7, 6, 5)}, false, []int{7, 8}},
 		{"groups and sessions without their leader", 1, []proto.Message{member(7, 0, 7, 7), member(9, 7, 8, 7), member(11, 7, 10, 10)}, false, []int{7, 8, 9, 10, 11}},
+		{"a zombie, as whose thread criu writes anything", 1, []proto.Message{member(7, 0, 7, 7), zombie(8, 7)}, false, []int{7, 8}},
 		{"a group of outside the namespace", 2, []proto.Message{member(1, 0, 1, 1), member(2, 1, 0, 0)}, true, []int{1, 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

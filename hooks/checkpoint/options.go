@@ -12,18 +12,19 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// addNeeds finds the options that the tree needs, adds those to the request that are not
-// in it, and records them in the image directory for the restore.
-func addNeeds(hook *hooks.Hook, options *Options, dir string) ([]preflight.Need, error) {
+// addNeeds finds the options that the tree needs, and adds those to the request that are not
+// in it. What it returns as record is for the image, so that the restore needs none of them.
+// record is nil if there is nothing to be recorded.
+func addNeeds(hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, err error) {
 	if options.ByHand {
-		return nil, nil
+		return nil, nil, nil
 	}
 	found, needs, err := preflight.OptionsOf(int(options.RPC.GetPid()))
 	if errors.Is(err, proc.ErrGone) {
-		return nil, nil // criu says what is wrong with the pid
+		return nil, nil, nil // criu says what is wrong with the pid
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, need := range needs {
 		hook.Log.Info("criu is told "+need.Option, "why", need.Why)
@@ -34,7 +35,7 @@ func addNeeds(hook *hooks.Hook, options *Options, dir string) ([]preflight.Need,
 	add(options, found)
 	// What was given by hand counts for the restore, too.
 	found.ShellJob, found.TCPEstablished, found.FileLocks = options.RPC.GetShellJob(), options.RPC.GetTcpEstablished(), options.RPC.GetFileLocks()
-	return needs, found.Write(dir)
+	return needs, &found, nil
 }
 
 // addRecorded adds the options that an image was made with.

@@ -1,0 +1,157 @@
+package programs
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
+	"cucriu/internal/testenv"
+)
+
+// TestTheHarnessTellsOutcomesApart: it is proved on the simulated driver, with programs
+// whose outcome is known.
+func TestTheHarnessTellsOutcomesApart(t *testing.T) {
+	if testenv.RealDriver() {
+		t.Skip("needs the simulated driver")
+	}
+	bench := newBench(t)
+	counting := func(steps int, more ...string) []string {
+		script, err := filepath.Abs("testdata/counting.sh")
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+		return append([]string{"/bin/bash", script, strconv.Itoa(steps), work}, more...)
+	}
+	shell := func(script string) []string { return []string{"/bin/bash", "-c", script} }
+	steps := func(from, to int, what string) string {
+		return fmt.Sprintf("for ((i = %d; i <= %d; i++)); do echo step $i %s; sleep 0.05; done; ", from, to, what)
+	}
+	for _, test := range []struct {
+		program
+		says string // a part of why
+	}{
+		{program{name: "works", command: counting(100), want: works}, ""},
+		{program{name: "works, and compares itself", command: counting(100), want: works, compares: true}, ""},
+		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 100, "same") + "echo done"), want: works}, ""},
+		{program{name: "works without CUDA", command: shell(steps(1, 100, "same") + "echo done"), want: works}, ""},
+		{program{name: "refused", command: counting(60, "--io-uring"), want: refused, finding: "io-uring"}, "io-uring"},
+		{program{name: "refused by the driver itself", command: counting(60, "--managed"), want: failed}, "801"},
+		{program{name: "ends after the restore", command: shell(steps(1, 100, "same")), want: lost}, "step 100 and is not done"},
+		{program{name: "computes something else", command: shell(steps(1, 100, "$$") + "echo done"), want: lost}, "undisturbed run"},
+		{program{name: "ends before the dump", command: shell(steps(1, 10, "same") + "exit 7"), want: lost}, "status 7"},
+		{program{name: "leaves a process", command: shell("sleep 600 & " + steps(1, 100, "same") + "echo done"), want: lost}, "are left"},
+		{program{name: "lacks a library", command: shell("echo not installed: zmq; exit 77"), want: notInstalled}, "zmq"},
+		{program{name: "with a client", command: roleCommand(t, roleServer), client: roleCommand(t, roleClient), want: works}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			if test.client != nil {
+				needsTCP(t)
+			}
+			defer place(bench.programs)()
+			m := measurement{program: test.program}
+			bench.observe(t, test.program, &m)
+			outcome, why := judge(m.evidence)
+			if outcome != test.want || !strings.Contains(why, test.says) {
+				t.Errorf("%s (%s), want %s (%s)\n%+v", outcome, why, test.want, test.says, m.evidence)
+			}
+			m.outcome, m.why = outcome, why
+			fmt.Print(m.line())
+		})
+	}
+}
+
+// needsTCP skips a test where criu cannot dump TCP sockets: CRIU before 4.2 on kernel 6.16
+// and newer.
+func needsTCP(t *testing.T) {
+	t.Helper()
+	text, err := criuutil.CriuVersion(t.Context(), testenv.Criu(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := proc.System{}.KernelVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	criu, criuErr := criuutil.ParseVersion(text)
+	kernel, kernelErr := criuutil.ParseVersion(release)
+	if err := errors.Join(criuErr, kernelErr); err != nil {
+		t.Fatal(err)
+	}
+	if criu.Before(4, 2) && !kernel.Before(6, 16) {
+		t.Skipf("CRIU %s cannot dump TCP sockets on kernel %s", text, release)
+	}
+}
+
+// The test binary is a server and its client, too: each connection is opened once.
+const (
+	roleServer = "server"
+	roleClient = "client"
+)
+
+// roleCommand starts this binary in a role.
+func roleCommand(t *testing.T, role string) []string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"/usr/bin/env", roleVariable + "=" + role, self}
+}
+
+// serve answers each line with itself, and ends with its only connection.
+func serve() error {
+	var config net.ListenConfig
+	config.SetMultipathTCP(false) // criu cannot dump it
+	listener, err := config.Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening", listener.Addr().(*net.TCPAddr).Port)
+	connection, err := listener.Accept()
+	if err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(connection); lines.Scan(); {
+		if _, err := fmt.Fprintln(connection, lines.Text()); err != nil {
+			return err
+		}
+	}
+	fmt.Println("done")
+	return nil
+}
+
+// ask sends lines to the server as soon as the one before is answered.
+func ask(port string) error {
+	connection, err := net.Dial("tcp", "127.0.0.1:"+port)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	answers := bufio.NewReader(connection)
+	for i := range 100 {
+		question := fmt.Sprintf("step %d\n", i)
+		if _, err := connection.Write([]byte(question)); err != nil {
+			return err
+		}
+		answer, err := answers.ReadString('\n')
+		if err != nil || answer != question {
+			return fmt.Errorf("%q is answered with %q: %w", question, answer, err)
+		}
+		fmt.Print(answer)
+		time.Sleep(50 * time.Millisecond)
+	}
+	fmt.Println("done")
+	return nil
+}

@@ -1,0 +1,37 @@
+package programs
+
+// table lists the programs, those that take longest first.
+func table() []program {
+	python := func(words ...string) []string { return append([]string{"python3"}, words...) }
+	torchrun := func(words ...string) []string {
+		return append([]string{"torchrun", "--standalone", "--nproc-per-node", "2"}, words...)
+	}
+	oneGPU := []string{"CUDA_VISIBLE_DEVICES=0"}
+	noSharing := []string{"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}
+	loader := func(method string, more ...string) []string {
+		return python(append([]string{"train.py", "--workers", "2", "--start-method", method}, more...)...)
+	}
+	return []program{
+		{name: "JAX on one GPU, default preallocation", command: python("jax_train.py"), env: oneGPU, gpus: 1, want: works, compares: true, greedy: true},
+		{name: "torch.compile with CUDA graphs", command: python("compiled.py"), gpus: 1, want: works, compares: true},
+		{name: "DataLoader, spawned workers", command: loader("spawn", "--epochs", "2", "--batches", "200"), gpus: 1, want: works},
+		{name: "DataLoader, forkserver", command: loader("forkserver", "--epochs", "2", "--batches", "200"), gpus: 1, want: works},
+		{name: "torchrun, NCCL without P2P and SHM, under cucriu run", command: torchrun("ranks.py"), env: noSharing, gpus: 2, want: works, underRun: true},
+		{name: "torchrun, NCCL without P2P and SHM", command: torchrun("ranks.py"), env: noSharing, gpus: 2, want: refused, finding: "io-uring"},
+		{name: "torchrun, NCCL over NVLink", command: torchrun("ranks.py"), gpus: 2, want: refused, finding: "nccl-ipc"},
+		{name: "GPT-2 behind HTTP, clients connected", command: python("gpt2_server.py"), client: python("gpt2_client.py"), gpus: 1, want: works},
+		{name: "PyTorch Lightning", command: python("lightning_train.py"), gpus: 1, want: works},
+		{name: "model parallel, expandable segments", command: python("model_parallel.py"), env: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, gpus: 2, want: works},
+		{name: "DataLoader, forked workers", command: loader("fork"), gpus: 1, want: works},
+		{name: "DataLoader, persistent workers, pinned memory", command: loader("fork", "--persistent", "--pin"), gpus: 1, want: works},
+		{name: "a forked worker that forks", command: python("nested.py"), gpus: 1, want: works},
+		{name: "PyTorch training", command: python("train.py"), gpus: 1, want: works},
+		{name: "NVML in the process", command: python("nvml.py"), gpus: 1, want: works},
+		{name: "NVML in a process beside it", command: python("nvml.py", "--beside"), gpus: 1, want: refused, finding: "forked-child"},
+		{name: "Triton", command: python("triton_kernel.py"), gpus: 1, want: works},
+		{name: "CuPy, FFT and GEMM on streams", command: python("cupy_fft.py"), gpus: 1, want: works},
+		{name: "a kernel over ZeroMQ", command: python("zmq_kernel.py"), gpus: 1, want: works},
+		{name: "onnxruntime, CUDA provider", command: python("onnx_infer.py"), gpus: 1, want: works},
+		{name: "JAX on two GPUs", command: python("jax_train.py"), gpus: 2, want: refused, finding: "peer-memory", compares: true, greedy: true},
+	}
+}

@@ -1,0 +1,19 @@
+#!/bin/bash
+# counting.sh STEPS COMMAND...: runs cudawork, has it compare all of its memory at each step, and prints what it found.
+set -eu
+steps=$1
+shift
+"$@" --dir work &
+# Until it is set up.
+until [[ -e work/status ]]; do sleep 0.05; done
+for ((step = 1; step <= steps; step++)); do
+	rm -f work/checked
+	: >work/check
+	until [[ -e work/checked && ! -e work/check ]]; do sleep 0.02; done
+	[[ $(<work/checked) =~ \"bad\":([0-9]+),\"words\":([0-9]+) ]]
+	echo "step $step ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} words are wrong"
+	sleep 0.05
+done
+: >work/stop
+wait %1
+echo "done"
