@@ -32,8 +32,10 @@ func TakeSignals() (*Signals, error) {
 		return nil, err
 	}
 	s := &Signals{got: make(chan os.Signal, 16)}
-	// SIGPIPE is not passed on. It must not end us if nobody reads what we say.
-	for _, sig := range slices.Concat(toGroup(), toFirst(), []os.Signal{unix.SIGPIPE}) {
+	// SIGPIPE is not passed on. It must not end us if nobody reads what we say, and the job
+	// must not find it ignored.
+	signal.Notify(s.got, unix.SIGPIPE)
+	for _, sig := range slices.Concat(toGroup(), toFirst()) {
 		if !status.Ignored.Has(sig.(unix.Signal)) {
 			signal.Notify(s.got, sig)
 		}

@@ -20,7 +20,8 @@ type OpenFiles struct {
 	Libcuda    bool     // a libcuda is mapped; without it this cannot be a CUDA process
 	devices    []string // NVIDIA device files, open or mapped
 	nccl       []string // NCCL's library or its shared memory, open or mapped
-	anonymous  []string // open anonymous inodes that criu cannot dump
+	anonymous  []string // anonymous inodes that criu cannot dump, open or mapped
+	ringUsers  []string // the names of mapped libraries that use an io_uring if they can
 	infiniband []string // open InfiniBand device files
 }
 
@@ -31,12 +32,14 @@ var (
 	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
 	// The kinds that criu 4.2.1 was seen to refuse.
 	undumpableInode = regexp.MustCompile(`^anon_inode:\[(io_uring|userfaultfd|perf_event)\]$`)
+	// uvloop, Node.js and some builds of PyTorch have libuv inside.
+	ringUser = regexp.MustCompile(`/(liburing|libuv|libtorch_cpu)[^/]*\.so[^/]*$|/uvloop/[^/]+\.so$|/node(js)?$`)
 )
 
 // OpenFilesOf reads a process's mappings and descriptors. The process need not run.
 func OpenFilesOf(pid int) (OpenFiles, error) {
 	var f OpenFiles
-	devices, nccl, anonymous, infiniband := make(set), make(set), make(set), make(set)
+	devices, nccl, anonymous, ringUsers, infiniband := make(set), make(set), make(set), make(set), make(set)
 	mappings, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return f, proc.GoneOr(pid, err)
@@ -47,12 +50,16 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		line := lines.Text()
 		start := strings.IndexByte(line, '/')
 		if start < 0 {
+			if inode := strings.Index(line, "anon_inode:"); inode >= 0 {
+				anonymous.addIf(undumpableInode, line[inode:])
+			}
 			continue
 		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
 		f.Libcuda = f.Libcuda || libcudaFile.MatchString(path)
 		devices.addIf(nvidiaDevice, path)
 		nccl.addIf(ncclFile, path)
+		ringUsers.addIf(ringUser, path)
 	}
 	if err := lines.Err(); err != nil {
 		return f, proc.GoneOr(pid, err)
@@ -75,6 +82,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	}
 	f.devices, f.nccl = devices.sorted(), nccl.sorted()
 	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
+	f.ringUsers = ringUsers.sorted()
 	return f, nil
 }
 
