@@ -107,8 +107,8 @@
 // parked thread make it wait for ever, with its signals blocked, if it is continued. Its own
 // registers are in the session's directory and in the manifest. No program needs to stay for
 // that, and there is no gap between us and criu. If a process cannot be parked, its stop alone
-// holds it, and a warning says so. A process without CUDA that has a seccomp filter is not
-// parked: the filter might kill it for the wait, and it may run without harm.
+// holds it, and a warning says so. A process whose seccomp filter forbids the wait is not
+// parked. If it does not use CUDA, there is no warning, for it may run without harm.
 //
 // # Who may touch a session
 //

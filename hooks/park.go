@@ -96,16 +96,12 @@ func (d *dump) parkTree(ctx context.Context) error {
 }
 
 func (d *dump) parkOther(ctx context.Context, other *proc.Process) error {
-	status, err := proc.ReadStatus(other.PID)
-	if err == nil && status.Seccomp {
-		return nil // its filter might kill it for the wait; and it may run without harm
-	}
-	var parked *inject.Parked
-	if err == nil {
-		parked, err = d.session.park(ctx, other)
-	}
+	parked, err := d.session.park(ctx, other)
 	if parked != nil {
 		d.parkedOthers[other.PID] = parked
+	}
+	if half, fileErr := inject.IsParked(d.session.parkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {
+		return nil // it is only stopped, and may run without harm
 	}
 	return d.parkedOrStopped(ctx, other, err)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/jobs"
 	"cucriu/hooks/preflight"
 )
 
@@ -47,7 +48,9 @@ func exitStatusTopic() *cobra.Command {
 
 cucriu check ends with 3 if something stands in the way, and with 1 if that could
 not be found out. cucriu restore --foreground ends with the job's own status, and
-with 128+n if signal n has ended the job.`,
+with 128+n if signal n has ended the job. So does cucriu run; it ends with 127 or
+126 if the command was not found or cannot be executed, and with 125 if the job
+could not be started for another reason.`,
 	}
 }
 
@@ -69,11 +72,14 @@ func (e refusedError) Refused() bool { return true }
 func exitCode(ctx context.Context, err error) int {
 	var foreground exitStatus
 	var signalled *signalError
+	var notStarted *jobs.NotStartedError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, new(usageError)):
 		return exitUsage
+	case errors.As(err, &notStarted):
+		return notStarted.Status
 	case errors.Is(err, hooks.ErrNotBack):
 		return exitNotBack
 	case errors.Is(err, hooks.ErrEnded):

@@ -33,7 +33,7 @@ cannot be used is wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(dumpCommand(), restoreCommand(), checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
+	root.AddCommand(runCommand(), dumpCommand(), restoreCommand(), checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
 		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), inspectCommand(), watchCommand(), exitStatusTopic())
 	return root
 }

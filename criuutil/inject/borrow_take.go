@@ -143,7 +143,7 @@ func (l *loan) setOptions(tid int) error {
 		return statusErr
 	}
 	if status.Seccomp {
-		return fmt.Errorf("it has a seccomp filter, which might kill it for a system call of ours and cannot be suspended: %w", err)
+		return fmt.Errorf("%w: it might kill the thread for a system call of ours, and cannot be suspended: %w", ErrFiltered, err)
 	}
 	return unix.PtraceSetOptions(tid, wanted)
 }

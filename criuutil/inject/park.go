@@ -32,8 +32,8 @@ type Parked struct {
 // need to go on into the file saved, for [Unpark]. The file must not exist yet. The process
 // must be as [Borrow] requires, but need not be stopped.
 //
-// Park fails with [proc.ErrGone] if the process has ended. A failed Park changes nothing,
-// unless the file exists afterwards: then Unpark restores the threads.
+// Park fails with [proc.ErrGone] if the process has ended, and with [ErrFiltered] if a
+// seccomp filter would not let a thread wait. A failed Park changes nothing, unless the file exists afterwards: then Unpark restores the threads.
 func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
 	return parkIn(ctx, pid, except, saved, func(string) {})
 }
@@ -106,10 +106,15 @@ func threadsBut(pid int, except []int) ([]int, error) {
 
 // pointAtWait gives a thread registers that make it wait for ever.
 func (l *loan) pointAtWait(t *borrowedThread) error {
+	regs := l.waiting(t)
+	return regs.write(t.TID)
+}
+
+func (l *loan) waiting(t *borrowedThread) registers {
 	const privateWait = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
 	regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, l.word(), privateWait, uint64(l.value))
 	regs.setArgument(3, 0) // no time limit
-	return regs.write(t.TID)
+	return regs
 }
 
 // word is the address on which the threads wait. It lies in code, so nobody changes the
@@ -119,6 +124,9 @@ func (l *loan) word() uint64 { return l.instruction &^ 3 }
 // park points every thread at the wait and releases it.
 func (l *loan) park() error {
 	status, err := proc.ReadStatus(l.pid)
+	if err == nil {
+		err = l.requireWaitAllowed()
+	}
 	if err != nil {
 		return errors.Join(err, l.putBack())
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -257,49 +256,6 @@ func TestAProcessIsParkedWhileItRuns(t *testing.T) {
 		}
 		must(t, Unpark(t.Context(), p.saved))
 		p.goesOn(t)
-	}
-}
-
-// TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall uses a target whose filter kills it
-// for the advice.
-func TestASeccompFilterDoesNotJudgeWhatBorrowedThreadsCall(t *testing.T) {
-	p := startTarget(t, "filtered", len(jobs))
-	if status, err := proc.ReadStatus(p.PID); err != nil || !status.Seccomp {
-		t.Fatalf("the target has no filter: %+v %v", status, err)
-	}
-	p.stop(t)
-	b := p.borrow(t, p.tids()...)
-	must(t, b.Madvise(t.Context(), []proc.Range{p.part(0, 64<<20)}, unix.MADV_POPULATE_WRITE))
-	must(t, b.Return(t.Context()))
-	p.wantReturned(t)
-	p.goesOn(t)
-}
-
-// filterPopulating installs a seccomp filter for all threads that kills the caller of
-// madvise with MADV_POPULATE_WRITE.
-func filterPopulating() {
-	const number, third = 0, 16 + 2*8 // offsets in struct seccomp_data
-	load := func(offset uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
-	}
-	unless := func(value uint32, skip uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: skip, K: value}
-	}
-	answer := func(value uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: value}
-	}
-	program := []unix.SockFilter{
-		load(number), unless(unix.SYS_MADVISE, 3),
-		load(third), unless(unix.MADV_POPULATE_WRITE, 1),
-		answer(unix.SECCOMP_RET_KILL_PROCESS),
-		answer(unix.SECCOMP_RET_ALLOW),
-	}
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		panic(err)
-	}
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter))); errno != 0 {
-		panic(errno)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 const (
 	ptraceGetSigmask           = 0x420a
 	ptraceSetSigmask           = 0x420b
+	ptraceSeccompGetFilter     = 0x420c
 	ptraceGetRseqConfiguration = 0x420f
 )
 

@@ -61,6 +61,13 @@ func (r *registers) inCall(process *proc.Process) (bool, error) {
 	return isSyscallInstruction(process, r.Rip-uint64(len(syscallInstruction)))
 }
 
+// callNumber returns the number of the system call that a thread makes next that is at an
+// instruction that enters the kernel.
+func (r *registers) callNumber() uint64 { return r.Rax }
+
+// auditArchitecture is how seccomp filters know the architecture.
+const auditArchitecture = unix.AUDIT_ARCH_X86_64
+
 // number returns the number of the system call at whose stop the thread is.
 func (r *registers) number() uint64 { return r.Orig_rax }
 

@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 	case "filtered":
 		filterPopulating()
 		runBorrowable()
+	case "filtered wait":
+		filterParking()
+		runBorrowable()
 	case "sequence":
 		runSequence()
 	case "borrower":

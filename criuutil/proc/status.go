@@ -20,6 +20,7 @@ type Status struct {
 	Seccomp   bool // it is under a seccomp filter or in strict mode
 	Ended     bool // it is a zombie, or dead
 	Caught    SignalSet
+	Ignored   SignalSet
 	Blocked   SignalSet // by this thread; for a process, by its first thread
 	// NSPID lists the pids of the process in its pid namespaces, from the one of the reader
 	// inwards. The last is the pid in the CRIU image.
@@ -79,6 +80,8 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.TracerPID, err = strconv.Atoi(value)
 		case "SigCgt":
 			s.Caught, err = parseSignals(value)
+		case "SigIgn":
+			s.Ignored, err = parseSignals(value)
 		case "SigBlk":
 			s.Blocked, err = parseSignals(value)
 		case "Seccomp":

@@ -22,7 +22,8 @@ type OpenFiles struct {
 	opener     string   // another library of NVIDIA's that opens the device files by itself, if mapped
 	nvidia     deviceUse
 	nccl       []string // NCCL's library or its shared memory, open or mapped
-	anonymous  []string // open anonymous inodes that criu cannot dump
+	anonymous  []string // anonymous inodes that criu cannot dump, open or mapped
+	ringUsers  []string // the names of mapped libraries that use an io_uring if they can
 	infiniband []string // open InfiniBand device files
 }
 
@@ -48,12 +49,14 @@ var (
 	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
 	// The kinds that criu 4.2.1 was seen to refuse.
 	undumpableInode = regexp.MustCompile(`^anon_inode:\[(io_uring|userfaultfd|perf_event)\]$`)
+	// uvloop, Node.js and some builds of PyTorch have libuv inside.
+	ringUser = regexp.MustCompile(`/(liburing|libuv|libtorch_cpu)[^/]*\.so[^/]*$|/uvloop/[^/]+\.so$|/node(js)?$`)
 )
 
 // OpenFilesOf reads a process's mappings and descriptors. The process need not run.
 func OpenFilesOf(pid int) (OpenFiles, error) {
 	var f OpenFiles
-	devices, nccl, anonymous, infiniband := make(set), make(set), make(set), make(set)
+	devices, nccl, anonymous, ringUsers, infiniband := make(set), make(set), make(set), make(set), make(set)
 	mappings, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return f, proc.GoneOr(pid, err)
@@ -64,6 +67,9 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		line := lines.Text()
 		start := strings.IndexByte(line, '/')
 		if start < 0 {
+			if inode := strings.Index(line, "anon_inode:"); inode >= 0 {
+				anonymous.addIf(undumpableInode, line[inode:])
+			}
 			continue
 		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
@@ -79,6 +85,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 			f.opener = opener[1]
 		}
 		nccl.addIf(ncclFile, path)
+		ringUsers.addIf(ringUser, path)
 	}
 	if err := lines.Err(); err != nil {
 		return f, proc.GoneOr(pid, err)
@@ -107,6 +114,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	}
 	f.devices, f.nccl = devices.sorted(), nccl.sorted()
 	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
+	f.ringUsers = ringUsers.sorted()
 	return f, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"cucriu/criuutil/proc"
 )
@@ -28,11 +29,15 @@ func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 		add(FindingTraced, of+" traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
 	}
 	for _, inode := range held.anonymous {
-		name := FindingAnonymousInode
 		if inode == "anon_inode:[io_uring]" {
-			name = FindingIOURing
+			message := "has an io_uring, which criu cannot dump"
+			if len(held.ringUsers) > 0 {
+				message += fmt.Sprintf(" (%s may have made it)", strings.Join(held.ringUsers, " or "))
+			}
+			add(FindingIOURing, message, "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then")
+			continue
 		}
-		add(name, "has "+inode+" open, which criu cannot dump", "let the job close it, or run it without")
+		add(FindingAnonymousInode, "has "+inode+" open, which criu cannot dump", "let the job close it, or run it without")
 	}
 	if len(held.infiniband) > 0 {
 		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")

@@ -49,12 +49,32 @@ func (h *Host) Start(processes int, args ...string) *Job {
 // cudawork as its arguments and is the root of the tree.
 func (h *Host) StartUnder(parent []string, processes int, args ...string) *Job {
 	h.t.Helper()
+	return h.StartWith(nil, parent, processes, args...)
+}
+
+// StartWith is [Host.StartUnder] for a job that spawn starts, if it is not nil. It gets the
+// command line and returns the pid of the root.
+func (h *Host) StartWith(spawn func(command []string) int, parent []string, processes int, args ...string) *Job {
+	h.t.Helper()
 	job := h.newJob(processes)
 	work := Artefact(h.t, "make workload", "build", "workload", "cudawork")
 	command := append(append(slices.Clone(parent), work, "--dir", job.dir), args...)
-	job.PID = h.Spawn(job.dir, command[0], command[1:]...)
+	if spawn == nil {
+		spawn = func(command []string) int { return h.Spawn(job.dir, command[0], command[1:]...) }
+	}
+	job.PID = spawn(command)
 	job.WaitTicks(3)
 	return job
+}
+
+// ReadPID reads a pid from a file; 0 if there is none yet.
+func ReadPID(file string) int {
+	text, err := os.ReadFile(file)
+	pid, numberErr := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || numberErr != nil {
+		return 0
+	}
+	return pid
 }
 
 // StartProgram is [Host.Start] for a copy of cudawork with another name.

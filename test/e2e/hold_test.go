@@ -19,7 +19,7 @@ import (
 // continueAt is an action script that sends SIGCONT to the job at a stage of criu, and then
 // waits for it to have an effect.
 func continueAt(t *testing.T, job *testenv.Job, stage string) string {
-	return testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; kill -CONT -- -%d; sleep 0.2`, stage, job.PID))
+	return testenv.Script(t, fmt.Sprintf(`[ "$CRTOOLS_SCRIPT_ACTION" = %s ] || exit 0; kill -s CONT -- -%d && sleep 0.2`, stage, job.PID))
 }
 
 // TestASigcontFromOutsideRunsNothingOfACheckpointedJob: a logout, timeout(1), systemd and

@@ -17,7 +17,8 @@ import (
 var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
-	{"hooks/checkpoint"}, // hooks/jobs and hooks/migrate will stand on it
+	{"hooks/jobs"}, // hooks/migrate will stand beside it
+	{"hooks/checkpoint"},
 	{"hooks"},
 	{"hooks/config", "hooks/journal"},
 	{"hooks/preflight"},

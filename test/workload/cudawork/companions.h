@@ -18,7 +18,7 @@
  */
 void companions_fork_child(int share_files);
 
-/* An io_uring that stays open and unused. */
+/* An io_uring that stays open and unused; none if the kernel says that there is none. */
 void companions_io_uring(void);
 
 /* One thread for each GPU that repeats the call of --spin and never submits work. */

@@ -1,0 +1,108 @@
+package inject
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+)
+
+// ErrFiltered says that a thread is under a seccomp filter that does not let it make a
+// system call of ours, or that cannot be read or suspended.
+var ErrFiltered = errors.New("its seccomp filter is in the way")
+
+// requireWaitAllowed fails with [ErrFiltered] unless the seccomp filters of every thread
+// allow the wait of a parked thread. The threads make that call when nobody traces them, so
+// their filters judge it.
+func (l *loan) requireWaitAllowed() error {
+	for _, t := range l.threads {
+		regs := l.waiting(t)
+		err := requireAllowed(t.TID, regs.seccompData())
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
+		}
+	}
+	return nil
+}
+
+// seccompData is what a filter sees, struct seccomp_data, of a thread that makes a system
+// call with these registers. A [bpf.VM] loads words in network byte order.
+func (r *registers) seccompData() []byte {
+	data := binary.BigEndian.AppendUint32(nil, uint32(r.callNumber()))
+	data = binary.BigEndian.AppendUint32(data, auditArchitecture)
+	wide := []uint64{r.pc() + uint64(len(syscallInstruction))}
+	for i := range 6 {
+		wide = append(wide, r.argument(i))
+	}
+	for _, value := range wide { // its low half is the first word
+		data = binary.BigEndian.AppendUint32(data, uint32(value))
+		data = binary.BigEndian.AppendUint32(data, uint32(value>>32))
+	}
+	return data
+}
+
+func requireAllowed(tid int, data []byte) error {
+	for i := 0; ; i++ {
+		program, err := seccompFilter(tid, i)
+		switch {
+		case i == 0 && errors.Is(err, unix.EINVAL): // it has no filter
+			return requireNotStrict(tid)
+		case i > 0 && errors.Is(err, unix.ENOENT):
+			return nil // it has no more
+		case errors.Is(err, unix.ESRCH):
+			return err
+		case err != nil:
+			return fmt.Errorf("%w, and cannot be read: %w", ErrFiltered, err)
+		}
+		answer, err := judge(program, data)
+		if err != nil {
+			return fmt.Errorf("%w, and is not understood: %w", ErrFiltered, err)
+		}
+		if action := answer & unix.SECCOMP_RET_ACTION_FULL; action != unix.SECCOMP_RET_ALLOW && action != unix.SECCOMP_RET_LOG {
+			return fmt.Errorf("%w: it answers %#x to futex(2)", ErrFiltered, answer)
+		}
+	}
+}
+
+// requireNotStrict fails for a thread that may only read and write (SECCOMP_MODE_STRICT).
+func requireNotStrict(tid int) error {
+	status, err := proc.ReadStatus(tid)
+	if err == nil && status.Seccomp {
+		err = fmt.Errorf("%w: it is strict", ErrFiltered)
+	}
+	if errors.Is(err, proc.ErrGone) {
+		return unix.ESRCH
+	}
+	return err
+}
+
+// judge runs a filter as the kernel does, and returns its answer.
+func judge(program []bpf.RawInstruction, data []byte) (uint32, error) {
+	instructions, _ := bpf.Disassemble(program)
+	vm, err := bpf.NewVM(instructions)
+	if err != nil {
+		return 0, err
+	}
+	answer, err := vm.Run(data)
+	return uint32(answer), err
+}
+
+// seccompFilter reads a filter of a thread that is held. This needs CAP_SYS_ADMIN, and a
+// caller that is under no filter itself.
+func seccompFilter(tid, index int) ([]bpf.RawInstruction, error) {
+	length, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceSeccompGetFilter, uintptr(tid), uintptr(index), 0, 0, 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	if length == 0 {
+		return nil, unix.ENODATA
+	}
+	program := make([]bpf.RawInstruction, length) // a filter never changes; its layout is struct sock_filter's
+	err := ptrace(ptraceSeccompGetFilter, tid, uintptr(index), unsafe.Pointer(&program[0]))
+	return program, err
+}
