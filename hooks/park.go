@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 
 	"cucriu/criuutil/inject"
@@ -81,11 +82,21 @@ func (d *dump) parkTree(ctx context.Context) error {
 	defer cancel()
 	d.parkedOthers = make(map[int]*inject.Parked)
 	for parked := 0; ; {
-		for ; parked < len(d.others); parked++ {
-			if err := d.parkOther(ctx, d.others[parked]); err != nil {
-				return err
+		found := d.others[parked:]
+		threads := make([]*inject.Parked, len(found))
+		err := parallelUpTo(runtime.NumCPU(), len(found), func(i int) (err error) {
+			threads[i], err = d.parkOther(ctx, found[i])
+			return err
+		})
+		for i, other := range found {
+			if threads[i] != nil {
+				d.parkedOthers[other.PID] = threads[i]
 			}
 		}
+		if err != nil {
+			return err
+		}
+		parked = len(d.others)
 		// A process may have made another since the last look: it was about to fork when it
 		// was told to stop, or somebody continued it before it was parked.
 		again, err := d.stopOthers(ctx)
@@ -95,15 +106,14 @@ func (d *dump) parkTree(ctx context.Context) error {
 	}
 }
 
-func (d *dump) parkOther(ctx context.Context, other *proc.Process) error {
+// parkOther parks a process without CUDA. It returns nil if the process is held by its stop
+// alone.
+func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Parked, error) {
 	parked, err := d.session.park(ctx, other)
-	if parked != nil {
-		d.parkedOthers[other.PID] = parked
-	}
 	if half, fileErr := inject.IsParked(d.session.parkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {
-		return nil // it is only stopped, and may run without harm
+		return nil, nil // it is only stopped, and may run without harm
 	}
-	return d.parkedOrStopped(ctx, other, err)
+	return parked, d.parkedOrStopped(ctx, other, err)
 }
 
 // requireHeld fails if a process that is not parked no longer stands still: with its GPU
