@@ -47,6 +47,9 @@ and the image is intact.`,
 				return err
 			}
 			options.RPC.RstSibling = proto.Bool(foreground) // so that the root is our child, and we get its exit status
+			if asJSON {
+				options.Output = os.Stderr // nothing but JSON on the standard output
+			}
 			root := 0
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				result, err := checkpoint.Restore(ctx, hook, criu.images, options)

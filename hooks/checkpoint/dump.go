@@ -56,7 +56,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
-	needs, err := addNeeds(hook, &options, partial)
+	needs, err := addNeeds(ctx, hook, &options, partial)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
