@@ -27,6 +27,10 @@ func restoreCommand() *cobra.Command {
 It returns once the job runs, and leaves it running; with --foreground it stays,
 passes signals on to the job's root process and ends with its exit status.
 
+A job that wrote into a pipe to a process outside of its tree writes to the
+standard output of this command; if that is a pipe, only with --foreground, else
+to /dev/null.
+
 The checks that can be made beforehand (whether the image is whole, whether its
 pids are free, driver version, GPU map, free GPU memory) are made before criu
 creates anything. If the restore fails later, what exists of the job is ended,

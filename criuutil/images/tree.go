@@ -9,6 +9,7 @@ import (
 
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/pagemap"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/pstree"
 )
 
@@ -85,6 +86,11 @@ func (t Tree) CheckFiles(dir string) error {
 			for _, kind := range []string{"mm", "pagemap", "fs", "ids"} {
 				names = append(names, fmt.Sprintf("%s-%d.img", kind, pid))
 			}
+			more, err := namedBy(dir, pid)
+			if err != nil {
+				return err
+			}
+			names = append(names, more...)
 		}
 	}
 	for _, name := range names {
@@ -93,4 +99,29 @@ func (t Tree) CheckFiles(dir string) error {
 		}
 	}
 	return nil
+}
+
+// namedBy returns the images that other images of a process name by a number: its open files
+// and its pages.
+func namedBy(dir string, pid uint32) ([]string, error) {
+	ids, err := onlyEntry(dir, fmt.Sprintf("ids-%d.img", pid), "IDS", &criucore.TaskKobjIdsEntry{})
+	if err != nil {
+		return nil, err
+	}
+	name := fmt.Sprintf("pagemap-%d.img", pid)
+	entries, err := readImage(dir, name, "PAGEMAP", &pagemap.PagemapEntry{})
+	if err != nil {
+		return nil, err
+	}
+	if len(entries) == 0 {
+		return nil, damaged(dir, name, errors.New("it is empty"))
+	}
+	names := []string{fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId())}
+	for _, entry := range entries[1:] {
+		const elsewhere = 1<<0 | 1<<1 // PE_PARENT and PE_LAZY of criu's pagemap.h
+		if pages := entry.(*pagemap.PagemapEntry); pages.GetFlags()&elsewhere == 0 && !pages.GetInParent() {
+			return append(names, fmt.Sprintf("pages-%d.img", entries[0].(*pagemap.PagemapHead).GetPagesId())), nil
+		}
+	}
+	return names, nil
 }

@@ -99,6 +99,13 @@ func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 		for _, kind := range []string{"core", "mm", "pagemap", "fs", "ids"} {
 			names = append(names, fmt.Sprintf("%s-%d.img", kind, job.PID))
 		}
+		for _, pattern := range []string{"fdinfo-*.img", "pages-*.img"} {
+			found, err := filepath.Glob(filepath.Join(images, pattern))
+			if err != nil || len(found) == 0 {
+				t.Fatalf("%s: %v", pattern, err)
+			}
+			names = append(names, filepath.Base(found[0]))
+		}
 		for _, name := range names {
 			path := filepath.Join(images, name)
 			if err := os.Rename(path, images+".away"); err != nil {
