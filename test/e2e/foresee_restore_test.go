@@ -47,6 +47,10 @@ func TestTakenPIDsAreForetold(t *testing.T) {
 		if found.PID != job.PID || found.Process == "" || !strings.Contains(found.Message, "pid "+job.Root()) {
 			t.Errorf("neither the pid nor who has it is named: %v", found)
 		}
+		plain := host.TryRestore(images) // by criu itself, with the hook as its action script
+		if words := "refused, nothing was touched: " + found.String(); plain.Err == nil || !strings.Contains(plain.Log, words) {
+			t.Errorf("criu restore: %v; want %q\n%s", plain.Err, words, plain.Lines())
+		}
 		job.Runs()
 		job.Kill()
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
