@@ -1,7 +1,9 @@
 package preflight
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -44,9 +46,13 @@ func (t tree) unlinked() unlinked {
 		look(f.pid, f.path(), f.link)
 	}
 	for _, pid := range t.pids {
+		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+		if err != nil || !bytes.Contains(text, []byte(" (deleted)\n")) {
+			continue // it has ended, or there is none
+		}
 		mappings, err := proc.Mappings(pid)
 		if err != nil {
-			continue // it has ended
+			continue
 		}
 		for _, m := range mappings {
 			if isUnlinked(m.Pathname) {
