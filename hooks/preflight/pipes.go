@@ -12,11 +12,11 @@ import (
 
 // outsidePipe is a pipe that connects the tree with a process outside of it.
 type outsidePipe struct {
-	openFile              // of a process of the tree
-	inode        uint64   //
-	writes       bool     // the tree writes into it; otherwise it only reads
-	stderr       bool     // it is the standard error of a process, and no other descriptor
-	other        openFile // of the process outside
+	openFile // of a process of the tree
+	inode    uint64
+	writes   bool     // the tree writes into it; otherwise it only reads
+	stderr   bool     // it is the standard error of a process, and no other descriptor
+	other    openFile // of the process outside
 }
 
 // outsidePipes finds the pipes of which the tree has only ends of one kind, while a process
