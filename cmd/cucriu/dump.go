@@ -39,7 +39,7 @@ status.)
 
 What criu needs for the tree is found and set: --shell-job, --tcp-established, a
 --network-lock that works here, --file-locks, a --ghost-limit, --ext-unix-sk, and
---link-remap if the dump ends the job. It is recorded in the image, so that a
+--link-remap unless the job runs on. It is recorded in the image, so that a
 restore needs none of it by hand. What is given by hand counts, and --no-auto
 leaves it all to you.
 

@@ -106,6 +106,10 @@ func parseTask(entry []byte) (Task, error) {
 		}
 		return nil
 	})
+	if len(task.Threads) <= 1 {
+		// As the thread of a zombie criu writes no number, but what is in its memory.
+		task.Threads = []int{task.PID}
+	}
 	return task, err
 }
 

@@ -56,9 +56,19 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
-	needs, err := addNeeds(ctx, hook, &options, partial)
+	needs, record, err := addNeeds(ctx, hook, &options)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
+	}
+	publish := func() error {
+		// Not earlier: where no process uses CUDA, the hook removes what it takes for an
+		// earlier dump's.
+		if record != nil {
+			if err := record.Write(partial); err != nil {
+				return err
+			}
+		}
+		return image.Publish(partial, dir)
 	}
 	d, err := start(&noting, journal.KindDump, options, partial)
 	if err != nil {
@@ -67,7 +77,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
 		d.stage.CommittedDir = dir
-		d.stage.Commit = func(context.Context) error { return image.Publish(partial, dir) }
+		d.stage.Commit = func(context.Context) error { return publish() }
 	}
 	_, dumpErr := d.do(ctx)
 	ended := time.Now()
@@ -86,7 +96,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	if leavesRunning {
-		if err := image.Publish(partial, dir); err != nil {
+		if err := publish(); err != nil {
 			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), hooks.CheckEnded(s, root))
 		}
 		if s != nil {

@@ -17,24 +17,25 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// addNeeds finds the options that the tree needs, adds those to the request that are not
-// in it, and records them in the image directory for the restore. It refuses what no option
-// helps against.
-func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options, dir string) ([]preflight.Need, error) {
+// addNeeds finds the options that the tree needs, and adds those to the request that are not
+// in it. What it returns as record is for the image, so that the restore needs none of them.
+// record is nil if there is nothing to be recorded. addNeeds refuses what no option helps
+// against.
+func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, err error) {
 	if options.ByHand {
-		return nil, nil
+		return nil, nil, nil
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
-		Root: int(options.RPC.GetPid()), Criu: options.Path, LeavesAlive: options.RPC.GetLeaveRunning() || options.LeaveStopped,
+		Root: int(options.RPC.GetPid()), Criu: options.Path, LeavesRunning: options.RPC.GetLeaveRunning(),
 	})
 	if errors.Is(err, proc.ErrGone) {
-		return nil, nil // criu says what is wrong with the pid
+		return nil, nil, nil // criu says what is wrong with the pid
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := hook.Refuse(slices.DeleteFunc(wanted.Findings, options.answers)); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
 	for _, need := range needs {
@@ -47,7 +48,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options, dir strin
 	// What was given by hand counts for the restore, too.
 	found.ShellJob, found.TCPEstablished, found.FileLocks = options.RPC.GetShellJob(), options.RPC.GetTcpEstablished(), options.RPC.GetFileLocks()
 	found.ExtUnixSk = options.RPC.GetExtUnixSk()
-	return needs, found.Write(dir)
+	return needs, &found, nil
 }
 
 // answers reports whether an option that was given by hand is an answer to a finding.

@@ -28,8 +28,8 @@ type Asked struct {
 	Root int
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
-	// LeavesAlive says that the dump does not end the job.
-	LeavesAlive bool
+	// LeavesRunning says that the job runs on after the dump.
+	LeavesRunning bool
 }
 
 // Wanted is what criu must be told to dump a tree.
@@ -77,19 +77,19 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		w.Needs = append(w.Needs, need)
 	}
 	if gone.renamed != "" {
-		w.linkRemap(gone, asked.LeavesAlive)
+		w.linkRemap(gone, asked.LeavesRunning)
 	}
 	return w, w.outside(t)
 }
 
-// linkRemap lets criu give a file a name again, but only if the dump ends the job. Otherwise
-// criu removes the name when it lets the job go on, and the image could never be restored.
-func (w *Wanted) linkRemap(gone unlinked, leavesAlive bool) {
-	if leavesAlive {
+// linkRemap lets criu give a file a name again, but not if the job runs on: criu removes the
+// name when it lets the job go on, and the image could never be restored.
+func (w *Wanted) linkRemap(gone unlinked, leavesRunning bool) {
+	if leavesRunning {
 		w.Findings = append(w.Findings, aboutProcess(gone.renamedPID, Finding{
 			Name: FindingLinkRemap, Severity: SeverityError,
 			Message: fmt.Sprintf("uses a file by a name that was removed, %s, while the file has another name: an image of a job that runs on would not restore", gone.renamed),
-			Remedy:  "let the dump end the job (without -R and -s), or remove the other name as well",
+			Remedy:  "let the dump end the job (without -R), or remove the other name as well",
 		}))
 		return
 	}
