@@ -29,8 +29,10 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	if err := manifest.MatchImages(stage.ImageDir); err != nil {
 		return err
 	}
-	if err := h.refuseTakenPIDs(ctx, stage.ImageDir); err != nil {
-		return err
+	if stage.Client == nil { // cucriu restore has looked already
+		if err := h.refuseTakenPIDs(ctx, stage.ImageDir); err != nil {
+			return err
+		}
 	}
 	go makeRoomForFiles(manifest.PageFiles())
 	h.recoverFirst(ctx)
