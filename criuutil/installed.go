@@ -78,6 +78,13 @@ func CheckKernel(ctx context.Context, path string) error {
 	return fmt.Errorf("criu check: %w: %s", err, firstLine(string(out)))
 }
 
+// HasFeature reports whether a criu and this kernel have a feature, by the name that criu
+// check --feature knows.
+func HasFeature(ctx context.Context, path, feature string) bool {
+	criu, err := LookCriu(path)
+	return err == nil && exec.CommandContext(ctx, criu, "check", "--feature", feature).Run() == nil
+}
+
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return line

@@ -29,13 +29,19 @@ type Swrk struct {
 	conn *net.UnixConn
 }
 
+// FirstInherited is the first descriptor that [StartSwrk] passes to criu.
+const FirstInherited = 4
+
 // StartSwrk starts the criu at path with the environment env. criu writes both its output
 // streams to output: a file, because a pipe that nobody reads any more would kill criu in the
 // middle of its work.
 //
+// criu also gets the files in inherited, from descriptor [FirstInherited] on, for a restore
+// to give to the job.
+//
 // criu runs in a process group of its own, so that a signal from the terminal to the
 // foreground group does not end criu in the middle of its work.
-func StartSwrk(path string, env []string, output *os.File) (*Swrk, error) {
+func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File) (*Swrk, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket for criu: %w", err)
@@ -50,7 +56,7 @@ func StartSwrk(path string, env []string, output *os.File) (*Swrk, error) {
 	cmd := exec.Command(path, "swrk", "3")
 	cmd.Env = env
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, output, output
-	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.ExtraFiles = append([]*os.File{theirs}, inherited...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		conn.Close()

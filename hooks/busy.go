@@ -27,3 +27,7 @@ func (h *Hook) SessionFindings(root int) (preflight.Findings, error) {
 	}
 	return preflight.Findings{preflight.SessionFinding(severity, other.Conflict())}, nil
 }
+
+// Refuse fails if there are errors among the findings that are not overridden. It logs what
+// is overridden, and warnings.
+func (h *Hook) Refuse(findings preflight.Findings) error { return h.Filled().refuse(findings) }

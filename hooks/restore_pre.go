@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 
 	"cucriu/criuutil"
 	"cucriu/criuutil/pages"
+	"cucriu/criuutil/pstree"
 	"cucriu/hooks/image"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
@@ -26,6 +28,11 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	if err := manifest.MatchImages(stage.ImageDir); err != nil {
 		return err
+	}
+	if stage.Client == nil { // cucriu restore has looked already
+		if err := h.refuseTakenPIDs(ctx, stage.ImageDir); err != nil {
+			return err
+		}
 	}
 	go makeRoomForFiles(manifest.PageFiles())
 	h.recoverFirst(ctx)
@@ -71,4 +78,19 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	h.note(s) // criu's time is counted from here
 	return nil
+}
+
+// refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that
+// only when it creates the processes.
+func (h *Hook) refuseTakenPIDs(ctx context.Context, imageDir string) error {
+	tree, err := pstree.Read(imageDir)
+	if err != nil || tree.OwnPIDs {
+		return nil // criu itself judges its images, which may be streamed
+	}
+	findings, err := preflight.TakenPIDs(ctx, tree.Numbers())
+	if err != nil {
+		return err
+	}
+	self := os.Getpid() // as an action script we have ended by then
+	return h.refuse(slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self }))
 }

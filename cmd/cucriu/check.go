@@ -56,7 +56,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			var more preflight.Findings
 			switch {
 			case pid != 0:
-				more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir)
+				more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir, criu)
 			case dir != "":
 				more, err = checkpoint.CheckRestore(cmd.Context(), hook, dir)
 			}

@@ -37,10 +37,11 @@ state back. (After criu dump -s the watcher brings it back when criu has ended,
 and the threads run for that moment: wait for the outcome "stopped" in cucriu
 status.)
 
-What criu needs for the tree is found and set: --shell-job, --tcp-established,
---file-locks, a --ghost-limit, and --network-lock skip where there is no iptables.
-It is recorded in the image, so that a restore needs none of it by hand. What is
-given by hand counts, and --no-auto leaves it all to you.
+What criu needs for the tree is found and set: --shell-job, --tcp-established, a
+--network-lock that works here, --file-locks, a --ghost-limit, --ext-unix-sk, and
+--link-remap unless the job runs on. It is recorded in the image, so that a
+restore needs none of it by hand. What is given by hand counts, and --no-auto
+leaves it all to you.
 
 The options are criu's; those that are not here can be given in a configuration
 file of criu with --criu-config. criu's default configuration files count too.`,

@@ -27,6 +27,10 @@ func restoreCommand() *cobra.Command {
 It returns once the job runs, and leaves it running; with --foreground it stays,
 passes signals on to the job's root process and ends with its exit status.
 
+A job that wrote into a pipe to a process outside of its tree writes to the
+standard output of this command; if that is a pipe, only with --foreground, else
+to /dev/null.
+
 The checks that can be made beforehand (whether the image is whole, whether its
 pids are free, driver version, GPU map, free GPU memory) are made before criu
 creates anything. If the restore fails later, what exists of the job is ended,
@@ -47,6 +51,9 @@ and the image is intact.`,
 				return err
 			}
 			options.RPC.RstSibling = proto.Bool(foreground) // so that the root is our child, and we get its exit status
+			if asJSON {
+				options.Output = os.Stderr // nothing but JSON on the standard output
+			}
 			root := 0
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				result, err := checkpoint.Restore(ctx, hook, criu.images, options)

@@ -8,8 +8,6 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
-
-	"cucriu/criuutil/proc"
 )
 
 // ErrFiltered says that a thread is under a seccomp filter that does not let it make a
@@ -18,11 +16,15 @@ var ErrFiltered = errors.New("its seccomp filter is in the way")
 
 // requireWaitAllowed fails with [ErrFiltered] unless the seccomp filters of every thread
 // allow the wait of a parked thread. The threads make that call when nobody traces them, so
-// their filters judge it.
-func (l *loan) requireWaitAllowed() error {
+// their filters judge it. seccomp says that the first thread is under seccomp. It is strict
+// then if it has no filter: it may only read and write.
+func (l *loan) requireWaitAllowed(seccomp bool) error {
 	for _, t := range l.threads {
 		regs := l.waiting(t)
-		err := requireAllowed(t.TID, regs.seccompData())
+		filtered, err := requireAllowed(t.TID, regs.seccompData())
+		if err == nil && !filtered && seccomp && t.TID == l.pid {
+			err = fmt.Errorf("%w: it is strict", ErrFiltered)
+		}
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
 		}
@@ -46,39 +48,29 @@ func (r *registers) seccompData() []byte {
 	return data
 }
 
-func requireAllowed(tid int, data []byte) error {
+// requireAllowed fails unless every filter of a thread allows a call. It tells whether there
+// are any.
+func requireAllowed(tid int, data []byte) (filtered bool, err error) {
 	for i := 0; ; i++ {
 		program, err := seccompFilter(tid, i)
 		switch {
-		case i == 0 && errors.Is(err, unix.EINVAL): // it has no filter
-			return requireNotStrict(tid)
+		case i == 0 && errors.Is(err, unix.EINVAL):
+			return false, nil
 		case i > 0 && errors.Is(err, unix.ENOENT):
-			return nil // it has no more
+			return true, nil // it has no more
 		case errors.Is(err, unix.ESRCH):
-			return err
+			return true, err
 		case err != nil:
-			return fmt.Errorf("%w, and cannot be read: %w", ErrFiltered, err)
+			return true, fmt.Errorf("%w, and cannot be read: %w", ErrFiltered, err)
 		}
 		answer, err := judge(program, data)
 		if err != nil {
-			return fmt.Errorf("%w, and is not understood: %w", ErrFiltered, err)
+			return true, fmt.Errorf("%w, and is not understood: %w", ErrFiltered, err)
 		}
 		if action := answer & unix.SECCOMP_RET_ACTION_FULL; action != unix.SECCOMP_RET_ALLOW && action != unix.SECCOMP_RET_LOG {
-			return fmt.Errorf("%w: it answers %#x to futex(2)", ErrFiltered, answer)
+			return true, fmt.Errorf("%w: it answers %#x to futex(2)", ErrFiltered, answer)
 		}
 	}
-}
-
-// requireNotStrict fails for a thread that may only read and write (SECCOMP_MODE_STRICT).
-func requireNotStrict(tid int) error {
-	status, err := proc.ReadStatus(tid)
-	if err == nil && status.Seccomp {
-		err = fmt.Errorf("%w: it is strict", ErrFiltered)
-	}
-	if errors.Is(err, proc.ErrGone) {
-		return unix.ESRCH
-	}
-	return err
 }
 
 // judge runs a filter as the kernel does, and returns its answer.

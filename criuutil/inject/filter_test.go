@@ -2,6 +2,9 @@ package inject
 
 import (
 	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -129,4 +132,41 @@ func TestAFilterIsAnsweredAsTheKernelAnswersIt(t *testing.T) {
 			t.Errorf("the word at %d: we answer %#x, the kernel %#x", offset, ours, int(kernels))
 		}
 	}
+}
+
+// TestAStrictProcessIsNotParked: it may only read and write.
+func TestAStrictProcessIsNotParked(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET=strict")
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	saved := filepath.Join(t.TempDir(), "saved")
+	if _, err := Park(t.Context(), cmd.Process.Pid, nil, saved); !errors.Is(err, ErrFiltered) {
+		t.Errorf("want ErrFiltered, got %v", err)
+	}
+}
+
+// runStrict puts the first thread into the strict mode and lets it wait for ever.
+func runStrict() {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		panic(unix.Exec("/proc/self/exe", os.Args, os.Environ())) // another try
+	}
+	nothing, written, err := os.Pipe()
+	if err != nil {
+		panic(err)
+	}
+	var dot byte
+	fd, p := nothing.Fd(), uintptr(unsafe.Pointer(&dot))
+	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_STRICT, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	unix.RawSyscall(unix.SYS_WRITE, 1, p, 1)
+	unix.RawSyscall(unix.SYS_READ, fd, p, 1)
+	runtime.KeepAlive(written)
 }

@@ -125,7 +125,7 @@ func (l *loan) word() uint64 { return l.instruction &^ 3 }
 func (l *loan) park() error {
 	status, err := proc.ReadStatus(l.pid)
 	if err == nil {
-		err = l.requireWaitAllowed()
+		err = l.requireWaitAllowed(status.Seccomp)
 	}
 	if err != nil {
 		return errors.Join(err, l.putBack())

@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 	case "filtered wait":
 		filterParking()
 		runBorrowable()
+	case "strict":
+		runStrict()
 	case "sequence":
 		runSequence()
 	case "borrower":

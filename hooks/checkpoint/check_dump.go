@@ -10,8 +10,9 @@ import (
 
 // CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and
 // what else there is to say about it. dir is the image directory; it is empty if that is not
-// known. CheckDump touches nothing.
-func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir string) (preflight.Findings, error) {
+// known. criu is the path of the criu that is to dump; it is empty for the system's. CheckDump
+// touches nothing.
+func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string) (preflight.Findings, error) {
 	findings, err := rootFindings(hook, root)
 	if err != nil {
 		return nil, err
@@ -23,7 +24,9 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir string) (pre
 	if !lookInside { // what else is found would only follow from it
 		return findings, nil
 	}
-	more, err := hook.Host().CheckJob(ctx, root, dir)
+	host := hook.Host()
+	host.Criu = criu
+	more, err := host.CheckJob(ctx, root, dir)
 	return slices.Concat(findings, more), err
 }
 

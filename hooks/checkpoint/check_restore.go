@@ -9,6 +9,7 @@ import (
 
 	"cucriu/criuutil/images"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 )
 
@@ -19,8 +20,12 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.
 	if err != nil || slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingImage }) {
 		return findings, err
 	}
+	recorded, err := image.ReadOptions(dir)
+	if err != nil {
+		return nil, err
+	}
 	more, err := hook.Host().CheckImage(ctx, dir)
-	return slices.Concat(findings, more), err
+	return slices.Concat(findings, preflight.SurroundingsFindings(recorded, os.Stdin), more), err
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.

@@ -56,7 +56,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
-	needs, record, err := addNeeds(hook, &options)
+	needs, record, err := addNeeds(ctx, hook, &options)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}

@@ -1,7 +1,12 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"google.golang.org/protobuf/proto"
@@ -14,18 +19,25 @@ import (
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not
 // in it. What it returns as record is for the image, so that the restore needs none of them.
-// record is nil if there is nothing to be recorded.
-func addNeeds(hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, err error) {
+// record is nil if there is nothing to be recorded. addNeeds refuses what no option helps
+// against.
+func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, err error) {
 	if options.ByHand {
 		return nil, nil, nil
 	}
-	found, needs, err := preflight.OptionsOf(int(options.RPC.GetPid()))
+	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
+		Root: int(options.RPC.GetPid()), Criu: options.Path, LeavesRunning: options.RPC.GetLeaveRunning(),
+	})
 	if errors.Is(err, proc.ErrGone) {
 		return nil, nil, nil // criu says what is wrong with the pid
 	}
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := hook.Refuse(slices.DeleteFunc(wanted.Findings, options.answers)); err != nil {
+		return nil, nil, err
+	}
+	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
 	for _, need := range needs {
 		hook.Log.Info("criu is told "+need.Option, "why", need.Why)
 		if need.Risk != "" {
@@ -35,11 +47,30 @@ func addNeeds(hook *hooks.Hook, options *Options) (needs []preflight.Need, recor
 	add(options, found)
 	// What was given by hand counts for the restore, too.
 	found.ShellJob, found.TCPEstablished, found.FileLocks = options.RPC.GetShellJob(), options.RPC.GetTcpEstablished(), options.RPC.GetFileLocks()
+	found.ExtUnixSk = options.RPC.GetExtUnixSk()
 	return needs, &found, nil
 }
 
-// addRecorded adds the options that an image was made with.
-func addRecorded(options *Options, dir string) error {
+// answers reports whether an option that was given by hand is an answer to a finding.
+func (o *Options) answers(f preflight.Finding) bool {
+	switch f.Name {
+	case preflight.FindingLinkRemap:
+		return o.RPC.GetLinkRemap()
+	case preflight.FindingUNIXSocket:
+		return slices.ContainsFunc(o.RPC.GetExternal(), func(name string) bool { return strings.HasPrefix(name, "unix[") })
+	}
+	return false
+}
+
+// gives reports whether something else was given by hand.
+func (o *Options) gives(need preflight.Need) bool {
+	name, _, _ := strings.Cut(need.Option, " ")
+	return name == "--network-lock" && o.RPC.NetworkLock != nil || name == "--ghost-limit" && o.RPC.GhostLimit != nil
+}
+
+// addRecorded adds the options that an image was made with. It refuses a host that lacks
+// what the job was connected with.
+func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
 	if options.ByHand {
 		return nil
 	}
@@ -47,9 +78,47 @@ func addRecorded(options *Options, dir string) error {
 	if err != nil {
 		return err
 	}
-	recorded.GhostLimit = 0 // the files are in the image
+	if err := hook.Refuse(preflight.SurroundingsFindings(recorded, os.Stdin)); err != nil {
+		return err
+	}
+	recorded.GhostLimit, recorded.LinkRemap = 0, false // the files are in the image, or have their names
+	recorded.NetworkLock = ""                          // the image itself says how the connections are locked
 	add(options, recorded)
-	return nil
+	options.inherit, err = options.outputs(hook, recorded.Pipes)
+	return err
+}
+
+// inherited is a file that criu gives to the job in place of one of the image.
+type inherited struct {
+	name string
+	file *os.File
+}
+
+// outputs gives the job our output in place of pipes whose readers are not in the image.
+func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]inherited, error) {
+	var all []inherited
+	for _, pipe := range pipes {
+		if slices.ContainsFunc(o.RPC.GetInheritFd(), func(given *rpc.InheritFd) bool { return given.GetKey() == pipe.Name }) {
+			continue
+		}
+		file := o.Output
+		switch {
+		case pipe.Stderr:
+			file = os.Stderr
+		case file == nil:
+			file = os.Stdout
+		}
+		if info, err := file.Stat(); err != nil || !o.RPC.GetRstSibling() && info.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0 {
+			// Whoever reads our output waits until nobody has it any more.
+			hook.Log.Warn("the job wrote into a pipe and now writes to " + os.DevNull + ": with --foreground, or if our output is a file or a terminal, it writes there")
+			var err error
+			if file, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
+				return nil, fmt.Errorf("output of the job: %w", err)
+			}
+		}
+		all = append(all, inherited{pipe.Name, file})
+	}
+	return all, nil
 }
 
 // add adds options to a request. What the request has counts.
@@ -64,11 +133,21 @@ func add(options *Options, more image.Options) {
 	if more.FileLocks {
 		opts.FileLocks = proto.Bool(true)
 	}
+	if more.ExtUnixSk {
+		opts.ExtUnixSk = proto.Bool(true)
+	}
+	if more.LinkRemap {
+		opts.LinkRemap = proto.Bool(true)
+	}
 	if more.GhostLimit > 0 && opts.GhostLimit == nil {
 		opts.GhostLimit = proto.Uint32(more.GhostLimit)
 	}
-	if more.NetworkLock == "skip" && opts.NetworkLock == nil {
-		opts.NetworkLock = rpc.CriuNetworkLockMethod_SKIP.Enum()
+	if more.NetworkLock != "" && opts.NetworkLock == nil {
+		method := rpc.CriuNetworkLockMethod_SKIP
+		if more.NetworkLock == "nftables" {
+			method = rpc.CriuNetworkLockMethod_NFTABLES
+		}
+		opts.NetworkLock = method.Enum()
 	}
 	options.RPC = opts
 }

@@ -43,6 +43,13 @@ type Options struct {
 	// ByHand says that only the options in RPC count: a dump does not look for those that
 	// the tree needs, and a restore not for those that the image was made with.
 	ByHand bool
+	// Output is what a restored job gets in place of pipes into which it wrote for processes
+	// outside of the image. If it is nil, this is our standard output. A pipe that was the
+	// job's standard error alone becomes our standard error. If that is itself a pipe, the
+	// job gets it only if it becomes our child (RstSibling), else /dev/null.
+	Output *os.File
+
+	inherit []inherited // what criu gives to the restored job
 }
 
 // Result says how a dump or restore went.
@@ -127,7 +134,11 @@ func (d *drive) startSwrk(path string, env []string) (err error) {
 		return fmt.Errorf("folder for criu's log: %w", err)
 	}
 	if err = os.Remove(d.output.Name()); err == nil {
-		d.swrk, err = criuutil.StartSwrk(path, env, d.output)
+		var files []*os.File
+		for _, i := range d.options.inherit {
+			files = append(files, i.file)
+		}
+		d.swrk, err = criuutil.StartSwrk(path, env, d.output, files...)
 	}
 	if err != nil {
 		return errors.Join(err, d.output.Close())
@@ -206,6 +217,9 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		return nil, errors.Join(fmt.Errorf("folder for criu's log: %w", err), d.swrk.Close())
 	}
 	defer work.Close()
+	for n, i := range d.options.inherit {
+		opts.InheritFd = append(opts.InheritFd, &rpc.InheritFd{Key: proto.String(i.name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
+	}
 	opts.ImagesDirFd = proto.Int32(int32(images.Fd()))
 	opts.WorkDirFd = proto.Int32(int32(work.Fd()))
 	if opts.LogFile == nil {

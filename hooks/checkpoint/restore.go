@@ -25,7 +25,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	if err := errors.Join(err, findings.Err()); err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
-	if err := addRecorded(&options, dir); err != nil {
+	if err := addRecorded(hook, &options, dir); err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
 	d, err := start(hook, journal.KindRestore, options, dir)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	"cucriu/internal/durable"
@@ -22,8 +23,23 @@ type Options struct {
 	ShellJob       bool   `json:"shell_job,omitempty"`
 	TCPEstablished bool   `json:"tcp_established,omitempty"`
 	FileLocks      bool   `json:"file_locks,omitempty"`
+	ExtUnixSk      bool   `json:"ext_unix_sk,omitempty"`
 	GhostLimit     uint32 `json:"ghost_limit,omitempty"`  // bytes; 0 is CRIU's default. For the dump only
-	NetworkLock    string `json:"network_lock,omitempty"` // "skip", or empty for CRIU's default
+	LinkRemap      bool   `json:"link_remap,omitempty"`   // for the dump only
+	NetworkLock    string `json:"network_lock,omitempty"` // "nftables" or "skip", or empty for CRIU's default
+
+	// What the restore must find on its host.
+	Terminal bool     `json:"terminal,omitempty"` // the job has one
+	Sockets  []string `json:"sockets,omitempty"`  // UNIX sockets to which the job sends; @ stands for NUL
+	Pipes    []Pipe   `json:"pipes,omitempty"`    // into which the job writes for processes outside of it
+}
+
+// Pipe is a pipe into which a job writes, and whose readers are not in the image. CRIU would
+// restore it without readers, and the job would die at its next write. So the job gets the
+// standard output of the restore in its place.
+type Pipe struct {
+	Name   string `json:"name"`             // as in /proc/PID/fd
+	Stderr bool   `json:"stderr,omitempty"` // it was the job's standard error alone
 }
 
 // Arguments are the options as they stand on CRIU's command line.
@@ -36,7 +52,9 @@ func (o Options) Arguments() []string {
 		{o.ShellJob, "--shell-job"},
 		{o.TCPEstablished, "--tcp-established"},
 		{o.FileLocks, "--file-locks"},
+		{o.ExtUnixSk, "--ext-unix-sk"},
 		{o.GhostLimit > 0, fmt.Sprintf("--ghost-limit %dM", o.GhostLimit>>20)},
+		{o.LinkRemap, "--link-remap"},
 		{o.NetworkLock != "", "--network-lock " + o.NetworkLock},
 	} {
 		if option.set {
@@ -64,11 +82,25 @@ func ReadOptions(dir string) (Options, error) {
 	if err == nil {
 		err = json.Unmarshal(data, &o)
 	}
-	if err == nil && !slices.Contains([]string{"", "skip"}, o.NetworkLock) {
-		err = fmt.Errorf("the network lock is %q", o.NetworkLock)
+	if err == nil {
+		err = o.validate()
 	}
 	if err != nil {
 		return Options{}, fmt.Errorf("the recorded options of criu in %s are damaged: %w: remove the file, and give the options by hand", filepath.Join(dir, OptionsName), err)
 	}
 	return o, nil
+}
+
+var pipeName = regexp.MustCompile(`^pipe:\[\d+\]$`)
+
+func (o Options) validate() error {
+	if !slices.Contains([]string{"", "nftables", "skip"}, o.NetworkLock) {
+		return fmt.Errorf("the network lock is %q", o.NetworkLock)
+	}
+	for _, pipe := range o.Pipes {
+		if !pipeName.MatchString(pipe.Name) {
+			return fmt.Errorf("a pipe is called %q", pipe.Name)
+		}
+	}
+	return nil
 }

@@ -63,11 +63,11 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		}
 		findings = append(findings, StateFindings(m, state)...)
 	}
-	options, err := optionsFinding(root)
+	options, err := optionsFindings(ctx, Asked{Root: root, Criu: h.Criu})
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(findings, Findings{options}, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
+	return slices.Concat(findings, options, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
 }
 
 // existing returns dir, or its nearest parent that exists if dir does not.

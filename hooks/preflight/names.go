@@ -45,6 +45,9 @@ const (
 	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
 	FindingHostNUMA       = "host-numa-memory" // memory of the driver in a NUMA node of the host
 	FindingOptions        = "criu-options"     // the options of criu that the tree needs
+	FindingUNIXSocket     = "unix-socket"      // a UNIX socket whose other end is outside of the tree, or missing
+	FindingOutsidePipe    = "outside-pipe"     // a pipe whose other end is outside of the tree
+	FindingLinkRemap      = "link-remap"       // a removed name of a file that has another, in a dump after which the job runs on
 	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds is not known
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it
@@ -54,6 +57,7 @@ const (
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
 	FindingPIDTaken      = "pid-taken"      // a pid that the image needs is in use
+	FindingTerminal      = "terminal"       // the job has a terminal, and the restore has none
 	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 )
@@ -63,7 +67,7 @@ const (
 // could not succeed.
 func Forceable() []string {
 	return []string{
-		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 	}
 }
 

@@ -1,18 +1,16 @@
 package preflight
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
@@ -25,52 +23,125 @@ type Need struct {
 	Risk   string // what may go wrong with it; empty if nothing
 }
 
-// OptionsOf finds the options that criu needs to dump a tree: what criu would refuse
-// without. It changes nothing. A tree may change until it is dumped.
-func OptionsOf(root int) (image.Options, []Need, error) {
-	pids, err := proc.Tree(root)
-	if err != nil {
-		return image.Options{}, nil, err
-	}
-	var o image.Options
-	var needs []Need
-	if why := needsShellJob(pids); why != "" {
-		o.ShellJob = true
-		needs = append(needs, Need{Option: "--shell-job", Why: why})
-	}
-	if pid := connected(pids); pid != 0 {
-		o.TCPEstablished = true
-		needs = append(needs, Need{Option: "--tcp-established", Why: fmt.Sprintf("process %d has TCP connections", pid)})
-		if _, err := exec.LookPath("iptables-restore"); err != nil {
-			o.NetworkLock = "skip"
-			needs = append(needs, Need{
-				Option: "--network-lock skip", Why: "iptables is not installed here",
-				Risk: "a packet that comes in while the job is dumped may end its connection: install iptables to hold such packets back",
-			})
-		}
-	}
-	if pid := locksFiles(pids); pid != 0 {
-		o.FileLocks = true
-		needs = append(needs, Need{Option: "--file-locks", Why: fmt.Sprintf("process %d has a file lock", pid)})
-	}
-	if size, path := largestGhost(pids); size > ghostLimit {
-		const mib = 1 << 20
-		if limit := (size + mib - 1) / mib * mib; limit < 1<<32 {
-			o.GhostLimit = uint32(limit)
-			needs = append(needs, Need{
-				Option: fmt.Sprintf("--ghost-limit %dM", limit/mib),
-				Why:    fmt.Sprintf("%s is unlinked and in use, and goes into the image", path),
-			})
-		}
-	}
-	return o, needs, nil
+// Asked is what is known of a dump whose options are to be found.
+type Asked struct {
+	Root int
+	// Criu is the path of the criu that is to dump; empty if that is not known.
+	Criu string
+	// LeavesRunning says that the job runs on after the dump.
+	LeavesRunning bool
 }
 
+// Wanted is what criu must be told to dump a tree.
+type Wanted struct {
+	Options image.Options
+	Needs   []Need // the options, with their reasons
+	// Findings are what no option helps against, and what comes back otherwise than it was.
+	Findings Findings
+}
+
+// add sets what an option needs.
+func (w *Wanted) add(option, why, risk string) {
+	w.Needs = append(w.Needs, Need{option, why, risk})
+}
+
+// OptionsOf finds the options that criu needs to dump a tree: what criu would refuse
+// without. It changes nothing. A tree may change until it is dumped.
+func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
+	t, err := readTree(asked.Root)
+	if err != nil {
+		return Wanted{}, err
+	}
+	var w Wanted
+	o := &w.Options
+	var why string
+	if why, o.Terminal = t.needsShellJob(); why != "" {
+		o.ShellJob = true
+		w.add("--shell-job", why, "")
+	}
+	if pid := t.connected(); pid != 0 {
+		o.TCPEstablished = true
+		w.add("--tcp-established", fmt.Sprintf("process %d has TCP connections", pid), "")
+		var need Need
+		if o.NetworkLock, need = networkLock(ctx, asked.Criu); o.NetworkLock != "" {
+			w.Needs = append(w.Needs, need)
+		}
+	}
+	if pid := locksFiles(t.pids); pid != 0 {
+		o.FileLocks = true
+		w.add("--file-locks", fmt.Sprintf("process %d has a file lock", pid), "")
+	}
+	gone := t.unlinked()
+	if limit, need := gone.ghostNeed(); limit > 0 {
+		o.GhostLimit = limit
+		w.Needs = append(w.Needs, need)
+	}
+	if gone.renamed != "" {
+		w.linkRemap(gone, asked.LeavesRunning)
+	}
+	return w, w.outside(t)
+}
+
+// linkRemap lets criu give a file a name again, but not if the job runs on: criu removes the
+// name when it lets the job go on, and the image could never be restored.
+func (w *Wanted) linkRemap(gone unlinked, leavesRunning bool) {
+	if leavesRunning {
+		w.Findings = append(w.Findings, aboutProcess(gone.renamedPID, Finding{
+			Name: FindingLinkRemap, Severity: SeverityError,
+			Message: fmt.Sprintf("uses a file by a name that was removed, %s, while the file has another name: an image of a job that runs on would not restore", gone.renamed),
+			Remedy:  "let the dump end the job (without -R), or remove the other name as well",
+		}))
+		return
+	}
+	w.Options.LinkRemap = true
+	w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", gone.renamedPID, gone.renamed),
+		"criu gives the file a name beside the old one until it is restored: the image restores once, and only where that name is")
+}
+
+// outside finds what connects the tree with processes outside of it.
+func (w *Wanted) outside(t tree) error {
+	sockets, err := t.outsideSockets()
+	if err != nil {
+		return err
+	}
+	pipes, err := t.outsidePipes()
+	if err != nil {
+		return err
+	}
+	for _, s := range sockets {
+		if !s.datagrams() {
+			continue
+		}
+		if !w.Options.ExtUnixSk {
+			w.Options.ExtUnixSk = true
+			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside of the tree", s.pid, s.peerName), "")
+		}
+		if s.reachableHere() && !slices.Contains(w.Options.Sockets, s.peerName) {
+			w.Options.Sockets = append(w.Options.Sockets, s.peerName)
+		}
+	}
+	for _, p := range pipes {
+		if p.writes {
+			w.Options.Pipes = append(w.Options.Pipes, p.forImage())
+		}
+	}
+	more, err := outsideFindings(sockets, pipes, t)
+	w.Findings = append(w.Findings, more...)
+	return err
+}
+
+// terminal is a terminal, other than the master of a pseudo terminal.
+var terminal = regexp.MustCompile(`^/dev/(pts/\d+|tty[^/]*|console)$`)
+
 // needsShellJob says why a tree belongs to a session or terminal that is not its own;
-// empty if it does not.
-func needsShellJob(pids []int) string {
-	hasMaster, onTerminal := false, 0
-	for _, pid := range pids {
+// empty if it does not. It also tells whether it has a terminal.
+func (t tree) needsShellJob() (why string, onTerminal bool) {
+	inTree := make(map[int]bool)
+	for _, pid := range t.pids {
+		inTree[pid] = true
+	}
+	user, hasMaster := 0, false
+	for _, pid := range t.pids {
 		process, err := procfs.NewProc(pid)
 		if err != nil {
 			continue
@@ -79,91 +150,24 @@ func needsShellJob(pids []int) string {
 		if err != nil || stat.State == "Z" {
 			continue
 		}
-		if !slices.Contains(pids, stat.Session) {
-			return fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
+		if why == "" && !inTree[stat.Session] {
+			why = fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
 		}
 		if stat.TTY != 0 {
-			onTerminal = pid
-		}
-		open, err := process.FileDescriptorTargets()
-		hasMaster = hasMaster || err == nil && slices.Contains(open, "/dev/ptmx")
-	}
-	if onTerminal != 0 && !hasMaster {
-		return fmt.Sprintf("process %d has a terminal", onTerminal)
-	}
-	return ""
-}
-
-// connectedStates are the states of a TCP socket in which criu needs --tcp-established, as
-// /proc/PID/net/tcp has them: established, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK,
-// CLOSING.
-var connectedStates = []string{"01", "04", "05", "08", "09", "0B"}
-
-var socketLink = regexp.MustCompile(`^socket:\[(\d+)\]$`)
-
-// connected finds a process with a TCP connection, 0 if there is none.
-func connected(pids []int) int {
-	byNamespace := make(map[string]map[uint64]bool) // inodes of connected sockets
-	for _, pid := range pids {
-		dir := filepath.Join("/proc", strconv.Itoa(pid))
-		namespace, err := os.Readlink(filepath.Join(dir, "ns", "net"))
-		if err != nil {
-			continue
-		}
-		if byNamespace[namespace] == nil {
-			byNamespace[namespace] = connectedSockets(dir)
-		}
-		if len(byNamespace[namespace]) == 0 {
-			continue
-		}
-		for _, link := range linksOf(filepath.Join(dir, "fd")) {
-			if match := socketLink.FindStringSubmatch(link); match != nil {
-				if inode, err := strconv.ParseUint(match[1], 10, 64); err == nil && byNamespace[namespace][inode] {
-					return pid
-				}
-			}
+			user = pid
 		}
 	}
-	return 0
-}
-
-// connectedSockets returns the inodes of the TCP connections in the network namespace of a
-// process, whose folder in /proc is dir.
-func connectedSockets(dir string) map[uint64]bool {
-	inodes := make(map[uint64]bool)
-	for _, name := range []string{"tcp", "tcp6"} {
-		data, err := os.ReadFile(filepath.Join(dir, "net", name))
-		if err != nil {
-			continue // without IPv6 there is no tcp6
-		}
-		for line := range strings.Lines(string(data)) {
-			// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
-			fields := strings.Fields(line)
-			if len(fields) < 10 || !slices.Contains(connectedStates, fields[3]) {
-				continue
-			}
-			if inode, err := strconv.ParseUint(fields[9], 10, 64); err == nil && inode > 0 {
-				inodes[inode] = true
-			}
+	for _, f := range t.open {
+		hasMaster = hasMaster || f.link == "/dev/ptmx" || f.link == "/dev/pts/ptmx"
+		if terminal.MatchString(f.link) {
+			user = f.pid
 		}
 	}
-	return inodes
-}
-
-// linksOf returns the links in a folder by their paths.
-func linksOf(dir string) map[string]string {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil
+	onTerminal = user != 0 && !hasMaster
+	if onTerminal && why == "" {
+		why = fmt.Sprintf("process %d has a terminal", user)
 	}
-	links := make(map[string]string)
-	for _, entry := range entries {
-		name := filepath.Join(dir, entry.Name())
-		if link, err := os.Readlink(name); err == nil {
-			links[name] = link
-		}
-	}
-	return links
+	return why, onTerminal
 }
 
 // locksFiles finds a process that holds a file lock, 0 if there is none.
@@ -184,70 +188,28 @@ func locksFiles(pids []int) int {
 	return 0
 }
 
-// ghostLimit is criu's default for the largest unlinked file that it puts into an image,
-// in bytes.
-const ghostLimit = 1 << 20
-
-// largestGhost finds the largest unlinked regular file that a process has open or mapped.
-func largestGhost(pids []int) (size uint64, path string) {
-	look := func(name, link string) {
-		var stat unix.Stat_t
-		if !isGhost(link) || unix.Stat(name, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink > 0 {
-			return
-		}
-		if uint64(stat.Size) > size {
-			size, path = uint64(stat.Size), strings.TrimSuffix(link, " (deleted)")
-		}
-	}
-	for _, pid := range pids {
-		dir := filepath.Join("/proc", strconv.Itoa(pid))
-		for name, link := range linksOf(filepath.Join(dir, "fd")) {
-			look(name, link)
-		}
-		mappings, err := proc.Mappings(pid)
-		if err != nil {
-			continue // it has ended
-		}
-		for _, m := range mappings {
-			look(filepath.Join(dir, "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr)), m.Pathname)
-		}
-	}
-	return size, path
-}
-
-// isGhost reports whether a link in /proc is that of an unlinked file of a file system.
-// criu has other ways for memory that only looks like one.
-func isGhost(link string) bool {
-	if !strings.HasSuffix(link, " (deleted)") {
-		return false
-	}
-	for _, prefix := range []string{"/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/dev/nvidia"} {
-		if strings.HasPrefix(link, prefix) {
-			return false
-		}
-	}
-	return true
-}
-
-// optionsFinding shows the options that a tree needs as the line to type for plain criu.
-func optionsFinding(root int) (Finding, error) {
-	o, needs, err := OptionsOf(root)
+// optionsFindings show the options that a tree needs as the line to type for plain criu.
+func optionsFindings(ctx context.Context, asked Asked) (Findings, error) {
+	w, err := OptionsOf(ctx, asked)
 	if errors.Is(err, proc.ErrGone) {
-		return Finding{}, AsRefusal(err)
+		return nil, AsRefusal(err)
 	}
 	if err != nil {
-		return Finding{}, err
+		return nil, err
 	}
 	f := Finding{Name: FindingOptions, Severity: SeverityOK, Message: "criu needs no option for this tree"}
-	if len(needs) > 0 {
-		whys := make([]string, len(needs))
-		for i, need := range needs {
-			whys[i] = need.Why
+	if len(w.Needs) > 0 {
+		var whys, risks []string
+		for _, need := range w.Needs {
+			whys = append(whys, need.Why)
 			if need.Risk != "" {
-				f.Severity, f.Remedy = SeverityWarning, need.Risk
+				risks = append(risks, need.Risk)
 			}
 		}
-		f.Message = fmt.Sprintf("cucriu dump sets %s (%s)", strings.Join(o.Arguments(), " "), strings.Join(whys, "; "))
+		f.Message = fmt.Sprintf("cucriu dump sets %s (%s)", strings.Join(w.Options.Arguments(), " "), strings.Join(whys, "; "))
+		if len(risks) > 0 {
+			f.Severity, f.Remedy = SeverityWarning, strings.Join(risks, "; ")
+		}
 	}
-	return f, nil
+	return append(Findings{f}, w.Findings...), nil
 }

@@ -85,6 +85,29 @@ func TestASuspendedJobIsForetold(t *testing.T) {
 	})
 }
 
+// TestADumpThatIsAtWorkIsForetold, as a warning: another dump would wait for it.
+func TestADumpThatIsAtWorkIsForetold(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		sessions := func() preflight.Findings {
+			t.Helper()
+			return slices.DeleteFunc(check(t, host, "-t", job.Root()), func(f preflight.Finding) bool { return f.Name != preflight.FindingSession })
+		}
+		if found := sessions(); len(found) > 0 {
+			t.Errorf("there is no other dump: %v", found)
+		}
+		held := holdDump(t, host, job, "pre-dump")
+		found := sessions()
+		if len(found) != 1 || found[0].Severity != preflight.SeverityWarning || !strings.Contains(found[0].Message, strconv.Itoa(held.criu.Process.Pid)) {
+			t.Errorf("want a warning that names criu, process %d: %v", held.criu.Process.Pid, found)
+		}
+		if err := held.end(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestALockedJobIsForetold(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)

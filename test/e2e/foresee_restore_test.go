@@ -47,6 +47,10 @@ func TestTakenPIDsAreForetold(t *testing.T) {
 		if found.PID != job.PID || found.Process == "" || !strings.Contains(found.Message, "pid "+job.Root()) {
 			t.Errorf("neither the pid nor who has it is named: %v", found)
 		}
+		plain := host.TryRestore(images) // by criu itself, with the hook as its action script
+		if words := "refused, nothing was touched: " + found.String(); plain.Err == nil || !strings.Contains(plain.Log, words) {
+			t.Errorf("criu restore: %v; want %q\n%s", plain.Err, words, plain.Lines())
+		}
 		job.Runs()
 		job.Kill()
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
@@ -98,6 +102,13 @@ func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 		names := []string{"pstree.img", "files.img", fmt.Sprintf("core-%d.img", slices.Max(tids))}
 		for _, kind := range []string{"core", "mm", "pagemap", "fs", "ids"} {
 			names = append(names, fmt.Sprintf("%s-%d.img", kind, job.PID))
+		}
+		for _, pattern := range []string{"fdinfo-*.img", "pages-*.img"} {
+			found, err := filepath.Glob(filepath.Join(images, pattern))
+			if err != nil || len(found) == 0 {
+				t.Fatalf("%s: %v", pattern, err)
+			}
+			names = append(names, filepath.Base(found[0]))
 		}
 		for _, name := range names {
 			path := filepath.Join(images, name)

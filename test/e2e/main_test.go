@@ -17,6 +17,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(programVariable); dir != "" {
 		runProgram(dir)
 	}
+	if to := os.Getenv(connectVariable); to != "" {
+		connectAndExec(to)
+	}
 	testenv.Main(m)
 }
 

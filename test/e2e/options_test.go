@@ -20,6 +20,8 @@ import (
 func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 	const ghost = `exec 3>ghost; rm ghost; head -c 3000000 /dev/urandom >&3; `
 	const lock = `exec 4>locked; flock -x 4; `
+	const tcp = `exec 5<>/dev/tcp/127.0.0.1/PORT; `
+	const removed = `echo a >name; ln name other; exec 6<name; rm name; `
 	for name, test := range map[string]struct {
 		script  string // what the root of the tree does before it runs cudawork as its child
 		options []string
@@ -27,14 +29,16 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 		"nothing":           {"", nil},
 		"a file lock":       {lock, []string{"--file-locks"}},
 		"a large ghost":     {ghost, []string{"--ghost-limit 3M"}},
-		"a TCP connection":  {`exec 5<>/dev/tcp/127.0.0.1/PORT; `, []string{"--tcp-established", "--network-lock skip"}},
-		"several things":    {ghost + lock, []string{"--file-locks", "--ghost-limit 3M"}},
+		"a TCP connection":  {tcp, []string{"--tcp-established"}},
+		"a removed name":    {removed, []string{"--link-remap"}},
+		"a UNIX socket":     {"SOCKET", []string{"--ext-unix-sk"}},
+		"several things":    {ghost + lock + removed + tcp + "SOCKET", []string{"--file-locks", "--ghost-limit 3M", "--link-remap", "--tcp-established", "--ext-unix-sk"}},
 		"another's session": {inSession, []string{"--shell-job"}},
 		"a small ghost":     {`exec 3>ghost; rm ghost; head -c 1000 /dev/urandom >&3; `, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
-				if name == "a TCP connection" {
+				if strings.Contains(test.script, "PORT") {
 					needsTCP(t)
 				}
 				host := testenv.NewHost(t, 1)
@@ -46,7 +50,7 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 						t.Errorf("cucriu check does not name %s:\n%s", option, out)
 					}
 				}
-				for _, option := range []string{"--shell-job", "--tcp-established", "--ghost-limit"} { // the simulated driver locks files at times
+				for _, option := range []string{"--shell-job", "--tcp-established", "--ghost-limit", "--link-remap", "--ext-unix-sk", "--network-lock skip"} { // the simulated driver locks files at times
 					if strings.Contains(out, option) && !strings.Contains(strings.Join(test.options, " "), option) {
 						t.Errorf("cucriu check names %s without need:\n%s", option, out)
 					}
@@ -126,7 +130,12 @@ func startNeedy(t *testing.T, host *testenv.Host, script string) *testenv.Job {
 		}()
 		script = strings.ReplaceAll(script, "PORT", strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
 	}
-	return host.StartUnder([]string{"/bin/bash", "-c", "cd " + dir + "; " + script + `"$@" & wait`, "bash"}, 1)
+	var parent []string
+	if strings.Contains(script, "SOCKET") {
+		script = strings.ReplaceAll(script, "SOCKET", "")
+		parent = senderTo(t, host, "unixgram", listen(t))
+	}
+	return host.StartUnder(append(parent, "/bin/bash", "-c", "cd "+dir+"; "+script+`"$@" & wait`, "bash"), 1)
 }
 
 // TestRecordedOptionsThatAreDamagedAreRefused, before criu is started.

@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"hooks/image"},
 	{"hooks/gpumap", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
-	{"criuutil/proc"},
+	{"criuutil/proc", "criuutil/pstree"},
 	{"internal/durable", "internal/nvrm", "internal/reaper", "internal/version"},
 }
 
