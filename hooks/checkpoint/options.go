@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"google.golang.org/protobuf/proto"
@@ -26,6 +27,9 @@ func addNeeds(hook *hooks.Hook, options *Options) (needs []preflight.Need, recor
 	if err != nil {
 		return nil, nil, err
 	}
+	// The names take its place: see giveNames.
+	found.LinkRemap = false
+	needs = slices.DeleteFunc(needs, func(n preflight.Need) bool { return n.Option == "--link-remap" })
 	for _, need := range needs {
 		hook.Log.Info("criu is told "+need.Option, "why", need.Why)
 		if need.Risk != "" {

@@ -23,6 +23,7 @@ type Options struct {
 	TCPEstablished bool   `json:"tcp_established,omitempty"`
 	FileLocks      bool   `json:"file_locks,omitempty"`
 	GhostLimit     uint32 `json:"ghost_limit,omitempty"`  // bytes; 0 is CRIU's default. For the dump only
+	LinkRemap      bool   `json:"-"`                      // for a dump by plain CRIU only
 	NetworkLock    string `json:"network_lock,omitempty"` // "skip", or empty for CRIU's default
 }
 
@@ -36,6 +37,7 @@ func (o Options) Arguments() []string {
 		{o.ShellJob, "--shell-job"},
 		{o.TCPEstablished, "--tcp-established"},
 		{o.FileLocks, "--file-locks"},
+		{o.LinkRemap, "--link-remap"},
 		{o.GhostLimit > 0, fmt.Sprintf("--ghost-limit %dM", o.GhostLimit>>20)},
 		{o.NetworkLock != "", "--network-lock " + o.NetworkLock},
 	} {

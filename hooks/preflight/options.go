@@ -53,7 +53,15 @@ func OptionsOf(root int) (image.Options, []Need, error) {
 		o.FileLocks = true
 		needs = append(needs, Need{Option: "--file-locks", Why: fmt.Sprintf("process %d has a file lock", pid)})
 	}
-	if size, path := largestGhost(pids); size > ghostLimit {
+	size, path, removed := unlinked(pids)
+	if len(removed) > 0 {
+		o.LinkRemap = true
+		needs = append(needs, Need{
+			Option: "--link-remap", Why: removed[0].Path + " is in use by this name, which was removed, and the file has another one",
+			Risk: "the image can be restored on this host only, as long as the file is there; cucriu dump does without this option, and links the file to \"NAME (deleted)\"",
+		})
+	}
+	if size > ghostLimit {
 		const mib = 1 << 20
 		if limit := (size + mib - 1) / mib * mib; limit < 1<<32 {
 			o.GhostLimit = uint32(limit)
@@ -188,18 +196,43 @@ func locksFiles(pids []int) int {
 // in bytes.
 const ghostLimit = 1 << 20
 
-// largestGhost finds the largest unlinked regular file that a process has open or mapped.
-func largestGhost(pids []int) (size uint64, path string) {
+// RemovedName is the name by which a process uses a file, and which was removed although the
+// file has another one. A named semaphore is made like this, such as those of Python's
+// multiprocessing with spawned processes.
+type RemovedName struct {
+	PID  int
+	Path string // as the process sees it
+	Link string // the file itself, below /proc/PID
+}
+
+// RemovedNames lists the removed names by which the processes of a tree use files.
+func RemovedNames(root int) ([]RemovedName, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	_, _, removed := unlinked(pids)
+	return removed, nil
+}
+
+// unlinked finds the largest regular file that a process has open or mapped and that has no
+// name any more, and the files of which a name was removed.
+func unlinked(pids []int) (size uint64, path string, removed []RemovedName) {
+	pid := 0
 	look := func(name, link string) {
 		var stat unix.Stat_t
-		if !isGhost(link) || unix.Stat(name, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Nlink > 0 {
+		if !isGhost(link) || unix.Stat(name, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFREG {
 			return
 		}
-		if uint64(stat.Size) > size {
-			size, path = uint64(stat.Size), strings.TrimSuffix(link, " (deleted)")
+		link = strings.TrimSuffix(link, " (deleted)")
+		switch {
+		case stat.Nlink > 0:
+			removed = append(removed, RemovedName{PID: pid, Path: link, Link: name})
+		case uint64(stat.Size) > size:
+			size, path = uint64(stat.Size), link
 		}
 	}
-	for _, pid := range pids {
+	for _, pid = range pids {
 		dir := filepath.Join("/proc", strconv.Itoa(pid))
 		for name, link := range linksOf(filepath.Join(dir, "fd")) {
 			look(name, link)
@@ -212,7 +245,7 @@ func largestGhost(pids []int) (size uint64, path string) {
 			look(filepath.Join(dir, "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr)), m.Pathname)
 		}
 	}
-	return size, path
+	return size, path, removed
 }
 
 // isGhost reports whether a link in /proc is that of an unlinked file of a file system.
@@ -244,7 +277,7 @@ func optionsFinding(root int) (Finding, error) {
 		for i, need := range needs {
 			whys[i] = need.Why
 			if need.Risk != "" {
-				f.Severity, f.Remedy = SeverityWarning, need.Risk
+				f.Severity, f.Remedy = SeverityWarning, strings.TrimPrefix(f.Remedy+"; "+need.Risk, "; ")
 			}
 		}
 		f.Message = fmt.Sprintf("cucriu dump sets %s (%s)", strings.Join(o.Arguments(), " "), strings.Join(whys, "; "))

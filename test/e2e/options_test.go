@@ -29,6 +29,7 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 		"a large ghost":     {ghost, []string{"--ghost-limit 3M"}},
 		"a TCP connection":  {`exec 5<>/dev/tcp/127.0.0.1/PORT; `, []string{"--tcp-established", "--network-lock skip"}},
 		"several things":    {ghost + lock, []string{"--file-locks", "--ghost-limit 3M"}},
+		"a removed name":    {`exec 6>removed; ln removed kept; rm removed; `, nil},
 		"another's session": {inSession, []string{"--shell-job"}},
 		"a small ghost":     {`exec 3>ghost; rm ghost; head -c 1000 /dev/urandom >&3; `, nil},
 	} {
@@ -146,5 +147,37 @@ func TestRecordedOptionsThatAreDamagedAreRefused(t *testing.T) {
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
 		cucriu(t, host, 0, "restore", "-D", images)
 		job.Runs()
+	})
+}
+
+// TestAFileInUseByARemovedNameGetsANewOne, which a failed dump takes away again. The image
+// can be restored more than once, also that of a job that was left running.
+func TestAFileInUseByARemovedNameGetsANewOne(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := startNeedy(t, host, `exec 6>removed; ln removed kept; rm removed; `)
+		open, err := os.Readlink(filepath.Join("/proc", job.Root(), "fd", "6"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := cucriu(t, host, 0, "check", "-t", job.Root())
+		if !strings.Contains(out, "--link-remap") || !strings.Contains(out, strings.TrimSuffix(open, " (deleted)")) {
+			t.Errorf("cucriu check does not say what plain criu needs:\n%s", out)
+		}
+		host.UseFailpoint("dump.manifest=error")
+		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
+		host.UseFailpoint("")
+		if _, err := os.Lstat(open); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the dump failed, and %s is still there (%v)", open, err)
+		}
+		job.Runs()
+		images := dumpAndLeave(t, host, job, "-R")
+		job.Runs()
+		job.Kill()
+		for range 2 {
+			cucriu(t, host, 0, "restore", "-D", images)
+			job.Runs()
+			job.Kill()
+		}
 	})
 }
