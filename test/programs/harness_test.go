@@ -41,16 +41,16 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 		program
 		says string // a part of why
 	}{
-		{program{name: "works", command: counting(100), want: works}, ""},
-		{program{name: "works, and compares itself", command: counting(100), want: works, compares: true}, ""},
-		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 100, "same") + "echo done"), want: works}, ""},
-		{program{name: "works without CUDA", command: shell(steps(1, 100, "same") + "echo done"), want: works}, ""},
+		{program{name: "works", command: counting(150), want: works}, ""},
+		{program{name: "works, and compares itself", command: counting(150), want: works, compares: true}, ""},
+		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 250, "same") + "echo done"), want: works}, ""},
+		{program{name: "works without CUDA", command: shell(steps(1, 250, "same") + "echo done"), want: works}, ""},
 		{program{name: "refused", command: counting(60, "--io-uring"), want: refused, finding: "io-uring"}, "io-uring"},
 		{program{name: "refused by the driver itself", command: counting(60, "--managed"), want: failed}, "801"},
-		{program{name: "ends after the restore", command: shell(steps(1, 100, "same")), want: lost}, "step 100 and is not done"},
-		{program{name: "computes something else", command: shell(steps(1, 100, "$$") + "echo done"), want: lost}, "undisturbed run"},
+		{program{name: "ends after the restore", command: shell(steps(1, 250, "same")), want: lost}, "step 250 and is not done"},
+		{program{name: "computes something else", command: shell(steps(1, 250, "$$") + "echo done"), want: lost}, "undisturbed run"},
 		{program{name: "ends before the dump", command: shell(steps(1, 10, "same") + "exit 7"), want: lost}, "status 7"},
-		{program{name: "leaves a process", command: shell("sleep 600 & " + steps(1, 100, "same") + "echo done"), want: lost}, "are left"},
+		{program{name: "leaves a process", command: shell("sleep 600 & " + steps(1, 250, "same") + "echo done"), want: lost}, "are left"},
 		{program{name: "lacks a library", command: shell("echo not installed: zmq; exit 77"), want: notInstalled}, "zmq"},
 		{program{name: "with a client", command: roleCommand(t, roleServer), client: roleCommand(t, roleClient), want: works}, ""},
 	} {
@@ -140,7 +140,7 @@ func ask(port string) error {
 	}
 	defer connection.Close()
 	answers := bufio.NewReader(connection)
-	for i := range 100 {
+	for i := range 250 {
 		question := fmt.Sprintf("step %d\n", i)
 		if _, err := connection.Write([]byte(question)); err != nil {
 			return err
