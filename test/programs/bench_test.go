@@ -61,7 +61,6 @@ func growMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
 	const parts = 8
 	var touched sync.WaitGroup
 	for part := range parts {

@@ -124,6 +124,7 @@ func serve() error {
 		return err
 	}
 	for lines := bufio.NewScanner(connection); lines.Scan(); {
+		time.Sleep(50 * time.Millisecond)
 		if _, err := fmt.Fprintln(connection, lines.Text()); err != nil {
 			return err
 		}
@@ -132,7 +133,8 @@ func serve() error {
 	return nil
 }
 
-// ask sends lines to the server as soon as the one before is answered.
+// ask sends each line to the server at once when the one before is answered. So it always waits
+// for an answer when the server is dumped: without iptables, what it sent later would be lost.
 func ask(port string) error {
 	connection, err := net.Dial("tcp", "127.0.0.1:"+port)
 	if err != nil {
@@ -150,7 +152,6 @@ func ask(port string) error {
 			return fmt.Errorf("%q is answered with %q: %w", question, answer, err)
 		}
 		fmt.Print(answer)
-		time.Sleep(50 * time.Millisecond)
 	}
 	fmt.Println("done")
 	return nil
