@@ -38,10 +38,11 @@ and the threads run for that moment: wait for the outcome "stopped" in cucriu
 status.)
 
 What criu needs for the tree is found and set: --shell-job, --tcp-established, a
---network-lock that works here, --file-locks, a --ghost-limit, --ext-unix-sk, and
---link-remap unless the job runs on. It is recorded in the image, so that a
-restore needs none of it by hand. What is given by hand counts, and --no-auto
-leaves it all to you.
+--network-lock that works here, --file-locks, a --ghost-limit and --ext-unix-sk. It
+is recorded in the image, so that a restore needs none of it by hand. What is
+given by hand counts, and --no-auto leaves it all to you. A file that is in use by a
+name which was removed, and has another one (a named semaphore), is linked to the
+name that the kernel tells of it, "NAME (deleted)", and stays until you remove it.
 
 The options are criu's; those that are not here can be given in a configuration
 file of criu with --criu-config. criu's default configuration files count too.`,

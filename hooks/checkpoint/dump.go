@@ -36,7 +36,8 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
-	needed := false // whether the job must yet be brought back from partial
+	complete := false // whether there is an image
+	needed := false   // whether the job must yet be brought back from partial
 	defer func() {
 		if !needed {
 			os.RemoveAll(partial) // after a success it has the name of dir
@@ -60,6 +61,13 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return Result{}, preflight.AsRefusal(err)
 	}
+	if !options.ByHand && !options.RPC.GetLinkRemap() {
+		settleNames, err := giveNames(hook.Log, int(options.RPC.GetPid()))
+		if err != nil {
+			return Result{}, preflight.AsRefusal(err)
+		}
+		defer func() { settleNames(complete) }()
+	}
 	publish := func() error {
 		// Not earlier: where no process uses CUDA, the hook removes what it takes for an
 		// earlier dump's.
@@ -68,7 +76,11 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 				return err
 			}
 		}
-		return image.Publish(partial, dir)
+		if err := image.Publish(partial, dir); err != nil {
+			return err
+		}
+		complete = true
+		return nil
 	}
 	d, err := start(&noting, journal.KindDump, options, partial)
 	if err != nil {

@@ -26,7 +26,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 		return nil, nil, nil
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
-		Root: int(options.RPC.GetPid()), Criu: options.Path, LeavesRunning: options.RPC.GetLeaveRunning(),
+		Root: int(options.RPC.GetPid()), Criu: options.Path,
 	})
 	if errors.Is(err, proc.ErrGone) {
 		return nil, nil, nil // criu says what is wrong with the pid
@@ -38,6 +38,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 		return nil, nil, err
 	}
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
+	found.LinkRemap = false // see giveNames
 	for _, need := range needs {
 		hook.Log.Info("criu is told "+need.Option, "why", need.Why)
 		if need.Risk != "" {
@@ -54,18 +55,17 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 // answers reports whether an option that was given by hand is an answer to a finding.
 func (o *Options) answers(f preflight.Finding) bool {
 	switch f.Name {
-	case preflight.FindingLinkRemap:
-		return o.RPC.GetLinkRemap()
 	case preflight.FindingUNIXSocket:
 		return slices.ContainsFunc(o.RPC.GetExternal(), func(name string) bool { return strings.HasPrefix(name, "unix[") })
 	}
 	return false
 }
 
-// gives reports whether something else was given by hand.
+// gives reports whether something else is there in place of an option: what was given by hand,
+// or the names that [giveNames] makes.
 func (o *Options) gives(need preflight.Need) bool {
 	name, _, _ := strings.Cut(need.Option, " ")
-	return name == "--network-lock" && o.RPC.NetworkLock != nil || name == "--ghost-limit" && o.RPC.GhostLimit != nil
+	return name == "--link-remap" || name == "--network-lock" && o.RPC.NetworkLock != nil || name == "--ghost-limit" && o.RPC.GhostLimit != nil
 }
 
 // addRecorded adds the options that an image was made with. It refuses a host that lacks
@@ -81,8 +81,8 @@ func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
 	if err := hook.Refuse(preflight.SurroundingsFindings(recorded, os.Stdin)); err != nil {
 		return err
 	}
-	recorded.GhostLimit, recorded.LinkRemap = 0, false // the files are in the image, or have their names
-	recorded.NetworkLock = ""                          // the image itself says how the connections are locked
+	recorded.GhostLimit = 0   // the files are in the image
+	recorded.NetworkLock = "" // the image itself says how the connections are locked
 	add(options, recorded)
 	options.inherit, err = options.outputs(hook, recorded.Pipes)
 	return err
@@ -135,9 +135,6 @@ func add(options *Options, more image.Options) {
 	}
 	if more.ExtUnixSk {
 		opts.ExtUnixSk = proto.Bool(true)
-	}
-	if more.LinkRemap {
-		opts.LinkRemap = proto.Bool(true)
 	}
 	if more.GhostLimit > 0 && opts.GhostLimit == nil {
 		opts.GhostLimit = proto.Uint32(more.GhostLimit)

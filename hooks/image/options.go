@@ -25,7 +25,7 @@ type Options struct {
 	FileLocks      bool   `json:"file_locks,omitempty"`
 	ExtUnixSk      bool   `json:"ext_unix_sk,omitempty"`
 	GhostLimit     uint32 `json:"ghost_limit,omitempty"`  // bytes; 0 is CRIU's default. For the dump only
-	LinkRemap      bool   `json:"link_remap,omitempty"`   // for the dump only
+	LinkRemap      bool   `json:"-"`                      // for a dump by plain CRIU only
 	NetworkLock    string `json:"network_lock,omitempty"` // "nftables" or "skip", or empty for CRIU's default
 
 	// What the restore must find on its host.

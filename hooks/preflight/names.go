@@ -47,7 +47,6 @@ const (
 	FindingOptions        = "criu-options"     // the options of criu that the tree needs
 	FindingUNIXSocket     = "unix-socket"      // a UNIX socket whose other end is outside of the tree, or missing
 	FindingOutsidePipe    = "outside-pipe"     // a pipe whose other end is outside of the tree
-	FindingLinkRemap      = "link-remap"       // a removed name of a file that has another, in a dump after which the job runs on
 	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds is not known
 	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
 	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it

@@ -28,8 +28,6 @@ type Asked struct {
 	Root int
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
-	// LeavesRunning says that the job runs on after the dump.
-	LeavesRunning bool
 }
 
 // Wanted is what criu must be told to dump a tree.
@@ -76,26 +74,12 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		o.GhostLimit = limit
 		w.Needs = append(w.Needs, need)
 	}
-	if gone.renamed != "" {
-		w.linkRemap(gone, asked.LeavesRunning)
+	if len(gone.removed) > 0 {
+		o.LinkRemap = true
+		w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", gone.removed[0].PID, gone.removed[0].Path),
+			"an image made so restores once, and only where the file is; cucriu dump does without this option, and links the file to \"NAME (deleted)\"")
 	}
 	return w, w.outside(t)
-}
-
-// linkRemap lets criu give a file a name again, but not if the job runs on: criu removes the
-// name when it lets the job go on, and the image could never be restored.
-func (w *Wanted) linkRemap(gone unlinked, leavesRunning bool) {
-	if leavesRunning {
-		w.Findings = append(w.Findings, aboutProcess(gone.renamedPID, Finding{
-			Name: FindingLinkRemap, Severity: SeverityError,
-			Message: fmt.Sprintf("uses a file by a name that was removed, %s, while the file has another name: an image of a job that runs on would not restore", gone.renamed),
-			Remedy:  "let the dump end the job (without -R), or remove the other name as well",
-		}))
-		return
-	}
-	w.Options.LinkRemap = true
-	w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", gone.renamedPID, gone.renamed),
-		"criu gives the file a name beside the old one until it is restored: the image restores once, and only where that name is")
 }
 
 // outside finds what connects the tree with processes outside of it.

@@ -21,9 +21,25 @@ const ghostLimit = 1 << 20
 type unlinked struct {
 	largest     uint64 // of those without any name: criu puts such a file into the image
 	largestPath string
-	// renamed is a file that has another name: criu makes a new name for it (--link-remap).
-	renamed    string
-	renamedPID int
+	removed     []RemovedName
+}
+
+// RemovedName is the name by which a process uses a file, and which was removed although the
+// file has another one. A named semaphore is made like this, such as those of Python's
+// multiprocessing with spawned processes.
+type RemovedName struct {
+	PID  int
+	Path string // as the process sees it
+	Link string // the file itself, below /proc/PID
+}
+
+// RemovedNames lists the removed names by which the processes of a tree use files.
+func RemovedNames(root int) ([]RemovedName, error) {
+	t, err := readTree(root)
+	if err != nil {
+		return nil, err
+	}
+	return t.unlinked().removed, nil
 }
 
 // unlinked looks at what the processes have open or mapped.
@@ -37,7 +53,7 @@ func (t tree) unlinked() unlinked {
 		name := strings.TrimSuffix(link, " (deleted)")
 		switch kind := stat.Mode & unix.S_IFMT; {
 		case stat.Nlink > 0 && kind != unix.S_IFDIR:
-			u.renamed, u.renamedPID = name, pid
+			u.removed = append(u.removed, RemovedName{PID: pid, Path: name, Link: path})
 		case kind == unix.S_IFREG && uint64(stat.Size) > u.largest:
 			u.largest, u.largestPath = uint64(stat.Size), name
 		}

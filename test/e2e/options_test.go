@@ -60,6 +60,9 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 				}
 				out = cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 				for _, option := range test.options {
+					if option == "--link-remap" {
+						option = "name (deleted)" // the name that takes its place
+					}
 					if !strings.Contains(out, option) {
 						t.Errorf("cucriu dump does not name %s:\n%s", option, out)
 					}
@@ -155,5 +158,37 @@ func TestRecordedOptionsThatAreDamagedAreRefused(t *testing.T) {
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
 		cucriu(t, host, 0, "restore", "-D", images)
 		job.Runs()
+	})
+}
+
+// TestAFileInUseByARemovedNameGetsANewOne, which a failed dump takes away again. The image
+// can be restored more than once, also that of a job that was left running.
+func TestAFileInUseByARemovedNameGetsANewOne(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := startNeedy(t, host, `exec 6>removed; ln removed kept; rm removed; `)
+		open, err := os.Readlink(filepath.Join("/proc", job.Root(), "fd", "6"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := cucriu(t, host, 0, "check", "-t", job.Root())
+		if !strings.Contains(out, "--link-remap") || !strings.Contains(out, strings.TrimSuffix(open, " (deleted)")) {
+			t.Errorf("cucriu check does not say what plain criu needs:\n%s", out)
+		}
+		host.UseFailpoint("dump.manifest=error")
+		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
+		host.UseFailpoint("")
+		if _, err := os.Lstat(open); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the dump failed, and %s is still there (%v)", open, err)
+		}
+		job.Runs()
+		images := dumpAndLeave(t, host, job, "-R")
+		job.Runs()
+		job.Kill()
+		for range 2 {
+			cucriu(t, host, 0, "restore", "-D", images)
+			job.Runs()
+			job.Kill()
+		}
 	})
 }

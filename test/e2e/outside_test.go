@@ -124,26 +124,6 @@ func TestASocketThatIsGoneIsForetold(t *testing.T) {
 	})
 }
 
-// TestARemovedNameOfAFileIsForetoldIfTheJobRunsOn: criu would remove the name that it makes
-// for the image, and the image would never restore.
-func TestARemovedNameOfAFileIsForetoldIfTheJobRunsOn(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := startNeedy(t, host, `echo a >name; ln name other; exec 6<name; rm name; `)
-		images := newImages(t)
-		out := cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images, "-R")
-		if !strings.Contains(out, "refused, nothing was touched: "+preflight.FindingLinkRemap) {
-			t.Errorf("-R:\n%s", out)
-		}
-		notDumped(t, job, images)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-s")
-		job.Kill()
-		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images)
-		job.Runs()
-	})
-}
-
 // writingInto starts a job that writes lines into a pipe which we read. Each line is noted in
 // a file as well.
 func writingInto(t *testing.T, host *testenv.Host, noted string) *testenv.Job {

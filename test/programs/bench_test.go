@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,7 +24,6 @@ type bench struct {
 	host   *testenv.Host
 	gpus   int
 	report *report
-	memory chan struct{} // closed when the machine has grown
 
 	programs, dumps, greedy chan struct{} // a place in each is held while it is used
 }
@@ -31,12 +31,10 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	host := testenv.NewHost(t, 1)
-	b := &bench{
-		host: host, gpus: len(host.UUIDs()), report: newReport(t, host), memory: make(chan struct{}),
+	return &bench{
+		host: host, gpus: len(host.UUIDs()), report: newReport(t, host),
 		programs: make(chan struct{}, programsAtOnce), dumps: make(chan struct{}, dumpsAtOnce), greedy: make(chan struct{}, 1),
 	}
-	close(b.memory)
-	return b
 }
 
 // place waits for a free place. The function that it returns gives it back, once.
@@ -46,21 +44,25 @@ func place(places chan struct{}) func() {
 }
 
 // growMemory makes this machine as large as it can be, if it is one whose memory grows with
-// its use: such a machine says that it has too little for a large job. The variable says up
-// to how many GiB.
-func (b *bench) growMemory() {
-	gib, err := strconv.Atoi(os.Getenv("CUCRIU_GROW_GIB"))
-	if err != nil || gib <= 0 {
+// its use: until then such a machine says that it has too little for a large job. The
+// variable says up to how many GiB.
+func growMemory(t *testing.T) {
+	t.Helper()
+	text := os.Getenv("CUCRIU_GROW_GIB")
+	if text == "" {
 		return
 	}
-	b.memory = make(chan struct{})
-	const parts = 8
-	var touched sync.WaitGroup
+	gib, err := strconv.Atoi(text)
+	if err != nil || gib <= 0 {
+		t.Fatalf("CUCRIU_GROW_GIB is %q, which is no number of GiB", text)
+	}
+	begun := time.Now()
 	memory, err := unix.Mmap(-1, 0, gib<<30, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		close(b.memory)
-		return
+		t.Fatal(err)
 	}
+	const parts = 8
+	var touched sync.WaitGroup
 	for part := range parts {
 		touched.Go(func() {
 			size := len(memory) / parts
@@ -69,9 +71,9 @@ func (b *bench) growMemory() {
 			}
 		})
 	}
-	go func() {
-		touched.Wait()
-		_ = unix.Munmap(memory)
-		close(b.memory)
-	}()
+	touched.Wait()
+	if err := unix.Munmap(memory); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d GiB of memory were used once, in %v", gib, time.Since(begun))
 }

@@ -41,16 +41,16 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 		program
 		says string // a part of why
 	}{
-		{program{name: "works", command: counting(100), want: works}, ""},
-		{program{name: "works, and compares itself", command: counting(100), want: works, compares: true}, ""},
-		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 100, "same") + "echo done"), want: works}, ""},
-		{program{name: "works without CUDA", command: shell(steps(1, 100, "same") + "echo done"), want: works}, ""},
+		{program{name: "works", command: counting(150), want: works}, ""},
+		{program{name: "works, and compares itself", command: counting(150), want: works, compares: true}, ""},
+		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 250, "same") + "echo done"), want: works}, ""},
+		{program{name: "works without CUDA", command: shell(steps(1, 250, "same") + "echo done"), want: works}, ""},
 		{program{name: "refused", command: counting(60, "--io-uring"), want: refused, finding: "io-uring"}, "io-uring"},
 		{program{name: "refused by the driver itself", command: counting(60, "--managed"), want: failed}, "801"},
-		{program{name: "ends after the restore", command: shell(steps(1, 100, "same")), want: lost}, "step 100 and is not done"},
-		{program{name: "computes something else", command: shell(steps(1, 100, "$$") + "echo done"), want: lost}, "undisturbed run"},
+		{program{name: "ends after the restore", command: shell(steps(1, 250, "same")), want: lost}, "step 250 and is not done"},
+		{program{name: "computes something else", command: shell(steps(1, 250, "$$") + "echo done"), want: lost}, "undisturbed run"},
 		{program{name: "ends before the dump", command: shell(steps(1, 10, "same") + "exit 7"), want: lost}, "status 7"},
-		{program{name: "leaves a process", command: shell("sleep 600 & " + steps(1, 100, "same") + "echo done"), want: lost}, "are left"},
+		{program{name: "leaves a process", command: shell("sleep 600 & " + steps(1, 250, "same") + "echo done"), want: lost}, "are left"},
 		{program{name: "lacks a library", command: shell("echo not installed: zmq; exit 77"), want: notInstalled}, "zmq"},
 		{program{name: "with a client", command: roleCommand(t, roleServer), client: roleCommand(t, roleClient), want: works}, ""},
 	} {
@@ -124,6 +124,7 @@ func serve() error {
 		return err
 	}
 	for lines := bufio.NewScanner(connection); lines.Scan(); {
+		time.Sleep(50 * time.Millisecond)
 		if _, err := fmt.Fprintln(connection, lines.Text()); err != nil {
 			return err
 		}
@@ -132,7 +133,8 @@ func serve() error {
 	return nil
 }
 
-// ask sends lines to the server as soon as the one before is answered.
+// ask sends each line to the server at once when the one before is answered. So it always waits
+// for an answer when the server is dumped: without iptables, what it sent later would be lost.
 func ask(port string) error {
 	connection, err := net.Dial("tcp", "127.0.0.1:"+port)
 	if err != nil {
@@ -140,7 +142,7 @@ func ask(port string) error {
 	}
 	defer connection.Close()
 	answers := bufio.NewReader(connection)
-	for i := range 100 {
+	for i := range 250 {
 		question := fmt.Sprintf("step %d\n", i)
 		if _, err := connection.Write([]byte(question)); err != nil {
 			return err
@@ -150,7 +152,6 @@ func ask(port string) error {
 			return fmt.Errorf("%q is answered with %q: %w", question, answer, err)
 		}
 		fmt.Print(answer)
-		time.Sleep(50 * time.Millisecond)
 	}
 	fmt.Println("done")
 	return nil

@@ -71,8 +71,8 @@ func TestPrograms(t *testing.T) {
 	if !testenv.RealDriver() {
 		t.Skip("needs GPUs and the programs' libraries (make test-gpu)")
 	}
+	growMemory(t)
 	bench := newBench(t)
-	bench.growMemory()
 	t.Cleanup(func() {
 		if len(bench.report.rows) == 0 {
 			t.Error("no program was measured: what does -test.run select?")

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -55,7 +56,6 @@ func (b *bench) measure(t *testing.T, p program) {
 		t.Skipf("needs %d GPUs, this machine has %d", p.gpus, b.gpus)
 	}
 	if p.greedy {
-		<-b.memory
 		defer place(b.greedy)()
 	}
 	defer place(b.programs)()
@@ -64,6 +64,7 @@ func (b *bench) measure(t *testing.T, p program) {
 	m.outcome, m.why = judge(m.evidence)
 	if m.outcome != works && m.outcome != notInstalled {
 		t.Logf("cucriu dump: exit status %d\n%s\ncucriu restore: exit status %d\n%s", m.dumpStatus, m.dumpOutput, m.restoreStatus, m.restoreOutput)
+		t.Log(criuLog(m.dumpOutput) + criuLog(m.restoreOutput))
 	}
 	if said := wrong(p, m.outcome, m.evidence); said != "" {
 		t.Errorf("%s (%s)", said, m.why)
@@ -101,12 +102,9 @@ func (b *bench) observe(t *testing.T, p program, m *measurement) {
 	if reachesMidRun(host, p, job, reference, m); m.missing != "" || m.neverRan != "" {
 		return
 	}
-	done := place(b.dumps)
-	defer done()
 	if b.dump(t, host, job, m); len(m.left) > 0 || m.dumpStatus == 0 && m.restoreStatus != 0 {
 		return
 	}
-	done()
 	if finish(job, m); m.unfinished == "" {
 		compare(job, reference, m)
 	}
@@ -141,6 +139,8 @@ func reachesMidRun(host *testenv.Host, p program, job, reference *run, m *measur
 func (b *bench) dump(t *testing.T, host *testenv.Host, job *run, m *measurement) {
 	images := filepath.Join(t.TempDir(), "images")
 	pid := fmt.Sprint(job.root)
+	done := place(b.dumps)
+	defer func() { done() }()
 	m.foretold = foretold(host, pid, images)
 	ports := listeningPorts(t, job.processes())
 	m.from = gpusOf(t, host, job.processes())
@@ -151,6 +151,7 @@ func (b *bench) dump(t *testing.T, host *testenv.Host, job *run, m *measurement)
 	if !wait(toLeave, func() bool { m.left = job.processes(); return len(m.left) == 0 }) {
 		return
 	}
+	done()         // for what others do meanwhile
 	job.exit = nil // a restored job is nobody's child
 	m.stepsBefore, m.image = job.steps(), bytesIn(images)
 	// criu cannot bind a port again while connections to it are in TIME_WAIT.
@@ -160,6 +161,7 @@ func (b *bench) dump(t *testing.T, host *testenv.Host, job *run, m *measurement)
 	if b.gpus > 1 {
 		host.Setenv("CUCRIU_CONFIG", host.Config(swap))
 	}
+	done = place(b.dumps)
 	m.restoreStatus, m.restoreOutput, m.restoreTook = cucriu(host, "restore", "-D", images)
 	if m.restoreStatus != 0 {
 		return
@@ -234,6 +236,27 @@ func cucriu(host *testenv.Host, args ...string) (status int, output string, took
 		return -1, err.Error(), took
 	}
 	return cmd.ProcessState.ExitCode(), string(out), took
+}
+
+var logPath = regexp.MustCompile(`its log: (\S+)`)
+
+// criuLog is what matters of the log of criu's that an error names.
+func criuLog(output string) string {
+	match := logPath.FindStringSubmatch(output)
+	if match == nil {
+		return ""
+	}
+	data, err := os.ReadFile(match[1])
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	var lines []string
+	for line := range strings.Lines(string(data)) {
+		if strings.Contains(line, "Error") || strings.Contains(line, "Warn") || strings.Contains(line, "level=") {
+			lines = append(lines, line)
+		}
+	}
+	return match[1] + ":\n" + strings.Join(lines[max(0, len(lines)-40):], "")
 }
 
 // bytesIn is the size of the files in a folder.

@@ -1,0 +1,93 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
+)
+
+// deleted is what the kernel appends to a name that was removed.
+const deleted = " (deleted)"
+
+// giveNames gives names to the files that the tree uses by removed ones: the names that the
+// kernel tells of them, "NAME (deleted)", by which criu looks for them at the dump and opens
+// them at the restore. criu's own way, --link-remap, makes names of small numbers. Two dumped
+// jobs cannot have the same number in one directory, and criu removes the name early in a
+// restore, so that an image whose restore fails after that is lost.
+//
+// The function that it returns must be called once the dump has ended. It takes the names away
+// again unless there is an image.
+func giveNames(log *slog.Logger, root int) (settle func(keep bool), err error) {
+	var given []func(keep bool) error
+	settle = func(keep bool) {
+		for _, name := range given {
+			if err := name(keep); err != nil {
+				log.Warn("a name that was given to a file for the dump could not be removed", "error", err)
+			}
+		}
+	}
+	names, err := preflight.RemovedNames(root)
+	if errors.Is(err, proc.ErrGone) {
+		return settle, nil // criu says what is wrong with the pid
+	}
+	if err != nil {
+		return settle, err
+	}
+	for _, name := range names {
+		settleOne, err := giveName(name)
+		if errors.Is(err, os.ErrExist) {
+			continue // by another process of the tree; or a stranger's file, and criu says so
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			continue // closed in the meantime, or its folder was removed too
+		}
+		if err != nil {
+			settle(false)
+			return settle, fmt.Errorf("process %d uses %s by this name, which was removed, and the file cannot be given another: %w", name.PID, name.Path, err)
+		}
+		given = append(given, settleOne)
+		log.Warn("a file is in use by a removed name: the image can be restored on this host only, as long as the file is there",
+			"file", name.Path+deleted, "pid", name.PID)
+	}
+	return settle, nil
+}
+
+// giveName links a file to the name that the kernel tells of it. No link on the way is followed: whoever may have
+// put one there has fewer rights than we.
+func giveName(name preflight.RemovedName) (settle func(keep bool) error, err error) {
+	top, err := unix.Open(filepath.Join("/proc", strconv.Itoa(name.PID), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(top)
+	folder, base := filepath.Split(name.Path + deleted)
+	dir, err := unix.Openat2(top, folder, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Linkat(unix.AT_FDCWD, name.Link, dir, base, unix.AT_SYMLINK_FOLLOW); err != nil {
+		unix.Close(dir)
+		return nil, err
+	}
+	return func(keep bool) error {
+		defer unix.Close(dir)
+		if keep {
+			return nil
+		}
+		if err := unix.Unlinkat(dir, base, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove %s: %w", name.Path+deleted, err)
+		}
+		return nil
+	}, nil
+}
