@@ -24,6 +24,10 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir string) (pre
 		return findings, nil
 	}
 	more, err := hook.Host().CheckJob(ctx, root, dir)
+	if slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingSession }) {
+		// A dump waits until the session is over, and it is the reason for the state.
+		more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return f.Name == preflight.FindingCUDAState })
+	}
 	return slices.Concat(findings, more), err
 }
 
