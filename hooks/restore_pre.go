@@ -21,11 +21,11 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 		h.Log.Info("the image holds no CUDA process: nothing to do")
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = manifest.MatchImages(stage.ImageDir)
 	}
-	if err := manifest.MatchImages(stage.ImageDir); err != nil {
-		return err
+	if err != nil {
+		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
 	}
 	go makeRoomForFiles(manifest.PageFiles())
 	h.recoverFirst(ctx)
@@ -42,7 +42,7 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	inputs, err := manifest.OpenPages(pages.Files{Dir: stage.ImageDir})
 	if err != nil {
-		return err
+		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
 	}
 	defer image.ClosePages(inputs)
 	var files []*os.File
