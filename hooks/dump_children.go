@@ -19,7 +19,8 @@ type child struct {
 }
 
 // releaseChildren takes from the forked children what they inherited of the driver: criu cannot
-// dump it, and CUDA does not work in them. Each open file becomes /dev/null, and each mapping
+// dump it, and CUDA does not work in them. (So it does with the few other holders that do not
+// use what they hold, see [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping
 // inaccessible memory. The whole tree is parked, so nobody forks or opens anything meanwhile,
 // and the children are judged by what they are now.
 //
@@ -35,13 +36,6 @@ func (d *dump) releaseChildren(ctx context.Context) error {
 		}
 	}()
 	if err != nil || len(children) == 0 {
-		return err
-	}
-	holders := make([]*preflight.Holder, len(children))
-	for i, c := range children {
-		holders[i] = c.holder
-	}
-	if err := d.refuse(preflight.Findings{preflight.ChildrenFinding(holders)}); err != nil {
 		return err
 	}
 	d.Log.Info("children forked from CUDA processes lose the GPU devices, which they cannot use", "children", len(children))
@@ -92,14 +86,13 @@ func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process)
 		return nil, err
 	}
 	seen, err := preflight.InspectProcess(ctx, pid, d.loadDriver)
-	var refused *preflight.Finding
+	var verdict preflight.Finding
 	if err == nil && seen.Holder != nil {
-		refused, err = seen.Holder.Judge(cuda)
+		if verdict, err = seen.Holder.Judge(ctx, d.driver, cuda); err == nil {
+			err = d.refuse(preflight.Findings{verdict})
+		}
 	}
-	if err == nil && refused != nil {
-		err = d.refuse(preflight.Findings{*refused})
-	}
-	if err != nil || seen.Holder == nil || refused != nil { // refused and forced: criu decides
+	if err != nil || verdict.Severity != preflight.SeverityOK { // it holds nothing, or its refusal was overridden: criu decides
 		process.Close()
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
+	"cucriu/cudackpt"
 )
 
 // Holder is a process that holds NVIDIA device files, and has no CUDA state that the driver could
@@ -23,11 +25,6 @@ type Holder struct {
 	proc.Ident
 	Name string
 	held OpenFiles
-}
-
-func (h *Holder) about(f Finding) Finding {
-	f.PID, f.Process = h.PID, h.Name
-	return f
 }
 
 // Mappings returns the memory at which device files are mapped.
@@ -47,40 +44,28 @@ func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
 }
 
 // holderFindings judges all holders of a tree that has these CUDA processes.
-func holderFindings(holders []*Holder, cuda []Process) (Findings, error) {
-	var findings Findings
-	var children []*Holder
+func holderFindings(ctx context.Context, driver *cudackpt.Driver, holders []*Holder, cuda []Process) (Findings, error) {
+	var findings, children Findings
 	for _, h := range holders {
-		refused, err := h.judgeRunning(cuda)
+		f, err := h.judgeRunning(ctx, driver, cuda)
 		switch {
 		case errors.Is(err, proc.ErrGone) || errors.Is(err, ErrTransient):
 		case err != nil:
 			return nil, err
-		case refused != nil:
-			findings = append(findings, *refused)
+		case f.Name == FindingForkedChild:
+			children = append(children, f)
 		default:
-			children = append(children, h)
+			findings = append(findings, f)
 		}
 	}
-	if len(children) > 0 {
-		findings = append(findings, ChildrenFinding(children))
+	if n := len(children); n > 1 { // one finding for all
+		children = Findings{{
+			Name: FindingForkedChild, Severity: SeverityOK, Remedy: children[0].Remedy,
+			Message: fmt.Sprintf("%d processes (%d to %d) were forked from CUDA processes and hold their GPU devices, which they cannot use: a dump takes these from them",
+				n, children[0].PID, children[n-1].PID),
+		}}
 	}
-	return findings, nil
-}
-
-// ChildrenFinding says what a dump does to forked children, of which there must be some.
-func ChildrenFinding(children []*Holder) Finding {
-	f := Finding{
-		Name: FindingForkedChild, Severity: SeverityOK,
-		Message: "was forked from a CUDA process and holds its GPU devices, which it cannot use: a dump takes them from it",
-		Remedy:  "nothing needs to be done; forked_children: refuse refuses such jobs",
-	}
-	if len(children) == 1 {
-		return children[0].about(f)
-	}
-	f.Message = fmt.Sprintf("%d processes (%d to %d) were forked from CUDA processes and hold their GPU devices, which they cannot use: a dump takes these from them",
-		len(children), children[0].PID, children[len(children)-1].PID)
-	return f
+	return append(findings, children...), nil
 }
 
 // ErrTransient says that a process shares its memory with a CUDA process, as a child does between
@@ -89,59 +74,91 @@ var ErrTransient = errors.New("shares its memory with a CUDA process, as between
 
 // judgeRunning is Judge for a process that may run meanwhile, and execute or end: a refusal
 // counts only if it still holds what it was refused for.
-func (h *Holder) judgeRunning(cuda []Process) (refused *Finding, err error) {
+func (h *Holder) judgeRunning(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (f Finding, err error) {
 	for range 10 {
-		if refused, err = h.Judge(cuda); refused == nil || err != nil {
-			return nil, err
+		if f, err = h.Judge(ctx, driver, cuda); f.Severity != SeverityError || err != nil {
+			return f, err
 		}
 		before := h.held
 		if h.held, err = OpenFilesOf(h.PID); err != nil {
-			return nil, err
+			return f, err
 		}
 		if len(h.held.devices) == 0 {
-			return nil, fmt.Errorf("%v no longer holds a device: %w", h, proc.ErrGone)
+			return f, fmt.Errorf("%v no longer holds a device: %w", h, proc.ErrGone)
 		}
 		if reflect.DeepEqual(h.held, before) {
 			break
 		}
 	}
-	return refused, nil
+	return f, nil
 }
 
-// Judge reports why what a process holds cannot be taken from it. It returns nil if that can be
-// done: the process was forked from one of the CUDA processes, which are those of its tree. The
-// error is [proc.ErrGone] if the process has ended, and may be [ErrTransient].
-func (h *Holder) Judge(cuda []Process) (*Finding, error) {
-	refuse := func(message, remedy string) (*Finding, error) {
-		// A process that ends loses its memory before its descriptors.
-		if h.ends() {
-			return nil, fmt.Errorf("%v: %w", h, proc.ErrGone)
-		}
-		f := h.about(Finding{Name: FindingNVIDIADevice, Severity: SeverityError, Message: message, Remedy: remedy})
-		return &f, nil
+// Judge says whether a dump can take from a process what it holds. If it can, the finding only
+// informs; otherwise it is an error. cuda are the CUDA processes of its tree. Judge fails with
+// [proc.ErrGone] if the process has ended, and may fail with [ErrTransient].
+func (h *Holder) Judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (Finding, error) {
+	f, err := h.judge(ctx, driver, cuda)
+	// A process that ends loses its memory before its descriptors.
+	if err == nil && f.Severity == SeverityError && h.ends() {
+		err = fmt.Errorf("%v: %w", h, proc.ErrGone)
 	}
+	f.PID, f.Process = h.PID, h.Name
+	return f, err
+}
+
+func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (Finding, error) {
+	refusal := Finding{Name: FindingNVIDIADevice, Severity: SeverityError}
 	for i := range cuda {
 		memory, files, err := proc.SharedTables(h.PID, cuda[i].PID)
 		switch {
 		case err != nil:
-			return nil, err
+			return Finding{}, err
 		case memory:
-			return nil, fmt.Errorf("%v (%s): %w", h, h.Name, ErrTransient)
+			return Finding{}, fmt.Errorf("%v (%s): %w", h, h.Name, ErrTransient)
 		case files:
-			return refuse(fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed here is closed there", cuda[i].PID), "end it before the dump")
+			refusal.Message = fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed here is closed there", cuda[i].PID)
+			refusal.Remedy = "end it before the dump"
+			return refusal, nil
 		}
 	}
+	var f Finding
 	origin, err := h.origin(cuda)
-	if err != nil {
-		return nil, err
-	}
-	if origin == 0 {
-		return refuse(h.otherUse(), "end it, or let it close the devices, before the dump")
+	switch {
+	case err != nil:
+		return Finding{}, err
+	case origin != 0:
+		f = Finding{
+			Name: FindingForkedChild, Severity: SeverityOK,
+			Message: fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use: a dump takes them from it", origin),
+			Remedy:  "nothing needs to be done; forked_children: refuse refuses such jobs",
+		}
+	case h.hasOnlyLooked(ctx, driver):
+		f = Finding{
+			Name: FindingNVIDIADevice, Severity: SeverityOK,
+			Message: "has looked for GPUs when it started, as daemons of Open MPI do, and keeps their devices open: a dump takes them from it",
+			Remedy:  "nothing needs to be done",
+		}
+	default:
+		refusal.Message, refusal.Remedy = h.otherUse(), "end it, or let it close the devices, before the dump"
+		return refusal, nil
 	}
 	if null, err := proc.IsNull(filepath.Join("/proc", strconv.Itoa(h.PID), "root", os.DevNull)); err != nil || !null {
-		return refuse(fmt.Sprintf("was forked from CUDA process %d and has no %s, which is to take the place of the GPU devices", origin, os.DevNull), "make that device in its /dev")
+		refusal.Message = fmt.Sprintf("has no %s, which is to take the place of the GPU devices that it holds", os.DevNull)
+		refusal.Remedy = "make that device in its /dev"
+		return refusal, nil
 	}
-	return nil, nil
+	return f, nil
+}
+
+// The daemons of Open MPI, which a program that loads mpi4py starts, look for GPUs when they
+// start (hwloc does, with OpenCL) and keep the device files open. They compute nothing.
+func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) bool {
+	program, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(h.PID), "exe"))
+	if err != nil || !slices.Contains([]string{"orted", "prted"}, filepath.Base(program)) {
+		return false
+	}
+	listed, err := driver.ProcessMemory(ctx, h.PID)
+	return err == nil && len(listed) == 0
 }
 
 // ends reports whether the process has ended or is ending.

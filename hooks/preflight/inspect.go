@@ -52,11 +52,17 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			holders = append(holders, p.Holder)
 		}
 	}
-	ofHolders, err := holderFindings(holders, in.Processes)
-	if err != nil {
-		return nil, err
+	if len(holders) > 0 {
+		driver, err := open()
+		if err != nil {
+			return nil, err
+		}
+		ofHolders, err := holderFindings(ctx, driver, holders, in.Processes)
+		if err != nil {
+			return nil, err
+		}
+		in.Findings = append(in.Findings, ofHolders...)
 	}
-	in.Findings = append(in.Findings, ofHolders...)
 	if !in.UsesCUDA() {
 		return in, nil
 	}
