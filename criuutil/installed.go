@@ -30,7 +30,21 @@ func LookCriu(name string) (string, error) {
 			return filepath.Abs(path)
 		}
 	}
-	return "", fmt.Errorf("no program %s: install CRIU 4.0 or newer, or name its path with --criu", names[0])
+	return "", &NotFoundError{Name: names[0]}
+}
+
+// NotFoundError says that there is no criu.
+type NotFoundError struct{ Name string }
+
+// Error returns the meaning and the remedy.
+func (e *NotFoundError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning returns the error without its remedy.
+func (e *NotFoundError) Meaning() string { return e.Name + " is no program that can be run" }
+
+// Remedy says what to do about it.
+func (e *NotFoundError) Remedy() string {
+	return "install CRIU 4.2 or newer, or name its path with --criu or CUCRIU_CRIU"
 }
 
 // FindCriu finds a criu as [LookCriu] does, asks it for its version and reads its

@@ -32,6 +32,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^Can't fork for (\d+): File exists`), remedy: remedyTaken},
 	{message: regexp.MustCompile(`^Pid \d+ do not match expected (\d+)`), remedy: remedyTaken},
 	{message: regexp.MustCompile(`^Current [gs]id \d+ intersects with `), remedy: remedySession},
+	{message: regexp.MustCompile(`^Can't read pages data|^Can't open .*pages-\d+\.img`), remedy: remedyNoImage},
 	{message: regexp.MustCompile(`inventory\.img|^Unexpected EOF on \(empty-image\)|^(?:Head magic|Magic) doesn't match for |^Unknown image format`), remedy: remedyNoImage},
 	{message: regexp.MustCompile(`^A session leader of (?:zombie process )?\d+\(\d+\) is outside of its pid namespace`), remedy: remedyOutside},
 	{message: regexp.MustCompile(`^The root process \d+ is not a session leader|^Can't find a session leader for \d+`), remedy: remedyShellJob},

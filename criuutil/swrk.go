@@ -163,7 +163,9 @@ func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
 	if err != nil {
 		return nil, fmt.Errorf("request to criu: %w", err)
 	}
-	if _, err := s.conn.Write(data); err != nil {
+	if _, err := s.conn.Write(data); errors.Is(err, unix.EPIPE) {
+		return nil, ErrNoAnswer // it has ended before it was asked
+	} else if err != nil {
 		return nil, fmt.Errorf("request to criu: %w", err)
 	}
 	buffer := make([]byte, maxResponse)

@@ -23,13 +23,13 @@ func (e *Error) meaning() meaning {
 			return meaning{"the process is not locked", "lock it first"}
 		case ResultNotSupported:
 			return meaning{
-				"the process uses something that the driver cannot checkpoint: managed memory (cudaMallocManaged), MIG, MPS or graphics; it is still locked",
-				"unlock it, it goes on unharmed; it can be checkpointed only without these",
+				"the process uses something that the driver cannot checkpoint: managed memory (cudaMallocManaged), MIG, MPS or graphics",
+				"run it without these: with them it cannot be checkpointed",
 			}
 		case ResultOutOfMemory:
 			return meaning{
 				"there is not enough host memory for the content of its GPUs",
-				"unlock the process; free host memory, or raise its cgroup's memory limit by as much as it holds on its GPUs",
+				"free host memory, or raise its cgroup's memory limit by as much as it holds on its GPUs",
 			}
 		case ResultOperatingSystem:
 			if e.Gone {
@@ -42,12 +42,12 @@ func (e *Error) meaning() meaning {
 			return meaning{"the process is not checkpointed", "read its state: it may have been restored already, then unlock it"}
 		case ResultInvalidValue:
 			return meaning{
-				"the GPU map was refused, the process is still checkpointed: the old side must be exactly the GPUs that it could see when it was checkpointed, used or not, and the new side different GPUs that it can see now",
-				"restore it with a map that keeps this, or with none; if every map is refused, it holds CUDA IPC memory (NCCL over P2P or SHM) and needs a driver of 610 or newer",
+				"the GPU map was refused, and nothing was restored: the old side must be exactly the GPUs that it could see when it was checkpointed, used or not, and the new side different GPUs that it can see now",
+				"restore it with a map that keeps this, or with none; if every map is refused, the process holds memory that this driver never restores: CUDA IPC memory (NCCL over P2P or SHM), or 512 MiB and more that another GPU accesses",
 			}
 		case ResultNotSupported:
 			return meaning{
-				"the process can see fewer GPUs than when it was checkpointed, or GPUs of another type, or it holds CUDA IPC memory (NCCL over P2P or SHM); it is still checkpointed",
+				"the process can see fewer GPUs than when it was checkpointed, or GPUs of another type, or it holds CUDA IPC memory (NCCL over P2P or SHM); nothing was restored",
 				"make as many /dev/nvidia* nodes of the same GPU type visible in its mount namespace and restore it again; IPC memory needs a driver of 610 or newer",
 			}
 		case ResultOutOfMemory:

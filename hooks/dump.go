@@ -52,6 +52,9 @@ func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) 
 		d.letGo()
 	}()
 
+	if err := requireProcess(root); err != nil {
+		return err
+	}
 	if err := d.claim(ctx, false); err != nil {
 		return err
 	}

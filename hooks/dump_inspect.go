@@ -52,6 +52,16 @@ func (d *dump) inspect(ctx context.Context) error {
 	return nil
 }
 
+// requireProcess refuses a root that is no process: criu asks the hook first.
+func requireProcess(root int) error {
+	findings, err := preflight.ProcessFindings(root)
+	if err != nil {
+		return err
+	}
+	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Name != preflight.FindingNoProcess })
+	return findings.Err()
+}
+
 // awaitEarlier waits until an earlier dump of the same processes is over: after criu dump
 // -R its watcher needs a moment to let them run on. In no other case is a paused container
 // thawed before it is inspected.

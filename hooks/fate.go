@@ -50,8 +50,12 @@ func (f fate) outcome(ofTheLiving journal.Outcome) journal.Outcome {
 }
 
 // text says what became of the job. livingDo is what the living processes do, as in "runs
-// on".
+// on". Those that were stopped before we came stay so.
 func (f fate) text(livingDo string) string {
+	running := slices.ContainsFunc(f.alive, func(m journal.Member) bool { return !m.Stopped })
+	if len(f.alive) > 0 && !running && strings.HasPrefix(livingDo, "runs") {
+		livingDo = "is stopped, as it was before"
+	}
 	switch {
 	case len(f.ended) == 0:
 		return "the job " + livingDo
@@ -83,6 +87,20 @@ func namedMembers(members []journal.Member) string {
 func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (fate, error) {
 	f := fateOf(slices.Concat(s.Members, before), journal.Member.Alive)
 	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
+}
+
+// FateOf says what became of the job of a dump: of the CUDA processes of the session or, where
+// there is none, of the root. It is empty if that is not known, or the job is not back yet.
+func FateOf(s *journal.Session, root *proc.Process) string {
+	switch {
+	case s != nil && s.Outcome != journal.OutcomeRunning:
+		return ""
+	case s != nil:
+		return fateOf(s.Members, journal.Member.Alive).text("runs on")
+	case root != nil && !root.Exiting():
+		return "the job runs on"
+	}
+	return ""
 }
 
 // CheckEnded returns an error if the job, or a part of it, has ended. It looks at the CUDA

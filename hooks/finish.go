@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"cucriu/criuutil"
@@ -22,7 +23,7 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 	for ; errors.Is(err, journal.ErrBusy); s, err = h.latestSessionOf(kind, criu, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.
 		if now := h.failedTry(kind, criu); now != nil && time.Now().After(deadline) {
-			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, now.Message)
+			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, strings.TrimPrefix(now.Message, stuckPrefix))
 		}
 		time.Sleep(5 * time.Millisecond) // there is no event for a try that has failed
 	}

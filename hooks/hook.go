@@ -155,7 +155,11 @@ func (h *Hook) Serve(ctx context.Context, criu *criuutil.Criu, stage Stage) erro
 	if do == nil {
 		return nil
 	}
-	return do(ctx, criu, stage)
+	err := do(ctx, criu, stage)
+	if beginsRequest(stage.Action) && preflight.Refused(err) && ctx.Err() == nil {
+		staged.keepRefusalOf(criu, stage, err)
+	}
+	return err
 }
 
 // handler returns the function that does a stage, nil if the stage needs nothing of us.

@@ -21,17 +21,21 @@ func (h *Hook) Lock(ctx context.Context, pids []int) error {
 	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer d.letGo()
-	if err := d.take(ctx, pids); err != nil {
-		return preflight.AsRefusal(err)
+	err := d.take(ctx, pids)
+	if err == nil {
+		err = d.requireRunning(ctx)
 	}
-	if err := d.requireRunning(ctx); err != nil {
+	if err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w; none is locked", err)
+		}
 		return preflight.AsRefusal(err)
 	}
 	if err := d.lockTargets(ctx); err != nil {
 		if undoErr := d.unlockAll(context.Background(), h.Config.Restore.Timeout); undoErr != nil {
 			return errors.Join(preflight.AsFailure(err), fmt.Errorf("%w, cucriu unlock tries again: %w", ErrNotBack, undoErr))
 		}
-		return preflight.AsFailure(err)
+		return preflight.AsFailure(fmt.Errorf("%w; none is locked", err))
 	}
 	return nil
 }
@@ -52,16 +56,25 @@ func (h *Hook) Unlock(ctx context.Context, pids []int) error {
 		if state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return nil
 		}
-		return fmt.Errorf("process %d (%s) is %v, not locked: cucriu resume -p %d restores it", t.PID, t.member.Name, state, t.PID)
+		return fmt.Errorf("process %d (%s) is %v, not locked: %s", t.PID, t.member.Name, state, preflight.StateRemedy(t.PID, state))
 	})
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	return d.unlockAll(ctx, h.Config.Lock.Timeout) // after an error they are locked as before
+	// It is not given up half way. After an error they are locked as before.
+	return d.unlockAll(context.WithoutCancel(ctx), h.Config.Lock.Timeout)
 }
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.
 func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
+	findings, err := preflight.ProcessFindings(pid)
+	if err != nil {
+		return nil, err
+	}
+	if len(findings) > 0 && findings[0].Name != preflight.FindingZombie { // the session of a zombie may have others
+		f := findings[0]
+		return nil, fmt.Errorf("%s %s: %s", f.Subject(), f.Message, f.Remedy)
+	}
 	id, err := proc.IdentOf(pid)
 	if err != nil {
 		return nil, err

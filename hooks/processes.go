@@ -144,7 +144,7 @@ func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
 		}
 		p := look(ctx, driver, pid)
 		if p == nil {
-			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA", pid))
+			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA: name one that does (cucriu status lists them)", pid))
 		}
 		if p.Note == noteStopped && (s == nil || s.Suspended()) {
 			if err := askStopped(ctx, driver, p); err != nil {

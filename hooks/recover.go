@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
@@ -14,7 +15,8 @@ import (
 
 // Recover brings every orphaned session to a good end. A session is orphaned if its criu
 // has ended and neither hook nor watcher is at work on it. Recover returns the sessions
-// that it worked on. The errors of those that it could not finish wrap [ErrNotBack].
+// that it worked on, and those whose watcher has failed and tries again. The errors of those
+// that are not finished wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	h = h.Filled()
 	sessions, err := journal.MakeSessionsDir(h.Config.RunDir)
@@ -25,6 +27,20 @@ func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	recovered, err := h.recoverAll(ctx, dirs)
+	for _, dir := range dirs {
+		s, readErr := journal.Read(dir)
+		if readErr != nil || s.Outcome != "" || !s.Stuck || s.Elsewhere() || slices.ContainsFunc(recovered, func(r Status) bool { return r.Session == s.Name() }) {
+			continue
+		}
+		recovered = append(recovered, StatusOf(s))
+		err = errors.Join(err, fmt.Errorf("%w: session %s: its watcher goes on trying: %s", ErrNotBack, s.Name(), strings.TrimPrefix(s.Message, stuckPrefix)))
+	}
+	return recovered, err
+}
+
+// recoverAll works on the orphans among sessions.
+func (h *Hook) recoverAll(ctx context.Context, dirs []string) ([]Status, error) {
 	recovered := []Status{} // not nil: null is no list in JSON
 	var errs []error
 	for _, dir := range dirs {
@@ -47,7 +63,15 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
 	defer cancel()
-	recovered, err := h.Recover(ctx)
+	sessions, err := journal.MakeSessionsDir(h.Config.RunDir)
+	if err != nil {
+		return // what needs the directory says what is wrong with it
+	}
+	dirs, err := journal.Dirs(sessions)
+	if err != nil {
+		return
+	}
+	recovered, err := h.recoverAll(ctx, dirs)
 	for _, s := range recovered {
 		if s.Outcome == "" {
 			continue // the error tells of it
@@ -89,10 +113,13 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	return s, nil
 }
 
+// stuckPrefix begins the message of a session whose job is not back yet.
+const stuckPrefix = "not back yet: "
+
 // noteStuck notes why a job is not back yet, for everybody who waits for it or asks.
 func (h *Hook) noteStuck(s *session, err error) {
 	if s.Outcome == "" {
-		s.Stuck, s.Message = true, "not back yet: "+err.Error()
+		s.Stuck, s.Message = true, stuckPrefix+err.Error()
 		h.note(s)
 	}
 }

@@ -71,18 +71,35 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 // configuration says to leave it stopped: a job that is half restored must not run, and
 // criu will not say that it failed.
 func (h *Hook) killOrLeaveAndFail(s *session, cause error) error {
-	return errors.Join(cause, h.killOrLeave(s, cause))
+	if err := h.killOrLeave(s, cause); err != nil {
+		return errors.Join(cause, err)
+	}
+	if s.Outcome == journal.OutcomeLeft {
+		return fmt.Errorf("%w; its processes are left stopped for inspection and must not be continued; the image is intact", cause)
+	}
+	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
+}
+
+// logFailure logs that a restore failed. Where the caller reports the error, the log does not
+// repeat it.
+func (h *Hook) logFailure(s *session, message string, cause error) {
+	log := h.Log.With("root", s.Root, "image", s.ImageDir)
+	if s.By == byWatcher || s.By == byRecover {
+		log.Error(message, "error", cause)
+		return
+	}
+	log.Info(message)
 }
 
 func (h *Hook) killOrLeave(s *session, cause error) error {
 	if h.Config.Restore.OnFailure == config.LeaveOnFailure {
-		h.Log.Error("the restore failed; its processes are left stopped for inspection and must not be continued", "root", s.Root, "image", s.ImageDir, "error", cause)
+		h.logFailure(s, "the restore failed; its processes are left stopped for inspection and must not be continued", cause)
 		if err := s.signalTree(unix.SIGSTOP); err != nil {
 			return err
 		}
 		return s.close(journal.OutcomeLeft, cause.Error())
 	}
-	h.Log.Error("the restore failed; its processes are ended, the image is intact and can be restored again", "root", s.Root, "image", s.ImageDir, "error", cause)
+	h.logFailure(s, "the restore failed; its processes are ended, the image is intact and can be restored again", cause)
 	if err := s.killTree(); err != nil {
 		return err
 	}
@@ -91,7 +108,6 @@ func (h *Hook) killOrLeave(s *session, cause error) error {
 
 // killRestored kills the tree of a restore that has no session.
 func (h *Hook) killRestored(stage Stage, cause error) error {
-	h.Log.Error("the restore failed; its processes are ended, the image is intact", "error", cause)
 	pid, err := stage.root()
 	if err != nil {
 		return errors.Join(cause, err)
@@ -100,5 +116,8 @@ func (h *Hook) killRestored(stage Stage, cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	return errors.Join(cause, h.takeOn(&journal.Session{Record: journal.Record{Root: &root}}).killTree())
+	if err := h.takeOn(&journal.Session{Record: journal.Record{Root: &root}}).killTree(); err != nil {
+		return errors.Join(cause, err)
+	}
+	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
 }

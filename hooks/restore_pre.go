@@ -23,11 +23,11 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 		h.Log.Info("the image holds no CUDA process: nothing to do")
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = manifest.MatchImages(stage.ImageDir)
 	}
-	if err := manifest.MatchImages(stage.ImageDir); err != nil {
-		return err
+	if err != nil {
+		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
 	}
 	if stage.Client == nil { // cucriu restore has looked already
 		if err := h.refuseTakenPIDs(ctx, stage.ImageDir); err != nil {
@@ -49,7 +49,7 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	inputs, err := manifest.OpenPages(pages.Files{Dir: stage.ImageDir})
 	if err != nil {
-		return err
+		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
 	}
 	defer image.ClosePages(inputs)
 	var files []*os.File

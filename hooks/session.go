@@ -2,9 +2,11 @@ package hooks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"cucriu/cudackpt"
 	"cucriu/hooks/journal"
 	"cucriu/internal/failpoint"
 )
@@ -86,10 +88,27 @@ type step struct {
 func (s *session) doSteps(ctx context.Context, steps []step) error {
 	for _, step := range steps {
 		if err := s.doStep(step.name, func() error { return step.do(ctx) }); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
+			return fmt.Errorf("%s: %w", step.name, givenUp(ctx, err))
 		}
 	}
 	return nil
+}
+
+// givenUp says why a step was given up. What an error says then of what it has waited for is
+// not so. What a driver call advises is for those who make it; here the way back waits until the
+// call is over.
+func givenUp(ctx context.Context, err error) error {
+	call := new(cudackpt.InterruptedError)
+	isCall := errors.As(err, &call)
+	switch {
+	case isCall && ctx.Err() != nil:
+		return fmt.Errorf("%w: %s of process %d was given up", context.Cause(ctx), call.Call, call.PID)
+	case isCall:
+		return fmt.Errorf("%s of process %d did not end in time: %w", call.Call, call.PID, call.Err)
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return fmt.Errorf("%w: given up", context.Cause(ctx))
+	}
+	return err
 }
 
 // timed does a step of the session, and notes how long it took.

@@ -1,6 +1,8 @@
 package hooks
 
 import (
+	"errors"
+	"os"
 	"strings"
 	"time"
 
@@ -75,7 +77,7 @@ func StatusOf(s *journal.Session) Status {
 		Processes: make([]StatusProcess, len(s.Members)), Step: s.Step, Outcome: s.Outcome, Message: s.Message,
 		NotBack: s.Stuck && s.Outcome == "", Elsewhere: s.Elsewhere(), Phases: s.Phases,
 	}
-	if s.CommittedDir != "" && s.Step == journal.StepDumped {
+	if isPublished(s) {
 		status.ImageDir = s.CommittedDir
 		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
 	}
@@ -86,4 +88,19 @@ func StatusOf(s *journal.Session) Status {
 		status.Processes[i] = StatusProcess{PID: m.PID, Name: m.Name, Stopped: m.Stopped, GPUBytes: m.StagedBytes()}
 	}
 	return status
+}
+
+// isPublished reports whether the image has got its final name.
+func isPublished(s *journal.Session) bool {
+	if s.CommittedDir == "" || s.Kind != journal.KindDump {
+		return false
+	}
+	switch s.Step {
+	case journal.StepDumped, journal.StepTransferring:
+		return true
+	case journal.StepPublish: // it may be under way
+		_, err := os.Stat(s.ImageDir)
+		return errors.Is(err, os.ErrNotExist)
+	}
+	return false
 }

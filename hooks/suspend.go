@@ -62,7 +62,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	if f := fateOf(d.members, journal.Member.Alive); len(f.ended) > 0 {
 		return Status{}, errors.New(namedMembers(f.ended) + " ended while it was suspended: suspend what is left again")
 	}
-	err = d.session.noteSuspended()
+	err = d.session.noteSuspended("")
 	return StatusOf(d.session.Session), err
 }
 
@@ -76,9 +76,10 @@ func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*sessi
 	return h.newSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: ancestorsOf(members), Step: step})
 }
 
-// noteSuspended notes that the session waits for its resume, and kills the watcher.
-func (s *session) noteSuspended() error {
-	s.Stuck, s.Message = false, ""
+// noteSuspended notes that the session waits for its resume, and kills the watcher. message is
+// why an earlier resume failed; empty if there was none.
+func (s *session) noteSuspended(message string) error {
+	s.Stuck, s.Message = false, message
 	if err := s.doStep(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
@@ -185,7 +186,10 @@ func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, err
 	defer cancel()
 	var needed atomic.Bool
 	err := statesOf(ctx, d.targets, func(t *target, state cudackpt.State) error {
-		if state == cudackpt.StateCheckpointed && !force {
+		switch {
+		case state == cudackpt.StateFailed:
+			return fmt.Errorf("process %d (%s) is %v: %s", t.PID, t.member.Name, state, preflight.StateRemedy(t.PID, state))
+		case state == cudackpt.StateCheckpointed && !force:
 			return fmt.Errorf("process %d (%s) was checkpointed by something else than cucriu suspend, and how much GPU memory its restore takes is not known; "+
 				"if it ran out of it, the process would be lost: free its GPUs and use --force", t.PID, t.member.Name)
 		}
@@ -223,6 +227,10 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	if err := s.requireRoom(ctx, driver); err != nil {
 		return preflight.AsRefusal(err)
 	}
+	if err := ctx.Err(); err != nil {
+		return preflight.AsRefusal(fmt.Errorf("given up before anything was touched: %w", context.Cause(ctx)))
+	}
+	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
 	if err := s.killWatcher(); err != nil {
 		return err
 	}
@@ -238,8 +246,9 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	})
 	if err != nil {
 		if f := fateOf(s.Members, journal.Member.Alive); len(f.alive) > 0 {
+			message := "the last resume failed: " + err.Error()
 			err = errors.Join(err, f.err("is not resumed"))
-			if noteErr := s.noteSuspended(); noteErr != nil {
+			if noteErr := s.noteSuspended(message); noteErr != nil {
 				return errors.Join(err, fmt.Errorf("%w: %w", ErrNotBack, noteErr))
 			}
 			return err

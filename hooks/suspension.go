@@ -74,7 +74,8 @@ func (s *suspension) inspectNamed(ctx context.Context, pid int) (*preflight.Proc
 	}
 	if parked, err := inject.LooksParked(pid); err != nil || parked {
 		if err == nil {
-			err = fmt.Errorf("process %d was suspended, or half dumped, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; if that is gone, end the process", pid, s.Config.RunDir)
+			err = fmt.Errorf("process %d was suspended, half dumped, or restored by a criu without cucriu-hook, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; "+
+				"if it was restored, end it, and restore the image with cucriu restore, or with cucriu-hook as criu's action script", pid, s.Config.RunDir)
 		}
 		return nil, err
 	}
@@ -83,18 +84,18 @@ func (s *suspension) inspectNamed(ctx context.Context, pid int) (*preflight.Proc
 		err = seen.Findings.Err()
 	}
 	if err == nil && seen.Holder != nil {
-		err = fmt.Errorf("process %d (%s) holds GPU devices and has no CUDA state, as a child that was forked from a CUDA process: name the CUDA process itself (cucriu inspect lists them)", pid, seen.Name)
+		err = fmt.Errorf("process %d (%s) holds GPU devices and has no CUDA state, as a child that was forked from a CUDA process: name the CUDA process itself (cucriu status lists them)", pid, seen.Name)
 	} else if err == nil && seen.Process == nil {
-		err = fmt.Errorf("process %d uses no CUDA: it is not one for this command", pid)
+		err = fmt.Errorf("process %d uses no CUDA: name one that does (cucriu status lists them)", pid)
 	}
 	return seen.Process, err
 }
 
 // requireRunning refuses processes that do not run, within lock.timeout.
 func (s *suspension) requireRunning(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.patienceForAll())
+	asking, cancel := context.WithTimeout(ctx, s.patienceForAll())
 	defer cancel()
-	return statesOf(ctx, s.targets, wantRunning)
+	return givenUp(ctx, statesOf(asking, s.targets, wantRunning))
 }
 
 // loadDriver opens the driver once.

@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
 
 // undo brings the processes back to where they were before the dump. What it cannot do now,
-// the watcher goes on trying once criu has gone.
-func (s *suspension) undo() (fate, error) {
+// the watcher goes on trying once criu has gone. The journal keeps the cause.
+func (s *suspension) undo(cause error) (fate, error) {
 	ctx := context.Background()
 	if err := s.releaseTracers(ctx); err != nil {
 		return fate{}, err
@@ -19,15 +20,17 @@ func (s *suspension) undo() (fate, error) {
 	if s.session == nil {
 		return fate{}, s.refreeze(ctx)
 	}
-	message := "the " + string(s.session.Kind) + " was refused, nothing was touched; "
+	why := causeText(cause)
+	message := "the " + string(s.session.Kind) + " was refused, nothing was touched: " + why + "; "
 	if len(s.thawed) > 0 {
-		message = "the " + string(s.session.Kind) + " was refused, the tree was thawed for a moment; "
+		message = "the " + string(s.session.Kind) + " was refused, the tree was thawed for a moment: " + why + "; "
 	}
 	if s.session.Step != "" { // else the watcher did not start
 		if err := s.bringUp(ctx, s.driver, s.session, s.targets); err != nil {
 			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
-		message = "the " + string(s.session.Kind) + " failed at step " + string(s.session.Step) + "; "
+		step := string(s.session.Step)
+		message = "the " + string(s.session.Kind) + " failed at step " + step + ": " + strings.TrimPrefix(why, step+": ") + "; "
 	} else if err := s.refreeze(ctx); err != nil { // while the journal knows of it
 		return fate{}, err
 	}
@@ -40,6 +43,15 @@ func (s *suspension) undo() (fate, error) {
 		return f, err
 	}
 	return f, s.refreeze(ctx)
+}
+
+// causeText returns why something failed. That nothing was touched, as a refusal says, is for
+// the caller to say.
+func causeText(err error) string {
+	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
+		return findings.Findings.Text()
+	}
+	return err.Error()
 }
 
 // releaseTracers puts every thread that was let run or borrowed back into the group-stop.
@@ -78,7 +90,7 @@ func (s *suspension) letGo() {
 // the job.
 func (s *suspension) failed(err error) error {
 	begun := s.session != nil && s.session.Step != ""
-	f, undoErr := s.undo()
+	f, undoErr := s.undo(err)
 	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
 		switch { // the error itself says that nothing was touched
 		case begun:

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -44,6 +43,11 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
+			}
+			if pid != 0 {
+				if err := requireRoot(cmd); err != nil {
+					return err
+				}
 			}
 			hook, err := newHook()
 			if err != nil {
@@ -85,8 +89,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 }
 
 func writeFindings(out io.Writer, findings preflight.Findings) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SEVERITY\tPROCESS\tFINDING\tWHAT -> REMEDY")
+	table := newTable(out, "SEVERITY", "PROCESS", "FINDING", "WHAT -> REMEDY")
 	for _, f := range findings {
 		process := "-"
 		if f.PID != 0 {
@@ -96,12 +99,12 @@ func writeFindings(out io.Writer, findings preflight.Findings) error {
 		if f.Forced {
 			severity += " (forced)"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", severity, process, f.Name, f.Message)
+		table.row(severity, process, f.Name, f.Message)
 		if f.Remedy != "" {
-			fmt.Fprintf(table, "\t\t\t-> %s\n", f.Remedy)
+			table.row("", "", "", "-> "+f.Remedy)
 		}
 	}
-	return table.Flush()
+	return table.write(out)
 }
 
 // verdict returns an error if the findings contain errors.

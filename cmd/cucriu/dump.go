@@ -99,6 +99,9 @@ func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(
 	result, err := do(ctx, hook)
 	undone()
 	p.stop()
+	if err == nil && ctx.Err() != nil {
+		p.say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), verb))
+	}
 	if asJSON {
 		if jsonErr := writeJSON(cmd.OutOrStdout(), newSummary(verb, result, err)); err == nil {
 			err = jsonErr

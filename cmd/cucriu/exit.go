@@ -41,10 +41,11 @@ func exitStatusTopic() *cobra.Command {
          done, or there is no such process, image or session. The error says why,
          and cucriu check finds most of it beforehand
   4      failed, and the job is not back yet: cucriu status says why, and cucriu
-         recover tries again
+         recover tries again (after cucriu lock: cucriu unlock)
   5      failed, and the job, or a part of it, ended meanwhile; the error says
          which processes
-  128+n  given up on signal n: everything is undone
+  128+n  given up on signal n: everything is undone. One that comes too late to
+         undo anything changes nothing, and the command says so
 
 cucriu check ends with 3 if something stands in the way, and with 1 if that could
 not be found out. cucriu restore --foreground ends with the job's own status, and
@@ -109,6 +110,25 @@ func untilSignal() context.Context {
 	// The reader of our output may end before a job is back.
 	signal.Ignore(unix.SIGPIPE)
 	return ctx
+}
+
+// sayAtSignal prints what a signal will do, when it comes. The function that it returns is
+// called at the end of the command, and prints whether the signal came too late.
+func sayAtSignal(cmd *cobra.Command, text string) (ended func(error)) {
+	ctx, said := cmd.Context(), make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(said)
+		fmt.Fprintf(os.Stderr, "cucriu: %v: %s\n", context.Cause(ctx), text)
+	})
+	return func(err error) {
+		if stop() {
+			return
+		}
+		<-said
+		if err == nil {
+			fmt.Fprintf(os.Stderr, "cucriu: %v too late: the %s is complete\n", context.Cause(ctx), cmd.Name())
+		}
+	}
 }
 
 // exitStatus is the exit status of a job that ran in the foreground.

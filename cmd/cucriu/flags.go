@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -28,6 +29,9 @@ type pidValue int
 // Set implements [pflag.Value], as do the methods below.
 func (p *pidValue) Set(text string) error {
 	pid, err := parsePID(text)
+	if err == nil && *p != 0 {
+		err = fmt.Errorf("it was given before, as %d, and can name one process only", *p)
+	}
 	if err == nil {
 		*p = pidValue(pid)
 	}
@@ -98,6 +102,9 @@ func (v *folderValue) Set(text string) error {
 	if text == "" {
 		return errors.New("it names no folder")
 	}
+	if *v != "" {
+		return fmt.Errorf("it was given before, as %s, and can name one folder only", *v)
+	}
 	*v = folderValue(text)
 	return nil
 }
@@ -105,10 +112,13 @@ func (v *folderValue) Set(text string) error {
 func (v *folderValue) String() string { return string(*v) }
 func (v *folderValue) Type() string   { return "folder" }
 
-// verbosityValue is an option that says how much criu logs.
+// verbosityValue is an option that says how much criu logs: -v4 or, as criu has it, -vvvv.
 type verbosityValue int
 
 func (v *verbosityValue) Set(text string) error {
+	if strings.Trim(text, "v") == "" && text != "" {
+		text = strconv.Itoa(len(text) + 1)
+	}
 	level, err := strconv.Atoi(text)
 	if err != nil || level < 0 || level > 4 {
 		return errors.New("it is one of 0 to 4")

@@ -1,14 +1,13 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"text/tabwriter"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // gpuRow is a GPU as the gpus command prints it.
@@ -20,7 +19,7 @@ type gpuRow struct {
 }
 
 func gpusCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, uuids bool
 	var pid int
 	cmd := &cobra.Command{
 		Use:     "gpus",
@@ -28,6 +27,11 @@ func gpusCommand() *cobra.Command {
 		Example: "  cucriu gpus\n  cucriu gpus --pid 4711",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if pid != 0 {
+				if err := requireRoot(cmd); err != nil {
+					return err
+				}
+			}
 			hook, err := newHook()
 			if err != nil {
 				return err
@@ -51,15 +55,18 @@ func gpusCommand() *cobra.Command {
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), rows)
 			}
-			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(table, "INDEX\tUUID\tPCI\tMODEL\tFREE\tTOTAL")
+			out := newTable(cmd.OutOrStdout(), "INDEX", "PCI", "MODEL", "FREE", "TOTAL", "")
 			for _, r := range rows {
-				fmt.Fprintf(table, "%d\t%v\t%s\t%s\t%d MiB\t%d MiB\n", r.Index, r.UUID, r.PCIBusID, r.Model, r.FreeBytes>>20, r.TotalBytes>>20)
+				out.row(strconv.Itoa(r.Index), r.PCIBusID, r.Model, mib(r.FreeBytes), mib(r.TotalBytes), "")
+				if uuids {
+					out.below(r.UUID.String())
+				}
 			}
-			return table.Flush()
+			return out.write(cmd.OutOrStdout())
 		},
 	}
 	jsonFlag(cmd, &asJSON)
+	uuidFlag(cmd, &uuids)
 	cmd.Flags().VarP((*pidValue)(&pid), "pid", "p", "the process whose view is shown (default: the host's)")
 	return cmd
 }
@@ -69,13 +76,14 @@ func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	if pid == 0 {
 		return driver.HostGPUs()
 	}
-	process, err := proc.Open(pid)
-	if errors.Is(err, proc.ErrGone) {
-		return nil, refusedError{err}
+	findings, err := preflight.ProcessFindings(pid)
+	if err == nil {
+		err = findings.Err()
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer process.Close()
 	return driver.VisibleGPUs(pid)
 }
+
+func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }

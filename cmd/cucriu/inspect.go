@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"cucriu/criuutil/images"
 	"cucriu/criuutil/pages"
+	"cucriu/cudackpt"
+	"cucriu/hooks/gpumap"
 	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
 )
 
 // inspection is what the inspect command shows.
@@ -23,7 +26,7 @@ type inspection struct {
 }
 
 func inspectCommand() *cobra.Command {
-	var asJSON, timeline bool
+	var asJSON, timeline, uuids bool
 	var session string
 	cmd := &cobra.Command{
 		Use:   "inspect DIR",
@@ -55,6 +58,9 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			if timeline {
 				return showTimeline(cmd.OutOrStdout(), append(args, "")[0], session, asJSON)
 			}
+			if err := requireImage(args[0]); err != nil {
+				return err
+			}
 			report, err := inspect(args[0])
 			if err != nil {
 				return refusedError{err}
@@ -62,13 +68,22 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), report)
 			}
-			return report.write(cmd.OutOrStdout())
+			return report.write(cmd.OutOrStdout(), uuids)
 		},
 	}
 	cmd.Flags().BoolVar(&timeline, "timeline", false, "draw where the time of the dump went")
 	cmd.Flags().StringVar(&session, "session", "", "with --timeline: of this session, instead of an image directory")
 	jsonFlag(cmd, &asJSON)
+	uuidFlag(cmd, &uuids)
 	return cmd
+}
+
+// requireImage refuses a directory that holds no image.
+func requireImage(dir string) error {
+	for _, f := range preflight.PresentFindings(dir) {
+		return refusedError{fmt.Errorf("%s: %s", f.Message, f.Remedy)}
+	}
+	return nil
 }
 
 func inspect(dir string) (inspection, error) {
@@ -113,7 +128,7 @@ func (r inspection) fastLane() (copied, stored uint64) {
 	return copied, stored
 }
 
-func (r inspection) write(out io.Writer) error {
+func (r inspection) write(out io.Writer, uuids bool) error {
 	fmt.Fprintf(out, "criu images of version %d, %d MiB\n", r.Images.Version, r.Images.Bytes>>20)
 	if dump := r.Images.Dump; dump != nil {
 		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
@@ -129,16 +144,36 @@ func (r inspection) write(out io.Writer) error {
 		}
 	}
 	depth := make(map[int]int)
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "\nPID\tNAME\tSTATE\tTHREADS\tMAPPED\tIN IMAGE\tGPU MEMORY\tSAW")
+	index := r.index()
+	fmt.Fprintln(out)
+	table := newTable(out, "PID", "NAME", "STATE", "THREADS", "MAPPED", "IN IMAGE", "GPU MEMORY", "SAW")
 	for _, p := range r.Images.Processes {
 		depth[p.PID] = depth[p.PPID] + 1
 		memory, saw := "no CUDA", ""
-		if c, uses := cuda[p.PID]; uses {
-			memory, saw = memoryText(c.MemoryBytes), count(len(c.GPUs), "GPU")
+		c, uses := cuda[p.PID]
+		if uses {
+			memory, saw = index.memory(c.MemoryBytes), index.names(gpumap.UUIDsOf(c.GPUs))
 		}
-		fmt.Fprintf(table, "%d\t%s%s\t%s\t%d\t%d MiB\t%d MiB\t%s\t%s\n",
-			p.PID, strings.Repeat("  ", depth[p.PID]-1), p.Name, p.State, p.Threads, p.MappedBytes>>20, p.ImageBytes>>20, memory, saw)
+		name := strings.Repeat("  ", min(depth[p.PID]-1, maxDepth)) + p.Name
+		table.row(strconv.Itoa(p.PID), name, p.State, strconv.Itoa(p.Threads), mib(p.MappedBytes), mib(p.ImageBytes), memory, saw)
+		if uuids && len(c.MemoryBytes) > 0 {
+			table.below(index.details(c.MemoryBytes))
+		}
 	}
-	return table.Flush()
+	return table.write(out)
+}
+
+const maxDepth = 4 // to which a tree is drawn
+
+// index returns the positions of the GPUs in the captured set, as a rule of the map counts
+// them.
+func (r inspection) index() gpuIndex {
+	if r.Manifest == nil {
+		return nil
+	}
+	captured := make([][]cudackpt.GPU, len(r.Manifest.Processes))
+	for i, p := range r.Manifest.Processes {
+		captured[i] = p.GPUs
+	}
+	return indexOf(gpumap.Union(captured...))
 }

@@ -32,7 +32,10 @@ the only way for ranks that wait for each other.`,
 					return usageError{fmt.Errorf("--timeout: %w", err)}
 				}
 			}
-			return hook.Lock(cmd.Context(), pids)
+			ended := sayAtSignal(cmd, "undoing what was begun, as soon as the driver answers")
+			err = hook.Lock(cmd.Context(), pids)
+			ended(err)
+			return err
 		},
 	}
 	pidsFlag(cmd, &pids)

@@ -24,7 +24,9 @@ any time, and again. The exit status is 4 if a job is still not back.`,
 			if err != nil {
 				return err
 			}
+			ended := sayAtSignal(cmd, "what is not back yet is left to the next cucriu recover")
 			recovered, err := hook.Recover(cmd.Context())
+			ended(err)
 			if asJSON {
 				if jsonErr := writeJSON(cmd.OutOrStdout(), recovered); jsonErr != nil {
 					return jsonErr

@@ -34,7 +34,9 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 					return usageError{err}
 				}
 			}
+			ended := sayAtSignal(cmd, "a resume that has begun goes on, until the processes run or it fails")
 			resumed, err := hook.Resume(cmd.Context(), processes, force)
+			ended(err)
 			if asJSON {
 				if jsonErr := writeJSON(cmd.OutOrStdout(), resumed); jsonErr != nil {
 					return jsonErr

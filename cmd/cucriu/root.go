@@ -33,8 +33,9 @@ cannot be used is wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(runCommand(), dumpCommand(), restoreCommand(), checkCommand(), recoverCommand(), statusCommand(), mapCommand(), gpusCommand(),
-		stateCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), inspectCommand(), watchCommand(), exitStatusTopic())
+	root.AddCommand(asRoot(dumpCommand(), restoreCommand(), recoverCommand(), statusCommand(), stateCommand(),
+		lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand())...)
+	root.AddCommand(runCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
 	return root
 }
 

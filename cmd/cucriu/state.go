@@ -1,12 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"io"
-	"maps"
-	"slices"
-	"strings"
-	"text/tabwriter"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +11,7 @@ import (
 )
 
 func stateCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, uuids bool
 	var pids []int
 	cmd := &cobra.Command{
 		Use:   "state -p PID",
@@ -23,7 +19,8 @@ func stateCommand() *cobra.Command {
 		Long: `Show the CUDA state of processes: running, locked, checkpointed or failed.
 
 Of a process that is stopped, the thread through which the driver works is let
-run for the moment of the answer, unless a dump or restore is at work on it.`,
+run for the moment of the answer, unless a dump or restore is at work on it.
+GPUs are shown by their index in cucriu gpus.`,
 		Example: "  cucriu state -p 4711\n  cucriu state -p 4711 -p 4712 --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,42 +35,26 @@ run for the moment of the answer, unless a dump or restore is at work on it.`,
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), processes)
 			}
-			return writeProcesses(cmd.OutOrStdout(), processes)
+			return writeProcesses(cmd.OutOrStdout(), indexOfHost(hook), processes, uuids)
 		},
 	}
 	pidsFlag(cmd, &pids)
 	jsonFlag(cmd, &asJSON)
+	uuidFlag(cmd, &uuids)
 	return cmd
 }
 
-func writeProcesses(out io.Writer, processes []hooks.CUDAProcess) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "PID\tNAME\tSTATE\tGPU MEMORY\tSEES\tNOTE")
+func writeProcesses(out io.Writer, index gpuIndex, processes []hooks.CUDAProcess, uuids bool) error {
+	table := newTable(out, "PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
 	for _, p := range processes {
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\n", p.PID, p.Name, p.State, memoryText(p.MemoryBytes), count(len(p.GPUs), "GPU"), p.Note)
-	}
-	return table.Flush()
-}
-
-// memoryText names the GPUs on which a process holds memory, and how much.
-func memoryText(held map[cudackpt.UUID]uint64) string {
-	var parts []string
-	for _, uuid := range slices.SortedFunc(maps.Keys(held), cudackpt.UUID.Compare) {
-		size := fmt.Sprintf("%d MiB", held[uuid]>>20)
-		if held[uuid] == cudackpt.UnknownMemory {
-			size = "?"
+		sees := make([]cudackpt.UUID, len(p.GPUs))
+		for i, gpu := range p.GPUs {
+			sees[i] = gpu.UUID
 		}
-		parts = append(parts, fmt.Sprintf("%s on %v", size, uuid))
+		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(sees), p.Note)
+		if uuids && len(p.MemoryBytes) > 0 {
+			table.below(index.details(p.MemoryBytes))
+		}
 	}
-	if len(parts) == 0 {
-		return "none"
-	}
-	return strings.Join(parts, ", ")
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return table.write(out)
 }

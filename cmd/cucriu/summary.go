@@ -25,6 +25,8 @@ type summary struct {
 	Phases          timeline.Phases `json:"phases"`
 	Options         []string        `json:"options"` // of criu, found and set
 	Log             string          `json:"log"`
+
+	stopped bool // all CUDA processes were stopped before
 }
 
 func newSummary(verb string, r checkpoint.Result, err error) summary {
@@ -41,7 +43,9 @@ func newSummary(verb string, r checkpoint.Result, err error) summary {
 	}
 	if r.Session != nil {
 		s.Outcome, s.Phases, s.Processes = string(r.Session.Outcome), r.Session.Phases.Steps(), len(r.Session.Processes)
+		s.stopped = s.Processes > 0
 		for _, process := range r.Session.Processes {
+			s.stopped = s.stopped && process.Stopped
 			s.GPUBytes += process.GPUBytes
 		}
 	}
@@ -52,11 +56,15 @@ func (s summary) String() string {
 	var text strings.Builder
 	what := "no CUDA process"
 	if s.Processes > 0 {
-		what = fmt.Sprintf("%d CUDA process(es), %s of GPU memory", s.Processes, size(int64(s.GPUBytes)))
+		what = fmt.Sprintf("%s, %s of GPU memory", processes(s.Processes), size(int64(s.GPUBytes)))
 	}
 	switch {
 	case s.Verb == "restore":
 		fmt.Fprintf(&text, "restored process %d from %s: %s\n", s.RootPID, s.ImagesDir, what)
+	case s.Outcome == "running" && s.stopped:
+		fmt.Fprintf(&text, "dumped process %d into %s, it is stopped as before: %s\n", s.RootPID, s.ImagesDir, what)
+	case s.Outcome == "stopped":
+		fmt.Fprintf(&text, "dumped process %d into %s, it is stopped: %s\n", s.RootPID, s.ImagesDir, what)
 	case s.Outcome == "running":
 		fmt.Fprintf(&text, "dumped process %d into %s, it runs on: %s\n", s.RootPID, s.ImagesDir, what)
 	case s.Outcome == "gone":
@@ -69,9 +77,18 @@ func (s summary) String() string {
 		fmt.Fprintf(&text, "  with %s, which criu needs for it\n", strings.Join(s.Options, " "))
 	}
 	if len(s.Phases) > 0 {
-		fmt.Fprintf(&text, "  %v\n", s.Phases)
+		for _, line := range wrap(fmt.Sprint(s.Phases), textColumns-2) {
+			fmt.Fprintln(&text, "  "+line)
+		}
 	}
 	return text.String()
+}
+
+func processes(n int) string {
+	if n == 1 {
+		return "1 CUDA process"
+	}
+	return fmt.Sprintf("%d CUDA processes", n)
 }
 
 func seconds(s float64) string {

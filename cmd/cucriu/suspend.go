@@ -25,7 +25,9 @@ to go on is in the run directory. If this command fails or is killed, they run o
 			if err != nil {
 				return err
 			}
+			ended := sayAtSignal(cmd, "undoing what was begun, as soon as the driver answers")
 			s, err := hook.Suspend(cmd.Context(), processes)
+			ended(err)
 			if err != nil {
 				return err
 			}

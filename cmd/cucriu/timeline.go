@@ -8,8 +8,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/hooks/image"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/timeline"
@@ -58,7 +56,7 @@ func showTimeline(out io.Writer, dir, session string, asJSON bool) error {
 	if asJSON {
 		return writeJSON(out, trace)
 	}
-	return drawTimeline(out, trace, columnsOf(out))
+	return drawTimeline(out, trace, widthOf(out, defaultColumns))
 }
 
 // drawTimeline draws a line for each span, with a bar in the columns that are left.
@@ -115,13 +113,3 @@ func label(text string) string {
 }
 
 func ms(micros int64) string { return fmt.Sprintf("%.1f", float64(micros)/1000) }
-
-// columnsOf returns the width of the terminal, or a default.
-func columnsOf(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-			return int(size.Col)
-		}
-	}
-	return defaultColumns
-}

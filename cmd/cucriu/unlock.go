@@ -14,7 +14,10 @@ func unlockCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return hook.Unlock(cmd.Context(), pids)
+			ended := sayAtSignal(cmd, "an unlock that has begun goes on")
+			err = hook.Unlock(cmd.Context(), pids)
+			ended(err)
+			return err
 		},
 	}
 	pidsFlag(cmd, &pids)

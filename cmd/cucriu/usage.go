@@ -24,8 +24,9 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	if err == nil || begun {
 		return err
 	}
-	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ").Replace(err.Error())
-	return usageError{fmt.Errorf("%s (see %s --help)", strings.TrimSpace(text), cmd.CommandPath())}
+	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ", `required flag(s) "pid" not set`, "name a process with -p").Replace(err.Error())
+	text = strings.TrimSpace(text) + advice(cmd, err)
+	return usageError{fmt.Errorf("%s (see %s --help)", text, cmd.CommandPath())}
 }
 
 // noteBegin makes every command note that it has begun.
@@ -100,7 +101,18 @@ func helpCommand() *cobra.Command {
 // noArguments refuses arguments that do not belong to an option.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("argument %q: %s takes none but its options", args[0], cmd.CommandPath())
+		err := fmt.Errorf("argument %q: %s takes none but its options", args[0], cmd.CommandPath())
+		if _, notPID := parsePID(args[0]); notPID == nil {
+			for _, name := range []string{"tree", "pid"} {
+				if flag := cmd.Flags().Lookup(name); flag != nil {
+					return fmt.Errorf("%w: name a process with -%s %s", err, flag.Shorthand, args[0])
+				}
+			}
+		}
+		if flag := cmd.Flags().Lookup("images-dir"); flag != nil {
+			return fmt.Errorf("%w: name the image directory with -D", err)
+		}
+		return err
 	}
 	return nil
 }

@@ -29,12 +29,16 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
-	if err := refuseDump(hook, int(options.RPC.GetPid()), dir); err != nil {
+	refused := func(err error) (Result, error) {
+		hook.KeepRefusal(journal.KindDump, 0, int(options.RPC.GetPid()), dir, err)
 		return Result{}, preflight.AsRefusal(err)
+	}
+	if err := refuseDump(hook, int(options.RPC.GetPid()), dir); err != nil {
+		return refused(err)
 	}
 	partial, err := hook.NewPartial(dir)
 	if err != nil {
-		return Result{}, preflight.AsRefusal(err)
+		return refused(err)
 	}
 	complete := false // whether there is an image
 	needed := false   // whether the job must yet be brought back from partial
@@ -59,12 +63,12 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	needs, record, err := addNeeds(ctx, hook, &options)
 	if err != nil {
-		return Result{}, preflight.AsRefusal(err)
+		return refused(err)
 	}
 	if !options.ByHand && !options.RPC.GetLinkRemap() {
 		settleNames, err := giveNames(hook.Log, int(options.RPC.GetPid()))
 		if err != nil {
-			return Result{}, preflight.AsRefusal(err)
+			return refused(err)
 		}
 		defer func() { settleNames(complete) }()
 	}
@@ -84,7 +88,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	d, err := start(&noting, journal.KindDump, options, partial)
 	if err != nil {
-		return Result{}, preflight.AsRefusal(err)
+		return refused(err)
 	}
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
@@ -92,6 +96,9 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		d.stage.Commit = func(context.Context) error { return publish() }
 	}
 	_, dumpErr := d.do(ctx)
+	if dumpErr != nil && !d.staged && ctx.Err() == nil {
+		_, dumpErr = refused(dumpErr)
+	}
 	ended := time.Now()
 	s, err := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
 	needed = err != nil && (s == nil || s.Outcome == "")
@@ -102,8 +109,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != journal.OutcomeDumped) {
-		if !errors.Is(err, hooks.ErrEnded) {
-			err = errors.Join(err, hooks.CheckEnded(s, root))
+		if ended := hooks.CheckEnded(s, root); ended != nil && !errors.Is(err, hooks.ErrEnded) {
+			err = errors.Join(err, ended)
+		} else if ended == nil {
+			err = d.withFate(err, hooks.FateOf(s, root))
 		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}

@@ -73,6 +73,7 @@ type drive struct {
 	hook    *hooks.Hook
 	kind    journal.Kind
 	options Options
+	path    string // of criu
 	workDir string
 	output  *os.File // gets what criu prints beside its log
 	swrk    *criuutil.Swrk
@@ -81,6 +82,7 @@ type drive struct {
 	begun   time.Time
 	cause   string // why criu failed, for the journal; empty if it did not, or it is not known
 	staged  bool   // criu has announced a stage; before that it touches nothing
+	fated   bool   // the error says already what became of the job
 }
 
 // start starts criu for a request about an image directory.
@@ -90,6 +92,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
+	d.path = path
 	if err := d.prepareWorkDir(); err != nil {
 		return nil, err
 	}
@@ -174,6 +177,11 @@ const keepLogs = 32 // folders of criu's logs in the run directory
 func (d *drive) prepareWorkDir() error {
 	if d.options.WorkDir != "" {
 		d.workDir = d.options.WorkDir
+		if info, err := os.Stat(d.workDir); err != nil {
+			return fmt.Errorf("folder for criu's log: %w", err)
+		} else if !info.IsDir() {
+			return fmt.Errorf("folder for criu's log: %s is not a directory", d.workDir)
+		}
 		return nil
 	}
 	if _, err := journal.MakeSessionsDir(d.hook.Config.RunDir); err != nil {
@@ -278,7 +286,7 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
 	abortable := []string{criuutil.StagePreDump, criuutil.StageNetworkLock, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore}
 	if slices.Contains(abortable, action) && ctx.Err() != nil {
-		return fmt.Errorf("interrupted at criu's stage %s: %w", action, context.Cause(ctx))
+		return fmt.Errorf("%w: given up at criu's stage %s", context.Cause(ctx), action)
 	}
 	if !slices.Contains(abortable, action) {
 		ctx = context.WithoutCancel(ctx)
@@ -292,7 +300,20 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 		stage.InitPID = strconv.Itoa(pid)
 		d.stage.InitPID = stage.InitPID // not every stage names it
 	}
-	return d.hook.Serve(ctx, d.criu, stage)
+	err := d.hook.Serve(ctx, d.criu, stage)
+	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
+	return err
+}
+
+// withFate adds to the error what became of the job, if it does not say so already.
+func (d *drive) withFate(err error, fate string) error {
+	switch {
+	case !d.staged || d.fated || fate == "":
+		return err
+	case strings.Contains(err.Error(), "\n"):
+		return fmt.Errorf("%w\n%s", err, fate)
+	}
+	return fmt.Errorf("%w; %s", err, fate)
 }
 
 func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
@@ -304,6 +325,9 @@ func (d *drive) explained(err error, said string) error {
 	answered := errors.As(err, &failed)
 	if !answered && !errors.Is(err, criuutil.ErrNoAnswer) {
 		return err
+	}
+	if !answered && !d.staged {
+		err = fmt.Errorf("%w: is %s a CRIU of version 4.0 or newer (%s --version)?", err, d.path, d.path)
 	}
 	log, readErr := os.ReadFile(d.logPath())
 	failure := criuutil.ReadFailure(bytes.NewReader(log))

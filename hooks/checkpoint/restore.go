@@ -21,24 +21,34 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
-	findings, err := imageFindings(ctx, dir)
-	if err := errors.Join(err, findings.Err()); err != nil {
+	refused := func(err error) (Result, error) {
+		hook.KeepRefusal(journal.KindRestore, 0, 0, dir, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
+	findings, err := imageFindings(ctx, dir)
+	if err := errors.Join(err, findings.Err()); err != nil {
+		return refused(err)
+	}
 	if err := addRecorded(hook, &options, dir); err != nil {
-		return Result{}, preflight.AsRefusal(err)
+		return refused(err)
 	}
 	d, err := start(hook, journal.KindRestore, options, dir)
 	if err != nil {
-		return Result{}, preflight.AsRefusal(err)
+		return refused(err)
 	}
 	response, err := d.do(ctx)
+	if err != nil && !d.staged && ctx.Err() == nil {
+		_, err = refused(err)
+	}
 	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)
 	}
 	if err != nil {
+		if finishErr == nil && (s == nil || s.Outcome != journal.OutcomeLeft) {
+			err = d.withFate(err, "nothing of the job is left, the image is intact")
+		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	r := d.result(s, int(response.GetRestore().GetPid()), dir)

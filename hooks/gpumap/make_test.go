@@ -270,4 +270,13 @@ func TestExplainSaysWhoGoesWhereAndWhy(t *testing.T) {
 	if diff := cmp.Diff(want, plan.Explain()); diff != "" {
 		t.Errorf("Explain (-want +got):\n%s", diff)
 	}
+	want = []string{
+		"GPU 0 of the image (NVIDIA H200, 0000:41:00.0) goes to GPU 0 (0000:41:00.0): same GPU",
+		"GPU 1 of the image (NVIDIA H200, 0000:61:00.0) goes to GPU 1 (0000:61:00.0): same PCI address",
+		"GPU 2 of the image (NVIDIA H200, 0000:81:00.0) goes to GPU 2 (0000:c1:00.0): the rule on line 9 (from index 2 to pci c1:00.0)",
+		want[3],
+	}
+	if diff := cmp.Diff(want, plan.Summary()); diff != "" {
+		t.Errorf("Summary (-want +got):\n%s", diff)
+	}
 }

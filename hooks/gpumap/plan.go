@@ -2,6 +2,7 @@ package gpumap
 
 import (
 	"fmt"
+	"slices"
 
 	"cucriu/cudackpt"
 )
@@ -92,9 +93,32 @@ func (p Plan) Explain() []string {
 		lines = append(lines, fmt.Sprintf("%s goes to %s: %s", describe(a.From), describe(a.To), why))
 	}
 	for _, r := range p.Unused {
-		lines = append(lines, fmt.Sprintf("note: %v is unused: the job captured no GPU that %v selects", r, r.From))
+		lines = append(lines, UnusedNote(r))
 	}
 	return lines
+}
+
+// Summary is [Plan.Explain] without UUIDs: GPUs are named by their positions in the captured and
+// in the visible set.
+func (p Plan) Summary() []string {
+	var lines []string
+	for i, a := range p.Assignments {
+		why := a.Reason.String()
+		if a.Rule != nil {
+			why = a.Rule.String()
+		}
+		to := slices.Index(p.visible, a.To.UUID)
+		lines = append(lines, fmt.Sprintf("GPU %d of the image (%s, %s) goes to GPU %d (%s): %s", i, a.From.Model, a.From.PCIBusID, to, a.To.PCIBusID, why))
+	}
+	for _, r := range p.Unused {
+		lines = append(lines, UnusedNote(r))
+	}
+	return lines
+}
+
+// UnusedNote says that a rule did not apply.
+func UnusedNote(r Rule) string {
+	return fmt.Sprintf("note: %v is unused: the job captured no GPU that %v selects", r, r.From)
 }
 
 func (p Plan) destination(old cudackpt.UUID) (cudackpt.UUID, bool) {

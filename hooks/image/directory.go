@@ -151,6 +151,16 @@ func isClaimed(dir string) bool {
 // IsPartial reports whether a directory was made by [NewPartial].
 func IsPartial(dir string) bool { return strings.Contains(filepath.Base(dir), partialInfix) }
 
+// FinalName returns the name that a partial directory gets once it is complete. Any other
+// directory has its final name.
+func FinalName(dir string) string {
+	if !IsPartial(dir) {
+		return dir
+	}
+	name, _, _ := strings.Cut(filepath.Base(dir), partialInfix)
+	return filepath.Join(filepath.Dir(dir), name)
+}
+
 // Publish gives a complete image its name, after every byte of it is on disk.
 func Publish(partial, dir string) error {
 	err := filepath.WalkDir(partial, func(path string, entry fs.DirEntry, err error) error {

@@ -26,16 +26,24 @@ func (s *Session) Conflict() error {
 	if s.Kind == KindSuspend {
 		return s.suspendConflict()
 	}
+	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
+	if s.Stuck {
+		return &ConflictError{begun + " has ended, and its job is " + s.Message, "its watcher goes on trying; if that is gone, cucriu recover tries again"}
+	}
 	return &ConflictError{
-		fmt.Sprintf("a %s by criu process %d, begun %s, is not over (step %s)", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly), s.Step),
+		fmt.Sprintf("%s is not over (step %s)", begun, s.Step),
 		"wait for it; if criu and its watcher are gone, cucriu recover ends it; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
 	}
 }
 
 func (s *Session) suspendConflict() error {
 	if s.Suspended() {
+		meaning := fmt.Sprintf("processes %v were suspended at %s", pidsOf(s.Members), s.Created.Local().Format(time.TimeOnly))
+		if s.Message != "" {
+			meaning += "; " + s.Message
+		}
 		return &ConflictError{
-			fmt.Sprintf("processes %v were suspended at %s", pidsOf(s.Members), s.Created.Local().Format(time.TimeOnly)),
+			meaning,
 			fmt.Sprintf("cucriu resume -p %d brings them back", s.Members[0].PID),
 		}
 	}

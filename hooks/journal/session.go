@@ -100,6 +100,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		s.LetGo()
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
+	_ = dropRefusals(runDir, &s.Record) // they only inform
 	return s, nil
 }
 

@@ -133,7 +133,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 		return append(findings, driverFinding(err)), nil
 	}
 	plan, err := h.PlanRestore(ctx, driver, manifest)
-	for _, line := range plan.Explain() {
+	for _, line := range plan.Summary() {
 		findings = append(findings, Finding{Name: FindingGPUMap, Severity: SeverityOK, Message: line})
 	}
 	if err != nil {

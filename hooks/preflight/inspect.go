@@ -213,6 +213,9 @@ func VisibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudac
 	case a := <-answered:
 		return a.gpus, a.err
 	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.Canceled) { // somebody has given up, which says nothing about /dev
+			return nil, fmt.Errorf("%w: not all of its GPUs have been found", context.Cause(ctx))
+		}
 		return nil, fmt.Errorf("its /dev does not answer (a FUSE or network file system whose server hangs?): look at /proc/%d/root/dev, and end that server: %w", pid, ctx.Err())
 	}
 }
@@ -249,7 +252,20 @@ func StateFindings(m *Process, state cudackpt.State) Findings {
 	}
 	return Findings{m.about(Finding{
 		Name: FindingCUDAState, Severity: SeverityError,
-		Message: fmt.Sprintf("is already %v: something else checkpoints it, or an earlier dump was cut off", state),
-		Remedy:  fmt.Sprintf("cucriu recover brings it back, or cucriu resume -p %d", m.PID),
+		Message: fmt.Sprintf("is already %v, by no dump or suspend that is known here", state), Remedy: StateRemedy(m.PID, state),
 	})}
+}
+
+// StateRemedy says how a process comes back from a CUDA state in which no session of ours holds
+// it.
+func StateRemedy(pid int, state cudackpt.State) string {
+	switch state {
+	case cudackpt.StateLocked:
+		return fmt.Sprintf("cucriu unlock -p %d lets it go on; if another tool is at work on it, wait for that", pid)
+	case cudackpt.StateCheckpointed:
+		return fmt.Sprintf("let the tool that did it restore it; else free its GPUs, and cucriu resume -p %d --force tries", pid)
+	case cudackpt.StateFailed:
+		return "the driver cannot bring it back: end it, and restore it from an image"
+	}
+	return "wait until that is over"
 }

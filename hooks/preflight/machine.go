@@ -72,10 +72,7 @@ func (h Host) driverFindings() Findings {
 func installedFindings(ctx context.Context, name, release string) Findings {
 	criu, err := criuutil.FindCriu(ctx, name, os.Getenv)
 	if err != nil {
-		return Findings{{
-			Name: FindingCriuMissing, Severity: SeverityError, Message: "criu cannot be run: " + err.Error(),
-			Remedy: "install CRIU 4.2 or newer, or name its path with --criu",
-		}}
+		return Findings{found(FindingCriuMissing, err, "install CRIU 4.2 or newer, or name its path with --criu")}
 	}
 	findings := Findings{{Name: FindingCriu, Severity: SeverityOK, Message: "CRIU " + criu.Version + " at " + criu.Path}}
 	findings = append(findings, criuVersionFindings(criu.Version, release)...)

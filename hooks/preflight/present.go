@@ -12,7 +12,12 @@ import (
 // PresentFindings refuses a directory that holds no image.
 func PresentFindings(dir string) Findings {
 	const remedy = "name the directory of an image"
-	refuse := func(err error) Findings { return Findings{found(FindingImage, err, remedy)} }
+	refuse := func(err error) Findings {
+		if errors.Is(err, os.ErrPermission) {
+			return Findings{found(FindingImage, err, "run as root")}
+		}
+		return Findings{found(FindingImage, err, remedy)}
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return refuse(fmt.Errorf("image directory: %w", err))

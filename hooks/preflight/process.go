@@ -31,11 +31,11 @@ func (p *Process) about(f Finding) Finding {
 func (p *Process) summary() Finding {
 	parts := make([]string, len(p.GPUs))
 	for i, gpu := range p.GPUs {
-		parts[i] = fmt.Sprintf("%v %s", gpu.UUID, mib(p.MemoryBytes[gpu.UUID]))
+		parts[i] = fmt.Sprintf("%s on GPU %d", mib(p.MemoryBytes[gpu.UUID]), i)
 	}
 	return p.about(Finding{
 		Name: FindingCUDA, Severity: SeverityOK,
-		Message: fmt.Sprintf("sees %d GPUs and holds %s on them (%s)", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", ")),
+		Message: fmt.Sprintf("sees %d GPUs and holds %s on them: %s", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", ")),
 	})
 }
 

@@ -12,10 +12,23 @@ import (
 // process that has ended, a thread of the kernel, or an ancestor of this program, which would
 // then dump itself.
 func RootFindings(root int) (Findings, error) {
+	findings, err := ProcessFindings(root)
+	if err != nil || len(findings) > 0 {
+		return findings, err
+	}
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	return InsideFindings(pids, os.Getpid()), nil
+}
+
+// ProcessFindings refuses a pid that is not one of a process that runs.
+func ProcessFindings(root int) (Findings, error) {
 	f := Finding{Severity: SeverityError, PID: root}
 	status, err := proc.ReadStatus(root)
 	if errors.Is(err, proc.ErrGone) {
-		f.Name, f.Message, f.Remedy = FindingNoProcess, "does not exist", "name the root process of the job (ps, or cucriu status)"
+		f.Name, f.Message, f.Remedy = FindingNoProcess, "does not exist", "name a process of the job (ps, or cucriu status)"
 		return Findings{f}, nil
 	}
 	if err != nil {
@@ -24,11 +37,11 @@ func RootFindings(root int) (Findings, error) {
 	f.Process = status.Name
 	switch {
 	case status.TGID != root:
-		f.Name, f.Message = FindingNoProcess, fmt.Sprintf("is a thread of process %d, and criu dumps whole processes", status.TGID)
+		f.Name, f.Message = FindingNoProcess, fmt.Sprintf("is a thread of process %d", status.TGID)
 		f.Remedy = fmt.Sprintf("name process %d", status.TGID)
 		return Findings{f}, nil
 	case status.Ended:
-		f.Name, f.Message = FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left to dump", status.PPID)
+		f.Name, f.Message = FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left", status.PPID)
 		f.Remedy = "name a process that runs"
 		return Findings{f}, nil
 	}
@@ -37,12 +50,8 @@ func RootFindings(root int) (Findings, error) {
 		return nil, err
 	}
 	if kernel {
-		f.Name, f.Message, f.Remedy = FindingKernelThread, "is a thread of the kernel, not a process", "name the root process of the job (ps, or cucriu status)"
+		f.Name, f.Message, f.Remedy = FindingKernelThread, "is a thread of the kernel, not a process", "name a process of the job (ps, or cucriu status)"
 		return Findings{f}, nil
 	}
-	pids, err := proc.Tree(root)
-	if err != nil {
-		return nil, err
-	}
-	return InsideFindings(pids, os.Getpid()), nil
+	return nil, nil
 }

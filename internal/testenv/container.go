@@ -150,7 +150,7 @@ func hostPrograms(t testing.TB, root string) []mount {
 func (c *Container) deviceNodes(gpus []int) string {
 	c.host.t.Helper()
 	dir := filepath.Join(c.bundle, "dev")
-	names := []string{"nvidiactl", "nvidia-uvm"}
+	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-memory"}
 	for _, gpu := range gpus {
 		names = append(names, fmt.Sprintf("nvidia%d", gpu))
 	}

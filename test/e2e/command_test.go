@@ -84,7 +84,7 @@ func TestCommandDumpAndRestore(t *testing.T) {
 			t.Fatalf("the job is not dumped but %q\n%s", host.LastOutcome(), out)
 		}
 		dumped(t, images)
-		if !strings.Contains(out, "moving GPU memory") || !strings.Contains(out, "2 CUDA process(es)") {
+		if !strings.Contains(out, "moving GPU memory") || !strings.Contains(out, "2 CUDA processes") {
 			t.Errorf("neither progress nor summary:\n%s", out)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)

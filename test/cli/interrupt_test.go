@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// TestCtrlCSaysWhatItDid: what was begun is undone, or it came too late and changes nothing.
+func TestCtrlCSaysWhatItDid(t *testing.T) {
+	const tooLate = "cucriu: got SIGINT too late: the "
+	for _, test := range []struct {
+		name, fault string
+		args        []string // JOB stands for the job's pid
+		before      []string // the command that comes first
+		when        func(b *bench) bool
+		status      int
+		says        string
+	}{
+		{
+			"dump, while it locks", "lock delay 3s",
+			[]string{"dump", "-t", "JOB", "-D", "images"},
+			nil, atStep("lock"),
+			128 + int(unix.SIGINT), "got SIGINT; the job runs on\n",
+		},
+		{
+			"dump, while the driver checkpoints", "checkpoint delay 3s",
+			[]string{"dump", "-t", "JOB", "-D", "images"},
+			nil, atStep("checkpoint"),
+			128 + int(unix.SIGINT), "got SIGINT: cuCheckpointProcessCheckpoint of process JOB was given up; the job runs on\n",
+		},
+		{
+			"dump -R, when it is dumped", "unlock delay 3s",
+			[]string{"dump", "-t", "JOB", "-D", "images", "-R"},
+			nil, atStep("dumped"),
+			0, tooLate + "dump is complete\n",
+		},
+		{
+			"suspend, while it locks", "lock delay 3s",
+			[]string{"suspend", "-p", "JOB"},
+			nil, atStep("lock"),
+			128 + int(unix.SIGINT), "got SIGINT; the job runs on\n",
+		},
+		{
+			"suspend, while the driver checkpoints", "checkpoint delay 3s",
+			[]string{"suspend", "-p", "JOB"},
+			nil, atStep("checkpoint"),
+			128 + int(unix.SIGINT), "was given up; the job runs on\n",
+		},
+		{
+			"lock", "lock delay 3s",
+			[]string{"lock", "-p", "JOB"},
+			nil, hasOpened("libcuda"),
+			128 + int(unix.SIGINT), "; none is locked\n",
+		},
+		{
+			"resume", "restore delay 3s",
+			[]string{"resume", "-p", "JOB"},
+			[]string{"suspend", "-p", "JOB"},
+			atStep("resume"),
+			0, tooLate + "resume is complete\n",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				b := newBench(t)
+				named := func(args []string) []string {
+					return strings.Fields(strings.ReplaceAll(strings.Join(args, " "), "JOB", b.job.Root()))
+				}
+				if test.before != nil {
+					if stdout, stderr, status := b.run(t, named(test.before)...); status != 0 {
+						t.Fatalf("%s%s", stdout, stderr)
+					}
+				}
+				b.Faults(test.fault)
+				cmd, output := b.start(t, named(test.args)...)
+				testenv.Eventually(t, testenv.Soon, "it has begun", func() bool { return test.when(b) })
+				interrupt(t, cmd)
+				_ = cmd.Wait()
+				b.Faults()
+				said := output.String()
+				says := strings.ReplaceAll(test.says, "JOB", b.job.Root())
+				if status := cmd.ProcessState.ExitCode(); status != test.status || !strings.Contains(said, "cucriu: got SIGINT: ") || !strings.Contains(said, says) {
+					t.Errorf("exit status %d, want %d; want %q\n%s", status, test.status, says, said)
+				}
+				if test.status != 0 && (strings.Count(said, "error: ") != 1 || strings.Contains(said, "context canceled")) {
+					t.Errorf("not one error:\n%s", said)
+				}
+				if test.status != 0 && testenv.Exists(b.path("images")) {
+					t.Error("there is an image")
+				}
+				b.job.Runs()
+			})
+		})
+	}
+}
+
+// TestCtrlCDuringARestore: nothing of the job is left, and the image is intact; or it was too
+// late, and the job runs.
+func TestCtrlCDuringARestore(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		b := newBench(t)
+		other := b.Start(1, "--gpus", "1")
+		b.dumped(t, other)
+		slow := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] && sleep 1; exit 0`)
+		config := b.write(t, "criu.conf", "action-script "+slow+"\n")
+		cmd, output := b.start(t, "restore", "-D", "images", "--criu-config", config)
+		testenv.Eventually(t, testenv.Soon, "criu restores", atStepOf(b, "pre-restore"))
+		interrupt(t, cmd)
+		_ = cmd.Wait()
+		const says = "got SIGINT: given up at criu's stage "
+		if status := cmd.ProcessState.ExitCode(); status != 128+int(unix.SIGINT) || !strings.Contains(output.String(), says) ||
+			!strings.Contains(output.String(), "; nothing of the job is left, the image is intact\n") {
+			t.Errorf("exit status %d, want one that says %q\n%s", status, says, output)
+		}
+		testenv.Eventually(t, testenv.Soon, "nothing is left", other.Gone)
+
+		b.Faults("restore delay 3s")
+		cmd, output = b.start(t, "restore", "-D", "images")
+		testenv.Eventually(t, testenv.Soon, "criu has restored", atStepOf(b, "post-resume"))
+		interrupt(t, cmd)
+		if err := cmd.Wait(); err != nil || !strings.Contains(output.String(), "got SIGINT too late: the restore is complete\n") {
+			t.Errorf("%v\n%s", err, output)
+		}
+		b.Faults()
+		other.Runs()
+	})
+}
+
+func atStep(step string) func(*bench) bool {
+	return func(b *bench) bool { return b.Step() == step }
+}
+
+func atStepOf(b *bench, step string) func() bool {
+	return func() bool { return b.Step() == step }
+}
+
+// hasOpened reports whether cucriu has loaded a library: just before it calls it.
+func hasOpened(library string) func(*bench) bool {
+	return func(b *bench) bool {
+		out, err := exec.Command("grep", "-l", library, "/proc/"+b.started+"/maps").Output()
+		return err == nil && len(out) > 0
+	}
+}
+
+func interrupt(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+}

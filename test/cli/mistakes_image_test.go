@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+func contains(text, part string) bool { return strings.Contains(text, part) }
+
+// damaged copies an image and changes the copy.
+func (b *bench) damaged(t *testing.T, name string, damage func(dir string) error) string {
+	t.Helper()
+	testenv.Copy(t, b.path("images"), b.path(name))
+	if err := damage(b.path(name)); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// dumped dumps a job and ends it.
+func (b *bench) dumped(t *testing.T, job *testenv.Job) {
+	t.Helper()
+	if stdout, stderr, status := b.run(t, "dump", "-t", job.Root(), "-D", "images"); status != 0 {
+		t.Fatalf("%s%s", stdout, stderr)
+	}
+}
+
+func TestMistakesAboutWhatToRestore(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		b := newBench(t)
+		other := b.Start(1, "--gpus", "1")
+		b.dumped(t, other)
+		b.write(t, "file", "")
+		b.write(t, "foreign/precious", "of somebody else's")
+		if err := os.Mkdir(b.path("empty"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		without := func(name, pattern string) string {
+			return b.damaged(t, name, func(dir string) error {
+				files, err := filepath.Glob(filepath.Join(dir, pattern))
+				for _, file := range files {
+					err = os.Remove(file)
+				}
+				return err
+			})
+		}
+		restore := func(dir string, more ...string) []string { return append([]string{"restore", "-D", dir}, more...) }
+		b.make(t,
+			mistake{"nothing", restore("nowhere"), refused, "open " + b.path("nowhere") + ": no such file or directory: name the directory of an image"},
+			mistake{"a file", restore("file"), refused, "not a directory: name the directory of an image"},
+			mistake{"an empty directory", restore("empty"), refused, b.path("empty") + " is empty: name the directory of an image"},
+			mistake{"a foreign directory", restore("foreign"), refused, "neither an image of criu (inventory.img) nor a manifest of cucriu is in "},
+			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from where it was made"},
+			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from where it was made"},
+			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
+			mistake{"map of nothing", []string{"map", "-D", "nowhere"}, refused, "nowhere: no such file or directory: name the directory of an image"},
+			mistake{"map of an empty directory", []string{"map", "-D", "empty"}, refused, "empty is empty: name the directory of an image"},
+			mistake{"inspect of a file", []string{"inspect", "file"}, refused, "not a directory: name the directory of an image"},
+			mistake{"inspect of a foreign directory", []string{"inspect", "foreign"}, refused, "neither an image of criu"},
+			mistake{"check of an empty directory", []string{"check", "-D", "empty"}, refused, "1 finding stands in the way: image"},
+			mistake{"timeline of a foreign directory", []string{"inspect", "--timeline", "foreign"}, refused, "it is no image directory"},
+		)
+		if stdout, stderr, status := b.run(t, "restore", "-D", "images"); status != 0 {
+			t.Fatalf("the image, after all that: %s%s", stdout, stderr)
+		}
+		other.Runs()
+		taken := "pid-taken: process " + other.Root() + " (cudawork): has the pid " + other.Root()
+		b.make(t,
+			mistake{"twice", restore("images"), refused, taken},
+			mistake{"twice, relative", restore("./images/"), refused, "if it is the job itself, which still runs, end it first"},
+			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 finding stands in the way: pid-taken"},
+		)
+		other.Runs()
+	})
+}
+
+// TestMistakesAboutTheMap: a map that cannot be read is wrong usage, one that cannot be met is
+// refused.
+func TestMistakesAboutTheMap(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		b := newBench(t)
+		other := b.Start(1, "--gpus", "1")
+		b.dumped(t, other)
+		uuid := b.UUIDs()
+		for _, test := range []struct {
+			name, gpus string
+			status     int
+			says       string
+		}{
+			{"unknown key of a pair", "{map: [{form: {index: 0}, to: {index: 1}}]}", 2, `unknown field "form"; known here: from, to`},
+			{"unknown key of a GPU", "{map: [{from: {uid: 0}, to: {index: 1}}]}", 2, `unknown field "uid"; known here: uuid, pci, index`},
+			{"unknown key of gpus", "{maps: []}", 2, `unknown field "maps"`},
+			{"no UUID", "{map: [{from: GPU-xyz, to: {index: 1}}]}", 2, "GPU-xyz"},
+			{"half a UUID", "{map: [{from: " + uuid[0][:20] + ", to: {index: 1}}]}", 2, uuid[0][:20]},
+			{"negative index", "{map: [{from: {index: -1}, to: {index: 1}}]}", 2, "-1"},
+			{"no target", "{map: [{from: {index: 0}}]}", 2, "to"},
+			{"wrong policy", "{unmapped: maybe}", 2, "neither fill nor error"},
+			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both place the captured GPU"},
+			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both fill the visible GPU"},
+			{"a GPU that is not here", "{map: [{from: {index: 1}, to: {index: 7}}]}", refused, "index 7"},
+			{"not all are named", "{map: [{from: {index: 1}, to: {index: 0}}], unmapped: error}", refused, "add a rule for each"},
+		} {
+			b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\ngpus: "+test.gpus+"\n"))
+			b.make(t,
+				mistake{test.name + ", restore", []string{"restore", "-D", "images"}, test.status, test.says},
+				mistake{test.name + ", map", []string{"map", "-D", "images"}, test.status, test.says},
+			)
+		}
+		for name, change := range map[string]func(path string) error{
+			"can be written by its group or by others": func(path string) error { return os.Chmod(path, 0o666) },
+			"belongs to user 12345":                    func(path string) error { return os.Chown(path, 12345, -1) },
+			"there is no such file":                    os.Remove,
+		} {
+			path := b.Config("version: 1\n")
+			if err := change(path); err != nil {
+				t.Fatal(err)
+			}
+			b.Setenv("CUCRIU_CONFIG", path)
+			b.make(t, mistake{"file that " + name, []string{"restore", "-D", "images"}, 2, name})
+		}
+		b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\n"))
+		if stdout, stderr, status := b.run(t, "restore", "-D", "images"); status != 0 {
+			t.Fatalf("the image, after all that: %s%s", stdout, stderr)
+		}
+		other.Runs()
+	})
+}
