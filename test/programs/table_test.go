@@ -3,8 +3,8 @@ package programs
 // table lists the programs, those that take longest first.
 func table() []program {
 	python := func(words ...string) []string { return append([]string{"python3"}, words...) }
-	torchrun := func(words ...string) []string {
-		return append([]string{"torchrun", "--standalone", "--nproc-per-node", "2"}, words...)
+	torchrun := func(ranks string) []string {
+		return []string{"torchrun", "--standalone", "--nproc-per-node", ranks, "ranks.py"}
 	}
 	oneGPU := []string{"CUDA_VISIBLE_DEVICES=0"}
 	noSharing := []string{"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}
@@ -16,9 +16,10 @@ func table() []program {
 		{name: "torch.compile with CUDA graphs", command: python("compiled.py"), gpus: 1, want: works, compares: true},
 		{name: "DataLoader, spawned workers", command: loader("spawn", "--epochs", "2", "--batches", "200"), gpus: 1, want: works},
 		{name: "DataLoader, forkserver", command: loader("forkserver", "--epochs", "2", "--batches", "200"), gpus: 1, want: works},
-		{name: "torchrun, NCCL without P2P and SHM, under cucriu run", command: torchrun("ranks.py"), env: noSharing, gpus: 2, want: works, underRun: true},
-		{name: "torchrun, NCCL without P2P and SHM", command: torchrun("ranks.py"), env: noSharing, gpus: 2, want: refused, finding: "io-uring"},
-		{name: "torchrun, NCCL over NVLink", command: torchrun("ranks.py"), gpus: 2, want: refused, finding: "nccl-ipc"},
+		{name: "torchrun, NCCL without P2P and SHM, under cucriu run", command: torchrun("2"), env: noSharing, gpus: 2, want: works, underRun: true},
+		{name: "the same with four ranks", command: torchrun("4"), env: noSharing, gpus: 4, want: works, underRun: true},
+		{name: "torchrun, NCCL without P2P and SHM", command: torchrun("2"), env: noSharing, gpus: 2, want: refused, finding: "io-uring"},
+		{name: "torchrun, NCCL over NVLink", command: torchrun("2"), gpus: 2, want: refused, finding: "nccl-ipc"},
 		{name: "GPT-2 behind HTTP, clients connected", command: python("gpt2_server.py"), client: python("gpt2_client.py"), gpus: 1, want: works},
 		{name: "PyTorch Lightning", command: python("lightning_train.py"), gpus: 1, want: works},
 		{name: "model parallel, expandable segments", command: python("model_parallel.py"), env: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, gpus: 2, want: works},

@@ -7,12 +7,19 @@ Only rank 0 looks at its losses as it goes, so the others run ahead of it. Rank 
 
 import argparse
 import os
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+
+def say(line):
+    # In one piece: all ranks write to the same file, and torchrun makes Python write at once.
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main():
@@ -41,17 +48,17 @@ def main():
         loss.backward()
         optimizer.step()
         if rank == 0:
-            print("step", step, loss.item().hex(), flush=True)
+            say(f"step {step} {loss.item().hex()}")
             time.sleep(a.pause)
         else:
             losses.append(loss.detach())
     if rank != 0:
         for step, loss in enumerate(losses, 1):
-            print("step", f"rank-{rank}-{step}", loss.item().hex(), flush=True)
+            say(f"step rank-{rank}-{step} {loss.item().hex()}")
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        print("done", flush=True)
+        say("done")
 
 
 if __name__ == "__main__":
