@@ -58,7 +58,7 @@ func TestAJobIsKilledOnlyBesideItsCompleteImage(t *testing.T) {
 // else the journal says.
 func TestNobodyIsKilledWithoutAnImage(t *testing.T) {
 	for _, step := range []journal.Step{
-		journal.StepNone, journal.StepLock, journal.StepStop, journal.StepPark, journal.StepChildren, journal.StepTrace, journal.StepCheckpoint, journal.StepRelease,
+		journal.StepNone, journal.StepLock, journal.StepStop, journal.StepPark, journal.StepChildren, journal.StepTrace, journal.StepCheckpoint, journal.StepRelease, journal.StepDevices,
 		journal.StepCopy, journal.StepDrop, journal.StepFreeze, journal.StepManifest, journal.StepDumping, journal.StepPublish,
 	} {
 		for flags := range 16 {

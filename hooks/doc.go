@@ -36,6 +36,8 @@
 //	checkpoint  all processes in parallel, into memory that stopped
 //	            threads make ready                                         suspension_checkpoint.go, prefault.go
 //	release     put the restore threads back into the group-stop           suspension_checkpoint.go
+//	devices     take from CUDA processes what they still hold of the GPUs
+//	            without using it: the rest of a look by OpenCL             dump_devices.go
 //	copy        the fast lane: copy the staging memory into the page
 //	            store. The copy of a process begins as soon as its
 //	            checkpoint is over; this step waits for all copies         fastlane_copy.go

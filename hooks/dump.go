@@ -85,6 +85,7 @@ func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) 
 		{journal.StepTrace, d.trace},
 		{journal.StepCheckpoint, d.checkpointAndCopy},
 		{journal.StepRelease, d.release},
+		{journal.StepDevices, d.releaseDevices},
 		{journal.StepCopy, d.awaitCopies},
 		{journal.StepDrop, d.drop},
 		{journal.StepFreeze, d.freeze},

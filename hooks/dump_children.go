@@ -3,11 +3,9 @@ package hooks
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"slices"
 
-	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
 )
@@ -19,8 +17,8 @@ type child struct {
 }
 
 // releaseChildren takes from the forked children what they inherited of the driver: criu cannot
-// dump it, and CUDA does not work in them. (So it does with the few other holders that do not
-// use what they hold, see [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping
+// dump it, and CUDA does not work in them. (Other holders that do not use what they hold lose it,
+// too: see [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping
 // inaccessible memory. The whole tree is parked, so nobody forks or opens anything meanwhile,
 // and the children are judged by what they are now.
 //
@@ -46,7 +44,7 @@ func (d *dump) releaseChildren(ctx context.Context) error {
 	if err := d.session.Save(); err != nil {
 		return err
 	}
-	return parallelUpTo(runtime.NumCPU(), len(children), func(i int) error { return d.releaseChild(ctx, children[i]) })
+	return parallelUpTo(runtime.NumCPU(), len(children), func(i int) error { return d.disconnect(ctx, children[i].Process, children[i].holder) })
 }
 
 // findChildren finds the forked children in the tree. What it found before an error is returned,
@@ -92,62 +90,9 @@ func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process)
 			err = d.refuse(preflight.Findings{verdict})
 		}
 	}
-	if err != nil || verdict.Severity != preflight.SeverityOK { // it holds nothing, or its refusal was overridden: criu decides
+	if err != nil || seen.Holder == nil || verdict.Severity == preflight.SeverityError { // overridden: criu decides
 		process.Close()
 		return nil, err
 	}
 	return &child{process, seen.Holder}, nil
-}
-
-// releaseChild has one thread of a child make the calls.
-func (d *dump) releaseChild(ctx context.Context, c child) (err error) {
-	defer func() {
-		if errors.Is(err, proc.ErrGone) && !c.Alive() {
-			err = nil
-		}
-	}()
-	descriptors, err := c.holder.Descriptors()
-	if err != nil {
-		return err
-	}
-	lent, err := borrowOne(ctx, c.Process, d.session.borrowedFile(c.PID))
-	if err != nil {
-		return fmt.Errorf("process %d (%s), a child forked from a CUDA process, cannot be rid of the GPU devices: %w", c.PID, c.holder.Name, err)
-	}
-	err = d.session.failpoint(ctx, "dump.borrow-child")
-	if err == nil {
-		err = lent.Disconnect(ctx, descriptors, c.holder.Mappings())
-	}
-	if err == nil {
-		err = d.session.failpoint(ctx, "dump.child-released")
-	}
-	return errors.Join(err, lent.Return(ctx))
-}
-
-// borrowOne borrows a thread of a process that was stopped. If somebody has continued it, it is
-// stopped again.
-func borrowOne(ctx context.Context, process *proc.Process, saved string) (*inject.Borrowed, error) {
-	for {
-		lent, err := borrowFirst(ctx, process.PID, saved)
-		if !errors.Is(err, inject.ErrNotStopped) || ctx.Err() != nil {
-			return lent, err
-		}
-		if err := proc.KeepStopped(ctx, process); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// borrowFirst borrows the first thread that has not ended.
-func borrowFirst(ctx context.Context, pid int, saved string) (lent *inject.Borrowed, err error) {
-	tids, err := proc.Threads(pid)
-	if err != nil {
-		return nil, err
-	}
-	for _, tid := range tids {
-		if lent, err = inject.Borrow(ctx, pid, []int{tid}, saved); !errors.Is(err, proc.ErrGone) {
-			break
-		}
-	}
-	return lent, err
 }

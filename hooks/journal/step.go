@@ -16,6 +16,7 @@ const (
 	StepTrace        Step = "trace"
 	StepCheckpoint   Step = "checkpoint"
 	StepRelease      Step = "release"
+	StepDevices      Step = "devices" // of a dump: CUDA processes lose devices that are not CUDA's
 	StepCopy         Step = "copy"
 	StepDrop         Step = "drop"
 	StepFreeze       Step = "freeze"

@@ -93,8 +93,8 @@ func (h *Holder) judgeRunning(ctx context.Context, driver *cudackpt.Driver, cuda
 	return f, nil
 }
 
-// Judge says whether a dump can take from a process what it holds. If it can, the finding only
-// informs; otherwise it is an error. cuda are the CUDA processes of its tree. Judge fails with
+// Judge says whether a dump can take from a process what it holds. If it cannot, the finding is
+// an error. cuda are the CUDA processes of its tree. Judge fails with
 // [proc.ErrGone] if the process has ended, and may fail with [ErrTransient].
 func (h *Holder) Judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (Finding, error) {
 	f, err := h.judge(ctx, driver, cuda)
@@ -133,11 +133,7 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 			Remedy:  "nothing needs to be done; forked_children: refuse refuses such jobs",
 		}
 	case h.hasOnlyLooked(ctx, driver):
-		f = Finding{
-			Name: FindingNVIDIADevice, Severity: SeverityOK,
-			Message: "has looked for GPUs when it started, as daemons of Open MPI do, and keeps their devices open: a dump takes them from it",
-			Remedy:  "nothing needs to be done",
-		}
+		f = h.lookedFinding()
 	default:
 		refusal.Message, refusal.Remedy = h.otherUse(), "end it, or let it close the devices, before the dump"
 		return refusal, nil
@@ -150,15 +146,59 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 	return f, nil
 }
 
-// The daemons of Open MPI, which a program that loads mpi4py starts, look for GPUs when they
-// start (hwloc does, with OpenCL) and keep the device files open. They compute nothing.
+// hasOnlyLooked reports whether the process has looked for GPUs and computes nothing there.
 func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) bool {
-	program, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(h.PID), "exe"))
-	if err != nil || !slices.Contains([]string{"orted", "prted"}, filepath.Base(program)) {
+	if !h.held.lookedByOpenCL() {
 		return false
 	}
 	listed, err := driver.ProcessMemory(ctx, h.PID)
 	return err == nil && len(listed) == 0
+}
+
+func (h *Holder) lookedFinding() Finding {
+	return Finding{
+		Name: FindingNVIDIADevice, Severity: SeverityWarning, PID: h.PID, Process: h.Name,
+		Message: "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump takes them from it, and OpenCL does not work in it any more",
+		Remedy:  "nothing needs to be done if it does not use OpenCL; with HWLOC_COMPONENTS=-opencl in its environment hwloc does not ask OpenCL",
+	}
+}
+
+// LeftoverOf returns a CUDA process that still holds device files although it is checkpointed;
+// nil if it holds none. The driver gives up what belongs to CUDA and to NVML, and nothing else.
+func LeftoverOf(m *Process) (*Holder, error) {
+	held, err := OpenFilesOf(m.PID)
+	if err != nil || len(held.devices) == 0 {
+		return nil, err
+	}
+	return &Holder{Ident: m.Ident, Name: m.Name, held: held}, nil
+}
+
+// JudgeLeftover says whether a dump can take from a checkpointed process what it still holds. If
+// not, the finding is an error.
+func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver) Finding {
+	if h.hasOnlyLooked(ctx, driver) {
+		return h.lookedFinding()
+	}
+	return Finding{
+		Name: FindingNVIDIADevice, Severity: SeverityError, PID: h.PID, Process: h.Name,
+		Message: fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU with something else than CUDA, which the driver does not save, and criu cannot dump", h.held.devices, h.held.through()),
+		Remedy:  "run it without that",
+	}
+}
+
+// besideFinding warns of a library in a CUDA process that may hold device files of its own.
+func (h *Holder) besideFinding() Findings {
+	switch {
+	case len(h.held.openers) == 0:
+		return nil
+	case h.held.lookedByOpenCL():
+		return Findings{h.lookedFinding()}
+	}
+	return Findings{{
+		Name: FindingNVIDIADevice, Severity: SeverityWarning, PID: h.PID, Process: h.Name,
+		Message: fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then runs on", h.held.openers),
+		Remedy:  "run it without that",
+	}}
 }
 
 // ends reports whether the process has ended or is ending.
@@ -171,13 +211,17 @@ func (h *Holder) ends() bool {
 	return process.Exiting()
 }
 
+// through names the libraries by which device files may have been opened.
+func (f OpenFiles) through() string {
+	if len(f.openers) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (with %v loaded)", f.openers)
+}
+
 // otherUse describes a holder that is no forked child of a CUDA process of the tree.
 func (h *Holder) otherUse() string {
-	text := fmt.Sprintf("holds %v", h.held.devices)
-	if h.held.opener != "" {
-		text += " and has " + h.held.opener + " loaded"
-	}
-	return text + ", and no CUDA state that the driver could save: a user of NVML or of graphics, a process that begins to use CUDA just now, or a child that was forked " +
+	return fmt.Sprintf("holds %v", h.held.devices) + h.held.through() + ", and no CUDA state that the driver could save: a user of NVML or of graphics, a process that begins to use CUDA just now, or a child that was forked " +
 		"from a CUDA process that has been suspended since, or is not in the tree; criu cannot dump it"
 }
 

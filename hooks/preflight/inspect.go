@@ -177,6 +177,8 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	} else if err != nil {
 		return ProcessInspection{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
 	}
+	beside := Holder{Ident: m.Ident, Name: m.Name, held: held}
+	p.Findings = append(p.Findings, beside.besideFinding()...)
 	if m.Stopped, err = proc.Stopped(pid); err != nil {
 		return ProcessInspection{}, err
 	}

@@ -19,12 +19,20 @@ import (
 type OpenFiles struct {
 	Libcuda    bool     // a libcuda is mapped; without it this cannot be a CUDA process
 	devices    []string // NVIDIA device files, open or mapped
-	opener     string   // another library of NVIDIA's that opens the device files by itself, if mapped
+	openers    []string // mapped libraries of NVIDIA's, besides libcuda, that open device files by themselves
+	hwloc      bool     // hwloc is mapped, which looks for GPUs
 	nvidia     deviceUse
 	nccl       []string // NCCL's library or its shared memory, open or mapped
 	anonymous  []string // anonymous inodes that criu cannot dump, open or mapped
 	ringUsers  []string // the names of mapped libraries that use an io_uring if they can
 	infiniband []string // open InfiniBand device files
+}
+
+// lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
+// PyTorch Lightning) may have looked for GPUs: it asks OpenCL, which then keeps device files
+// open for ever.
+func (f OpenFiles) lookedByOpenCL() bool {
+	return f.hwloc && len(f.openers) > 0 && !slices.ContainsFunc(f.openers, func(path string) bool { return !openCLFile.MatchString(path) })
 }
 
 // deviceUse is how a process holds NVIDIA device files.
@@ -44,7 +52,9 @@ func (u *deviceUse) addMapping(r proc.Range) {
 var (
 	libcudaFile      = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
 	nvidiaDevice     = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
-	openerFile       = regexp.MustCompile(`/(lib(nvidia-(ml|opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*)$`)
+	openerFile       = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
+	openCLFile       = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
+	hwlocFile        = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
 	ncclFile         = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
 	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
 	// The kinds that criu 4.2.1 was seen to refuse.
@@ -56,7 +66,7 @@ var (
 // OpenFilesOf reads a process's mappings and descriptors. The process need not run.
 func OpenFilesOf(pid int) (OpenFiles, error) {
 	var f OpenFiles
-	devices, nccl, anonymous, ringUsers, infiniband := make(set), make(set), make(set), make(set), make(set)
+	devices, openers, nccl, anonymous, ringUsers, infiniband := make(set), make(set), make(set), make(set), make(set), make(set)
 	mappings, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return f, proc.GoneOr(pid, err)
@@ -81,9 +91,8 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 			}
 			f.nvidia.addMapping(r)
 		}
-		if opener := openerFile.FindStringSubmatch(path); opener != nil {
-			f.opener = opener[1]
-		}
+		openers.addIf(openerFile, path)
+		f.hwloc = f.hwloc || hwlocFile.MatchString(path)
 		nccl.addIf(ncclFile, path)
 		ringUsers.addIf(ringUser, path)
 	}
@@ -112,7 +121,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		anonymous.addIf(undumpableInode, path)
 		infiniband.addIf(infinibandDevice, path)
 	}
-	f.devices, f.nccl = devices.sorted(), nccl.sorted()
+	f.devices, f.openers, f.nccl = devices.sorted(), openers.sorted(), nccl.sorted()
 	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
 	f.ringUsers = ringUsers.sorted()
 	return f, nil

@@ -131,3 +131,48 @@ func TestAForkedChildThatIsStoppedStaysSo(t *testing.T) {
 		}
 	})
 }
+
+// looker starts a CUDA process that holds a GPU device which is not CUDA's.
+func looker(t *testing.T, host *testenv.Host, libraries ...string) *testenv.Job {
+	t.Helper()
+	for i, library := range libraries {
+		libraries[i] = testenv.Artefact(t, "make workload", "build", "workload", library)
+	}
+	return host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + strings.Join(libraries, " ")}, 1, "--look")
+}
+
+// Open MPI looks for GPUs with OpenCL (hwloc), and PyTorch Lightning starts Open MPI.
+func TestDevicesThatWereOnlyLookedAtAreTaken(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := looker(t, host, "libnvidia-opencl.so.1", "hwloc_opencl.so")
+		isOfLook := func(f preflight.Finding) bool {
+			return f.Name == preflight.FindingNVIDIADevice && f.Severity == preflight.SeverityWarning
+		}
+		if findings := check(t, host, "-t", job.Root()); !slices.ContainsFunc(findings, isOfLook) {
+			t.Errorf("check says nothing of it: %+v", findings)
+		}
+		before := strings.Count(holds(job.PID), "/dev/nvidia")
+		host.Restore(host.Dump(job))
+		job.Runs()
+		if after := strings.Count(holds(job.PID), "/dev/nvidia"); after >= before {
+			t.Errorf("it held %d devices, and holds %d", before, after)
+		}
+	})
+}
+
+func TestADeviceThatIsNotCUDAsFailsTheDumpWithItsName(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := looker(t, host)
+		run := host.TryDump(job, t.TempDir())
+		if run.Err == nil || !strings.Contains(run.Log, "devices: nvidia-device: process "+job.Root()) || !strings.Contains(run.Log, "dev/nvidiactl") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+		if !strings.Contains(holds(job.PID), "dev/nvidiactl") {
+			t.Error("it has lost its device")
+		}
+	})
+}

@@ -31,7 +31,7 @@ func onlyOnAGPU(t *testing.T, test func(t *testing.T)) {
 	testenv.Isolated(t, test)
 }
 
-var dumpSteps = []string{"lock", "stop", "park", "trace", "checkpoint", "prefault", "copying", "release", "copy", "drop", "noted", "dropping", "inaccessible", "freeze", "manifest", "dumping"}
+var dumpSteps = []string{"lock", "stop", "park", "children", "trace", "checkpoint", "prefault", "copying", "release", "devices", "copy", "drop", "noted", "dropping", "inaccessible", "freeze", "manifest", "dumping"}
 
 func TestTheHookIsKilledAtEachStepOfTheDump(t *testing.T) {
 	for _, step := range dumpSteps {

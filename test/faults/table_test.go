@@ -183,6 +183,7 @@ var rows = fill(slices.Concat(
 		{name: "checkpoint: in the middle of the copy", point: "dump.copying", mib: 4, also: []fault{continued, imagesGone}},
 		{name: "checkpoint: on the way to the disk", point: "dump.syncing", also: []fault{continued}},
 		{name: "release", point: "dump.release", also: []fault{continued}, without: lacks(noDeadline, deadline)},
+		{name: "devices", point: "dump.devices", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "copy", point: "dump.copy", also: []fault{continued}, without: lacks(noDeadline, deadline)},
 		{name: "drop", point: "dump.drop", also: []fault{continued, imagesGone}, without: lacks(noDeadline, deadline)},
 		{name: "drop: noted", point: "dump.noted", also: []fault{continued}, without: lacks(roomAgain, runFull)},

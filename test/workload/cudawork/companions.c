@@ -1,12 +1,15 @@
 #include "companions.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -61,6 +64,23 @@ void companions_fork_child(int share_files)
 	if (!run.child)
 		child_wait(parent);
 	sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+void companions_look(void)
+{
+	const char *root = getenv("CUDASIM_ROOT");
+	char path[PATH_LEN];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/dev/nvidiactl", root ? root : "");
+	if (open(path, O_RDWR | O_CLOEXEC) < 0)
+		die(EXIT_USAGE, "--look: %s: %s", path, strerror(errno));
+	if (!root)
+		return; /* it takes more to map what the real driver has */
+	snprintf(path, sizeof(path), "%s/dev/nvidia-memory", root);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0 || mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED || close(fd))
+		die(EXIT_USAGE, "--look: %s: %s", path, strerror(errno));
 }
 
 void companions_io_uring(void)

@@ -18,6 +18,9 @@
  */
 void companions_fork_child(int share_files);
 
+/* A GPU device that stays open and mapped, and has nothing to do with CUDA. */
+void companions_look(void);
+
 /* An io_uring that stays open and unused; none if the kernel says that there is none. */
 void companions_io_uring(void);
 

@@ -54,6 +54,8 @@ static void set_up(struct worker *w)
 	if (o->fork_child || o->share_files)
 		companions_fork_child(o->share_files);
 	loaders_start(o->loaders);
+	if (o->look)
+		companions_look();
 	if (o->io_uring)
 		companions_io_uring();
 	if (w->role->rank == o->hog_rank)
