@@ -224,3 +224,22 @@ func TestStagingFindings(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatNVMLDoesNotListHoldsNothingOnlyIfItListsOthers(t *testing.T) {
+	held, none := map[cudackpt.UUID]uint64{{1}: 518 << 20}, map[cudackpt.UUID]uint64{}
+	for _, test := range []struct {
+		name   string
+		listed []map[cudackpt.UUID]uint64
+		want   bool // of the last one
+	}{
+		{"beside one that is listed", []map[cudackpt.UUID]uint64{held, none}, true},
+		{"alone", []map[cudackpt.UUID]uint64{none}, false},
+		{"NVML lists nobody", []map[cudackpt.UUID]uint64{none, none}, false},
+		{"NVML did not answer", []map[cudackpt.UUID]uint64{held, nil}, false},
+		{"listed", []map[cudackpt.UUID]uint64{none, held}, false},
+	} {
+		if got := holdsNothing(test.listed, len(test.listed)-1); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}

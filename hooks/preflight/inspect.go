@@ -92,7 +92,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	nccl, err := ncclOf(driver, in.Processes, in.PIDs)
+	nccl, err := ncclOf(driver, in.Processes, listed, in.PIDs)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 	for i, p := range processes {
 		pids[i] = p.PID
 	}
-	nccl, err := ncclOf(driver, processes, pids)
+	nccl, err := ncclOf(driver, processes, listed, pids)
 	return slices.Concat(DifferentGPUs(processes), peers, nccl), err
 }
 

@@ -50,9 +50,15 @@ type ncclUse struct {
 // either; for these the user must override the finding. PyTorch maps NCCL's library in every
 // process, so two processes that have nothing to do with each other are refused as well: the
 // opposite mistake would cost the job.
-func ncclOf(driver *cudackpt.Driver, processes []Process, tree []int) (Findings, error) {
+//
+// A process without GPU memory shares none: torch.compile, for one, starts workers that load
+// everything and never create a context. listed is what NVML says that each process holds.
+func ncclOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, tree []int) (Findings, error) {
 	var users []ncclUse
 	for i := range processes {
+		if holdsNothing(listed, i) {
+			continue
+		}
 		use, err := ncclUseOf(processes[i].PID, processes[i].Name)
 		if errors.Is(err, proc.ErrGone) {
 			continue
@@ -80,6 +86,13 @@ func ncclOf(driver *cudackpt.Driver, processes []Process, tree []int) (Findings,
 		outside = ncclOutside(users[0].pid, tree)
 	}
 	return ncclFindings(users, outside, version), nil
+}
+
+// holdsNothing reports whether a process certainly holds no GPU memory: NVML does not list it,
+// and lists others of its tree, so NVML can see them.
+func holdsNothing(listed []map[cudackpt.UUID]uint64, i int) bool {
+	seesOthers := slices.ContainsFunc(listed, func(held map[cudackpt.UUID]uint64) bool { return len(held) > 0 })
+	return seesOthers && listed[i] != nil && len(listed[i]) == 0
 }
 
 // ncclFindings judges the processes in the tree that use NCCL, and those outside with which one

@@ -39,7 +39,7 @@ func TestPlainCriusErrorsAboutAnImageSayWhatToDo(t *testing.T) {
 			return run.Log
 		}
 		t.Run("its pid is taken", func(t *testing.T) {
-			logSays(t, restore(t, images), job.Root(), "the image needs the pid "+job.Root()+", which a process here has")
+			logSays(t, restore(t, images), "refused, nothing was touched: pid-taken: process "+job.Root(), "")
 		})
 		job.Runs()
 		t.Run("empty directory", func(t *testing.T) {
