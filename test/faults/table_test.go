@@ -77,6 +77,15 @@ func (r row) undisturbed() string {
 // memory returns the device memory of each process, in MiB.
 func (r row) memory() int { return max(2, r.mib) }
 
+// workers returns how many workers each process forks, as an argument: of every kind where the
+// step is about them, elsewhere of four kinds, two in each process.
+func (r row) workers() string {
+	if r.fresh {
+		return "5"
+	}
+	return "2"
+}
+
 // row is a step of a protocol.
 type row struct {
 	name  string

@@ -10,8 +10,11 @@
 
 #define MAX_LOADERS 1024
 
-/* To be called while the process has no threads of its own. They die with us. */
-void loaders_start(long n);
+/*
+ * To be called while the process has no threads of its own. They die with us. They wait in
+ * different ways; first is the number of the first one's.
+ */
+void loaders_start(long n, int first);
 
 /* Asks each of them, and counts a wrong answer as bad content. */
 void loaders_ask(uint64_t tick);

@@ -53,7 +53,7 @@ static void set_up(struct worker *w)
 	/* Fork while there are no threads but the driver's. */
 	if (o->fork_child || o->share_files)
 		companions_fork_child(o->share_files);
-	loaders_start(o->loaders);
+	loaders_start(o->loaders, w->role->rank * o->loaders);
 	if (o->look)
 		companions_look();
 	if (o->io_uring)
