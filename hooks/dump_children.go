@@ -19,7 +19,7 @@ type child struct {
 // releaseChildren takes from the forked children what they inherited of the driver: criu cannot
 // dump it, and CUDA does not work in them. (Other holders that do not use what they hold lose it,
 // too: see [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping
-// inaccessible memory. The whole tree is parked, so nobody forks or opens anything meanwhile,
+// inaccessible memory. The whole tree stands still, so nobody forks or opens anything meanwhile,
 // and the children are judged by what they are now.
 //
 // It is not undone if the dump fails, and a part of it may be done: the children run on without

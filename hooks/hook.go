@@ -220,7 +220,7 @@ func (h *Hook) Host() preflight.Host {
 // an error, and what it and Force override a warning.
 func (h *Hook) Judge(findings preflight.Findings) preflight.Findings {
 	if h.Config.ForkedChildren == config.RefuseChildren {
-		findings = findings.Harden(preflight.FindingForkedChild)
+		findings = findings.Harden(preflight.FindingForkedChild, "the configuration says forked_children: refuse; set it to release, or end these processes before the dump")
 	}
 	return findings.Force(slices.Concat(h.Force, h.Config.Force))
 }

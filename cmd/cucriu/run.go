@@ -114,5 +114,5 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 			return
 		}
 	}
-	fmt.Fprintln(os.Stderr, "cucriu: the job was killed (SIGKILL), as a dump does that is not to leave it running")
+	fmt.Fprintln(os.Stderr, "cucriu: the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
 }

@@ -70,8 +70,10 @@ func namedBy(dir string, pid int) ([]string, error) {
 	}
 	names := []string{fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId())}
 	for _, entry := range entries[1:] {
-		const elsewhere = 1<<0 | 1<<1 // PE_PARENT and PE_LAZY of criu's pagemap.h
-		if pages := entry.(*pagemap.PagemapEntry); pages.GetFlags()&elsewhere == 0 && !pages.GetInParent() {
+		const parent, lazy, present = 1 << 0, 1 << 1, 1 << 2 // PE_… of criu's pagemap.h
+		pages := entry.(*pagemap.PagemapEntry)
+		flags := pages.GetFlags() // a page that could be sent lazily, and is in the image, has both
+		if flags&parent == 0 && !pages.GetInParent() && (flags&lazy == 0 || flags&present != 0) {
 			return append(names, fmt.Sprintf("pages-%d.img", entries[0].(*pagemap.PagemapHead).GetPagesId())), nil
 		}
 	}

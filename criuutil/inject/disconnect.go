@@ -143,7 +143,7 @@ func (c caller) openNull(process *proc.Process, first Descriptor) (uint64, error
 func (c caller) openPath(path uint64, first Descriptor) (uint64, error) {
 	here := int64(unix.AT_FDCWD)
 	open := func() (uint64, error) {
-		return c.do("openat", unix.SYS_OPENAT, uint64(here), path, unix.O_RDWR|unix.O_NOFOLLOW|first.flag())
+		return c.do("openat", unix.SYS_OPENAT, uint64(here), path, unix.O_RDWR|first.flag())
 	}
 	null, err := open()
 	if !errors.Is(err, unix.EMFILE) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
@@ -46,12 +47,30 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		err = errors.New(s.Message)
 	}
 	if err != nil {
-		if finishErr == nil && (s == nil || s.Outcome != journal.OutcomeLeft) {
-			err = d.withFate(err, "nothing of the job is left, the image is intact")
+		if finishErr == nil {
+			err = d.withFate(err, restoreFate(s, !errors.Is(err, criuutil.ErrNoAnswer)))
 		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	r := d.result(s, int(response.GetRestore().GetPid()), dir)
 	r.Downtime = r.Total
 	return r, nil
+}
+
+// restoreFate says what became of the job of a restore that failed; empty if that is not known.
+// answered says that criu told of its own failure.
+func restoreFate(s *journal.Session, answered bool) string {
+	switch {
+	case s == nil && !answered:
+		return "" // a tree without CUDA, and nobody looked
+	case s == nil || s.Outcome == journal.OutcomeKilled:
+		return "nothing of the job is left, the image is intact"
+	case s.Outcome == journal.OutcomeRunning:
+		return "the job is restored and runs"
+	case s.Outcome == journal.OutcomeStopped:
+		return "the job is restored and is stopped"
+	case s.Outcome == journal.OutcomeLeft:
+		return ""
+	}
+	return s.Message
 }

@@ -24,7 +24,7 @@ func toFirst() []os.Signal {
 }
 
 // TakeSignals takes this program's signals for a job that is started next. The job finds the
-// signals as this program was given them: those that are ignored stay so (nohup).
+// signals as this program was given them: SIGHUP and SIGINT that are ignored stay so (nohup).
 func TakeSignals() (*Signals, error) {
 	signal.Reset()
 	status, err := proc.ReadStatus(os.Getpid())

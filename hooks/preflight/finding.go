@@ -86,13 +86,13 @@ func (fs Findings) Soften(names ...string) Findings {
 	return softened
 }
 
-// Harden returns the findings, with those of a name turned into errors, because the user does
-// not want what is done about them.
-func (fs Findings) Harden(name string) Findings {
+// Harden returns the findings, with those of a name turned into errors with this remedy,
+// because the user does not want what is done about them.
+func (fs Findings) Harden(name, remedy string) Findings {
 	hardened := slices.Clone(fs)
 	for i := range hardened {
 		if hardened[i].Name == name {
-			hardened[i].Severity = SeverityError
+			hardened[i].Severity, hardened[i].Remedy = SeverityError, remedy
 		}
 	}
 	return hardened

@@ -61,8 +61,7 @@ func holderFindings(ctx context.Context, driver *cudackpt.Driver, holders []*Hol
 	if n := len(children); n > 1 { // one finding for all
 		children = Findings{{
 			Name: FindingForkedChild, Severity: SeverityOK, Remedy: children[0].Remedy,
-			Message: fmt.Sprintf("%d processes (%d to %d) were forked from CUDA processes and hold their GPU devices, which they cannot use: a dump takes these from them",
-				n, children[0].PID, children[n-1].PID),
+			Message: fmt.Sprintf("%d processes (the first is %d) were forked from CUDA processes and hold their GPU devices, which they cannot use", n, children[0].PID),
 		}}
 	}
 	return append(findings, children...), nil
@@ -70,7 +69,7 @@ func holderFindings(ctx context.Context, driver *cudackpt.Driver, holders []*Hol
 
 // ErrTransient says that a process shares its memory with a CUDA process, as a child does between
 // vfork and exec. Nothing can be said about it yet.
-var ErrTransient = errors.New("shares its memory with a CUDA process, as between vfork and exec")
+var ErrTransient = errors.New("shares its memory with a CUDA process, as between vfork and exec: dump again")
 
 // judgeRunning is Judge for a process that may run meanwhile, and execute or end: a refusal
 // counts only if it still holds what it was refused for.
@@ -129,10 +128,10 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 	case origin != 0:
 		f = Finding{
 			Name: FindingForkedChild, Severity: SeverityOK,
-			Message: fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use: a dump takes them from it", origin),
-			Remedy:  "nothing needs to be done; forked_children: refuse refuses such jobs",
+			Message: fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use", origin),
+			Remedy:  "nothing needs to be done: a dump takes them from it",
 		}
-	case h.hasOnlyLooked(ctx, driver):
+	case listsAny(cuda) && h.hasOnlyLooked(ctx, driver):
 		f = h.lookedFinding()
 	default:
 		refusal.Message, refusal.Remedy = h.otherUse(), "end it, or let it close the devices, before the dump"
@@ -146,7 +145,13 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 	return f, nil
 }
 
-// hasOnlyLooked reports whether the process has looked for GPUs and computes nothing there.
+// listsAny reports whether NVML lists one of the processes, so that NVML can see them.
+func listsAny(processes []Process) bool {
+	return slices.ContainsFunc(processes, func(p Process) bool { return len(p.MemoryBytes) > 0 })
+}
+
+// hasOnlyLooked reports whether the process has looked for GPUs and computes nothing there. It
+// means something only if NVML can see the tree's processes.
 func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) bool {
 	if !h.held.lookedByOpenCL() {
 		return false
@@ -174,9 +179,9 @@ func LeftoverOf(m *Process) (*Holder, error) {
 }
 
 // JudgeLeftover says whether a dump can take from a checkpointed process what it still holds. If
-// not, the finding is an error.
-func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver) Finding {
-	if h.hasOnlyLooked(ctx, driver) {
+// not, the finding is an error. m is the process as it was before its checkpoint.
+func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, m *Process) Finding {
+	if listsAny([]Process{*m}) && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
 	return Finding{

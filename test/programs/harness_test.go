@@ -45,6 +45,7 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 		{program{name: "works, and compares itself", command: counting(150), want: works, compares: true}, ""},
 		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 250, "same") + "echo done"), want: works}, ""},
 		{program{name: "works without CUDA", command: shell(steps(1, 250, "same") + "echo done"), want: works}, ""},
+		{program{name: "works under cucriu run", command: counting(150, "--io-uring"), want: works, underRun: true}, ""},
 		{program{name: "refused", command: counting(150, "--io-uring"), want: refused, finding: "io-uring"}, "io-uring"},
 		{program{name: "refused by the driver itself", command: counting(150, "--managed"), want: failed}, "801"},
 		{program{name: "ends after the restore", command: shell(steps(1, 250, "same")), want: lost}, "step 250 and is not done"},

@@ -58,15 +58,21 @@ func start(t *testing.T, host *testenv.Host, p program) *run {
 	t.Helper()
 	r := &run{t: t, dir: newDir(t), exit: make(chan int, 1)}
 	t.Cleanup(r.kill)
-	command := p.command
+	command, pidfile := p.command, filepath.Join(r.dir, "pid")
 	if p.underRun {
-		command = append([]string{filepath.Join(filepath.Dir(host.HookBin), "cucriu"), "run", "--no-checkpoints", "--"}, command...)
+		command = append([]string{filepath.Join(filepath.Dir(host.HookBin), "cucriu"), "run", "--no-checkpoints", "--pidfile", pidfile, "--"}, command...)
 	}
 	cmd, err := r.spawn(host, command, p.env)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.root = cmd.Process.Pid
+	if p.underRun && !wait(toSayDone, func() bool {
+		r.root = testenv.ReadPID(pidfile)
+		return r.root != 0
+	}) {
+		t.Fatalf("cucriu run has started nothing:\n%s", r.tail())
+	}
 	exit := r.exit
 	go func() {
 		_ = cmd.Wait()
