@@ -52,28 +52,11 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			holders = append(holders, p.Holder)
 		}
 	}
-	if len(holders) > 0 {
-		driver, err := open()
-		if err != nil {
+	var driver *cudackpt.Driver
+	if len(holders)+len(in.Processes) > 0 {
+		if driver, err = open(); err != nil {
 			return nil, err
 		}
-		ofHolders, err := holderFindings(ctx, driver, holders, in.Processes)
-		if err != nil {
-			return nil, err
-		}
-		in.Findings = append(in.Findings, ofHolders...)
-	}
-	if !in.UsesCUDA() {
-		return in, nil
-	}
-	in.Findings = append(in.Findings, general...)
-	in.Findings = append(in.Findings, DifferentGPUs(in.Processes)...)
-	if len(in.Processes) == 0 {
-		return in, nil
-	}
-	driver, err := open()
-	if err != nil {
-		return nil, err
 	}
 	listed := make([]map[cudackpt.UUID]uint64, len(in.Processes))
 	for i := range in.Processes {
@@ -83,6 +66,19 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			continue
 		}
 		in.Findings = append(in.Findings, m.memoryFinding(listed[i])...)
+	}
+	ofHolders, err := holderFindings(ctx, driver, holders, in.Processes)
+	if err != nil {
+		return nil, err
+	}
+	in.Findings = append(in.Findings, ofHolders...)
+	if !in.UsesCUDA() {
+		return in, nil
+	}
+	in.Findings = append(in.Findings, general...)
+	in.Findings = append(in.Findings, DifferentGPUs(in.Processes)...)
+	if len(in.Processes) == 0 {
+		return in, nil
 	}
 	peers, err := PeerFindings(driver, in.Processes, listed, false)
 	if err != nil {

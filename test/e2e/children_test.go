@@ -176,3 +176,22 @@ func TestADeviceThatIsNotCUDAsFailsTheDumpWithItsName(t *testing.T) {
 		}
 	})
 }
+
+// A process without CUDA, such as Open MPI's daemon, that has looked for GPUs.
+func TestADaemonThatHasLookedForGPUsIsNoHindrance(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		var stubs []string
+		for _, library := range []string{"libnvidia-opencl.so.1", "hwloc_opencl.so"} {
+			stubs = append(stubs, testenv.Artefact(t, "make workload", "build", "workload", library))
+		}
+		const script = `(exec 9<>"$1"; export LD_PRELOAD="$2"; exec sleep 1000) & shift 2; "$@" & wait`
+		device := filepath.Join("/", host.Dir, "dev/nvidiactl")
+		job := host.StartUnder([]string{"/bin/sh", "-c", script, "sh", device, strings.Join(stubs, " ")}, 1)
+		host.Restore(host.Dump(job))
+		job.Runs()
+		if held := holds(childrenOf(t, job)[0]); strings.Contains(held, "descriptor 9") {
+			t.Errorf("the daemon still holds\n%s", held)
+		}
+	})
+}
