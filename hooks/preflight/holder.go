@@ -132,7 +132,7 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 			Message: fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use: a dump takes them from it", origin),
 			Remedy:  "nothing needs to be done; forked_children: refuse refuses such jobs",
 		}
-	case h.hasOnlyLooked(ctx, driver):
+	case h.hasOnlyLooked(ctx, driver) && nvmlSees(ctx, driver, cuda):
 		f = h.lookedFinding()
 	default:
 		refusal.Message, refusal.Remedy = h.otherUse(), "end it, or let it close the devices, before the dump"
@@ -155,6 +155,15 @@ func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) boo
 	return err == nil && len(listed) == 0
 }
 
+// nvmlSees reports whether NVML lists one of these processes. In some containers it lists nobody,
+// which says nothing of anybody.
+func nvmlSees(ctx context.Context, driver *cudackpt.Driver, cuda []Process) bool {
+	return slices.ContainsFunc(cuda, func(p Process) bool {
+		listed, err := driver.ProcessMemory(ctx, p.PID)
+		return err == nil && len(listed) > 0
+	})
+}
+
 func (h *Holder) lookedFinding() Finding {
 	return Finding{
 		Name: FindingNVIDIADevice, Severity: SeverityWarning, PID: h.PID, Process: h.Name,
@@ -174,9 +183,9 @@ func LeftoverOf(m *Process) (*Holder, error) {
 }
 
 // JudgeLeftover says whether a dump can take from a checkpointed process what it still holds. If
-// not, the finding is an error.
-func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver) Finding {
-	if h.hasOnlyLooked(ctx, driver) {
+// not, the finding is an error. listed says that NVML has listed processes of its tree before.
+func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, listed bool) Finding {
+	if listed && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
 	return Finding{
