@@ -60,8 +60,10 @@ func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
 		late := t.TempDir()
-		job := host.StartUnder([]string{"/usr/bin/env", "LD_PRELOAD=" + stub, "/bin/sh", "-c",
-			strings.ReplaceAll(`"$@" & "$1" --dir LATE --context-later & wait`, "LATE", late), "sh"}, 1)
+		job := host.StartUnder([]string{
+			"/usr/bin/env", "LD_PRELOAD=" + stub, "/bin/sh", "-c",
+			strings.ReplaceAll(`"$@" & "$1" --dir LATE --context-later & wait`, "LATE", late), "sh",
+		}, 1)
 		testenv.Eventually(t, testenv.Soon, "both use CUDA", func() bool {
 			return len(cudaOf(t, job)) == 2
 		})
