@@ -18,7 +18,7 @@ func (d *dump) releaseDevices(ctx context.Context) error {
 		if err != nil || holder == nil {
 			return err
 		}
-		verdict := holder.JudgeLeftover(ctx, d.driver, &t.member.Process)
+		verdict := holder.JudgeLeftover(ctx, d.driver, d.listed)
 		if verdict.Severity == preflight.SeverityError {
 			if err := d.refuse(preflight.Findings{verdict}); err != nil {
 				return &leftoverError{verdict}

@@ -30,6 +30,7 @@ type suspension struct {
 	parkedOthers map[int]*inject.Parked // the parked threads of others, by pid
 	tracer       *inject.Tracer         // lets stopped processes run while they are locked
 	session      *session               // nil until the journal is begun
+	listed       bool                   // NVML has listed one of the processes since they were locked
 	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if
 	// nobody waits for that.
 	onCheckpointed func(context.Context, *target) error

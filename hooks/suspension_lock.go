@@ -50,7 +50,10 @@ func (s *suspension) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	begun := false // whether one has GPU memory that was not known to have any
 	for i, t := range s.targets {
+		s.listed = s.listed || len(listed[i]) > 0
+		begun = begun || len(t.member.MemoryBytes) == 0 && len(listed[i]) > 0
 		t.member.MemoryBytes = processes[i].MemoryBytes
 	}
 	if s.session == nil {
@@ -59,6 +62,13 @@ func (s *suspension) measure(ctx context.Context) error {
 	peers, err := preflight.PeerFindings(s.driver, processes, listed, true)
 	if err != nil {
 		return err
+	}
+	if begun {
+		nccl, err := preflight.NCCLFindings(s.driver, processes, listed)
+		if err != nil {
+			return err
+		}
+		peers = append(peers, nccl...)
 	}
 	if errs := peers.Force(slices.Concat(s.Force, s.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
 		return fmt.Errorf("it has come since the inspection: %s", errs[0])

@@ -108,7 +108,11 @@ func (c caller) replaceDescriptors(process *proc.Process, descriptors []Descript
 		if uint64(d.FD) == null {
 			continue // it was closed to make room
 		}
-		if _, err := c.do("dup3", unix.SYS_DUP3, null, uint64(d.FD), d.flag()); err != nil {
+		_, err := c.do("dup3", unix.SYS_DUP3, null, uint64(d.FD), d.flag())
+		if errors.Is(err, unix.EBADF) { // above the limit of descriptors: nothing else gets that number
+			_, err = c.do("close", unix.SYS_CLOSE, uint64(d.FD))
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -179,9 +179,9 @@ func LeftoverOf(m *Process) (*Holder, error) {
 }
 
 // JudgeLeftover says whether a dump can take from a checkpointed process what it still holds. If
-// not, the finding is an error. m is the process as it was before its checkpoint.
-func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, m *Process) Finding {
-	if listsAny([]Process{*m}) && h.hasOnlyLooked(ctx, driver) {
+// not, the finding is an error. listed says that NVML has listed processes of its tree before.
+func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, listed bool) Finding {
+	if listed && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
 	return Finding{

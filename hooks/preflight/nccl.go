@@ -88,6 +88,13 @@ func ncclOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.
 	return ncclFindings(users, outside, version), nil
 }
 
+// NCCLFindings looks once more for NCCL in processes that are locked: one that held no GPU memory
+// at the inspection may have begun since. Of those outside of the tree it says nothing.
+func NCCLFindings(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64) (Findings, error) {
+	found, err := ncclOf(driver, processes, listed, nil)
+	return found.Of(SeverityError), err
+}
+
 // holdsNothing reports whether a process certainly holds no GPU memory: NVML does not list it,
 // and lists others of its tree, so NVML can see them.
 func holdsNothing(listed []map[cudackpt.UUID]uint64, i int) bool {

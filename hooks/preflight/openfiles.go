@@ -84,12 +84,15 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
 		f.Libcuda = f.Libcuda || libcudaFile.MatchString(path)
-		if devices.addIf(nvidiaDevice, path) {
+		if nvidiaDevice.MatchString(path) {
 			var r proc.Range
 			if _, err := fmt.Sscanf(line, "%x-%x", &r.Start, &r.End); err != nil {
 				return f, fmt.Errorf("/proc/%d/maps: %q: %w", pid, line, err)
 			}
-			f.nvidia.addMapping(r)
+			if isDevice(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, r.Start, r.End)) {
+				devices[path] = true
+				f.nvidia.addMapping(r)
+			}
 		}
 		openers.addIf(openerFile, path)
 		f.hwloc = f.hwloc || hwlocFile.MatchString(path)
@@ -105,12 +108,14 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		return f, proc.GoneOr(pid, err)
 	}
 	for _, entry := range entries {
-		path, err := os.Readlink(filepath.Join(dir, entry.Name()))
+		link := filepath.Join(dir, entry.Name())
+		path, err := os.Readlink(link)
 		if err != nil {
 			continue // closed in the meantime
 		}
 		path = strings.TrimSuffix(path, " (deleted)")
-		if devices.addIf(nvidiaDevice, path) {
+		if nvidiaDevice.MatchString(path) && isDevice(link) {
+			devices[path] = true
 			fd, err := strconv.Atoi(entry.Name())
 			if err != nil {
 				return f, fmt.Errorf("%s: %w", dir, err)
@@ -125,6 +130,13 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
 	f.ringUsers = ringUsers.sorted()
 	return f, nil
+}
+
+// isDevice reports whether a link in /proc leads to a character device. A program may have its
+// own files in a folder such as /home/me/dev/nvidia-tests. It is true if that cannot be told.
+func isDevice(link string) bool {
+	info, err := os.Stat(link)
+	return err != nil || info.Mode()&os.ModeCharDevice != 0
 }
 
 // set is a set of paths.

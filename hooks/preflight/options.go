@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -65,7 +66,7 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 			w.Needs = append(w.Needs, need)
 		}
 	}
-	if pid := locksFiles(t.pids); pid != 0 {
+	if pid := t.locksFiles(); pid != 0 {
 		o.FileLocks = true
 		w.add("--file-locks", fmt.Sprintf("process %d has a file lock", pid), "")
 	}
@@ -154,8 +155,10 @@ func (t tree) needsShellJob() (why string, onTerminal bool) {
 	return why, onTerminal
 }
 
-// locksFiles finds a process that holds a file lock, 0 if there is none.
-func locksFiles(pids []int) int {
+// locksFiles finds a process that holds a file lock, 0 if there is none. The kernel names the
+// process that took a lock. It leaves out a lock whose process has ended since (flock(1) locks a
+// descriptor of a shell), and names none for a lock of the open file (F_OFD_SETLK).
+func (t tree) locksFiles() int {
 	data, err := os.ReadFile("/proc/locks")
 	if err != nil {
 		return 0
@@ -165,11 +168,22 @@ func locksFiles(pids []int) int {
 		if len(fields) < 5 || fields[1] == "->" {
 			continue
 		}
-		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(pids, pid) {
+		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(t.pids, pid) {
 			return pid
 		}
 	}
+	for _, f := range t.open {
+		if strings.HasPrefix(f.link, "/") && f.locked() {
+			return f.pid
+		}
+	}
 	return 0
+}
+
+// locked reports whether there is a lock through this descriptor.
+func (f openFile) locked() bool {
+	info, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(f.pid), "fdinfo", f.number))
+	return err == nil && strings.Contains(string(info), "\nlock:")
 }
 
 // optionsFindings show the options that a tree needs as the line to type for plain criu.

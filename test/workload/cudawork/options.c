@@ -39,6 +39,7 @@ static const char usage[] =
 	"  --loaders N     N children forked after cuInit that answer at every tick\n"
 	"  --share-files   the same child has our table of descriptors (CLONE_FILES)\n"
 	"  --vfork         a thread that starts /bin/true again and again, by vfork\n"
+	"  --context-later no context before DIR/context says on\n"
 	"  --look          a GPU device that is opened, mapped and not used\n"
 	"  --io-uring      an open io_uring\n"
 	"  --procs N       N processes, each with DIR/rank-i and GPU gpus[i mod n]\n"
@@ -105,7 +106,7 @@ static int parse_name(const char *option, const char *name, const char *const *n
 struct options options_parse(int argc, char **argv)
 {
 	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
-	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK };
+	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
@@ -117,7 +118,7 @@ struct options options_parse(int argc, char **argv)
 		{"hog-rank", 1, 0, HOG_RANK}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
 		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
 		{"peer", 1, 0, PEER}, {"registered", 0, 0, REGISTERED}, {"ipc-handles", 0, 0, IPC_HANDLES},
-		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {"loaders", 1, 0, LOADERS}, {"share-files", 0, 0, SHARE_FILES}, {"vfork", 0, 0, VFORK}, {"look", 0, 0, LOOK}, {0, 0, 0, 0},
+		{"profiler", 1, 0, PROFILER}, {"peer-later", 0, 0, LATER}, {"loaders", 1, 0, LOADERS}, {"share-files", 0, 0, SHARE_FILES}, {"vfork", 0, 0, VFORK}, {"look", 0, 0, LOOK}, {"context-later", 0, 0, CONTEXT_LATER}, {0, 0, 0, 0},
 	};
 	struct options o = {.gpus = {0}, .ngpus = 1, .mib = 8, .tick_ms = 10, .ballast_pieces = 1, .hog_rank = -1};
 	int c;
@@ -141,6 +142,7 @@ struct options options_parse(int argc, char **argv)
 		case FORK_CHILD: o.fork_child = 1; break;
 		case SHARE_FILES: o.share_files = 1; break;
 		case LOOK: o.look = 1; break;
+		case CONTEXT_LATER: o.context_later = 1; break;
 		case VFORK: o.vfork = 1; break;
 		case LOADERS: o.loaders = number("loaders", optarg, 0, MAX_LOADERS); break;
 		case IO_URING: o.io_uring = 1; break;

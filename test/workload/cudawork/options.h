@@ -46,7 +46,7 @@ struct options {
 	int peers_later;
 	enum profiler profiler;
 	enum pinned pinned;
-	int managed, mlock, fork_child, share_files, vfork, look, io_uring, ipc_handles;
+	int managed, mlock, fork_child, share_files, vfork, look, context_later, io_uring, ipc_handles;
 	/* At most one of these three is set. */
 	int ipc;
 	int ranks;

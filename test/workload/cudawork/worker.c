@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "companions.h"
+#include "files.h"
 #include "gpu.h"
 #include "ipc.h"
 #include "loaders.h"
@@ -32,6 +33,8 @@ static void set_up(struct worker *w)
 	uint32_t seed = 1 + 100 * w->role->rank;
 
 	driver_open();
+	while (o->context_later && !file_exists(w->role->dir, "context"))
+		sleep_ms(5);
 	profiler_attach(o->profiler);
 	w->ngpus = o->ngpus;
 	for (int i = 0; i < w->ngpus; i++) {
