@@ -70,7 +70,7 @@ bench: build sim workload ## measure the downtime side by side, on simulated GPU
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" scripts/private-exec.sh \
-		go test -count=1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+		go test -count=1 -p 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: soak
 soak: build sim workload tools ## jobs are dumped and restored side by side while everything is killed (SOAK=10m SEED=n)
