@@ -12,6 +12,10 @@ import (
 	"cucriu/hooks/journal"
 )
 
+// nothingLeft is said of a restore whose criu has ended, with every process that it may have
+// created.
+const nothingLeft = "nothing of the job is left, the image is intact"
+
 // finishRestore brings a restore that was cut off to a good end. If criu has completed its
 // part, the job is brought up; else the half-restored tree is ended. Once criu has ended,
 // only the step post-resume tells that it had completed its part. Otherwise it may have
@@ -51,14 +55,14 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		}
 	}
 	if s.Root == nil {
-		return s.close(journal.OutcomeGone, "criu ended before it created a process; the image is intact")
+		return s.close(journal.OutcomeGone, nothingLeft)
 	}
 	root, err := proc.Reopen(*s.Root)
 	if errors.Is(err, proc.ErrGone) {
 		if err := s.killTree(); err != nil {
 			return err
 		}
-		return s.close(journal.OutcomeGone, "the restore failed and criu ended its processes; the image is intact")
+		return s.close(journal.OutcomeGone, nothingLeft)
 	}
 	if err != nil {
 		return err
