@@ -12,6 +12,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/preflight"
 )
 
@@ -50,8 +51,8 @@ func exitStatusTopic() *cobra.Command {
 cucriu check ends with 3 if something stands in the way, and with 1 if that could
 not be found out. cucriu restore --foreground ends with the job's own status, and
 with 128+n if signal n has ended the job. So does cucriu run; it ends with 127 or
-126 if the command was not found or cannot be executed, and with 125 if the job
-could not be started for another reason.`,
+126 if the command was not found or cannot be executed, with 125 if cucriu itself
+has failed, and with --requeue-status after a preemption.`,
 	}
 }
 
@@ -68,12 +69,17 @@ func (e refusedError) Unwrap() error { return e.error }
 // Refused implements what [preflight.Refused] looks for.
 func (e refusedError) Refused() bool { return true }
 
+// runError is a failure of cucriu run, whose exit status must not be taken for the job's.
+type runError struct{ error }
+
+func (e runError) Unwrap() error { return e.error }
+
 // exitCode returns the exit status for an error. What became of the job counts before the
 // cause.
 func exitCode(ctx context.Context, err error) int {
 	var foreground exitStatus
 	var signalled *signalError
-	var notStarted *jobs.NotStartedError
+	var notStarted *job.NotStartedError
 	switch {
 	case err == nil:
 		return 0
@@ -81,6 +87,8 @@ func exitCode(ctx context.Context, err error) int {
 		return exitUsage
 	case errors.As(err, &notStarted):
 		return notStarted.Status
+	case errors.As(err, new(runError)):
+		return jobs.StatusFailed
 	case errors.Is(err, hooks.ErrNotBack):
 		return exitNotBack
 	case errors.Is(err, hooks.ErrEnded):

@@ -16,6 +16,8 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
+
+	"cucriu/internal/units"
 )
 
 // progress tells people what a dump or restore does. On a terminal it uses one line that
@@ -111,7 +113,7 @@ func (p *progress) line() {
 	elapsed := time.Since(p.begun)
 	if p.measure != nil {
 		if done, total := p.measure(); total > 0 && done > 0 {
-			text += fmt.Sprintf(": %s of %s, %s/s", size(min(done, total)), size(total), size(int64(float64(done)/max(elapsed.Seconds(), 0.1))))
+			text += fmt.Sprintf(": %s of %s, %s/s", units.Size(min(done, total)), units.Size(total), units.Size(int64(float64(done)/max(elapsed.Seconds(), 0.1))))
 		}
 	}
 	text += fmt.Sprintf(" (%s)", elapsed.Round(time.Second))

@@ -35,6 +35,7 @@ cannot be used is wrong usage.`,
 	}
 	root.AddCommand(asRoot(dumpCommand(), restoreCommand(), recoverCommand(), statusCommand(), stateCommand(),
 		lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand())...)
+	root.AddCommand(placeCommands()...)
 	root.AddCommand(runCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
 	return root
 }

@@ -14,38 +14,48 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
-	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/journal"
 )
 
 func runCommand() *cobra.Command {
 	var noCheckpoints bool
 	var pidFile string
+	var long longFlags
 	cmd := &cobra.Command{
-		Use:   "run --no-checkpoints [--] COMMAND [ARG...]",
-		Short: "Start a job so that it can be dumped",
-		Long: `Start a job so that it can be dumped.
+		Use:   "run --dir DIR [--] COMMAND [ARG...]",
+		Short: "Run a long job: start it, make checkpoints of it, go on from the newest",
+		Long: `Run a long job. If DIR holds no checkpoint of it, COMMAND is started; else the job
+goes on from the newest checkpoint that is whole. So the same command line serves
+the first start and every start after a failure, a preemption or a reboot.
+
+The job runs in pid, mount and time namespaces of its own: its pids are always free
+and its clocks go on evenly. If cucriu run is killed, the job runs on, and the same
+command line takes it under care again. The job's output is kept in DIR/output.log,
+and shown here.
+
+A checkpoint is made every --every. The job stands still only until its memory has
+been copied. At a signal of --preempt (SIGTERM) a last checkpoint is made, the job is
+ended, and the exit status is --requeue-status; a second signal ends it at once.
+Other signals are passed on: to the whole process group what a terminal sends there
+(Ctrl-C, Ctrl-\, Ctrl-Z), to the first process SIGUSR1, SIGUSR2 and SIGALRM.
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
 PyTorch's TCPStore (by libuv), uvloop, Node.js. The job runs under a seccomp filter
 under which io_uring_setup fails with ENOSYS, and these programs do without.
 
-The job gets a session of its own, and the standard streams of cucriu run. The first
-line on stderr names its pid, for cucriu dump -t; so does --pidfile. Signals are
-passed on: to the whole process group what a terminal sends there (Ctrl-C, Ctrl-\,
-Ctrl-Z, hangup), to the first process SIGTERM, SIGUSR1, SIGUSR2 and SIGALRM.
+The exit status is the job's, and 128+n if signal n has ended it. It is 127 if COMMAND
+was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed.
 
-The exit status is the job's, and 128+n if signal n has ended it: 137 after a dump.
-It is 127 if COMMAND was not found, 126 if it cannot be executed, and 125 if the job
-could not be started for another reason.
-
-Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights in the job.
-
-Checkpoints on a schedule are not there yet, so --no-checkpoints is required.`,
-		Example: "  cucriu run --no-checkpoints -- torchrun --nproc-per-node 2 train.py\n" +
+With --no-checkpoints the job is only started so that cucriu dump -t PID can dump it:
+under that filter, in a session of its own, with the standard streams of cucriu run,
+and not in namespaces. The first line on stderr names its pid; so does --pidfile.
+Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
+		Example: "  cucriu run --dir /var/lib/jobs/train --every 30m -- torchrun --nproc-per-node 2 train.py\n" +
+			"  cucriu run --dir /shared/jobs/$SLURM_JOB_ID --takeover --grace 60s --requeue-status 85 -- python train.py\n" +
 			"  cucriu run --no-checkpoints --pidfile job.pid python train.py &\n  cucriu dump -t $(cat job.pid) -D /var/lib/images/job1",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 || args[0] == "" {
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 && long.dir == "" || len(args) > 0 && args[0] == "" {
 				return errors.New("name the command to run")
 			}
 			return nil
@@ -54,26 +64,30 @@ Checkpoints on a schedule are not there yet, so --no-checkpoints is required.`,
 			return nil, cobra.ShellCompDirectiveDefault // files
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !noCheckpoints {
-				return usageError{errors.New("checkpoints on a schedule are not there yet: add --no-checkpoints, and dump the job with cucriu dump")}
+			if noCheckpoints == (long.dir != "") {
+				return usageError{errors.New("name the directory of the job with --dir, or say --no-checkpoints and dump the job with cucriu dump")}
 			}
 			hook, err := newHook()
 			if err != nil {
 				return err
 			}
-			return runJob(cmd.Context(), hook.Config.RunDir, args, pidFile)
+			if noCheckpoints {
+				return runJob(cmd.Context(), hook.Config.RunDir, args, pidFile)
+			}
+			return runLong(cmd, hook, long, args)
 		},
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows COMMAND is its own
-	flags.BoolVar(&noCheckpoints, "no-checkpoints", false, "make no checkpoints on a schedule (required)")
-	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the job to this file")
+	flags.BoolVar(&noCheckpoints, "no-checkpoints", false, "make no checkpoints: only start the job")
+	flags.StringVar(&pidFile, "pidfile", "", "with --no-checkpoints: write the pid of the job to this file")
+	long.add(cmd)
 	return cmd
 }
 
 // runJob runs a job until it ends, and returns its exit status as an error.
 func runJob(ctx context.Context, runDir string, command []string, pidFile string) error {
-	signals, err := jobs.TakeSignals()
+	signals, err := job.TakeSignals()
 	if err != nil {
 		return err
 	}
@@ -81,23 +95,23 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 		return context.Cause(ctx)
 	}
 	begun := time.Now()
-	job, err := jobs.Start(command)
+	started, err := job.Start(job.Command{Args: command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
 	if err != nil {
 		return err
 	}
-	go signals.PassTo(job)
-	fmt.Fprintf(os.Stderr, "cucriu: the job has pid %d: cucriu dump -t %d -D DIR\n", job.PID, job.PID)
+	go signals.PassTo(started)
+	fmt.Fprintf(os.Stderr, "cucriu: the job has pid %d: cucriu dump -t %d -D DIR\n", started.PID, started.PID)
 	if pidFile != "" {
-		if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(job.PID)+"\n"), 0o644); err != nil {
+		if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(started.PID)+"\n"), 0o644); err != nil {
 			fmt.Fprintln(os.Stderr, "cucriu: the job runs, but its pid file could not be written:", err)
 		}
 	}
-	status, err := job.Wait()
+	status, err := started.Wait()
 	if err != nil {
 		return err
 	}
 	if status == exitSignal+int(unix.SIGKILL) {
-		sayWhyKilled(runDir, job.PID, begun)
+		sayWhyKilled(runDir, started.PID, begun)
 	}
 	if status != 0 {
 		return exitStatus(status)

@@ -7,6 +7,8 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/timeline"
+
+	"cucriu/internal/units"
 )
 
 // summary is what a dump or restore reports at its end.
@@ -56,7 +58,7 @@ func (s summary) String() string {
 	var text strings.Builder
 	what := "no CUDA process"
 	if s.Processes > 0 {
-		what = fmt.Sprintf("%s, %s of GPU memory", processes(s.Processes), size(int64(s.GPUBytes)))
+		what = fmt.Sprintf("%s, %s of GPU memory", processes(s.Processes), units.Size(int64(s.GPUBytes)))
 	}
 	switch {
 	case s.Verb == "restore":
@@ -72,7 +74,7 @@ func (s summary) String() string {
 	default:
 		fmt.Fprintf(&text, "dumped process %d into %s: %s\n", s.RootPID, s.ImagesDir, what)
 	}
-	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
+	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", units.Size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
 	if len(s.Options) > 0 {
 		fmt.Fprintf(&text, "  with %s, which criu needs for it\n", strings.Join(s.Options, " "))
 	}
@@ -93,16 +95,4 @@ func processes(n int) string {
 
 func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
-}
-
-func size(bytes int64) string {
-	const units = "KMGT"
-	if bytes < 1024 {
-		return fmt.Sprintf("%d B", bytes)
-	}
-	value, unit := float64(bytes)/1024, 0
-	for value >= 1024 && unit < len(units)-1 {
-		value, unit = value/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }

@@ -49,6 +49,10 @@ type Options struct {
 	// job gets it only if it becomes our child (RstSibling), else /dev/null.
 	Output *os.File
 
+	// AtStandstill, if it is set, is called on a dump once criu has written its images into
+	// dir. No process of the tree runs then. If it returns an error, the dump fails.
+	AtStandstill func(ctx context.Context, dir string) error
+
 	inherit []inherited // what criu gives to the restored job
 }
 
@@ -299,6 +303,11 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	if pid > 0 {
 		stage.InitPID = strconv.Itoa(pid)
 		d.stage.InitPID = stage.InitPID // not every stage names it
+	}
+	if action == criuutil.StagePostDump && d.options.AtStandstill != nil {
+		if err := d.options.AtStandstill(ctx, d.stage.ImageDir); err != nil {
+			return err
+		}
 	}
 	err := d.hook.Serve(ctx, d.criu, stage)
 	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -226,3 +227,16 @@ func (m Manifest) Validate() error {
 
 // isPrintable reports whether text is safe to show on terminals and in logs.
 func isPrintable(text string) bool { return text == proc.Printable(text) }
+
+// GPUs are all GPUs that the processes could see, in the order of the first that saw each.
+func (m Manifest) GPUs() []cudackpt.GPU {
+	var all []cudackpt.GPU
+	for _, p := range m.Processes {
+		for _, gpu := range p.GPUs {
+			if !slices.ContainsFunc(all, func(g cudackpt.GPU) bool { return g.UUID == gpu.UUID }) {
+				all = append(all, gpu)
+			}
+		}
+	}
+	return all
+}

@@ -1,4 +1,4 @@
-package jobs
+package job
 
 import (
 	"os"
@@ -59,3 +59,12 @@ func (s *Signals) PassTo(job *Job) {
 		}
 	}
 }
+
+// Got are the signals, for a starter that passes them on itself.
+func (s *Signals) Got() <-chan os.Signal { return s.got }
+
+// IsForGroup reports whether a terminal sends this signal to all processes of a job.
+func IsForGroup(sig os.Signal) bool { return slices.Contains(toGroup(), sig) }
+
+// IsForFirst reports whether this signal is passed on to the first process of a job only.
+func IsForFirst(sig os.Signal) bool { return slices.Contains(toFirst(), sig) }

@@ -1,4 +1,4 @@
-package jobs
+package job
 
 import (
 	"errors"
@@ -38,19 +38,28 @@ type Job struct {
 	cmd *exec.Cmd
 }
 
-// Start starts a command and its arguments under the seccomp filter of a job, in a session
-// of its own and with our standard streams. This program itself is under no filter: it
-// could not trace processes that have one then.
+// Command is what a job is started with.
+type Command struct {
+	Args []string            // the program and its arguments
+	Env  []string            // nil is ours
+	Dir  string              // the working directory; empty is ours
+	User *syscall.Credential // nil is ours
+
+	Stdin, Stdout, Stderr *os.File // nil is /dev/null
+}
+
+// Start starts a command under the seccomp filter of a job, in a session of its own. This
+// program itself is under no filter: it could not trace processes that have one then.
 //
 // An error is a [NotStartedError].
-func Start(command []string) (*Job, error) {
-	path, err := exec.LookPath(command[0])
+func Start(c Command) (*Job, error) {
+	path, err := exec.LookPath(c.Args[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
 		return nil, notStarted(err)
 	}
-	job, err := start(path, command)
+	job, err := start(path, c.Args, c)
 	if errors.Is(err, unix.ENOEXEC) { // a script without a #! line is the shell's
-		job, err = start("/bin/sh", append([]string{"/bin/sh", path}, command[1:]...))
+		job, err = start("/bin/sh", append([]string{"/bin/sh", path}, c.Args[1:]...), c)
 	}
 	if err != nil {
 		return nil, notStarted(err)
@@ -58,10 +67,20 @@ func Start(command []string) (*Job, error) {
 	return job, nil
 }
 
-func start(path string, args []string) (*Job, error) {
+func start(path string, args []string, c Command) (*Job, error) {
 	cmd := &exec.Cmd{
-		Path: path, Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+		Path: path, Args: args, Env: c.Env, Dir: c.Dir,
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: c.User},
+	}
+	// A nil *os.File in an interface is not nil.
+	if c.Stdin != nil {
+		cmd.Stdin = c.Stdin
+	}
+	if c.Stdout != nil {
+		cmd.Stdout = c.Stdout
+	}
+	if c.Stderr != nil {
+		cmd.Stderr = c.Stderr
 	}
 	err := onOwnThread(func() error {
 		// A filter is that of one thread, and of the processes that it makes.

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/place"
+)
+
+// The clocks of a time namespace can be set by the main thread only, and only here is it sure
+// which thread that is.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == place.CommandUnshare {
+		runtime.LockOSThread()
+	}
+}
+
+// placeCommands are the hidden commands by which a job's place is made.
+func placeCommands() []*cobra.Command {
+	return []*cobra.Command{
+		hidden(place.CommandUnshare, place.Unshare),
+		hidden(place.CommandInit, place.Init),
+		insideCommand(),
+	}
+}
+
+func hidden(name string, do func(dir string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: name + " DIR", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return do(args[0]) },
+	}
+}
+
+// insideCommand works in a job's place for the supervisor.
+func insideCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: jobs.CommandInside, Hidden: true, Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			return jobs.Inside(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
+		},
+	}
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/job"
+)
+
+// longFlags are the flags of a long job.
+type longFlags struct {
+	dir, name, criu string
+	every, grace    time.Duration
+	keep            int
+	takeover        bool
+	preempt         []string
+	requeueStatus   int
+}
+
+func (f *longFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.Var((*folderValue)(&f.dir), "dir", "holds the checkpoints of the job and its output; made if it is missing")
+	flags.StringVar(&f.name, "name", "", "how the job is called (default: the last part of DIR)")
+	flags.DurationVar(&f.every, "every", 30*time.Minute, "time between checkpoints; 0 is none on a schedule")
+	flags.IntVar(&f.keep, "keep", 3, "how many checkpoints to keep")
+	flags.BoolVar(&f.takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
+	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
+	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
+	flags.IntVar(&f.requeueStatus, "requeue-status", 75, "the exit status then")
+	flags.StringVar(&f.criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
+	_ = cmd.MarkFlagDirname("dir")
+}
+
+func (f *longFlags) options(args []string) (jobs.Options, error) {
+	o := jobs.Options{
+		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
+		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Output: os.Stdout, Messages: os.Stderr,
+	}
+	switch {
+	case f.every < 0 || f.grace < 0:
+		return o, errors.New("a time is not negative")
+	case f.every > 0 && f.every < time.Second:
+		return o, fmt.Errorf("--every %v: at least 1s", f.every)
+	case f.keep < 1:
+		return o, fmt.Errorf("--keep %d: at least 1", f.keep)
+	case f.requeueStatus < 0 || f.requeueStatus > 255:
+		return o, fmt.Errorf("--requeue-status %d: 0 to 255", f.requeueStatus)
+	}
+	for _, name := range f.preempt {
+		sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))
+		switch sig {
+		case unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP:
+			o.Preempt = append(o.Preempt, sig)
+		default:
+			return o, fmt.Errorf("--preempt %s: TERM, USR1, USR2, INT or HUP", name)
+		}
+	}
+	return o, nil
+}
+
+// runLong runs a long job, and returns its exit status as an error.
+func runLong(cmd *cobra.Command, hook *hooks.Hook, long longFlags, args []string) error {
+	options, err := long.options(args)
+	if err != nil {
+		return usageError{err}
+	}
+	if err := requireRoot(cmd); err != nil {
+		return runError{err}
+	}
+	signals, err := job.TakeSignals()
+	if err != nil {
+		return runError{err}
+	}
+	status, err := jobs.Run(cmd.Context(), hook, options, signals)
+	if notStarted := new(job.NotStartedError); err != nil && !errors.As(err, &notStarted) {
+		return runError{err}
+	}
+	if err == nil && status != 0 {
+		return exitStatus(status)
+	}
+	return err
+}

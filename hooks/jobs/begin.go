@@ -1,0 +1,159 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/jobs/store"
+)
+
+// firstPID is where the pids of a job begin. Those below are for the place's own programs.
+const firstPID = 1000
+
+// begin brings the job to run: it runs already, is resumed, or is started.
+func (s *supervisor) begin(ctx context.Context) error {
+	attached, err := s.attach(ctx)
+	if err != nil || attached {
+		return err
+	}
+	left, err := s.store.RemoveLeftovers()
+	if err != nil {
+		return err
+	}
+	for _, path := range left {
+		s.say("removed " + path + ", which never became a checkpoint")
+	}
+	all, err := s.store.Checkpoints()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return s.start(ctx)
+	}
+	return s.resumeNewest(ctx, all)
+}
+
+// attach takes on a job that runs although its supervisor was killed.
+func (s *supervisor) attach(ctx context.Context) (bool, error) {
+	p, err := s.findPlace()
+	if errors.Is(err, place.ErrGone) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	s.place = p
+	// What the last supervisor had begun is finished, or undone, first.
+	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
+		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
+	}
+	s.root, err = p.OpenRoot()
+	switch {
+	case err == nil:
+		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s runs, its supervisor had gone: it is under care again", s.record.Name)})
+		return true, nil
+	case !errors.Is(err, proc.ErrGone):
+		return false, err
+	}
+	exit, err := p.Exit()
+	if err != nil {
+		return false, err
+	}
+	if exit == nil { // it was being started or restored
+		return false, s.endPlace()
+	}
+	return true, nil // watch tells how it has ended
+}
+
+// start starts the job's command in a new place.
+func (s *supervisor) start(ctx context.Context) error {
+	dir, err := s.newPlaceDir()
+	if err != nil {
+		return err
+	}
+	env := s.Env
+	if env == nil {
+		env = os.Environ()
+	}
+	s.place, err = place.New(ctx, dir, place.Spec{
+		FirstPID: firstPID,
+		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
+	})
+	if err != nil {
+		return err
+	}
+	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: %s", s.record.Name, strings.Join(s.record.Command, " "))})
+	return s.openRoot()
+}
+
+// openRoot opens the job's root process. It is no error if that has ended.
+func (s *supervisor) openRoot() (err error) {
+	s.root, err = s.place.OpenRoot()
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	return err
+}
+
+// resumeNewest resumes the newest checkpoint that can be restored.
+func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
+	var errs []error
+	for i := len(all) - 1; i >= 0; i-- {
+		c := all[i]
+		err := s.resume(ctx, c)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		err = fmt.Errorf("checkpoint %s: %w", c.Name, err)
+		errs = append(errs, err)
+		next := "and there is none before it"
+		if i > 0 {
+			next = "trying the one before it"
+		}
+		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s of %s cannot be restored, %s: %v", c.Name, age(c), next, err)})
+	}
+	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(errs...))
+}
+
+// resume restores a checkpoint in a new place.
+func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
+	if c.Err != nil {
+		return c.Err
+	}
+	if err := s.store.Check(ctx, c); err != nil {
+		return err
+	}
+	first, err := freePIDs(c.Dir)
+	if err != nil {
+		return err
+	}
+	dir, err := s.newPlaceDir()
+	if err != nil {
+		return err
+	}
+	s.place, err = place.New(ctx, dir, place.Spec{
+		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
+		FirstPID: first,
+		Root:     c.RootPID,
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := s.ask(ctx, request{Op: opRestore, Images: c.Dir}); err != nil {
+		return errors.Join(err, s.endPlace())
+	}
+	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
+	return s.openRoot()
+}
+
+// age says when a checkpoint was made.
+func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }

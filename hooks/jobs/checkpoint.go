@@ -1,0 +1,97 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/image"
+	"cucriu/hooks/jobs/store"
+
+	"cucriu/internal/units"
+)
+
+// checkpoint makes a checkpoint of the running job, and tells how that went.
+func (s *supervisor) checkpoint(ctx context.Context, reason string) error {
+	c, err := s.makeCheckpoint(ctx, reason, false)
+	if err != nil {
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no checkpoint: %v", err)})
+		return err
+	}
+	s.tellCheckpoint(c)
+	s.prune(ctx)
+	return nil
+}
+
+func (s *supervisor) tellCheckpoint(c store.Checkpoint) {
+	s.tell(Event{
+		Event: EventCheckpoint, Checkpoint: c.Name, Pause: c.Pause, Duration: c.Duration, Bytes: c.Bytes, NewBytes: c.New,
+		Message: fmt.Sprintf("checkpoint %s: the job stood still for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New)),
+	})
+}
+
+// makeCheckpoint dumps the job into a staging directory and brings the image to the store. With
+// end it ends the job once its image is complete.
+func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool) (_ store.Checkpoint, err error) {
+	begun := time.Now()
+	stage, err := s.store.StageDir("")
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	defer func() { err = errors.Join(err, s.store.RemoveStage(stage)) }()
+	images := filepath.Join(stage, "image")
+	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end})
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	info, err := s.describe(images, a, begun, reason)
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	c, err := s.store.Publish(ctx, images, info, nil)
+	if err == nil {
+		s.last = append(s.last, cost{pause: c.Pause, total: time.Since(begun)})
+		s.last = s.last[max(0, len(s.last)-5):]
+	}
+	return c, err
+}
+
+func (s *supervisor) describe(images string, a answer, begun time.Time, reason string) (store.Info, error) {
+	info := store.Info{
+		CreatedAt: begun.UTC(), Pause: a.Result.Downtime, Duration: time.Since(begun), Reason: reason,
+		Command: filepath.Base(s.record.Command[0]), RootPID: s.place.Root(),
+		Clocks: store.Clocks{Monotonic: int64(a.Clocks.Monotonic), Boottime: int64(a.Clocks.Boottime)},
+	}
+	var err error
+	if info.Host, err = os.Hostname(); err != nil {
+		return info, err
+	}
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return info, err
+	}
+	info.Kernel = unix.ByteSliceToString(uts.Release[:])
+	m, err := image.ReadManifest(images)
+	if errors.Is(err, os.ErrNotExist) {
+		return info, nil // no process uses CUDA
+	}
+	if err != nil {
+		return info, err
+	}
+	info.Driver = m.DriverVersion
+	info.GPUs = m.GPUs()
+	return info, nil
+}
+
+// prune removes checkpoints that are no longer to be kept.
+func (s *supervisor) prune(ctx context.Context) {
+	_, err := s.store.Prune(ctx, store.Policy{Keep: s.Keep, MaxBytes: s.MaxBytes})
+	if err != nil {
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("old checkpoints are not removed: %v", err)})
+	}
+}

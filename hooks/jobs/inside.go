@@ -1,0 +1,110 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"github.com/gofrs/flock"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/preflight"
+)
+
+// CommandInside is the hidden command that works in a job's place: criu, its hook and the
+// watcher see the job's pids and clocks as the job does. It reads a request from its standard
+// input and writes an answer to its standard output. The end of the input means that the request
+// is given up, for example because the supervisor was killed.
+const CommandInside = "job-inside"
+
+// The operations in a place.
+const (
+	opDump    = "dump"
+	opRestore = "restore"
+	opRecover = "recover"
+)
+
+// request is what is to be done in a place.
+type request struct {
+	Op     string `json:"op"`
+	Images string `json:"images,omitempty"`
+	Root   int    `json:"root,omitempty"`
+	// End says that a dump ends the job once its image is complete.
+	End bool `json:"end,omitempty"`
+}
+
+// answer says how it went.
+type answer struct {
+	Result checkpoint.Result `json:"result"`
+	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
+	Notes  []string          `json:"notes,omitempty"`
+	Error  string            `json:"error,omitempty"`
+	// Refused says that the job was not touched.
+	Refused bool `json:"refused,omitempty"`
+}
+
+var errGivenUp = errors.New("the supervisor of the job has given it up")
+
+// Inside serves one request, after those that an earlier supervisor has made.
+func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out io.Writer) error {
+	decoder := json.NewDecoder(in)
+	var r request
+	if err := decoder.Decode(&r); err != nil {
+		return fmt.Errorf("request: %w", err)
+	}
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	go func() {
+		_, _ = decoder.Token() // there is no more input, so this is its end
+		giveUp(errGivenUp)
+	}()
+	turn := flock.New(filepath.Join(hook.Config.RunDir, "turn"))
+	defer turn.Close()
+	_, err := turn.TryLockContext(ctx, 50*time.Millisecond)
+	if err != nil {
+		return fmt.Errorf("wait for an earlier request: %w", err)
+	}
+	var a answer
+	switch r.Op {
+	case opDump:
+		a, err = dumpInside(ctx, hook, criu, r)
+	case opRestore:
+		a, err = restoreInside(ctx, hook, criu, r)
+	case opRecover:
+		_, err = hook.Recover(ctx)
+	default:
+		err = fmt.Errorf("request %q is not known", r.Op)
+	}
+	if err != nil {
+		a.Error, a.Refused = err.Error(), preflight.Refused(err)
+	}
+	return json.NewEncoder(out).Encode(a)
+}
+
+func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	options := checkpoint.Options{
+		Path: criu,
+		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
+		AtStandstill: func(context.Context, string) (err error) {
+			a.Clocks, err = place.ReadClocks()
+			return err
+		},
+	}
+	a.Result, err = checkpoint.Dump(ctx, hook, r.Images, options)
+	return a, err
+}
+
+func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
+	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
+	return a, err
+}

@@ -1,0 +1,39 @@
+package jobs
+
+import (
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say how a long job is run.
+type Options struct {
+	Dir     string   // holds all that is known of the job; root's alone
+	Name    string   // how people call the job; empty is the last part of Dir
+	Command []string // what to start; empty is what was started before
+	Env     []string // nil is ours
+
+	Every time.Duration // between checkpoints; 0 is none on a schedule
+	Keep  int           // how many checkpoints to keep, at least
+	// MaxBytes limits how much the checkpoints take together; 0 is no limit.
+	MaxBytes int64
+	// Takeover takes the job away from a host that has not given it back.
+	Takeover bool
+
+	// Preempt are the signals that say that the job must leave this host soon.
+	Preempt []unix.Signal
+	// Grace is how long it may take from such a signal until the job has left, with its
+	// checkpoint; 0 is as long as it takes.
+	Grace time.Duration
+	// RequeueStatus is the exit status after a preemption.
+	RequeueStatus int
+
+	Criu string // the criu to run; empty is the one that is found
+
+	Output   io.Writer // gets what the job writes
+	Messages io.Writer // gets what the supervisor says
+}
+
+// StatusFailed is the exit status if this program has failed, and not the job.
+const StatusFailed = 125

@@ -1,0 +1,16 @@
+// Package place makes the place of a long job, and enters it. A place is a pid, a mount and a
+// time namespace. The job runs in it, and criu dumps and restores it from inside, so that criu
+// finds no namespace to dump and no mount to restore. In a new place all pids are free, and the
+// clocks go on from where they were at the dump.
+//
+// Three processes make a place:
+//
+//	stage one ([Unshare])   makes the time namespace and sets its clocks; becomes
+//	unshare(1)              makes the pid and the mount namespace, and waits
+//	init ([Init])           the first process inside: mounts, starts the job, and then only reaps
+//
+// All of them have a session of their own. Whoever made the place may end, and somebody else may
+// [Attach] to it. The end of init ends everything inside. init ends only when it is killed.
+//
+// The package knows namespaces and processes. It knows nothing of checkpoints.
+package place

@@ -1,0 +1,124 @@
+package place
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/jobs/job"
+)
+
+// ready is what init says when the place is ready, or cannot be made.
+type ready struct {
+	Root   int    `json:"root,omitempty"`
+	Error  string `json:"error,omitempty"`
+	Status int    `json:"status,omitempty"` // the exit status for the error
+}
+
+// Init is the first process of a place. It starts the job, if it is to, and reaps whatever ends
+// in the place until it is killed. It returns only if it cannot begin.
+func Init(dir string) error {
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	answer := os.NewFile(readyFD, "ready")
+	root, err := begin(dir)
+	r := ready{Root: root}
+	if err != nil {
+		r.Error = err.Error()
+		if failed := new(job.NotStartedError); errors.As(err, &failed) {
+			r.Error, r.Status = failed.Err.Error(), failed.Status
+		}
+	}
+	if sayErr := errors.Join(json.NewEncoder(answer).Encode(r), answer.Close()); err == nil {
+		err = sayErr
+	}
+	if err != nil {
+		return err
+	}
+	return reap(dir, root)
+}
+
+// begin makes what is inside a place, and returns the pid of the job's root process.
+func begin(dir string) (root int, err error) {
+	if os.Getpid() != 1 {
+		return 0, errors.New("this is a command for the first process of a job's place")
+	}
+	var spec Spec
+	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+		return 0, err
+	}
+	if err := detach(); err != nil {
+		return 0, err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return 0, fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+		return 0, fmt.Errorf("mount /dev/shm: %w", err)
+	}
+	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
+		return 0, fmt.Errorf("set the first pid: %w", err)
+	}
+	if spec.Start == nil {
+		return spec.Root, nil
+	}
+	return spec.Start.start()
+}
+
+// detach gives up what belongs to whoever makes the place: its terminal and its open files. criu
+// could not dump a job that had them.
+func detach() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	for fd := range 3 {
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return fmt.Errorf("standard streams: %w", err)
+		}
+	}
+	if err := unix.CloseRange(readyFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	return nil
+}
+
+func (s *Start) start() (pid int, err error) {
+	output, err := os.OpenFile(s.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return 0, fmt.Errorf("output of the job: %w", err)
+	}
+	defer output.Close()
+	started, err := job.Start(job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User, Stdout: output, Stderr: output})
+	if err != nil {
+		return 0, err
+	}
+	return started.PID, nil
+}
+
+// reap reaps until this process is killed, and records the end of the root process.
+func reap(dir string, root int) error {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOHANG, nil)
+		switch {
+		case err == nil && pid > 0:
+			if pid == root && (status.Exited() || status.Signaled()) {
+				// A full disk must not end the place, or the job's children with it.
+				_ = writeExit(dir, status)
+			}
+		case errors.Is(err, unix.EINTR):
+		default: // none has ended, or there is none
+			<-ended
+		}
+	}
+}

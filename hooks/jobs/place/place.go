@@ -1,0 +1,214 @@
+package place
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/job"
+	"cucriu/internal/durable"
+)
+
+// ErrGone says that a place is no more.
+var ErrGone = errors.New("the job's place is gone")
+
+// Place is the place of a job, seen from outside.
+type Place struct {
+	dir    string
+	record record
+	init   *proc.Process
+}
+
+// record is what is known of a place by whoever attaches to it.
+type record struct {
+	BootID string     `json:"boot_id"`
+	Init   proc.Ident `json:"init"`
+	Root   int        `json:"root"` // pid inside
+}
+
+// New makes a place that keeps its records in dir, an empty folder. If it is to start a job and
+// cannot, the error is a [job.NotStartedError].
+func New(ctx context.Context, dir string, spec Spec) (*Place, error) {
+	if err := durable.WriteJSON(filepath.Join(dir, specName), spec); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	said, err := os.Create(filepath.Join(dir, "stderr"))
+	if err != nil {
+		return nil, err
+	}
+	defer said.Close()
+	answer, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	cmd := exec.Command(self, CommandUnshare, dir)
+	cmd.Stderr = said
+	cmd.ExtraFiles = []*os.File{theirs} // becomes readyFD
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return nil, fmt.Errorf("make a place for the job: %w", err)
+	}
+	go func() { _ = cmd.Wait() }() // it lives as long as the place
+	stop := context.AfterFunc(ctx, func() { _ = answer.SetReadDeadline(time.Now()) })
+	defer stop()
+	var r ready
+	if err := json.NewDecoder(answer).Decode(&r); err != nil {
+		_ = cmd.Process.Kill() // init ends when it finds nobody to tell
+		text, _ := os.ReadFile(said.Name())
+		return nil, fmt.Errorf("make a place for the job: %w: %s", err, strings.TrimSpace(string(text)))
+	}
+	if r.Status != 0 {
+		return nil, &job.NotStartedError{Err: fmt.Errorf("%s", r.Error), Status: r.Status}
+	}
+	if r.Error != "" {
+		return nil, fmt.Errorf("make a place for the job: %s", r.Error)
+	}
+	return adopt(dir, cmd.Process.Pid, r.Root)
+}
+
+// adopt records who init is: the only child of the process that made the namespaces.
+func adopt(dir string, parent, root int) (*Place, error) {
+	children, err := proc.Children(parent)
+	if err != nil {
+		return nil, err
+	}
+	if len(children) != 1 {
+		return nil, fmt.Errorf("make a place for the job: process %d has the children %v", parent, children)
+	}
+	init, err := proc.Open(children[0])
+	if err != nil {
+		return nil, err
+	}
+	p := &Place{dir: dir, init: init, record: record{Init: init.Ident, Root: root}}
+	if p.record.BootID, err = BootID(); err == nil {
+		err = os.Mkdir(p.RunDir(), 0o700)
+	}
+	if err == nil {
+		err = durable.WriteJSON(filepath.Join(dir, placeName), p.record)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Kill())
+	}
+	return p, nil
+}
+
+// Attach finds the place that keeps its records in dir. It fails with [ErrGone] if there is none
+// any more.
+func Attach(dir string) (*Place, error) {
+	p := &Place{dir: dir}
+	err := readJSON(filepath.Join(dir, placeName), &p.record)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	boot, err := BootID()
+	if err != nil {
+		return nil, err
+	}
+	if boot != p.record.BootID {
+		return nil, ErrGone
+	}
+	p.init, err = proc.Reopen(p.record.Init)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, ErrGone
+	}
+	return p, err
+}
+
+// Dir is the folder of the place's records.
+func (p *Place) Dir() string { return p.dir }
+
+// RunDir is the run directory of the hook in the place.
+func (p *Place) RunDir() string { return filepath.Join(p.dir, runName) }
+
+// Root is the pid of the job's root process in the place.
+func (p *Place) Root() int { return p.record.Root }
+
+// Command prepares a command that runs in the place, with the hook's run directory there.
+func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
+	enter := []string{"--target", strconv.Itoa(p.init.PID), "--pid", "--mount"}
+	if _, err := os.Stat("/proc/self/ns/time"); err == nil {
+		enter = append(enter, "--time")
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...)
+	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir())
+	cmd.Dir = "/"
+	return cmd
+}
+
+// OpenRoot opens the job's root process, by its pid outside. It fails with [proc.ErrGone] if there is
+// none, or if it has ended.
+func (p *Place) OpenRoot() (*proc.Process, error) {
+	tree, err := proc.Tree(p.init.PID)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range tree[1:] {
+		status, err := proc.ReadStatus(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		if status.ImagePID() == p.record.Root {
+			return proc.Open(pid)
+		}
+	}
+	return nil, fmt.Errorf("process %d of the place: %w", p.record.Root, proc.ErrGone)
+}
+
+// Exit tells how the job's root process has ended; nil if it has not.
+func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
+
+// ForgetExit prepares for a root process that is restored again.
+func (p *Place) ForgetExit() error {
+	err := os.Remove(filepath.Join(p.dir, exitName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Alive reports whether the place is there.
+func (p *Place) Alive() bool { return p.init.Alive() }
+
+// Kill ends everything in the place, and returns when it has ended.
+func (p *Place) Kill() error {
+	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return p.init.WaitExit(ctx)
+}
+
+// Close lets go of the place, which stays.
+func (p *Place) Close() error { return p.init.Close() }
+
+// BootID identifies this boot of the host.
+func BootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -1,0 +1,113 @@
+package place
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The hidden commands of the program that makes places.
+const (
+	CommandUnshare = "place-unshare"
+	CommandInit    = "place-init"
+)
+
+// readyFD is the descriptor by which init says that the place is ready.
+const readyFD = 3
+
+// timePrecision is that of the start times of processes in /proc. Offsets that are multiples of
+// it shift all start times alike.
+const timePrecision = 10 * time.Millisecond
+
+// Unshare makes the time namespace of a place and becomes the program that makes the others. It
+// returns only errors. It must be called on the main thread: the clocks can be set only there.
+func Unshare(dir string) error {
+	var spec Spec
+	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+		return err
+	}
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		return fmt.Errorf("unshare(1) of util-linux: %w", err)
+	}
+	if err := unshareTime(spec.Clocks); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "private", "--", self, CommandInit, dir}
+	return fmt.Errorf("%s: %w", unshare, unix.Exec(unshare, args, os.Environ()))
+}
+
+func unshareTime(want *Clocks) error {
+	if _, err := os.Stat("/proc/self/ns/time_for_children"); errors.Is(err, fs.ErrNotExist) {
+		return nil // the kernel has none, which the supervisor says
+	}
+	if unix.Gettid() != unix.Getpid() {
+		return errors.New("the clocks can be set on the main thread only")
+	}
+	if err := unix.Unshare(unix.CLONE_NEWTIME); err != nil {
+		return fmt.Errorf("make a time namespace: %w", err)
+	}
+	if want == nil {
+		return nil
+	}
+	// The offsets are to the clocks of the initial namespace, and ours may be shifted already.
+	base, err := readOffsets()
+	if err != nil {
+		return err
+	}
+	now, err := ReadClocks()
+	if err != nil {
+		return err
+	}
+	offset := func(base, want, now time.Duration) string {
+		d := (base + want - now).Round(timePrecision)
+		seconds := d / time.Second
+		if d%time.Second < 0 {
+			seconds--
+		}
+		return fmt.Sprintf("%d %d", seconds, d-seconds*time.Second)
+	}
+	text := "monotonic " + offset(base.Monotonic, want.Monotonic, now.Monotonic) + "\n" +
+		"boottime " + offset(base.Boottime, want.Boottime, now.Boottime) + "\n"
+	if err := os.WriteFile(offsetsFile, []byte(text), 0); err != nil {
+		return fmt.Errorf("set the clocks: %w", err)
+	}
+	return nil
+}
+
+const offsetsFile = "/proc/self/timens_offsets"
+
+// readOffsets reads how far the clocks for our children are shifted.
+func readOffsets() (Clocks, error) {
+	file, err := os.Open(offsetsFile)
+	if err != nil {
+		return Clocks{}, fmt.Errorf("clocks: %w", err)
+	}
+	defer file.Close()
+	var c Clocks
+	for range 2 {
+		var name string
+		var seconds, nanoseconds int64
+		if _, err := fmt.Fscan(file, &name, &seconds, &nanoseconds); err != nil {
+			return Clocks{}, fmt.Errorf("clocks: %s: %w", offsetsFile, err)
+		}
+		d := time.Duration(seconds)*time.Second + time.Duration(nanoseconds)
+		switch name {
+		case "monotonic":
+			c.Monotonic = d
+		case "boottime":
+			c.Boottime = d
+		}
+	}
+	return c, nil
+}

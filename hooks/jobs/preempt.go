@@ -1,0 +1,85 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/jobs/job"
+)
+
+// preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
+// ends it at once.
+func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan error) (int, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var deadline time.Time
+	if s.Grace > 0 {
+		deadline = time.Now().Add(s.Grace)
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadlineCause(ctx, deadline, fmt.Errorf("the %v of --grace are over", s.Grace))
+		defer stop()
+	}
+	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(sig), s.record.Name)})
+	again := errors.New("got a second signal")
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			select {
+			case <-over:
+				return
+			case got := <-signals.Got():
+				if slices.Contains(append(s.Preempt, unix.SIGINT), got.(unix.Signal)) {
+					cancel(again)
+				}
+			}
+		}
+	}()
+	if made != nil {
+		select {
+		case <-made:
+		case <-ctx.Done():
+		}
+	}
+	switch expected, known := s.expected(); {
+	case ctx.Err() != nil:
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", context.Cause(ctx))})
+	case s.Grace > 0 && known && time.Until(deadline) < expected:
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: it would take %v, and %v of --grace are left", expected.Round(time.Second), time.Until(deadline).Round(time.Second))})
+	default:
+		c, err := s.makeCheckpoint(ctx, unix.SignalName(sig), true)
+		if err != nil {
+			s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
+		} else {
+			s.tellCheckpoint(c)
+		}
+	}
+	if err := s.endPlace(); err != nil {
+		return 0, err
+	}
+	all, err := s.store.Checkpoints()
+	if err != nil {
+		return 0, err
+	}
+	if len(all) == 0 {
+		s.say("there is no checkpoint: the same command starts the job anew")
+	} else {
+		newest := all[len(all)-1]
+		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
+	}
+	return s.RequeueStatus, nil
+}
+
+// expected is how long a checkpoint takes, with its way to the store, by the last ones.
+func (s *supervisor) expected() (time.Duration, bool) {
+	var most time.Duration
+	for _, c := range s.last {
+		most = max(most, c.total)
+	}
+	return most, len(s.last) > 0
+}

@@ -1,0 +1,81 @@
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cucriu/internal/durable"
+)
+
+const recordName = "job.json" // in the directory of the job
+
+// record is what the directory of a job says of it, beside its checkpoints.
+type record struct {
+	Version  int       `json:"version"`
+	Name     string    `json:"name"`
+	Command  []string  `json:"command"`
+	WorkDir  string    `json:"work_dir"`
+	Begun    time.Time `json:"begun"`
+	Finished *finished `json:"finished,omitempty"` // nil if the job has not come to its end
+}
+
+// finished says how a job has come to its end by itself.
+type finished struct {
+	Status int       `json:"status"`
+	At     time.Time `json:"at"`
+}
+
+const recordVersion = 1
+
+// openRecord reads the record of a job, or makes one for a job that is new.
+func openRecord(o Options) (record, error) {
+	path := filepath.Join(o.Dir, recordName)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return newRecord(o)
+	}
+	var r record
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
+		err = fmt.Errorf("it is of version %d, and this cucriu reads version %d", r.Version, recordVersion)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
+	}
+	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
+		return record{}, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to go on with that job", o.Dir, strings.Join(r.Command, " "))
+	}
+	if o.Name != "" && o.Name != r.Name {
+		r.Name = o.Name
+		return r, r.write(o.Dir)
+	}
+	return r, nil
+}
+
+func newRecord(o Options) (record, error) {
+	if len(o.Command) == 0 {
+		return record{}, fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
+	}
+	work, err := os.Getwd()
+	if err != nil {
+		return record{}, err
+	}
+	r := record{Version: recordVersion, Name: o.Name, Command: o.Command, WorkDir: work, Begun: time.Now().UTC()}
+	if r.Name == "" {
+		r.Name = filepath.Base(o.Dir)
+	}
+	return r, r.write(o.Dir)
+}
+
+func (r record) write(dir string) error {
+	return durable.WriteJSON(filepath.Join(dir, recordName), r)
+}

@@ -1,0 +1,198 @@
+package jobs
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks"
+	"cucriu/hooks/jobs/job"
+	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/jobs/store"
+	"cucriu/internal/durable"
+)
+
+// supervisor takes care of one job.
+type supervisor struct {
+	Options
+	hook   *hooks.Hook
+	record record
+	store  *store.Store
+	runDir string // of this job on this host; gone after a reboot
+	place  *place.Place
+	root   *proc.Process // the job's root process
+
+	last   []cost // of the last checkpoints
+	failed int    // attempts at a checkpoint since the last one
+}
+
+// cost is what a checkpoint has taken.
+type cost struct{ pause, total time.Duration }
+
+// Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
+// exit status to end with. ctx ends what is under way, and leaves the job as it is.
+func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals) (status int, err error) {
+	hook = hook.Filled()
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return 0, err
+	}
+	s := &supervisor{Options: o, hook: hook}
+	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Log: hook.Log}); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, s.store.Close()) }()
+	if s.record, err = openRecord(s.Options); err != nil {
+		return 0, err
+	}
+	if end := s.record.Finished; end != nil {
+		s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
+		return end.Status, nil
+	}
+	if err := s.makeRunDir(); err != nil {
+		return 0, err
+	}
+	tail, err := followOutput(s.outputPath(), s.Output)
+	if err != nil {
+		return 0, err
+	}
+	defer tail.stop()
+	if err := s.begin(ctx); err != nil {
+		return 0, err
+	}
+	defer s.letGo()
+	return s.watch(ctx, signals)
+}
+
+// Key is what tells the job of a directory from others on this host.
+func Key(dir string) string {
+	sum := sha256.Sum256([]byte(dir))
+	return hex.EncodeToString(sum[:8])
+}
+
+// local is what a host knows of the jobs that it runs.
+type local struct {
+	Name string `json:"name"`
+	Dir  string `json:"dir"`
+	PID  int    `json:"pid"` // of the supervisor
+}
+
+const localName = "job.json"
+
+// makeRunDir makes the folder of the job in the run directory.
+func (s *supervisor) makeRunDir() error {
+	s.runDir = filepath.Join(s.hook.Config.RunDir, "jobs", Key(s.Dir))
+	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	return durable.WriteJSON(filepath.Join(s.runDir, localName), local{s.record.Name, s.Dir, os.Getpid()})
+}
+
+const placePrefix = "place-"
+
+// newPlaceDir makes a folder for the records of a new place, and removes those of earlier ones,
+// which have ended.
+func (s *supervisor) newPlaceDir() (string, error) {
+	old, err := filepath.Glob(filepath.Join(s.runDir, placePrefix+"*"))
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range old {
+		if err := os.RemoveAll(dir); err != nil {
+			return "", err
+		}
+	}
+	return os.MkdirTemp(s.runDir, placePrefix)
+}
+
+// findPlace attaches to the place of the job, if it is there.
+func (s *supervisor) findPlace() (*place.Place, error) {
+	dirs, err := filepath.Glob(filepath.Join(s.runDir, placePrefix+"*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range dirs {
+		p, err := place.Attach(dir)
+		if !errors.Is(err, place.ErrGone) {
+			return p, err
+		}
+	}
+	return nil, place.ErrGone
+}
+
+// letGo closes what the supervisor holds of the job. The job goes on.
+func (s *supervisor) letGo() {
+	if s.root != nil {
+		s.root.Close()
+	}
+	if s.place != nil {
+		s.place.Close()
+	}
+}
+
+// endPlace ends the place, and what is left of the job in it.
+func (s *supervisor) endPlace() error {
+	err := s.place.Kill()
+	s.letGo()
+	s.place, s.root = nil, nil
+	return err
+}
+
+func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }
+
+// ask has a request served in the place.
+func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return answer{}, err
+	}
+	cmd := s.place.Command(context.WithoutCancel(ctx), self, CommandInside)
+	if s.Criu != "" {
+		cmd.Env = append(cmd.Env, "CUCRIU_CRIU="+s.Criu)
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return answer{}, err
+	}
+	// The end of its input makes the program give up, at a point where that is safe.
+	stop := context.AfterFunc(ctx, func() { in.Close() })
+	defer stop()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return answer{}, err
+	}
+	cmd.Stderr = s.Messages
+	if err := cmd.Start(); err != nil {
+		return answer{}, fmt.Errorf("enter the job's place: %w", err)
+	}
+	var a answer
+	err = json.NewEncoder(in).Encode(r)
+	if err == nil {
+		err = json.NewDecoder(out).Decode(&a)
+	}
+	in.Close()
+	if waitErr := cmd.Wait(); waitErr != nil || err != nil {
+		return answer{}, fmt.Errorf("%s in the job's place: %w", r.Op, errors.Join(waitErr, err))
+	}
+	if a.Error != "" {
+		return a, &insideError{r.Op, a.Error, a.Refused}
+	}
+	return a, nil
+}
+
+// insideError is an error of a request in the place.
+type insideError struct {
+	op, text string
+	refused  bool
+}
+
+func (e *insideError) Error() string { return e.text }
+
+// Refused says whether the job was not touched.
+func (e *insideError) Refused() bool { return e.refused }

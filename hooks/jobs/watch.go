@@ -1,0 +1,143 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/job"
+	"cucriu/hooks/jobs/place"
+)
+
+// watch takes care of the job until it has ended, or is to leave this host.
+func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, error) {
+	ended := make(chan struct{})
+	if s.root == nil {
+		close(ended)
+	} else {
+		go func() {
+			defer close(ended)
+			_ = s.root.WaitExit(ctx)
+		}()
+	}
+	due := time.NewTimer(s.untilNext(nil))
+	if s.Every <= 0 {
+		due.Stop()
+	}
+	var made chan error // a checkpoint is under way
+	for {
+		select {
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		case <-ended:
+			if ctx.Err() != nil {
+				return 0, context.Cause(ctx)
+			}
+			if made != nil {
+				<-made // its own message says how it went
+			}
+			return s.jobEnded()
+		case <-due.C:
+			made = make(chan error, 1)
+			go func() { made <- s.checkpoint(ctx, "schedule") }()
+		case err := <-made:
+			made = nil
+			if err := s.store.Fenced(); err != nil {
+				return s.fenced(err)
+			}
+			due.Reset(s.untilNext(err))
+		case got := <-signals.Got():
+			sig := got.(unix.Signal)
+			if slices.Contains(s.Preempt, sig) {
+				return s.preempt(ctx, sig, signals, made)
+			}
+			s.pass(sig)
+		}
+	}
+}
+
+// retryFirst is how soon a checkpoint is tried again that could not be made.
+const retryFirst = 5 * time.Second
+
+// untilNext is how long to wait for the next checkpoint, after one that was made or was not. One
+// that failed is tried again soon, and then less and less often.
+func (s *supervisor) untilNext(err error) time.Duration {
+	if err == nil {
+		s.failed = 0
+		return s.Every
+	}
+	s.failed++
+	return min(s.Every, retryFirst<<min(s.failed-1, 10))
+}
+
+// pass passes a signal on to the job: to the whole process group what a terminal sends there. The
+// end of our terminal is none of the job's business.
+func (s *supervisor) pass(sig unix.Signal) {
+	switch {
+	case s.root == nil || sig == unix.SIGHUP:
+	case job.IsForGroup(sig):
+		_ = unix.Kill(-s.root.PID, sig) // it may have ended
+	case job.IsForFirst(sig):
+		_ = s.root.Signal(sig)
+	}
+}
+
+// exitPatience is how long init may take to write down how the job has ended.
+const exitPatience = 5 * time.Second
+
+// jobEnded tells how the job has ended by itself.
+func (s *supervisor) jobEnded() (int, error) {
+	exit, err := s.awaitExit()
+	if err != nil {
+		return 0, err
+	}
+	status := exit.Code()
+	if err := s.endPlace(); err != nil {
+		return 0, err
+	}
+	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
+	if exit.Status.Signaled() {
+		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
+	}
+	if status == 0 {
+		s.record.Finished = &finished{Status: status, At: exit.At}
+		if err := s.record.write(s.Dir); err != nil {
+			return 0, fmt.Errorf("%s, but that cannot be written down: %w", message, err)
+		}
+	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
+		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
+	}
+	s.tell(Event{Event: EventEnded, Status: status, Message: message})
+	return status, nil
+}
+
+// fenced ends the job: it belongs to somebody else now, who may have resumed it elsewhere.
+func (s *supervisor) fenced(cause error) (int, error) {
+	err := s.endPlace()
+	return 0, errors.Join(fmt.Errorf("%s was ended here: %w", s.record.Name, cause), err)
+}
+
+// awaitExit waits until it is known how the job's root process has ended.
+func (s *supervisor) awaitExit() (place.Exit, error) {
+	deadline := time.Now().Add(exitPatience)
+	for {
+		alive := s.place.Alive()
+		exit, err := s.place.Exit()
+		switch {
+		case err != nil:
+			return place.Exit{}, err
+		case exit != nil:
+			return *exit, nil
+		case !alive:
+			return place.Exit{Status: unix.WaitStatus(unix.SIGKILL), At: time.Now()}, nil
+		case time.Now().After(deadline):
+			return place.Exit{}, fmt.Errorf("the job has ended, and its init does not tell how: %w", proc.ErrGone)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
