@@ -21,7 +21,7 @@ var layers = [][]string{
 	{"hooks/checkpoint"},
 	{"hooks"},
 	{"hooks/config", "hooks/journal"},
-	{"hooks/preflight"},
+	{"hooks/jobs/store", "hooks/preflight"},
 	{"hooks/image"},
 	{"hooks/gpumap", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
