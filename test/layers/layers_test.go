@@ -18,6 +18,7 @@ var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
 	{"hooks/jobs"}, // hooks/migrate will stand beside it
+	{"hooks/jobs/files"},
 	{"hooks/checkpoint"},
 	{"hooks"},
 	{"hooks/config", "hooks/journal"},
