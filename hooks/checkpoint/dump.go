@@ -139,9 +139,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	r := d.result(s, int(options.RPC.GetPid()), dir)
 	r.Needs = needs
-	if !locked.IsZero() {
-		r.Downtime = ended.Sub(locked)
+	if locked.IsZero() { // no process uses CUDA
+		locked = d.seized
 	}
+	r.Downtime = ended.Sub(locked)
 	return r, nil
 }
 

@@ -84,6 +84,7 @@ type drive struct {
 	criu    *criuutil.Criu
 	stage   hooks.Stage // what all stages have in common
 	begun   time.Time
+	seized  time.Time // when criu was about to seize the processes of a dump
 	cause   string // why criu failed, for the journal; empty if it did not, or it is not known
 	staged  bool   // criu has announced a stage; before that it touches nothing
 	fated   bool   // the error says already what became of the job
@@ -288,6 +289,9 @@ func (d *drive) configFile() (string, error) {
 // does so. Everything is then undone, in criu and here.
 func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
+	if action == criuutil.StagePreDump {
+		d.seized = time.Now()
+	}
 	abortable := []string{criuutil.StagePreDump, criuutil.StageNetworkLock, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore}
 	if slices.Contains(abortable, action) && ctx.Err() != nil {
 		return fmt.Errorf("%w: given up at criu's stage %s", context.Cause(ctx), action)

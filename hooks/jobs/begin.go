@@ -148,7 +148,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.ask(ctx, request{Op: opRestore, Images: c.Dir}); err != nil {
+	a, err := s.ask(ctx, request{Op: opRestore, Images: c.Dir})
+	for _, note := range a.Notes {
+		s.say(note)
+	}
+	if err != nil {
 		return errors.Join(err, s.endPlace())
 	}
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/image"
+	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
 
 	"cucriu/internal/units"
@@ -24,6 +25,9 @@ func (s *supervisor) checkpoint(ctx context.Context, reason string) error {
 		return err
 	}
 	s.tellCheckpoint(c)
+	if err := s.verify(ctx, c); err != nil {
+		return err
+	}
 	s.prune(ctx)
 	return nil
 }
@@ -45,7 +49,7 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 	}
 	defer func() { err = errors.Join(err, s.store.RemoveStage(stage)) }()
 	images := filepath.Join(stage, "image")
-	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end})
+	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end, Files: s.files()})
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
@@ -86,6 +90,23 @@ func (s *supervisor) describe(images string, a answer, begun time.Time, reason s
 	info.Driver = m.DriverVersion
 	info.GPUs = m.GPUs()
 	return info, nil
+}
+
+// files says which files of the job belong to a checkpoint. /dev/shm is the place's own.
+func (s *supervisor) files() files.Options {
+	return files.Options{Except: []string{s.outputPath()}, Shm: "/dev/shm"}
+}
+
+// verifiers is how many threads read a checkpoint again: few, for the job's sake.
+const verifiers = 2
+
+// verify reads a checkpoint again from the disk. Only then may older ones be removed.
+func (s *supervisor) verify(ctx context.Context, c store.Checkpoint) error {
+	err := s.store.Verify(ctx, c, verifiers, nil)
+	if err != nil && ctx.Err() == nil {
+		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s is not what was written: %v", c.Name, err)})
+	}
+	return err
 }
 
 // prune removes checkpoints that are no longer to be kept.

@@ -16,6 +16,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/preflight"
 )
@@ -40,6 +41,8 @@ type request struct {
 	Root   int    `json:"root,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
+	// Files says which files of the job belong to a dump.
+	Files files.Options `json:"files"`
 }
 
 // answer says how it went.
@@ -91,11 +94,16 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 }
 
 func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	if err := files.Foresee(ctx, r.Root, r.Files); err != nil {
+		return a, preflight.AsRefusal(err)
+	}
 	options := checkpoint.Options{
 		Path: criu,
 		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
-		AtStandstill: func(context.Context, string) (err error) {
-			a.Clocks, err = place.ReadClocks()
+		AtStandstill: func(ctx context.Context, dir string) (err error) {
+			if _, err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
+				a.Clocks, err = place.ReadClocks()
+			}
 			return err
 		},
 	}
@@ -104,6 +112,13 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 }
 
 func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	changes, err := files.PutBack(ctx, r.Images, files.PutBackOptions{})
+	for _, change := range changes {
+		a.Notes = append(a.Notes, change.String())
+	}
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
 	return a, err

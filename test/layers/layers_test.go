@@ -18,15 +18,17 @@ var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
 	{"hooks/jobs"}, // hooks/migrate will stand beside it
+	{"hooks/jobs/files", "hooks/jobs/place"},
+	{"hooks/jobs/job"},
 	{"hooks/checkpoint"},
 	{"hooks"},
 	{"hooks/config", "hooks/journal"},
-	{"hooks/preflight"},
+	{"hooks/jobs/store", "hooks/preflight"},
 	{"hooks/image"},
 	{"hooks/gpumap", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
 	{"criuutil/proc", "criuutil/pstree"},
-	{"internal/durable", "internal/nvrm", "internal/reaper", "internal/version"},
+	{"internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {

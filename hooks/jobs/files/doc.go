@@ -1,0 +1,22 @@
+// Package files knows the files of a job that belong to a checkpoint: what its processes
+// have open or mapped for writing, and the directories that the job has for itself, such as
+// its /dev/shm. It saves them beside the image while the job stands still, and puts them
+// back before criu restores it. Otherwise a job that goes on from a checkpoint would meet
+// files that are newer than its memory, and criu would refuse those of another size.
+//
+// The checkpoint's directory gets a list, cucriu-files.json, and the content:
+// cucriu-file-N, one for each file, and cucriu-tree-N, one for each directory. Only data is
+// stored, without the holes.
+//
+// PutBack never loses what is newer than the checkpoint. It copies that to
+// NAME.cucriu-TIME beside the file, waits until the copy is on disk, and only then changes
+// the file itself. The file stays the same inode, which other programs may have open. If
+// PutBack is killed at any point, a second one comes to the same result: it finds out from
+// the files alone how far the first one came.
+//
+// The package works as root for a job that may be somebody else's. So it follows no
+// symbolic link, and it writes only to a file that has the owner that it had at the
+// checkpoint, and no more names than then.
+//
+// The package knows /proc, files and a directory. It knows nothing of criu's images or CUDA.
+package files

@@ -1,0 +1,84 @@
+package files
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"cucriu/criuutil/proc"
+)
+
+// name is a path. Any byte but NUL may be in it. In the list it is a string if it is valid
+// UTF-8, and else an object with the bytes in base64.
+type name string
+
+type rawName struct {
+	Base64 string `json:"base64"`
+}
+
+func (n name) MarshalJSON() ([]byte, error) {
+	if utf8.ValidString(string(n)) {
+		return json.Marshal(string(n))
+	}
+	return json.Marshal(rawName{base64.StdEncoding.EncodeToString([]byte(n))})
+}
+
+func (n *name) UnmarshalJSON(data []byte) error {
+	var text string
+	if json.Unmarshal(data, &text) == nil {
+		*n = name(text)
+		return nil
+	}
+	var raw rawName
+	if err := json.Unmarshal(data, &raw); err != nil {
+		return err
+	}
+	bytes, err := base64.StdEncoding.DecodeString(raw.Base64)
+	*n = name(bytes)
+	return err
+}
+
+// String returns the path for a message. It is quoted if a character in it cannot be printed.
+func (n name) String() string {
+	if proc.Printable(string(n)) != string(n) || !utf8.ValidString(string(n)) {
+		return strconv.Quote(string(n))
+	}
+	return string(n)
+}
+
+// checkAbsolute refuses what is not the path of a file below the root directory.
+func (n name) checkAbsolute() error {
+	if !strings.HasPrefix(string(n), "/") || n == "/" || filepath.Clean(string(n)) != string(n) || strings.Contains(string(n), "\x00") {
+		return fmt.Errorf("%q is not the path of a file", string(n))
+	}
+	return nil
+}
+
+// checkRelative refuses what is not a path inside a directory.
+func (n name) checkRelative() error {
+	if !filepath.IsLocal(string(n)) || n == "." || filepath.Clean(string(n)) != string(n) || strings.Contains(string(n), "\x00") {
+		return fmt.Errorf("%q is not a path in a directory", string(n))
+	}
+	return nil
+}
+
+func (n name) split() (dir, base string) {
+	return filepath.Dir(string(n)), filepath.Base(string(n))
+}
+
+// size returns a number of bytes for a message.
+func size(bytes int64) string {
+	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	if bytes < 1<<10 {
+		return fmt.Sprintf("%d bytes", bytes)
+	}
+	value, unit := float64(bytes)/1024, 0
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %s", value, units[unit])
+}

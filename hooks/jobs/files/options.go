@@ -1,0 +1,74 @@
+package files
+
+import "time"
+
+// The limits for the content that is saved, in bytes.
+const (
+	DefaultLimit     = 1 << 30
+	DefaultTreeLimit = 16 << 30
+)
+
+// Options says what is saved. The paths are absolute.
+type Options struct {
+	// Limit is for the content of all files together that are open or mapped for writing,
+	// in bytes. Holes do not count. 0 means [DefaultLimit].
+	Limit int64
+	// TreeLimit is the same for Shm and PrivateTmp together. 0 means [DefaultTreeLimit].
+	TreeLimit int64
+	// Except are files that are left alone, such as the job's output log.
+	Except []string
+	// Shm and PrivateTmp are directories of the job's own. All of them is saved; "" for none.
+	Shm, PrivateTmp string
+}
+
+func (o Options) limit() int64 {
+	if o.Limit == 0 {
+		return DefaultLimit
+	}
+	return o.Limit
+}
+
+func (o Options) treeLimit() int64 {
+	if o.TreeLimit == 0 {
+		return DefaultTreeLimit
+	}
+	return o.TreeLimit
+}
+
+// trees are the directories of which all is saved.
+func (o Options) trees() []string {
+	var dirs []string
+	for _, dir := range []string{o.Shm, o.PrivateTmp} {
+		if dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// Summary says what was saved.
+type Summary struct {
+	Files    int   // with their content
+	Bytes    int64 // of this content
+	Appended int   // files that are only appended to, with their size alone
+	Checked  int   // files that are only read: their size must be the same at the resume
+
+	TreeEntries int // files, directories and links in Shm and PrivateTmp
+	TreeBytes   int64
+	// LeftOut names what is in Shm and PrivateTmp and cannot be saved: sockets, devices,
+	// and what is mounted there.
+	LeftOut []string
+}
+
+// PutBackOptions says how files are put back.
+type PutBackOptions struct {
+	// Time is in the names of what is kept aside. The zero value means now.
+	Time time.Time
+}
+
+func (o PutBackOptions) time() time.Time {
+	if o.Time.IsZero() {
+		return time.Now()
+	}
+	return o.Time
+}

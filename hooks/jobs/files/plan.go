@@ -1,0 +1,159 @@
+package files
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// action is what is to be done about a file.
+type action int
+
+const (
+	leave    action = iota // only its mode and its time
+	cut                    // what follows its end at the checkpoint is newer
+	create                 // it is missing
+	rewrite                // its content is another one
+	complete               // a PutBack that was killed has begun to rewrite it
+)
+
+// todo is what is to be done about one file.
+type todo struct {
+	file   file
+	action action
+	size   int64  // what it has now
+	kept   string // the name of what was kept
+}
+
+// room is what is to be written, by file system.
+type room map[uint64]*need
+
+type need struct {
+	dir   string // one directory on it
+	bytes int64
+}
+
+func (r room) add(t *target, bytes int64) error {
+	st, err := statOf(t.dir)
+	if err != nil {
+		return err
+	}
+	n := r[uint64(st.Dev)]
+	if n == nil {
+		n = &need{dir: t.dir.Name()}
+		r[uint64(st.Dev)] = n
+	}
+	n.bytes += max(0, bytes)
+	return nil
+}
+
+func (r room) check() error {
+	for _, n := range r {
+		if err := checkRoom(n.dir, n.bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look finds out what is to be done about a file, and how much room that takes.
+func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
+	targets, err := f.targets()
+	if err != nil {
+		return todo{}, err
+	}
+	defer targets.Close()
+	t := targets[0]
+	todo := todo{file: f, size: t.stat.Size}
+	if t.now == nil {
+		todo.action = create
+		if f.Use == useAppend && !f.MayBeShorter {
+			return todo, fmt.Errorf("%v, to which the job only appends, is missing: its content is not in the checkpoint", t.path)
+		}
+		return todo, needs.add(t, f.Content.length())
+	}
+	if f.Use == useContent {
+		err = p.lookAtContent(ctx, t, &todo, needs)
+	} else {
+		err = lookAtEnd(t, &todo, needs)
+	}
+	if err == nil && todo.action != leave {
+		// Opened as it will be: it may be in use as a program, or cannot be changed.
+		err = t.withFile(unix.O_RDWR, func(*os.File) error { return nil })
+	}
+	if err != nil {
+		return todo, fmt.Errorf("%v: %w", t.path, err)
+	}
+	return todo, nil
+}
+
+// lookAtEnd looks at a file to which the job only appends.
+func lookAtEnd(t *target, todo *todo, needs room) error {
+	f := todo.file
+	switch {
+	case t.stat.Size > f.Meta.Size:
+		todo.action = cut
+		return needs.add(t, t.stat.Size-f.Meta.Size)
+	case t.stat.Size < f.Meta.Size && !f.MayBeShorter:
+		return fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, and has %d now: the rest is not in the checkpoint", f.Meta.Size, t.stat.Size)
+	}
+	return nil
+}
+
+func (p *putBack) lookAtContent(ctx context.Context, t *target, todo *todo, needs room) error {
+	like, err := p.compare(ctx, t, todo.file)
+	if err != nil {
+		return err
+	}
+	switch like {
+	case equal:
+		todo.action = leave
+		return nil
+	case begun:
+		todo.action = complete
+		if t.stat.Size > 0 {
+			kept, err := t.kept()
+			if err != nil {
+				return err
+			}
+			if len(kept) == 0 { // so it was not PutBack that wrote the zeros
+				todo.action = rewrite
+			}
+		}
+	default:
+		todo.action = rewrite
+	}
+	occupied := t.stat.Blocks * 512
+	if todo.action == rewrite {
+		if err := needs.add(t, min(occupied, t.stat.Size)); err != nil {
+			return err
+		}
+	}
+	return needs.add(t, todo.file.Content.length()-occupied)
+}
+
+func (p *putBack) compare(ctx context.Context, t *target, f file) (likeness, error) {
+	then, err := openSaved(p.dir, f.Content, f.Meta.Size)
+	if err != nil {
+		return different, err
+	}
+	defer then.Close()
+	result := different
+	err = t.withFile(unix.O_RDONLY, func(now *os.File) error {
+		result, err = compare(ctx, now, t.stat.Size, then)
+		return err
+	})
+	return result, err
+}
+
+// withFile calls do with the file, opened for reading or writing.
+func (t *target) withFile(flags int, do func(*os.File) error) error {
+	f, err := reopen(t.now, flags)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return do(f)
+}

@@ -1,0 +1,195 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// Change is something that PutBack did, or that the user should know.
+type Change struct {
+	Path string
+	Kept string // where what is newer is kept; "" if nothing is
+	Text string // a sentence about it
+}
+
+func (c Change) String() string { return c.Text }
+
+// RefusedError says why the files of a job cannot be put back. Nothing was changed.
+type RefusedError struct {
+	Problems []error // at least one
+}
+
+func (e *RefusedError) Error() string {
+	var problems []string
+	for _, problem := range e.Problems {
+		problems = append(problems, problem.Error())
+	}
+	return "the job's files cannot be put back, and nothing was changed: " + strings.Join(problems, "; ")
+}
+
+func (e *RefusedError) Unwrap() []error { return e.Problems }
+
+// stepper is called after each step, with its name. The tests interrupt there.
+type stepper func(step string) error
+
+// putBack is one run of PutBack.
+type putBack struct {
+	list    list
+	dir     *os.Root // the checkpoint's
+	at      time.Time
+	step    stepper
+	changes []Change
+}
+
+// Check fails with a [*DamagedError] or a [*RefusedError] if PutBack would fail for a reason
+// that can be known. It changes nothing. It does not look at the directories that the new
+// place of the job brings along, Shm and PrivateTmp.
+func Check(ctx context.Context, dir string) error {
+	p, err := open(ctx, dir, PutBackOptions{}, nil)
+	if err != nil {
+		return err
+	}
+	defer p.dir.Close()
+	_, err = p.plan(ctx)
+	return err
+}
+
+// PutBack makes the files what they were at the checkpoint in dir. It has to be called
+// before criu restores, in a place where Shm and PrivateTmp are empty. What is newer is kept
+// beside each file. It first checks everything: a [*DamagedError] or a [*RefusedError] says
+// that nothing was changed.
+//
+// After another error, or if it was killed, it can be called again, and comes to the same
+// result.
+func PutBack(ctx context.Context, dir string, o PutBackOptions) ([]Change, error) {
+	return putBackInSteps(ctx, dir, o, func(string) error { return nil })
+}
+
+func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step stepper) ([]Change, error) {
+	p, err := open(ctx, dir, o, step)
+	if err != nil {
+		return nil, err
+	}
+	defer p.dir.Close()
+	todo, err := p.plan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.checkTrees(); err != nil {
+		return nil, err
+	}
+	// What is newer is on disk everywhere before anything is changed anywhere.
+	for i := range todo {
+		if err := p.keepNewer(ctx, &todo[i]); err != nil {
+			return p.changes, err
+		}
+	}
+	for i := range todo {
+		if err := p.change(ctx, &todo[i]); err != nil {
+			return p.changes, err
+		}
+	}
+	for _, t := range p.list.Trees {
+		if err := p.fill(ctx, t); err != nil {
+			return p.changes, err
+		}
+	}
+	return p.changes, nil
+}
+
+// open reads the list, and checks the content against it.
+func open(ctx context.Context, dir string, o PutBackOptions, step stepper) (*putBack, error) {
+	l, err := readList(dir)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	var contents []content
+	for _, f := range l.Files {
+		contents = append(contents, f.Content)
+	}
+	for _, t := range l.Trees {
+		for _, e := range t.Entries {
+			contents = append(contents, e.Content)
+		}
+	}
+	if err := verifyAll(ctx, root, contents); err != nil {
+		root.Close()
+		return nil, err
+	}
+	return &putBack{list: l, dir: root, at: o.time(), step: step}, nil
+}
+
+// plan finds out what is to be done about each file, and refuses what cannot be done.
+func (p *putBack) plan(ctx context.Context) ([]todo, error) {
+	var todos []todo
+	var problems []error
+	needs := make(room)
+	for _, f := range p.list.Files {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if f.Use == useRead || f.Use == useMapped {
+			if err := f.checkRead(); err != nil {
+				problems = append(problems, err)
+			}
+			continue
+		}
+		todo, err := p.look(ctx, f, needs)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		todos = append(todos, todo)
+	}
+	if err := needs.check(); err != nil {
+		problems = append(problems, err)
+	}
+	if len(problems) > 0 {
+		return nil, &RefusedError{Problems: problems}
+	}
+	return todos, nil
+}
+
+// say adds a sentence for the user.
+func (p *putBack) say(f file, kept, format string, args ...any) {
+	p.changes = append(p.changes, Change{Path: string(f.Paths[0]), Kept: kept, Text: fmt.Sprintf(format, args...)})
+}
+
+// targets opens all paths of a file. The first one that exists is the file itself. If there
+// is none, the first path is where it will be.
+func (f file) targets() (targets, error) {
+	var all targets
+	for _, path := range f.Paths {
+		t, err := openTarget(f, path)
+		if err != nil {
+			return nil, errors.Join(err, all.Close())
+		}
+		all = append(all, t)
+	}
+	for i, t := range all {
+		if t.now != nil {
+			all[0], all[i] = all[i], all[0]
+			break
+		}
+	}
+	return all, nil
+}
+
+// targets are the paths of one file.
+type targets []*target
+
+func (ts targets) Close() error {
+	var err error
+	for _, t := range ts {
+		err = errors.Join(err, t.Close())
+	}
+	return err
+}

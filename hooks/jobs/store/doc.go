@@ -1,0 +1,18 @@
+// Package store keeps the checkpoints of one long job in a directory, D:
+//
+//	D/lock, D/owner.json       who owns D: one supervisor, on one host
+//	D/checkpoints/NAME/        an image directory of its own, which a restore can take as it is
+//	    checkpoint.json        what the checkpoint is, with the checksum of every file; written last
+//	    verified.json, pinned  marks, which are no part of the checkpoint
+//	D/checkpoints/.partial-*   checkpoints that are being written, or removed
+//	D/staged/                  which staging directories there are
+//
+// A checkpoint is complete or absent, and stands alone: none needs another one. What two
+// checkpoints have in common they may share by hard links.
+//
+// A [Store] that is open has the lock and is the owner. Each owner has a generation, and one
+// that finds a later one in owner.json is fenced: it changes nothing any more.
+//
+// The package knows files and image directories. It knows nothing of criu, of places and of
+// schedules.
+package store

@@ -1,0 +1,147 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	pieceBytes = 1 << 20 // what is copied at once
+	// flushBytes is how much is written before the kernel is told to begin with the disk, so
+	// that little is left for the sync at the end.
+	flushBytes = 8 << 20
+)
+
+// drainer copies files into a partial directory.
+type drainer struct {
+	store       *Store
+	ctx         context.Context //nolint:containedctx // of one drain
+	from, to    *os.Root
+	dir         string // the path of to
+	done, total int64
+	progress    func(Progress)
+	buffer      []byte
+}
+
+// file puts a file into the partial directory, and syncs it. Where both directories are on
+// one file system it gets a second name, and is only read. It returns how many bytes were
+// written.
+func (d *drainer) file(name string) (File, int64, error) {
+	source, info, err := openFile(d.from, name)
+	if err != nil {
+		return File{}, 0, err
+	}
+	defer source.Close()
+	linked, err := d.link(source, name)
+	if err != nil {
+		return File{}, 0, err
+	}
+	target := source
+	if !linked {
+		target, err = d.to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return File{}, 0, err
+		}
+		defer target.Close()
+	}
+	f, err := d.copy(name, source, target, linked)
+	if err == nil && f.Bytes != info.Size() {
+		err = fmt.Errorf("it had %d bytes, and %d were read", info.Size(), f.Bytes)
+	}
+	if err == nil {
+		err = target.Sync()
+	}
+	return f, f.Bytes, err
+}
+
+// link reports whether the file has got a second name in the partial directory.
+func (d *drainer) link(source *os.File, name string) (bool, error) {
+	held := fmt.Sprintf("/proc/self/fd/%d", source.Fd())
+	err := unix.Linkat(unix.AT_FDCWD, held, unix.AT_FDCWD, filepath.Join(d.dir, name), unix.AT_SYMLINK_FOLLOW)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EPERM), errors.Is(err, unix.EMLINK), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // another file system, or one without links
+	}
+	return false, os.NewSyscallError("linkat", err)
+}
+
+// copy reads a file to its end, and writes what it reads unless the file is linked.
+func (d *drainer) copy(name string, source, target *os.File, linked bool) (File, error) {
+	if d.buffer == nil {
+		d.buffer = make([]byte, pieceBytes)
+	}
+	f := File{Name: name}
+	table := crc32.MakeTable(crc32.Castagnoli)
+	for flushed := int64(0); ; {
+		n, err := source.ReadAt(d.buffer, f.Bytes)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return f, err
+		}
+		if n > 0 {
+			piece := d.buffer[:n]
+			f.CRC32C = crc32.Update(f.CRC32C, table, piece)
+			if err := d.pay(n, linked); err != nil {
+				return f, err
+			}
+			if !linked {
+				if _, err := target.WriteAt(piece, f.Bytes); err != nil {
+					return f, err
+				}
+			}
+			f.Bytes += int64(n)
+			d.report(name, int64(n))
+		}
+		if f.Bytes-flushed >= flushBytes {
+			// What this misses, Sync does.
+			_ = unix.SyncFileRange(int(target.Fd()), flushed, f.Bytes-flushed, unix.SYNC_FILE_RANGE_WRITE)
+			flushed = f.Bytes
+		}
+		if err != nil {
+			return f, nil // the end
+		}
+	}
+}
+
+// pay waits until n bytes may be written, and fails if they are not to be.
+func (d *drainer) pay(n int, linked bool) error {
+	if err := d.store.limiter.WaitN(d.ctx, n); err != nil {
+		return err
+	}
+	if linked {
+		return nil
+	}
+	return checkRoom(d.dir, int64(n))
+}
+
+func (d *drainer) report(name string, n int64) {
+	d.done += n
+	if d.progress != nil {
+		d.progress(Progress{Done: d.done, Total: d.total, File: name})
+	}
+}
+
+// reserveBytes is how much room a publication leaves on the disk: a job that writes to the
+// same one must not find it full. On a small disk it is a 32nd of it.
+const reserveBytes = 64 << 20
+
+// checkRoom fails if n more bytes would leave too little room.
+func checkRoom(dir string, n int64) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return os.NewSyscallError("statfs", err)
+	}
+	size, free := int64(fs.Blocks)*fs.Bsize, int64(fs.Bavail)*fs.Bsize
+	if reserve := min(reserveBytes, size/32); free-n < reserve {
+		return fmt.Errorf("%d MiB are free, and %d are kept: %w", free>>20, reserve>>20, unix.ENOSPC)
+	}
+	return nil
+}

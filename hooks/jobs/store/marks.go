@@ -1,0 +1,95 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cucriu/internal/durable"
+)
+
+// Marks say something about a checkpoint that was not known when it was made. They lie in its
+// directory, so that they go with it.
+const (
+	verifiedName = "verified.json"
+	pinnedName   = "pinned"
+)
+
+const maxMarkBytes = 16 << 10
+
+// verified is what verifiedName holds.
+type verified struct {
+	At     time.Time `json:"at"`
+	CRC32C uint32    `json:"crc32c"` // of the record of the checkpoint
+}
+
+func isVerified(root *os.Root, sum uint32) bool {
+	f, _, err := openFile(root, verifiedName)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var v verified
+	data, err := readAll(f, maxMarkBytes)
+	return err == nil && json.Unmarshal(data, &v) == nil && v.CRC32C == sum && !v.At.IsZero()
+}
+
+func isPinned(root *os.Root) bool {
+	_, err := root.Lstat(pinnedName)
+	return err == nil
+}
+
+func (s *Store) markVerified(c Checkpoint) error {
+	return durable.WriteJSON(filepath.Join(s.checkpointDir(c.Name), verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})
+}
+
+func (s *Store) unmarkVerified(c Checkpoint) error {
+	return removeMark(filepath.Join(s.checkpointDir(c.Name), verifiedName))
+}
+
+// Pin says that a checkpoint is never pruned, or that it may be again.
+func (s *Store) Pin(name string, pinned bool) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	// No error in a view: a person pins while the supervisor has the lock.
+	if err := s.Fenced(); err != nil {
+		return err
+	}
+	if _, err := s.Checkpoint(name); err != nil {
+		return err
+	}
+	path := filepath.Join(s.checkpointDir(name), pinnedName)
+	var err error
+	if pinned {
+		err = putMark(path)
+	} else {
+		err = removeMark(path)
+	}
+	if err != nil {
+		return fmt.Errorf("pin checkpoint %s: %w", name, err)
+	}
+	return nil
+}
+
+func putMark(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close(), durable.Sync(filepath.Dir(path)))
+}
+
+func removeMark(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, durable.Sync(filepath.Dir(path)))
+}

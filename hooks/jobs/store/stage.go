@@ -1,0 +1,170 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
+)
+
+// Staging directories may be anywhere, for example in memory. Each has a record in D/staged
+// before it exists, so that what a killed supervisor has left is found again.
+
+const stagePrefix = "cucriu-stage-"
+
+var stageName = regexp.MustCompile(`^` + stagePrefix + `[0-9]+$`)
+
+const maxStageBytes = 16 << 10
+
+// stage is the record of a staging directory.
+type stage struct {
+	Path    string `json:"path"`
+	Host    string `json:"host"`
+	Machine string `json:"machine,omitempty"`
+	BootID  string `json:"boot_id"`
+}
+
+// StageDir makes an empty private directory for a dump on its way to the store: below base,
+// or below the store's own directory if base is "". [Store.RemoveStage] removes it.
+func (s *Store) StageDir(base string) (string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return "", err
+	}
+	if base == "" {
+		base = s.path(stagedDir)
+	}
+	base, err := filepath.Abs(base)
+	if err != nil {
+		return "", fmt.Errorf("staging directory: %w", err)
+	}
+	dir, err := s.makeStage(base)
+	if err != nil {
+		return "", fmt.Errorf("staging directory: %w", err)
+	}
+	s.staged[dir] = true
+	return dir, nil
+}
+
+func (s *Store) makeStage(base string) (string, error) {
+	dir, err := os.MkdirTemp(base, stagePrefix)
+	if err != nil || base == s.path(stagedDir) {
+		return dir, err
+	}
+	// Killed here, it leaves an empty directory.
+	record := stage{Path: dir, Host: s.owner.Host, Machine: s.owner.Machine, BootID: s.owner.BootID}
+	if err := durable.WriteJSON(s.stageRecord(dir), record); err != nil {
+		return "", errors.Join(err, os.Remove(dir))
+	}
+	return dir, nil
+}
+
+func (s *Store) stageRecord(dir string) string { return s.path(stagedDir, filepath.Base(dir)+".json") }
+
+// RemoveStage removes a staging directory with all that is in it.
+func (s *Store) RemoveStage(dir string) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if !s.staged[dir] {
+		return fmt.Errorf("%s is no staging directory of this store", dir)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("staging directory: %w", err)
+	}
+	if err := os.Remove(s.stageRecord(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("staging directory: %w", err)
+	}
+	delete(s.staged, dir)
+	return nil
+}
+
+// RemoveLeftovers removes what killed supervisors have left: checkpoints that were being
+// written or removed, and their staging directories on this host. It returns what it has
+// removed. No dump into a staging directory of theirs may run any more.
+func (s *Store) RemoveLeftovers() ([]string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return nil, err
+	}
+	partial, err := s.removeIn(checkpointsDir, func(name string) string {
+		if !strings.HasPrefix(name, partialPrefix) {
+			return ""
+		}
+		return s.checkpointDir(name)
+	})
+	staged, stagedErr := s.removeIn(stagedDir, s.leftStage)
+	return append(partial, staged...), errors.Join(err, stagedErr)
+}
+
+// removeIn removes the directories that left names for the entries of a directory of the
+// store.
+func (s *Store) removeIn(dir string, left func(name string) string) ([]string, error) {
+	entries, err := os.ReadDir(s.path(dir))
+	if err != nil {
+		return nil, fmt.Errorf("leftovers: %w", err)
+	}
+	var removed []string
+	var errs []error
+	for _, entry := range entries {
+		path := left(entry.Name())
+		if path == "" {
+			continue
+		}
+		_, missing := os.Lstat(path)
+		err := os.RemoveAll(path)
+		if err == nil && path != s.path(dir, entry.Name()) {
+			err = os.Remove(s.path(dir, entry.Name())) // its record
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("leftovers: %w", err))
+		} else if missing == nil {
+			removed = append(removed, path)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// leftStage returns the staging directory that an entry of D/staged is, or is the record of.
+// It returns "" if that is not to be removed here.
+func (s *Store) leftStage(name string) string {
+	own := s.path(stagedDir, name)
+	base, isRecord := strings.CutSuffix(name, ".json")
+	switch {
+	case !stageName.MatchString(base) || s.staged[own]:
+		return ""
+	case !isRecord:
+		return own
+	}
+	var record stage
+	data, err := readRegular(own, maxStageBytes)
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
+	if err == nil && (filepath.Base(record.Path) != base || !filepath.IsAbs(record.Path) || filepath.Clean(record.Path) != record.Path) {
+		err = fmt.Errorf("it names %q", record.Path)
+	}
+	if err != nil {
+		s.log.Warn("The record of a staging directory is damaged", "record", own, "error", err)
+		return ""
+	}
+	of := Owner{Host: record.Host, Machine: record.Machine, BootID: record.BootID}
+	if s.staged[record.Path] || !of.onHostOf(s.owner) {
+		return ""
+	}
+	var stat unix.Stat_t
+	if err := unix.Lstat(record.Path, &stat); err == nil && (stat.Uid != 0 || stat.Mode&unix.S_IFMT != unix.S_IFDIR) {
+		s.log.Warn("A staging directory is not one", "path", record.Path, "record", own)
+		return ""
+	}
+	return record.Path
+}

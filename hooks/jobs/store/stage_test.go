@@ -1,0 +1,76 @@
+package store
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"cucriu/internal/durable"
+)
+
+func TestLeftoversAreRemovedAndNothingElse(t *testing.T) {
+	dir, base := filepath.Join(t.TempDir(), "job"), t.TempDir()
+	s := openStore(t, dir)
+	publish(t, s, 1, newMemory(1, 2))
+	inside, err := s.StageDir("")
+	must(t, err)
+	outside, err := s.StageDir(base)
+	must(t, err)
+	stageImage(t, filepath.Join(outside, "image"), 2, newMemory(2, 2))
+	for _, path := range []string{inside, outside} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
+			t.Fatalf("%v, %v", info, err)
+		}
+	}
+	partial := s.checkpointDir(partialPrefix + "000002")
+	stageImage(t, partial, 3, newMemory(3, 2))
+	foreign := filepath.Join(base, stagePrefix+"999") // of another store
+	must(t, os.Mkdir(foreign, 0o700))
+	kept := filepath.Join(base, "precious")
+	must(t, os.Mkdir(kept, 0o700))
+	for name, record := range map[string]stage{ // records that somebody has tampered with
+		stagePrefix + "1.json": {Path: kept},
+		stagePrefix + "2.json": {Path: filepath.Join(kept, "..", stagePrefix+"2", "..", "precious")},
+		stagePrefix + "3.json": {Path: "relative/" + stagePrefix + "3"},
+		stagePrefix + "4.json": {Path: filepath.Join(base, stagePrefix+"4"), Host: "other", BootID: "other"},
+		"4.json":               {Path: kept},
+	} {
+		if record.Host == "" {
+			record.Host, record.BootID = s.owner.Host, s.owner.BootID
+		}
+		must(t, durable.WriteJSON(s.path(stagedDir, name), record))
+	}
+	elsewhere := filepath.Join(base, stagePrefix+"4")
+	must(t, os.Mkdir(elsewhere, 0o700))
+	must(t, os.WriteFile(s.path(stagedDir, stagePrefix+"5.json"), []byte("{"), 0o600))
+
+	removed, err := s.RemoveLeftovers() // this supervisor lives: its own staging directories stay
+	must(t, err)
+	if !slices.Equal(removed, []string{partial}) {
+		t.Errorf("removed %q", removed)
+	}
+	must(t, s.Close())
+	s = openStore(t, dir) // as after a kill: the next one does not know them
+	removed, err = s.RemoveLeftovers()
+	must(t, err)
+	slices.Sort(removed)
+	want := []string{inside, outside}
+	slices.Sort(want)
+	if !slices.Equal(removed, want) {
+		t.Errorf("removed %q, want %q", removed, want)
+	}
+	for _, path := range []string{foreign, kept, elsewhere} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("%s is gone", path)
+		}
+	}
+	removed, err = s.RemoveLeftovers()
+	if err != nil || len(removed) > 0 {
+		t.Errorf("the second time %q was removed, %v", removed, err)
+	}
+	wantWhole(t, s, "000001")
+	if err := s.RemoveStage(kept); err == nil {
+		t.Error("removed a directory that is not its own")
+	}
+}
