@@ -85,9 +85,9 @@ type drive struct {
 	stage   hooks.Stage // what all stages have in common
 	begun   time.Time
 	seized  time.Time // when criu was about to seize the processes of a dump
-	cause   string // why criu failed, for the journal; empty if it did not, or it is not known
-	staged  bool   // criu has announced a stage; before that it touches nothing
-	fated   bool   // the error says already what became of the job
+	cause   string    // why criu failed, for the journal; empty if it did not, or it is not known
+	staged  bool      // criu has announced a stage; before that it touches nothing
+	fated   bool      // the error says already what became of the job
 }
 
 // start starts criu for a request about an image directory.

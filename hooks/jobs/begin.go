@@ -19,7 +19,7 @@ const firstPID = 1000
 // begin brings the job to run: it runs already, is resumed, or is started.
 func (s *supervisor) begin(ctx context.Context) error {
 	attached, err := s.attach(ctx)
-	if err != nil || attached {
+	if err != nil || attached || s.record.Finished != nil {
 		return err
 	}
 	left, err := s.store.RemoveLeftovers()
@@ -41,8 +41,11 @@ func (s *supervisor) begin(ctx context.Context) error {
 
 // attach takes on a job that runs although its supervisor was killed.
 func (s *supervisor) attach(ctx context.Context) (bool, error) {
-	p, err := s.findPlace()
+	p, exit, err := s.findPlace()
 	if errors.Is(err, place.ErrGone) {
+		if exit != nil && exit.Code() == 0 {
+			return false, s.finish(*exit)
+		}
 		return false, nil
 	}
 	if err != nil {
@@ -61,8 +64,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	case !errors.Is(err, proc.ErrGone):
 		return false, err
 	}
-	exit, err := p.Exit()
-	if err != nil {
+	if exit, err = p.Exit(); err != nil {
 		return false, err
 	}
 	if exit == nil { // it was being started or restored
@@ -73,15 +75,11 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 
 // start starts the job's command in a new place.
 func (s *supervisor) start(ctx context.Context) error {
-	dir, err := s.newPlaceDir()
-	if err != nil {
-		return err
-	}
 	env := s.Env
 	if env == nil {
 		env = os.Environ()
 	}
-	s.place, err = place.New(ctx, dir, place.Spec{
+	err := s.newPlace(ctx, place.Spec{
 		FirstPID: firstPID,
 		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
 	})
@@ -101,7 +99,8 @@ func (s *supervisor) openRoot() (err error) {
 	return err
 }
 
-// resumeNewest resumes the newest checkpoint that can be restored.
+// resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would
+// be lost by taking an older one, and may go through later or elsewhere.
 func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
 	var errs []error
 	for i := len(all) - 1; i >= 0; i-- {
@@ -112,6 +111,9 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 		}
 		if ctx.Err() != nil {
 			return err
+		}
+		if refused := new(insideError); errors.As(err, &refused) && refused.refused {
+			return fmt.Errorf("checkpoint %s of %s is whole, but cannot be restored here: %w", c.Name, age(c), err)
 		}
 		err = fmt.Errorf("checkpoint %s: %w", c.Name, err)
 		errs = append(errs, err)
@@ -136,11 +138,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	dir, err := s.newPlaceDir()
-	if err != nil {
-		return err
-	}
-	s.place, err = place.New(ctx, dir, place.Spec{
+	err = s.newPlace(ctx, place.Spec{
 		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,

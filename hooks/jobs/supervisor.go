@@ -51,9 +51,8 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if s.record, err = openRecord(s.Options); err != nil {
 		return 0, err
 	}
-	if end := s.record.Finished; end != nil {
-		s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
-		return end.Status, nil
+	if s.record.Finished != nil {
+		return s.sayFinished(), nil
 	}
 	if err := s.makeRunDir(); err != nil {
 		return 0, err
@@ -67,7 +66,16 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	defer s.letGo()
+	if s.record.Finished != nil { // while nobody looked
+		return s.sayFinished(), nil
+	}
 	return s.watch(ctx, signals)
+}
+
+func (s *supervisor) sayFinished() (status int) {
+	end := s.record.Finished
+	s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
+	return end.Status
 }
 
 // Key is what tells the job of a directory from others on this host.
@@ -94,36 +102,57 @@ func (s *supervisor) makeRunDir() error {
 	return durable.WriteJSON(filepath.Join(s.runDir, localName), local{s.record.Name, s.Dir, os.Getpid()})
 }
 
-const placePrefix = "place-"
+const placePrefix = "place-" // of the folders in the job's directory
 
-// newPlaceDir makes a folder for the records of a new place, and removes those of earlier ones,
-// which have ended.
-func (s *supervisor) newPlaceDir() (string, error) {
-	old, err := filepath.Glob(filepath.Join(s.runDir, placePrefix+"*"))
+func (s *supervisor) placeDirs() ([]string, error) {
+	return filepath.Glob(filepath.Join(s.Dir, placePrefix+"*"))
+}
+
+// newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
+// directory: whoever runs the job next finds the place there, whatever run directory it has.
+func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
+	old, err := s.placeDirs()
 	if err != nil {
-		return "", err
+		return err
 	}
 	for _, dir := range old {
 		if err := os.RemoveAll(dir); err != nil {
-			return "", err
+			return err
 		}
 	}
-	return os.MkdirTemp(s.runDir, placePrefix)
+	dir, err := os.MkdirTemp(s.Dir, placePrefix)
+	if err != nil {
+		return err
+	}
+	runDir := filepath.Join(s.runDir, "run")
+	if err := os.RemoveAll(runDir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(runDir, 0o700); err != nil {
+		return err
+	}
+	s.place, err = place.New(ctx, dir, runDir, spec)
+	return err
 }
 
-// findPlace attaches to the place of the job, if it is there.
-func (s *supervisor) findPlace() (*place.Place, error) {
-	dirs, err := filepath.Glob(filepath.Join(s.runDir, placePrefix+"*"))
+// findPlace attaches to the place of the job. If that is gone, it tells how the job had ended in
+// it, as far as that is known.
+func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
+	dirs, err := s.placeDirs()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	var exit *place.Exit
 	for _, dir := range dirs {
 		p, err := place.Attach(dir)
 		if !errors.Is(err, place.ErrGone) {
-			return p, err
+			return p, nil, err
+		}
+		if exit, err = place.LastExit(dir); err != nil {
+			return nil, nil, err
 		}
 	}
-	return nil, place.ErrGone
+	return nil, exit, place.ErrGone
 }
 
 // letGo closes what the supervisor holds of the job. The job goes on.

@@ -105,15 +105,23 @@ func (s *supervisor) jobEnded() (int, error) {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
 	}
 	if status == 0 {
-		s.record.Finished = &finished{Status: status, At: exit.At}
-		if err := s.record.write(s.Dir); err != nil {
-			return 0, fmt.Errorf("%s, but that cannot be written down: %w", message, err)
+		if err := s.finish(exit); err != nil {
+			return 0, err
 		}
 	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
 		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
 	return status, nil
+}
+
+// finish records that the job has come to its end.
+func (s *supervisor) finish(exit place.Exit) error {
+	s.record.Finished = &finished{Status: exit.Code(), At: exit.At}
+	if err := s.record.write(s.Dir); err != nil {
+		return fmt.Errorf("%s has finished, but that cannot be written down: %w", s.record.Name, err)
+	}
+	return nil
 }
 
 // fenced ends the job: it belongs to somebody else now, who may have resumed it elsewhere.

@@ -21,8 +21,13 @@ import (
 	"cucriu/internal/durable"
 )
 
-// ErrGone says that a place is no more.
-var ErrGone = errors.New("the job's place is gone")
+var (
+	// ErrGone says that a place is no more.
+	ErrGone = errors.New("the job's place is gone")
+	// ErrElsewhere says that a place was made from another pid namespace of this host, where
+	// it may still be.
+	ErrElsewhere = errors.New("the job may still run on this host, in another container or pid namespace")
+)
 
 // Place is the place of a job, seen from outside.
 type Place struct {
@@ -35,12 +40,13 @@ type Place struct {
 type record struct {
 	BootID string     `json:"boot_id"`
 	Init   proc.Ident `json:"init"`
-	Root   int        `json:"root"` // pid inside
+	Root   int        `json:"root"`    // pid inside
+	RunDir string     `json:"run_dir"` // of the hook inside
 }
 
-// New makes a place that keeps its records in dir, an empty folder. If it is to start a job and
-// cannot, the error is a [job.NotStartedError].
-func New(ctx context.Context, dir string, spec Spec) (*Place, error) {
+// New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
+// place. If the place is to start a job and cannot, the error is a [job.NotStartedError].
+func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 	if err := durable.WriteJSON(filepath.Join(dir, specName), spec); err != nil {
 		return nil, err
 	}
@@ -82,11 +88,11 @@ func New(ctx context.Context, dir string, spec Spec) (*Place, error) {
 	if r.Error != "" {
 		return nil, fmt.Errorf("make a place for the job: %s", r.Error)
 	}
-	return adopt(dir, cmd.Process.Pid, r.Root)
+	return adopt(dir, runDir, cmd.Process.Pid, r.Root)
 }
 
 // adopt records who init is: the only child of the process that made the namespaces.
-func adopt(dir string, parent, root int) (*Place, error) {
+func adopt(dir, runDir string, parent, root int) (*Place, error) {
 	children, err := proc.Children(parent)
 	if err != nil {
 		return nil, err
@@ -98,10 +104,8 @@ func adopt(dir string, parent, root int) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Place{dir: dir, init: init, record: record{Init: init.Ident, Root: root}}
-	if p.record.BootID, err = BootID(); err == nil {
-		err = os.Mkdir(p.RunDir(), 0o700)
-	}
+	p := &Place{dir: dir, init: init, record: record{Init: init.Ident, Root: root, RunDir: runDir}}
+	p.record.BootID, err = BootID()
 	if err == nil {
 		err = durable.WriteJSON(filepath.Join(dir, placeName), p.record)
 	}
@@ -129,6 +133,9 @@ func Attach(dir string) (*Place, error) {
 	if boot != p.record.BootID {
 		return nil, ErrGone
 	}
+	if p.record.Init.Elsewhere() {
+		return nil, ErrElsewhere
+	}
 	p.init, err = proc.Reopen(p.record.Init)
 	if errors.Is(err, proc.ErrGone) {
 		return nil, ErrGone
@@ -140,7 +147,7 @@ func Attach(dir string) (*Place, error) {
 func (p *Place) Dir() string { return p.dir }
 
 // RunDir is the run directory of the hook in the place.
-func (p *Place) RunDir() string { return filepath.Join(p.dir, runName) }
+func (p *Place) RunDir() string { return p.record.RunDir }
 
 // Root is the pid of the job's root process in the place.
 func (p *Place) Root() int { return p.record.Root }
@@ -179,14 +186,9 @@ func (p *Place) OpenRoot() (*proc.Process, error) {
 // Exit tells how the job's root process has ended; nil if it has not.
 func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
 
-// ForgetExit prepares for a root process that is restored again.
-func (p *Place) ForgetExit() error {
-	err := os.Remove(filepath.Join(p.dir, exitName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
+// LastExit tells how the root process in a place that may be gone has ended; nil if that is not
+// known.
+func LastExit(dir string) (*Exit, error) { return readExit(dir) }
 
 // Alive reports whether the place is there.
 func (p *Place) Alive() bool { return p.init.Alive() }

@@ -20,7 +20,6 @@ const (
 	specName  = "spec.json"  // what init is to do
 	placeName = "place.json" // who init is; written by the maker
 	exitName  = "exit.json"  // how the job's root process has ended; written by init
-	runName   = "run"        // the run directory of the hook inside
 )
 
 // Spec is what a place is made for.
