@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,6 +79,10 @@ func (s *supervisor) start(ctx context.Context) error {
 	env := s.Env
 	if env == nil {
 		env = os.Environ()
+	}
+	env, notes := chosen{s.Settings, s.NoSettings}.apply(slices.Clone(env), s.countGPUs())
+	for _, note := range notes {
+		s.say(note)
 	}
 	err := s.newPlace(ctx, place.Spec{
 		FirstPID: firstPID,

@@ -61,20 +61,6 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	}
 }
 
-// retryFirst is how soon a checkpoint is tried again that could not be made.
-const retryFirst = 5 * time.Second
-
-// untilNext is how long to wait for the next checkpoint, after one that was made or was not. One
-// that failed is tried again soon, and then less and less often.
-func (s *supervisor) untilNext(err error) time.Duration {
-	if err == nil {
-		s.failed = 0
-		return s.Every
-	}
-	s.failed++
-	return min(s.Every, retryFirst<<min(s.failed-1, 10))
-}
-
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
 // end of our terminal is none of the job's business.
 func (s *supervisor) pass(sig unix.Signal) {
