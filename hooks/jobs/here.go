@@ -42,16 +42,3 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 	}
 	return findings.Err()
 }
-
-// countGPUs counts the GPUs of this host; 0 if there is no driver.
-func (s *supervisor) countGPUs() int {
-	driver, err := s.hook.OpenDriver()
-	if err != nil {
-		return 0
-	}
-	gpus, err := driver.HostGPUs()
-	if err != nil {
-		return 0
-	}
-	return len(gpus)
-}
