@@ -21,6 +21,9 @@ func (s *supervisor) begin(ctx context.Context) error {
 	if err != nil || attached || s.record.Finished != nil {
 		return err
 	}
+	if s.fence, err = s.raiseFence(ctx); err != nil {
+		return err
+	}
 	left, err := s.store.RemoveLeftovers()
 	if err != nil {
 		return err
@@ -142,6 +145,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	dir, notes, release, err := s.restorable(c.Dir)
+	defer release()
+	if err != nil {
+		return err
+	}
 	g, err := s.givenGPUs(s.environment())
 	if err != nil {
 		return err
@@ -155,8 +163,8 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	a, err := s.ask(ctx, request{Op: opRestore, Images: c.Dir})
-	for _, note := range a.Notes {
+	a, err := s.ask(ctx, request{Op: opRestore, Images: dir})
+	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}
 	if err != nil {

@@ -38,6 +38,18 @@ func (s *supervisor) checkpoint(ctx context.Context, reason string) error {
 	return nil
 }
 
+// lookAfter is how long a job has run when it is looked at for the first time. By then most use
+// what they use.
+const lookAfter = time.Minute
+
+// look finds out, long before the first checkpoint, whether the job can be dumped.
+func (s *supervisor) look(ctx context.Context) {
+	_, err := s.ask(ctx, request{Op: opCheck, Root: s.place.Root(), Files: s.files()})
+	if err != nil && ctx.Err() == nil && s.root != nil && s.root.Alive() {
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the job runs, but no checkpoint could be made of it as it is now: %v", err)})
+	}
+}
+
 func (s *supervisor) tellCheckpoint(c store.Checkpoint) {
 	s.tell(Event{
 		Event: EventCheckpoint, Checkpoint: c.Name, Pause: c.Pause, Duration: c.Duration, Bytes: c.Bytes, NewBytes: c.New,

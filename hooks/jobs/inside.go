@@ -32,6 +32,7 @@ const (
 	opDump    = "dump"
 	opRestore = "restore"
 	opRecover = "recover"
+	opCheck   = "check"
 )
 
 // request is what is to be done in a place.
@@ -82,6 +83,10 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		a, err = dumpInside(ctx, hook, criu, r)
 	case opRestore:
 		a, err = restoreInside(ctx, hook, criu, r)
+	case opCheck:
+		var findings preflight.Findings
+		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
+		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case opRecover:
 		_, err = hook.Recover(ctx)
 	default:

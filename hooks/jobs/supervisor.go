@@ -28,6 +28,7 @@ type supervisor struct {
 	runDir string // of this job on this host; gone after a reboot
 	place  *place.Place
 	root   *proc.Process // the job's root process
+	fence  place.Fence
 
 	costs    costs
 	failures int // attempts at a checkpoint since the last one
@@ -135,6 +136,7 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
+	spec.Fence = s.fence
 	s.place, err = place.New(ctx, dir, runDir, spec)
 	return err
 }
@@ -149,7 +151,8 @@ func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
 	var exit *place.Exit
 	for _, dir := range dirs {
 		p, err := place.Attach(dir)
-		if !errors.Is(err, place.ErrGone) {
+		// One that is elsewhere ends when the fence is raised.
+		if !errors.Is(err, place.ErrGone) && !errors.Is(err, place.ErrElsewhere) {
 			return p, nil, err
 		}
 		if exit, err = place.LastExit(dir); err != nil {
@@ -172,6 +175,9 @@ func (s *supervisor) letGo() {
 // endPlace ends the place, and what is left of the job in it.
 func (s *supervisor) endPlace() error {
 	err := s.place.Kill()
+	if err == nil {
+		err = os.RemoveAll(s.place.Dir())
+	}
 	s.letGo()
 	s.place, s.root = nil, nil
 	return err

@@ -29,9 +29,19 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	if s.Every <= 0 {
 		due.Stop()
 	}
+	look := time.NewTimer(lookAfter)
+	defer look.Stop()
+	owned := time.NewTicker(place.FencePeriod)
+	defer owned.Stop()
 	var made chan error // a checkpoint is under way
 	for {
 		select {
+		case <-look.C:
+			go s.look(ctx)
+		case <-owned.C:
+			if err := s.store.Fenced(); err != nil {
+				return s.fenced(err)
+			}
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
 		case <-ended:
@@ -47,10 +57,9 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			go func() { made <- s.checkpoint(ctx, "schedule") }()
 		case err := <-made:
 			made = nil
-			if err := s.store.Fenced(); err != nil {
-				return s.fenced(err)
+			if s.Every > 0 {
+				due.Reset(s.untilNext(err))
 			}
-			due.Reset(s.untilNext(err))
 		case got := <-signals.Got():
 			sig := got.(unix.Signal)
 			if slices.Contains(s.Preempt, sig) {
@@ -83,9 +92,6 @@ func (s *supervisor) jobEnded() (int, error) {
 		return 0, err
 	}
 	status := exit.Code()
-	if err := s.endPlace(); err != nil {
-		return 0, err
-	}
 	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
@@ -96,6 +102,9 @@ func (s *supervisor) jobEnded() (int, error) {
 		}
 	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
 		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
+	}
+	if err := s.endPlace(); err != nil {
+		return 0, err
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
 	return status, nil

@@ -27,7 +27,7 @@ type ready struct {
 func Init(dir string) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 	answer := os.NewFile(readyFD, "ready")
-	root, err := begin(dir)
+	fence, root, err := begin(dir)
 	r := ready{Root: root}
 	if err != nil {
 		r.Error = err.Error()
@@ -41,26 +41,27 @@ func Init(dir string) error {
 	if err != nil {
 		return err
 	}
+	go fence.watch()
 	return reap(dir, root)
 }
 
 // begin makes what is inside a place, and returns the pid of the job's root process.
-func begin(dir string) (root int, err error) {
+func begin(dir string) (fence Fence, root int, err error) {
 	if os.Getpid() != 1 {
-		return 0, errors.New("this is a command for the first process of a job's place")
+		return Fence{}, 0, errors.New("this is a command for the first process of a job's place")
 	}
 	var spec Spec
 	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
-		return 0, err
+		return Fence{}, 0, err
 	}
 	if err := detach(); err != nil {
-		return 0, err
+		return Fence{}, 0, err
 	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return 0, fmt.Errorf("mount /proc: %w", err)
+		return Fence{}, 0, fmt.Errorf("mount /proc: %w", err)
 	}
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
-		return 0, fmt.Errorf("mount /dev/shm: %w", err)
+		return Fence{}, 0, fmt.Errorf("mount /dev/shm: %w", err)
 	}
 	hidden := make(map[string][]string)
 	for _, path := range spec.Hide {
@@ -68,16 +69,17 @@ func begin(dir string) (root int, err error) {
 	}
 	for dir, names := range hidden {
 		if err := hide(dir, names); err != nil {
-			return 0, fmt.Errorf("hide what is not the job's: %w", err)
+			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}
 	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
-		return 0, fmt.Errorf("set the first pid: %w", err)
+		return Fence{}, 0, fmt.Errorf("set the first pid: %w", err)
 	}
 	if spec.Start == nil {
-		return spec.Root, nil
+		return spec.Fence, spec.Root, nil
 	}
-	return spec.Start.start()
+	root, err = spec.Start.start()
+	return spec.Fence, root, err
 }
 
 // detach gives up what belongs to whoever makes the place: its terminal and its open files. criu

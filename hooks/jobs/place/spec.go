@@ -31,6 +31,8 @@ type Spec struct {
 	FirstPID int `json:"first_pid"`
 	// Hide are files that do not exist in the place: device nodes of GPUs that are not the job's.
 	Hide []string `json:"hide,omitempty"`
+	// Fence ends the place once the job belongs to another one.
+	Fence Fence `json:"fence"`
 	// Start is the job to be started; nil if one will be restored.
 	Start *Start `json:"start,omitempty"`
 	// Root is the pid inside of the root process of a job that will be restored.
