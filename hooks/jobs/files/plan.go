@@ -16,7 +16,7 @@ const (
 	cut                    // what follows its end at the checkpoint is newer
 	create                 // it is missing
 	rewrite                // its content is another one
-	complete               // a PutBack that was killed has begun to rewrite it
+	complete               // the same, and there is nothing to keep
 )
 
 // todo is what is to be done about one file.
@@ -111,16 +111,16 @@ func (p *putBack) lookAtContent(ctx context.Context, t *target, todo *todo, need
 	case equal:
 		todo.action = leave
 		return nil
-	case begun:
+	case blank: // there is nothing to keep
 		todo.action = complete
-		if t.stat.Size > 0 {
-			kept, err := t.kept()
-			if err != nil {
-				return err
-			}
-			if len(kept) == 0 { // so it was not PutBack that wrote the zeros
-				todo.action = rewrite
-			}
+	case begun:
+		kept, err := t.kept()
+		if err != nil {
+			return err
+		}
+		todo.action = complete
+		if len(kept) == 0 { // so it was not PutBack that began
+			todo.action = rewrite
 		}
 	default:
 		todo.action = rewrite

@@ -136,8 +136,11 @@ func (s *surveyed) addFile(h *held) error {
 	switch f.Use {
 	case useContent:
 		from, err := openHeld(h.link)
-		if err != nil {
+		if gone(err) {
 			return err
+		}
+		if err != nil {
+			return fmt.Errorf("%v, which process %d (%s) has open for writing, cannot be read: %w", h.name(), f.PID, f.Process, err)
 		}
 		f.Content.Extents, err = extentsOf(from, f.Meta.Size)
 		from.Close()
