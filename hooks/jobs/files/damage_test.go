@@ -68,6 +68,7 @@ func TestAListThatSaveDoesNotWriteIsRefused(t *testing.T) {
 		"a path twice":        {func(l *list) { l.Files[1].Paths = l.Files[0].Paths }, "is in it twice"},
 		"a negative size":     {func(l *list) { l.Files[0].Meta.Size = -1 }, "the size -1 is negative"},
 		"a mode of a device":  {func(l *list) { l.Files[0].Meta.Mode = 0o60644 }, "60644 is no mode"},
+		"an end of no file":   {func(l *list) { l.Files[contentOf(l)].End = &ending{} }, "its end is not described as it must be"},
 		"an unknown use":      {func(l *list) { l.Files[0].Use = "all" }, `"all" is no use`},
 		"content elsewhere":   {func(l *list) { l.Files[contentOf(l)].Content.Data = "../pages" }, `its data is in "../pages"`},
 		"a part behind":       {func(l *list) { l.Files[contentOf(l)].Content.Extents[0].Offset = 1 << 62 }, "does not fit into it"},
@@ -106,6 +107,8 @@ func contentOf(l *list) int {
 // when it is written again.
 func FuzzList(f *testing.F) {
 	f.Add([]byte(`{"version":1,"files":[],"trees":[]}`))
+	f.Add([]byte(`{"version":1,"files":[{"paths":["/log"],"use":"append","pid":1,"process":"x","dev":1,"inode":2,"links":1,` +
+		`"meta":{"size":5000,"mode":420,"uid":1,"gid":1,"mtime":0},"may_be_shorter":true,"end":{"length":4096,"crc32c":7},"content":{}}],"trees":[]}`))
 	f.Add([]byte(`{"version":1,"files":[{"paths":["/a",{"base64":"L/8="}],"use":"content","pid":1,"process":"x","dev":1,"inode":2,"links":2,` +
 		`"meta":{"size":9,"mode":420,"uid":1,"gid":1,"mtime":-5},"content":{"data":"cucriu-file-0","extents":[{"offset":1,"length":8,"crc32c":7}]}}],"trees":null}`))
 	f.Add([]byte(`{"version":1,"files":null,"trees":[{"dir":"/dev/shm","data":"cucriu-tree-0","entries":[` +

@@ -130,7 +130,17 @@ func TestWhatTheCheckpointDoesNotHoldMustBeThere(t *testing.T) {
 		"appended, shorter": {
 			order{Flags: unix.O_WRONLY | unix.O_APPEND},
 			func(path string) error { return os.Truncate(path, 3) }, "",
-			"PATH, to which the job only appends, had 7 bytes at the checkpoint and has 3 bytes now: the job goes on at its end",
+			"PATH, to which the job only appends, is not the one of the checkpoint (7 bytes then, 3 bytes now): the job goes on at its end",
+		},
+		"appended, rotated": {
+			order{Flags: unix.O_WRONLY | unix.O_APPEND},
+			func(path string) error { return os.WriteFile(path, []byte("another log"), 0o600) }, "",
+			"PATH, to which the job only appends, is not the one of the checkpoint (7 bytes then, 11 bytes now): the job goes on at its end",
+		},
+		"appended and read back, rotated": {
+			order{Flags: unix.O_RDWR | unix.O_APPEND},
+			func(path string) error { return os.WriteFile(path, []byte("another log"), 0o600) },
+			"PATH: the job only appends to it; it has other content now than at the checkpoint, which does not hold it", "",
 		},
 		"appended, other mode": {order{Flags: unix.O_WRONLY | unix.O_APPEND}, func(path string) error { return os.Chmod(path, 0o600) }, "", ""},
 	} {
