@@ -199,3 +199,42 @@ func TestAFullDiskIsFoundBeforeAnythingIsChanged(t *testing.T) {
 		}
 	})
 }
+
+// TestADiskThatFillsUpMeanwhileLosesNothing: somebody else has taken the room after it was
+// looked at.
+func TestADiskThatFillsUpMeanwhileLosesNothing(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		disk := filepath.Join(tempDir(t), "disk")
+		old, newer := strings.Repeat("a", 5<<20), strings.Repeat("b", 5<<20)
+		for _, at := range []string{"partial", "kept", "emptied", "sized"} {
+			testenv.SmallDisk(t, disk, "16m")
+			state, ballast := write(t, filepath.Join(disk, "state"), old), filepath.Join(disk, "ballast")
+			checkpoint, _ := save(t, startJob(t, jobFile(state, unix.O_RDWR)), Options{})
+			write(t, state, newer)
+			_, err := putBackInSteps(t.Context(), checkpoint, PutBackOptions{Time: noon()}, func(step string) error {
+				if step != at {
+					return nil
+				}
+				if err := os.WriteFile(ballast, make([]byte, 16<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+					t.Errorf("the disk is not full: %v", err)
+				}
+				return nil
+			})
+			switch {
+			case at == "kept": // the room of the old content is enough for the new
+				must(t, err)
+			case !errors.Is(err, unix.ENOSPC):
+				t.Errorf("%s: %v", at, err)
+			case at != "partial" && !strings.HasSuffix(err.Error(), "what is newer is in "+state+ofNoon):
+				t.Errorf("%s: %v", at, err)
+			}
+			must(t, os.Remove(ballast))
+			_, err = PutBack(t.Context(), checkpoint, PutBackOptions{Time: noon()})
+			must(t, err)
+			if names := namesIn(t, disk); len(names) != 2 || names["state"] != old || names["state"+ofNoon] != newer {
+				t.Errorf("%s: %d names", at, len(names))
+			}
+			must(t, unix.Unmount(disk, unix.MNT_DETACH))
+		}
+	})
+}
