@@ -64,7 +64,7 @@ func stageImage(t testing.TB, dir string, id int, m memory) string {
 	must(t, os.MkdirAll(dir, 0o700))
 	for name, size := range map[string]int{
 		"inventory.img": 100, "pstree.img": 60, "core-7.img": 5000, "mm-7.img": 900, "pagemap-7.img": 300,
-		"pages-1.img": 3<<20 + 17, "empty.img": 0, "dump.log": 2000,
+		"pages-1.img": 1<<20 + 17, "empty.img": 0, "dump.log": 2000,
 	} {
 		data := newMemory(uint64(id), size/pages.ChunkSize+1)
 		var all []byte
@@ -129,8 +129,10 @@ func openStore(t testing.TB, dir string) *Store {
 // publish publishes a new dump of the memory.
 func publish(t testing.TB, s *Store, id int, m memory) Checkpoint {
 	t.Helper()
-	c, err := s.Publish(t.Context(), stageImage(t, filepath.Join(t.TempDir(), "image"), id, m), goodInfo(t), nil)
+	staged := filepath.Join(s.Dir(), "image") // on the same file system
+	c, err := s.Publish(t.Context(), stageImage(t, staged, id, m), goodInfo(t), nil)
 	must(t, err)
+	must(t, os.RemoveAll(staged))
 	return c
 }
 
