@@ -14,6 +14,9 @@ type Plan struct {
 	from   *Reader
 	pool   *Pool
 	places []int32 // of each chunk in the pool; -1 if it is to be written
+	// twins are, of each chunk that is to be written, the first such chunk that is probably the
+	// same. Often that is the chunk itself.
+	twins []int32
 }
 
 // none is the place of a chunk that is to be written.
@@ -49,6 +52,7 @@ func NewPlan(from *Reader, pool *Pool) *Plan {
 			}
 		}
 		if !changed {
+			p.pair()
 			return p
 		}
 	}
@@ -101,8 +105,8 @@ func (p *Plan) candidates(i int) (first, end int) {
 	return p.pool.find(chunk)
 }
 
-// Bytes returns how much memory the chunks that are not zero have, and how much of that is
-// probably in the pool.
+// Bytes returns how much memory the chunks that are not zero have, and how much of that need
+// probably not be written.
 func (p *Plan) Bytes() (all, shared int64) {
 	for i, at := range p.places {
 		chunk := p.from.index.at(i).chunk
@@ -110,11 +114,33 @@ func (p *Plan) Bytes() (all, shared int64) {
 			continue
 		}
 		all += int64(chunk.Size)
-		if at != none {
+		if at != none || int(p.twins[i]) != i {
 			shared += int64(chunk.Size)
 		}
 	}
 	return all, shared
+}
+
+// pair looks for twins.
+func (p *Plan) pair() {
+	p.twins = make([]int32, len(p.places))
+	var single []int32
+	for i, at := range p.places {
+		p.twins[i] = int32(i)
+		if at == none && p.from.index.at(i).chunk.Codec != Zero {
+			single = append(single, int32(i))
+		}
+	}
+	slices.SortFunc(single, func(a, b int32) int {
+		x, y := p.from.index.at(int(a)).chunk, p.from.index.at(int(b)).chunk
+		return cmp.Or(cmp.Compare(x.Checksum, y.Checksum), cmp.Compare(x.Size, y.Size), cmp.Compare(a, b))
+	})
+	for i := 1; i < len(single); i++ {
+		x, y := p.from.index.at(int(single[i-1])).chunk, p.from.index.at(int(single[i])).chunk
+		if x.Checksum == y.Checksum && x.Size == y.Size {
+			p.twins[single[i]] = p.twins[single[i-1]]
+		}
+	}
 }
 
 // shards returns the numbers of the shards that are used, in order.
@@ -141,4 +167,5 @@ func (p *Plan) exclude(shard uint32) {
 			p.places[i] = none
 		}
 	}
+	p.pair()
 }

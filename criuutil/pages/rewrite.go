@@ -48,7 +48,7 @@ type WrittenFile struct {
 // Rewrite writes new files for the pages of a process, from those that the plan was made for.
 // What the plan finds in the pool is read, compared byte by byte, and not written if it is
 // the same: the new files then name the shard that it is in, which gets a further name in the
-// directory. All files are on disk afterwards, except for their names. Every chunk is checked
+// directory. What a process has several times is written once. All files are on disk afterwards, except for their names. Every chunk is checked
 // on the way.
 //
 // If Rewrite fails, what it has written remains.
@@ -61,18 +61,29 @@ func Rewrite(ctx context.Context, p *Plan, o RewriteOptions) (Rewritten, error) 
 			p.exclude(number)
 		}
 	}
-	if err := w.each(ctx, len(p.places), func(i int) int { return i }); err != nil {
+	var first, twins []int32
+	for i, twin := range p.twins {
+		if i == int(twin) {
+			first = append(first, twin)
+		} else {
+			twins = append(twins, int32(i))
+		}
+	}
+	if err := w.each(ctx, first); err != nil {
+		return Rewritten{}, err
+	}
+	if err := w.each(ctx, twins); err != nil {
 		return Rewritten{}, err
 	}
 	// Chunks that were the same lie in shards that have turned out to be damaged elsewhere.
-	var again []int
+	var again []int32
 	for i, at := range p.places {
 		if at != none && p.pool.shards[p.pool.places[at].shard].damaged() != nil {
 			p.places[i] = none
-			again = append(again, i)
+			again = append(again, int32(i))
 		}
 	}
-	if err := w.each(ctx, len(again), func(i int) int { return again[i] }); err != nil {
+	if err := w.each(ctx, again); err != nil {
 		return Rewritten{}, err
 	}
 	return w.finish()
@@ -125,9 +136,9 @@ func (w *rewriter) dropUnused(used []string) error {
 	return nil
 }
 
-// each puts n chunks, the numbers of which which returns.
-func (w *rewriter) each(ctx context.Context, n int, which func(int) int) error {
-	return work(ctx, len(w.shards), n, func(worker int) (func(int) error, func(), error) {
+// each puts chunks by their numbers.
+func (w *rewriter) each(ctx context.Context, chunks []int32) error {
+	return work(ctx, len(w.shards), len(chunks), func(worker int) (func(int) error, func(), error) {
 		codec := w.options.Codec
 		if codec == Zero {
 			codec = Raw
@@ -139,7 +150,7 @@ func (w *rewriter) each(ctx context.Context, n int, which func(int) int) error {
 		staged, stored := &coder{}, &coder{}
 		buffers := make([]byte, 2*ChunkSize)
 		do := func(i int) error {
-			return w.put(which(i), worker, encoder, staged, stored, buffers)
+			return w.put(int(chunks[i]), worker, encoder, staged, stored, buffers)
 		}
 		return do, func() { encoder.close(); staged.close(); stored.close() }, nil
 	})
@@ -161,7 +172,9 @@ func (w *rewriter) put(i, worker int, encoder, staged, stored *coder, buffers []
 	r := record{chunk: chunk}
 	r.chunk.Data = nil
 	if chunk.Codec != Zero {
-		if w.isStored(i, memory, stored, buffers[ChunkSize:]) {
+		if twin := int(w.plan.twins[i]); twin != i && w.isTwin(twin, memory, stored, buffers[ChunkSize:]) {
+			r.chunk.Codec, r.stored, r.shard, r.offset = w.records[twin].chunk.Codec, w.records[twin].stored, w.records[twin].shard, w.records[twin].offset
+		} else if w.isStored(i, memory, stored, buffers[ChunkSize:]) {
 			at := w.plan.places[i]
 			r.chunk.Codec, r.stored, r.offset = w.plan.pool.places[at].codec, w.plan.pool.places[at].stored, w.plan.pool.places[at].offset
 		} else if err := w.write(worker, chunk, memory, encoder, &r); err != nil {
@@ -170,6 +183,16 @@ func (w *rewriter) put(i, worker int, encoder, staged, stored *coder, buffers []
 	}
 	w.records[i] = r
 	return nil
+}
+
+// isTwin reports whether a chunk, which is written already, is the same.
+func (w *rewriter) isTwin(twin int, memory []byte, stored *coder, buffer []byte) bool {
+	chunk, err := w.plan.from.Get(twin, buffer)
+	if err != nil {
+		return false
+	}
+	other, err := stored.decode(chunk)
+	return err == nil && bytes.Equal(memory, other)
 }
 
 // isStored reports whether a chunk is where the plan says. If not, the plan says so

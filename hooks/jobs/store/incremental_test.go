@@ -349,6 +349,25 @@ func TestProcessesWithTheSameStateStoreItOnce(t *testing.T) {
 	wantRestored(t, c, m)
 }
 
+// TestStateThatRepeatsItselfIsStoredOnce: padding and initial values are often the same.
+func TestStateThatRepeatsItselfIsStoredOnce(t *testing.T) {
+	s := openStore(t, quickDir(t))
+	m := newMemory(1, 4)
+	for i := range 40 {
+		m = append(m, m[i%4])
+	}
+	collision := changed(m, 2, 20)
+	collide(collision[20], checksum(m[1]))
+	for id, want := range []memory{m, collision} {
+		c := publish(t, s, id+1, want)
+		wantRestored(t, c, want)
+		if c.New > rest+4*chunk {
+			t.Errorf("%d bytes are new", c.New)
+		}
+		must(t, s.Verify(t.Context(), c, 2, nil))
+	}
+}
+
 // TestAnyHistoryKeepsEveryCheckpointWhole dumps a job again and again, with state that changes
 // at random, while checkpoints are removed. Each is as it was dumped, and what the store keeps
 // alive has a bound.
@@ -371,6 +390,9 @@ func TestAnyHistoryKeepsEveryCheckpointWhole(t *testing.T) {
 				}
 			}
 			m = changed(m, uint64(dump*100), change...)
+			if rapid.Bool().Draw(r, "repeat") {
+				m[rapid.IntRange(0, chunks-1).Draw(r, "to")] = m[rapid.IntRange(0, chunks-1).Draw(r, "from")]
+			}
 			if rapid.Bool().Draw(r, "move") {
 				m = append(slices.Clone(m[chunks/3:]), m[:chunks/3]...)
 			}
