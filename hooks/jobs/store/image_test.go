@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/crc32"
 	"io/fs"
@@ -41,16 +42,13 @@ type memory [][]byte
 
 // newMemory returns chunks of noise.
 func newMemory(seed uint64, chunks int) memory {
-	random := rand.New(rand.NewPCG(seed, 1))
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	random := rand.NewChaCha8(key)
 	m := make(memory, chunks)
 	for i := range m {
 		m[i] = make([]byte, pages.ChunkSize)
-		for at := 0; at < len(m[i]); at += 8 {
-			n := random.Uint64()
-			for b := range 8 {
-				m[i][at+b] = byte(n >> (8 * b))
-			}
-		}
+		random.Read(m[i])
 	}
 	return m
 }

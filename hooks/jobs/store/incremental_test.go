@@ -379,10 +379,10 @@ func TestAnyHistoryKeepsEveryCheckpointWhole(t *testing.T) {
 		defer os.RemoveAll(dir)
 		s := openStore(t, filepath.Join(dir, "job"))
 		defer s.Close()
-		chunks := rapid.IntRange(1, 16).Draw(r, "chunks")
+		chunks := rapid.IntRange(1, 12).Draw(r, "chunks")
 		m := newMemory(1, chunks)
 		want := make(map[string]memory)
-		for dump := 1; dump <= 6; dump++ {
+		for dump := 1; dump <= 5; dump++ {
 			var change []int
 			for i := range chunks {
 				if rapid.IntRange(0, 3).Draw(r, fmt.Sprintf("change %d", i)) == 0 {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/pages"
 	"cucriu/hooks/image"
 )
@@ -22,7 +24,7 @@ const (
 	// and forth between two is found as well.
 	baseCheckpoints = 2
 	// leastShared is the part of a process's pages, as 1/leastShared, below which they are
-	// taken as they are.
+	// taken as they are, if nothing need be copied for that.
 	leastShared = 8
 )
 
@@ -122,7 +124,7 @@ func (d *drainer) pagesOf(p *image.Process, b *base, id string) (*pages.Listing,
 	}
 	defer reader.Close()
 	plan := pages.NewPlan(reader, &b.pool)
-	if all, shared := plan.Bytes(); shared*leastShared <= all && d.store.codec == pages.Zero {
+	if all, shared := plan.Bytes(); shared*leastShared <= all && d.store.codec == pages.Zero && d.canLink() {
 		return p.Pages, d.files(staged, b)
 	}
 	end := d.done
@@ -167,6 +169,12 @@ func (d *drainer) pagesOf(p *image.Process, b *base, id string) (*pages.Listing,
 	return &rewritten.Listing, nil
 }
 
+// canLink reports whether the staged directory is on the file system of the store.
+func (d *drainer) canLink() bool {
+	var from, to unix.Stat_t
+	return unix.Stat(d.from.Name(), &from) == nil && unix.Stat(d.dir, &to) == nil && from.Dev == to.Dev
+}
+
 // files puts files into the partial directory as they are.
 func (d *drainer) files(names []string, b *base) error {
 	for _, name := range names {
@@ -183,6 +191,11 @@ func (d *drainer) files(names []string, b *base) error {
 
 // manifest writes a manifest that differs from the staged one.
 func (d *drainer) manifest(m image.Manifest) error {
+	staged, err := d.from.Lstat(image.ManifestName)
+	if err != nil {
+		return err
+	}
+	d.report(image.ManifestName, staged.Size())
 	if err := m.Write(d.dir); err != nil {
 		return err
 	}
