@@ -12,6 +12,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/jobs/store"
 )
 
 // watch takes care of the job until it has ended, or is to leave this host.
@@ -29,6 +30,8 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	if s.Every <= 0 {
 		due.Stop()
 	}
+	look := time.NewTicker(fenceEvery)
+	defer look.Stop()
 	var made chan error // a checkpoint is under way
 	for {
 		select {
@@ -42,12 +45,16 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				<-made // its own message says how it went
 			}
 			return s.jobEnded()
+		case <-look.C:
+			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
+				return s.fenced(err)
+			}
 		case <-due.C:
 			made = make(chan error, 1)
 			go func() { made <- s.checkpoint(ctx, "schedule") }()
 		case err := <-made:
 			made = nil
-			if err := s.store.Fenced(); err != nil {
+			if err := s.store.Fenced(); errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
 			}
 			due.Reset(s.untilNext(err))
@@ -60,6 +67,9 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		}
 	}
 }
+
+// fenceEvery is how often to look whether the job belongs to somebody else now.
+const fenceEvery = 5 * time.Second
 
 // retryFirst is how soon a checkpoint is tried again that could not be made.
 const retryFirst = 5 * time.Second
@@ -97,9 +107,6 @@ func (s *supervisor) jobEnded() (int, error) {
 		return 0, err
 	}
 	status := exit.Code()
-	if err := s.endPlace(); err != nil {
-		return 0, err
-	}
 	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
@@ -112,7 +119,7 @@ func (s *supervisor) jobEnded() (int, error) {
 		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
-	return status, nil
+	return status, s.endPlace()
 }
 
 // finish records that the job has come to its end.
