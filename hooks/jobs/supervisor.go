@@ -111,14 +111,8 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
-	old, err := s.placeDirs()
-	if err != nil {
+	if err := s.removePlaces(); err != nil {
 		return err
-	}
-	for _, dir := range old {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
 	}
 	dir, err := os.MkdirTemp(s.Dir, placePrefix)
 	if err != nil {
@@ -132,6 +126,15 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 		return err
 	}
 	s.place, err = place.New(ctx, dir, runDir, spec)
+	return err
+}
+
+// removePlaces removes what is left of places that are gone.
+func (s *supervisor) removePlaces() error {
+	dirs, err := s.placeDirs()
+	for _, dir := range dirs {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
 	return err
 }
 
@@ -165,12 +168,16 @@ func (s *supervisor) letGo() {
 	}
 }
 
-// endPlace ends the place, and what is left of the job in it.
+// endPlace ends the place, and what is left of the job in it. How the job has ended is forgotten
+// then.
 func (s *supervisor) endPlace() error {
 	err := s.place.Kill()
 	s.letGo()
 	s.place, s.root = nil, nil
-	return err
+	if err != nil {
+		return err
+	}
+	return s.removePlaces()
 }
 
 func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }
