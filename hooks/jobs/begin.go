@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
 )
@@ -18,18 +19,19 @@ const firstPID = 1000
 // begin brings the job to run: it runs already, is resumed, or is started.
 func (s *supervisor) begin(ctx context.Context) error {
 	attached, err := s.attach(ctx)
-	if err != nil || attached || s.record.Finished != nil {
-		return err
+	if err == nil && !attached && s.record.Finished == nil {
+		s.fence, err = s.raiseFence(ctx)
 	}
-	if s.fence, err = s.raiseFence(ctx); err != nil {
-		return err
-	}
-	left, err := s.store.RemoveLeftovers()
 	if err != nil {
 		return err
 	}
-	for _, path := range left {
-		s.say("removed " + path + ", which never became a checkpoint")
+	s.saveStaged(ctx)
+	s.removeLeftovers()
+	if attached {
+		return nil
+	}
+	if s.record.Finished != nil {
+		return s.removePlaces()
 	}
 	all, err := s.store.Checkpoints()
 	if err != nil {
@@ -39,6 +41,17 @@ func (s *supervisor) begin(ctx context.Context) error {
 		return s.start(ctx)
 	}
 	return s.resumeNewest(ctx, all)
+}
+
+// removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
+func (s *supervisor) removeLeftovers() {
+	left, err := s.store.RemoveLeftovers()
+	if err != nil {
+		s.say(fmt.Sprintf("not all is removed that an earlier supervisor has left: %v", err))
+	}
+	for _, path := range left {
+		s.say("removed " + path + ", which never became a checkpoint")
+	}
 }
 
 // attach takes on a job that runs although its supervisor was killed.
@@ -90,6 +103,9 @@ func (s *supervisor) start(ctx context.Context) error {
 		FirstPID: firstPID,
 		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
 	})
+	if errors.As(err, new(*job.NotStartedError)) {
+		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
+	}
 	if err != nil {
 		return err
 	}

@@ -113,14 +113,8 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
-	old, err := s.placeDirs()
-	if err != nil {
+	if err := s.removePlaces(); err != nil {
 		return err
-	}
-	for _, dir := range old {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
 	}
 	if err := s.beginStage(); err != nil {
 		return err
@@ -141,6 +135,15 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	return err
 }
 
+// removePlaces removes what is left of places that are gone.
+func (s *supervisor) removePlaces() error {
+	dirs, err := s.placeDirs()
+	for _, dir := range dirs {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return err
+}
+
 // findPlace attaches to the place of the job. If that is gone, it tells how the job had ended in
 // it, as far as that is known.
 func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
@@ -151,8 +154,11 @@ func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
 	var exit *place.Exit
 	for _, dir := range dirs {
 		p, err := place.Attach(dir)
-		// One that is elsewhere ends when the fence is raised.
-		if !errors.Is(err, place.ErrGone) && !errors.Is(err, place.ErrElsewhere) {
+		switch {
+		case errors.Is(err, place.ErrElsewhere) && s.Takeover: // it ends when the fence is raised
+		case errors.Is(err, place.ErrElsewhere):
+			return nil, nil, fmt.Errorf("%w: run this command there, or say --takeover, and what the job has done since its last checkpoint is lost", err)
+		case !errors.Is(err, place.ErrGone):
 			return p, nil, err
 		}
 		if exit, err = place.LastExit(dir); err != nil {
@@ -172,15 +178,16 @@ func (s *supervisor) letGo() {
 	}
 }
 
-// endPlace ends the place, and what is left of the job in it.
+// endPlace ends the place, and what is left of the job in it. How the job has ended is forgotten
+// then.
 func (s *supervisor) endPlace() error {
 	err := s.place.Kill()
-	if err == nil {
-		err = os.RemoveAll(s.place.Dir())
-	}
 	s.letGo()
 	s.place, s.root = nil, nil
-	return err
+	if err != nil {
+		return err
+	}
+	return s.removePlaces()
 }
 
 func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }

@@ -12,6 +12,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/jobs/store"
 )
 
 // watch takes care of the job until it has ended, or is to leave this host.
@@ -39,7 +40,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		case <-look.C:
 			go s.look(ctx)
 		case <-owned.C:
-			if err := s.store.Fenced(); err != nil {
+			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
 			}
 		case <-ctx.Done():
@@ -103,11 +104,8 @@ func (s *supervisor) jobEnded() (int, error) {
 	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
 		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
 	}
-	if err := s.endPlace(); err != nil {
-		return 0, err
-	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
-	return status, nil
+	return status, s.endPlace()
 }
 
 // finish records that the job has come to its end.

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,7 +28,12 @@ type ready struct {
 // in the place until it is killed. It returns only if it cannot begin.
 func Init(dir string) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
-	answer := os.NewFile(readyFD, "ready")
+	answer, recorded := os.NewFile(readyFD, "ready"), os.NewFile(goFD, "go")
+	alive, err := holdAlive(dir)
+	if err != nil {
+		return err
+	}
+	defer alive.Close()
 	fence, root, err := begin(dir)
 	r := ready{Root: root}
 	if err != nil {
@@ -40,6 +47,9 @@ func Init(dir string) error {
 	}
 	if err != nil {
 		return err
+	}
+	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
+		return fmt.Errorf("whoever made the place has gone: %w", err)
 	}
 	go fence.watch()
 	return reap(dir, root)
@@ -124,12 +134,20 @@ func reap(dir string, root int) error {
 		switch {
 		case err == nil && pid > 0:
 			if pid == root && (status.Exited() || status.Signaled()) {
-				// A full disk must not end the place, or the job's children with it.
-				_ = writeExit(dir, status)
+				go tellExit(dir, status)
 			}
 		case errors.Is(err, unix.EINTR):
 		default: // none has ended, or there is none
 			<-ended
 		}
+	}
+}
+
+// tellExit records the end of the root process. A full disk must not end the place, or the job's
+// children with it: there may be room later.
+func tellExit(dir string, status unix.WaitStatus) {
+	exit := Exit{status, time.Now().UTC()}
+	for writeExit(dir, exit) != nil {
+		time.Sleep(time.Second)
 	}
 }
