@@ -98,11 +98,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	for _, note := range notes {
 		s.say(note)
 	}
-	err = s.newPlace(ctx, place.Spec{
-		Hide:     g.hidden,
-		FirstPID: firstPID,
-		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
-	})
+	start := &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
+	if s.user != nil {
+		start.Env, start.User = s.user.environment(env), &s.user.credential
+	}
+	err = s.newPlace(ctx, place.Spec{Hide: g.hidden, FirstPID: firstPID, Start: start})
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
 	}
@@ -156,6 +156,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	if err := s.store.Check(ctx, c); err != nil {
 		return err
+	}
+	if s.user != nil {
+		if err := s.user.check(c.Dir); err != nil {
+			return err
+		}
 	}
 	first, err := freePIDs(c.Dir)
 	if err != nil {

@@ -29,6 +29,7 @@ type supervisor struct {
 	place  *place.Place
 	root   *proc.Process // the job's root process
 	fence  place.Fence
+	user   *account // nil if the job is root's
 
 	costs    costs
 	failures int // attempts at a checkpoint since the last one
@@ -51,6 +52,11 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	}
 	if s.record.Finished != nil {
 		return s.sayFinished(), nil
+	}
+	if s.User != "" {
+		if s.user, err = lookupAccount(s.User); err != nil {
+			return 0, err
+		}
 	}
 	if err := s.checkHere(ctx); err != nil {
 		return 0, err
