@@ -155,8 +155,8 @@ func (s *Store) pay(ctx context.Context, n int) error {
 }
 
 // isGivenUp reports whether an error says nothing but that somebody did not want to wait.
-func isGivenUp(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+func isGivenUp(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 func (s *Store) path(elements ...string) string {

@@ -34,7 +34,7 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, progress 
 		}
 		return err
 	}
-	if !isGivenUp(err) {
+	if !isGivenUp(ctx, err) {
 		err = errors.Join(err, s.unmarkVerified(c))
 	}
 	return err
@@ -68,7 +68,7 @@ func (s *Store) verify(ctx context.Context, c Checkpoint, workers int, progress 
 			continue
 		}
 		err := verifyPages(ctx, dir, p, workers, read)
-		if err != nil && !isGivenUp(err) {
+		if err != nil && !isGivenUp(ctx, err) {
 			err = &DamageError{Checkpoint: c.Name, Err: fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)}
 		}
 		if err != nil {
