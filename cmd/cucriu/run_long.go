@@ -18,6 +18,7 @@ import (
 // longFlags are the flags of a long job.
 type longFlags struct {
 	dir, name, criu string
+	metrics         string
 	every, grace    time.Duration
 	keep            int
 	takeover        bool
@@ -36,13 +37,14 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
 	flags.IntVar(&f.requeueStatus, "requeue-status", 75, "the exit status then")
 	flags.StringVar(&f.criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
+	flags.StringVar(&f.metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
 	_ = cmd.MarkFlagDirname("dir")
 }
 
 func (f *longFlags) options(args []string) (jobs.Options, error) {
 	o := jobs.Options{
 		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
-		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Output: os.Stdout, Messages: os.Stderr,
+		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
 	switch {
 	case f.every < 0 || f.grace < 0:

@@ -52,6 +52,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	s.place = p
+	s.notePlace()
 	// What the last supervisor had begun is finished, or undone, first.
 	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
@@ -59,6 +60,9 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	s.root, err = p.OpenRoot()
 	switch {
 	case err == nil:
+		if err := s.attachPaused(ctx); err != nil {
+			return false, err
+		}
 		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s runs, its supervisor had gone: it is under care again", s.record.Name)})
 		return true, nil
 	case !errors.Is(err, proc.ErrGone):

@@ -18,25 +18,31 @@ import (
 )
 
 // checkpoint makes a checkpoint of the running job, and tells how that went.
-func (s *supervisor) checkpoint(ctx context.Context, reason string) error {
+func (s *supervisor) checkpoint(ctx context.Context, reason string) (store.Checkpoint, error) {
+	s.board.is(StateCheckpoint)
+	defer s.board.is(StateRunning)
 	c, err := s.makeCheckpoint(ctx, reason, false)
 	if err != nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no checkpoint: %v", err)})
-		return err
+		return c, err
 	}
 	s.tellCheckpoint(c)
 	if err := s.verify(ctx, c); err != nil {
-		return err
+		return c, err
 	}
 	s.prune(ctx)
-	return nil
+	return c, nil
 }
 
 func (s *supervisor) tellCheckpoint(c store.Checkpoint) {
 	s.tell(Event{
 		Event: EventCheckpoint, Checkpoint: c.Name, Pause: c.Pause, Duration: c.Duration, Bytes: c.Bytes, NewBytes: c.New,
-		Message: fmt.Sprintf("checkpoint %s: the job stood still for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New)),
+		Message: sayCheckpoint(c),
 	})
+}
+
+func sayCheckpoint(c store.Checkpoint) string {
+	return fmt.Sprintf("checkpoint %s: the job stood still for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
 }
 
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With

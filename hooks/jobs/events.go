@@ -32,6 +32,8 @@ const (
 	EventFailed     = "failed" // a checkpoint was not made, or did not restore
 	EventPreempted  = "preempted"
 	EventEnded      = "ended"
+	EventPaused     = "paused"
+	EventUnpaused   = "unpaused"
 )
 
 // tell writes an event into the job's log, and tells the user of it. A full disk does not stop a
@@ -39,6 +41,8 @@ const (
 func (s *supervisor) tell(e Event) {
 	e.At = time.Now().UTC()
 	s.say(e.Message)
+	s.board.noteEvent(e)
+	s.metrics.note(e)
 	data, err := json.Marshal(e)
 	if err != nil {
 		return

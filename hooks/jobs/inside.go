@@ -32,6 +32,8 @@ const (
 	opDump    = "dump"
 	opRestore = "restore"
 	opRecover = "recover"
+	opPause   = "pause"
+	opUnpause = "unpause"
 )
 
 // request is what is to be done in a place.
@@ -84,6 +86,10 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		a, err = restoreInside(ctx, hook, criu, r)
 	case opRecover:
 		_, err = hook.Recover(ctx)
+	case opPause:
+		err = pauseInside(ctx, hook, r.Root)
+	case opUnpause:
+		err = unpauseInside(ctx, hook)
 	default:
 		err = fmt.Errorf("request %q is not known", r.Op)
 	}

@@ -29,6 +29,9 @@ type Options struct {
 	// RequeueStatus is the exit status after a preemption.
 	RequeueStatus int
 
+	// Metrics is a file for Prometheus, which is written after each event; empty is none.
+	Metrics string
+
 	Criu string // the criu to run; empty is the one that is found
 
 	Output   io.Writer // gets what the job writes

@@ -16,7 +16,6 @@ import (
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
-	"cucriu/internal/durable"
 )
 
 // supervisor takes care of one job.
@@ -28,6 +27,11 @@ type supervisor struct {
 	runDir string // of this job on this host; gone after a reboot
 	place  *place.Place
 	root   *proc.Process // the job's root process
+
+	paused  bool // the job stands still
+	board   board
+	control control
+	metrics *metrics
 
 	last   []cost // of the last checkpoints
 	failed int    // attempts at a checkpoint since the last one
@@ -44,6 +48,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	s := &supervisor{Options: o, hook: hook}
+	defer s.endControl()
 	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Log: hook.Log}); err != nil {
 		return 0, err
 	}
@@ -57,6 +62,14 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if err := s.makeRunDir(); err != nil {
 		return 0, err
 	}
+	if err := s.listen(); err != nil {
+		return 0, err
+	}
+	defer func() { s.noteEnd(err) }()
+	if s.metrics, err = newMetrics(o.Metrics, s.record.Name, s.board.now.Checkpoint); err != nil {
+		return 0, err
+	}
+	defer s.metrics.end()
 	tail, err := followOutput(s.outputPath(), s.Output)
 	if err != nil {
 		return 0, err
@@ -82,24 +95,6 @@ func (s *supervisor) sayFinished() (status int) {
 func Key(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return hex.EncodeToString(sum[:8])
-}
-
-// local is what a host knows of the jobs that it runs.
-type local struct {
-	Name string `json:"name"`
-	Dir  string `json:"dir"`
-	PID  int    `json:"pid"` // of the supervisor
-}
-
-const localName = "job.json"
-
-// makeRunDir makes the folder of the job in the run directory.
-func (s *supervisor) makeRunDir() error {
-	s.runDir = filepath.Join(s.hook.Config.RunDir, "jobs", Key(s.Dir))
-	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
-		return fmt.Errorf("run directory: %w", err)
-	}
-	return durable.WriteJSON(filepath.Join(s.runDir, localName), local{s.record.Name, s.Dir, os.Getpid()})
 }
 
 const placePrefix = "place-" // of the folders in the job's directory
@@ -131,8 +126,11 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
-	s.place, err = place.New(ctx, dir, runDir, spec)
-	return err
+	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
+		return err
+	}
+	s.notePlace()
+	return nil
 }
 
 // findPlace attaches to the place of the job. If that is gone, it tells how the job had ended in

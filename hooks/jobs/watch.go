@@ -25,12 +25,17 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			_ = s.root.WaitExit(ctx)
 		}()
 	}
-	due := time.NewTimer(s.untilNext(nil))
-	if s.Every <= 0 {
-		due.Stop()
-	}
-	var made chan error // a checkpoint is under way
+	due := time.NewTimer(0)
+	s.schedule(due, nil)
+	var made chan work // something is under way
 	for {
+		isDue, requests := due.C, s.control.requests
+		if made != nil {
+			isDue, requests = nil, nil // one after the other
+		}
+		if s.paused {
+			isDue = nil
+		}
 		select {
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
@@ -39,18 +44,31 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				return 0, context.Cause(ctx)
 			}
 			if made != nil {
-				<-made // its own message says how it went
+				if w := <-made; w.left { // its own message says how it went
+					return s.leave()
+				}
 			}
 			return s.jobEnded()
-		case <-due.C:
-			made = make(chan error, 1)
-			go func() { made <- s.checkpoint(ctx, "schedule") }()
-		case err := <-made:
+		case <-isDue:
+			made = s.begun(func() work {
+				_, err := s.checkpoint(ctx, "schedule")
+				return work{err: err, reschedule: true}
+			})
+		case a := <-requests:
+			made = s.begun(func() work { return s.serve(ctx, a) })
+		case w := <-made:
 			made = nil
 			if err := s.store.Fenced(); err != nil {
 				return s.fenced(err)
 			}
-			due.Reset(s.untilNext(err))
+			if w.left {
+				return s.leave()
+			}
+			if w.reschedule {
+				s.schedule(due, w.err)
+			} else {
+				s.noteRunning(s.board.now.Next)
+			}
 		case got := <-signals.Got():
 			sig := got.(unix.Signal)
 			if slices.Contains(s.Preempt, sig) {
@@ -59,6 +77,25 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			s.pass(sig)
 		}
 	}
+}
+
+// begun does something beside the loop.
+func (s *supervisor) begun(do func() work) chan work {
+	made := make(chan work, 1)
+	go func() { made <- do() }()
+	return made
+}
+
+// schedule sets the time of the next checkpoint, after one that was made or was not.
+func (s *supervisor) schedule(due *time.Timer, err error) {
+	due.Stop()
+	if s.Every <= 0 {
+		s.noteRunning(time.Time{})
+		return
+	}
+	wait := s.untilNext(err)
+	due.Reset(wait)
+	s.noteRunning(time.Now().Add(wait).UTC())
 }
 
 // retryFirst is how soon a checkpoint is tried again that could not be made.
@@ -80,6 +117,7 @@ func (s *supervisor) untilNext(err error) time.Duration {
 func (s *supervisor) pass(sig unix.Signal) {
 	switch {
 	case s.root == nil || sig == unix.SIGHUP:
+	case s.paused && sig == unix.SIGCONT:
 	case job.IsForGroup(sig):
 		_ = unix.Kill(-s.root.PID, sig) // it may have ended
 	case job.IsForFirst(sig):
