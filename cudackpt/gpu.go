@@ -88,6 +88,25 @@ func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	return visible, nil
 }
 
+// OwnGPUs returns the GPUs of this host that this program can see. In a container, or in a job's
+// place, NVML and CUDA know only these. Where it sees the device node of none (they are made when
+// the first program needs them), it returns all.
+func (d *Driver) OwnGPUs() ([]GPU, error) {
+	host, err := d.HostGPUs()
+	if err != nil {
+		return nil, err
+	}
+	minors, err := visibleMinors("/", d.root)
+	if err != nil || len(minors) == 0 {
+		return host, nil
+	}
+	own := slices.DeleteFunc(slices.Clone(host), func(g GPU) bool { return !minors[g.Minor] })
+	if len(own) == 0 {
+		return host, nil
+	}
+	return own, nil
+}
+
 func listHostGPUs(root string) ([]GPU, error) {
 	dir := filepath.Join(root, "proc/driver/nvidia/gpus")
 	entries, err := os.ReadDir(dir)

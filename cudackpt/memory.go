@@ -38,7 +38,7 @@ func (d *Driver) Memory(ctx context.Context, gpu UUID) (MemoryInfo, error) {
 // or has no CUDA. Where the driver does not tell, the amount is [UnknownMemory]. NVML counts in
 // the initial pid namespace, so the pid must be one of that namespace.
 func (d *Driver) ProcessMemory(ctx context.Context, pid int) (map[UUID]uint64, error) {
-	gpus, err := d.HostGPUs()
+	gpus, err := d.OwnGPUs()
 	if err != nil {
 		return nil, err
 	}

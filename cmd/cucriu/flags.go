@@ -156,3 +156,24 @@ func (v *sizeValue) String() string {
 }
 
 func (v *sizeValue) Type() string { return "size" }
+
+// percentValue is an option that is a part of something: 1% is 0.01.
+type percentValue float64
+
+func (v *percentValue) Set(text string) error {
+	percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
+	if err != nil || !strings.HasSuffix(text, "%") || !(percent > 0 && percent <= 50) {
+		return errors.New("it is more than 0% and at most 50%")
+	}
+	*v = percentValue(percent / 100)
+	return nil
+}
+
+func (v *percentValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(100*float64(*v), 'g', -1, 64) + "%"
+}
+
+func (v *percentValue) Type() string { return "percent" }

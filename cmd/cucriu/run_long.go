@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -18,9 +19,13 @@ import (
 // longFlags are the flags of a long job.
 type longFlags struct {
 	dir, name, criu string
-	metrics         string
+	stage, metrics  string
 	every, grace    time.Duration
+	maxPause        time.Duration
+	overhead        float64
 	keep            int
+	settings        []string
+	noSettings      []string
 	takeover        bool
 	preempt         []string
 	requeueStatus   int
@@ -31,6 +36,11 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.Var((*folderValue)(&f.dir), "dir", "holds the checkpoints of the job and its output; made if it is missing")
 	flags.StringVar(&f.name, "name", "", "how the job is called (default: the last part of DIR)")
 	flags.DurationVar(&f.every, "every", 30*time.Minute, "time between checkpoints; 0 is none on a schedule")
+	flags.Var((*percentValue)(&f.overhead), "overhead", "make checkpoints so often that the job stands still for this part of its time, such as 1%; --every counts until their cost is known")
+	flags.DurationVar(&f.maxPause, "max-pause", 0, "leave out a checkpoint for which the job would probably stand still for longer; 0 is no limit")
+	flags.StringVar(&f.stage, "stage", "", "where an image is written while the job stands still: a directory, memory, or disk (in DIR); default: memory if it fits, else disk")
+	flags.StringArrayVar(&f.settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
+	flags.StringArrayVar(&f.noSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&f.keep, "keep", 3, "how many checkpoints to keep")
 	flags.BoolVar(&f.takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
@@ -44,13 +54,16 @@ func (f *longFlags) add(cmd *cobra.Command) {
 func (f *longFlags) options(args []string) (jobs.Options, error) {
 	o := jobs.Options{
 		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
+		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
 		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
 	switch {
-	case f.every < 0 || f.grace < 0:
+	case f.every < 0 || f.grace < 0 || f.maxPause < 0:
 		return o, errors.New("a time is not negative")
 	case f.every > 0 && f.every < time.Second:
 		return o, fmt.Errorf("--every %v: at least 1s", f.every)
+	case f.stage != "" && f.stage != jobs.StageMemory && f.stage != jobs.StageDisk && !filepath.IsAbs(f.stage):
+		return o, fmt.Errorf("--stage %s: memory, disk, or an absolute path", f.stage)
 	case f.keep < 1:
 		return o, fmt.Errorf("--keep %d: at least 1", f.keep)
 	case f.requeueStatus < 0 || f.requeueStatus > 255:
@@ -89,4 +102,15 @@ func runLong(cmd *cobra.Command, hook *hooks.Hook, long longFlags, args []string
 		return exitStatus(status)
 	}
 	return err
+}
+
+// settingNames lists the settings that cost speed, or those that do not.
+func settingNames(costs bool) string {
+	var names []string
+	for _, s := range jobs.Settings() {
+		if s.Costs == costs {
+			names = append(names, s.Name)
+		}
+	}
+	return strings.Join(names, ", ")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -79,11 +78,16 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 
 // start starts the job's command in a new place.
 func (s *supervisor) start(ctx context.Context) error {
-	env := s.Env
-	if env == nil {
-		env = os.Environ()
+	g, err := s.givenGPUs(s.environment())
+	if err != nil {
+		return err
 	}
-	err := s.newPlace(ctx, place.Spec{
+	env, notes := chosen{s.Settings, s.NoSettings}.apply(g.renumber(s.environment()), len(g.gpus))
+	for _, note := range notes {
+		s.say(note)
+	}
+	err = s.newPlace(ctx, place.Spec{
+		Hide:     g.hidden,
 		FirstPID: firstPID,
 		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
 	})
@@ -142,7 +146,12 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	g, err := s.givenGPUs(s.environment())
+	if err != nil {
+		return err
+	}
 	err = s.newPlace(ctx, place.Spec{
+		Hide:     g.hidden,
 		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,

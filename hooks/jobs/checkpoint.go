@@ -13,9 +13,21 @@ import (
 	"cucriu/hooks/image"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/preflight"
 
 	"cucriu/internal/units"
 )
+
+// scheduled makes the checkpoint for which it is time, unless the job would stand still for too long.
+func (s *supervisor) scheduled(ctx context.Context) error {
+	if pause, is := s.tooLong(); is {
+		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would stand still for about %v, and may for %v (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
+		s.costs = s.costs[1:] // so that it is tried again some time
+		return nil
+	}
+	_, err := s.checkpoint(ctx, "schedule")
+	return err
+}
 
 // checkpoint makes a checkpoint of the running job, and tells how that went.
 func (s *supervisor) checkpoint(ctx context.Context, reason string) (store.Checkpoint, error) {
@@ -46,10 +58,22 @@ func sayCheckpoint(c store.Checkpoint) string {
 }
 
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With
-// end it ends the job once its image is complete.
-func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool) (_ store.Checkpoint, err error) {
+// end it ends the job once its image is complete, so it must be on the disk then.
+func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool) (store.Checkpoint, error) {
+	var c store.Checkpoint
+	var err error
+	for _, base := range s.stages(end) {
+		c, err = s.checkpointBy(ctx, base, reason, end)
+		if err == nil || !preflight.Refused(err) {
+			break
+		}
+	}
+	return c, err
+}
+
+func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end bool) (_ store.Checkpoint, err error) {
 	begun := time.Now()
-	stage, err := s.store.StageDir("")
+	stage, err := s.store.StageDir(base)
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
@@ -65,8 +89,7 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 	}
 	c, err := s.store.Publish(ctx, images, info, nil)
 	if err == nil {
-		s.last = append(s.last, cost{pause: c.Pause, total: time.Since(begun)})
-		s.last = s.last[max(0, len(s.last)-5):]
+		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
 }

@@ -29,7 +29,8 @@ const (
 	EventAttached   = "attached"
 	EventResumed    = "resumed"
 	EventCheckpoint = "checkpoint"
-	EventFailed     = "failed" // a checkpoint was not made, or did not restore
+	EventFailed     = "failed"  // a checkpoint was not made, or did not restore
+	EventSkipped    = "skipped" // a checkpoint
 	EventPreempted  = "preempted"
 	EventEnded      = "ended"
 	EventPaused     = "paused"

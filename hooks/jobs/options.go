@@ -15,7 +15,16 @@ type Options struct {
 	Env     []string // nil is ours
 
 	Every time.Duration // between checkpoints; 0 is none on a schedule
-	Keep  int           // how many checkpoints to keep, at least
+	// Overhead is for which part of its time the job may stand still for checkpoints, once
+	// their cost is known; 0 leaves it at Every.
+	Overhead float64
+	// MaxPause leaves out a checkpoint for which the job would probably stand still for longer;
+	// 0 is no limit.
+	MaxPause time.Duration
+	// Stage is where images are written while the job stands still: a directory, [StageMemory],
+	// [StageDisk] (the job's directory), or empty for memory if it fits, else disk.
+	Stage string
+	Keep  int // how many checkpoints to keep, at least
 	// MaxBytes limits how much the checkpoints take together; 0 is no limit.
 	MaxBytes int64
 	// Takeover takes the job away from a host that has not given it back.
@@ -32,11 +41,20 @@ type Options struct {
 	// Metrics is a file for Prometheus, which is written after each event; empty is none.
 	Metrics string
 
+	// Settings are asked for by name, and NoSettings are left out. See [Settings].
+	Settings, NoSettings []string
+
 	Criu string // the criu to run; empty is the one that is found
 
 	Output   io.Writer // gets what the job writes
 	Messages io.Writer // gets what the supervisor says
 }
+
+// Where images are written while the job stands still.
+const (
+	StageMemory = "memory"
+	StageDisk   = "disk"
+)
 
 // StatusFailed is the exit status if this program has failed, and not the job.
 const StatusFailed = 125

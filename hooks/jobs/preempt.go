@@ -53,13 +53,13 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 	if ctx.Err() == nil && s.paused {
 		resumeErr = s.unpause(ctx)
 	}
-	switch expected, known := s.expected(); {
+	switch expected, known := s.costs.expected(); {
 	case ctx.Err() != nil:
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", context.Cause(ctx))})
 	case resumeErr != nil:
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", resumeErr)})
-	case s.Grace > 0 && known && time.Until(deadline) < expected:
-		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: it would take %v, and %v of --grace are left", expected.Round(time.Second), time.Until(deadline).Round(time.Second))})
+	case s.Grace > 0 && known && time.Until(deadline) < expected.total:
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: it would take %v, and %v of --grace are left", expected.total.Round(time.Second), time.Until(deadline).Round(time.Second))})
 	default:
 		c, err := s.makeCheckpoint(ctx, unix.SignalName(sig), true)
 		if err != nil {
@@ -87,13 +87,4 @@ func (s *supervisor) leave() (int, error) {
 		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
 	}
 	return s.RequeueStatus, nil
-}
-
-// expected is how long a checkpoint takes, with its way to the store, by the last ones.
-func (s *supervisor) expected() (time.Duration, bool) {
-	var most time.Duration
-	for _, c := range s.last {
-		most = max(most, c.total)
-	}
-	return most, len(s.last) > 0
 }

@@ -33,12 +33,9 @@ type supervisor struct {
 	control control
 	metrics *metrics
 
-	last   []cost // of the last checkpoints
-	failed int    // attempts at a checkpoint since the last one
+	costs    costs
+	failures int // attempts at a checkpoint since the last one
 }
-
-// cost is what a checkpoint has taken.
-type cost struct{ pause, total time.Duration }
 
 // Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
 // exit status to end with. ctx ends what is under way, and leaves the job as it is.
@@ -59,6 +56,9 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if s.record.Finished != nil {
 		return s.sayFinished(), nil
 	}
+	if err := s.checkHere(ctx); err != nil {
+		return 0, err
+	}
 	if err := s.makeRunDir(); err != nil {
 		return 0, err
 	}
@@ -70,6 +70,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	defer s.metrics.end()
+	defer s.endStage()
 	tail, err := followOutput(s.outputPath(), s.Output)
 	if err != nil {
 		return 0, err
@@ -114,6 +115,9 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 		if err := os.RemoveAll(dir); err != nil {
 			return err
 		}
+	}
+	if err := s.beginStage(); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp(s.Dir, placePrefix)
 	if err != nil {

@@ -51,8 +51,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			return s.jobEnded()
 		case <-isDue:
 			made = s.begun(func() work {
-				_, err := s.checkpoint(ctx, "schedule")
-				return work{err: err, reschedule: true}
+				return work{err: s.scheduled(ctx), reschedule: true}
 			})
 		case a := <-requests:
 			made = s.begun(func() work { return s.serve(ctx, a) })
@@ -96,20 +95,6 @@ func (s *supervisor) schedule(due *time.Timer, err error) {
 	wait := s.untilNext(err)
 	due.Reset(wait)
 	s.noteRunning(time.Now().Add(wait).UTC())
-}
-
-// retryFirst is how soon a checkpoint is tried again that could not be made.
-const retryFirst = 5 * time.Second
-
-// untilNext is how long to wait for the next checkpoint, after one that was made or was not. One
-// that failed is tried again soon, and then less and less often.
-func (s *supervisor) untilNext(err error) time.Duration {
-	if err == nil {
-		s.failed = 0
-		return s.Every
-	}
-	s.failed++
-	return min(s.Every, retryFirst<<min(s.failed-1, 10))
 }
 
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
@@ -159,6 +144,7 @@ func (s *supervisor) finish(exit place.Exit) error {
 	if err := s.record.write(s.Dir); err != nil {
 		return fmt.Errorf("%s has finished, but that cannot be written down: %w", s.record.Name, err)
 	}
+	s.board.is(StateFinished)
 	return nil
 }
 

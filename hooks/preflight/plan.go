@@ -23,7 +23,7 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	if version != manifest.DriverVersion {
 		return gpumap.Plan{}, &DriverVersionError{Image: manifest.DriverVersion, Host: version}
 	}
-	visible, err := driver.HostGPUs()
+	visible, err := driver.OwnGPUs()
 	if err != nil {
 		return gpumap.Plan{}, err
 	}

@@ -62,6 +62,15 @@ func begin(dir string) (root int, err error) {
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 		return 0, fmt.Errorf("mount /dev/shm: %w", err)
 	}
+	hidden := make(map[string][]string)
+	for _, path := range spec.Hide {
+		hidden[filepath.Dir(path)] = append(hidden[filepath.Dir(path)], filepath.Base(path))
+	}
+	for dir, names := range hidden {
+		if err := hide(dir, names); err != nil {
+			return 0, fmt.Errorf("hide what is not the job's: %w", err)
+		}
+	}
 	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
 		return 0, fmt.Errorf("set the first pid: %w", err)
 	}

@@ -217,3 +217,8 @@ func BootID() (string, error) {
 	}
 	return strings.TrimSpace(string(data)), nil
 }
+
+// InsidePath is by which path a path of the place can be reached from outside.
+func (p *Place) InsidePath(path string) string {
+	return filepath.Join("/proc", strconv.Itoa(p.init.PID), "root", path)
+}

@@ -29,6 +29,8 @@ type Spec struct {
 	Clocks *Clocks `json:"clocks,omitempty"`
 	// FirstPID is about where the pids inside begin.
 	FirstPID int `json:"first_pid"`
+	// Hide are files that do not exist in the place: device nodes of GPUs that are not the job's.
+	Hide []string `json:"hide,omitempty"`
 	// Start is the job to be started; nil if one will be restored.
 	Start *Start `json:"start,omitempty"`
 	// Root is the pid inside of the root process of a job that will be restored.

@@ -1,0 +1,116 @@
+package jobs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+)
+
+// visibleDevices is the variable by which schedulers tell a job its GPUs.
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
+// given is which GPUs of the host a job gets. The driver checkpoints a process with all GPUs
+// whose device nodes it sees, and restores it only where there are as many. So the job's place
+// shows those that this run was given, and no others.
+type given struct {
+	gpus   []cudackpt.GPU
+	hidden []string // device nodes
+}
+
+// givenGPUs finds out which GPUs this run was given: those of CUDA_VISIBLE_DEVICES, else all,
+// without those that the control group of this run denies.
+func (s *supervisor) givenGPUs(env []string) (given, error) {
+	driver, err := s.hook.OpenDriver()
+	if err != nil {
+		return given{}, nil // a job without CUDA
+	}
+	host, err := driver.HostGPUs()
+	if err != nil {
+		return given{}, nil
+	}
+	chosen := host
+	if value, is := lookup(env, visibleDevices); is {
+		if chosen, err = chooseGPUs(host, value); err != nil {
+			return given{}, fmt.Errorf("%s=%s: %w", visibleDevices, value, err)
+		}
+	}
+	var g given
+	for _, gpu := range host {
+		node := filepath.Join(s.hook.Config.Driver.Root, "dev", "nvidia"+strconv.Itoa(gpu.Minor))
+		if slices.Contains(chosen, gpu) && !denied(node) {
+			g.gpus = append(g.gpus, gpu)
+		} else {
+			g.hidden = append(g.hidden, node)
+		}
+	}
+	return g, nil
+}
+
+// denied reports whether a device cannot be opened because a control group forbids it.
+func denied(node string) bool {
+	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
+}
+
+// chooseGPUs finds the GPUs that CUDA_VISIBLE_DEVICES names: by their index, in the order of the
+// PCI bus, or by UUID. As in CUDA, the first name that is wrong ends the list.
+func chooseGPUs(host []cudackpt.GPU, value string) ([]cudackpt.GPU, error) {
+	var chosen []cudackpt.GPU
+	for name := range strings.SplitSeq(value, ",") {
+		name = strings.TrimSpace(name)
+		if strings.HasPrefix(name, "MIG-") {
+			return nil, errors.New("a MIG instance cannot be checkpointed")
+		}
+		i, err := strconv.Atoi(name)
+		if err != nil {
+			i = slices.IndexFunc(host, func(g cudackpt.GPU) bool { return strings.HasPrefix(g.UUID.String(), name) && name != "" })
+		}
+		if i < 0 || i >= len(host) || slices.Contains(chosen, host[i]) {
+			break
+		}
+		chosen = append(chosen, host[i])
+	}
+	return chosen, nil
+}
+
+// renumber changes CUDA_VISIBLE_DEVICES to what is meant where only the given GPUs are visible.
+// A job that goes on elsewhere finds its GPUs by these numbers.
+func (g given) renumber(env []string) []string {
+	if _, is := lookup(env, visibleDevices); !is || len(g.gpus) == 0 {
+		return env
+	}
+	var numbers []string
+	for i := range g.gpus {
+		numbers = append(numbers, strconv.Itoa(i))
+	}
+	env = slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, visibleDevices+"=") })
+	return append(env, visibleDevices+"="+strings.Join(numbers, ","))
+}
+
+func lookup(env []string, name string) (string, bool) {
+	for _, v := range slices.Backward(env) {
+		if value, is := strings.CutPrefix(v, name+"="); is {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// environment is that of this run.
+func (s *supervisor) environment() []string {
+	if s.Env != nil {
+		return slices.Clone(s.Env)
+	}
+	return os.Environ()
+}

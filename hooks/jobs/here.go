@@ -1,0 +1,44 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
+)
+
+// checkHere finds out at the start, and not at the first checkpoint, whether long jobs can run on
+// this machine.
+func (s *supervisor) checkHere(ctx context.Context) error {
+	if err := checkSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
+		return err
+	}
+	for _, tool := range []string{"unshare", "nsenter"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%w: install util-linux", err)
+		}
+	}
+	status, err := proc.ReadStatus(os.Getpid())
+	if err != nil {
+		return err
+	}
+	if status.Seccomp {
+		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")
+	}
+	findings, err := s.hook.Host().CheckMachine(ctx, s.Criu)
+	if err != nil {
+		return err
+	}
+	// A job need not use CUDA.
+	findings = findings.Soften(preflight.FindingDriverMissing, preflight.FindingDriverOld)
+	findings = s.hook.Judge(findings)
+	if _, err := os.Stat("/proc/self/ns/time_for_children"); err != nil {
+		s.say("this kernel has no time namespaces: the job's monotonic clock jumps when it goes on from a checkpoint")
+	}
+	return findings.Err()
+}

@@ -1,0 +1,65 @@
+package place
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// hide makes files of a directory disappear in this mount namespace. The directory becomes an own
+// file system, in which everything else of it is mounted.
+func hide(dir string, names []string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return slices.Contains(names, e.Name()) }) {
+		return nil
+	}
+	// The new one is put together somewhere else first: below, nothing of the old one is found.
+	under, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer under.Close()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=1m"); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	old := fmt.Sprintf("/proc/self/fd/%d", under.Fd())
+	for _, entry := range entries {
+		if slices.Contains(names, entry.Name()) {
+			continue
+		}
+		err := show(filepath.Join(old, entry.Name()), filepath.Join(dir, entry.Name()), entry)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: %w", filepath.Join(dir, entry.Name()), err)
+		}
+	}
+	return nil
+}
+
+// show mounts one file of the old directory in the new one.
+func show(from, to string, entry fs.DirEntry) error {
+	if entry.Type()&fs.ModeSymlink != 0 {
+		target, err := os.Readlink(from)
+		if err != nil {
+			return err
+		}
+		return os.Symlink(target, to)
+	}
+	var err error
+	if entry.IsDir() {
+		err = os.Mkdir(to, 0o755)
+	} else {
+		err = os.WriteFile(to, nil, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")
+}

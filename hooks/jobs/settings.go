@@ -1,0 +1,82 @@
+package jobs
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Setting is something in a job's environment that keeps a framework from using what a checkpoint
+// cannot bring back.
+type Setting struct {
+	Name string
+	// Variables are set unless the environment has them already.
+	Variables []string
+	// What it does, and for whom.
+	What string
+	// Costs says that it makes some jobs slower, so it is set only if it is asked for.
+	Costs bool
+	// severalGPUs says that it is of use only to a job that sees more than one GPU.
+	severalGPUs bool
+}
+
+// Settings are all that are known.
+func Settings() []Setting {
+	return []Setting{
+		{
+			Name: "torch-segments", Variables: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, severalGPUs: true,
+			What: "PyTorch allocates in small pieces, so that a process that copies between two GPUs can be restored",
+		},
+		{
+			Name: "nccl-no-p2p", Variables: []string{"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, Costs: true,
+			What: "NCCL shares no device memory between processes, so that a job of several ranks can be restored; slower than NVLink",
+		},
+		{
+			Name: "nccl-no-rdma", Variables: []string{"NCCL_IB_DISABLE=1"}, Costs: true,
+			What: "NCCL opens no InfiniBand device, which criu cannot dump; slower between hosts",
+		},
+		{
+			Name: "jax-no-preallocation", Variables: []string{"XLA_PYTHON_CLIENT_PREALLOCATE=false"}, Costs: true,
+			What: "JAX allocates as it needs, and not most of the GPU at once; for JAX on several GPUs",
+		},
+	}
+}
+
+// chosen is which settings a user wants beside, or instead of, the usual ones.
+type chosen struct{ with, without []string }
+
+// checkSettings refuses names that are not known.
+func checkSettings(names ...string) error {
+	var known []string
+	for _, s := range Settings() {
+		known = append(known, s.Name)
+	}
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("there is no setting %q: there are %s", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
+// apply adds the settings to an environment, and returns what to tell the user.
+func (c chosen) apply(env []string, gpus int) (_ []string, notes []string) {
+	for _, s := range Settings() {
+		asked := slices.Contains(c.with, s.Name)
+		if slices.Contains(c.without, s.Name) || !asked && (s.Costs || s.severalGPUs && gpus < 2) {
+			continue
+		}
+		for _, variable := range s.Variables {
+			name, _, _ := strings.Cut(variable, "=")
+			if has := slices.IndexFunc(env, func(v string) bool { return strings.HasPrefix(v, name+"=") }); has >= 0 {
+				if env[has] != variable {
+					notes = append(notes, fmt.Sprintf("%s is yours, so the setting %s is left out (%s)", env[has], s.Name, s.What))
+				}
+				continue
+			}
+			env = append(env, variable)
+			notes = append(notes, fmt.Sprintf("%s is set (%s; --no-setting %s leaves it out)", variable, s.What, s.Name))
+		}
+	}
+	return env, notes
+}
