@@ -18,9 +18,9 @@ the checkpoint that was begun is made all the same.`),
 		askCommand(jobs.AskPause, "Let a long job stand still, with its GPUs free", `Let a long job stand still, with its GPU memory moved into host memory, so that
 somebody else can use its GPUs. A job without CUDA is only stopped.
 
-It makes no checkpoints until cucriu jobs resume, and stays paused if its cucriu
-run is killed. What it has lives in the memory of this host only: the last
-checkpoint is what a reboot leaves of it.`),
+A checkpoint is made first, because a paused job lives in the memory of this host
+only. Until cucriu jobs resume there are no more, and the job stays paused if its
+cucriu run is killed.`),
 		askCommand(jobs.AskResume, "Let a paused long job go on", `Let a paused long job go on. It is refused, and the job stays paused, if its GPUs
 lack the memory.`),
 		askCommand(jobs.AskStop, "Make a last checkpoint of a long job, and end it", `Make a last checkpoint of a long job, and end it, as at a preemption: its cucriu run

@@ -44,7 +44,9 @@ that is pinned. If the job runs, its supervisor does it.`,
 			if asJSON {
 				return errors.Join(writeJSON(cmd.OutOrStdout(), append([]string{}, removed...)), err)
 			}
-			writeRemoved(cmd.OutOrStdout(), removed, dryRun)
+			if err == nil || len(removed) > 0 {
+				writeRemoved(cmd.OutOrStdout(), removed, dryRun)
+			}
 			return err
 		},
 	}
@@ -82,7 +84,7 @@ func prune(ctx context.Context, hook *hooks.Hook, job jobs.Local, policy store.P
 	}
 	// The store is given back afterwards, so that nobody may run the job now.
 	if err := jobs.RequireGone(job.Dir); err != nil {
-		return nil, refusedError{fmt.Errorf("%s: %w", job.Name, err)}
+		return nil, refusedError{fmt.Errorf("%s (%s): %w", job.Name, job.Dir, err)}
 	}
 	s, err := store.Open(job.Dir, store.OpenOptions{})
 	if err != nil {

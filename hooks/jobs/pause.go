@@ -15,9 +15,6 @@ import (
 
 // pause lets the job stand still.
 func (s *supervisor) pause(ctx context.Context) error {
-	if s.paused {
-		return preflight.AsRefusal(fmt.Errorf("%s is paused already: cucriu jobs resume lets it go on", s.record.Name))
-	}
 	if _, err := s.ask(ctx, request{Op: opPause, Root: s.place.Root()}); err != nil {
 		return fmt.Errorf("%s is not paused: %w", s.record.Name, err)
 	}

@@ -27,11 +27,7 @@ func (s *supervisor) serve(ctx context.Context, a *asked) work {
 		a.say("making a checkpoint")
 		return s.serveCheckpoint(ctx, a)
 	case AskPause:
-		if !s.paused {
-			a.say("moving GPU memory into host memory")
-		}
-		err := s.pause(ctx)
-		a.answer(Answer{Message: s.record.Name + " is paused"}, err)
+		return s.servePause(ctx, a)
 	case AskResume:
 		if s.paused {
 			a.say("moving GPU memory back to the GPUs")
@@ -62,6 +58,27 @@ func (s *supervisor) serveCheckpoint(ctx context.Context, a *asked) work {
 	}
 	a.answer(answer, err)
 	return work{err: err, reschedule: true}
+}
+
+// servePause pauses the job, after a checkpoint. A paused job is in the memory of this host only,
+// so that a reboot would lose what it has done since the last one. And the dump takes from forked
+// children what they have inherited of the driver: after the pause nobody could tell any more of
+// whom, and no checkpoint could be made.
+func (s *supervisor) servePause(ctx context.Context, a *asked) work {
+	if s.paused {
+		a.answer(Answer{}, preflight.AsRefusal(fmt.Errorf("%s is paused already: cucriu jobs resume lets it go on", s.record.Name)))
+		return work{}
+	}
+	a.say("making a checkpoint")
+	c, err := s.checkpoint(ctx, "pause")
+	if err != nil {
+		a.answer(Answer{}, fmt.Errorf("%s is not paused: %w", s.record.Name, err))
+		return work{err: err, reschedule: true}
+	}
+	a.say("moving GPU memory into host memory")
+	err = s.pause(ctx)
+	a.answer(Answer{Message: s.record.Name + " is paused", Checkpoint: c.Name}, err)
+	return work{reschedule: true}
 }
 
 // serveStop ends the job with a last checkpoint. Without one it goes on: whoever has asked is
