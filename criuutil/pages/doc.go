@@ -15,6 +15,11 @@
 // files, for example in a manifest, can detect any damage: the listing has the sizes of all
 // files and the checksum of the index, and the index has the checksums of the chunks.
 //
+// Shards need not be written by the dump whose index names them. [Rewrite] makes new files for
+// the pages of a process in which chunks that an earlier dump has stored, too, stay where they
+// are: the shards of that dump get another name, as hard links. So each dump has all of its
+// files, and needs no other.
+//
 // chunk.go makes and checks a chunk with its checksum, copy.go moves chunks between processes
 // and stores, and store.go has the [Store] that another host would implement.
 //

@@ -17,7 +17,9 @@ const (
 	recordSize = 32
 	magic      = "CUCRIUPG"
 	version    = 1
-	indexShard = math.MaxUint32 // shard number in the header of the index
+	// rewrittenVersion is that of an index whose shards were not all written together with it.
+	rewrittenVersion = 2
+	indexShard       = math.MaxUint32 // shard number in the header of the index
 )
 
 // header returns a header: magic, version (4 bytes), shard (4), pid (8), id (16), zeros.
@@ -29,6 +31,21 @@ func header(id string, pid int, shard uint32) []byte {
 	binary.LittleEndian.PutUint64(h[16:], uint64(pid))
 	copy(h[24:40], id)
 	return h
+}
+
+// indexHeader returns the header of the index of a process.
+func (l *Listing) indexHeader(pid int) []byte {
+	h := header(l.ID, pid, indexShard)
+	if len(l.Origins) > 0 {
+		binary.LittleEndian.PutUint32(h[8:], rewrittenVersion)
+	}
+	return h
+}
+
+// shardHeader returns the header of a shard of a process.
+func (l *Listing) shardHeader(pid, shard int) []byte {
+	o := l.origin(pid, shard)
+	return header(o.ID, o.PID, uint32(o.Shard))
 }
 
 // record says where a chunk is.

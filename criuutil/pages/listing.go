@@ -16,6 +16,29 @@ type Listing struct {
 	IndexBytes    int64   `json:"index_bytes"`
 	IndexChecksum uint32  `json:"index_crc32c"`
 	ShardBytes    []int64 `json:"shard_bytes"`
+	// Origins says of each shard where it was written. It is empty if all of them were
+	// written together with the index.
+	Origins []Origin `json:"origins,omitempty"`
+}
+
+// Origin says which dump wrote a shard, for which process. A later dump may use it as well:
+// see [Rewrite].
+type Origin struct {
+	ID    string `json:"id"`
+	PID   int    `json:"pid"`
+	Shard int    `json:"shard"`
+}
+
+// name returns the name of the shard's file.
+func (o Origin) name() string {
+	return filePrefix + o.ID + "-" + strconv.Itoa(o.PID) + "-" + strconv.Itoa(o.Shard) + ".img"
+}
+
+func (o Origin) validate() error {
+	if !idPattern.MatchString(o.ID) || o.PID <= 0 || o.Shard < 0 || o.Shard >= maxShards {
+		return fmt.Errorf("a shard of the pages is number %d of process %d of dump %q", o.Shard, o.PID, o.ID)
+	}
+	return nil
 }
 
 // NewListing returns a listing that names files which [Create] is still to create.
@@ -46,6 +69,18 @@ func (l *Listing) ValidateNames() error {
 		return fmt.Errorf("the id of the pages is %q", l.ID)
 	case len(l.ShardBytes) == 0 || len(l.ShardBytes) > maxShards:
 		return fmt.Errorf("the pages are in %d shards", len(l.ShardBytes))
+	case len(l.Origins) > 0 && len(l.Origins) != len(l.ShardBytes):
+		return fmt.Errorf("the pages are in %d shards, and %d are named", len(l.ShardBytes), len(l.Origins))
+	}
+	seen := make(map[Origin]bool)
+	for _, o := range l.Origins {
+		if err := o.validate(); err != nil {
+			return err
+		}
+		if seen[o] {
+			return fmt.Errorf("%s is named twice", o.name())
+		}
+		seen[o] = true
 	}
 	return nil
 }
@@ -71,10 +106,17 @@ func (l *Listing) Files() int { return 1 + len(l.ShardBytes) }
 
 // Names returns the names of the files of a process, the index first.
 func (l *Listing) Names(pid int) []string {
-	base := filePrefix + l.ID + "-" + strconv.Itoa(pid)
-	names := []string{base + ".img"}
+	names := []string{filePrefix + l.ID + "-" + strconv.Itoa(pid) + ".img"}
 	for i := range l.ShardBytes {
-		names = append(names, base+"-"+strconv.Itoa(i)+".img")
+		names = append(names, l.origin(pid, i).name())
 	}
 	return names
+}
+
+// origin returns where a shard of a process was written.
+func (l *Listing) origin(pid, shard int) Origin {
+	if len(l.Origins) > 0 {
+		return l.Origins[shard]
+	}
+	return Origin{ID: l.ID, PID: pid, Shard: shard}
 }

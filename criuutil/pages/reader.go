@@ -60,11 +60,11 @@ func (r *Reader) readIndex(pid int, l *Listing) error {
 		return fmt.Errorf("%d files of pages, and %d were written", len(r.files), len(sizes))
 	}
 	for i, f := range r.files {
-		shard := uint32(i - 1)
-		if i == 0 {
-			shard = indexShard
+		want := l.indexHeader(pid)
+		if i > 0 {
+			want = l.shardHeader(pid, i-1)
 		}
-		if err := checkFile(f, sizes[i], header(l.ID, pid, shard)); err != nil {
+		if err := checkFile(f, sizes[i], want); err != nil {
 			return fmt.Errorf("%s: %w", filepath.Base(f.Name()), err)
 		}
 	}

@@ -25,6 +25,7 @@ const ManifestName = "cucriu.json"
 
 const (
 	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
+	RewrittenVersion = 3 // with pages in shards that other dumps have written
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -163,8 +164,8 @@ func (m Manifest) MatchImages(dir string) error {
 // Validate refuses a manifest that no dump can have written.
 func (m Manifest) Validate() error {
 	switch {
-	case m.Version < 1 || m.Version > ManifestVersion:
-		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, ManifestVersion)
+	case m.Version < 1 || m.Version > RewrittenVersion:
+		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, RewrittenVersion)
 	case m.DriverVersion == "":
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):
@@ -211,6 +212,9 @@ func (m Manifest) Validate() error {
 		if p.Pages != nil {
 			if err := p.Pages.Validate(); err != nil {
 				return fmt.Errorf("damaged: process %d: %w", p.PID, err)
+			}
+			if len(p.Pages.Origins) > 0 && m.Version < RewrittenVersion {
+				return fmt.Errorf("damaged: process %d has pages of other dumps, and the manifest is of version %d", p.PID, m.Version)
 			}
 		}
 		for uuid, size := range p.MemoryBytes {

@@ -72,7 +72,7 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
-		"another version":            func(m *Manifest) { m.Version = ManifestVersion + 1 },
+		"another version":            func(m *Manifest) { m.Version = RewrittenVersion + 1 },
 		"threads of no process":      func(m *Manifest) { m.Parked = []inject.Parked{{Arch: runtime.GOARCH}} },
 		"no driver":                  func(m *Manifest) { m.DriverVersion = "" },
 		"a line of its own":          func(m *Manifest) { m.DriverVersion = "580\nall is well" },
@@ -90,7 +90,17 @@ func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 		"pages outside of the image": func(m *Manifest) { m.Processes[0].Pages.ID = "../../../../../.." },
 		"pages without an index":     func(m *Manifest) { m.Processes[0].Pages.IndexBytes = 0 },
 		"pages in no shard":          func(m *Manifest) { m.Processes[0].Pages.ShardBytes = nil },
-		"more GPUs than there are":   func(m *Manifest) { m.Processes[0].GPUs = make([]cudackpt.GPU, maxGPUs+1) },
+		"pages of another version":   func(m *Manifest) { m.Processes[0].Pages.Origins = []pages.Origin{{ID: "0123456789abcdef", PID: 8}} },
+		"pages of another image": func(m *Manifest) {
+			m.Version, m.Processes[0].Pages.Origins = RewrittenVersion, []pages.Origin{{ID: "../../../../../..", PID: 8}}
+		},
+		"pages of no process": func(m *Manifest) {
+			m.Version, m.Processes[0].Pages.Origins = RewrittenVersion, []pages.Origin{{ID: "0123456789abcdef", PID: -8}}
+		},
+		"more shards than pages": func(m *Manifest) {
+			m.Version, m.Processes[0].Pages.Origins = RewrittenVersion, []pages.Origin{{ID: "0123456789abcdef", PID: 8}, {ID: "0123456789abcdef", PID: 9}}
+		},
+		"more GPUs than there are": func(m *Manifest) { m.Processes[0].GPUs = make([]cudackpt.GPU, maxGPUs+1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := goodManifest(t)
@@ -149,7 +159,9 @@ func FuzzParseManifest(f *testing.F) {
 	parked := goodManifest(f)
 	parked.Version = ManifestVersion
 	parked.StoppedOthers = []int{9}
-	for _, m := range []Manifest{good, parked, {}} {
+	rewritten := goodManifest(f)
+	rewritten.Version, rewritten.Processes[0].Pages.Origins = RewrittenVersion, []pages.Origin{{ID: "fedcba9876543210", PID: 9, Shard: 3}}
+	for _, m := range []Manifest{good, parked, rewritten, {}} {
 		data, err := json.Marshal(m)
 		if err != nil {
 			f.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
 )
@@ -18,15 +19,19 @@ const firstPID = 1000
 // begin brings the job to run: it runs already, is resumed, or is started.
 func (s *supervisor) begin(ctx context.Context) error {
 	attached, err := s.attach(ctx)
-	if err != nil || attached || s.record.Finished != nil {
-		return err
+	if err == nil && !attached && s.record.Finished == nil {
+		s.fence, err = s.raiseFence(ctx)
 	}
-	left, err := s.store.RemoveLeftovers()
 	if err != nil {
 		return err
 	}
-	for _, path := range left {
-		s.say("removed " + path + ", which never became a checkpoint")
+	s.saveStaged(ctx)
+	s.removeLeftovers()
+	if attached {
+		return nil
+	}
+	if s.record.Finished != nil {
+		return s.removePlaces()
 	}
 	all, err := s.store.Checkpoints()
 	if err != nil {
@@ -36,6 +41,17 @@ func (s *supervisor) begin(ctx context.Context) error {
 		return s.start(ctx)
 	}
 	return s.resumeNewest(ctx, all)
+}
+
+// removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
+func (s *supervisor) removeLeftovers() {
+	left, err := s.store.RemoveLeftovers()
+	if err != nil {
+		s.say(fmt.Sprintf("not all is removed that an earlier supervisor has left: %v", err))
+	}
+	for _, path := range left {
+		s.say("removed " + path + ", which never became a checkpoint")
+	}
 }
 
 // attach takes on a job that runs although its supervisor was killed.
@@ -91,6 +107,9 @@ func (s *supervisor) start(ctx context.Context) error {
 		FirstPID: firstPID,
 		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
 	})
+	if errors.As(err, new(*job.NotStartedError)) {
+		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
+	}
 	if err != nil {
 		return err
 	}
@@ -146,6 +165,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	dir, notes, release, err := s.restorable(c.Dir)
+	defer release()
+	if err != nil {
+		return err
+	}
 	g, err := s.givenGPUs(s.environment())
 	if err != nil {
 		return err
@@ -159,8 +183,8 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	a, err := s.ask(ctx, request{Op: opRestore, Images: c.Dir})
-	for _, note := range a.Notes {
+	a, err := s.ask(ctx, request{Op: opRestore, Images: dir})
+	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/preflight"
-
+	"cucriu/internal/failpoint"
 	"cucriu/internal/units"
 )
 
@@ -44,6 +44,18 @@ func (s *supervisor) checkpoint(ctx context.Context, reason string) (store.Check
 	}
 	s.prune(ctx)
 	return c, nil
+}
+
+// lookAfter is how long a job has run when it is looked at for the first time. By then most use
+// what they use.
+const lookAfter = time.Minute
+
+// look finds out, long before the first checkpoint, whether the job can be dumped.
+func (s *supervisor) look(ctx context.Context) {
+	_, err := s.ask(ctx, request{Op: opCheck, Root: s.place.Root(), Files: s.files()})
+	if err != nil && ctx.Err() == nil && s.root != nil && s.root.Alive() {
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the job runs, but no checkpoint could be made of it as it is now: %v", err)})
+	}
 }
 
 func (s *supervisor) tellCheckpoint(c store.Checkpoint) {
@@ -77,28 +89,46 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
-	defer func() { err = errors.Join(err, s.store.RemoveStage(stage)) }()
-	images := filepath.Join(stage, "image")
-	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end, Files: s.files()})
+	keep := false
+	defer func() {
+		if !keep {
+			err = errors.Join(err, s.store.RemoveStage(stage))
+		}
+	}()
+	images := filepath.Join(stage, imageName)
+	of, err := s.newStaged(begun, reason)
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
-	info, err := s.describe(images, a, begun, reason)
+	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	of.Clocks = a.Clocks
+	info, err := s.describe(images, of)
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	info.Pause, info.Duration = a.Result.Downtime, time.Since(begun)
+	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}
 	c, err := s.store.Publish(ctx, images, info, nil)
+	if err != nil && end {
+		keep = true // the job has ended: this is all that there is of its last interval
+		err = fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
+	}
 	if err == nil {
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
 }
 
-func (s *supervisor) describe(images string, a answer, begun time.Time, reason string) (store.Info, error) {
+func (s *supervisor) describe(images string, of staged) (store.Info, error) {
 	info := store.Info{
-		CreatedAt: begun.UTC(), Pause: a.Result.Downtime, Duration: time.Since(begun), Reason: reason,
-		Command: filepath.Base(s.record.Command[0]), RootPID: s.place.Root(),
-		Clocks: store.Clocks{Monotonic: int64(a.Clocks.Monotonic), Boottime: int64(a.Clocks.Boottime)},
+		CreatedAt: of.Begun, Reason: of.Reason,
+		Command: filepath.Base(s.record.Command[0]), RootPID: of.Root,
+		Clocks: store.Clocks{Monotonic: int64(of.Clocks.Monotonic), Boottime: int64(of.Clocks.Boottime)},
 	}
 	var err error
 	if info.Host, err = os.Hostname(); err != nil {

@@ -19,6 +19,7 @@ import (
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/failpoint"
 )
 
 // CommandInside is the hidden command that works in a job's place: criu, its hook and the
@@ -34,6 +35,7 @@ const (
 	opRecover = "recover"
 	opPause   = "pause"
 	opUnpause = "unpause"
+	opCheck   = "check"
 )
 
 // request is what is to be done in a place.
@@ -45,6 +47,8 @@ type request struct {
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
 	Files files.Options `json:"files"`
+	// Staged is what is known of a dump before it is made.
+	Staged staged `json:"staged"`
 }
 
 // answer says how it went.
@@ -84,6 +88,10 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		a, err = dumpInside(ctx, hook, criu, r)
 	case opRestore:
 		a, err = restoreInside(ctx, hook, criu, r)
+	case opCheck:
+		var findings preflight.Findings
+		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
+		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case opRecover:
 		_, err = hook.Recover(ctx)
 	case opPause:
@@ -110,10 +118,18 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 			if _, err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
 				a.Clocks, err = place.ReadClocks()
 			}
+			if err == nil {
+				of := r.Staged
+				of.Clocks = a.Clocks
+				err = of.write(dir)
+			}
 			return err
 		},
 	}
 	a.Result, err = checkpoint.Dump(ctx, hook, r.Images, options)
+	if err == nil {
+		err = failpoint.Hit(ctx, "jobs.dumped", 0)
+	}
 	return a, err
 }
 
@@ -127,5 +143,8 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
+	if err == nil {
+		err = failpoint.Hit(ctx, "jobs.restored", 0)
+	}
 	return a, err
 }

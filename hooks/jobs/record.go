@@ -79,3 +79,6 @@ func newRecord(o Options) (record, error) {
 func (r record) write(dir string) error {
 	return durable.WriteJSON(filepath.Join(dir, recordName), r)
 }
+
+// remove forgets a job that has never run: its command may be corrected.
+func (r record) remove(dir string) error { return os.Remove(filepath.Join(dir, recordName)) }

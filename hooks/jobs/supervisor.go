@@ -27,6 +27,7 @@ type supervisor struct {
 	runDir string // of this job on this host; gone after a reboot
 	place  *place.Place
 	root   *proc.Process // the job's root process
+	fence  place.Fence
 
 	paused  bool // the job stands still
 	board   board
@@ -107,14 +108,8 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
-	old, err := s.placeDirs()
-	if err != nil {
+	if err := s.removePlaces(); err != nil {
 		return err
-	}
-	for _, dir := range old {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
 	}
 	if err := s.beginStage(); err != nil {
 		return err
@@ -130,11 +125,21 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
+	spec.Fence = s.fence
 	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
 		return err
 	}
 	s.notePlace()
 	return nil
+}
+
+// removePlaces removes what is left of places that are gone.
+func (s *supervisor) removePlaces() error {
+	dirs, err := s.placeDirs()
+	for _, dir := range dirs {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return err
 }
 
 // findPlace attaches to the place of the job. If that is gone, it tells how the job had ended in
@@ -147,7 +152,11 @@ func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
 	var exit *place.Exit
 	for _, dir := range dirs {
 		p, err := place.Attach(dir)
-		if !errors.Is(err, place.ErrGone) {
+		switch {
+		case errors.Is(err, place.ErrElsewhere) && s.Takeover: // it ends when the fence is raised
+		case errors.Is(err, place.ErrElsewhere):
+			return nil, nil, fmt.Errorf("%w: run this command there, or say --takeover, and what the job has done since its last checkpoint is lost", err)
+		case !errors.Is(err, place.ErrGone):
 			return p, nil, err
 		}
 		if exit, err = place.LastExit(dir); err != nil {
@@ -167,12 +176,16 @@ func (s *supervisor) letGo() {
 	}
 }
 
-// endPlace ends the place, and what is left of the job in it.
+// endPlace ends the place, and what is left of the job in it. How the job has ended is forgotten
+// then.
 func (s *supervisor) endPlace() error {
 	err := s.place.Kill()
 	s.letGo()
 	s.place, s.root = nil, nil
-	return err
+	if err != nil {
+		return err
+	}
+	return s.removePlaces()
 }
 
 func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }

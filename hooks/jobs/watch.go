@@ -12,6 +12,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/jobs/store"
 )
 
 // watch takes care of the job until it has ended, or is to leave this host.
@@ -27,16 +28,26 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	}
 	due := time.NewTimer(0)
 	s.schedule(due, nil)
+	look := time.NewTimer(lookAfter)
+	defer look.Stop()
+	owned := time.NewTicker(place.FencePeriod)
+	defer owned.Stop()
 	var made chan work // something is under way
 	for {
-		isDue, requests := due.C, s.control.requests
+		isDue, isToLook, requests := due.C, look.C, s.control.requests
 		if made != nil {
-			isDue, requests = nil, nil // one after the other
+			isDue, isToLook, requests = nil, nil, nil // one after the other
 		}
 		if s.paused {
-			isDue = nil
+			isDue, isToLook = nil, nil
 		}
 		select {
+		case <-isToLook:
+			made = s.begun(func() work { s.look(ctx); return work{} })
+		case <-owned.C:
+			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
+				return s.fenced(err)
+			}
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
 		case <-ended:
@@ -57,9 +68,6 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			made = s.begun(func() work { return s.serve(ctx, a) })
 		case w := <-made:
 			made = nil
-			if err := s.store.Fenced(); err != nil {
-				return s.fenced(err)
-			}
 			if w.left {
 				return s.leave()
 			}
@@ -120,9 +128,6 @@ func (s *supervisor) jobEnded() (int, error) {
 		return 0, err
 	}
 	status := exit.Code()
-	if err := s.endPlace(); err != nil {
-		return 0, err
-	}
 	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
@@ -135,7 +140,7 @@ func (s *supervisor) jobEnded() (int, error) {
 		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
-	return status, nil
+	return status, s.endPlace()
 }
 
 // finish records that the job has come to its end.

@@ -3,12 +3,18 @@
 package long
 
 import (
+	"os"
 	"testing"
 
 	"cucriu/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(jobVariable); dir != "" {
+		runJob(dir)
+	}
+	testenv.Main(m)
+}
 
 // simulated marks a test that runs on a simulated host.
 func simulated(t *testing.T, test func(t *testing.T)) {

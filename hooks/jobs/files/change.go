@@ -65,15 +65,15 @@ func (p *putBack) change(ctx context.Context, todo *todo) error {
 }
 
 func (todo *todo) flags() int {
-	if todo.action == leave {
-		return unix.O_RDONLY
+	if todo.writes() {
+		return unix.O_RDWR
 	}
-	return unix.O_RDWR
+	return unix.O_RDONLY
 }
 
 func (p *putBack) changeOpen(ctx context.Context, now *os.File, t *target, todo *todo) error {
 	f := todo.file
-	if todo.action != leave {
+	if todo.writes() {
 		st, err := statOf(now)
 		if err != nil {
 			return err
@@ -96,16 +96,14 @@ func (p *putBack) changeOpen(ctx context.Context, now *os.File, t *target, todo 
 		if err = p.write(ctx, now, f); err == nil {
 			p.say(f, "", "%v is what it was at the checkpoint again", t.path)
 		}
-	default:
-		if f.Use == useAppend && t.stat.Size < f.Meta.Size {
-			p.say(f, "", "%v, to which the job only appends, had %s at the checkpoint and has %s now: the job goes on at its end", t.path, size(f.Meta.Size), size(t.stat.Size))
-			f.Meta.MTime = t.stat.Mtim.Nano() // it is not what it was
-		}
+	case goOn:
+		p.say(f, "", "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job goes on at its end", t.path, size(f.Meta.Size), size(t.stat.Size))
+		f.Meta.MTime = t.stat.Mtim.Nano()
 	}
-	if err == nil && (metadataOf(t.stat) != f.Meta || todo.action != leave) {
+	if err == nil {
 		err = setModeAndTime(now, f.Meta)
 	}
-	if err == nil && todo.action != leave {
+	if err == nil && todo.writes() {
 		err = now.Sync()
 	}
 	if err != nil {

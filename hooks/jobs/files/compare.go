@@ -62,12 +62,14 @@ const (
 	// begun is what an interrupted PutBack leaves: the file of the checkpoint up to a
 	// point, and zeros from there on.
 	begun
+	// blank has nothing but zeros, or no content at all.
+	blank
 )
 
 // compare compares a file of now with the one of the checkpoint.
 func compare(ctx context.Context, now *os.File, nowSize int64, s *saved) (likeness, error) {
 	if nowSize == 0 && s.size > 0 {
-		return begun, nil
+		return blank, nil
 	}
 	if nowSize != s.size {
 		return different, nil
@@ -80,7 +82,7 @@ func compare(ctx context.Context, now *os.File, nowSize int64, s *saved) (likene
 	for _, e := range s.extents {
 		then = append(then, span{e.Offset, e.Offset + e.Length})
 	}
-	result := equal
+	result, onlyZeros := equal, true
 	a, b := make([]byte, bufferSize), make([]byte, bufferSize)
 	for _, part := range union(there, then) {
 		for at := part.start; at < part.end; at += bufferSize {
@@ -95,6 +97,7 @@ func compare(ctx context.Context, now *os.File, nowSize int64, s *saved) (likene
 			if _, err := s.ReadAt(b, at); err != nil {
 				return different, err
 			}
+			onlyZeros = onlyZeros && isZero(a)
 			if result == equal && !bytes.Equal(a, b) {
 				result = begun
 				for len(a) > 0 && a[0] == b[0] {
@@ -105,6 +108,9 @@ func compare(ctx context.Context, now *os.File, nowSize int64, s *saved) (likene
 				return different, nil
 			}
 		}
+	}
+	if result == begun && onlyZeros {
+		return blank, nil
 	}
 	return result, nil
 }

@@ -55,13 +55,17 @@ func dataOf(f *os.File, size int64) ([]span, error) {
 // extentsOf returns the parts of a file that are not holes, in pieces.
 func extentsOf(f *os.File, size int64) ([]extent, error) {
 	spans, err := dataOf(f, size)
+	return inPieces(spans), err
+}
+
+func inPieces(spans []span) []extent {
 	var extents []extent
 	for _, s := range spans {
 		for at := s.start; at < s.end; at += pieceSize {
 			extents = append(extents, extent{Offset: at, Length: min(pieceSize, s.end-at)})
 		}
 	}
-	return extents, err
+	return extents
 }
 
 func total(spans []span) int64 {

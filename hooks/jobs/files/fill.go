@@ -41,9 +41,12 @@ func (t tree) checkVacant() error {
 	if err != nil {
 		return fmt.Errorf("the job's own %v: %w", t.Dir, err)
 	}
-	ours := t.top()
+	ours := make(map[name]bool)
+	for _, top := range t.top() {
+		ours[top] = true
+	}
 	for _, base := range names {
-		if !slices.Contains(ours, name(base)) {
+		if !ours[name(base)] {
 			return fmt.Errorf("the job's own %v is not empty: it holds %v, which is not the job's", t.Dir, name(base))
 		}
 	}

@@ -74,6 +74,12 @@ func runJob() error {
 			return err
 		}
 	}
+	if ready := os.Getenv("READY"); ready != "" {
+		if err := os.WriteFile(ready, nil, 0o600); err != nil {
+			return err
+		}
+		return unix.Pause()
+	}
 	fmt.Println("ready")
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the test ends
 	return nil
@@ -102,16 +108,21 @@ func (o order) do() error {
 	return nil
 }
 
+// orderEnv is the environment of a process that does its orders.
+func orderEnv(orders []order) ([]string, error) {
+	text, err := json.Marshal(orders)
+	return append(os.Environ(), childVariable+"=job", "ORDERS="+string(text)), err
+}
+
 // startOrders starts a process that has done its orders when this returns. It ends when the
 // caller does.
 func startOrders(orders []order) (*exec.Cmd, error) {
-	text, err := json.Marshal(orders)
+	env, err := orderEnv(orders)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childVariable+"=job", "ORDERS="+string(text))
-	cmd.Stderr = os.Stderr
+	cmd.Env, cmd.Stderr = env, os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil {
 		return nil, err
 	}

@@ -53,6 +53,7 @@ type file struct {
 	Meta    metadata `json:"meta"`
 	// MayBeShorter says that criu does not insist on the size: no open of it reads.
 	MayBeShorter bool    `json:"may_be_shorter,omitempty"`
+	End          *ending `json:"end,omitempty"` // of a file to which the tree only appends
 	Content      content `json:"content"`
 }
 
@@ -67,6 +68,12 @@ type metadata struct {
 
 func metadataOf(st unix.Stat_t) metadata {
 	return metadata{Size: st.Size, Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid, MTime: st.Mtim.Nano()}
+}
+
+// ending tells whether a file still has what it had at its end, if it was not rotated.
+type ending struct {
+	Length int64  `json:"length"` // of what precedes the end
+	CRC32C uint32 `json:"crc32c"`
 }
 
 // content is where the data of a file lies.

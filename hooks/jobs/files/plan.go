@@ -2,6 +2,7 @@ package files
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -13,10 +14,11 @@ type action int
 
 const (
 	leave    action = iota // only its mode and its time
+	goOn                   // it is another one, and the job goes on at its end
 	cut                    // what follows its end at the checkpoint is newer
 	create                 // it is missing
 	rewrite                // its content is another one
-	complete               // a PutBack that was killed has begun to rewrite it
+	complete               // the same, and there is nothing to keep
 )
 
 // todo is what is to be done about one file.
@@ -26,6 +28,9 @@ type todo struct {
 	size   int64  // what it has now
 	kept   string // the name of what was kept
 }
+
+// writes reports whether the file is opened to change its content.
+func (todo *todo) writes() bool { return todo.action != leave && todo.action != goOn }
 
 // room is what is to be written, by file system.
 type room map[uint64]*need
@@ -79,7 +84,7 @@ func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
 	} else {
 		err = lookAtEnd(t, &todo, needs)
 	}
-	if err == nil && todo.action != leave {
+	if err == nil && todo.writes() {
 		// Opened as it will be: it may be in use as a program, or cannot be changed.
 		err = t.withFile(unix.O_RDWR, func(*os.File) error { return nil })
 	}
@@ -92,14 +97,29 @@ func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
 // lookAtEnd looks at a file to which the job only appends.
 func lookAtEnd(t *target, todo *todo, needs room) error {
 	f := todo.file
+	same := false
+	if t.stat.Size >= f.Meta.Size {
+		err := t.withFile(unix.O_RDONLY, func(now *os.File) (err error) {
+			same, err = f.End.isAt(now, f.Meta.Size)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
 	switch {
-	case t.stat.Size > f.Meta.Size:
+	case same && t.stat.Size > f.Meta.Size:
 		todo.action = cut
 		return needs.add(t, t.stat.Size-f.Meta.Size)
-	case t.stat.Size < f.Meta.Size && !f.MayBeShorter:
+	case same:
+		return nil
+	case f.MayBeShorter:
+		todo.action = goOn
+		return nil
+	case t.stat.Size < f.Meta.Size:
 		return fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, and has %d now: the rest is not in the checkpoint", f.Meta.Size, t.stat.Size)
 	}
-	return nil
+	return errors.New("the job only appends to it; it has other content now than at the checkpoint, which does not hold it")
 }
 
 func (p *putBack) lookAtContent(ctx context.Context, t *target, todo *todo, needs room) error {
@@ -111,16 +131,16 @@ func (p *putBack) lookAtContent(ctx context.Context, t *target, todo *todo, need
 	case equal:
 		todo.action = leave
 		return nil
-	case begun:
+	case blank: // there is nothing to keep
 		todo.action = complete
-		if t.stat.Size > 0 {
-			kept, err := t.kept()
-			if err != nil {
-				return err
-			}
-			if len(kept) == 0 { // so it was not PutBack that wrote the zeros
-				todo.action = rewrite
-			}
+	case begun:
+		kept, err := t.kept()
+		if err != nil {
+			return err
+		}
+		todo.action = complete
+		if len(kept) == 0 { // so it was not PutBack that began
+			todo.action = rewrite
 		}
 	default:
 		todo.action = rewrite

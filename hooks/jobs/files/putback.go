@@ -111,13 +111,13 @@ func open(ctx context.Context, dir string, o PutBackOptions, step stepper) (*put
 	if err != nil {
 		return nil, err
 	}
-	var contents []content
-	for _, f := range l.Files {
-		contents = append(contents, f.Content)
+	var contents []*content
+	for i := range l.Files {
+		contents = append(contents, &l.Files[i].Content)
 	}
 	for _, t := range l.Trees {
-		for _, e := range t.Entries {
-			contents = append(contents, e.Content)
+		for i := range t.Entries {
+			contents = append(contents, &t.Entries[i].Content)
 		}
 	}
 	if err := verifyAll(ctx, root, contents); err != nil {

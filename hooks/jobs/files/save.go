@@ -133,17 +133,15 @@ func (s *surveyed) addFile(h *held) error {
 		return fmt.Errorf("%v, which process %d (%s) has open for writing, cannot be reached by this path: something is mounted over it, or the process has another root directory",
 			h.hides, f.PID, f.Process)
 	}
+	if h.written {
+		if err := f.readHeld(h.link); gone(err) {
+			return err
+		} else if err != nil {
+			return fmt.Errorf("%v, which process %d (%s) has open for writing, cannot be read: %w", h.name(), f.PID, f.Process, err)
+		}
+	}
 	switch f.Use {
 	case useContent:
-		from, err := openHeld(h.link)
-		if err != nil {
-			return err
-		}
-		f.Content.Extents, err = extentsOf(from, f.Meta.Size)
-		from.Close()
-		if err != nil {
-			return fmt.Errorf("%v: %w", h.name(), err)
-		}
 		if len(f.Content.Extents) > 0 {
 			f.Content.Data = filePrefix + strconv.Itoa(len(s.files))
 		}
@@ -156,6 +154,21 @@ func (s *surveyed) addFile(h *held) error {
 	}
 	s.files, s.links = append(s.files, f), append(s.links, h.link)
 	return nil
+}
+
+// readHeld finds out where a file has data, or what its end is.
+func (f *file) readHeld(link string) error {
+	from, err := openHeld(link)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if f.Use == useAppend {
+		f.End, err = endingOf(from, f.Meta.Size)
+	} else {
+		f.Content.Extents, err = extentsOf(from, f.Meta.Size)
+	}
+	return err
 }
 
 // openHeld opens a file that a process holds, by its link below /proc. This is the same

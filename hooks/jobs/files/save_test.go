@@ -206,3 +206,27 @@ func TestHolesOfALargeFileCostNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestSyncTakesTheJobsFilesAsTheyAreNow: the job runs on when it is called.
+func TestSyncTakesTheJobsFilesAsTheyAreNow(t *testing.T) {
+	dir := tempDir(t)
+	var orders []order
+	for _, base := range []string{"log", "removed", "replaced", "a link now"} {
+		orders = append(orders, jobFile(write(t, filepath.Join(dir, base), "line 1\n"), unix.O_WRONLY|unix.O_APPEND))
+	}
+	orders = append(orders, jobFile(write(t, filepath.Join(dir, "read"), "read"), 0))
+	checkpoint, _ := save(t, startJob(t, orders...), Options{})
+	must(t, errors.Join(os.Remove(filepath.Join(dir, "removed")), os.Remove(filepath.Join(dir, "replaced")), os.Remove(filepath.Join(dir, "a link now"))))
+	write(t, filepath.Join(dir, "replaced"), "another file")
+	must(t, os.Symlink("log", filepath.Join(dir, "a link now")))
+	must(t, Sync(t.Context(), checkpoint))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Sync(ctx, checkpoint); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	must(t, os.Remove(filepath.Join(checkpoint, listName)))
+	if err := Sync(t.Context(), checkpoint); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}

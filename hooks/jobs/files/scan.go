@@ -47,11 +47,20 @@ type scan struct {
 	files  map[inode]*held
 	except map[name]bool
 	apart  map[inode]bool // the files of Except, and of Shm and PrivateTmp
+	// What was seen already: a tree has the same libraries in each process.
+	mapped   map[mapped]bool
+	ofKernel map[uint64]bool // by device
 }
+
+// mapped is a file as /proc/PID/maps names it.
+type mapped struct{ dev, ino uint64 }
 
 // scanTree looks at all processes of a tree. What ends or is closed meanwhile is left out.
 func scanTree(ctx context.Context, root int, except []string, apart map[inode]bool) ([]*held, error) {
-	s := scan{files: make(map[inode]*held), except: make(map[name]bool), apart: apart}
+	s := scan{
+		files: make(map[inode]*held), except: make(map[name]bool), apart: apart,
+		mapped: make(map[mapped]bool), ofKernel: make(map[uint64]bool),
+	}
 	for _, path := range except {
 		s.except[name(path)] = true
 		if st, err := statPath(path); err == nil {
@@ -141,17 +150,15 @@ func (s *scan) mappings(pid int) error {
 	if err != nil {
 		return err
 	}
-	type mapped struct{ dev, ino uint64 }
-	seen := make(map[mapped]bool)
 	for _, m := range mappings {
 		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") {
 			continue
 		}
 		key := mapped{m.Dev, m.Inode}
-		if !m.Perms.Shared && seen[key] {
+		if !m.Perms.Shared && s.mapped[key] {
 			continue // another part of the same program or library
 		}
-		seen[key] = true
+		s.mapped[key] = true
 		link := filepath.Join("/proc", strconv.Itoa(pid), "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr))
 		h, err := s.look(pid, link)
 		if gone(err) || err == nil && h == nil {
@@ -184,8 +191,16 @@ func (s *scan) look(pid int, link string) (*held, error) {
 	if !isRegular(st) || st.Nlink == 0 || s.apart[inodeOf(st)] {
 		return nil, nil
 	}
-	if kernel, err := isOfTheKernel(link); err != nil || kernel {
-		return nil, err
+	kernel, known := s.ofKernel[uint64(st.Dev)]
+	if !known {
+		var err error
+		if kernel, err = isOfTheKernel(link); err != nil {
+			return nil, err
+		}
+		s.ofKernel[uint64(st.Dev)] = kernel
+	}
+	if kernel {
+		return nil, nil
 	}
 	text, err := os.Readlink(link)
 	if err != nil {

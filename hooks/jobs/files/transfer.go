@@ -11,46 +11,86 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// transfer copies or checks the pieces of a file.
+// transfer copies the data of a file.
 type transfer struct {
 	name    name // of the file, for messages
 	open    func() (*os.File, error)
 	content *content // its extents get their checksums
 }
 
-// copyAll copies the data of files, in parallel, to where their contents say it lies in dir.
-func copyAll(ctx context.Context, dir *os.Root, transfers []transfer) error {
+// run is a part of the data of one content: some of its extents, which follow each other.
+type run struct {
+	index   int // of the content
+	extents []extent
+	at      int64 // where the data begins
+}
+
+const (
+	runsAtMost   = 200 // in one batch: many small files are worth one worker
+	batchAtLeast = 4 << 20
+)
+
+// batches divides the data of contents among workers.
+func batches(contents []*content) [][]run {
+	var all [][]run
+	var batch []run
+	filled := int64(0)
+	for i, c := range contents {
+		at := c.Start
+		for rest := c.Extents; len(rest) > 0; {
+			n, length := 0, int64(0)
+			for n < len(rest) && (n == 0 || length+rest[n].Length <= pieceSize) {
+				length += rest[n].Length
+				n++
+			}
+			batch = append(batch, run{index: i, extents: rest[:n], at: at})
+			filled += length
+			rest, at = rest[n:], at+length
+			if filled >= batchAtLeast || len(batch) >= runsAtMost {
+				all, batch, filled = append(all, batch), nil, 0
+			}
+		}
+	}
+	if len(batch) > 0 {
+		all = append(all, batch)
+	}
+	return all
+}
+
+// inParallel calls do for each part of the contents' data, with a buffer.
+func inParallel(ctx context.Context, contents []*content, do func(context.Context, run, []byte) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(runtime.GOMAXPROCS(0))
-	for _, t := range transfers {
-		at := t.content.Start
-		for first := 0; first < len(t.content.Extents) && ctx.Err() == nil; {
-			// Many small parts are as much work as one large one.
-			extents, length := batch(t.content.Extents[first:])
-			start := at
-			group.Go(func() error {
-				if err := t.copyPieces(ctx, dir, extents, start); err != nil {
-					return fmt.Errorf("save %v: %w", t.name, err)
+	for _, batch := range batches(contents) {
+		group.Go(func() error {
+			buffer := make([]byte, bufferSize)
+			for _, r := range batch {
+				if err := do(ctx, r, buffer); err != nil {
+					return err
 				}
-				return nil
-			})
-			first, at = first+len(extents), at+length
-		}
+			}
+			return nil
+		})
 	}
 	return group.Wait()
 }
 
-// batch returns the first extents, up to a piece's size of them.
-func batch(extents []extent) (first []extent, length int64) {
-	n := 0
-	for n < len(extents) && (n == 0 || length+extents[n].Length <= pieceSize) {
-		length += extents[n].Length
-		n++
+// copyAll copies the data of files to where their contents say it lies in dir.
+func copyAll(ctx context.Context, dir *os.Root, transfers []transfer) error {
+	var contents []*content
+	for _, t := range transfers {
+		contents = append(contents, t.content)
 	}
-	return extents[:n], length
+	return inParallel(ctx, contents, func(ctx context.Context, r run, buffer []byte) error {
+		t := transfers[r.index]
+		if err := t.copy(ctx, dir, r, buffer); err != nil {
+			return fmt.Errorf("save %v: %w", t.name, err)
+		}
+		return nil
+	})
 }
 
-func (t transfer) copyPieces(ctx context.Context, dir *os.Root, extents []extent, at int64) error {
+func (t transfer) copy(ctx context.Context, dir *os.Root, r run, buffer []byte) error {
 	from, err := t.open()
 	if err != nil {
 		return err
@@ -60,14 +100,14 @@ func (t transfer) copyPieces(ctx context.Context, dir *os.Root, extents []extent
 	if err != nil {
 		return err
 	}
-	buffer := make([]byte, bufferSize)
-	for i := range extents {
-		extents[i].CRC32C, err = copyPiece(ctx, io.NewOffsetWriter(to, at), from, extents[i], buffer)
+	at := r.at
+	for i := range r.extents {
+		r.extents[i].CRC32C, err = copyPiece(ctx, io.NewOffsetWriter(to, at), from, r.extents[i], buffer)
 		if err != nil {
 			to.Close()
 			return err
 		}
-		at += extents[i].Length
+		at += r.extents[i].Length
 	}
 	return to.Close()
 }
@@ -99,29 +139,20 @@ func readError(err error) error {
 }
 
 // verifyAll checks the data of all contents against their checksums.
-func verifyAll(ctx context.Context, dir *os.Root, contents []content) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(runtime.GOMAXPROCS(0))
-	for _, c := range contents {
-		at := c.Start
-		for first := 0; first < len(c.Extents) && ctx.Err() == nil; {
-			extents, length := batch(c.Extents[first:])
-			start := at
-			group.Go(func() error { return verifyPieces(ctx, dir, c.Data, extents, start) })
-			first, at = first+len(extents), at+length
-		}
-	}
-	return group.Wait()
+func verifyAll(ctx context.Context, dir *os.Root, contents []*content) error {
+	return inParallel(ctx, contents, func(ctx context.Context, r run, buffer []byte) error {
+		return verify(ctx, dir, contents[r.index].Data, r, buffer)
+	})
 }
 
-func verifyPieces(ctx context.Context, dir *os.Root, data string, extents []extent, at int64) error {
+func verify(ctx context.Context, dir *os.Root, data string, r run, buffer []byte) error {
 	f, err := dir.Open(data)
 	if err != nil {
 		return fmt.Errorf("the content of the job's files: %w", err)
 	}
 	defer f.Close()
-	buffer := make([]byte, bufferSize)
-	for _, e := range extents {
+	at := r.at
+	for _, e := range r.extents {
 		crc, err := copyPiece(ctx, io.Discard, f, extent{Offset: at, Length: e.Length}, buffer)
 		if ctx.Err() != nil {
 			return ctx.Err()

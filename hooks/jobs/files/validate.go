@@ -55,6 +55,9 @@ func (f file) validate(i int) error {
 	default:
 		err = errors.Join(err, fmt.Errorf("%q is no use", f.Use))
 	}
+	if wanted := f.Use == useAppend; wanted != (f.End != nil) || wanted && f.End.Length != min(f.Meta.Size, endingSize) {
+		err = errors.Join(err, errors.New("its end is not described as it must be"))
+	}
 	if err != nil {
 		return fmt.Errorf("file %v: %w", f.Paths[0], err)
 	}

@@ -153,8 +153,8 @@ func (w *walker) add(dir *os.File, path name, base string, st unix.Stat_t) error
 }
 
 func (w *walker) extents(path name, st unix.Stat_t) ([]extent, error) {
-	if st.Size == 0 {
-		return nil, nil
+	if st.Blocks*512 >= st.Size {
+		return inPieces([]span{{0, st.Size}}), nil // it has no holes
 	}
 	f, err := openBelow(w.root, path, 0)
 	if err != nil {

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,8 +28,13 @@ type ready struct {
 // in the place until it is killed. It returns only if it cannot begin.
 func Init(dir string) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
-	answer := os.NewFile(readyFD, "ready")
-	root, err := begin(dir)
+	answer, recorded := os.NewFile(readyFD, "ready"), os.NewFile(goFD, "go")
+	alive, err := holdAlive(dir)
+	if err != nil {
+		return err
+	}
+	defer alive.Close()
+	fence, root, err := begin(dir)
 	r := ready{Root: root}
 	if err != nil {
 		r.Error = err.Error()
@@ -41,26 +48,30 @@ func Init(dir string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
+		return fmt.Errorf("whoever made the place has gone: %w", err)
+	}
+	go fence.watch()
 	return reap(dir, root)
 }
 
 // begin makes what is inside a place, and returns the pid of the job's root process.
-func begin(dir string) (root int, err error) {
+func begin(dir string) (fence Fence, root int, err error) {
 	if os.Getpid() != 1 {
-		return 0, errors.New("this is a command for the first process of a job's place")
+		return Fence{}, 0, errors.New("this is a command for the first process of a job's place")
 	}
 	var spec Spec
 	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
-		return 0, err
+		return Fence{}, 0, err
 	}
 	if err := detach(); err != nil {
-		return 0, err
+		return Fence{}, 0, err
 	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return 0, fmt.Errorf("mount /proc: %w", err)
+		return Fence{}, 0, fmt.Errorf("mount /proc: %w", err)
 	}
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
-		return 0, fmt.Errorf("mount /dev/shm: %w", err)
+		return Fence{}, 0, fmt.Errorf("mount /dev/shm: %w", err)
 	}
 	hidden := make(map[string][]string)
 	for _, path := range spec.Hide {
@@ -68,16 +79,17 @@ func begin(dir string) (root int, err error) {
 	}
 	for dir, names := range hidden {
 		if err := hide(dir, names); err != nil {
-			return 0, fmt.Errorf("hide what is not the job's: %w", err)
+			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}
 	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
-		return 0, fmt.Errorf("set the first pid: %w", err)
+		return Fence{}, 0, fmt.Errorf("set the first pid: %w", err)
 	}
 	if spec.Start == nil {
-		return spec.Root, nil
+		return spec.Fence, spec.Root, nil
 	}
-	return spec.Start.start()
+	root, err = spec.Start.start()
+	return spec.Fence, root, err
 }
 
 // detach gives up what belongs to whoever makes the place: its terminal and its open files. criu
@@ -122,12 +134,20 @@ func reap(dir string, root int) error {
 		switch {
 		case err == nil && pid > 0:
 			if pid == root && (status.Exited() || status.Signaled()) {
-				// A full disk must not end the place, or the job's children with it.
-				_ = writeExit(dir, status)
+				go tellExit(dir, status)
 			}
 		case errors.Is(err, unix.EINTR):
 		default: // none has ended, or there is none
 			<-ended
 		}
+	}
+}
+
+// tellExit records the end of the root process. A full disk must not end the place, or the job's
+// children with it: there may be room later.
+func tellExit(dir string, status unix.WaitStatus) {
+	exit := Exit{status, time.Now().UTC()}
+	for writeExit(dir, exit) != nil {
+		time.Sleep(time.Second)
 	}
 }

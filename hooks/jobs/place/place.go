@@ -64,12 +64,18 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 		return nil, err
 	}
 	defer answer.Close()
+	heard, recorded, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, theirs.Close())
+	}
+	defer recorded.Close()
 	cmd := exec.Command(self, CommandUnshare, dir)
 	cmd.Stderr = said
-	cmd.ExtraFiles = []*os.File{theirs} // becomes readyFD
+	cmd.ExtraFiles = []*os.File{theirs, heard} // become readyFD and goFD
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	theirs.Close()
+	heard.Close()
 	if err != nil {
 		return nil, fmt.Errorf("make a place for the job: %w", err)
 	}
@@ -88,7 +94,14 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 	if r.Error != "" {
 		return nil, fmt.Errorf("make a place for the job: %s", r.Error)
 	}
-	return adopt(dir, runDir, cmd.Process.Pid, r.Root)
+	p, err := adopt(dir, runDir, cmd.Process.Pid, r.Root)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := recorded.Write([]byte{1}); err != nil {
+		return nil, errors.Join(fmt.Errorf("make a place for the job: %w", err), p.Kill(), p.Close())
+	}
+	return p, nil
 }
 
 // adopt records who init is: the only child of the process that made the namespaces.
@@ -121,7 +134,7 @@ func Attach(dir string) (*Place, error) {
 	p := &Place{dir: dir}
 	err := readJSON(filepath.Join(dir, placeName), &p.record)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, ErrGone
+		return nil, awaitUnrecorded(dir)
 	}
 	if err != nil {
 		return nil, err
@@ -134,6 +147,9 @@ func Attach(dir string) (*Place, error) {
 		return nil, ErrGone
 	}
 	if p.record.Init.Elsewhere() {
+		if alive, known := isAlive(dir); known && !alive {
+			return nil, ErrGone
+		}
 		return nil, ErrElsewhere
 	}
 	p.init, err = proc.Reopen(p.record.Init)

@@ -20,6 +20,7 @@ const (
 	specName  = "spec.json"  // what init is to do
 	placeName = "place.json" // who init is; written by the maker
 	exitName  = "exit.json"  // how the job's root process has ended; written by init
+	aliveName = "alive"      // locked by init as long as it lives
 )
 
 // Spec is what a place is made for.
@@ -31,6 +32,8 @@ type Spec struct {
 	FirstPID int `json:"first_pid"`
 	// Hide are files that do not exist in the place: device nodes of GPUs that are not the job's.
 	Hide []string `json:"hide,omitempty"`
+	// Fence ends the place once the job belongs to another one.
+	Fence Fence `json:"fence"`
 	// Start is the job to be started; nil if one will be restored.
 	Start *Start `json:"start,omitempty"`
 	// Root is the pid inside of the root process of a job that will be restored.
@@ -87,8 +90,8 @@ func readJSON(path string, value any) error {
 }
 
 // writeExit records the end of the root process.
-func writeExit(dir string, status unix.WaitStatus) error {
-	return durable.WriteJSON(filepath.Join(dir, exitName), Exit{status, time.Now().UTC()})
+func writeExit(dir string, exit Exit) error {
+	return durable.WriteJSON(filepath.Join(dir, exitName), exit)
 }
 
 // readExit returns nil if the root process has not ended.

@@ -18,8 +18,13 @@ const (
 	CommandInit    = "place-init"
 )
 
-// readyFD is the descriptor by which init says that the place is ready.
-const readyFD = 3
+// readyFD is the descriptor by which init says that the place is ready, and goFD the one by which
+// it hears that the place is on record. If nobody says so, init ends: a place that nobody can find
+// would run a second copy of the job one day.
+const (
+	readyFD = 3
+	goFD    = 4
+)
 
 // timePrecision is that of the start times of processes in /proc. Offsets that are multiples of
 // it shift all start times alike.

@@ -6,10 +6,17 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
+	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/image"
+	"cucriu/internal/durable"
 )
 
 const (
@@ -28,26 +35,83 @@ type drainer struct {
 	done, total int64
 	progress    func(Progress)
 	buffer      []byte
+	room        room
+	added       []File // what is in the partial directory
+	names       map[string]bool
+	written     int64 // bytes
+	warnings    []string
 }
 
-// file puts a file into the partial directory, and syncs it. Where both directories are on
-// one file system it gets a second name, and is only read. It returns how many bytes were
-// written.
-func (d *drainer) file(name string) (File, int64, error) {
+// image puts all files into the partial directory. An image without CUDA processes has no
+// manifest.
+func (d *drainer) image(names []string) error {
+	staged, err := image.ReadManifest(d.from.Name())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the staged image: %w", err)
+	}
+	m, err := d.pages(staged)
+	if err != nil {
+		return err
+	}
+	isPage := pageNames(staged)
+	for _, name := range names {
+		switch {
+		case isPage[name]:
+			continue // pages has put it there
+		case name == image.ManifestName && !reflect.DeepEqual(m, staged):
+			err = d.manifest(m)
+		default:
+			_, err = d.file(name)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// add notes that a file is in the partial directory. Processes may share one.
+func (d *drainer) add(f File, written int64) {
+	if d.names[f.Name] {
+		return
+	}
+	d.names[f.Name] = true
+	d.added = append(d.added, f)
+	d.written += written
+}
+
+func (d *drainer) warn(text string) {
+	d.warnings = append(d.warnings, text)
+	d.store.log.Warn("A checkpoint is damaged", "dir", d.store.dir, "what", text)
+}
+
+// sync waits until all files are on disk. Several at once share the work of the file system.
+func (d *drainer) sync() error {
+	var group errgroup.Group
+	group.SetLimit(8)
+	for _, f := range d.added {
+		group.Go(func() error { return durable.Sync(filepath.Join(d.dir, f.Name)) })
+	}
+	return group.Wait()
+}
+
+// file puts a file into the partial directory. Where both directories are on
+// one file system it gets a second name, and is only read.
+func (d *drainer) file(name string) (File, error) {
 	source, info, err := openFile(d.from, name)
 	if err != nil {
-		return File{}, 0, err
+		return File{}, err
 	}
 	defer source.Close()
 	linked, err := d.link(source, name)
 	if err != nil {
-		return File{}, 0, err
+		return File{}, err
 	}
 	target := source
 	if !linked {
 		target, err = d.to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
-			return File{}, 0, err
+			return File{}, err
 		}
 		defer target.Close()
 	}
@@ -55,10 +119,11 @@ func (d *drainer) file(name string) (File, int64, error) {
 	if err == nil && f.Bytes != info.Size() {
 		err = fmt.Errorf("it had %d bytes, and %d were read", info.Size(), f.Bytes)
 	}
-	if err == nil {
-		err = target.Sync()
+	if err != nil {
+		return File{}, err
 	}
-	return f, f.Bytes, err
+	d.add(f, f.Bytes)
+	return f, d.store.step(d.ctx, stepFile)
 }
 
 // link reports whether the file has got a second name in the partial directory.
@@ -119,7 +184,7 @@ func (d *drainer) pay(n int, linked bool) error {
 	if linked {
 		return nil
 	}
-	return checkRoom(d.dir, int64(n))
+	return d.room.take(d.dir, n)
 }
 
 func (d *drainer) report(name string, n int64) {
@@ -133,14 +198,28 @@ func (d *drainer) report(name string, n int64) {
 // same one must not find it full. On a small disk it is a 32nd of it.
 const reserveBytes = 64 << 20
 
-// checkRoom fails if n more bytes would leave too little room.
-func checkRoom(dir string, n int64) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
+// room counts what is written to a disk, and looks now and then at how much is free.
+type room struct {
+	mutex sync.Mutex
+	left  int64 // may be written before the next look
+}
+
+// take fails if n more bytes would leave too little room.
+func (r *room) take(dir string, n int) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.left -= int64(n); r.left >= 0 {
+		return nil
+	}
+	r.left = flushBytes - int64(n)
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
 		return os.NewSyscallError("statfs", err)
 	}
-	size, free := int64(fs.Blocks)*fs.Bsize, int64(fs.Bavail)*fs.Bsize
-	if reserve := min(reserveBytes, size/32); free-n < reserve {
+	size, free := int64(disk.Blocks)*disk.Bsize, int64(disk.Bavail)*disk.Bsize
+	reserve := min(reserveBytes, size/32)
+	// Another process may write as well: the room is not taken up to the last byte.
+	if r.left = min(r.left, (free-reserve)/2-int64(n)); free-int64(n) < reserve {
 		return fmt.Errorf("%d MiB are free, and %d are kept: %w", free>>20, reserve>>20, unix.ENOSPC)
 	}
 	return nil

@@ -172,7 +172,7 @@ func TestAHostileCheckpointHarmsNoOther(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := openStore(t, filepath.Join(t.TempDir(), "job"))
+			s := openStore(t, quickDir(t))
 			good := publish(t, s, 1, newMemory(1, 2))
 			must(t, put(t, s.checkpointDir("000002")))
 			all := list(t, s)
@@ -195,7 +195,7 @@ func TestAHostileCheckpointHarmsNoOther(t *testing.T) {
 // TestALinkInsideACheckpointIsNotFollowed: os.Root keeps to the directory, but follows links
 // within it.
 func TestALinkInsideACheckpointIsNotFollowed(t *testing.T) {
-	s := openStore(t, filepath.Join(t.TempDir(), "job"))
+	s := openStore(t, quickDir(t))
 	c := publish(t, s, 1, newMemory(1, 2))
 	must(t, os.Rename(filepath.Join(c.Dir, "files"), filepath.Join(c.Dir, "away")))
 	must(t, os.Symlink(t.TempDir(), filepath.Join(c.Dir, "files")))

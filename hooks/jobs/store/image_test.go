@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/binary"
 	"fmt"
 	"hash/crc32"
 	"io/fs"
@@ -41,16 +42,13 @@ type memory [][]byte
 
 // newMemory returns chunks of noise.
 func newMemory(seed uint64, chunks int) memory {
-	random := rand.New(rand.NewPCG(seed, 1))
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	random := rand.NewChaCha8(key)
 	m := make(memory, chunks)
 	for i := range m {
 		m[i] = make([]byte, pages.ChunkSize)
-		for at := 0; at < len(m[i]); at += 8 {
-			n := random.Uint64()
-			for b := range 8 {
-				m[i][at+b] = byte(n >> (8 * b))
-			}
-		}
+		random.Read(m[i])
 	}
 	return m
 }
@@ -64,7 +62,7 @@ func stageImage(t testing.TB, dir string, id int, m memory) string {
 	must(t, os.MkdirAll(dir, 0o700))
 	for name, size := range map[string]int{
 		"inventory.img": 100, "pstree.img": 60, "core-7.img": 5000, "mm-7.img": 900, "pagemap-7.img": 300,
-		"pages-1.img": 3<<20 + 17, "empty.img": 0, "dump.log": 2000,
+		"pages-1.img": 1<<20 + 17, "empty.img": 0, "dump.log": 2000,
 	} {
 		data := newMemory(uint64(id), size/pages.ChunkSize+1)
 		var all []byte
@@ -129,8 +127,10 @@ func openStore(t testing.TB, dir string) *Store {
 // publish publishes a new dump of the memory.
 func publish(t testing.TB, s *Store, id int, m memory) Checkpoint {
 	t.Helper()
-	c, err := s.Publish(t.Context(), stageImage(t, filepath.Join(t.TempDir(), "image"), id, m), goodInfo(t), nil)
+	staged := filepath.Join(s.Dir(), "image") // on the same file system
+	c, err := s.Publish(t.Context(), stageImage(t, staged, id, m), goodInfo(t), nil)
 	must(t, err)
+	must(t, os.RemoveAll(staged))
 	return c
 }
 

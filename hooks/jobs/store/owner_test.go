@@ -84,7 +84,7 @@ func TestWhatAnEarlierOwnerHasLeftIsTakenOverIfItIsOfThisHost(t *testing.T) {
 		"nobody knows":                      {func(o *Owner) { o.Token = "" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "job")
+			dir := quickDir(t)
 			s := openStore(t, dir)
 			if s.owner.Machine == "" {
 				t.Fatal("this host has no id of its machine")
@@ -173,7 +173,7 @@ func TestAnOwnerThatWasRobbedChangesNothing(t *testing.T) {
 
 // TestAPublicationIsFencedAtItsEnd takes the store over while a checkpoint is being copied.
 func TestAPublicationIsFencedAtItsEnd(t *testing.T) {
-	s := openStore(t, filepath.Join(t.TempDir(), "job"))
+	s := openStore(t, quickDir(t))
 	staged := stageImage(t, filepath.Join(t.TempDir(), "image"), 1, newMemory(1, 2))
 	s.interrupt = func(step string) error {
 		if step == stepRename {

@@ -8,7 +8,7 @@ import (
 )
 
 func TestPruningKeepsWhatIsNeeded(t *testing.T) {
-	const each = 4<<20 - 100<<10 // a checkpoint has a little more
+	const each = 3 << 19 // bytes; a checkpoint has a little more
 	for name, c := range map[string]struct {
 		pinned, verified, damaged []int // of the checkpoints 1 to 5
 		policy                    Policy
@@ -30,7 +30,7 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 		"bytes, and a pinned one":          {verified: []int{5}, pinned: []int{1}, policy: Policy{MaxBytes: 3*each + 1<<20}, want: "1 4 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := openStore(t, filepath.Join(t.TempDir(), "job"))
+			s := openStore(t, quickDir(t))
 			short := map[string]string{}
 			for i := 1; i <= 5; i++ {
 				short[publish(t, s, i, newMemory(uint64(i), 2)).Name] = string(rune('0' + i))
@@ -67,7 +67,7 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 }
 
 func TestAPinnedCheckpointIsNotRemoved(t *testing.T) {
-	s := openStore(t, filepath.Join(t.TempDir(), "job"))
+	s := openStore(t, quickDir(t))
 	a, b := publish(t, s, 1, newMemory(1, 2)), publish(t, s, 2, newMemory(2, 2))
 	must(t, s.Pin(a.Name, true))
 	must(t, s.Pin(a.Name, true))
@@ -102,7 +102,7 @@ func TestAPinnedCheckpointIsNotRemoved(t *testing.T) {
 }
 
 func TestAMarkOfAnotherCheckpointDoesNotCount(t *testing.T) {
-	s := openStore(t, filepath.Join(t.TempDir(), "job"))
+	s := openStore(t, quickDir(t))
 	a, b := publish(t, s, 1, newMemory(1, 2)), publish(t, s, 2, newMemory(2, 2))
 	must(t, s.Verify(t.Context(), a, 1, nil))
 	must(t, os.Rename(filepath.Join(a.Dir, verifiedName), filepath.Join(b.Dir, verifiedName)))

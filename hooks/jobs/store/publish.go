@@ -11,8 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/pages"
-	"cucriu/hooks/image"
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
 )
@@ -26,7 +24,7 @@ type Progress struct {
 // The steps of a change, at which tests interrupt it.
 const (
 	stepBegin    = "store.begin"    // the partial directory exists
-	stepFile     = "store.file"     // a file is in it
+	stepFile     = "store.file"     // a file is in it, or the pages of a process
 	stepRecord   = "store.record"   // all files are in it
 	stepRename   = "store.rename"   // all of it is on disk
 	stepRenamed  = "store.renamed"  // it has its name
@@ -58,21 +56,25 @@ func (s *Store) Publish(ctx context.Context, staged string, info Info, progress 
 		return Checkpoint{}, fmt.Errorf("publish a checkpoint: %w", err)
 	}
 	name, err := s.nextName()
+	var warnings []string
 	if err == nil {
-		err = s.publish(ctx, name, staged, info, progress)
+		warnings, err = s.publish(ctx, name, staged, info, progress)
 	}
 	if err != nil {
 		return Checkpoint{}, fmt.Errorf("publish checkpoint %s: %w", name, err)
 	}
-	return s.Checkpoint(name)
+	c, err := s.Checkpoint(name)
+	c.Warnings = warnings
+	c.Shared = c.Bytes - c.New // the staged directory may still have other files of it
+	return c, err
 }
 
-func (s *Store) publish(ctx context.Context, name, staged string, info Info, progress func(Progress)) error {
+func (s *Store) publish(ctx context.Context, name, staged string, info Info, progress func(Progress)) (warnings []string, err error) {
 	partial := s.checkpointDir(partialPrefix + name)
 	if err := os.Mkdir(partial, 0o700); err != nil {
-		return err
+		return nil, err
 	}
-	err := s.drain(ctx, partial, staged, info, progress)
+	warnings, err = s.drain(ctx, partial, staged, info, progress)
 	if err == nil {
 		err = s.step(ctx, stepRename)
 	}
@@ -83,66 +85,58 @@ func (s *Store) publish(ctx context.Context, name, staged string, info Info, pro
 		err = os.Rename(partial, s.checkpointDir(name))
 	}
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(partial))
+		return nil, errors.Join(err, os.RemoveAll(partial))
 	}
 	if err := s.step(ctx, stepRenamed); err != nil {
-		return err
+		return nil, err
 	}
-	return durable.Sync(s.path(checkpointsDir))
+	return warnings, durable.Sync(s.path(checkpointsDir))
 }
 
 // drain fills a partial directory, and waits until all of it is on disk.
-func (s *Store) drain(ctx context.Context, partial, staged string, info Info, progress func(Progress)) error {
+func (s *Store) drain(ctx context.Context, partial, staged string, info Info, progress func(Progress)) (warnings []string, err error) {
 	if err := s.step(ctx, stepBegin); err != nil {
-		return err
-	}
-	if err := checkStaged(staged); err != nil {
-		return err
+		return nil, err
 	}
 	from, err := os.OpenRoot(staged)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer from.Close()
 	to, err := os.OpenRoot(partial)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer to.Close()
 	files, dirs, total, err := listStaged(from)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, dir := range dirs {
 		if err := to.Mkdir(dir, 0o700); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	d := &drainer{store: s, ctx: ctx, from: from, to: to, dir: partial, total: total, progress: progress}
-	r := record{Info: info, Generation: s.owner.Generation}
-	for _, file := range files {
-		f, written, err := d.file(file)
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		r.Files = append(r.Files, f)
-		r.NewBytes += written
-		if err := s.step(ctx, stepFile); err != nil {
-			return err
-		}
+	d := &drainer{store: s, ctx: ctx, from: from, to: to, dir: partial, total: total, progress: progress, names: make(map[string]bool)}
+	if err := d.image(files); err != nil {
+		return nil, err
 	}
+	if err := d.sync(); err != nil {
+		return nil, err
+	}
+	r := record{Info: info, Generation: s.owner.Generation, NewBytes: d.written, Files: d.added}
 	if err := s.step(ctx, stepRecord); err != nil {
-		return err
+		return nil, err
 	}
 	if err := writeRecord(to, r); err != nil {
-		return fmt.Errorf("%s: %w", recordName, err)
+		return nil, fmt.Errorf("%s: %w", recordName, err)
 	}
 	for _, dir := range append(dirs, ".") {
 		if err := durable.Sync(filepath.Join(partial, dir)); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return d.warnings, nil
 }
 
 func writeRecord(to *os.Root, r record) error {
@@ -165,22 +159,6 @@ func writeRecord(to *os.Root, r record) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
-}
-
-// checkStaged refuses an image directory that is not whole, as far as it can tell without
-// reading all of it. An image without CUDA processes has no manifest.
-func checkStaged(staged string) error {
-	m, err := image.ReadManifest(staged)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = m.CheckPages(pages.Files{Dir: staged})
-	}
-	if err != nil {
-		return fmt.Errorf("the staged image: %w", err)
-	}
-	return nil
 }
 
 // listStaged returns the names of all files and directories below a directory, and how many

@@ -106,6 +106,26 @@ func (s *Store) RemoveLeftovers() ([]string, error) {
 	return append(partial, staged...), errors.Join(err, stagedErr)
 }
 
+// LeftStages returns the staging directories that killed supervisors have left on this host.
+func (s *Store) LeftStages() ([]string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(s.path(stagedDir))
+	if err != nil {
+		return nil, fmt.Errorf("leftovers: %w", err)
+	}
+	var dirs []string
+	for _, entry := range entries {
+		if dir := s.leftStage(entry.Name()); dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
 // removeIn removes the directories that left names for the entries of a directory of the
 // store.
 func (s *Store) removeIn(dir string, left func(name string) string) ([]string, error) {

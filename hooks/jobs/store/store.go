@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"cucriu/criuutil/pages"
 	"cucriu/internal/durable"
 )
 
@@ -23,6 +25,7 @@ const (
 	checkpointsDir = "checkpoints"
 	stagedDir      = "staged"
 	partialPrefix  = ".partial-"
+	maxWorkers     = 64
 )
 
 var (
@@ -40,6 +43,12 @@ type OpenOptions struct {
 	Takeover bool
 	// BytesPerSecond limits how fast [Store.Publish] copies; 0 is no limit.
 	BytesPerSecond int64
+	// Codec says how pages of GPUs that are not compressed yet are stored. The zero Codec leaves
+	// them as they are.
+	Codec pages.Codec
+	// Workers is how many threads compare and compress at a publication; 0 is 2. Each writes a
+	// file of its own.
+	Workers int
 	// Log is where takeovers and warnings go. Nil discards them.
 	Log *slog.Logger
 }
@@ -52,6 +61,8 @@ type Store struct {
 	lock    *flock.Flock // nil in a view
 	closed  atomic.Bool
 	limiter *rate.Limiter
+	codec   pages.Codec
+	workers int
 
 	mutex  sync.Mutex      // one change at a time
 	staged map[string]bool // staging directories of this store
@@ -67,6 +78,10 @@ func Open(dir string, o OpenOptions) (*Store, error) {
 		return nil, err
 	}
 	s.SetRate(o.BytesPerSecond)
+	s.codec, s.workers = o.Codec, cmp.Or(o.Workers, 2)
+	if s.workers < 0 || s.workers > maxWorkers {
+		return nil, fmt.Errorf("job directory: %d workers", s.workers)
+	}
 	if err := makeDir(s.dir); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,171 @@
+package pages
+
+import (
+	"cmp"
+	"slices"
+)
+
+// maxLinked is how many shards of earlier dumps a process uses at most. What is in others is
+// written anew, and so they come together again.
+const maxLinked = 64
+
+// Plan says which chunks of a process are probably in a pool, and where.
+type Plan struct {
+	from   *Reader
+	pool   *Pool
+	places []int32 // of each chunk in the pool; -1 if it is to be written
+	// twins are, of each chunk that is to be written, the first such chunk that is probably the
+	// same. Often that is the chunk itself.
+	twins []int32
+}
+
+// none is the place of a chunk that is to be written.
+const none = -1
+
+// NewPlan looks up the chunks of a process in a pool, by their size and checksum. It reads
+// none of them.
+//
+// A shard is used only if at least half of it is needed. So what is kept alive of earlier
+// dumps takes at most twice its room.
+func NewPlan(from *Reader, pool *Pool) *Plan {
+	p := &Plan{from: from, pool: pool, places: make([]int32, from.Chunks())}
+	rank := p.potential()
+	excluded := make([]bool, len(pool.shards))
+	for {
+		needed := p.assign(rank, excluded)
+		var used []int
+		changed := false
+		for shard, bytes := range needed {
+			if bytes == 0 {
+				continue
+			}
+			if 2*bytes < pool.shards[shard].bytes-headerSize || pool.shards[shard].damaged() != nil {
+				excluded[shard], changed = true, true
+				continue
+			}
+			used = append(used, shard)
+		}
+		if len(used) > maxLinked {
+			slices.SortFunc(used, func(a, b int) int { return cmp.Compare(needed[b], needed[a]) })
+			for _, shard := range used[maxLinked:] {
+				excluded[shard], changed = true, true
+			}
+		}
+		if !changed {
+			p.pair()
+			return p
+		}
+	}
+}
+
+// potential returns how many bytes of each shard may be needed.
+func (p *Plan) potential() []int64 {
+	bytes := make([]int64, len(p.pool.shards))
+	counted := make([]bool, len(p.pool.places))
+	for i := range p.places {
+		first, end := p.candidates(i)
+		for at := first; at < end; at++ {
+			if !counted[at] {
+				counted[at] = true
+				bytes[p.pool.places[at].shard] += int64(p.pool.places[at].stored)
+			}
+		}
+	}
+	return bytes
+}
+
+// assign gives each chunk its place, in the shard that ranks highest. It returns how many
+// bytes of each shard are needed.
+func (p *Plan) assign(rank []int64, excluded []bool) []int64 {
+	needed := make([]int64, len(p.pool.shards))
+	counted := make([]bool, len(p.pool.places))
+	for i := range p.places {
+		p.places[i] = none
+		first, end := p.candidates(i)
+		for at := first; at < end; at++ {
+			shard := p.pool.places[at].shard
+			if excluded[shard] || p.places[i] != none && rank[shard] <= rank[p.pool.places[p.places[i]].shard] {
+				continue
+			}
+			p.places[i] = int32(at)
+		}
+		if at := p.places[i]; at != none && !counted[at] {
+			counted[at] = true
+			needed[p.pool.places[at].shard] += int64(p.pool.places[at].stored)
+		}
+	}
+	return needed
+}
+
+func (p *Plan) candidates(i int) (first, end int) {
+	chunk := p.from.index.at(i).chunk
+	if chunk.Codec == Zero {
+		return 0, 0
+	}
+	return p.pool.find(chunk)
+}
+
+// Bytes returns how much memory the chunks that are not zero have, and how much of that need
+// probably not be written.
+func (p *Plan) Bytes() (all, shared int64) {
+	for i, at := range p.places {
+		chunk := p.from.index.at(i).chunk
+		if chunk.Codec == Zero {
+			continue
+		}
+		all += int64(chunk.Size)
+		if at != none || int(p.twins[i]) != i {
+			shared += int64(chunk.Size)
+		}
+	}
+	return all, shared
+}
+
+// pair looks for twins.
+func (p *Plan) pair() {
+	p.twins = make([]int32, len(p.places))
+	var single []int32
+	for i, at := range p.places {
+		p.twins[i] = int32(i)
+		if at == none && p.from.index.at(i).chunk.Codec != Zero {
+			single = append(single, int32(i))
+		}
+	}
+	slices.SortFunc(single, func(a, b int32) int {
+		x, y := p.from.index.at(int(a)).chunk, p.from.index.at(int(b)).chunk
+		return cmp.Or(cmp.Compare(x.Checksum, y.Checksum), cmp.Compare(x.Size, y.Size), cmp.Compare(a, b))
+	})
+	for i := 1; i < len(single); i++ {
+		x, y := p.from.index.at(int(single[i-1])).chunk, p.from.index.at(int(single[i])).chunk
+		if x.Checksum == y.Checksum && x.Size == y.Size {
+			p.twins[single[i]] = p.twins[single[i-1]]
+		}
+	}
+}
+
+// shards returns the numbers of the shards that are used, in order.
+func (p *Plan) shards() []uint32 {
+	used := make([]bool, len(p.pool.shards))
+	for _, at := range p.places {
+		if at != none {
+			used[p.pool.places[at].shard] = true
+		}
+	}
+	var numbers []uint32
+	for number, is := range used {
+		if is {
+			numbers = append(numbers, uint32(number))
+		}
+	}
+	return numbers
+}
+
+// exclude lets the chunks in a shard be written.
+func (p *Plan) exclude(shard uint32) {
+	for i, at := range p.places {
+		if at != none && p.pool.places[at].shard == shard {
+			p.places[i] = none
+		}
+	}
+	p.pair()
+}

@@ -1,0 +1,135 @@
+package pages
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"sync"
+)
+
+// Pool is chunks that are stored already, in the shards of earlier dumps. The zero Pool is
+// empty. It is found in it what has the same size and checksum; [Rewrite] then compares.
+type Pool struct {
+	shards []*poolShard
+	places []place // sorted by checksum and size
+	known  map[FileID]uint32
+	files  []*os.File
+}
+
+// poolShard is a shard in a pool.
+type poolShard struct {
+	origin Origin
+	of     string // whose it is, for messages
+	file   *os.File
+	bytes  int64
+
+	mutex  sync.Mutex
+	damage error
+}
+
+// place says where a stored chunk is. A pool has one for each chunk of large processes, so it
+// is small.
+type place struct {
+	checksum, size uint32 // of the memory
+	stored         uint32 // bytes
+	shard          uint32 // in the pool
+	offset         int64
+	codec          Codec
+}
+
+func (p place) chunk() Chunk { return Chunk{Size: p.size, Checksum: p.checksum, Codec: p.codec} }
+
+// Add adds all chunks of a process in an image directory. of says whose they are, in
+// messages. Files that are not what was written are refused, and nothing is added then.
+func (p *Pool) Add(of, dir string, pid int, l *Listing) error {
+	files, err := OpenFiles(dir, pid, l)
+	if err != nil {
+		return err
+	}
+	reader, err := NewReader(files, pid, l)
+	if err != nil {
+		return err
+	}
+	p.files = append(p.files, files...)
+	numbers := make([]uint32, len(l.ShardBytes))
+	for i := range numbers {
+		if numbers[i], err = p.addShard(of, files[1+i], l.origin(pid, i), l.ShardBytes[i]); err != nil {
+			return err
+		}
+	}
+	for i := range reader.Chunks() {
+		r := reader.index.at(i)
+		if r.chunk.Codec == Zero {
+			continue
+		}
+		p.places = append(p.places, place{
+			checksum: r.chunk.Checksum, size: r.chunk.Size, stored: r.stored,
+			shard: numbers[r.shard], offset: r.offset, codec: r.chunk.Codec,
+		})
+	}
+	slices.SortFunc(p.places, comparePlaces)
+	p.places = slices.CompactFunc(p.places, func(a, b place) bool { return a == b })
+	return nil
+}
+
+// addShard returns the number of a shard in the pool. Dumps may share one.
+func (p *Pool) addShard(of string, file *os.File, origin Origin, bytes int64) (uint32, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("pages: %w", err)
+	}
+	id := Identify(info)
+	if number, known := p.known[id]; known {
+		return number, nil
+	}
+	if p.known == nil {
+		p.known = make(map[FileID]uint32)
+	}
+	number := uint32(len(p.shards))
+	p.shards = append(p.shards, &poolShard{origin: origin, of: of, file: file, bytes: bytes})
+	p.known[id] = number
+	return number, nil
+}
+
+func comparePlaces(a, b place) int {
+	return cmp.Or(cmp.Compare(a.checksum, b.checksum), cmp.Compare(a.size, b.size), cmp.Compare(a.shard, b.shard), cmp.Compare(a.offset, b.offset))
+}
+
+// find returns which places may hold a chunk: those from first up to, not including, end.
+func (p *Pool) find(chunk Chunk) (first, end int) {
+	least := place{checksum: chunk.Checksum, size: chunk.Size, offset: math.MinInt64}
+	first, _ = slices.BinarySearchFunc(p.places, least, comparePlaces)
+	for end = first; end < len(p.places) && p.places[end].checksum == chunk.Checksum && p.places[end].size == chunk.Size; end++ {
+	}
+	return first, end
+}
+
+// read reads a stored chunk.
+func (p *Pool) read(at place, buffer []byte) (Chunk, error) {
+	chunk := at.chunk()
+	chunk.Data = buffer[:at.stored]
+	if _, err := p.shards[at.shard].file.ReadAt(chunk.Data, at.offset); err != nil {
+		return chunk, err
+	}
+	return chunk, nil
+}
+
+// note records that a shard is damaged.
+func (s *poolShard) note(err error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.damage == nil {
+		s.damage = fmt.Errorf("%s: %s: %w", s.of, s.origin.name(), err)
+	}
+}
+
+func (s *poolShard) damaged() error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.damage
+}
+
+// Close closes the files.
+func (p *Pool) Close() error { return closeAll(p.files) }

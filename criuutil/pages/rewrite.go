@@ -1,0 +1,290 @@
+package pages
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// RewriteOptions say where and how [Rewrite] writes.
+type RewriteOptions struct {
+	Dir     string
+	ID      string // of the new files
+	PID     int    // of the process
+	Workers int    // at least one is used
+	// Codec is how chunks that are not compressed yet are written. [Zero] leaves them as they
+	// are.
+	Codec Codec
+	// Read is called with the stored bytes of each chunk that was read, and Write before bytes
+	// are written. Rewrite ends if one fails. They are called from several goroutines.
+	Read, Write func(bytes int) error
+}
+
+// Rewritten is what [Rewrite] has made.
+type Rewritten struct {
+	Listing Listing
+	// Written are the files that were written: the index first.
+	Written []WrittenFile
+	// Linked are the names of the shards of earlier dumps that the listing names.
+	Linked []string
+	// Damaged says which shards of earlier dumps are damaged. They are not used.
+	Damaged []error
+}
+
+// WrittenFile is a file that was written.
+type WrittenFile struct {
+	Name     string
+	Bytes    int64
+	Checksum uint32 // CRC-32C
+}
+
+// Rewrite writes new files for the pages of a process, from those that the plan was made for.
+// What the plan finds in the pool is read, compared byte by byte, and not written if it is
+// the same: the new files then name the shard that it is in, which gets a further name in the
+// directory. What a process has several times is written once. All files are on disk afterwards, except for their names. Every chunk is checked
+// on the way.
+//
+// If Rewrite fails, what it has written remains.
+func Rewrite(ctx context.Context, p *Plan, o RewriteOptions) (Rewritten, error) {
+	w := &rewriter{plan: p, options: o, records: make([]record, p.from.Chunks()), shards: make([]ownShard, max(o.Workers, 1))}
+	defer w.close()
+	for _, number := range p.shards() {
+		// A file system may have no links, or no more for this file.
+		if err := w.link(p.pool.shards[number]); err != nil {
+			p.exclude(number)
+		}
+	}
+	var first, twins []int32
+	for i, twin := range p.twins {
+		if i == int(twin) {
+			first = append(first, twin)
+		} else {
+			twins = append(twins, int32(i))
+		}
+	}
+	if err := w.each(ctx, first); err != nil {
+		return Rewritten{}, err
+	}
+	if err := w.each(ctx, twins); err != nil {
+		return Rewritten{}, err
+	}
+	// Chunks that were the same lie in shards that have turned out to be damaged elsewhere.
+	var again []int32
+	for i, at := range p.places {
+		if at != none && p.pool.shards[p.pool.places[at].shard].damaged() != nil {
+			p.places[i] = none
+			again = append(again, int32(i))
+		}
+	}
+	if err := w.each(ctx, again); err != nil {
+		return Rewritten{}, err
+	}
+	return w.finish()
+}
+
+// rewriter writes the files of one process.
+type rewriter struct {
+	plan    *Plan
+	options RewriteOptions
+	records []record // shard is an own one, unless the plan has a place
+	shards  []ownShard
+	linked  []string // names that were given to shards of earlier dumps
+}
+
+// link gives a shard a further name in the directory.
+func (w *rewriter) link(s *poolShard) error {
+	path := filepath.Join(w.options.Dir, s.origin.name())
+	held := fmt.Sprintf("/proc/self/fd/%d", s.file.Fd())
+	err := unix.Linkat(unix.AT_FDCWD, held, unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
+	if err == nil {
+		w.linked = append(w.linked, s.origin.name())
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	have, err := os.Lstat(path) // another process uses it as well
+	if err != nil {
+		return err
+	}
+	want, err := s.file.Stat()
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(have, want) {
+		return fs.ErrExist
+	}
+	return nil
+}
+
+// dropUnused takes the names away again that are not needed after all.
+func (w *rewriter) dropUnused(used []string) error {
+	for _, name := range w.linked {
+		if slices.Contains(used, name) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(w.options.Dir, name)); err != nil {
+			return fmt.Errorf("pages: %w", err)
+		}
+	}
+	return nil
+}
+
+// each puts chunks by their numbers.
+func (w *rewriter) each(ctx context.Context, chunks []int32) error {
+	return work(ctx, len(w.shards), len(chunks), func(worker int) (func(int) error, func(), error) {
+		codec := w.options.Codec
+		if codec == Zero {
+			codec = Raw
+		}
+		encoder, err := newCoder(codec)
+		if err != nil {
+			return nil, nil, err
+		}
+		staged, stored := &coder{}, &coder{}
+		buffers := make([]byte, 2*ChunkSize)
+		do := func(i int) error {
+			return w.put(int(chunks[i]), worker, encoder, staged, stored, buffers)
+		}
+		return do, func() { encoder.close(); staged.close(); stored.close() }, nil
+	})
+}
+
+// put writes a chunk, unless it is where the plan says.
+func (w *rewriter) put(i, worker int, encoder, staged, stored *coder, buffers []byte) error {
+	chunk, err := w.plan.from.Get(i, buffers[:ChunkSize])
+	if err != nil {
+		return err
+	}
+	memory, err := staged.decode(chunk)
+	if err != nil {
+		return err
+	}
+	if err := w.options.Read(len(chunk.Data)); err != nil {
+		return err
+	}
+	r := record{chunk: chunk}
+	r.chunk.Data = nil
+	if chunk.Codec != Zero {
+		if twin := int(w.plan.twins[i]); twin != i && w.isTwin(twin, memory, stored, buffers[ChunkSize:]) {
+			r.chunk.Codec, r.stored, r.shard, r.offset = w.records[twin].chunk.Codec, w.records[twin].stored, w.records[twin].shard, w.records[twin].offset
+		} else if w.isStored(i, memory, stored, buffers[ChunkSize:]) {
+			at := w.plan.places[i]
+			r.chunk.Codec, r.stored, r.offset = w.plan.pool.places[at].codec, w.plan.pool.places[at].stored, w.plan.pool.places[at].offset
+		} else if err := w.write(worker, chunk, memory, encoder, &r); err != nil {
+			return err
+		}
+	}
+	w.records[i] = r
+	return nil
+}
+
+// isTwin reports whether a chunk, which is written already, is the same.
+func (w *rewriter) isTwin(twin int, memory []byte, stored *coder, buffer []byte) bool {
+	chunk, err := w.plan.from.Get(twin, buffer)
+	if err != nil {
+		return false
+	}
+	other, err := stored.decode(chunk)
+	return err == nil && bytes.Equal(memory, other)
+}
+
+// isStored reports whether a chunk is where the plan says. If not, the plan says so
+// afterwards.
+func (w *rewriter) isStored(i int, memory []byte, stored *coder, buffer []byte) bool {
+	if w.plan.places[i] == none {
+		return false
+	}
+	at := w.plan.pool.places[w.plan.places[i]]
+	shard := w.plan.pool.shards[at.shard]
+	if shard.damaged() == nil {
+		chunk, err := w.plan.pool.read(at, buffer)
+		var other []byte
+		if err == nil {
+			chunk.Address = uint64(at.offset)
+			other, err = stored.decode(chunk)
+		}
+		if err != nil {
+			shard.note(fmt.Errorf("the chunk at %d: %w", at.offset, err))
+		} else if bytes.Equal(memory, other) {
+			return true
+		}
+	}
+	w.plan.places[i] = none
+	return false
+}
+
+func (w *rewriter) write(worker int, chunk Chunk, memory []byte, encoder *coder, r *record) error {
+	if chunk.Codec == Raw && w.options.Codec != Zero {
+		chunk = encoder.encode(chunk.Address, memory)
+	}
+	if err := w.options.Write(len(chunk.Data)); err != nil {
+		return err
+	}
+	s := &w.shards[worker]
+	if err := s.open(w.options, worker); err != nil {
+		return err
+	}
+	r.chunk.Codec, r.stored, r.shard, r.offset = chunk.Codec, uint32(len(chunk.Data)), uint32(worker), s.end
+	return s.write(chunk.Data)
+}
+
+// finish writes the index, and waits until all of it is on disk.
+func (w *rewriter) finish() (Rewritten, error) {
+	l := Listing{ID: w.options.ID, IndexBytes: headerSize + recordSize*int64(len(w.records))}
+	var result Rewritten
+	numbers := make(map[uint32]uint32) // in the listing, of a shard in the pool
+	for _, s := range w.plan.pool.shards {
+		if err := s.damaged(); err != nil {
+			result.Damaged = append(result.Damaged, err)
+		}
+	}
+	for _, number := range w.plan.shards() {
+		s := w.plan.pool.shards[number]
+		numbers[number] = uint32(len(l.Origins))
+		l.Origins, l.ShardBytes = append(l.Origins, s.origin), append(l.ShardBytes, s.bytes)
+		result.Linked = append(result.Linked, s.origin.name())
+	}
+	if err := w.dropUnused(result.Linked); err != nil {
+		return Rewritten{}, err
+	}
+	if len(l.Origins) == 0 { // a listing has at least one shard
+		if err := w.shards[0].open(w.options, 0); err != nil {
+			return Rewritten{}, err
+		}
+	}
+	own := make([]uint32, len(w.shards)) // in the listing
+	for worker := range w.shards {
+		s := &w.shards[worker]
+		if s.file == nil {
+			continue
+		}
+		if err := s.file.Sync(); err != nil {
+			return Rewritten{}, fmt.Errorf("pages: %w", err)
+		}
+		own[worker] = uint32(len(l.Origins))
+		l.Origins, l.ShardBytes = append(l.Origins, s.origin), append(l.ShardBytes, s.end)
+		result.Written = append(result.Written, WrittenFile{s.origin.name(), s.end, s.sum})
+	}
+	for i := range w.records {
+		r := &w.records[i]
+		l.Bytes += uint64(r.chunk.Size)
+		if at := w.plan.places[i]; at != none {
+			r.shard = numbers[w.plan.pool.places[at].shard]
+		} else if r.chunk.Codec != Zero {
+			r.shard = own[r.shard]
+		}
+	}
+	index, err := w.writeIndex(&l)
+	if err != nil {
+		return Rewritten{}, err
+	}
+	result.Listing, result.Written = l, slices.Insert(result.Written, 0, index)
+	return result, l.Validate()
+}

@@ -1,0 +1,198 @@
+package files
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// putBackProcess puts files back in a process of its own, which kills itself at a step.
+func putBackProcess(t *testing.T, checkpoint string, killAt int) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), childVariable+"=putback", "DIR="+checkpoint, "KILL_AT="+strconv.Itoa(killAt), "TIME="+noon().Format(time.RFC3339))
+	return cmd
+}
+
+func wasKilled(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+}
+
+// inParts is a file with data in several parts.
+func inParts(t *testing.T, path string, letter byte) string {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	for i := range int64(4) {
+		_, err := f.WriteAt(bytes.Repeat([]byte{letter}, 5000), i<<20)
+		must(t, err)
+	}
+	must(t, f.Close())
+	return path
+}
+
+// scene is a job whose files were saved and have changed since.
+type scene struct{ dir, shm, checkpoint string }
+
+// describe lists all that is in the scene's directories.
+func (s scene) describe(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	inodes := make(map[uint64]string)
+	for _, dir := range []string{s.dir, s.shm} {
+		must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || path == dir {
+				return err
+			}
+			var st unix.Stat_t
+			must(t, unix.Lstat(path, &st))
+			text := fmt.Sprintf("mode %o", st.Mode)
+			if isRegular(st) {
+				content := strings.TrimRight(read(t, path), "\x00")
+				text += fmt.Sprintf(" size %d content %q", st.Size, content[:min(len(content), 20)])
+			}
+			if first := inodes[st.Ino]; first != "" {
+				text = "is " + first
+			}
+			base, _ := filepath.Rel(filepath.Dir(dir), path)
+			inodes[st.Ino] = base
+			all[base] = text
+			return nil
+		}))
+	}
+	return all
+}
+
+func makeScene(t *testing.T) scene {
+	t.Helper()
+	top := tempDir(t)
+	s := scene{dir: filepath.Join(top, "data"), shm: filepath.Join(top, "shm")}
+	must(t, errors.Join(os.Mkdir(s.dir, 0o755), os.MkdirAll(filepath.Join(s.shm, "below"), 0o755)))
+	at := func(base string) string { return filepath.Join(s.dir, base) }
+	const appending = unix.O_WRONLY | unix.O_APPEND
+	inParts(t, at("parts"), 'a')
+	write(t, at("log"), "line 1\n")
+	write(t, at("missing"), "was there")
+	write(t, at("missing log"), "line 1\n")
+	write(t, at("name 1"), "two names")
+	must(t, os.Link(at("name 1"), at("name 2")))
+	write(t, at("emptied"), "was not empty")
+	write(t, filepath.Join(s.shm, "below", "file"), "shared memory")
+	must(t, os.Symlink("below/file", filepath.Join(s.shm, "link")))
+	root := startJob(
+		t, order{Path: name(at("parts")), Flags: unix.O_RDWR}, order{Path: name(at("log")), Flags: appending},
+		order{Path: name(at("missing")), Flags: unix.O_WRONLY}, order{Path: name(at("missing log")), Flags: appending},
+		order{Path: name(at("name 1")), Flags: unix.O_WRONLY}, order{Path: name(at("name 2")), Flags: unix.O_WRONLY},
+		order{Path: name(at("emptied")), Flags: unix.O_WRONLY}, order{Path: name(filepath.Join(s.shm, "below/file")), Flags: unix.O_RDWR},
+	)
+	s.checkpoint, _ = save(t, root, Options{Shm: s.shm})
+	inParts(t, at("parts"), 'b')
+	write(t, at("log"), "line 1\nline 2\n")
+	must(t, errors.Join(os.Remove(at("missing")), os.Remove(at("missing log")), os.Remove(at("name 2")), os.Truncate(at("emptied"), 0)))
+	write(t, at("name 1"), "newer")
+	write(t, at("name 2"), "another file")
+	must(t, os.RemoveAll(s.shm))
+	must(t, os.Mkdir(s.shm, 0o755))
+	return s
+}
+
+func sceneAtTheEnd() map[string]string {
+	const regular = "mode 100644 size "
+	size := 3<<20 + 5000
+	return map[string]string{
+		"data/parts":           regular + fmt.Sprintf("%d content %q", size, strings.Repeat("a", 20)),
+		"data/parts" + ofNoon:  regular + fmt.Sprintf("%d content %q", size, strings.Repeat("b", 20)),
+		"data/log":             regular + `7 content "line 1\n"`,
+		"data/log" + ofNoon:    regular + `7 content "line 2\n"`,
+		"data/missing":         regular + `9 content "was there"`,
+		"data/missing log":     regular + `0 content ""`,
+		"data/name 1":          regular + `9 content "two names"`,
+		"data/name 1" + ofNoon: regular + `5 content "newer"`,
+		"data/name 2":          "is data/name 1" + ofNoon, // set below
+		"data/name 2" + ofNoon: regular + `12 content "another file"`,
+		"data/emptied":         regular + `13 content "was not empty"`,
+		"shm/below":            "mode 40755",
+		"shm/below/file":       regular + `13 content "shared memory"`,
+		"shm/link":             "mode 120777",
+	}
+}
+
+// TestKilledAtAnyStepASecondPutBackComesToTheSameResult proves that nothing newer is lost
+// either, and that it is kept once.
+func TestKilledAtAnyStepASecondPutBackComesToTheSameResult(t *testing.T) {
+	want := sceneAtTheEnd()
+	want["data/name 2"] = "is data/name 1"
+	for killAt := 0; ; killAt++ {
+		s := makeScene(t)
+		out, err := putBackProcess(t, s.checkpoint, killAt).CombinedOutput()
+		killed := wasKilled(err)
+		if err != nil && !killed {
+			t.Fatalf("step %d: %v\n%s", killAt, err, out)
+		}
+		if killed {
+			out, err := putBackProcess(t, s.checkpoint, -1).CombinedOutput()
+			if err != nil {
+				t.Fatalf("after a kill at step %d: %v\n%s", killAt, err, out)
+			}
+		}
+		if diff := cmp.Diff(want, s.describe(t)); diff != "" {
+			t.Errorf("after a kill at step %d:\n%s", killAt, diff)
+		}
+		if !killed {
+			if t.Logf("%d steps", killAt); killAt < 20 {
+				t.Errorf("there were only %d steps", killAt)
+			}
+			return
+		}
+	}
+}
+
+// TestKilledAtAnyMomentNothingNewerIsLost kills in the middle of steps.
+func TestKilledAtAnyMomentNothingNewerIsLost(t *testing.T) {
+	const size = 24 << 20
+	dir := tempDir(t)
+	path := write(t, filepath.Join(dir, "state"), strings.Repeat("a", size))
+	root := startJob(t, order{Path: name(path), Flags: unix.O_RDWR})
+	checkpoint, _ := save(t, root, Options{})
+	newer := strings.Repeat("b", size)
+	kills := 0
+	for range 15 {
+		write(t, path, newer)
+		for {
+			cmd := putBackProcess(t, checkpoint, -1)
+			must(t, cmd.Start())
+			timer := time.AfterFunc(time.Duration(rand.IntN(100))*time.Millisecond, func() { _ = cmd.Process.Kill() })
+			err := cmd.Wait()
+			timer.Stop()
+			if err == nil {
+				break
+			}
+			if kills++; !wasKilled(err) {
+				t.Fatal(err)
+			}
+		}
+		names := namesIn(t, dir)
+		if len(names) != 2 || names["state"] != strings.Repeat("a", size) || names["state"+ofNoon] != newer {
+			t.Fatalf("%d names", len(names))
+		}
+		must(t, os.Remove(path+ofNoon))
+	}
+	t.Logf("%d kills", kills)
+	if kills == 0 {
+		t.Error("nothing was killed")
+	}
+}

@@ -1,0 +1,57 @@
+package place
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Init holds a lock as long as it lives. It shows from every container and pid namespace whether
+// the place is there, and from the first moment on.
+
+// holdAlive takes the lock of a place for its init.
+func holdAlive(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, aliveName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	}
+	return f, nil
+}
+
+// isAlive reports whether the init of a place lives. known is false if that cannot be told.
+func isAlive(dir string) (alive, known bool) {
+	f, err := os.OpenFile(filepath.Join(dir, aliveName), os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, false // it has not come that far
+	}
+	if err != nil {
+		return true, false
+	}
+	defer f.Close() // which gives the lock back
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	return errors.Is(err, unix.EWOULDBLOCK), err == nil || errors.Is(err, unix.EWOULDBLOCK)
+}
+
+// unrecordedPatience is how long an init may take to notice that its maker was killed.
+const unrecordedPatience = 10 * time.Second
+
+// awaitUnrecorded waits until the init of a place ends that was never on record. Before it has
+// its lock, it has started nothing, and it starts nothing once it has noticed.
+func awaitUnrecorded(dir string) error {
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if alive, _ := isAlive(dir); !alive {
+			return ErrGone
+		}
+		if time.Since(begin) > unrecordedPatience {
+			return fmt.Errorf("%s: a job is being started there by somebody else", dir)
+		}
+	}
+}

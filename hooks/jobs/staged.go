@@ -1,0 +1,106 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"cucriu/hooks/jobs/place"
+	"cucriu/internal/durable"
+)
+
+// A supervisor that is killed may leave a complete image in a staging directory, which may be all
+// that there is of the job's last interval. The next one makes a checkpoint of it.
+
+// stagedName is the file in an image that says what only its maker knows.
+const stagedName = "cucriu-job.json"
+
+// imageName is the image directory in a staging directory.
+const imageName = "image"
+
+// staged describes an image that is not yet a checkpoint.
+type staged struct {
+	// BootID is that of the host. What was not synced before a reboot may be anything.
+	BootID string       `json:"boot_id"`
+	Begun  time.Time    `json:"begun"`
+	Reason string       `json:"reason"`
+	Root   int          `json:"root"` // pid of the job's root process, where the job runs
+	Clocks place.Clocks `json:"clocks"`
+}
+
+func (s *supervisor) newStaged(begun time.Time, reason string) (staged, error) {
+	boot, err := place.BootID()
+	return staged{BootID: boot, Begun: begun.UTC(), Reason: reason, Root: s.place.Root()}, err
+}
+
+func (of staged) write(dir string) error {
+	return durable.WriteJSON(filepath.Join(dir, stagedName), of)
+}
+
+func readStaged(images string) (of staged, err error) {
+	data, err := os.ReadFile(filepath.Join(images, stagedName))
+	if err == nil {
+		err = json.Unmarshal(data, &of)
+	}
+	return of, err
+}
+
+// saveStaged makes checkpoints of the complete images that an earlier supervisor has left.
+func (s *supervisor) saveStaged(ctx context.Context) {
+	dirs, err := s.store.LeftStages()
+	if err != nil {
+		s.say(fmt.Sprintf("what an earlier supervisor has left cannot be looked at: %v", err))
+		return
+	}
+	found := make(map[string]staged)
+	for _, dir := range dirs {
+		images := filepath.Join(dir, imageName)
+		of, err := readStaged(images)
+		if err == nil {
+			found[images] = of
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			s.say(fmt.Sprintf("%s is no image: %v", images, err))
+		}
+	}
+	for _, images := range slices.SortedFunc(maps.Keys(found), func(a, b string) int { return found[a].Begun.Compare(found[b].Begun) }) {
+		if err := s.save(ctx, images, found[images]); err != nil {
+			s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the image that an earlier supervisor has left in %s does not become a checkpoint: %v", images, err)})
+		}
+	}
+}
+
+// save makes a checkpoint of an image, unless it is one already.
+func (s *supervisor) save(ctx context.Context, images string, of staged) error {
+	boot, err := place.BootID()
+	if err != nil {
+		return err
+	}
+	if of.BootID != boot {
+		return errors.New("the host was booted since, and it may not be whole")
+	}
+	all, err := s.store.Checkpoints()
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		if !of.Begun.After(c.CreatedAt) {
+			return nil
+		}
+	}
+	info, err := s.describe(images, of)
+	if err != nil {
+		return err
+	}
+	c, err := s.store.Publish(ctx, images, info, nil)
+	if err == nil {
+		s.tell(Event{Event: EventCheckpoint, Checkpoint: c.Name, Bytes: c.Bytes, NewBytes: c.New, Message: fmt.Sprintf("checkpoint %s is what an earlier supervisor had staged", c.Name)})
+	}
+	return err
+}

@@ -1,0 +1,183 @@
+package long
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs"
+	"cucriu/internal/testenv"
+)
+
+// TestAJobThatHasFinishedIsNotStartedAgain by the same command.
+func TestAJobThatHasFinishedIsNotStartedAgain(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(3)
+		w.finish(r)
+		ticks := w.report().Tick
+		w.run().ends(0, "has finished")
+		if now := w.report().Tick; now != ticks {
+			t.Errorf("the job was at tick %d, and is at %d", ticks, now)
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestTheStatusOfTheJobIsTheStatusOfTheCommand, and a job that has failed may go on.
+func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		w.stop(7)
+		r.ends(7, "has ended with exit status 7; the same command goes on from checkpoint")
+		w.nothingLeft()
+		if err := os.Remove(filepath.Join(w.work, "stop")); err != nil {
+			t.Fatal(err)
+		}
+		r = w.goesOn(w.newest())
+		root := rootOf(t, w)
+		if err := unix.Kill(root, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		r.ends(128+int(unix.SIGKILL), "was killed by SIGKILL")
+		w.nothingLeft()
+		w.finish(w.goesOn(w.newest()))
+		inOrder(t, w)
+	})
+}
+
+// rootOf returns the pid of the job's root process as the test sees it.
+func rootOf(t *testing.T, w *world) int {
+	t.Helper()
+	pids := w.victims(rootKilled)
+	if len(pids) != 1 {
+		t.Fatalf("the root of the job is %v", pids)
+	}
+	return pids[0]
+}
+
+const jobInside = jobs.CommandInside
+
+// insidePID is the pid of a process in its own pid namespace, 0 if it is gone.
+func insidePID(pid int) int {
+	status, err := proc.ReadStatus(pid)
+	if err != nil {
+		return 0
+	}
+	return status.ImagePID()
+}
+
+func commandLine(pid int) []string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
+}
+
+// isOurs reports whether a process is one of cucriu's own.
+func isOurs(pid int) bool {
+	switch name(pid) {
+	case "cucriu", "criu", "unshare", "nsenter":
+		return true
+	}
+	return false
+}
+
+func name(pid int) string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(data))
+}
+
+// inOrder fails the test unless the job's output has all its lines in order. Those after a
+// checkpoint come again after a resume from it: inOrder returns how many.
+func inOrder(t *testing.T, w *world) (again int) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(w.dir, "output.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := 0
+	for text := range strings.Lines(string(data)) {
+		var tick int
+		if _, err := fmt.Sscanf(text, "tick %d\n", &tick); err != nil {
+			t.Fatalf("output.log has %q", text)
+		}
+		if tick > before+1 || tick < 1 {
+			t.Fatalf("output.log goes from tick %d to %d: lines are lost", before, tick)
+		}
+		again += before + 1 - tick
+		before = tick
+	}
+	if now := w.report().Tick; before != now {
+		t.Fatalf("output.log ends with tick %d, and the job is at %d", before, now)
+	}
+	return again
+}
+
+// TestACommandThatCannotBeStartedLeavesNothing, and may be corrected.
+func TestACommandThatCannotBeStartedLeavesNothing(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		right := w.command
+		w.command = []string{filepath.Join(w.work, "nothing")}
+		w.run().ends(127, "no such file")
+		w.nothingLeft()
+		w.command = right
+		w.finish(w.run())
+	})
+}
+
+// TestOneDirectoryHasOneSupervisor and one command.
+func TestOneDirectoryHasOneSupervisor(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(1)
+		w.run().ends(125, "in use by process")
+		other := *w
+		other.command = []string{"/bin/true"}
+		other.run().ends(125, "in use by process")
+		w.ticks(1)
+		r.kill()
+		other.run().ends(125, "is the directory of another job")
+		w.ticks(1)
+		r = w.run()
+		r.says("it is under care again")
+		w.finish(r)
+	})
+}
+
+// TestADirectoryThatOthersCanChangeIsRefused before anything is started.
+func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		if err := os.Mkdir(w.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "chmod 700")
+		if err := os.Chmod(w.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(w.dir, 1000, 1000); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "belongs to user 1000")
+		if err := os.Remove(w.dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(w.work, w.dir); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "is a symbolic link")
+		if testenv.Exists(filepath.Join(w.work, "status")) {
+			t.Error("the job was started")
+		}
+		w.nothingLeft()
+	})
+}

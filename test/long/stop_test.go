@@ -1,0 +1,99 @@
+package long
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// stop is a step at which a program of ours is made to wait.
+type stop struct {
+	w    *world
+	host *testenv.Host // on which it waits
+	dir  string
+}
+
+// stopAt makes the first program that comes to a step wait there.
+func (w *world) stopAt(step string) *stop {
+	w.t.Helper()
+	host := w.host.For(w.t)
+	s := &stop{w: w, host: host, dir: w.t.TempDir()}
+	marks := w.t.TempDir()
+	script := testenv.Script(w.t, fmt.Sprintf("touch %[1]s/reached\nwhile [ ! -e %[1]s/go ]; do sleep 0.02; done", s.dir))
+	host.UseFailpoint(step + "=run " + script)
+	host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+	w.t.Cleanup(s.goOn)
+	return s
+}
+
+// await waits until a program has come to the step.
+func (s *stop) await(r *run) {
+	s.w.t.Helper()
+	r.awaits("the step is reached", func() bool { return testenv.Exists(filepath.Join(s.dir, "reached")) })
+}
+
+func (s *stop) goOn() { testenv.WriteFile(s.w.t, filepath.Join(s.dir, "go"), "") }
+
+// who is killed.
+type who string
+
+const (
+	supervisorKilled who = "supervisor"
+	insideKilled     who = "inside"
+	criuKilled       who = "criu"
+	watcherKilled    who = "watcher"
+	initKilled       who = "init"
+	rootKilled       who = "root"
+	allKilled        who = "all"
+)
+
+var everybody = []who{supervisorKilled, insideKilled, criuKilled, watcherKilled, initKilled, rootKilled, allKilled}
+
+// victims lists the pids of them.
+func (w *world) victims(k who) []int {
+	w.t.Helper()
+	var found []int
+	for _, pid := range processes(w.t) {
+		if slices.Contains(w.processes, pid) {
+			continue
+		}
+		words := commandLine(pid)
+		has := func(word string) bool { return name(pid) == "cucriu" && len(words) > 1 && words[1] == word }
+		is := false
+		switch k {
+		case supervisorKilled:
+			is = has("run")
+		case insideKilled:
+			is = has(jobInside)
+		case watcherKilled:
+			is = has("watch")
+		case criuKilled:
+			is = name(pid) == "criu"
+		case initKilled:
+			is = has("place-init")
+		case rootKilled:
+			place := w.place()
+			is = place != nil && !isOurs(pid) && insidePID(pid) == place.Root
+		case allKilled:
+			is = true
+		}
+		if is {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// kills kills them, and reports whether there was any.
+func (w *world) kills(k who) bool {
+	w.t.Helper()
+	victims := w.victims(k)
+	for _, pid := range victims {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	return len(victims) > 0
+}
