@@ -130,6 +130,33 @@ func (v *verbosityValue) Set(text string) error {
 func (v *verbosityValue) String() string { return strconv.Itoa(int(*v)) }
 func (v *verbosityValue) Type() string   { return "0-4" }
 
+// sizeValue is an option that is a number of bytes, such as 500G; 0 if it was not given.
+type sizeValue int64
+
+func (v *sizeValue) Set(text string) error {
+	number := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(text), "B"), "I")
+	shift := 0
+	if i := strings.IndexAny(number, "KMGTP"); i >= 0 && i == len(number)-1 {
+		shift = 10 * (strings.IndexByte("KMGTP", number[i]) + 1)
+		number = number[:i]
+	}
+	bytes, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || bytes <= 0 || bytes > math.MaxInt64>>shift {
+		return errors.New("it is no size, such as 500G or 2T")
+	}
+	*v = sizeValue(bytes << shift)
+	return nil
+}
+
+func (v *sizeValue) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(*v), 10)
+}
+
+func (v *sizeValue) Type() string { return "size" }
+
 // percentValue is an option that is a part of something: 1% is 0.01.
 type percentValue float64
 

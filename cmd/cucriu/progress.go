@@ -70,6 +70,13 @@ func (p *progress) step(r *journal.Record, step string) {
 	}
 }
 
+// measured begins a phase that is no step of a session.
+func (p *progress) measured(phase string, measure func() (done, total int64)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.phase, p.begun, p.said, p.measure = phase, time.Now(), time.Now(), measure
+}
+
 // say prints a separate line.
 func (p *progress) say(text string) {
 	p.mu.Lock()

@@ -36,7 +36,7 @@ cannot be used is wrong usage.`,
 	root.AddCommand(asRoot(dumpCommand(), restoreCommand(), recoverCommand(), statusCommand(), stateCommand(),
 		lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand())...)
 	root.AddCommand(placeCommands()...)
-	root.AddCommand(runCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
+	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
 	return root
 }
 

@@ -21,6 +21,7 @@ import (
 type longFlags struct {
 	dir, name, criu string
 	user, stage     string
+	metrics         string
 	filesLimit      string
 	notSaved        []string
 	every, grace    time.Duration
@@ -53,6 +54,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
 	flags.IntVar(&f.requeueStatus, "requeue-status", 75, "the exit status then")
 	flags.StringVar(&f.criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
+	flags.StringVar(&f.metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
 	_ = cmd.MarkFlagDirname("dir")
 }
 
@@ -61,7 +63,7 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
 		User: f.user, NotSaved: f.notSaved,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
-		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Output: os.Stdout, Messages: os.Stderr,
+		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
 	switch {
 	case f.every < 0 || f.grace < 0 || f.maxPause < 0:

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
+	"cucriu/hooks/jobs"
 	"cucriu/hooks/journal"
 )
 
@@ -20,15 +21,16 @@ type statusReport struct {
 	Sessions  []hooks.Status      `json:"sessions"`
 	Refusals  []journal.Refusal   `json:"refusals"`
 	Processes []hooks.CUDAProcess `json:"processes"`
+	Jobs      []jobs.Local        `json:"jobs"` // the long ones
 }
 
 func statusCommand() *cobra.Command {
 	var asJSON, uuids bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the CUDA processes of this host, its dumps and restores, and what became of the jobs",
-		Long: `Show the CUDA processes of this host, its dumps and restores, and what became of
-the jobs.
+		Short: "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
+		Long: `Show the CUDA processes of this host, its long jobs, its dumps and restores, and
+what became of them.
 
 GPUs are shown by their index in cucriu gpus. The last dumps and restores that
 were refused are shown until the same one is begun, for a week at most.`,
@@ -47,13 +49,21 @@ were refused are shown until the same one is begun, for a week at most.`,
 			if err != nil {
 				return err
 			}
+			long, err := jobs.Locals(hook.Config.RunDir)
+			if err != nil {
+				return err
+			}
 			processes, err := hook.Processes(cmd.Context())
 			if asJSON {
-				return errors.Join(writeJSON(cmd.OutOrStdout(), statusReport{sessions, refusals, processes}), err)
+				return errors.Join(writeJSON(cmd.OutOrStdout(), statusReport{sessions, refusals, processes, long}), err)
 			}
 			out := cmd.OutOrStdout()
 			if err == nil {
 				err = writeAll(out, hook, processes, uuids)
+				fmt.Fprintln(out)
+			}
+			if len(long) > 0 {
+				err = errors.Join(err, writeJobs(out, long))
 				fmt.Fprintln(out)
 			}
 			err = errors.Join(err, writeSessions(out, sessions))

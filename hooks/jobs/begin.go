@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/preflight"
 )
 
 // firstPID is where the pids of a job begin. Those below are for the place's own programs.
@@ -70,6 +71,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	s.place = p
+	s.notePlace()
 	// What the last supervisor had begun is finished, or undone, first.
 	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
@@ -78,6 +80,9 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	switch {
 	case err == nil:
 		s.setRunning()
+		if err := s.attachPaused(ctx); err != nil {
+			return false, err
+		}
 		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s runs, its supervisor had gone: it is under care again", s.record.Name)})
 		return true, nil
 	case !errors.Is(err, proc.ErrGone):
@@ -148,7 +153,7 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 		if ctx.Err() != nil {
 			return err
 		}
-		if refused := new(insideError); errors.As(err, &refused) && refused.refused {
+		if preflight.Refused(err) {
 			return fmt.Errorf("checkpoint %s is whole, but cannot be restored here: %w", called(c), err)
 		}
 		failed[c.Name] = err
@@ -192,7 +197,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	if s.user != nil {
 		if err := s.user.check(c.Dir); err != nil {
-			return err
+			return preflight.AsRefusal(err)
 		}
 	}
 	first, err := freePIDs(c.Dir)

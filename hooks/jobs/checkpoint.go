@@ -18,24 +18,32 @@ import (
 	"cucriu/internal/units"
 )
 
-// checkpoint makes a checkpoint of the running job, and tells how that went.
-func (s *supervisor) checkpoint(ctx context.Context, reason string) error {
+// scheduled makes the checkpoint for which it is time, unless the job would stand still for too long.
+func (s *supervisor) scheduled(ctx context.Context) error {
 	if pause, is := s.tooLong(); is {
 		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would stand still for about %v, and may for %v (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
 		s.costs = s.costs[1:] // so that it is tried again some time
 		return nil
 	}
+	_, err := s.checkpoint(ctx, "schedule")
+	return err
+}
+
+// checkpoint makes a checkpoint of the running job, and tells how that went.
+func (s *supervisor) checkpoint(ctx context.Context, reason string) (store.Checkpoint, error) {
+	s.board.is(StateCheckpoint)
+	defer s.board.is(StateRunning)
 	c, err := s.makeCheckpoint(ctx, reason, false)
 	if err != nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no checkpoint: %v", err)})
-		return err
+		return c, err
 	}
 	s.tellCheckpoint(c)
 	if err := s.verify(ctx, c); err != nil {
-		return err
+		return c, err
 	}
 	s.prune(ctx)
-	return nil
+	return c, nil
 }
 
 // lookAfter is how long a job has run when it is looked at for the first time. By then most use
@@ -53,8 +61,12 @@ func (s *supervisor) look(ctx context.Context) {
 func (s *supervisor) tellCheckpoint(c store.Checkpoint) {
 	s.tell(Event{
 		Event: EventCheckpoint, Checkpoint: c.Name, Pause: c.Pause, Duration: c.Duration, Bytes: c.Bytes, NewBytes: c.New,
-		Message: fmt.Sprintf("checkpoint %s: the job stood still for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New)),
+		Message: sayCheckpoint(c),
 	})
+}
+
+func sayCheckpoint(c store.Checkpoint) string {
+	return fmt.Sprintf("checkpoint %s: the job stood still for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
 }
 
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With

@@ -33,6 +33,8 @@ const (
 	EventSkipped    = "skipped" // a checkpoint
 	EventPreempted  = "preempted"
 	EventEnded      = "ended"
+	EventPaused     = "paused"
+	EventUnpaused   = "unpaused"
 )
 
 // tell writes an event into the job's log, and tells the user of it. A full disk does not stop a
@@ -40,6 +42,8 @@ const (
 func (s *supervisor) tell(e Event) {
 	e.At = time.Now().UTC()
 	s.say(e.Message)
+	s.board.noteEvent(e)
+	s.metrics.note(e)
 	data, err := json.Marshal(e)
 	if err != nil {
 		return

@@ -33,6 +33,8 @@ const (
 	opDump    = "dump"
 	opRestore = "restore"
 	opRecover = "recover"
+	opPause   = "pause"
+	opUnpause = "unpause"
 	opCheck   = "check"
 )
 
@@ -92,6 +94,10 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case opRecover:
 		_, err = hook.Recover(ctx)
+	case opPause:
+		err = pauseInside(ctx, hook, r.Root)
+	case opUnpause:
+		err = unpauseInside(ctx, hook)
 	default:
 		err = fmt.Errorf("request %q is not known", r.Op)
 	}

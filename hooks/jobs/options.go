@@ -41,6 +41,9 @@ type Options struct {
 	// RequeueStatus is the exit status after a preemption.
 	RequeueStatus int
 
+	// Metrics is a file for Prometheus, which is written after each event; empty is none.
+	Metrics string
+
 	// Settings are asked for by name, and NoSettings are left out. See [Settings].
 	Settings, NoSettings []string
 

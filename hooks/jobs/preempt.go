@@ -14,7 +14,7 @@ import (
 
 // preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
 // ends it at once.
-func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan error) (int, error) {
+func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan work) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var deadline time.Time
@@ -42,13 +42,22 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 	}()
 	if made != nil {
 		select {
-		case <-made:
+		case w := <-made:
+			if w.left {
+				return s.leave()
+			}
 		case <-ctx.Done():
 		}
+	}
+	var resumeErr error
+	if ctx.Err() == nil && s.paused {
+		resumeErr = s.unpause(ctx)
 	}
 	switch expected, known := s.costs.expected(); {
 	case ctx.Err() != nil:
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", context.Cause(ctx))})
+	case resumeErr != nil:
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", resumeErr)})
 	case s.Grace > 0 && known && time.Until(deadline) < expected.total:
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: it would take %v, and %v of --grace are left", expected.total.Round(time.Second), time.Until(deadline).Round(time.Second))})
 	default:
@@ -59,6 +68,11 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 			s.tellCheckpoint(c)
 		}
 	}
+	return s.leave()
+}
+
+// leave ends what is left of the job here, and says how it goes on.
+func (s *supervisor) leave() (int, error) {
 	if err := s.endPlace(); err != nil {
 		return 0, err
 	}

@@ -16,7 +16,6 @@ import (
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
-	"cucriu/internal/durable"
 )
 
 // supervisor takes care of one job.
@@ -31,6 +30,11 @@ type supervisor struct {
 	fence  place.Fence
 	user   *account // nil if the job is root's
 
+	paused  bool // the job stands still
+	board   board
+	control control
+	metrics *metrics
+
 	costs    costs
 	failures int // attempts at a checkpoint since the last one
 }
@@ -43,6 +47,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	s := &supervisor{Options: o, hook: hook}
+	defer s.endControl()
 	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Log: hook.Log}); err != nil {
 		return 0, err
 	}
@@ -64,6 +69,14 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if err := s.makeRunDir(); err != nil {
 		return 0, err
 	}
+	if err := s.listen(); err != nil {
+		return 0, err
+	}
+	defer func() { s.noteEnd(err) }()
+	if s.metrics, err = newMetrics(o.Metrics, s.record.Name, s.board.now.Checkpoint); err != nil {
+		return 0, err
+	}
+	defer s.metrics.end()
 	defer s.endStage()
 	tail, err := followOutput(s.outputPath(), s.Output)
 	if err != nil {
@@ -90,24 +103,6 @@ func (s *supervisor) sayFinished() (status int) {
 func Key(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return hex.EncodeToString(sum[:8])
-}
-
-// local is what a host knows of the jobs that it runs.
-type local struct {
-	Name string `json:"name"`
-	Dir  string `json:"dir"`
-	PID  int    `json:"pid"` // of the supervisor
-}
-
-const localName = "job.json"
-
-// makeRunDir makes the folder of the job in the run directory.
-func (s *supervisor) makeRunDir() error {
-	s.runDir = filepath.Join(s.hook.Config.RunDir, "jobs", Key(s.Dir))
-	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
-		return fmt.Errorf("run directory: %w", err)
-	}
-	return durable.WriteJSON(filepath.Join(s.runDir, localName), local{s.record.Name, s.Dir, os.Getpid()})
 }
 
 const placePrefix = "place-" // of the folders in the job's directory
@@ -137,8 +132,11 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 		return err
 	}
 	spec.Fence = s.fence
-	s.place, err = place.New(ctx, dir, runDir, spec)
-	return err
+	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
+		return err
+	}
+	s.notePlace()
+	return nil
 }
 
 // removePlaces removes what is left of places that are gone.

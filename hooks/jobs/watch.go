@@ -26,19 +26,24 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			_ = s.root.WaitExit(ctx)
 		}()
 	}
-	due := time.NewTimer(s.untilNext(nil))
-	if s.Every <= 0 {
-		due.Stop()
-	}
+	due := time.NewTimer(0)
+	s.schedule(due, nil)
 	look := time.NewTimer(lookAfter)
 	defer look.Stop()
 	owned := time.NewTicker(place.FencePeriod)
 	defer owned.Stop()
-	var made chan error // a checkpoint is under way
+	var made chan work // something is under way
 	for {
+		isDue, isToLook, requests := due.C, look.C, s.control.requests
+		if made != nil {
+			isDue, isToLook, requests = nil, nil, nil // one after the other
+		}
+		if s.paused {
+			isDue, isToLook = nil, nil
+		}
 		select {
-		case <-look.C:
-			go s.look(ctx)
+		case <-isToLook:
+			made = s.begun(func() work { s.look(ctx); return work{} })
 		case <-owned.C:
 			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
@@ -50,16 +55,26 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				return 0, context.Cause(ctx)
 			}
 			if made != nil {
-				<-made // its own message says how it went
+				if w := <-made; w.left { // its own message says how it went
+					return s.leave()
+				}
 			}
 			return s.jobEnded()
-		case <-due.C:
-			made = make(chan error, 1)
-			go func() { made <- s.checkpoint(ctx, "schedule") }()
-		case err := <-made:
+		case <-isDue:
+			made = s.begun(func() work {
+				return work{err: s.scheduled(ctx), reschedule: true}
+			})
+		case a := <-requests:
+			made = s.begun(func() work { return s.serve(ctx, a) })
+		case w := <-made:
 			made = nil
-			if s.Every > 0 {
-				due.Reset(s.untilNext(err))
+			if w.left {
+				return s.leave()
+			}
+			if w.reschedule {
+				s.schedule(due, w.err)
+			} else {
+				s.noteRunning(s.board.now.Next)
 			}
 		case got := <-signals.Got():
 			sig := got.(unix.Signal)
@@ -71,11 +86,31 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	}
 }
 
+// begun does something beside the loop.
+func (s *supervisor) begun(do func() work) chan work {
+	made := make(chan work, 1)
+	go func() { made <- do() }()
+	return made
+}
+
+// schedule sets the time of the next checkpoint, after one that was made or was not.
+func (s *supervisor) schedule(due *time.Timer, err error) {
+	due.Stop()
+	if s.Every <= 0 {
+		s.noteRunning(time.Time{})
+		return
+	}
+	wait := s.untilNext(err)
+	due.Reset(wait)
+	s.noteRunning(time.Now().Add(wait).UTC())
+}
+
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
 // end of our terminal is none of the job's business.
 func (s *supervisor) pass(sig unix.Signal) {
 	switch {
 	case s.root == nil || sig == unix.SIGHUP:
+	case s.paused && sig == unix.SIGCONT:
 	case job.IsForGroup(sig):
 		_ = unix.Kill(-s.root.PID, sig) // it may have ended
 	case job.IsForFirst(sig):
@@ -114,6 +149,7 @@ func (s *supervisor) finish(exit place.Exit) error {
 	if err := s.record.write(s.Dir); err != nil {
 		return fmt.Errorf("%s has finished, but that cannot be written down: %w", s.record.Name, err)
 	}
+	s.board.is(StateFinished)
 	return nil
 }
 

@@ -166,6 +166,9 @@ func Attach(dir string) (*Place, error) {
 // Dir is the folder of the place's records.
 func (p *Place) Dir() string { return p.dir }
 
+// Init identifies the first process of the place.
+func (p *Place) Init() proc.Ident { return p.init.Ident }
+
 // RunDir is the run directory of the hook in the place.
 func (p *Place) RunDir() string { return p.record.RunDir }
 

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"cucriu/criuutil/pages"
@@ -17,6 +18,8 @@ import (
 type Policy struct {
 	Keep     int   // so many that can be used and are not pinned; 0 is all
 	MaxBytes int64 // on disk, of all together; 0 is no limit
+	// DryRun removes nothing: it only says what would be removed, and works in a view as well.
+	DryRun bool
 }
 
 // Prune removes the oldest checkpoints, as far as the policy demands. It removes only what is
@@ -25,7 +28,7 @@ type Policy struct {
 func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if err := s.mayChange(); err != nil {
+	if err := s.mayChange(); err != nil && !policy.DryRun {
 		return nil, err
 	}
 	all, err := s.Checkpoints()
@@ -43,17 +46,19 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 		}
 		tooMany := policy.Keep > 0 && countUsable(rest[1:]) >= policy.Keep
 		if !tooMany && policy.MaxBytes > 0 {
-			if tooMany, err = s.exceeds(policy.MaxBytes); err != nil {
+			if tooMany, err = s.exceeds(policy.MaxBytes, removed); err != nil {
 				return removed, err
 			}
 		}
 		if !tooMany {
 			continue
 		}
-		if err := s.remove(ctx, candidate.Name); errors.Is(err, errPinned) {
-			continue
-		} else if err != nil {
-			return removed, err
+		if !policy.DryRun {
+			if err := s.remove(ctx, candidate.Name); errors.Is(err, errPinned) {
+				continue
+			} else if err != nil {
+				return removed, err
+			}
 		}
 		removed = append(removed, candidate)
 	}
@@ -80,19 +85,24 @@ func countUsable(all []Checkpoint) int {
 	return n
 }
 
-// exceeds reports whether the checkpoints take more room on the disk. A file with several
-// names counts once.
-func (s *Store) exceeds(limit int64) (bool, error) {
-	bytes, err := s.DiskBytes()
+// exceeds reports whether the checkpoints, without those that are removed, take more room on the
+// disk. A file with several names counts once.
+func (s *Store) exceeds(limit int64, removed []Checkpoint) (bool, error) {
+	bytes, err := s.diskBytes(removed)
 	return bytes > limit, err
 }
 
 // DiskBytes returns how much room all checkpoints take on the disk. What they share counts
 // once.
-func (s *Store) DiskBytes() (int64, error) {
+func (s *Store) DiskBytes() (int64, error) { return s.diskBytes(nil) }
+
+func (s *Store) diskBytes(without []Checkpoint) (int64, error) {
 	names, err := s.names()
 	if err != nil {
 		return 0, err
+	}
+	for _, c := range without {
+		names = slices.DeleteFunc(names, func(name string) bool { return name == c.Name })
 	}
 	var total int64
 	seen := make(map[pages.FileID]bool)

@@ -44,8 +44,12 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 			for _, i := range c.damaged {
 				must(t, os.Truncate(filepath.Join(s.checkpointDir(nameOf(uint64(i))), recordName), 100))
 			}
+			foreseen := foresee(t, s, c.policy)
 			removed, err := s.Prune(t.Context(), c.policy)
 			must(t, err)
+			if names(foreseen) != names(removed) {
+				t.Errorf("a dry run in a view says %q, and %q were removed", names(foreseen), names(removed))
+			}
 			var got string
 			all := list(t, s)
 			for i, c := range all {
@@ -111,4 +115,19 @@ func TestAMarkOfAnotherCheckpointDoesNotCount(t *testing.T) {
 			t.Errorf("%s passes as verified", c.Name)
 		}
 	}
+}
+
+// foresee returns what a policy would remove.
+func foresee(t *testing.T, s *Store, policy Policy) []Checkpoint {
+	t.Helper()
+	view, err := View(s.Dir())
+	must(t, err)
+	before := names(list(t, s))
+	policy.DryRun = true
+	foreseen, err := view.Prune(t.Context(), policy)
+	must(t, err)
+	if after := names(list(t, s)); before != after {
+		t.Errorf("a dry run left %q of %q", after, before)
+	}
+	return foreseen
 }

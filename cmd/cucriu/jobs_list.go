@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/preflight"
+
+	"cucriu/internal/units"
+)
+
+func jobsListCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "list [DIR|NAME]",
+		Short: "List the long jobs of this host, or the checkpoints of one",
+		Long: `List the long jobs of this host, or the checkpoints of one.
+
+ALONE is what the removal of a checkpoint would give back: the rest of its size it
+shares with others. NEW was written for it when it was made. HERE says whether this
+host can take it: driver version, GPU models and their number. Nothing is read but
+what describes the checkpoints; cucriu jobs verify reads all of them.`,
+		Example: "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs list --json /shared/jobs/4711",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return jobArgument(0, 0)(cmd, args)
+		},
+		ValidArgsFunction: completeJob(false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return listJobs(cmd.OutOrStdout(), asJSON)
+			}
+			return listCheckpoints(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON)
+		},
+	}
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func listJobs(out io.Writer, asJSON bool) error {
+	hook, err := newHook()
+	if err != nil {
+		return err
+	}
+	all, err := jobs.Locals(hook.Config.RunDir)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(out, all)
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(out, "no long job is known on this host: cucriu run --dir DIR starts one")
+		return err
+	}
+	return writeJobs(out, all)
+}
+
+// writeJobs shows each job in a row, with what went wrong last below.
+func writeJobs(out io.Writer, all []jobs.Local) error {
+	table := newTable(out, "JOB", "STATE", "PID", "CHECKPOINT", "AGE", "NEXT", "DIRECTORY")
+	for _, l := range all {
+		pid, checkpoint, age, next := "-", "-", "-", "-"
+		if l.PID != 0 {
+			pid = strconv.Itoa(l.PID)
+		}
+		if l.Checkpoint != nil {
+			checkpoint, age = l.Checkpoint.Name, ago(l.Checkpoint.At)
+		}
+		if !l.Next.IsZero() {
+			next = "in " + short(time.Until(l.Next))
+		}
+		table.row(l.Name, string(l.State), pid, checkpoint, age, next, l.Dir)
+		if l.State == jobs.StateUnattended {
+			table.below("the same cucriu run takes it under care again")
+		}
+		if l.Failure != nil {
+			table.below(l.Failure.At.Local().Format(time.DateTime) + ": " + l.Failure.Message)
+		}
+	}
+	return table.write(out)
+}
+
+// checkpointReport is a checkpoint in JSON.
+type checkpointReport struct {
+	Name         string         `json:"name"`
+	Dir          string         `json:"dir"`
+	Error        string         `json:"error,omitempty"` // why it cannot be used
+	CreatedAt    time.Time      `json:"created_at,omitzero"`
+	Bytes        int64          `json:"bytes"`
+	AloneBytes   int64          `json:"alone_bytes"`
+	NewBytes     int64          `json:"new_bytes"`
+	PauseSeconds float64        `json:"pause_seconds"`
+	Reason       string         `json:"reason,omitempty"`
+	Host         string         `json:"host,omitempty"`
+	Driver       string         `json:"driver,omitempty"`
+	GPUs         []cudackpt.GPU `json:"gpus"`
+	Verified     bool           `json:"verified"`
+	Pinned       bool           `json:"pinned"`
+	Here         bool           `json:"here"`          // this host can take it
+	WhyNotHere   string         `json:"why,omitempty"` // or what it lacks
+}
+
+func listCheckpoints(ctx context.Context, out io.Writer, arg string, asJSON bool) error {
+	hook, job, view, err := viewJob(arg)
+	if err != nil {
+		return err
+	}
+	all, err := view.Checkpoints()
+	if err != nil {
+		return err
+	}
+	reports := []checkpointReport{} // not nil: null is no list in JSON
+	for _, c := range all {
+		r := reportOf(c)
+		if c.Err == nil {
+			r.Here, r.WhyNotHere = takes(ctx, hook, c)
+		}
+		reports = append(reports, r)
+	}
+	switch {
+	case asJSON:
+		return writeJSON(out, reports)
+	case len(all) == 0:
+		_, err := fmt.Fprintf(out, "%s (%s) has no checkpoint\n", job.Name, job.Dir)
+		return err
+	}
+	table := newTable(out, "CHECKPOINT", "AGE", "SIZE", "ALONE", "NEW", "PAUSE", "GPUS", "DRIVER", "MARKS", "HERE")
+	for _, r := range reports {
+		if r.Error != "" {
+			table.row(r.Name, "-", "-", "-", "-", "-", "-", "-", "damaged", "no: "+r.Error)
+			continue
+		}
+		here := "yes"
+		switch {
+		case r.Here && r.WhyNotHere != "":
+			here = "yes, but not now: " + r.WhyNotHere
+		case !r.Here:
+			here = "no: " + r.WhyNotHere
+		}
+		table.row(r.Name, ago(r.CreatedAt), units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes), seconds(r.PauseSeconds), models(r.GPUs), orDash(r.Driver), marks(r), here)
+	}
+	return table.write(out)
+}
+
+func reportOf(c store.Checkpoint) checkpointReport {
+	r := checkpointReport{
+		Name: c.Name, Dir: c.Dir, CreatedAt: c.CreatedAt, Bytes: c.Bytes, AloneBytes: c.Bytes - c.Shared, NewBytes: c.New,
+		PauseSeconds: c.Pause.Seconds(), Reason: c.Reason, Host: c.Host, Driver: c.Driver, GPUs: append([]cudackpt.GPU{}, c.GPUs...),
+		Verified: c.Verified, Pinned: c.Pinned,
+	}
+	if c.Err != nil {
+		r.Error = c.Err.Error()
+	}
+	return r
+}
+
+// takes says whether this host can take a checkpoint: its GPUs and its driver. Memory that is not
+// free now may be the job's own.
+func takes(ctx context.Context, hook *hooks.Hook, c store.Checkpoint) (bool, string) {
+	findings, err := hook.Host().CheckImage(ctx, c.Dir)
+	if err != nil {
+		return false, err.Error()
+	}
+	var texts []string
+	here := true
+	for _, f := range hook.Judge(findings).Of(preflight.SeverityError) {
+		here = here && f.Name == preflight.FindingGPUMemory
+		texts = append(texts, strings.TrimSuffix(f.Message+": "+f.Remedy, ": "))
+	}
+	return here, strings.Join(texts, "; ")
+}
+
+// models names GPUs by their number and model, such as "2 × NVIDIA H100".
+func models(gpus []cudackpt.GPU) string {
+	count := make(map[string]int)
+	for _, gpu := range gpus {
+		count[gpu.Model]++
+	}
+	var parts []string
+	for model, n := range count {
+		parts = append(parts, fmt.Sprintf("%d × %s", n, orDash(model)))
+	}
+	slices.Sort(parts)
+	return orDash(strings.Join(parts, ", "))
+}
+
+func marks(r checkpointReport) string {
+	var marks []string
+	if r.Verified {
+		marks = append(marks, "verified")
+	}
+	if r.Pinned {
+		marks = append(marks, "pinned")
+	}
+	return orDash(strings.Join(marks, ","))
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}

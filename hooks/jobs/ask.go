@@ -1,0 +1,101 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+)
+
+// ErrNoSupervisor says that no supervisor on this host takes care of a job.
+var ErrNoSupervisor = errors.New("no supervisor")
+
+// NoSupervisorError is ErrNoSupervisor for one job.
+type NoSupervisorError struct{ Job Local }
+
+// Error returns the meaning and the remedy.
+func (e *NoSupervisorError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning says how the job stands.
+func (e *NoSupervisorError) Meaning() string {
+	job := fmt.Sprintf("%s (%s)", e.Job.Name, e.Job.Dir)
+	switch e.Job.State {
+	case StateUnattended:
+		return job + " runs without a supervisor"
+	case StateFinished:
+		return job + " has finished"
+	}
+	return job + " does not run on this host"
+}
+
+// Remedy says what to do about it.
+func (e *NoSupervisorError) Remedy() string {
+	switch e.Job.State {
+	case StateUnattended:
+		return "the same cucriu run takes it under care again"
+	case StateFinished:
+		return "there is nothing to ask for"
+	}
+	return "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
+}
+
+// Is says that it is [ErrNoSupervisor].
+func (e *NoSupervisorError) Is(target error) bool { return target == ErrNoSupervisor }
+
+// Refused returns true: nothing was touched.
+func (e *NoSupervisorError) Refused() bool { return true }
+
+// Ask asks the supervisor of a job of this host for something, and waits until it is done.
+// progress is told what is under way; it may be nil. When ctx ends, Ask returns at once; what the
+// supervisor has begun goes on.
+func Ask(ctx context.Context, runDir string, job Local, r Request, progress func(string)) (Answer, error) {
+	conn, err := dial(localDir(runDir, job.Dir))
+	if err != nil {
+		return Answer{}, &NoSupervisorError{job}
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		return Answer{}, fmt.Errorf("ask the supervisor of %s: %w", job.Name, err)
+	}
+	decoder := json.NewDecoder(conn)
+	for {
+		var a Answer
+		err := decoder.Decode(&a)
+		switch {
+		case ctx.Err() != nil:
+			return a, fmt.Errorf("%w: not waited for any longer; what the supervisor of %s has begun goes on", context.Cause(ctx), job.Name)
+		case err != nil:
+			return a, fmt.Errorf("the supervisor of %s ended before it answered, see cucriu status: %w", job.Name, err)
+		case a.Progress != "":
+			if progress != nil {
+				progress(a.Progress)
+			}
+			continue
+		case a.Error != "":
+			return a, &answerError{a}
+		}
+		return a, nil
+	}
+}
+
+// answerError is an error that a supervisor has answered with.
+type answerError struct{ answer Answer }
+
+func (e *answerError) Error() string { return e.answer.Error }
+
+// Refused says whether nothing was touched.
+func (e *answerError) Refused() bool { return e.answer.Refused }
+
+// dial connects to the supervisor that listens in a folder of the run directory.
+func dial(folder string) (net.Conn, error) {
+	dir, err := os.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return net.Dial("unix", socketIn(dir))
+}

@@ -1,0 +1,109 @@
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cucriu/hooks/jobs/place"
+)
+
+// NotFoundError says that there is no such job, or more than one.
+type NotFoundError struct{ meaning, remedy string }
+
+// Error returns the meaning and the remedy.
+func (e *NotFoundError) Error() string { return e.meaning + ": " + e.remedy }
+
+// Meaning returns the error without its remedy.
+func (e *NotFoundError) Meaning() string { return e.meaning }
+
+// Remedy says what to do about it.
+func (e *NotFoundError) Remedy() string { return e.remedy }
+
+// Refused returns true: nothing was touched.
+func (e *NotFoundError) Refused() bool { return true }
+
+// Find finds a job by its directory or, on the host that runs it, by its name. What has a slash
+// in it is a directory.
+func Find(runDir, arg string) (Local, error) {
+	if strings.ContainsRune(arg, filepath.Separator) || arg == "." || arg == ".." {
+		return findDir(runDir, arg)
+	}
+	all, err := Locals(runDir)
+	if err != nil {
+		return Local{}, err
+	}
+	var named []Local
+	var dirs []string
+	for _, l := range all {
+		if l.Name == arg {
+			named, dirs = append(named, l), append(dirs, l.Dir)
+		}
+	}
+	switch _, err := os.Stat(filepath.Join(arg, recordName)); {
+	case len(named) == 1:
+		return named[0], nil
+	case len(named) > 1:
+		return Local{}, &NotFoundError{fmt.Sprintf("%d jobs are called %s", len(named), arg), "name the directory, one of " + strings.Join(dirs, ", ")}
+	case err == nil:
+		return findDir(runDir, arg)
+	}
+	return Local{}, &NotFoundError{fmt.Sprintf("no job of this host is called %q", arg), "see cucriu jobs list, or name the directory of the job"}
+}
+
+// findDir finds the job of a directory. There may be several paths to it.
+func findDir(runDir, dir string) (Local, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return Local{}, err
+	}
+	data, err := os.ReadFile(filepath.Join(dir, recordName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Local{}, &NotFoundError{dir + " is not the directory of a job", "name the one that cucriu run --dir was given"}
+	}
+	var r record
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		return Local{}, fmt.Errorf("job directory %s: %w", dir, err)
+	}
+	if l, err := readLocal(localDir(runDir, dir)); err == nil {
+		return l, nil
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return Local{}, err
+	}
+	all, err := Locals(runDir)
+	if err != nil {
+		return Local{}, err
+	}
+	for _, l := range all {
+		if other, err := os.Stat(l.Dir); err == nil && os.SameFile(info, other) {
+			return l, nil
+		}
+	}
+	l := Local{Name: r.Name, Dir: dir}
+	if r.Finished != nil {
+		l.State = StateFinished
+	}
+	return l, nil
+}
+
+// RequireGone fails unless the job of a directory is known not to run on this host.
+func RequireGone(dir string) error {
+	s := &supervisor{Options: Options{Dir: dir}}
+	p, _, err := s.findPlace()
+	if errors.Is(err, place.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(errors.New("it runs without a supervisor: the same cucriu run takes it under care again"), p.Close())
+}

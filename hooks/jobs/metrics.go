@@ -1,0 +1,109 @@
+package jobs
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics is what Prometheus is told of a job, by a file that its node exporter reads. A nil one
+// tells nothing.
+type metrics struct {
+	path     string
+	registry *prometheus.Registry
+	mutex    sync.Mutex
+
+	success, lastPause, bytes, newBytes, unchanged, running prometheus.Gauge
+	pauses                                                  prometheus.Histogram
+	checkpoints, failures, resumes, preemptions             prometheus.Counter
+}
+
+// newMetrics makes the metrics of a job, which is known by its name. last is its newest
+// checkpoint.
+func newMetrics(path, job string, last *Made) (*metrics, error) {
+	if path == "" {
+		return nil, nil
+	}
+	m := &metrics{path: path, registry: prometheus.NewRegistry()}
+	labels := prometheus.Labels{"job": job}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "cucriu_job_" + name, Help: help, ConstLabels: labels})
+		m.registry.MustRegister(g)
+		return g
+	}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "cucriu_job_" + name, Help: help, ConstLabels: labels})
+		m.registry.MustRegister(c)
+		return c
+	}
+	m.success = gauge("last_checkpoint_timestamp_seconds", "When the newest checkpoint was made, in Unix time; 0 if there is none.")
+	m.lastPause = gauge("last_checkpoint_pause_seconds", "How long the job stood still for the last checkpoint.")
+	m.bytes = gauge("last_checkpoint_bytes", "Size of the last checkpoint.")
+	m.newBytes = gauge("last_checkpoint_new_bytes", "How much of the last checkpoint was written; the rest is shared with earlier ones.")
+	m.unchanged = gauge("last_checkpoint_unchanged_ratio", "Which part of the last checkpoint is shared with earlier ones.")
+	m.running = gauge("running", "1 while the job is on this host under a supervisor.")
+	m.pauses = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "cucriu_job_checkpoint_pause_seconds", Help: "How long the job stood still for each checkpoint.", ConstLabels: labels,
+		Buckets: prometheus.ExponentialBuckets(0.125, 2, 12), // up to 4 min
+	})
+	m.registry.MustRegister(m.pauses)
+	m.checkpoints = counter("checkpoints_total", "Checkpoints made.")
+	m.failures = counter("failures_total", "Checkpoints that could not be made, kept or restored.")
+	m.resumes = counter("resumes_total", "How often the job was resumed from a checkpoint.")
+	m.preemptions = counter("preemptions_total", "How often the job was told to leave this host.")
+	m.running.Set(1)
+	if last != nil {
+		m.success.Set(unixSeconds(last.At))
+	}
+	if err := prometheus.WriteToTextfile(path, m.registry); err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	return m, nil
+}
+
+// note counts an event, and writes the file.
+func (m *metrics) note(e Event) {
+	if m == nil {
+		return
+	}
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	switch e.Event {
+	case EventCheckpoint:
+		m.checkpoints.Inc()
+		m.success.Set(unixSeconds(e.At))
+		m.lastPause.Set(e.Pause.Seconds())
+		m.pauses.Observe(e.Pause.Seconds())
+		m.bytes.Set(float64(e.Bytes))
+		m.newBytes.Set(float64(e.NewBytes))
+		if e.Bytes > 0 {
+			m.unchanged.Set(1 - float64(e.NewBytes)/float64(e.Bytes))
+		}
+	case EventFailed:
+		m.failures.Inc()
+	case EventResumed:
+		m.resumes.Inc()
+	case EventPreempted:
+		m.preemptions.Inc()
+	}
+	m.write()
+}
+
+// end says that the supervisor ends.
+func (m *metrics) end() {
+	if m == nil {
+		return
+	}
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	m.running.Set(0)
+	m.write()
+}
+
+// write replaces the file at once: a reader finds the old or the new one. A full disk does not
+// stop a job.
+func (m *metrics) write() { _ = prometheus.WriteToTextfile(m.path, m.registry) }
+
+func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
