@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// maxLinked is how many shards of earlier dumps a process uses at most. What is in others is
-// written anew, and so they come together again.
-const maxLinked = 64
+// maxLinked is how many shards of earlier dumps a process uses at most: a restore has all of
+// them open at once. What is in others is written anew, and so they come together again.
+const maxLinked = 32
 
 // Plan says which chunks of a process are probably in a pool, and where.
 type Plan struct {

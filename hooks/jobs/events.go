@@ -37,23 +37,25 @@ const (
 	EventUnpaused   = "unpaused"
 )
 
-// tell writes an event into the job's log, and tells the user of it. A full disk does not stop a
-// job.
+// tell writes an event into the job's log, and then tells the user of it. A full disk does not stop
+// a job.
 func (s *supervisor) tell(e Event) {
 	e.At = time.Now().UTC()
-	s.say(e.Message)
+	if data, err := json.Marshal(e); err == nil {
+		s.log(append(data, '\n'))
+	}
 	s.board.noteEvent(e)
 	s.metrics.note(e)
-	data, err := json.Marshal(e)
-	if err != nil {
-		return
-	}
+	s.say(e.Message)
+}
+
+func (s *supervisor) log(line []byte) {
 	log, err := os.OpenFile(filepath.Join(s.Dir, eventsName), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return
 	}
 	defer log.Close()
-	_, _ = log.Write(append(data, '\n'))
+	_, _ = log.Write(line)
 }
 
 func (s *supervisor) say(message string) {

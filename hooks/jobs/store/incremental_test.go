@@ -464,3 +464,28 @@ func TestOnlyTheNamesOfACheckpointAreRemoved(t *testing.T) {
 	wantWhole(t, s, last.Name)
 	wantRestored(t, last, m)
 }
+
+// TestStateThatChangedManyTimesUsesFewShards changes a little of the state between many dumps.
+func TestStateThatChangedManyTimesUsesFewShards(t *testing.T) {
+	s := openStore(t, quickDir(t))
+	m := newMemory(1, 80)
+	most := 0
+	for id := 1; id <= 60; id++ {
+		m = changed(m, uint64(id+100), id)
+		c := publish(t, s, id, m)
+		shards := len(readListing(t, c.Dir).ShardBytes)
+		most = max(most, shards)
+		if shards > 36 {
+			t.Fatalf("dump %d has %d shards", id, shards)
+		}
+		if id > 1 {
+			must(t, s.Remove(nameOf(uint64(id-1))))
+		}
+		if id%10 == 0 {
+			wantRestored(t, c, m)
+		}
+	}
+	if most < 32 {
+		t.Errorf("at most %d shards were used: the limit was not reached", most)
+	}
+}
