@@ -111,7 +111,7 @@ func (s *supervisor) start(ctx context.Context) error {
 	if s.user != nil {
 		start.Env, start.User = s.user.environment(env), &s.user.credential
 	}
-	err = s.newPlace(ctx, place.Spec{Hide: g.hidden, FirstPID: firstPID, Start: start})
+	err = s.newPlace(ctx, place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start})
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
 	}
@@ -215,6 +215,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	err = s.newPlace(ctx, place.Spec{
 		Hide:     g.hidden,
+		Params:   s.driverParams(),
 		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,

@@ -54,6 +54,11 @@ func (s *supervisor) givenGPUs(env []string) (given, error) {
 	return g, nil
 }
 
+// driverParams is where the kernel's driver says what its libraries do.
+func (s *supervisor) driverParams() string {
+	return filepath.Join(s.hook.Config.Driver.Root, "proc/driver/nvidia/params")
+}
+
 // denied reports whether a device cannot be opened because a control group forbids it.
 func denied(node string) bool {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

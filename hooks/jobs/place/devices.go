@@ -1,6 +1,7 @@
 package place
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,4 +63,27 @@ func show(from, to string, entry fs.DirEntry) error {
 		return err
 	}
 	return unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")
+}
+
+// keepHidden has the driver's libraries make no device nodes by themselves: as root, they make
+// those that are missing. This is how NVIDIA's container toolkit does it.
+func keepHidden(params, copyTo string) error {
+	text, err := os.ReadFile(params)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	changed := bytes.ReplaceAll(text, []byte("ModifyDeviceFiles: 1"), []byte("ModifyDeviceFiles: 0"))
+	if bytes.Equal(changed, text) {
+		return nil
+	}
+	if err := os.WriteFile(copyTo, changed, 0o444); err != nil {
+		return err
+	}
+	if err := unix.Mount(copyTo, params, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", params, err)
+	}
+	return nil
 }

@@ -82,8 +82,13 @@ func begin(dir string) (fence Fence, root int, err error) {
 	for _, path := range spec.Hide {
 		hidden[filepath.Dir(path)] = append(hidden[filepath.Dir(path)], filepath.Base(path))
 	}
-	for dir, names := range hidden {
-		if err := hide(dir, names); err != nil {
+	for parent, names := range hidden {
+		if err := hide(parent, names); err != nil {
+			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
+		}
+	}
+	if len(hidden) > 0 {
+		if err := keepHidden(spec.Params, filepath.Join(dir, "params")); err != nil {
 			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}

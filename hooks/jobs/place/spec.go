@@ -32,6 +32,9 @@ type Spec struct {
 	FirstPID int `json:"first_pid"`
 	// Hide are files that do not exist in the place: device nodes of GPUs that are not the job's.
 	Hide []string `json:"hide,omitempty"`
+	// Params is the file by which the kernel's driver tells its libraries whether to make device
+	// nodes that are missing. In the place it says no if anything is hidden.
+	Params string `json:"params,omitempty"`
 	// Memory is a directory on which a file system in memory is mounted; empty for none.
 	Memory string `json:"memory,omitempty"`
 	// Fence ends the place once the job belongs to another one.
