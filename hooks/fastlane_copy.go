@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
+	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/hooks/journal"
 )
@@ -114,12 +116,26 @@ func (d *dump) createPages() error {
 			return err
 		}
 		t.lane = &lane{output: output}
+		if d.Config.FastLane.Compress == pages.Raw {
+			output.Reserve(expectedBytes(t.member.MemoryBytes))
+		}
 		// The way back reads what the watcher holds, or files in the image directory.
 		if len(output.Files()) != t.member.Pages.Listing.Files() {
 			return errors.New("the store of the pages keeps no files open from which the job could be brought back if the dump fails")
 		}
 	}
 	return d.session.failpoint(context.Background(), "dump.created")
+}
+
+// expectedBytes is how much memory a process will have to be copied out, if that can be told.
+func expectedBytes(memory map[cudackpt.UUID]uint64) int64 {
+	var sum uint64
+	for _, bytes := range memory {
+		if bytes < cudackpt.UnknownMemory {
+			sum += bytes
+		}
+	}
+	return int64(min(sum, math.MaxInt64/2))
 }
 
 // coresEach is how many threads work for each process. One process gets all cores. Several

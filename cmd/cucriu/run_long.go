@@ -14,12 +14,16 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/job"
+	"cucriu/internal/units"
 )
 
 // longFlags are the flags of a long job.
 type longFlags struct {
 	dir, name, criu string
-	stage, metrics  string
+	user, stage     string
+	metrics         string
+	filesLimit      string
+	notSaved        []string
 	every, grace    time.Duration
 	maxPause        time.Duration
 	overhead        float64
@@ -35,6 +39,9 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var((*folderValue)(&f.dir), "dir", "holds the checkpoints of the job and its output; made if it is missing")
 	flags.StringVar(&f.name, "name", "", "how the job is called (default: the last part of DIR)")
+	flags.StringVar(&f.user, "user", "", "whose the job is, by name or number (default: root's)")
+	flags.StringVar(&f.filesLimit, "files-limit", "", "how much content of files that the job has open for writing belongs to a checkpoint, such as 512M (default 1G)")
+	flags.StringArrayVar(&f.notSaved, "not-saved", nil, "a file of the job that is left as it is when the job goes on from a checkpoint; may be repeated")
 	flags.DurationVar(&f.every, "every", 30*time.Minute, "time between checkpoints; 0 is none on a schedule")
 	flags.Var((*percentValue)(&f.overhead), "overhead", "make checkpoints so often that the job stands still for this part of its time, such as 1%; --every counts until their cost is known")
 	flags.DurationVar(&f.maxPause, "max-pause", 0, "leave out a checkpoint for which the job would probably stand still for longer; 0 is no limit")
@@ -54,6 +61,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 func (f *longFlags) options(args []string) (jobs.Options, error) {
 	o := jobs.Options{
 		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
+		User: f.user, NotSaved: f.notSaved,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
 		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
@@ -70,6 +78,18 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		return o, fmt.Errorf("--keep %d: at least 1", f.keep)
 	case f.requeueStatus < 0 || f.requeueStatus > 255:
 		return o, fmt.Errorf("--requeue-status %d: 0 to 255", f.requeueStatus)
+	}
+	if f.filesLimit != "" {
+		limit, err := units.ParseSize(f.filesLimit)
+		if err != nil {
+			return o, fmt.Errorf("--files-limit: %w", err)
+		}
+		o.FilesLimit = limit
+	}
+	for _, path := range f.notSaved {
+		if !filepath.IsAbs(path) {
+			return o, fmt.Errorf("--not-saved %s: an absolute path", path)
+		}
 	}
 	for _, name := range f.preempt {
 		sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))

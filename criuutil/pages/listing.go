@@ -115,7 +115,7 @@ func (l *Listing) Names(pid int) []string {
 
 // origin returns where a shard of a process was written.
 func (l *Listing) origin(pid, shard int) Origin {
-	if len(l.Origins) > 0 {
+	if shard < len(l.Origins) {
 		return l.Origins[shard]
 	}
 	return Origin{ID: l.ID, PID: pid, Shard: shard}

@@ -1,12 +1,10 @@
 package pages
 
 import (
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,32 +54,4 @@ func createFile(dir, name string) (*os.File, error) {
 		return nil, fmt.Errorf("pages: %w", err)
 	}
 	return f, nil
-}
-
-// writeIndex writes the index of the records.
-func (w *rewriter) writeIndex(l *Listing) (WrittenFile, error) {
-	data := slices.Grow(l.indexHeader(w.options.PID), recordSize*len(w.records))
-	for i := range w.records {
-		data = w.records[i].append(data)
-	}
-	l.IndexChecksum = checksum(data)
-	written := WrittenFile{Name: l.Names(w.options.PID)[0], Bytes: int64(len(data)), Checksum: l.IndexChecksum}
-	f, err := createFile(w.options.Dir, written.Name)
-	if err != nil {
-		return written, err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	return written, errors.Join(err, f.Close())
-}
-
-// close closes the shards.
-func (w *rewriter) close() {
-	for _, s := range w.shards {
-		if s.file != nil {
-			s.file.Close()
-		}
-	}
 }

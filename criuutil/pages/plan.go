@@ -14,6 +14,9 @@ type Plan struct {
 	from   *Reader
 	pool   *Pool
 	places []int32 // of each chunk in the pool; -1 if it is to be written
+	// cold says of each chunk that it is probably in the pool, whether it is used from there or
+	// not. It may well be the same in the next dump, too.
+	cold []bool
 	// twins are, of each chunk that is to be written, the first such chunk that is probably the
 	// same. Often that is the chunk itself.
 	twins []int32
@@ -26,9 +29,10 @@ const none = -1
 // none of them.
 //
 // A shard is used only if at least half of it is needed. So what is kept alive of earlier
-// dumps takes at most twice its room.
+// dumps takes at most twice its room. What is written anew although an earlier dump has it gets
+// shards of its own, apart from what has changed: the next dump can probably use those.
 func NewPlan(from *Reader, pool *Pool) *Plan {
-	p := &Plan{from: from, pool: pool, places: make([]int32, from.Chunks())}
+	p := &Plan{from: from, pool: pool, places: make([]int32, from.Chunks()), cold: make([]bool, from.Chunks())}
 	rank := p.potential()
 	excluded := make([]bool, len(pool.shards))
 	for {
@@ -64,6 +68,7 @@ func (p *Plan) potential() []int64 {
 	counted := make([]bool, len(p.pool.places))
 	for i := range p.places {
 		first, end := p.candidates(i)
+		p.cold[i] = first < end
 		for at := first; at < end; at++ {
 			if !counted[at] {
 				counted[at] = true
@@ -105,16 +110,16 @@ func (p *Plan) candidates(i int) (first, end int) {
 	return p.pool.find(chunk)
 }
 
-// Bytes returns how much memory the chunks that are not zero have, and how much of that need
-// probably not be written.
+// Bytes returns how much memory the chunks that are not zero have, and how much of that is
+// probably in the pool, or there several times.
 func (p *Plan) Bytes() (all, shared int64) {
-	for i, at := range p.places {
+	for i := range p.places {
 		chunk := p.from.index.at(i).chunk
 		if chunk.Codec == Zero {
 			continue
 		}
 		all += int64(chunk.Size)
-		if at != none || int(p.twins[i]) != i {
+		if p.cold[i] || int(p.twins[i]) != i {
 			shared += int64(chunk.Size)
 		}
 	}

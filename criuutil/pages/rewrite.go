@@ -53,7 +53,7 @@ type WrittenFile struct {
 //
 // If Rewrite fails, what it has written remains.
 func Rewrite(ctx context.Context, p *Plan, o RewriteOptions) (Rewritten, error) {
-	w := &rewriter{plan: p, options: o, records: make([]record, p.from.Chunks()), shards: make([]ownShard, max(o.Workers, 1))}
+	w := &rewriter{plan: p, options: o, records: make([]record, p.from.Chunks()), shards: make([]ownShard, 2*max(o.Workers, 1))}
 	defer w.close()
 	for _, number := range p.shards() {
 		// A file system may have no links, or no more for this file.
@@ -93,9 +93,9 @@ func Rewrite(ctx context.Context, p *Plan, o RewriteOptions) (Rewritten, error) 
 type rewriter struct {
 	plan    *Plan
 	options RewriteOptions
-	records []record // shard is an own one, unless the plan has a place
-	shards  []ownShard
-	linked  []string // names that were given to shards of earlier dumps
+	records []record   // shard is an own one, unless the plan has a place
+	shards  []ownShard // two of each worker: for what has changed, and for what has not
+	linked  []string   // names that were given to shards of earlier dumps
 }
 
 // link gives a shard a further name in the directory.
@@ -138,7 +138,7 @@ func (w *rewriter) dropUnused(used []string) error {
 
 // each puts chunks by their numbers.
 func (w *rewriter) each(ctx context.Context, chunks []int32) error {
-	return work(ctx, len(w.shards), len(chunks), func(worker int) (func(int) error, func(), error) {
+	return work(ctx, len(w.shards)/2, len(chunks), func(worker int) (func(int) error, func(), error) {
 		codec := w.options.Codec
 		if codec == Zero {
 			codec = Raw
@@ -177,7 +177,7 @@ func (w *rewriter) put(i, worker int, encoder, staged, stored *coder, buffers []
 		} else if w.isStored(i, memory, stored, buffers[ChunkSize:]) {
 			at := w.plan.places[i]
 			r.chunk.Codec, r.stored, r.offset = w.plan.pool.places[at].codec, w.plan.pool.places[at].stored, w.plan.pool.places[at].offset
-		} else if err := w.write(worker, chunk, memory, encoder, &r); err != nil {
+		} else if err := w.write(w.shardOf(i, worker), chunk, memory, encoder, &r); err != nil {
 			return err
 		}
 	}
@@ -220,71 +220,25 @@ func (w *rewriter) isStored(i int, memory []byte, stored *coder, buffer []byte) 
 	return false
 }
 
-func (w *rewriter) write(worker int, chunk Chunk, memory []byte, encoder *coder, r *record) error {
+// shardOf returns the shard in which a worker writes a chunk.
+func (w *rewriter) shardOf(i, worker int) int {
+	if w.plan.cold[i] {
+		return 2*worker + 1
+	}
+	return 2 * worker
+}
+
+func (w *rewriter) write(shard int, chunk Chunk, memory []byte, encoder *coder, r *record) error {
 	if chunk.Codec == Raw && w.options.Codec != Zero {
 		chunk = encoder.encode(chunk.Address, memory)
 	}
 	if err := w.options.Write(len(chunk.Data)); err != nil {
 		return err
 	}
-	s := &w.shards[worker]
-	if err := s.open(w.options, worker); err != nil {
+	s := &w.shards[shard]
+	if err := s.open(w.options, shard); err != nil {
 		return err
 	}
-	r.chunk.Codec, r.stored, r.shard, r.offset = chunk.Codec, uint32(len(chunk.Data)), uint32(worker), s.end
+	r.chunk.Codec, r.stored, r.shard, r.offset = chunk.Codec, uint32(len(chunk.Data)), uint32(shard), s.end
 	return s.write(chunk.Data)
-}
-
-// finish writes the index, and waits until all of it is on disk.
-func (w *rewriter) finish() (Rewritten, error) {
-	l := Listing{ID: w.options.ID, IndexBytes: headerSize + recordSize*int64(len(w.records))}
-	var result Rewritten
-	numbers := make(map[uint32]uint32) // in the listing, of a shard in the pool
-	for _, s := range w.plan.pool.shards {
-		if err := s.damaged(); err != nil {
-			result.Damaged = append(result.Damaged, err)
-		}
-	}
-	for _, number := range w.plan.shards() {
-		s := w.plan.pool.shards[number]
-		numbers[number] = uint32(len(l.Origins))
-		l.Origins, l.ShardBytes = append(l.Origins, s.origin), append(l.ShardBytes, s.bytes)
-		result.Linked = append(result.Linked, s.origin.name())
-	}
-	if err := w.dropUnused(result.Linked); err != nil {
-		return Rewritten{}, err
-	}
-	if len(l.Origins) == 0 { // a listing has at least one shard
-		if err := w.shards[0].open(w.options, 0); err != nil {
-			return Rewritten{}, err
-		}
-	}
-	own := make([]uint32, len(w.shards)) // in the listing
-	for worker := range w.shards {
-		s := &w.shards[worker]
-		if s.file == nil {
-			continue
-		}
-		if err := s.file.Sync(); err != nil {
-			return Rewritten{}, fmt.Errorf("pages: %w", err)
-		}
-		own[worker] = uint32(len(l.Origins))
-		l.Origins, l.ShardBytes = append(l.Origins, s.origin), append(l.ShardBytes, s.end)
-		result.Written = append(result.Written, WrittenFile{s.origin.name(), s.end, s.sum})
-	}
-	for i := range w.records {
-		r := &w.records[i]
-		l.Bytes += uint64(r.chunk.Size)
-		if at := w.plan.places[i]; at != none {
-			r.shard = numbers[w.plan.pool.places[at].shard]
-		} else if r.chunk.Codec != Zero {
-			r.shard = own[r.shard]
-		}
-	}
-	index, err := w.writeIndex(&l)
-	if err != nil {
-		return Rewritten{}, err
-	}
-	result.Listing, result.Written = l, slices.Insert(result.Written, 0, index)
-	return result, l.Validate()
 }

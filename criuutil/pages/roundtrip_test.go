@@ -74,9 +74,13 @@ func joined(ranges []proc.Range) []proc.Range {
 
 func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 	a := newArena(t, 4*ChunkSize)
-	dir := t.TempDir()
+	memory, err := os.MkdirTemp("/dev/shm", "pages-")
+	must(t, err)
+	defer os.Remove(memory)
+	dirs := []string{t.TempDir(), memory}
 	before := descriptors(t)
 	rapid.Check(t, func(t *rapid.T) {
+		dir := rapid.SampledFrom(dirs).Draw(t, "dir")
 		ranges := drawRanges(t, a)
 		codec := rapid.SampledFrom([]Codec{Raw, Zstd, S2}).Draw(t, "codec")
 		w, err := Create(dir, testID, testPID, rapid.IntRange(1, 8).Draw(t, "shards"))
@@ -86,6 +90,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		if durable {
 			w.sync = true
 		}
+		w.Reserve(int64(rapid.IntRange(0, 8*ChunkSize).Draw(t, "reserved")))
 		must(t, Copy(t.Context(), a.Process, rapid.Permutation(ranges).Draw(t, "in the order"), w, codec))
 		listing, err := w.Finish()
 		must(t, err)
@@ -128,7 +133,9 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 	if after := descriptors(t); after > before {
 		t.Errorf("%d descriptors are open, and %d were", after, before)
 	}
-	wantEmpty(t, dir)
+	for _, dir := range dirs {
+		wantEmpty(t, dir)
+	}
 }
 
 // checkListing compares a listing with the files and with the memory that was copied.

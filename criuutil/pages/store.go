@@ -30,6 +30,8 @@ type Store interface {
 type Output interface {
 	Sink
 	Held
+	// Reserve prepares for so many bytes, which are an estimate, if that makes Put quicker.
+	Reserve(bytes int64)
 	// Finish ends the writing and returns a listing of what was written. It fails if this
 	// is more memory than an [Input] accepts.
 	Finish() (Listing, error)

@@ -19,6 +19,8 @@ type Writer struct {
 	files  []*os.File // the index, then the shards
 	shards []shard
 	sync   bool
+	// reserved says that the shards have more room than is written.
+	reserved bool
 }
 
 // shard is a file of chunks. One worker writes it.
@@ -44,6 +46,27 @@ func Create(dir, id string, pid, shards int) (*Writer, error) {
 		w.shards = append(w.shards, shard{file: f})
 	}
 	return w, nil
+}
+
+// Reserve makes room for so many bytes of chunks where files are kept in memory (tmpfs). The
+// kernel clears each page that a file gets, and it is better to have it do so before the process
+// stands still. If there is no room, the writing finds out.
+func (w *Writer) Reserve(bytes int64) {
+	var fs unix.Statfs_t
+	if len(w.shards) == 0 || unix.Fstatfs(int(w.shards[0].file.Fd()), &fs) != nil || int64(fs.Type) != unix.TMPFS_MAGIC {
+		return
+	}
+	w.reserved = true
+	each := headerSize + bytes/int64(len(w.shards))
+	var wg sync.WaitGroup
+	for _, s := range w.shards {
+		wg.Go(func() {
+			if unix.Fallocate(int(s.file.Fd()), 0, 0, each) != nil {
+				_ = s.file.Truncate(0)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // Files returns the open files: the index, then the shards.
@@ -92,6 +115,11 @@ func (w *Writer) Finish() (Listing, error) {
 		if s.end == 0 { // this worker got no chunk
 			if err := s.write(header(w.id, w.pid, uint32(i))); err != nil {
 				return l, err
+			}
+		}
+		if w.reserved {
+			if err := s.file.Truncate(s.end); err != nil {
+				return l, fmt.Errorf("pages: %w", err)
 			}
 		}
 		l.ShardBytes = append(l.ShardBytes, s.end)

@@ -1,9 +1,12 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/preflight"
 )
 
 // firstPID is where the pids of a job begin. Those below are for the place's own programs.
@@ -75,6 +79,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	s.root, err = p.OpenRoot()
 	switch {
 	case err == nil:
+		s.setRunning()
 		if err := s.attachPaused(ctx); err != nil {
 			return false, err
 		}
@@ -86,7 +91,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	if exit, err = p.Exit(); err != nil {
 		return false, err
 	}
-	if exit == nil { // it was being started or restored
+	if exit == nil || !p.HasRun() { // it was being started or restored
 		return false, s.endPlace()
 	}
 	return true, nil // watch tells how it has ended
@@ -102,11 +107,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	for _, note := range notes {
 		s.say(note)
 	}
-	err = s.newPlace(ctx, place.Spec{
-		Hide:     g.hidden,
-		FirstPID: firstPID,
-		Start:    &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()},
-	})
+	start := &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
+	if s.user != nil {
+		start.Env, start.User = s.user.environment(env), &s.user.credential
+	}
+	err = s.newPlace(ctx, place.Spec{Hide: g.hidden, FirstPID: firstPID, Start: start})
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
 	}
@@ -115,6 +120,14 @@ func (s *supervisor) start(ctx context.Context) error {
 	}
 	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: %s", s.record.Name, strings.Join(s.record.Command, " "))})
 	return s.openRoot()
+}
+
+// setRunning records that the job runs. If a full disk prevents that, a job that ends while it has
+// no supervisor goes on from its newest checkpoint.
+func (s *supervisor) setRunning() {
+	if err := s.place.SetRunning(); err != nil {
+		s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+	}
 }
 
 // openRoot opens the job's root process. It is no error if that has ended.
@@ -129,28 +142,49 @@ func (s *supervisor) openRoot() (err error) {
 // resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would
 // be lost by taking an older one, and may go through later or elsewhere.
 func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
-	var errs []error
-	for i := len(all) - 1; i >= 0; i-- {
-		c := all[i]
+	all = inTurn(all)
+	failed := make(map[string]error)
+	for i, c := range all {
 		err := s.resume(ctx, c)
 		if err == nil {
+			s.giveUp(failed)
 			return nil
 		}
 		if ctx.Err() != nil {
 			return err
 		}
-		if refused := new(insideError); errors.As(err, &refused) && refused.refused {
-			return fmt.Errorf("checkpoint %s of %s is whole, but cannot be restored here: %w", c.Name, age(c), err)
+		if preflight.Refused(err) {
+			return fmt.Errorf("checkpoint %s is whole, but cannot be restored here: %w", called(c), err)
 		}
-		err = fmt.Errorf("checkpoint %s: %w", c.Name, err)
-		errs = append(errs, err)
-		next := "and there is none before it"
-		if i > 0 {
-			next = "trying the one before it"
+		failed[c.Name] = err
+		next := "and there is no other"
+		if i+1 < len(all) {
+			next = "trying checkpoint " + all[i+1].Name
 		}
-		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s of %s cannot be restored, %s: %v", c.Name, age(c), next, err)})
+		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
 	}
-	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(errs...))
+	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
+}
+
+// inTurn returns the checkpoints in the order in which they are tried: the newest first, and last
+// of all those that were given up.
+func inTurn(all []store.Checkpoint) []store.Checkpoint {
+	all = slices.Clone(all)
+	slices.Reverse(all)
+	slices.SortStableFunc(all, func(a, b store.Checkpoint) int {
+		return cmp.Compare(min(len(a.GivenUp), 1), min(len(b.GivenUp), 1))
+	})
+	return all
+}
+
+// giveUp records which checkpoints did not restore, now that the job goes on from another one. It
+// has put back the job's files further than these can do with.
+func (s *supervisor) giveUp(failed map[string]error) {
+	for name, why := range failed {
+		if err := s.store.GiveUp(name, why); err != nil {
+			s.say(err.Error())
+		}
+	}
 }
 
 // resume restores a checkpoint in a new place.
@@ -160,6 +194,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	if err := s.store.Check(ctx, c); err != nil {
 		return err
+	}
+	if s.user != nil {
+		if err := s.user.check(c.Dir); err != nil {
+			return preflight.AsRefusal(err)
+		}
 	}
 	first, err := freePIDs(c.Dir)
 	if err != nil {
@@ -190,9 +229,18 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return errors.Join(err, s.endPlace())
 	}
+	s.setRunning()
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
 }
 
 // age says when a checkpoint was made.
 func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
+
+// called names a checkpoint, with its age if that is known.
+func called(c store.Checkpoint) string {
+	if c.Err != nil {
+		return c.Name
+	}
+	return c.Name + " of " + age(c)
+}

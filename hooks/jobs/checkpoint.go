@@ -113,6 +113,9 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}
+	if err := files.Sync(ctx, images); err != nil {
+		return store.Checkpoint{}, err
+	}
 	c, err := s.store.Publish(ctx, images, info, nil)
 	if err != nil && end {
 		keep = true // the job has ended: this is all that there is of its last interval
@@ -153,7 +156,7 @@ func (s *supervisor) describe(images string, of staged) (store.Info, error) {
 
 // files says which files of the job belong to a checkpoint. /dev/shm is the place's own.
 func (s *supervisor) files() files.Options {
-	return files.Options{Except: []string{s.outputPath()}, Shm: "/dev/shm"}
+	return files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...), Shm: "/dev/shm"}
 }
 
 // verifiers is how many threads read a checkpoint again: few, for the job's sake.

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
 )
@@ -29,6 +31,15 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 	}
 	if status.Seccomp {
 		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")
+	}
+	if s.user != nil && s.user.credential.Uid != uint32(os.Geteuid()) {
+		capabilities, err := (proc.System{}).Capabilities()
+		if err != nil {
+			return err
+		}
+		if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
+			return errors.New("criu cannot dump another user's processes without CAP_SYS_RESOURCE, which this program lacks: add it to the container or service (--cap-add SYS_RESOURCE), or leave out --user")
+		}
 	}
 	findings, err := s.hook.Host().CheckMachine(ctx, s.Criu)
 	if err != nil {

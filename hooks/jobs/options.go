@@ -14,6 +14,9 @@ type Options struct {
 	Command []string // what to start; empty is what was started before
 	Env     []string // nil is ours
 
+	// User is whose the job is, by name or number; empty is root's.
+	User string
+
 	Every time.Duration // between checkpoints; 0 is none on a schedule
 	// Overhead is for which part of its time the job may stand still for checkpoints, once
 	// their cost is known; 0 leaves it at Every.
@@ -43,6 +46,12 @@ type Options struct {
 
 	// Settings are asked for by name, and NoSettings are left out. See [Settings].
 	Settings, NoSettings []string
+
+	// FilesLimit is how much content of the job's open files may belong to a checkpoint, in
+	// bytes; 0 is [files.DefaultLimit].
+	FilesLimit int64
+	// NotSaved are files of the job that are left as they are.
+	NotSaved []string
 
 	Criu string // the criu to run; empty is the one that is found
 

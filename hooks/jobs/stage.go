@@ -52,10 +52,14 @@ func (s *supervisor) beginStage() error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=100%"); err != nil {
-		return fmt.Errorf("staging directory in memory: %w", err)
+	var err error
+	for _, huge := range []string{",huge=always", ""} { // not every kernel has it
+		err = unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=100%"+huge)
+		if err == nil {
+			return nil
+		}
 	}
-	return nil
+	return fmt.Errorf("staging directory in memory: %w", err)
 }
 
 // endStage gives the memory back. A place that is still there keeps its view of it, which is

@@ -28,6 +28,7 @@ type supervisor struct {
 	place  *place.Place
 	root   *proc.Process // the job's root process
 	fence  place.Fence
+	user   *account // nil if the job is root's
 
 	paused  bool // the job stands still
 	board   board
@@ -56,6 +57,11 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	}
 	if s.record.Finished != nil {
 		return s.sayFinished(), nil
+	}
+	if s.User != "" {
+		if s.user, err = lookupAccount(s.User); err != nil {
+			return 0, err
+		}
 	}
 	if err := s.checkHere(ctx); err != nil {
 		return 0, err

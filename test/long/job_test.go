@@ -2,8 +2,10 @@ package long
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strconv"
@@ -15,6 +17,9 @@ import (
 
 // jobVariable names the folder of a job that this program is to be.
 const jobVariable = "CUCRIU_LONG_JOB"
+
+// cudaVariable names the program that uses CUDA which the job is to start, if any.
+const cudaVariable = "CUCRIU_LONG_CUDA"
 
 const (
 	tickEvery  = 20 * time.Millisecond
@@ -51,6 +56,11 @@ func runJob(dir string) {
 		fmt.Println("the job cannot begin:", err)
 		os.Exit(3)
 	}
+	cuda, err := startCUDA(dir)
+	if err != nil {
+		fmt.Println("the job cannot begin:", err)
+		os.Exit(3)
+	}
 	alarms := make(chan os.Signal, 100)
 	signal.Notify(alarms, unix.SIGALRM)
 	_, _ = unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: unix.Timeval{Usec: 200_000}, Value: unix.Timeval{Usec: 200_000}})
@@ -67,9 +77,34 @@ func runJob(dir string) {
 		c.tick()
 		if stop, err := os.ReadFile(filepath.Join(dir, "stop")); err == nil {
 			status, _ := strconv.Atoi(strings.TrimSpace(string(stop)))
+			if err := stopCUDA(dir, cuda); err != nil {
+				fmt.Println("the job's CUDA process:", err)
+				status = 4
+			}
 			os.Exit(status)
 		}
 	}
+}
+
+// startCUDA starts the process of the job that uses CUDA. It may return nil.
+func startCUDA(dir string) (*exec.Cmd, error) {
+	program := os.Getenv(cudaVariable)
+	if program == "" {
+		return nil, nil
+	}
+	dir = filepath.Join(dir, "cuda")
+	cmd := exec.Command(program, "--dir", dir, "--mib", "1", "--spin", "event-sync")
+	return cmd, errors.Join(os.MkdirAll(dir, 0o700), cmd.Start())
+}
+
+func stopCUDA(dir string, cmd *exec.Cmd) error {
+	if cmd == nil {
+		return nil
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cuda", "stop"), nil, 0o600); err != nil {
+		return err
+	}
+	return cmd.Wait()
 }
 
 func (c *counter) open() error {

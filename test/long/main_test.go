@@ -3,6 +3,7 @@
 package long
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -12,6 +13,11 @@ import (
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(jobVariable); dir != "" {
 		runJob(dir)
+	}
+	flag.Parse()
+	// The tests wait most of the time.
+	if err := flag.Set("test.parallel", "5"); err != nil {
+		os.Exit(2)
 	}
 	testenv.Main(m)
 }

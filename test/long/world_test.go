@@ -24,6 +24,7 @@ type world struct {
 	host    *testenv.Host
 	dir     string // D
 	work    string // the folder of the job's files
+	cuda    string // that of its CUDA process; empty if it has none
 	command []string
 	flags   []string
 	runs    []*run
@@ -46,11 +47,21 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// newMixedWorld makes a world for that job with a child that uses CUDA.
+func newMixedWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.host.Setenv(cudaVariable, testenv.Artefact(t, "make workload", "build", "workload", "cudawork"))
+	w.cuda = filepath.Join(w.work, "cuda")
+	return w
+}
+
 // newCUDAWorld makes a world for a job that uses CUDA.
 func newCUDAWorld(t *testing.T, args ...string) *world {
 	t.Helper()
 	w := emptyWorld(t)
 	w.command = append([]string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", w.work, "--mib", "1"}, args...)
+	w.cuda = w.work
 	return w
 }
 
@@ -222,7 +233,7 @@ func (w *world) checks() {
 		w.t.Fatal("the job has no place")
 	}
 	job := testenv.JobOf(w.t, place.Init.PID)
-	job.Dirs = []string{w.work}
+	job.Dirs = []string{w.cuda}
 	job.Runs()
 }
 
@@ -332,7 +343,7 @@ func (w *world) goesOn(from string) *run {
 // resumed waits until the job goes on from a checkpoint, with nothing lost.
 func (r *run) resumed(from string) {
 	r.w.t.Helper()
-	r.says("goes on from checkpoint " + from)
+	r.says("D goes on from checkpoint " + from)
 	r.w.ticks(3)
 }
 

@@ -42,6 +42,9 @@ type record struct {
 	Init   proc.Ident `json:"init"`
 	Root   int        `json:"root"`    // pid inside
 	RunDir string     `json:"run_dir"` // of the hook inside
+	// Running says that the job has run in the place: it was started there, or its restore is
+	// over. What has ended before was no job.
+	Running bool `json:"running"`
 }
 
 // New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
@@ -94,7 +97,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 	if r.Error != "" {
 		return nil, fmt.Errorf("make a place for the job: %s", r.Error)
 	}
-	p, err := adopt(dir, runDir, cmd.Process.Pid, r.Root)
+	p, err := adopt(dir, cmd.Process.Pid, record{Root: r.Root, RunDir: runDir, Running: spec.Start != nil})
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +108,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 }
 
 // adopt records who init is: the only child of the process that made the namespaces.
-func adopt(dir, runDir string, parent, root int) (*Place, error) {
+func adopt(dir string, parent int, r record) (*Place, error) {
 	children, err := proc.Children(parent)
 	if err != nil {
 		return nil, err
@@ -117,7 +120,8 @@ func adopt(dir, runDir string, parent, root int) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Place{dir: dir, init: init, record: record{Init: init.Ident, Root: root, RunDir: runDir}}
+	p := &Place{dir: dir, init: init, record: r}
+	p.record.Init = init.Ident
 	p.record.BootID, err = BootID()
 	if err == nil {
 		err = durable.WriteJSON(filepath.Join(dir, placeName), p.record)
@@ -208,6 +212,18 @@ func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
 // LastExit tells how the root process in a place that may be gone has ended; nil if that is not
 // known.
 func LastExit(dir string) (*Exit, error) { return readExit(dir) }
+
+// HasRun reports whether the job has run in the place.
+func (p *Place) HasRun() bool { return p.record.Running }
+
+// SetRunning records that the job runs.
+func (p *Place) SetRunning() error {
+	if p.record.Running {
+		return nil
+	}
+	p.record.Running = true
+	return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record)
+}
 
 // Alive reports whether the place is there.
 func (p *Place) Alive() bool { return p.init.Alive() }

@@ -50,8 +50,8 @@ func (s *Store) check(ctx context.Context, c Checkpoint, read func(n int, file s
 	}
 	defer root.Close()
 	damage := func(file string, err error) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if isGivenUp(ctx, err) {
+			return err
 		}
 		return &DamageError{Checkpoint: c.Name, File: file, Err: err}
 	}

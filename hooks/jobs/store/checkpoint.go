@@ -52,6 +52,7 @@ type Checkpoint struct {
 	New        int64  // bytes that were written for it when it was made
 	Pinned     bool   // it is never pruned
 	Verified   bool   // all of it was read and was as it was written
+	GivenUp    string // why it was given up for an older one; empty if it was not
 	Warnings   []string
 	Err        error // why it cannot be used; the rest is zero then, except Name and Dir
 
@@ -121,5 +122,5 @@ func isFileName(name string) bool {
 
 // isOwnFile reports whether the store itself writes a file with this name.
 func isOwnFile(name string) bool {
-	return name == recordName || name == verifiedName || name == pinnedName
+	return name == recordName || name == verifiedName || name == pinnedName || name == givenUpName
 }

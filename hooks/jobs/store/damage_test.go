@@ -40,6 +40,7 @@ func TestEveryDamagedFileIsNamed(t *testing.T) {
 					continue
 				}
 				path := filepath.Join(c.Dir, name)
+				must(t, s.Verify(t.Context(), c, 1, nil))
 				must(t, damage(path, data))
 				err := verifyNewest(t, s)
 				must(t, os.RemoveAll(path))

@@ -178,7 +178,7 @@ func (d *drainer) copy(name string, source, target *os.File, linked bool) (File,
 
 // pay waits until n bytes may be written, and fails if they are not to be.
 func (d *drainer) pay(n int, linked bool) error {
-	if err := d.store.limiter.WaitN(d.ctx, n); err != nil {
+	if err := d.store.pay(d.ctx, n); err != nil {
 		return err
 	}
 	if linked {

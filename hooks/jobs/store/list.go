@@ -116,6 +116,7 @@ func (s *Store) read(name string) (Checkpoint, error) {
 	}
 	c.Pinned = isPinned(root)
 	c.Verified = isVerified(root, sum)
+	c.GivenUp = givenUpFor(root)
 	return c, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"cucriu/criuutil/proc"
 	"cucriu/internal/durable"
 )
 
@@ -17,6 +18,7 @@ import (
 const (
 	verifiedName = "verified.json"
 	pinnedName   = "pinned"
+	givenUpName  = "given-up.json"
 )
 
 const maxMarkBytes = 16 << 10
@@ -38,6 +40,45 @@ func isVerified(root *os.Root, sum uint32) bool {
 	return err == nil && json.Unmarshal(data, &v) == nil && v.CRC32C == sum && !v.At.IsZero()
 }
 
+// givenUp is what givenUpName holds.
+type givenUp struct {
+	At  time.Time `json:"at"`
+	Why string    `json:"why"`
+}
+
+func givenUpFor(root *os.Root) string {
+	f, _, err := openFile(root, givenUpName)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	var g givenUp
+	data, err := readAll(f, maxMarkBytes)
+	if err != nil || json.Unmarshal(data, &g) != nil || g.Why == "" {
+		return "unknown"
+	}
+	return proc.Printable(g.Why)
+}
+
+// GiveUp says that the job has gone on from an older checkpoint, because this one did not restore.
+// Its files have changed since: this one might not restore any more, or set the job back.
+func (s *Store) GiveUp(name string, why error) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return err
+	}
+	if !checkpointName.MatchString(name) {
+		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
+	}
+	text := proc.Printable(why.Error())
+	mark := givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]}
+	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(name), givenUpName), mark); err != nil {
+		return fmt.Errorf("give up checkpoint %s: %w", name, err)
+	}
+	return nil
+}
+
 func isPinned(root *os.Root) bool {
 	_, err := root.Lstat(pinnedName)
 	return err == nil
@@ -53,8 +94,6 @@ func (s *Store) unmarkVerified(c Checkpoint) error {
 
 // Pin says that a checkpoint is never pruned, or that it may be again.
 func (s *Store) Pin(name string, pinned bool) error {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
 	// No error in a view: a person pins while the supervisor has the lock.
 	if err := s.Fenced(); err != nil {
 		return err

@@ -171,6 +171,23 @@ func TestAnOwnerThatWasRobbedChangesNothing(t *testing.T) {
 	publish(t, next, 4, newMemory(4, 2))
 }
 
+// TestALockThatWasReplacedDoesNotCount: who has the file of before has nothing.
+func TestALockThatWasReplacedDoesNotCount(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "job")
+	s := openStore(t, dir)
+	if !isCurrent(s.lock) {
+		t.Error("the lock that was just taken does not count")
+	}
+	must(t, os.Rename(s.path(lockName), s.path("away")))
+	if isCurrent(s.lock) {
+		t.Error("a lock without a name counts")
+	}
+	must(t, os.WriteFile(s.path(lockName), nil, 0o600))
+	if isCurrent(s.lock) {
+		t.Error("a lock counts whose name another file has")
+	}
+}
+
 // TestAPublicationIsFencedAtItsEnd takes the store over while a checkpoint is being copied.
 func TestAPublicationIsFencedAtItsEnd(t *testing.T) {
 	s := openStore(t, quickDir(t))

@@ -143,7 +143,7 @@ func (d *drainer) pagesOf(p *image.Process, b *base, id string) (*pages.Listing,
 			mutex.Lock()
 			d.report(name, int64(n))
 			mutex.Unlock()
-			return d.store.limiter.WaitN(d.ctx, n)
+			return d.store.pay(d.ctx, n)
 		},
 		Write: func(n int) error { return d.room.take(d.dir, n) },
 	})

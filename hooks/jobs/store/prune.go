@@ -67,7 +67,7 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 
 func hasVerified(all []Checkpoint) bool {
 	for _, c := range all {
-		if c.Err == nil && c.Verified {
+		if c.Err == nil && c.Verified && c.GivenUp == "" {
 			return true
 		}
 	}
@@ -78,7 +78,7 @@ func hasVerified(all []Checkpoint) bool {
 func countUsable(all []Checkpoint) int {
 	n := 0
 	for _, c := range all {
-		if c.Err == nil && !c.Pinned {
+		if c.Err == nil && !c.Pinned && c.GivenUp == "" {
 			n++
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -222,6 +223,54 @@ func TestThePublicationKeepsToItsRate(t *testing.T) {
 	must(t, err)
 	if took := time.Since(begin); took < 400*time.Millisecond {
 		t.Errorf("9 MiB at 12 MiB/s took %v", took)
+	}
+}
+
+// TestTheNextDumpIsStagedWhileTheLastIsPublished: a publication may take long.
+func TestTheNextDumpIsStagedWhileTheLastIsPublished(t *testing.T) {
+	s := openStore(t, quickDir(t))
+	first := publish(t, s, 1, newMemory(1, 2))
+	staged := stageImage(t, filepath.Join(t.TempDir(), "image"), 2, newMemory(2, 2))
+	var once sync.Once
+	second, err := s.Publish(t.Context(), staged, goodInfo(t), func(Progress) {
+		once.Do(func() {
+			dir, err := s.StageDir("")
+			must(t, err)
+			must(t, s.RemoveStage(dir))
+			must(t, s.Pin(first.Name, true))
+			must(t, s.Verify(t.Context(), first, 1, nil))
+			must(t, s.Fenced())
+			if all := list(t, s); len(all) != 1 || !all[0].Verified || !all[0].Pinned {
+				t.Errorf("listed as %+v", all)
+			}
+		})
+	})
+	must(t, err)
+	wantWhole(t, s, first.Name+" "+second.Name)
+}
+
+func TestAVerificationThatIsGivenUpSaysNothing(t *testing.T) {
+	s := openStore(t, quickDir(t))
+	c := publish(t, s, 1, newMemory(1, 16))
+	must(t, s.Verify(t.Context(), c, 1, nil))
+	s.SetRate(1 << 20)
+	ctx, giveUp := context.WithCancelCause(t.Context())
+	err := s.Verify(ctx, c, 1, func(p Progress) {
+		if p.Done > 1<<20 {
+			giveUp(errors.New("a preemption"))
+		}
+	})
+	var damage *DamageError
+	if err == nil || errors.As(err, &damage) {
+		t.Errorf("error %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Verify(ctx, c, 1, nil); !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &damage) {
+		t.Errorf("past the deadline: %v", err)
+	}
+	if all := list(t, s); !all[0].Verified {
+		t.Error("the mark of before is gone")
 	}
 }
 

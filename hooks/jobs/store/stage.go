@@ -35,8 +35,8 @@ type stage struct {
 // StageDir makes an empty private directory for a dump on its way to the store: below base,
 // or below the store's own directory if base is "". [Store.RemoveStage] removes it.
 func (s *Store) StageDir(base string) (string, error) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
 	if err := s.mayChange(); err != nil {
 		return "", err
 	}
@@ -72,8 +72,8 @@ func (s *Store) stageRecord(dir string) string { return s.path(stagedDir, filepa
 
 // RemoveStage removes a staging directory with all that is in it.
 func (s *Store) RemoveStage(dir string) error {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
 	if !s.staged[dir] {
 		return fmt.Errorf("%s is no staging directory of this store", dir)
 	}
@@ -93,6 +93,8 @@ func (s *Store) RemoveStage(dir string) error {
 func (s *Store) RemoveLeftovers() ([]string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
 	if err := s.mayChange(); err != nil {
 		return nil, err
 	}

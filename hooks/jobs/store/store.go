@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -41,7 +42,8 @@ var (
 type OpenOptions struct {
 	// Takeover takes the store away from a host that has not given it back.
 	Takeover bool
-	// BytesPerSecond limits how fast [Store.Publish] copies; 0 is no limit.
+	// BytesPerSecond limits how fast [Store.Publish] copies and [Store.Verify] reads; 0 is no
+	// limit.
 	BytesPerSecond int64
 	// Codec says how pages of GPUs that are not compressed yet are stored. The zero Codec leaves
 	// them as they are.
@@ -64,8 +66,9 @@ type Store struct {
 	codec   pages.Codec
 	workers int
 
-	mutex  sync.Mutex      // one change at a time
-	staged map[string]bool // staging directories of this store
+	mutex      sync.Mutex // one change of the checkpoints at a time
+	stageMutex sync.Mutex
+	staged     map[string]bool // staging directories of this store
 	// interrupt is called at each step of a change. The tests set it.
 	interrupt func(step string) error
 }
@@ -119,7 +122,7 @@ func newStore(dir string, log *slog.Logger) (*Store, error) {
 	return &Store{dir: dir, log: log, limiter: rate.NewLimiter(rate.Inf, pieceBytes), staged: make(map[string]bool)}, nil
 }
 
-// Close gives the store back.
+// Close gives the store back. It waits for a change that is under way.
 func (s *Store) Close() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -132,13 +135,28 @@ func (s *Store) Close() error {
 // Dir returns the directory, as an absolute path.
 func (s *Store) Dir() string { return s.dir }
 
-// SetRate changes how fast [Store.Publish] copies, also while it does: 0 is no limit.
+// SetRate changes how fast [Store.Publish] copies and [Store.Verify] reads, also while they do:
+// 0 is no limit.
 func (s *Store) SetRate(bytesPerSecond int64) {
 	limit := rate.Inf
 	if bytesPerSecond > 0 {
 		limit = rate.Limit(bytesPerSecond)
 	}
 	s.limiter.SetLimit(limit)
+}
+
+// pay waits until n bytes may be copied or read.
+func (s *Store) pay(ctx context.Context, n int) error {
+	err := s.limiter.WaitN(ctx, n)
+	if err != nil && ctx.Err() == nil { // the limiter does not wait for what comes after the deadline
+		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return err
+}
+
+// isGivenUp reports whether an error says nothing but that somebody did not want to wait.
+func isGivenUp(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 func (s *Store) path(elements ...string) string {

@@ -34,7 +34,7 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, progress 
 		}
 		return err
 	}
-	if ctx.Err() == nil {
+	if !isGivenUp(ctx, err) {
 		err = errors.Join(err, s.unmarkVerified(c))
 	}
 	return err
@@ -48,13 +48,16 @@ func (s *Store) verify(ctx context.Context, c Checkpoint, workers int, progress 
 	var mutex sync.Mutex
 	now := Progress{Total: c.Bytes}
 	read := func(n int, file string) error {
+		if err := s.pay(ctx, n); err != nil {
+			return err
+		}
 		mutex.Lock()
 		defer mutex.Unlock()
 		now.Done, now.File = now.Done+int64(n), file
 		if progress != nil {
 			progress(now)
 		}
-		return ctx.Err()
+		return nil
 	}
 	m, err := s.check(ctx, c, read)
 	if err != nil {
@@ -65,7 +68,7 @@ func (s *Store) verify(ctx context.Context, c Checkpoint, workers int, progress 
 			continue
 		}
 		err := verifyPages(ctx, dir, p, workers, read)
-		if err != nil && ctx.Err() == nil {
+		if err != nil && !isGivenUp(ctx, err) {
 			err = &DamageError{Checkpoint: c.Name, Err: fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)}
 		}
 		if err != nil {

@@ -1,0 +1,333 @@
+package long
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/jobs"
+	"cucriu/internal/testenv"
+)
+
+// TestALongJobSurvivesEverything does what the seed says to one job: for a long time, with
+// SOAK=10m SEED=n. The seed does not determine which of two processes is faster, so it may take
+// several runs to find again what one run has found.
+func TestALongJobSurvivesEverything(t *testing.T) {
+	length, seed := 15*time.Second, uint64(1)
+	var err error
+	if text := os.Getenv("SOAK"); text != "" {
+		if length, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("SOAK: %v", err)
+		}
+	}
+	if text := os.Getenv("SEED"); text != "" {
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("SEED: %v", err)
+		}
+	}
+	if testenv.RealDriver() {
+		t.Skip("needs the simulated driver: all processes of the host are the test's own")
+	}
+	testenv.IsolatedFor(t, length+5*time.Minute, func(t *testing.T) {
+		t.Logf("SEED=%d SOAK=%v", seed, length)
+		s := &soak{world: newMixedWorld(t), random: rand.New(rand.NewPCG(seed, 2)), begun: time.Now(), counts: make(map[string]int)}
+		s.run(t, length)
+	})
+}
+
+// soak is one run.
+type soak struct {
+	*world
+	random *rand.Rand
+	begun  time.Time
+	counts map[string]int
+	events []string
+
+	now     *run
+	damaged map[string]bool // checkpoints
+	resumes int             // how many the log has
+	sizes   []sizes
+}
+
+// sizes is what a supervisor takes.
+type sizes struct {
+	descriptors, threads int
+	rss, disk            int64 // bytes
+}
+
+// diskSize is that of D: a few checkpoints of the job fit.
+const diskSize = "96m"
+
+func (s *soak) run(t *testing.T, length time.Duration) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("what happened:\n%s", strings.Join(s.events, "\n"))
+		}
+	})
+	testenv.SmallDisk(t, s.dir, diskSize)
+	s.mounts = mounts(t)
+	s.damaged = make(map[string]bool)
+	s.now = s.world.run()
+	s.now.verified(1)
+	until := time.Now().Add(length)
+	for time.Now().Before(until) && !t.Failed() {
+		s.act(t)
+		s.settle(t)
+	}
+	if t.Failed() {
+		return
+	}
+	s.note("in the end")
+	s.finish(s.now)
+	inOrder(t, s.world)
+	t.Logf("%v, %d checkpoints, %d resumes", s.counts, s.made(), s.resumes)
+	s.flat(t)
+}
+
+func (s *soak) made() int {
+	n, _ := strconv.Atoi(s.newest())
+	return n
+}
+
+// act does something to the job, at a random moment.
+func (s *soak) act(t *testing.T) {
+	time.Sleep(time.Duration(s.random.IntN(2500)) * time.Millisecond)
+	n := s.random.IntN(24)
+	switch {
+	case n < 14:
+		s.kill(everybody[n%len(everybody)])
+	case n < 16: // two of them
+		s.kill(everybody[s.random.IntN(len(everybody))])
+		s.kill(everybody[s.random.IntN(len(everybody))])
+	case n < 18:
+		s.note("SIGTERM")
+		s.count("preempted")
+		_ = s.now.cmd.Process.Signal(unix.SIGTERM)
+		time.Sleep(time.Duration(s.random.IntN(1500)) * time.Millisecond)
+		if s.random.IntN(2) == 0 {
+			s.kill(everybody[s.random.IntN(len(everybody))])
+		}
+	case n < 20:
+		s.fill(t)
+	case n < 22:
+		s.damage(t)
+	default:
+		s.look(t)
+	}
+}
+
+func (s *soak) kill(k who) {
+	if k == criuKilled && !s.criuWaits() {
+		return
+	}
+	if s.kills(k) {
+		s.note("killed %s: %v", k, "")
+		s.count("killed " + string(k))
+	}
+}
+
+// criuWaits reports whether criu waits for the program that drives it. While its own code is in
+// a process, a kill of criu can kill that, too.
+func (s *soak) criuWaits() bool {
+	for _, pid := range s.victims(criuKilled) {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+		if fields := strings.Fields(string(data)); len(fields) > 1 && fields[1] == "0x3" {
+			return true
+		}
+	}
+	return false
+}
+
+// fill takes all room on the disk for a while.
+func (s *soak) fill(t *testing.T) {
+	ballast := filepath.Join(s.dir, "ballast")
+	f, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = f.Write(make([]byte, 1<<20))
+	}
+	f.Close()
+	s.note("the disk is full")
+	s.count("full disk")
+	time.Sleep(time.Duration(s.random.IntN(3000)) * time.Millisecond)
+	if s.random.IntN(3) == 0 {
+		s.kill(everybody[s.random.IntN(len(everybody))])
+	}
+	time.Sleep(100 * time.Millisecond)
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	s.note("the disk has room again")
+}
+
+// damage damages the newest checkpoint, unless it is the only one that is whole, while nobody
+// works on it, and has the job begin again from what there is.
+func (s *soak) damage(t *testing.T) {
+	s.kill(allKilled)
+	<-s.now.done
+	s.noProcesses()
+	whole := s.whole()
+	if len(whole) < 2 {
+		return
+	}
+	newest := whole[len(whole)-1]
+	dir := filepath.Join(s.dir, "checkpoints", newest)
+	files := filesOf(t, dir)
+	file, how := files[s.random.IntN(len(files))], damages[s.random.IntN(len(damages))]
+	how.do(t, filepath.Join(dir, file))
+	s.damaged[newest] = true
+	s.note("checkpoint %s: %s: %s", newest, how.name, file)
+	s.count("damaged")
+}
+
+// whole lists the checkpoints that can be used.
+func (s *soak) whole() []string {
+	var names []string
+	for _, name := range s.checkpoints() {
+		if !s.damaged[name] && !testenv.Exists(filepath.Join(s.dir, "checkpoints", name, "given-up.json")) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// settle has the job run under care again, and checks the promise.
+func (s *soak) settle(t *testing.T) {
+	t.Helper()
+	begun := time.Now()
+	for {
+		ended := false
+		select {
+		case <-s.now.done:
+			ended = true
+		default:
+		}
+		if !ended && s.ticksOn(3*time.Second) {
+			break
+		}
+		if ended {
+			whole, staged := s.whole(), len(glob(s.dir, "staged/*/image/cucriu-job.json")) > 0
+			s.note("cucriu run ended (%v): %s", s.now.cmd.ProcessState, lastLine(s.now.said()))
+			s.now = s.world.run()
+			s.sayResume(t, whole, staged)
+		}
+		if time.Since(begun) > 4*testenv.Soon {
+			t.Fatalf("the job does not go on: %s", s.now.said())
+		}
+	}
+	if r := s.report(); r.Bad != 0 {
+		t.Fatalf("the job found something wrong: %+v", r)
+	}
+	s.onlyOnce(t)
+}
+
+// sayResume waits until the supervisor has the job under care, or has ended, and fails the test if
+// it goes on from another checkpoint than from the newest that is whole.
+func (s *soak) sayResume(t *testing.T, whole []string, staged bool) {
+	t.Helper()
+	over := func() bool {
+		said := s.now.said()
+		select {
+		case <-s.now.done:
+			return true
+		default:
+			return strings.Contains(said, "D goes on from checkpoint") || strings.Contains(said, "is under care again")
+		}
+	}
+	testenv.Eventually(t, 4*testenv.Soon, "the job is under care", over)
+	said := s.now.said()
+	s.note("%s", strings.TrimSpace(said))
+	_, rest, resumed := strings.Cut(said, "D goes on from checkpoint ")
+	if !resumed {
+		return
+	}
+	s.resumes++
+	from := strings.Fields(rest)[0]
+	want := whole[len(whole)-1]
+	if from != want && !(staged && from > want && strings.Contains(said, from+" is what an earlier supervisor had staged")) {
+		t.Fatalf("it goes on from %s, and the newest that is whole was %s", from, want)
+	}
+}
+
+// ticksOn reports whether the job ticks on, with its CUDA process.
+func (s *soak) ticksOn(within time.Duration) bool {
+	cuda := testenv.JobOf(s.t, 0)
+	cuda.Dirs = []string{s.cuda}
+	from, fromCUDA := s.report().Tick, cuda.Ticks()[0]
+	for begin := time.Now(); time.Since(begin) < within; time.Sleep(10 * time.Millisecond) {
+		if s.report().Tick > from+3 && cuda.Ticks()[0] > fromCUDA+3 {
+			return true
+		}
+	}
+	return false
+}
+
+// look lets the job run for a while, compares all its memory, and notes what its supervisor takes.
+func (s *soak) look(t *testing.T) {
+	select {
+	case <-s.now.done:
+		return
+	default:
+	}
+	s.note("looking")
+	s.now.verified(2)
+	s.checks()
+	pid := s.now.cmd.Process.Pid
+	var z sizes
+	z.descriptors = len(glob(fmt.Sprintf("/proc/%d/fd", pid), "*"))
+	z.threads = len(glob(fmt.Sprintf("/proc/%d/task", pid), "*"))
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if fields := strings.Fields(string(data)); len(fields) > 1 {
+		pages, _ := strconv.ParseInt(fields[1], 10, 64)
+		z.rss = pages * int64(os.Getpagesize())
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.dir, &fs); err != nil {
+		t.Fatal(err)
+	}
+	z.disk = int64(fs.Blocks-fs.Bfree) * fs.Bsize
+	s.note("%+v", z)
+	s.sizes = append(s.sizes, z)
+}
+
+// flat fails the test if what a supervisor takes has grown.
+func (s *soak) flat(t *testing.T) {
+	t.Helper()
+	if len(s.sizes) < 2 {
+		return
+	}
+	first := s.sizes[0]
+	for _, now := range s.sizes[1:] {
+		if now.descriptors > first.descriptors+5 || now.threads > first.threads+16 || now.rss > first.rss+(64<<20) || now.disk > first.disk+(48<<20) {
+			t.Errorf("a supervisor took %+v, and then %+v", first, now)
+		}
+	}
+	t.Logf("sizes: %+v", s.sizes)
+}
+
+func (s *soak) note(format string, args ...any) {
+	s.events = append(s.events, fmt.Sprintf("%8.3fs tick %d: ", time.Since(s.begun).Seconds(), s.report().Tick)+fmt.Sprintf(format, args...))
+}
+
+func (s *soak) count(deed string) { s.counts[deed]++ }
+
+func glob(dir, pattern string) []string {
+	files, _ := filepath.Glob(filepath.Join(dir, pattern))
+	return files
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+var _ = jobs.EventResumed
