@@ -95,12 +95,18 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 			err = errors.Join(err, s.store.RemoveStage(stage))
 		}
 	}()
-	images := filepath.Join(stage, imageName)
 	of, err := s.newStaged(begun, reason)
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
-	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
+	// Held open, a stage in memory stays although the place may end with the job.
+	held, err := os.Open(stage)
+	if err != nil {
+		return store.Checkpoint{}, err
+	}
+	defer held.Close()
+	images := fmt.Sprintf("/proc/self/fd/%d/%s", held.Fd(), imageName)
+	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		return store.Checkpoint{}, err
 	}

@@ -1,10 +1,8 @@
 package jobs
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,51 +21,27 @@ func (s *supervisor) stages(end bool) []string {
 	case !s.hasMemoryStage():
 		return []string{disk}
 	}
-	return []string{s.memoryStage(), disk}
+	return []string{s.place.InsidePath(s.memoryStage()), disk}
 }
 
+// memoryStage is the staging directory in memory, as the place sees it. It is mounted there only:
+// it goes with the place, and with whoever still has it open.
 func (s *supervisor) memoryStage() string { return filepath.Join(s.runDir, "stage") }
 
-// hasMemoryStage reports whether we and the place see the same staging directory in memory. A
-// place that was made before it does not.
+// hasMemoryStage reports whether the place has one: it may have been made without.
 func (s *supervisor) hasMemoryStage() bool {
-	var here, inside unix.Stat_t
 	var fs unix.Statfs_t
-	dir := s.memoryStage()
-	return unix.Statfs(dir, &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC &&
-		unix.Stat(dir, &here) == nil && unix.Stat(s.place.InsidePath(dir), &inside) == nil &&
-		here.Dev == inside.Dev && here.Ino == inside.Ino
+	return unix.Statfs(s.place.InsidePath(s.memoryStage()), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC &&
+		s.place.HasOwnMount(s.memoryStage())
 }
 
-// beginStage mounts the staging directory in memory, for a place that is made next.
-func (s *supervisor) beginStage() error {
-	if s.Stage != "" && s.Stage != StageMemory {
-		return nil
+// insidePath is the path by which the place knows a staging directory.
+func (s *supervisor) insidePath(stage string) string {
+	if inside, is := strings.CutPrefix(stage, s.place.InsidePath(s.memoryStage())); is {
+		return s.memoryStage() + inside
 	}
-	dir := s.memoryStage()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	s.endStage() // that of a supervisor which was killed
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	var err error
-	for _, huge := range []string{",huge=always", ""} { // not every kernel has it
-		err = unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=100%"+huge)
-		if err == nil {
-			return nil
-		}
-	}
-	return fmt.Errorf("staging directory in memory: %w", err)
+	return stage
 }
 
-// endStage gives the memory back. A place that is still there keeps its view of it, which is
-// empty between two checkpoints.
-func (s *supervisor) endStage() {
-	dir := s.memoryStage()
-	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-		return
-	}
-	_ = os.Remove(dir)
-}
+// wantsMemoryStage reports whether a new place is to have a staging directory in memory.
+func (s *supervisor) wantsMemoryStage() bool { return s.Stage == "" || s.Stage == StageMemory }

@@ -74,7 +74,6 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	defer s.metrics.end()
-	defer s.endStage()
 	tail, err := followOutput(s.outputPath(), s.Output)
 	if err != nil {
 		return 0, err
@@ -114,8 +113,11 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := s.removePlaces(); err != nil {
 		return err
 	}
-	if err := s.beginStage(); err != nil {
-		return err
+	if s.wantsMemoryStage() {
+		spec.Memory = s.memoryStage()
+		if err := os.MkdirAll(spec.Memory, 0o700); err != nil {
+			return err
+		}
 	}
 	dir, err := os.MkdirTemp(s.Dir, placePrefix)
 	if err != nil {

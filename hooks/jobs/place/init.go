@@ -75,6 +75,11 @@ func begin(dir string) (fence Fence, root int, err error) {
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 		return Fence{}, 0, fmt.Errorf("mount /dev/shm: %w", err)
 	}
+	if spec.Memory != "" {
+		if err := mountMemory(spec.Memory); err != nil {
+			return Fence{}, 0, err
+		}
+	}
 	hidden := make(map[string][]string)
 	for _, path := range spec.Hide {
 		hidden[filepath.Dir(path)] = append(hidden[filepath.Dir(path)], filepath.Base(path))
@@ -92,6 +97,18 @@ func begin(dir string) (fence Fence, root int, err error) {
 	}
 	root, err = spec.Start.start()
 	return spec.Fence, root, err
+}
+
+// mountMemory mounts a file system that is as large as this host's memory. Whoever writes there sees
+// to it that there is room.
+func mountMemory(dir string) (err error) {
+	for _, huge := range []string{",huge=always", ""} { // not every kernel has it
+		err = unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=100%"+huge)
+		if err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("mount %s: %w", dir, err)
 }
 
 // detach gives up what belongs to whoever makes the place: its terminal and its open files. criu

@@ -254,3 +254,13 @@ func BootID() (string, error) {
 func (p *Place) InsidePath(path string) string {
 	return filepath.Join("/proc", strconv.Itoa(p.init.PID), "root", path)
 }
+
+// HasOwnMount reports whether something is mounted on a directory in the place that is not
+// mounted on it outside.
+func (p *Place) HasOwnMount(dir string) bool {
+	var here, inside unix.Stat_t
+	if unix.Stat(p.InsidePath(dir), &inside) != nil {
+		return false
+	}
+	return unix.Stat(dir, &here) != nil || here.Dev != inside.Dev
+}

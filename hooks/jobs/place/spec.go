@@ -32,6 +32,8 @@ type Spec struct {
 	FirstPID int `json:"first_pid"`
 	// Hide are files that do not exist in the place: device nodes of GPUs that are not the job's.
 	Hide []string `json:"hide,omitempty"`
+	// Memory is a directory on which a file system in memory is mounted; empty for none.
+	Memory string `json:"memory,omitempty"`
 	// Fence ends the place once the job belongs to another one.
 	Fence Fence `json:"fence"`
 	// Start is the job to be started; nil if one will be restored.
