@@ -52,7 +52,7 @@ cucriu check ends with 3 if something stands in the way, and with 1 if that coul
 not be found out. cucriu restore --foreground ends with the job's own status, and
 with 128+n if signal n has ended the job. So does cucriu run; it ends with 127 or
 126 if the command was not found or cannot be executed, with 125 if cucriu itself
-has failed, and with --requeue-status after a preemption.`,
+has failed, and with --requeue-status after a preemption or cucriu jobs stop.`,
 	}
 }
 

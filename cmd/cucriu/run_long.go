@@ -72,6 +72,8 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		return o, fmt.Errorf("--every %v: at least 1s", f.every)
 	case f.stage != "" && f.stage != jobs.StageMemory && f.stage != jobs.StageDisk && !filepath.IsAbs(f.stage):
 		return o, fmt.Errorf("--stage %s: memory, disk, or an absolute path", f.stage)
+	case f.metrics != "" && existing(filepath.Dir(f.metrics)) == "":
+		return o, fmt.Errorf("--metrics %s: there is no such folder", f.metrics)
 	case f.keep < 1:
 		return o, fmt.Errorf("--keep %d: at least 1", f.keep)
 	case f.requeueStatus < 0 || f.requeueStatus > 255:

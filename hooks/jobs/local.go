@@ -166,6 +166,9 @@ func (s *supervisor) makeRunDir() error {
 	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
+	if err := s.listen(); err != nil { // before others can find the job
+		return err
+	}
 	s.board.folder = s.runDir
 	s.board.note(func(l *Local) {
 		*l = Local{Name: s.record.Name, Dir: s.Dir, PID: os.Getpid(), State: StateBegins}

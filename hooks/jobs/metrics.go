@@ -58,7 +58,7 @@ func newMetrics(path, job string, last *Made) (*metrics, error) {
 		m.success.Set(unixSeconds(last.At))
 	}
 	if err := prometheus.WriteToTextfile(path, m.registry); err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
+		return nil, fmt.Errorf("the file for Prometheus, %s, cannot be written: %w", path, err)
 	}
 	return m, nil
 }

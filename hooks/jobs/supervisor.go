@@ -69,9 +69,6 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if err := s.makeRunDir(); err != nil {
 		return 0, err
 	}
-	if err := s.listen(); err != nil {
-		return 0, err
-	}
 	defer func() { s.noteEnd(err) }()
 	if s.metrics, err = newMetrics(o.Metrics, s.record.Name, s.board.now.Checkpoint); err != nil {
 		return 0, err

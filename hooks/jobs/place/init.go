@@ -27,7 +27,9 @@ type ready struct {
 // Init is the first process of a place. It starts the job, if it is to, and reaps whatever ends
 // in the place until it is killed. It returns only if it cannot begin.
 func Init(dir string) error {
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	// Caught, and not ignored: the job would ignore them as well.
+	signal.Reset()
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 	answer, recorded := os.NewFile(readyFD, "ready"), os.NewFile(goFD, "go")
 	alive, err := holdAlive(dir)
 	if err != nil {
