@@ -25,7 +25,8 @@ type ready struct {
 // Init is the first process of a place. It starts the job, if it is to, and reaps whatever ends
 // in the place until it is killed. It returns only if it cannot begin.
 func Init(dir string) error {
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	// Caught and thrown away, and not ignored: the job would inherit that.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 	answer := os.NewFile(readyFD, "ready")
 	root, err := begin(dir)
 	r := ready{Root: root}
