@@ -143,6 +143,10 @@ inside() {
 	again 3 "the loss of its node, which had not given the job back"
 	grep -q 'taken over.*lost-node' "$log" || fail "it is not said from whom the job was taken over"
 
+	note_tick
+	scontrol requeue "$job" # SIGTERM, and SIGKILL after KillWait
+	again 4 "a requeue without notice"
+
 	touch "$work/stop"
 	await 30 "the job has completed" is "$job" JobState COMPLETED
 	is "$job" ExitCode 0:0 || fail "the exit code is $(field "$job" ExitCode)"
@@ -156,6 +160,23 @@ inside() {
 	sleep 5
 	is "$job" JobState FAILED && is "$job" ExitCode 3:0 && is "$job" Restarts 0 || fail "$(scontrol show job "$job")"
 	say "a job of $user that fails with 3 is FAILED, 3:0, and not requeued"
+
+	job=$(submit "$user" -- bash -c 'trap "exit 0" TERM; sleep 1000 & wait')
+	await 30 "the job runs" is "$job" JobState RUNNING
+	sleep 2
+	scontrol requeue "$job"
+	await 60 "the job waits to be started again" is "$job" JobState PENDING
+	scontrol update "jobid=$job" starttime=now
+	await 60 "the job runs again" is "$job" JobState RUNNING
+	sleep 2
+	is "$job" JobState RUNNING || fail "a job that ends with 0 at SIGTERM is taken for finished"
+	say "a job that ends with 0 at SIGTERM is started again after a requeue"
+	restarts=$(field "$job" Restarts)
+	scancel "$job"
+	await 60 "the job has ended" is "$job" JobState CANCELLED
+	sleep 5
+	is "$job" JobState CANCELLED && is "$job" Restarts "$restarts" || fail "a job that was cancelled is back"
+	say "a job that is cancelled is not requeued"
 
 	mv "$dir/shared/$(id -u "$user")" "$dir/away" && : >"$dir/shared/$(id -u "$user")"
 	job=$(submit "$user" -- true)

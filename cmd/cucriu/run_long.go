@@ -31,6 +31,7 @@ type longFlags struct {
 	settings        []string
 	noSettings      []string
 	takeover        bool
+	privateTmp      bool
 	preempt         []string
 	requeueStatus   int
 }
@@ -41,6 +42,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.name, "name", "", "how the job is called (default: the last part of DIR)")
 	flags.StringVar(&f.user, "user", "", "whose the job is, by name or number (default: root's)")
 	flags.StringVar(&f.filesLimit, "files-limit", "", "how much content of files that the job has open for writing belongs to a checkpoint, such as 512M (default 1G)")
+	flags.BoolVar(&f.privateTmp, "private-tmp", false, "a /tmp of the job's own, in memory, which belongs to its checkpoints")
 	flags.StringArrayVar(&f.notSaved, "not-saved", nil, "a file of the job that is left as it is when the job goes on from a checkpoint; may be repeated")
 	flags.DurationVar(&f.every, "every", 30*time.Minute, "time between checkpoints; 0 is none on a schedule")
 	flags.Var((*percentValue)(&f.overhead), "overhead", "make checkpoints so often that the job stands still for this part of its time, such as 1%; --every counts until their cost is known")
@@ -61,7 +63,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 func (f *longFlags) options(args []string) (jobs.Options, error) {
 	o := jobs.Options{
 		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
-		User: f.user, NotSaved: f.notSaved,
+		User: f.user, NotSaved: f.notSaved, PrivateTmp: f.privateTmp,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
 		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}

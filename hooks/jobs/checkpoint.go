@@ -160,9 +160,15 @@ func (s *supervisor) describe(images string, of staged) (store.Info, error) {
 	return info, nil
 }
 
+const tmp = "/tmp"
+
 // files says which files of the job belong to a checkpoint. /dev/shm is the place's own.
 func (s *supervisor) files() files.Options {
-	return files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...), Shm: "/dev/shm"}
+	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...), Shm: "/dev/shm"}
+	if s.PrivateTmp {
+		o.PrivateTmp = tmp
+	}
+	return o
 }
 
 // verifiers is how many threads read a checkpoint again: few, for the job's sake.

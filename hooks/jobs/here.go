@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +21,17 @@ import (
 func (s *supervisor) checkHere(ctx context.Context) error {
 	if err := checkSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
 		return err
+	}
+	if s.PrivateTmp {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		for _, path := range []string{s.Dir, s.hook.Config.RunDir, s.record.WorkDir, self, s.Criu} {
+			if strings.HasPrefix(filepath.Clean(path)+"/", tmp+"/") {
+				return fmt.Errorf("--private-tmp hides %s: name another place for it", path)
+			}
+		}
 	}
 	for _, tool := range []string{"unshare", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {

@@ -50,6 +50,8 @@ type Options struct {
 	// FilesLimit is how much content of the job's open files may belong to a checkpoint, in
 	// bytes; 0 is [files.DefaultLimit].
 	FilesLimit int64
+	// PrivateTmp gives the job a /tmp of its own, which belongs to its checkpoints.
+	PrivateTmp bool
 	// NotSaved are files of the job that are left as they are.
 	NotSaved []string
 

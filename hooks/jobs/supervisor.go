@@ -130,7 +130,7 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
-	spec.Fence = s.fence
+	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
 	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
 		return err
 	}

@@ -75,6 +75,11 @@ func begin(dir string) (fence Fence, root int, err error) {
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
 		return Fence{}, 0, fmt.Errorf("mount /dev/shm: %w", err)
 	}
+	if spec.PrivateTmp {
+		if err := unix.Mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+			return Fence{}, 0, fmt.Errorf("mount /tmp: %w", err)
+		}
+	}
 	if spec.Memory != "" {
 		if err := mountMemory(spec.Memory); err != nil {
 			return Fence{}, 0, err

@@ -184,6 +184,8 @@ func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...)
 	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir())
 	cmd.Dir = "/"
+	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 

@@ -37,6 +37,8 @@ type Spec struct {
 	Params string `json:"params,omitempty"`
 	// Memory is a directory on which a file system in memory is mounted; empty for none.
 	Memory string `json:"memory,omitempty"`
+	// PrivateTmp says that the place has a /tmp of its own, in memory.
+	PrivateTmp bool `json:"private_tmp,omitempty"`
 	// Fence ends the place once the job belongs to another one.
 	Fence Fence `json:"fence"`
 	// Start is the job to be started; nil if one will be restored.
