@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
@@ -68,6 +70,10 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	s.place = p
+	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
+		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
+		return false, s.endPlace()
+	}
 	// What the last supervisor had begun is finished, or undone, first.
 	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
@@ -84,7 +90,10 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	if exit, err = p.Exit(); err != nil {
 		return false, err
 	}
-	if exit == nil || !p.HasRun() { // it was being started or restored
+	switch {
+	case exit == nil || !p.HasRun(): // it was being started or restored
+		return false, s.endPlace()
+	case p.IsLeaving() && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
 		return false, s.endPlace()
 	}
 	return true, nil // watch tells how it has ended

@@ -58,6 +58,11 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
+	if end {
+		if err := s.place.SetLeaving(); err != nil {
+			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+		}
+	}
 	a, err := s.ask(ctx, request{Op: opDump, Images: images, Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		return store.Checkpoint{}, err

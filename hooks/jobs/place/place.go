@@ -45,6 +45,8 @@ type record struct {
 	// Running says that the job has run in the place: it was started there, or its restore is
 	// over. What has ended before was no job.
 	Running bool `json:"running"`
+	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
+	Leaving bool `json:"leaving,omitempty"`
 }
 
 // New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
@@ -219,8 +221,19 @@ func (p *Place) SetRunning() error {
 		return nil
 	}
 	p.record.Running = true
-	return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record)
+	return p.save()
 }
+
+// IsLeaving reports whether a dump was to end the job.
+func (p *Place) IsLeaving() bool { return p.record.Leaving }
+
+// SetLeaving records that a dump is to end the job.
+func (p *Place) SetLeaving() error {
+	p.record.Leaving = true
+	return p.save()
+}
+
+func (p *Place) save() error { return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record) }
 
 // Alive reports whether the place is there.
 func (p *Place) Alive() bool { return p.init.Alive() }
