@@ -52,12 +52,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 	case s.Grace > 0 && known && time.Until(deadline) < expected:
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: it would take %v, and %v of --grace are left", expected.Round(time.Second), time.Until(deadline).Round(time.Second))})
 	default:
-		c, err := s.makeCheckpoint(ctx, unix.SignalName(sig), true)
-		if err != nil {
-			s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
-		} else {
-			s.tellCheckpoint(c)
-		}
+		s.lastCheckpoint(ctx, unix.SignalName(sig))
 	}
 	if err := s.endPlace(); err != nil {
 		return 0, err
@@ -73,6 +68,29 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
 	}
 	return s.RequeueStatus, nil
+}
+
+// lastTries is how often a last checkpoint is tried, as long as the job runs and there is time.
+const lastTries = 3
+
+// lastCheckpoint makes a checkpoint that ends the job.
+func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
+	for try := range lastTries {
+		c, err := s.makeCheckpoint(ctx, reason, true)
+		if err == nil {
+			s.tellCheckpoint(c)
+			return
+		}
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
+		if try == lastTries-1 || ctx.Err() != nil || s.root == nil || s.root.Exiting() {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // expected is how long a checkpoint takes, with its way to the store, by the last ones.
