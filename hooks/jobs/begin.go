@@ -142,7 +142,7 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 	all = inTurn(all)
 	failed := make(map[string]error)
 	for i, c := range all {
-		err := s.resume(ctx, c)
+		err := s.resumeStubbornly(ctx, c)
 		if err == nil {
 			s.giveUp(failed)
 			return nil
@@ -161,6 +161,21 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
 	}
 	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
+}
+
+// resumeStubbornly tries a checkpoint a second time if it is not known to be damaged: to take the
+// one before loses an interval, and somebody may just have killed criu.
+func (s *supervisor) resumeStubbornly(ctx context.Context, c store.Checkpoint) error {
+	err := s.resume(ctx, c)
+	refused := new(insideError)
+	switch {
+	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)):
+		return err
+	case errors.As(err, &refused) && refused.refused:
+		return err
+	}
+	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s was not restored, trying it again: %v", called(c), err)})
+	return s.resume(ctx, c)
 }
 
 // inTurn returns the checkpoints in the order in which they are tried: the newest first, and last

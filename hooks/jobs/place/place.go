@@ -27,6 +27,9 @@ var (
 	// ErrElsewhere says that a place was made from another pid namespace of this host, where
 	// it may still be.
 	ErrElsewhere = errors.New("the job may still run on this host, in another container or pid namespace")
+	// ErrCopied says that the records are a copy, and the job runs in the place that the
+	// original is about.
+	ErrCopied = errors.New("this is a copy of the directory of a job that runs: go on with the original, or end the job first")
 )
 
 // Place is the place of a job, seen from outside.
@@ -159,10 +162,31 @@ func Attach(dir string) (*Place, error) {
 		return nil, ErrElsewhere
 	}
 	p.init, err = proc.Reopen(p.record.Init)
-	if errors.Is(err, proc.ErrGone) {
+	alive, known := isAlive(dir)
+	switch {
+	case errors.Is(err, proc.ErrGone) && alive: // a time namespace shows other start times
+		return nil, ErrElsewhere
+	case errors.Is(err, proc.ErrGone):
 		return nil, ErrGone
+	case err != nil:
+		return nil, err
+	case p.init.Exiting():
+		return nil, p.awaitEnd()
+	case known && !alive:
+		return nil, errors.Join(ErrCopied, p.Close())
 	}
-	return p, err
+	return p, nil
+}
+
+// awaitEnd waits until a place that is ending has ended.
+func (p *Place) awaitEnd() error {
+	defer p.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := p.init.WaitExit(ctx); err != nil {
+		return fmt.Errorf("the job's place is ending: %w", err)
+	}
+	return ErrGone
 }
 
 // Dir is the folder of the place's records.
