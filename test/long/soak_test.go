@@ -125,11 +125,17 @@ func (s *soak) act(t *testing.T) {
 }
 
 func (s *soak) kill(k who) {
+	if k == insideKilled || k == criuKilled || k == watcherKilled {
+		// They are there only during a checkpoint.
+		for begin := time.Now(); len(s.victims(k)) == 0 && time.Since(begin) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
+		}
+		time.Sleep(time.Duration(s.random.IntN(200)) * time.Millisecond)
+	}
 	if k == criuKilled && !s.criuWaits() {
 		return
 	}
 	if s.kills(k) {
-		s.note("killed %s: %v", k, "")
+		s.note("killed %s", k)
 		s.count("killed " + string(k))
 	}
 }
