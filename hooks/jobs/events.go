@@ -38,7 +38,7 @@ const (
 // job.
 func (s *supervisor) tell(e Event) {
 	e.At = time.Now().UTC()
-	s.say(e.Message)
+	defer s.say(e.Message) // once it is in the log
 	data, err := json.Marshal(e)
 	if err != nil {
 		return

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/jobs/job"
+	"cucriu/hooks/jobs/place"
 )
 
 // preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
@@ -44,6 +45,8 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 		select {
 		case <-made:
 		case <-ctx.Done():
+			_ = s.place.Kill() // there is no time for any other
+			<-made
 		}
 	}
 	switch expected, known := s.expected(); {
@@ -73,8 +76,25 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 // lastTries is how often a last checkpoint is tried, as long as the job runs and there is time.
 const lastTries = 3
 
+// giveUpPatience is how long a last checkpoint may take to give up once its time is over.
+const giveUpPatience = 2 * time.Second
+
 // lastCheckpoint makes a checkpoint that ends the job.
 func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
+	over := make(chan struct{})
+	defer close(over)
+	go func(p *place.Place) {
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-over:
+		case <-time.After(giveUpPatience): // criu hangs, and the job is to end anyhow
+			_ = p.Kill()
+		}
+	}(s.place)
 	for try := range lastTries {
 		c, err := s.makeCheckpoint(ctx, reason, true)
 		if err == nil {

@@ -32,6 +32,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	}
 	look := time.NewTicker(fenceEvery)
 	defer look.Stop()
+	stuck := 0          // how often the root process was seen ending during a checkpoint
 	var made chan error // a checkpoint is under way
 	for {
 		select {
@@ -42,12 +43,22 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				return 0, context.Cause(ctx)
 			}
 			if made != nil {
+				// criu waits for ever for a process that is gone, and the rest of the job has no
+				// use any more. What is on its way to the store gets there.
+				_, _ = s.awaitExit()
+				_ = s.place.Kill()
 				<-made // its own message says how it went
 			}
 			return s.jobEnded()
 		case <-look.C:
 			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
+			}
+			if made == nil || s.root == nil || !s.root.Exiting() {
+				stuck = 0
+			} else if stuck++; stuck == stuckLooks { // killed while criu traces it, it does not end
+				s.say("the job was killed while criu was at work on it, and criu waits for it: both are ended")
+				_ = s.place.Kill()
 			}
 		case <-due.C:
 			made = make(chan error, 1)
@@ -70,6 +81,10 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 
 // fenceEvery is how often to look whether the job belongs to somebody else now.
 const fenceEvery = 5 * time.Second
+
+// stuckLooks is how often the root process of a job must be seen ending, one look after the
+// other, until criu is taken to wait for it.
+const stuckLooks = 3
 
 // retryFirst is how soon a checkpoint is tried again that could not be made.
 const retryFirst = 5 * time.Second

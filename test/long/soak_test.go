@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -228,6 +229,8 @@ func (s *soak) settle(t *testing.T) {
 			s.sayResume(t, whole, staged)
 		}
 		if time.Since(begun) > 4*testenv.Soon {
+			out, _ := exec.Command("sh", "-c", `ps -eLo pid,ppid,tid,stat,comm,wchan:20,args; grep -H "^Tracer" /proc/[0-9]*/status | grep -v "\s0$"; tail -n 20 `+s.host.RunDir+`/jobs/*/run/logs/*/*.log`).CombinedOutput()
+			t.Logf("%s", out)
 			t.Fatalf("the job does not go on: %s", s.now.said())
 		}
 	}
