@@ -77,6 +77,11 @@ soak: build sim workload tools ## jobs are dumped and restored side by side whil
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
 		go test -count=1 -timeout 0 -v ./test/soak
 
+.PHONY: soak-long
+soak-long: build sim workload tools ## one long job goes on after all that can happen (SOAK=10m SEED=n)
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
+		go test -count=1 -timeout 0 -v -run TestALongJobSurvivesEverything ./test/long
+
 .PHONY: lint
 lint: need-go ## gofumpt, go vet, staticcheck, and shellcheck where installed
 	GOFUMPT=$(GOFUMPT) STATICCHECK=$(STATICCHECK) scripts/lint.sh $(PKGS)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
@@ -72,6 +74,10 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.place = p
 	s.notePlace()
+	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
+		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
+		return false, s.endPlace()
+	}
 	// What the last supervisor had begun is finished, or undone, first.
 	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
@@ -91,7 +97,10 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	if exit, err = p.Exit(); err != nil {
 		return false, err
 	}
-	if exit == nil || !p.HasRun() { // it was being started or restored
+	switch {
+	case exit == nil || !p.HasRun(): // it was being started or restored
+		return false, s.endPlace()
+	case p.IsLeaving() && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
 		return false, s.endPlace()
 	}
 	return true, nil // watch tells how it has ended
@@ -145,7 +154,7 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 	all = inTurn(all)
 	failed := make(map[string]error)
 	for i, c := range all {
-		err := s.resume(ctx, c)
+		err := s.resumeStubbornly(ctx, c)
 		if err == nil {
 			s.giveUp(failed)
 			return nil
@@ -164,6 +173,21 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
 	}
 	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
+}
+
+// resumeStubbornly tries a checkpoint a second time if it is not known to be damaged: to take the
+// one before loses an interval, and somebody may just have killed criu.
+func (s *supervisor) resumeStubbornly(ctx context.Context, c store.Checkpoint) error {
+	err := s.resume(ctx, c)
+	refused := new(insideError)
+	switch {
+	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)):
+		return err
+	case errors.As(err, &refused) && refused.refused:
+		return err
+	}
+	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s was not restored, trying it again: %v", called(c), err)})
+	return s.resume(ctx, c)
 }
 
 // inTurn returns the checkpoints in the order in which they are tried: the newest first, and last

@@ -106,6 +106,13 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	}
 	defer held.Close()
 	images := fmt.Sprintf("/proc/self/fd/%d/%s", held.Fd(), imageName)
+	if end {
+		s.ending.Store(true)
+		defer s.ending.Store(false)
+		if err := s.place.SetLeaving(); err != nil {
+			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+		}
+	}
 	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		return store.Checkpoint{}, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 )
@@ -49,9 +50,15 @@ func (f *follower) run() {
 	}
 }
 
+// readerPatience is how long to wait for whoever reads our output, and does not, at the end.
+const readerPatience = 5 * time.Second
+
 // stop copies what is left and ends.
 func (f *follower) stop() {
 	f.watcher.Close()
-	<-f.done
+	select {
+	case <-f.done:
+	case <-time.After(readerPatience): // all of it is in the file
+	}
 	f.file.Close()
 }

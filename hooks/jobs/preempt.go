@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/jobs/job"
+	"cucriu/hooks/jobs/place"
 )
 
 // preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
@@ -47,6 +48,8 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 				return s.leave()
 			}
 		case <-ctx.Done():
+			_ = s.place.Kill() // there is no time for any other
+			<-made
 		}
 	}
 	var resumeErr error
@@ -61,12 +64,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 	case s.Grace > 0 && known && time.Until(deadline) < expected.total:
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: it would take %v, and %v of --grace are left", expected.total.Round(time.Second), time.Until(deadline).Round(time.Second))})
 	default:
-		c, err := s.makeCheckpoint(ctx, unix.SignalName(sig), true)
-		if err != nil {
-			s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
-		} else {
-			s.tellCheckpoint(c)
-		}
+		s.lastCheckpoint(ctx, unix.SignalName(sig))
 	}
 	return s.leave()
 }
@@ -87,4 +85,44 @@ func (s *supervisor) leave() (int, error) {
 		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
 	}
 	return s.RequeueStatus, nil
+}
+
+// lastTries is how often a last checkpoint is tried, as long as the job runs and there is time.
+const lastTries = 3
+
+// giveUpPatience is how long a last checkpoint may take to give up once its time is over.
+const giveUpPatience = 2 * time.Second
+
+// lastCheckpoint makes a checkpoint that ends the job.
+func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
+	over := make(chan struct{})
+	defer close(over)
+	go func(p *place.Place) {
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-over:
+		case <-time.After(giveUpPatience): // criu hangs, and the job is to end anyhow
+			_ = p.Kill()
+		}
+	}(s.place)
+	for try := range lastTries {
+		c, err := s.makeCheckpoint(ctx, reason, true)
+		if err == nil {
+			s.tellCheckpoint(c)
+			return
+		}
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
+		if try == lastTries-1 || ctx.Err() != nil || s.root == nil || s.root.Exiting() {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
 }

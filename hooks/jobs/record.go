@@ -20,6 +20,7 @@ const recordName = "job.json" // in the directory of the job
 type record struct {
 	Version  int       `json:"version"`
 	Name     string    `json:"name"`
+	Dir      string    `json:"dir"` // of the job; criu knows its output by that name
 	Command  []string  `json:"command"`
 	WorkDir  string    `json:"work_dir"`
 	Begun    time.Time `json:"begun"`
@@ -54,6 +55,9 @@ func openRecord(o Options) (record, error) {
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
 		return record{}, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to go on with that job", o.Dir, strings.Join(r.Command, " "))
 	}
+	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
+		return record{}, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
+	}
 	if o.Name != "" && o.Name != r.Name {
 		r.Name = o.Name
 		return r, r.write(o.Dir)
@@ -69,11 +73,18 @@ func newRecord(o Options) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	r := record{Version: recordVersion, Name: o.Name, Command: o.Command, WorkDir: work, Begun: time.Now().UTC()}
+	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work, Begun: time.Now().UTC()}
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}
 	return r, r.write(o.Dir)
+}
+
+// isSame reports whether two paths lead to one directory.
+func isSame(a, b string) bool {
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
 func (r record) write(dir string) error {

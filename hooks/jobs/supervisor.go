@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"cucriu/criuutil/proc"
@@ -36,7 +37,8 @@ type supervisor struct {
 	metrics *metrics
 
 	costs    costs
-	failures int // attempts at a checkpoint since the last one
+	ending   atomic.Bool // a checkpoint is under way that ends the job
+	failures int         // attempts at a checkpoint since the last one
 }
 
 // Run runs a job until it ends, is preempted, or is taken away by another host, and returns the

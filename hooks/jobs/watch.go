@@ -32,6 +32,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	defer look.Stop()
 	owned := time.NewTicker(place.FencePeriod)
 	defer owned.Stop()
+	stuck := 0         // how often the root process was seen ending while something was under way
 	var made chan work // something is under way
 	for {
 		isDue, isToLook, requests := due.C, look.C, s.control.requests
@@ -48,6 +49,12 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
 			}
+			if made == nil || s.root == nil || !s.root.Exiting() || s.ending.Load() {
+				stuck = 0
+			} else if stuck++; stuck == stuckLooks { // killed while criu traces it, it does not end
+				s.say("the job was killed while criu was at work on it, and criu waits for it: both are ended")
+				_ = s.place.Kill()
+			}
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
 		case <-ended:
@@ -55,11 +62,17 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				return 0, context.Cause(ctx)
 			}
 			if made != nil {
+				if !s.ending.Load() {
+					// criu waits for ever for a process that is gone, and the rest of the job has
+					// no use any more. What is on its way to the store gets there.
+					_, _ = s.awaitExit()
+					_ = s.place.Kill()
+				}
 				if w := <-made; w.left { // its own message says how it went
 					return s.leave()
 				}
 			}
-			return s.jobEnded()
+			return s.jobEnded(signals)
 		case <-isDue:
 			made = s.begun(func() work {
 				return work{err: s.scheduled(ctx), reschedule: true}
@@ -85,6 +98,10 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		}
 	}
 }
+
+// stuckLooks is how often the root process of a job must be seen ending, one look after the
+// other, until criu is taken to wait for it.
+const stuckLooks = 3
 
 // begun does something beside the loop.
 func (s *supervisor) begun(do func() work) chan work {
@@ -121,13 +138,20 @@ func (s *supervisor) pass(sig unix.Signal) {
 // exitPatience is how long init may take to write down how the job has ended.
 const exitPatience = 5 * time.Second
 
+// togetherPatience is how far apart two processes may get a signal that is sent to both.
+const togetherPatience = time.Second
+
 // jobEnded tells how the job has ended by itself.
-func (s *supervisor) jobEnded() (int, error) {
+func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 	exit, err := s.awaitExit()
 	if err != nil {
 		return 0, err
 	}
 	status := exit.Code()
+	if status == 0 && s.isPreempted(signals) {
+		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("%s ended when it was told to leave this host, and is not taken for finished", s.record.Name)})
+		return s.leave()
+	}
 	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
@@ -141,6 +165,22 @@ func (s *supervisor) jobEnded() (int, error) {
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
 	return status, s.endPlace()
+}
+
+// isPreempted reports whether a signal comes that says that the job must leave. A scheduler may
+// send it to all processes, and the job may have ended because of it.
+func (s *supervisor) isPreempted(signals *job.Signals) bool {
+	patience := time.After(togetherPatience)
+	for {
+		select {
+		case got := <-signals.Got():
+			if slices.Contains(s.Preempt, got.(unix.Signal)) {
+				return true
+			}
+		case <-patience:
+			return false
+		}
+	}
 }
 
 // finish records that the job has come to its end.

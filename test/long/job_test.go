@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -61,6 +62,11 @@ func runJob(dir string) {
 		fmt.Println("the job cannot begin:", err)
 		os.Exit(3)
 	}
+	connection, err := connect()
+	if err != nil {
+		fmt.Println("the job cannot begin:", err)
+		os.Exit(3)
+	}
 	alarms := make(chan os.Signal, 100)
 	signal.Notify(alarms, unix.SIGALRM)
 	_, _ = unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: unix.Timeval{Usec: 200_000}, Value: unix.Timeval{Usec: 200_000}})
@@ -75,6 +81,10 @@ func runJob(dir string) {
 			c.Alarm++
 		}
 		c.tick()
+		if _, err := os.Stat(filepath.Join(dir, "close")); err == nil && connection != nil {
+			connection.Close()
+			connection = nil
+		}
 		if stop, err := os.ReadFile(filepath.Join(dir, "stop")); err == nil {
 			status, _ := strconv.Atoi(strings.TrimSpace(string(stop)))
 			if err := stopCUDA(dir, cuda); err != nil {
@@ -84,6 +94,16 @@ func runJob(dir string) {
 			os.Exit(status)
 		}
 	}
+}
+
+// connectVariable names a socket to which the job connects at first.
+const connectVariable = "CUCRIU_LONG_CONNECT"
+
+func connect() (net.Conn, error) {
+	if to := os.Getenv(connectVariable); to != "" {
+		return net.Dial("unix", to)
+	}
+	return nil, nil
 }
 
 // startCUDA starts the process of the job that uses CUDA. It may return nil.

@@ -114,6 +114,7 @@ func (w *world) survives(t *testing.T, r *run) {
 			return strings.Contains(r.said(), resumed) || strings.Contains(r.said(), "is under care again")
 		})
 		if strings.Contains(r.said(), resumed) {
+			r.awaits("the log has it", func() bool { e, _ := w.last(jobs.EventResumed); return strings.Contains(r.said(), e.Message) })
 			e, _ := w.last(jobs.EventResumed)
 			saved := strings.Contains(r.said(), "is what an earlier supervisor had staged")
 			if e.Checkpoint != newest && !(saved && e.Checkpoint > newest) {

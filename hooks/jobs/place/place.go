@@ -27,6 +27,9 @@ var (
 	// ErrElsewhere says that a place was made from another pid namespace of this host, where
 	// it may still be.
 	ErrElsewhere = errors.New("the job may still run on this host, in another container or pid namespace")
+	// ErrCopied says that the records are a copy, and the job runs in the place that the
+	// original is about.
+	ErrCopied = errors.New("this is a copy of the directory of a job that runs: go on with the original, or end the job first")
 )
 
 // Place is the place of a job, seen from outside.
@@ -45,6 +48,8 @@ type record struct {
 	// Running says that the job has run in the place: it was started there, or its restore is
 	// over. What has ended before was no job.
 	Running bool `json:"running"`
+	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
+	Leaving bool `json:"leaving,omitempty"`
 }
 
 // New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
@@ -157,10 +162,31 @@ func Attach(dir string) (*Place, error) {
 		return nil, ErrElsewhere
 	}
 	p.init, err = proc.Reopen(p.record.Init)
-	if errors.Is(err, proc.ErrGone) {
+	alive, known := isAlive(dir)
+	switch {
+	case errors.Is(err, proc.ErrGone) && alive: // a time namespace shows other start times
+		return nil, ErrElsewhere
+	case errors.Is(err, proc.ErrGone):
 		return nil, ErrGone
+	case err != nil:
+		return nil, err
+	case p.init.Exiting():
+		return nil, p.awaitEnd()
+	case known && !alive:
+		return nil, errors.Join(ErrCopied, p.Close())
 	}
-	return p, err
+	return p, nil
+}
+
+// awaitEnd waits until a place that is ending has ended.
+func (p *Place) awaitEnd() error {
+	defer p.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := p.init.WaitExit(ctx); err != nil {
+		return fmt.Errorf("the job's place is ending: %w", err)
+	}
+	return ErrGone
 }
 
 // Dir is the folder of the place's records.
@@ -224,8 +250,19 @@ func (p *Place) SetRunning() error {
 		return nil
 	}
 	p.record.Running = true
-	return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record)
+	return p.save()
 }
+
+// IsLeaving reports whether a dump was to end the job.
+func (p *Place) IsLeaving() bool { return p.record.Leaving }
+
+// SetLeaving records that a dump is to end the job.
+func (p *Place) SetLeaving() error {
+	p.record.Leaving = true
+	return p.save()
+}
+
+func (p *Place) save() error { return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record) }
 
 // Alive reports whether the place is there.
 func (p *Place) Alive() bool { return p.init.Alive() }

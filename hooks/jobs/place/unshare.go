@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,6 +48,10 @@ func Unshare(dir string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
+	}
+	// What our caller has inherited, such as a lock, is not to be held as long as the job runs.
+	if err := unix.CloseRange(goFD+1, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "private", "--", self, CommandInit, dir}
 	return fmt.Errorf("%s: %w", unshare, unix.Exec(unshare, args, os.Environ()))

@@ -59,6 +59,7 @@ func (s *Store) acquire(takeover bool) error {
 	case !last.Released && !last.onHostOf(self):
 		s.log.Warn("The job directory is taken over", "dir", s.dir, "from", last.String())
 	}
+	s.before = last
 	self.Generation = last.Generation + 1
 	if err := self.write(s.dir); err != nil {
 		return errors.Join(err, lock.Close())

@@ -38,17 +38,20 @@ func thisOwner() (Owner, error) {
 	if o.Host, err = os.Hostname(); err != nil {
 		return o, err
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
+	if o.BootID, err = bootID(); err != nil {
 		return o, err
 	}
-	o.BootID = strings.TrimSpace(string(boot))
 	self, err := proc.Open(os.Getpid())
 	if err != nil {
 		return o, err
 	}
 	o.Ident = self.Ident
 	return o, self.Close()
+}
+
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(data)), err
 }
 
 // machine returns an id that stays the same when this host boots again, or "" if there is
@@ -117,6 +120,16 @@ func (o Owner) write(dir string) error {
 // Owner returns the record of who owns the store now, or owned it last. It is the zero Owner
 // if nobody has.
 func (s *Store) Owner() (Owner, error) { return readOwner(s.dir) }
+
+// Previous returns who owned the store before this one. It is the zero Owner if nobody did, or if
+// that is not known.
+func (s *Store) Previous() Owner { return s.before }
+
+// IsOfThisBoot reports whether the owner is, or was, a process of this host since it was booted.
+func (o Owner) IsOfThisBoot() bool {
+	boot, err := bootID()
+	return err == nil && o.BootID == boot
+}
 
 // Fenced fails with [ErrFenced] if somebody else has become the owner.
 func (s *Store) Fenced() error {

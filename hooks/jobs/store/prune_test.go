@@ -10,9 +10,9 @@ import (
 func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 	const each = 3 << 19 // bytes; a checkpoint has a little more
 	for name, c := range map[string]struct {
-		pinned, verified, damaged []int // of the checkpoints 1 to 5
-		policy                    Policy
-		want                      string
+		pinned, verified, damaged, givenUp []int // of the checkpoints 1 to 5
+		policy                             Policy
+		want                               string
 	}{
 		"nothing is verified":              {policy: Policy{Keep: 1}, want: "1 2 3 4 5"},
 		"the newest is verified":           {verified: []int{5}, policy: Policy{Keep: 2}, want: "4 5"},
@@ -25,6 +25,8 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 		"damaged ones do not count":        {verified: []int{5}, damaged: []int{2, 4}, policy: Policy{Keep: 2}, want: "3 4 5"},
 		"damaged ones go with the old":     {verified: []int{5}, damaged: []int{1}, policy: Policy{Keep: 4}, want: "2 3 4 5"},
 		"a damaged one is not verified":    {verified: []int{4}, damaged: []int{4}, policy: Policy{Keep: 1}, want: "1 2 3 4 5"},
+		"given up ones do not count":       {verified: []int{5}, givenUp: []int{3, 4}, policy: Policy{Keep: 2}, want: "2 3 4 5"},
+		"one given up is not verified":     {verified: []int{5}, givenUp: []int{5}, policy: Policy{Keep: 1}, want: "1 2 3 4 5"},
 		"bytes":                            {verified: []int{5}, policy: Policy{MaxBytes: 3*each + 1<<20}, want: "3 4 5"},
 		"bytes, and the newest is too big": {verified: []int{4}, policy: Policy{MaxBytes: 1}, want: "4 5"},
 		"bytes, and a pinned one":          {verified: []int{5}, pinned: []int{1}, policy: Policy{MaxBytes: 3*each + 1<<20}, want: "1 4 5"},
@@ -40,6 +42,12 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 			}
 			for _, i := range c.pinned {
 				must(t, s.Pin(nameOf(uint64(i)), true))
+			}
+			for _, i := range c.givenUp {
+				must(t, s.GiveUp(nameOf(uint64(i)), errors.New("criu failed\x1b")))
+				if why := list(t, s)[i-1].GivenUp; why != "criu failed?" {
+					t.Errorf("it was given up because of %q", why)
+				}
 			}
 			for _, i := range c.damaged {
 				must(t, os.Truncate(filepath.Join(s.checkpointDir(nameOf(uint64(i))), recordName), 100))

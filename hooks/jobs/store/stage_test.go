@@ -52,11 +52,17 @@ func TestLeftoversAreRemovedAndNothingElse(t *testing.T) {
 	}
 	must(t, s.Close())
 	s = openStore(t, dir) // as after a kill: the next one does not know them
+	stages, err := s.LeftStages()
+	must(t, err)
 	removed, err = s.RemoveLeftovers()
 	must(t, err)
 	slices.Sort(removed)
+	slices.Sort(stages)
 	want := []string{inside, outside}
 	slices.Sort(want)
+	if !slices.Equal(stages, want) {
+		t.Errorf("the staging directories %q are left, want %q", stages, want)
+	}
 	if !slices.Equal(removed, want) {
 		t.Errorf("removed %q, want %q", removed, want)
 	}

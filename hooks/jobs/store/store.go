@@ -60,6 +60,7 @@ type Store struct {
 	dir     string
 	log     *slog.Logger
 	owner   Owner        // zero in a view
+	before  Owner        // who owned it before; zero if nobody did, or if that is not known
 	lock    *flock.Flock // nil in a view
 	closed  atomic.Bool
 	limiter *rate.Limiter
