@@ -191,7 +191,7 @@ func (s *supervisor) notePlace() {
 func (s *supervisor) noteRunning(next time.Time) {
 	s.board.note(func(l *Local) {
 		l.State, l.Next = StateRunning, next
-		if s.paused {
+		if s.paused.Load() {
 			l.State, l.Next = StatePaused, time.Time{}
 		}
 	})

@@ -18,20 +18,20 @@ func (s *supervisor) pause(ctx context.Context) error {
 	if _, err := s.ask(ctx, request{Op: opPause, Root: s.place.Root()}); err != nil {
 		return fmt.Errorf("%s is not paused: %w", s.record.Name, err)
 	}
-	s.paused = true
+	s.paused.Store(true)
 	s.tell(Event{Event: EventPaused, Message: s.record.Name + " is paused: it stands still, and its GPU memory is in host memory"})
 	return nil
 }
 
 // unpause lets a paused job go on.
 func (s *supervisor) unpause(ctx context.Context) error {
-	if !s.paused {
+	if !s.paused.Load() {
 		return preflight.AsRefusal(fmt.Errorf("%s is not paused", s.record.Name))
 	}
 	if _, err := s.ask(ctx, request{Op: opUnpause, Root: s.place.Root()}); err != nil {
 		return fmt.Errorf("%s does not go on, and is still paused: %w", s.record.Name, err)
 	}
-	s.paused = false
+	s.paused.Store(false)
 	s.tell(Event{Event: EventUnpaused, Message: s.record.Name + " goes on after its pause"})
 	return nil
 }
@@ -46,7 +46,7 @@ func (s *supervisor) attachPaused(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.paused = true
+	s.paused.Store(true)
 	if _, err := s.ask(ctx, request{Op: opPause, Root: s.place.Root()}); err != nil {
 		s.say(fmt.Sprintf("the pause of %s was cut off and is undone: %v", s.record.Name, err))
 		if err := s.unpause(ctx); err != nil {

@@ -53,7 +53,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 		}
 	}
 	var resumeErr error
-	if ctx.Err() == nil && s.paused {
+	if ctx.Err() == nil && s.paused.Load() {
 		resumeErr = s.unpause(ctx)
 	}
 	switch expected, known := s.costs.expected(); {

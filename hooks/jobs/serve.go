@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"cucriu/hooks/preflight"
 )
@@ -20,7 +21,7 @@ type work struct {
 func (s *supervisor) serve(ctx context.Context, a *asked) work {
 	switch a.Op {
 	case AskCheckpoint:
-		if s.paused {
+		if s.paused.Load() {
 			a.answer(Answer{}, preflight.AsRefusal(fmt.Errorf("%s is paused, and makes no checkpoints: cucriu jobs resume lets it go on", s.record.Name)))
 			return work{}
 		}
@@ -29,10 +30,11 @@ func (s *supervisor) serve(ctx context.Context, a *asked) work {
 	case AskPause:
 		return s.servePause(ctx, a)
 	case AskResume:
-		if s.paused {
+		if s.paused.Load() {
 			a.say("moving GPU memory back to the GPUs")
 		}
 		err := s.unpause(ctx)
+		s.noteRunning(time.Time{})
 		a.answer(Answer{Message: s.record.Name + " goes on"}, err)
 		return work{reschedule: err == nil}
 	case AskStop:
@@ -65,7 +67,7 @@ func (s *supervisor) serveCheckpoint(ctx context.Context, a *asked) work {
 // children what they have inherited of the driver: after the pause nobody could tell any more of
 // whom, and no checkpoint could be made.
 func (s *supervisor) servePause(ctx context.Context, a *asked) work {
-	if s.paused {
+	if s.paused.Load() {
 		a.answer(Answer{}, preflight.AsRefusal(fmt.Errorf("%s is paused already: cucriu jobs resume lets it go on", s.record.Name)))
 		return work{}
 	}
@@ -77,6 +79,7 @@ func (s *supervisor) servePause(ctx context.Context, a *asked) work {
 	}
 	a.say("moving GPU memory into host memory")
 	err = s.pause(ctx)
+	s.noteRunning(time.Time{}) // before somebody looks
 	a.answer(Answer{Message: s.record.Name + " is paused", Checkpoint: c.Name}, err)
 	return work{reschedule: true}
 }
@@ -88,7 +91,7 @@ func (s *supervisor) serveStop(ctx context.Context, a *asked) work {
 		a.answer(Answer{}, fmt.Errorf("%s is not stopped, and goes on: %w", s.record.Name, err))
 		return work{err: err, reschedule: true}
 	}
-	if s.paused {
+	if s.paused.Load() {
 		if err := s.unpause(ctx); err != nil {
 			return refuse(err)
 		}

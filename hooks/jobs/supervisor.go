@@ -31,7 +31,7 @@ type supervisor struct {
 	fence  place.Fence
 	user   *account // nil if the job is root's
 
-	paused  bool // the job stands still
+	paused  atomic.Bool // the job stands still
 	board   board
 	control control
 	metrics *metrics

@@ -39,7 +39,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		if made != nil {
 			isDue, isToLook, requests = nil, nil, nil // one after the other
 		}
-		if s.paused {
+		if s.paused.Load() {
 			isDue, isToLook = nil, nil
 		}
 		select {
@@ -127,7 +127,7 @@ func (s *supervisor) schedule(due *time.Timer, err error) {
 func (s *supervisor) pass(sig unix.Signal) {
 	switch {
 	case s.root == nil || sig == unix.SIGHUP:
-	case s.paused && sig == unix.SIGCONT:
+	case s.paused.Load() && sig == unix.SIGCONT:
 	case job.IsForGroup(sig):
 		_ = unix.Kill(-s.root.PID, sig) // it may have ended
 	case job.IsForFirst(sig):
