@@ -313,6 +313,9 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 			return err
 		}
 	}
+	if action == criuutil.StagePreResume {
+		d.rearmTimers()
+	}
 	err := d.hook.Serve(ctx, d.criu, stage)
 	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
 	return err
