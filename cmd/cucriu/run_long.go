@@ -23,6 +23,7 @@ type longFlags struct {
 	user, stage     string
 	metrics         string
 	filesLimit      string
+	maxBytes        string
 	notSaved        []string
 	every, grace    time.Duration
 	maxPause        time.Duration
@@ -51,6 +52,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
 	flags.StringArrayVar(&f.noSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&f.keep, "keep", 3, "how many checkpoints to keep")
+	flags.StringVar(&f.maxBytes, "max-bytes", "", "how much room the checkpoints may take together, such as 500G; the newest verified one and pinned ones stay")
 	flags.BoolVar(&f.takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
@@ -81,12 +83,17 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 	case f.requeueStatus < 0 || f.requeueStatus > 255:
 		return o, fmt.Errorf("--requeue-status %d: 0 to 255", f.requeueStatus)
 	}
-	if f.filesLimit != "" {
-		limit, err := units.ParseSize(f.filesLimit)
-		if err != nil {
-			return o, fmt.Errorf("--files-limit: %w", err)
+	for _, size := range []struct {
+		flag, text string
+		bytes      *int64
+	}{{"files-limit", f.filesLimit, &o.FilesLimit}, {"max-bytes", f.maxBytes, &o.MaxBytes}} {
+		if size.text == "" {
+			continue
 		}
-		o.FilesLimit = limit
+		var err error
+		if *size.bytes, err = units.ParseSize(size.text); err != nil {
+			return o, fmt.Errorf("--%s: %w", size.flag, err)
+		}
 	}
 	for _, path := range f.notSaved {
 		if !filepath.IsAbs(path) {

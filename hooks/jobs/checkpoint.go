@@ -39,10 +39,10 @@ func (s *supervisor) checkpoint(ctx context.Context, reason string) (store.Check
 		return c, err
 	}
 	s.tellCheckpoint(c)
-	if err := s.verify(ctx, c); err != nil {
+	if err := s.verify(s.tidy, c); err != nil {
 		return c, err
 	}
-	s.prune(ctx)
+	s.prune(s.tidy)
 	return c, nil
 }
 
@@ -117,6 +117,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
+	keep = end // the job has ended: this is all that there is of its last interval
 	of.Clocks = a.Clocks
 	info, err := s.describe(images, of)
 	if err != nil {
@@ -131,10 +132,10 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	}
 	c, err := s.store.Publish(ctx, images, info, nil)
 	if err != nil && end {
-		keep = true // the job has ended: this is all that there is of its last interval
-		err = fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
+		return c, fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
 	}
 	if err == nil {
+		keep = false
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
@@ -193,7 +194,7 @@ func (s *supervisor) verify(ctx context.Context, c store.Checkpoint) error {
 // prune removes checkpoints that are no longer to be kept.
 func (s *supervisor) prune(ctx context.Context) {
 	_, err := s.store.Prune(ctx, store.Policy{Keep: s.Keep, MaxBytes: s.MaxBytes})
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("old checkpoints are not removed: %v", err)})
 	}
 }

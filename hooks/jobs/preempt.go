@@ -26,6 +26,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 		defer stop()
 	}
 	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(sig), s.record.Name)})
+	s.hurry()
 	again := errors.New("got a second signal")
 	over := make(chan struct{})
 	defer close(over)

@@ -36,9 +36,12 @@ type supervisor struct {
 	control control
 	metrics *metrics
 
-	costs    costs
-	ending   atomic.Bool // a checkpoint is under way that ends the job
-	failures int         // attempts at a checkpoint since the last one
+	costs  costs
+	ending atomic.Bool // a checkpoint is under way that ends the job
+	// tidy is the context of what a preemption does not wait for, and hurry ends it.
+	tidy     context.Context
+	hurry    context.CancelFunc
+	failures int // attempts at a checkpoint since the last one
 }
 
 // Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
@@ -88,6 +91,8 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
 	}
+	s.tidy, s.hurry = context.WithCancel(ctx)
+	defer s.hurry()
 	return s.watch(ctx, signals)
 }
 
