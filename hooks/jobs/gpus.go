@@ -79,7 +79,7 @@ func chooseGPUs(host []cudackpt.GPU, value string) ([]cudackpt.GPU, error) {
 		}
 		i, err := strconv.Atoi(name)
 		if err != nil {
-			i = slices.IndexFunc(host, func(g cudackpt.GPU) bool { return strings.HasPrefix(g.UUID.String(), name) && name != "" })
+			i = onlyWithPrefix(host, name)
 		}
 		if i < 0 || i >= len(host) || slices.Contains(chosen, host[i]) {
 			break
@@ -87,6 +87,20 @@ func chooseGPUs(host []cudackpt.GPU, value string) ([]cudackpt.GPU, error) {
 		chosen = append(chosen, host[i])
 	}
 	return chosen, nil
+}
+
+// onlyWithPrefix returns the index of the one GPU whose UUID begins so; -1 if it is not one.
+func onlyWithPrefix(host []cudackpt.GPU, prefix string) int {
+	found := -1
+	for i, gpu := range host {
+		if prefix != "" && strings.HasPrefix(gpu.UUID.String(), prefix) {
+			if found >= 0 {
+				return -1
+			}
+			found = i
+		}
+	}
+	return found
 }
 
 // renumber changes CUDA_VISIBLE_DEVICES to what is meant where only the given GPUs are visible.

@@ -1,9 +1,11 @@
 package long
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -37,6 +39,9 @@ type report struct {
 	UpMS  int64  `json:"up_ms"`         // how long it runs, by the same
 	Timer uint64 `json:"timer_expired"` // of timerEvery
 	Alarm int    `json:"alarms"`
+
+	Echoes  int  `json:"echoes"`  // over the TCP connection inside of the job, if it has one
+	Outside bool `json:"outside"` // the TCP connection to the outside is open
 }
 
 // counter is a job without CUDA. What it keeps in memory, in files and in /dev/shm must always
@@ -80,6 +85,9 @@ func runJob(dir string) {
 			<-alarms
 			c.Alarm++
 		}
+		if connection != nil {
+			c.talk(connection)
+		}
 		c.tick()
 		if _, err := os.Stat(filepath.Join(dir, "close")); err == nil && connection != nil {
 			connection.Close()
@@ -96,14 +104,63 @@ func runJob(dir string) {
 	}
 }
 
-// connectVariable names a socket to which the job connects at first.
+// connectVariable names a socket to which the job connects at first: the path of a UNIX socket, or
+// the address of a TCP port. With the latter it has a TCP connection to itself as well.
 const connectVariable = "CUCRIU_LONG_CONNECT"
 
-func connect() (net.Conn, error) {
-	if to := os.Getenv(connectVariable); to != "" {
-		return net.Dial("unix", to)
+// connections are those of the job.
+type connections struct {
+	outside net.Conn
+	inside  []net.Conn // both ends
+}
+
+func connect() (*connections, error) {
+	to := os.Getenv(connectVariable)
+	if to == "" {
+		return nil, nil
 	}
-	return nil, nil
+	network := "tcp"
+	if filepath.IsAbs(to) {
+		network = "unix"
+	}
+	outside, err := net.Dial(network, to)
+	if err != nil || network == "unix" {
+		return &connections{outside: outside}, err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	near, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	far, err := listener.Accept()
+	return &connections{outside, []net.Conn{near, far}}, err
+}
+
+func (c *connections) Close() error { return c.outside.Close() }
+
+// talk sends a word over each TCP connection, and expects it back from those who are there.
+func (c *counter) talk(to *connections) {
+	if len(to.inside) == 0 {
+		return
+	}
+	word := []byte(line(c.Tick))
+	got := make([]byte, len(word))
+	_, err := to.inside[0].Write(word)
+	if err == nil {
+		_, err = io.ReadFull(to.inside[1], got)
+	}
+	if err != nil || !bytes.Equal(word, got) {
+		c.wrong(fmt.Sprintf("inside: %q came as %q: %v", word, got, err))
+	}
+	c.Echoes++
+	_ = to.outside.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err = to.outside.Write(word); err == nil {
+		_, err = io.ReadFull(to.outside, got)
+	}
+	c.Outside = err == nil
 }
 
 // startCUDA starts the process of the job that uses CUDA. It may return nil.
