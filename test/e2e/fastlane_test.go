@@ -501,6 +501,8 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "event-sync")
 				disk := t.TempDir()
 				testenv.SmallDisk(t, disk, "128m")
+				// Uncompressed, the files would have all of their room before the copy begins.
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nfast_lane: {compress: s2}\n"))
 				images, action := filepath.Join(disk, "images"), "fill "+disk
 				if test.name == "Ctrl-C" {
 					action = "hang"
