@@ -31,8 +31,13 @@ func (s *supervisor) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.saveStaged(ctx)
-	s.removeLeftovers()
+	if err := s.saveStaged(ctx); err == nil {
+		s.removeLeftovers()
+	} else if !attached {
+		return fmt.Errorf("%w: make room, and give this command again", err)
+	} else {
+		s.tell(Event{Event: EventFailed, Message: err.Error()})
+	}
 	if attached {
 		return nil
 	}
@@ -84,11 +89,14 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.root, err = p.OpenRoot()
 	switch {
+	case err == nil && !p.HasRun(): // it was being restored
+		return false, errors.Join(s.root.Close(), s.endPlace())
 	case err == nil:
 		s.setRunning()
 		if err := s.attachPaused(ctx); err != nil {
 			return false, err
 		}
+		s.noteRunning(time.Time{})
 		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s runs, its supervisor had gone: it is under care again", s.record.Name)})
 		return true, nil
 	case !errors.Is(err, proc.ErrGone):
@@ -99,6 +107,8 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	switch {
 	case exit == nil || !p.HasRun(): // it was being started or restored
+		return false, s.endPlace()
+	case p.IsLeaving() && exit.Code() == 0: // at its scheduler's signal
 		return false, s.endPlace()
 	case p.IsLeaving() && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
 		return false, s.endPlace()

@@ -59,6 +59,9 @@ func (s *supervisor) look(ctx context.Context) {
 }
 
 func (s *supervisor) tellCheckpoint(c store.Checkpoint) {
+	for _, warning := range c.Warnings {
+		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: warning})
+	}
 	s.tell(Event{
 		Event: EventCheckpoint, Checkpoint: c.Name, Pause: c.Pause, Duration: c.Duration, Bytes: c.Bytes, NewBytes: c.New,
 		Message: sayCheckpoint(c),
@@ -83,7 +86,7 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 	return c, err
 }
 
-func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end bool) (_ store.Checkpoint, err error) {
+func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end bool) (store.Checkpoint, error) {
 	begun := time.Now()
 	stage, err := s.store.StageDir(base)
 	if err != nil {
@@ -91,8 +94,11 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	}
 	keep := false
 	defer func() {
-		if !keep {
-			err = errors.Join(err, s.store.RemoveStage(stage))
+		if keep {
+			return
+		}
+		if err := s.store.RemoveStage(stage); err != nil {
+			s.say(err.Error())
 		}
 	}()
 	of, err := s.newStaged(begun, reason)
@@ -115,6 +121,10 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	}
 	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
+		// The image has its name before the job is ended, and one that is not complete may hold
+		// what the job must be brought back from.
+		_, readErr := readStaged(images)
+		keep = a.NotBack || end && readErr == nil
 		return store.Checkpoint{}, err
 	}
 	keep = end // the job has ended: this is all that there is of its last interval
@@ -189,6 +199,19 @@ func (s *supervisor) verify(ctx context.Context, c store.Checkpoint) error {
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s is not what was written: %v", c.Name, err)})
 	}
 	return err
+}
+
+// tidyUp does what the last run had no time for: its last checkpoint is verified, and older ones
+// are removed.
+func (s *supervisor) tidyUp() {
+	all, err := s.store.Checkpoints()
+	if err != nil || len(all) == 0 {
+		return
+	}
+	if newest := all[len(all)-1]; newest.Err == nil && !newest.Verified && s.verify(s.tidy, newest) != nil {
+		return
+	}
+	s.prune(s.tidy)
 }
 
 // prune removes checkpoints that are no longer to be kept.

@@ -36,7 +36,7 @@ func (s *supervisor) raiseFence(ctx context.Context) (place.Fence, error) {
 		return fence, fmt.Errorf("where the job runs: %w", err)
 	}
 	if string(before) == fence.Text {
-		return fence, nil
+		return fence, s.awaitFence(ctx, fence, "this host had just taken the job over")
 	}
 	if err := renameio.WriteFile(fence.Path, []byte(fence.Text), 0o600, renameio.WithTempDir(s.Dir)); err != nil {
 		return fence, fmt.Errorf("where the job runs: %w", err)
@@ -45,12 +45,24 @@ func (s *supervisor) raiseFence(ctx context.Context) (place.Fence, error) {
 	if err != nil || len(left) == 0 || len(before) == 0 {
 		return fence, err
 	}
-	wait := 2 * place.FencePeriod
-	s.say(fmt.Sprintf("%s ran on another host, or before a reboot, and was not ended there: waiting for %v, until it must have ended (%s)", s.record.Name, wait, strings.TrimSpace(string(before))))
+	return fence, s.awaitFence(ctx, fence, fmt.Sprintf("%s ran on another host, or before a reboot, and was not ended there (%s)", s.record.Name, strings.TrimSpace(string(before))))
+}
+
+// awaitFence waits until every place elsewhere must have seen the fence, and ended.
+func (s *supervisor) awaitFence(ctx context.Context, fence place.Fence, why string) error {
+	info, err := os.Stat(fence.Path)
+	if err != nil {
+		return fmt.Errorf("where the job runs: %w", err)
+	}
+	wait := 2*place.FencePeriod - max(0, time.Since(info.ModTime()))
+	if left, err := s.placeDirs(); err != nil || wait <= 0 || len(left) == 0 {
+		return err
+	}
+	s.say(fmt.Sprintf("%s: waiting for %v, until it must have ended", why, wait.Round(time.Second)))
 	select {
 	case <-ctx.Done():
-		return fence, context.Cause(ctx)
+		return context.Cause(ctx)
 	case <-time.After(wait):
-		return fence, nil
+		return nil
 	}
 }

@@ -21,8 +21,9 @@ const visibleDevices = "CUDA_VISIBLE_DEVICES"
 // whose device nodes it sees, and restores it only where there are as many. So the job's place
 // shows those that this run was given, and no others.
 type given struct {
-	gpus   []cudackpt.GPU
-	hidden []string // device nodes
+	gpus   []cudackpt.GPU // in the order of the PCI bus
+	order  []cudackpt.GPU // in that of CUDA_VISIBLE_DEVICES
+	hidden []string       // device nodes
 }
 
 // givenGPUs finds out which GPUs this run was given: those of CUDA_VISIBLE_DEVICES, else all,
@@ -42,7 +43,7 @@ func (s *supervisor) givenGPUs(env []string) (given, error) {
 			return given{}, fmt.Errorf("%s=%s: %w", visibleDevices, value, err)
 		}
 	}
-	var g given
+	g := given{order: chosen}
 	for _, gpu := range host {
 		node := filepath.Join(s.hook.Config.Driver.Root, "dev", "nvidia"+strconv.Itoa(gpu.Minor))
 		if slices.Contains(chosen, gpu) && !denied(node) {
@@ -110,8 +111,10 @@ func (g given) renumber(env []string) []string {
 		return env
 	}
 	var numbers []string
-	for i := range g.gpus {
-		numbers = append(numbers, strconv.Itoa(i))
+	for _, gpu := range g.order {
+		if i := slices.Index(g.gpus, gpu); i >= 0 {
+			numbers = append(numbers, strconv.Itoa(i))
+		}
 	}
 	env = slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, visibleDevices+"=") })
 	return append(env, visibleDevices+"="+strings.Join(numbers, ","))

@@ -54,9 +54,10 @@ func TestVisibleDevicesAreReadAsCUDADoes(t *testing.T) {
 }
 
 func TestGPUsAreRenumberedWhereOnlyTheyAreVisible(t *testing.T) {
-	g := given{gpus: host(t)[1:]}
+	all := host(t)
+	g := given{gpus: all[1:], order: []cudackpt.GPU{all[2], all[1]}}
 	got := g.renumber([]string{"A=1", "CUDA_VISIBLE_DEVICES=2,1", "B=2"})
-	if diff := cmp.Diff([]string{"A=1", "B=2", "CUDA_VISIBLE_DEVICES=0,1"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"A=1", "B=2", "CUDA_VISIBLE_DEVICES=1,0"}, got); diff != "" {
 		t.Error(diff)
 	}
 	if got := g.renumber([]string{"A=1"}); len(got) != 1 {

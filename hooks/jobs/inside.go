@@ -57,6 +57,8 @@ type answer struct {
 	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
 	Notes  []string          `json:"notes,omitempty"`
 	Error  string            `json:"error,omitempty"`
+	// NotBack says that the job must still be brought back, for which its image may be needed.
+	NotBack bool `json:"not_back,omitempty"`
 	// Refused says that the job was not touched.
 	Refused bool `json:"refused,omitempty"`
 }
@@ -102,7 +104,7 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		err = fmt.Errorf("request %q is not known", r.Op)
 	}
 	if err != nil {
-		a.Error, a.Refused = err.Error(), preflight.Refused(err)
+		a.Error, a.Refused, a.NotBack = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
 	}
 	return json.NewEncoder(out).Encode(a)
 }

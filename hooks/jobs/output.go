@@ -43,7 +43,12 @@ func (f *follower) run() {
 	defer close(f.done)
 	for {
 		_, _ = io.Copy(f.to, f.file) // a terminal that is gone does not end the job
-		if _, open := <-f.watcher.Events; !open {
+		open := true
+		select {
+		case _, open = <-f.watcher.Events:
+		case _, open = <-f.watcher.Errors: // some were lost
+		}
+		if !open {
 			_, _ = io.Copy(f.to, f.file)
 			return
 		}

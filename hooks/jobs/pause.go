@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"cucriu/hooks/preflight"
 )
@@ -16,6 +17,9 @@ import (
 // pause lets the job stand still.
 func (s *supervisor) pause(ctx context.Context) error {
 	if _, err := s.ask(ctx, request{Op: opPause, Root: s.place.Root()}); err != nil {
+		if _, statErr := os.Stat(filepath.Join(s.place.RunDir(), pausedName)); statErr == nil {
+			s.paused.Store(true) // it was cut off, and cucriu jobs resume brings the job back
+		}
 		return fmt.Errorf("%s is not paused: %w", s.record.Name, err)
 	}
 	s.paused.Store(true)
@@ -48,12 +52,14 @@ func (s *supervisor) attachPaused(ctx context.Context) error {
 	}
 	s.paused.Store(true)
 	if _, err := s.ask(ctx, request{Op: opPause, Root: s.place.Root()}); err != nil {
+		defer s.noteRunning(time.Time{})
 		s.say(fmt.Sprintf("the pause of %s was cut off and is undone: %v", s.record.Name, err))
 		if err := s.unpause(ctx); err != nil {
 			s.tell(Event{Event: EventFailed, Message: err.Error()})
 		}
 		return nil
 	}
+	s.noteRunning(time.Time{})
 	s.say(s.record.Name + " is paused: cucriu jobs resume lets it go on")
 	return nil
 }

@@ -88,6 +88,7 @@ func (s *supervisor) servePause(ctx context.Context, a *asked) work {
 // there, and can decide. The answer waits until the store is given back.
 func (s *supervisor) serveStop(ctx context.Context, a *asked) work {
 	refuse := func(err error) work {
+		s.noteRunning(time.Time{})
 		a.answer(Answer{}, fmt.Errorf("%s is not stopped, and goes on: %w", s.record.Name, err))
 		return work{err: err, reschedule: true}
 	}
@@ -101,6 +102,10 @@ func (s *supervisor) serveStop(ctx context.Context, a *asked) work {
 	c, err := s.makeCheckpoint(ctx, "stop", true)
 	if err != nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("asked to stop, but no last checkpoint: %v", err)})
+		if s.root == nil || s.root.Exiting() { // its image is whole, and is not yet a checkpoint
+			a.answer(Answer{}, err)
+			return work{left: true}
+		}
 		return refuse(err)
 	}
 	s.tellCheckpoint(c)

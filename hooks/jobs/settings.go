@@ -28,6 +28,10 @@ func Settings() []Setting {
 			What: "PyTorch allocates in small pieces, so that a process that copies between two GPUs can be restored",
 		},
 		{
+			Name: "go-no-mptcp", Variables: []string{"GODEBUG=multipathtcp=0"},
+			What: "Go programs listen by TCP and not by MPTCP, which criu cannot dump",
+		},
+		{
 			Name: "nccl-no-p2p", Variables: []string{"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, Costs: true,
 			What: "NCCL shares no device memory between processes, so that a job of several ranks can be restored; slower than NVLink",
 		},

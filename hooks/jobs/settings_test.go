@@ -7,7 +7,7 @@ import (
 )
 
 func TestSettings(t *testing.T) {
-	const segments = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+	const mptcp, segments = "GODEBUG=multipathtcp=0", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 	for _, test := range []struct {
 		name string
 		chosen
@@ -16,12 +16,12 @@ func TestSettings(t *testing.T) {
 		want []string
 		note string
 	}{
-		{"one GPU needs none", chosen{}, []string{"A=1"}, 1, []string{"A=1"}, ""},
-		{"several GPUs", chosen{}, []string{"A=1"}, 2, []string{"A=1", segments}, segments + " is set"},
-		{"left out", chosen{without: []string{"torch-segments"}}, nil, 2, nil, ""},
-		{"the user's own", chosen{}, []string{"PYTORCH_CUDA_ALLOC_CONF=backend:native"}, 2, []string{"PYTORCH_CUDA_ALLOC_CONF=backend:native"}, "is yours"},
-		{"the user's own, the same", chosen{}, []string{segments}, 2, []string{segments}, ""},
-		{"what costs speed, asked for", chosen{with: []string{"nccl-no-p2p"}}, nil, 1, []string{"NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, "NCCL_P2P_DISABLE=1 is set"},
+		{"one GPU", chosen{}, []string{"A=1"}, 1, []string{"A=1", mptcp}, mptcp + " is set"},
+		{"several GPUs", chosen{}, []string{mptcp}, 2, []string{mptcp, segments}, segments + " is set"},
+		{"left out", chosen{without: []string{"torch-segments", "go-no-mptcp"}}, nil, 2, nil, ""},
+		{"the user's own", chosen{}, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, 2, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, "is yours"},
+		{"the user's own, the same", chosen{}, []string{mptcp, segments}, 2, []string{mptcp, segments}, ""},
+		{"what costs speed, asked for", chosen{with: []string{"nccl-no-p2p"}}, []string{mptcp}, 1, []string{mptcp, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, "NCCL_P2P_DISABLE=1 is set"},
 	} {
 		got, notes := test.apply(slices.Clone(test.env), test.gpus)
 		if !slices.Equal(got, test.want) {

@@ -10,7 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/jobs/place"
 	"cucriu/internal/durable"
@@ -52,12 +55,12 @@ func readStaged(images string) (of staged, err error) {
 	return of, err
 }
 
-// saveStaged makes checkpoints of the complete images that an earlier supervisor has left.
-func (s *supervisor) saveStaged(ctx context.Context) {
+// saveStaged makes checkpoints of the complete images that an earlier supervisor has left. It fails
+// if that may go better another time.
+func (s *supervisor) saveStaged(ctx context.Context) error {
 	dirs, err := s.store.LeftStages()
 	if err != nil {
-		s.say(fmt.Sprintf("what an earlier supervisor has left cannot be looked at: %v", err))
-		return
+		return fmt.Errorf("what an earlier supervisor has left cannot be looked at: %w", err)
 	}
 	found := make(map[string]staged)
 	for _, dir := range dirs {
@@ -71,9 +74,14 @@ func (s *supervisor) saveStaged(ctx context.Context) {
 	}
 	for _, images := range slices.SortedFunc(maps.Keys(found), func(a, b string) int { return found[a].Begun.Compare(found[b].Begun) }) {
 		if err := s.save(ctx, images, found[images]); err != nil {
-			s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the image that an earlier supervisor has left in %s does not become a checkpoint: %v", images, err)})
+			err = fmt.Errorf("the image that an earlier supervisor has left in %s does not become a checkpoint: %w", images, err)
+			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) || ctx.Err() != nil {
+				return err
+			}
+			s.tell(Event{Event: EventFailed, Message: err.Error()})
 		}
 	}
+	return nil
 }
 
 // save makes a checkpoint of an image, unless it is one already.
@@ -82,7 +90,8 @@ func (s *supervisor) save(ctx context.Context, images string, of staged) error {
 	if err != nil {
 		return err
 	}
-	if of.BootID != boot {
+	// One in the job's directory is on the disk, complete: it had got its name.
+	if of.BootID != boot && !strings.HasPrefix(images, s.Dir+"/") {
 		return errors.New("the host was booted since, and it may not be whole")
 	}
 	all, err := s.store.Checkpoints()

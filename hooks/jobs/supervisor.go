@@ -37,6 +37,7 @@ type supervisor struct {
 	metrics *metrics
 
 	costs  costs
+	runsOn bool        // the job, without us
 	ending atomic.Bool // a checkpoint is under way that ends the job
 	// tidy is the context of what a preemption does not wait for, and hurry ends it.
 	tidy     context.Context
@@ -56,7 +57,13 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Log: hook.Log}); err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, s.store.Close()) }()
+	defer func() {
+		if s.letGo(); s.runsOn {
+			err = errors.Join(err, s.store.Abandon())
+			return
+		}
+		err = errors.Join(err, s.store.Close())
+	}()
 	if s.record, err = openRecord(s.Options); err != nil {
 		return 0, err
 	}
@@ -87,7 +94,6 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if err := s.begin(ctx); err != nil {
 		return 0, err
 	}
-	defer s.letGo()
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
 	}
@@ -117,6 +123,9 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
+	if err := s.store.Fenced(); err != nil {
+		return err
+	}
 	if err := s.removePlaces(); err != nil {
 		return err
 	}
@@ -178,26 +187,28 @@ func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
 	return nil, exit, place.ErrGone
 }
 
-// letGo closes what the supervisor holds of the job. The job goes on.
+// letGo closes what the supervisor holds of the job, and notes whether the job runs on.
 func (s *supervisor) letGo() {
 	if s.root != nil {
 		s.root.Close()
 	}
 	if s.place != nil {
+		s.runsOn = s.place.Alive()
 		s.place.Close()
 	}
+	s.place, s.root = nil, nil
 }
 
 // endPlace ends the place, and what is left of the job in it. How the job has ended is forgotten
 // then.
 func (s *supervisor) endPlace() error {
 	err := s.place.Kill()
+	dir := s.place.Dir()
 	s.letGo()
-	s.place, s.root = nil, nil
 	if err != nil {
 		return err
 	}
-	return s.removePlaces()
+	return os.RemoveAll(dir) // others may be a new owner's
 }
 
 func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }

@@ -32,8 +32,9 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	defer look.Stop()
 	owned := time.NewTicker(place.FencePeriod)
 	defer owned.Stop()
-	stuck := 0         // how often the root process was seen ending while something was under way
-	var made chan work // something is under way
+	stuck := 0                                                 // how often the root process was seen ending while something was under way
+	gone := false                                              // the job has ended
+	made := s.begun(func() work { s.tidyUp(); return work{} }) // something is under way
 	for {
 		isDue, isToLook, requests := due.C, look.C, s.control.requests
 		if made != nil {
@@ -61,18 +62,16 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			if ctx.Err() != nil {
 				return 0, context.Cause(ctx)
 			}
-			if made != nil {
-				if !s.ending.Load() {
-					// criu waits for ever for a process that is gone, and the rest of the job has
-					// no use any more. What is on its way to the store gets there.
-					_, _ = s.awaitExit()
-					_ = s.place.Kill()
-				}
-				if w := <-made; w.left { // its own message says how it went
-					return s.leave()
-				}
+			if made == nil {
+				return s.jobEnded(signals)
 			}
-			return s.jobEnded(signals)
+			ended, gone = nil, true
+			if !s.ending.Load() {
+				// criu waits for ever for a process that is gone, and the rest of the job has no
+				// use any more. What is on its way to the store gets there.
+				_, _ = s.awaitExit()
+				_ = s.place.Kill()
+			}
 		case <-isDue:
 			made = s.begun(func() work {
 				return work{err: s.scheduled(ctx), reschedule: true}
@@ -83,6 +82,9 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			made = nil
 			if w.left {
 				return s.leave()
+			}
+			if gone {
+				return s.jobEnded(signals)
 			}
 			if w.reschedule {
 				s.schedule(due, w.err)
@@ -147,8 +149,14 @@ func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := s.store.Fenced(); errors.Is(err, store.ErrFenced) {
+		return s.fenced(err)
+	}
 	status := exit.Code()
-	if status == 0 && s.isPreempted(signals) {
+	if (status == 0 || s.endedLike(exit)) && s.isPreempted(signals) {
+		if err := s.place.SetLeaving(); err != nil {
+			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+		}
 		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("%s ended when it was told to leave this host, and is not taken for finished", s.record.Name)})
 		return s.leave()
 	}
@@ -165,6 +173,12 @@ func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
 	return status, s.endPlace()
+}
+
+// endedLike reports whether the job has ended as programs do at a signal after which the job is to
+// leave.
+func (s *supervisor) endedLike(exit place.Exit) bool {
+	return slices.ContainsFunc(s.Preempt, func(sig unix.Signal) bool { return exit.Code() == 128+int(sig) })
 }
 
 // isPreempted reports whether a signal comes that says that the job must leave. A scheduler may

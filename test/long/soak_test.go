@@ -136,6 +136,9 @@ func (s *soak) kill(k who) {
 		return
 	}
 	if s.kills(k) {
+		if k == supervisorKilled || k == allKilled {
+			<-s.now.done
+		}
 		s.note("killed %s", k)
 		s.count("killed " + string(k))
 	}

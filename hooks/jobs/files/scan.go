@@ -62,6 +62,10 @@ func scanTree(ctx context.Context, root int, except []string, apart map[inode]bo
 		mapped: make(map[mapped]bool), ofKernel: make(map[uint64]bool),
 	}
 	for _, path := range except {
+		// These paths are the user's own, and may lead through links.
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			path = real
+		}
 		s.except[name(path)] = true
 		if st, err := statPath(path); err == nil {
 			apart[inodeOf(st)] = true

@@ -238,8 +238,18 @@ func (p *Place) OpenRoot() (*proc.Process, error) {
 func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
 
 // LastExit tells how the root process in a place that may be gone has ended; nil if that is not
-// known.
-func LastExit(dir string) (*Exit, error) { return readExit(dir) }
+// known, or if it was to leave.
+func LastExit(dir string) (*Exit, error) {
+	var r record
+	err := readJSON(filepath.Join(dir, placeName), &r)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if r.Leaving {
+		return nil, nil
+	}
+	return readExit(dir)
+}
 
 // HasRun reports whether the job has run in the place.
 func (p *Place) HasRun() bool { return p.record.Running }

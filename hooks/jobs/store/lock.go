@@ -161,3 +161,16 @@ func (s *Store) release() error {
 	}
 	return errors.Join(err, s.lock.Close())
 }
+
+// Abandon closes the store without giving it back: what belongs to its owner goes on on this host.
+// On this host it can be opened again at once; another host needs [OpenOptions.Takeover].
+func (s *Store) Abandon() error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.lock == nil {
+		return nil
+	}
+	err := s.lock.Close()
+	s.lock = nil
+	return err
+}
