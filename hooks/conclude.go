@@ -3,6 +3,7 @@ package hooks
 import (
 	"context"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
 )
 
@@ -22,7 +23,7 @@ func (h *Hook) concludeProcesses(ctx context.Context, s *session) error {
 	if s.Outcome != "" {
 		return s.close(s.Outcome, s.Message) // this could not be written before: the disk was full
 	}
-	boot, err := journal.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}

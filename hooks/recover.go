@@ -97,7 +97,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
 		return nil, nil
 	}
-	boot, err := journal.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
-	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/preflight"
 )
@@ -88,7 +87,7 @@ func exitCode(ctx context.Context, err error) int {
 	case errors.As(err, &notStarted):
 		return notStarted.Status
 	case errors.As(err, new(runError)):
-		return jobs.StatusFailed
+		return job.StatusFailed
 	case errors.Is(err, hooks.ErrNotBack):
 		return exitNotBack
 	case errors.Is(err, hooks.ErrEnded):

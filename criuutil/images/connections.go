@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// filesName is the image of open files.
-const filesName = "files.img"
+// FilesName is the image of open files.
+const FilesName = "files.img"
 
 // TCP states, as criu and the kernel count them.
 const (
@@ -31,7 +31,7 @@ func (c Connection) String() string { return c.Local.String() + " to " + c.Remot
 
 // OutsideConnections returns the TCP connections of the images whose other end is not in them.
 func OutsideConnections(dir string) ([]Connection, error) {
-	entries, err := readImage(dir, filesName, "FILES", &fdinfo.FileEntry{})
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func OutsideConnections(dir string) ([]Connection, error) {
 // WriteFilesWithoutOutside writes the image of open files of dir to another place, with sockets
 // that are not connected in place of connections whose other end is not in the images.
 func WriteFilesWithoutOutside(dir, to string) error {
-	entries, err := readImage(dir, filesName, "FILES", &fdinfo.FileEntry{})
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
 	if err != nil {
 		return err
 	}
@@ -55,19 +55,19 @@ func WriteFilesWithoutOutside(dir, to string) error {
 		clear(socket.SrcAddr)
 		clear(socket.DstAddr)
 	}
-	data, err := magicOf(filepath.Join(dir, filesName))
+	data, err := magicOf(filepath.Join(dir, FilesName))
 	if err != nil {
 		return err
 	}
 	for _, entry := range entries {
 		body, err := proto.Marshal(entry)
 		if err != nil {
-			return fmt.Errorf("image %s: %w", filesName, err)
+			return fmt.Errorf("image %s: %w", FilesName, err)
 		}
 		data = binary.LittleEndian.AppendUint32(data, uint32(len(body)))
 		data = append(data, body...)
 	}
-	return os.WriteFile(filepath.Join(to, filesName), data, 0o600)
+	return os.WriteFile(filepath.Join(to, FilesName), data, 0o600)
 }
 
 // magicOf returns the bytes before the first entry of an image.

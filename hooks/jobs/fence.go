@@ -26,7 +26,7 @@ func (s *supervisor) raiseFence(ctx context.Context) (place.Fence, error) {
 	if err != nil {
 		return place.Fence{}, err
 	}
-	boot, err := place.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return place.Fence{}, err
 	}

@@ -66,6 +66,3 @@ const (
 	StageMemory = "memory"
 	StageDisk   = "disk"
 )
-
-// StatusFailed is the exit status if this program has failed, and not the job.
-const StatusFailed = 125

@@ -27,7 +27,7 @@ func (s *supervisor) restorable(dir string) (_ string, notes []string, release f
 		return "", nil, release, err
 	}
 	for _, entry := range entries {
-		if entry.Name() == "files.img" || !entry.Type().IsRegular() {
+		if entry.Name() == images.FilesName || !entry.Type().IsRegular() {
 			continue
 		}
 		if err := os.Link(filepath.Join(dir, entry.Name()), filepath.Join(stage, entry.Name())); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/place"
 	"cucriu/internal/durable"
 )
@@ -39,7 +40,7 @@ type staged struct {
 }
 
 func (s *supervisor) newStaged(begun time.Time, reason string) (staged, error) {
-	boot, err := place.BootID()
+	boot, err := proc.BootID()
 	return staged{BootID: boot, Begun: begun.UTC(), Reason: reason, Root: s.place.Root()}, err
 }
 
@@ -86,7 +87,7 @@ func (s *supervisor) saveStaged(ctx context.Context) error {
 
 // save makes a checkpoint of an image, unless it is one already.
 func (s *supervisor) save(ctx context.Context, images string, of staged) error {
-	boot, err := place.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}

@@ -248,15 +248,15 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 		return answer{}, fmt.Errorf("%s in the job's place: %w", r.Op, errors.Join(waitErr, err))
 	}
 	if a.Error != "" {
-		return a, &insideError{r.Op, a.Error, a.Refused}
+		return a, &insideError{a.Error, a.Refused}
 	}
 	return a, nil
 }
 
 // insideError is an error of a request in the place.
 type insideError struct {
-	op, text string
-	refused  bool
+	text    string
+	refused bool
 }
 
 func (e *insideError) Error() string { return e.text }

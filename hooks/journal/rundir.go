@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -47,10 +46,4 @@ func IsForeign(runDir string) bool {
 // Path returns the directory of a criu's session.
 func Path(runDir string, kind Kind, criu proc.Ident) string {
 	return filepath.Join(runDir, sessionsName, fmt.Sprintf("%s-%d-%d", kind, criu.PID, criu.StartTime))
-}
-
-// BootID returns the kernel's id of this boot, which differs after a reboot.
-func BootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(data)), err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/timeline"
 	"cucriu/internal/durable"
 )
@@ -74,7 +75,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		s.CreatedClock = begun
 		s.Created = s.Created.Add(begun - timeline.SinceBoot())
 	}
-	boot, err := BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}

@@ -213,7 +213,7 @@ func TestAFullDiskHarmsNeitherTheJobNorItsCheckpoints(t *testing.T) {
 		if out, err := exec.Command("dd", "if=/dev/zero", "of="+ballast, "bs=64k").CombinedOutput(); err == nil {
 			t.Fatalf("the disk is not full: %s", out)
 		}
-		r.says("o space left on device") // our own words, or criu's
+		r.says("no space left on device")
 		w.ticks(5)
 		// What there is still restores, on the full disk.
 		newest := w.newest()

@@ -127,7 +127,7 @@ func adopt(dir string, parent int, r record) (*Place, error) {
 	}
 	p := &Place{dir: dir, init: init, record: r}
 	p.record.Init = init.Ident
-	p.record.BootID, err = BootID()
+	p.record.BootID, err = proc.BootID()
 	if err == nil {
 		err = durable.WriteJSON(filepath.Join(dir, placeName), p.record)
 	}
@@ -148,7 +148,7 @@ func Attach(dir string) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -289,15 +289,6 @@ func (p *Place) Kill() error {
 
 // Close lets go of the place, which stays.
 func (p *Place) Close() error { return p.init.Close() }
-
-// BootID identifies this boot of the host.
-func BootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimSpace(string(data)), nil
-}
 
 // InsidePath is by which path a path of the place can be reached from outside.
 func (p *Place) InsidePath(path string) string {

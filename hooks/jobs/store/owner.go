@@ -38,7 +38,7 @@ func thisOwner() (Owner, error) {
 	if o.Host, err = os.Hostname(); err != nil {
 		return o, err
 	}
-	if o.BootID, err = bootID(); err != nil {
+	if o.BootID, err = proc.BootID(); err != nil {
 		return o, err
 	}
 	self, err := proc.Open(os.Getpid())
@@ -47,11 +47,6 @@ func thisOwner() (Owner, error) {
 	}
 	o.Ident = self.Ident
 	return o, self.Close()
-}
-
-func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(data)), err
 }
 
 // machine returns an id that stays the same when this host boots again, or "" if there is
@@ -127,7 +122,7 @@ func (s *Store) Previous() Owner { return s.before }
 
 // IsOfThisBoot reports whether the owner is, or was, a process of this host since it was booted.
 func (o Owner) IsOfThisBoot() bool {
-	boot, err := bootID()
+	boot, err := proc.BootID()
 	return err == nil && o.BootID == boot
 }
 
