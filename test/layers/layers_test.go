@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"hooks/config", "hooks/journal"},
 	{"hooks/jobs/store", "hooks/preflight"},
 	{"hooks/image"},
-	{"hooks/gpumap", "hooks/timeline"},
+	{"hooks/gpumap", "hooks/migrate/wire", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
 	{"criuutil/proc", "criuutil/pstree"},
 	{"internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
