@@ -157,6 +157,16 @@ func (j *Job) GPUBytes() uint64 {
 	return sum
 }
 
+// nameOf returns the name of a process; empty if it is none of the job's.
+func (j *Job) nameOf(pid int) string {
+	for _, p := range j.Processes {
+		if p.PID == pid {
+			return p.Name
+		}
+	}
+	return ""
+}
+
 // manifest is the job as an image of it would have it. It is nil if no process uses CUDA.
 func (j *Job) manifest() *image.Manifest {
 	m := image.Manifest{Version: image.ManifestVersion, DriverVersion: j.DriverVersion, RootPID: j.RootPID}

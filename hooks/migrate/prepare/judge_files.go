@@ -186,13 +186,9 @@ func (l *fileLook) problem(pid int, name, message, remedy string) {
 		l.more++
 		return
 	}
-	f := preflight.Finding{Name: name, Severity: preflight.SeverityError, PID: pid, Message: message, Remedy: remedy}
-	for _, p := range l.job.Processes {
-		if p.PID == pid {
-			f.Process = p.Name
-		}
-	}
-	l.problems = append(l.problems, f)
+	l.problems = append(l.problems, preflight.Finding{
+		Name: name, Severity: preflight.SeverityError, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
+	})
 }
 
 func (l *fileLook) findings() preflight.Findings {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-
-	"github.com/prometheus/procfs"
+	"os"
+	"slices"
 
 	"cucriu/hooks/preflight"
 )
@@ -44,14 +44,9 @@ func connectionFindings(j *Job, tcp TCP) preflight.Findings {
 		}}
 	}
 	f := preflight.Finding{
-		Name: preflight.FindingTCP, Severity: preflight.SeverityError, PID: first.PID,
+		Name: preflight.FindingTCP, Severity: preflight.SeverityError, PID: first.PID, Process: j.nameOf(first.PID),
 		Message: fmt.Sprintf("has a TCP connection from %v to %v, outside of the job", first.Local, first.Remote),
 		Remedy:  "--tcp close closes such connections, --tcp keep keeps them if you move the address " + first.Local.Addr().String() + " with the job",
-	}
-	for _, p := range j.Processes {
-		if p.PID == first.PID {
-			f.Process = p.Name
-		}
 	}
 	if n > 1 {
 		f.Message += fmt.Sprintf(" (and %d more)", n-1)
@@ -77,25 +72,24 @@ func portFindings(j *Job, tcp TCP) (preflight.Findings, error) {
 	if err != nil {
 		return nil, err
 	}
-	listening, err := listeningHere()
+	here, err := tcpSockets(os.Getpid())
 	if err != nil {
 		return nil, err
+	}
+	var listening []netip.AddrPort
+	for _, s := range here {
+		if s.state == stateListening {
+			listening = append(listening, s.local)
+		}
 	}
 	return socketFindings(j, tcp, own, listening), nil
 }
 
 func socketFindings(j *Job, tcp TCP, own []netip.Addr, listening []netip.AddrPort) preflight.Findings {
 	var findings preflight.Findings
-	isHere := func(a netip.Addr) bool {
-		for _, here := range own {
-			if here == a {
-				return true
-			}
-		}
-		return a.IsUnspecified() || a.IsLoopback()
-	}
+	isHere := func(a netip.Addr) bool { return a.IsUnspecified() || a.IsLoopback() || slices.Contains(own, a) }
 	for _, s := range j.Listening {
-		f := preflight.Finding{Name: preflight.FindingTCPAddress, Severity: preflight.SeverityError, PID: s.PID}
+		f := preflight.Finding{Name: preflight.FindingTCPAddress, Severity: preflight.SeverityError, PID: s.PID, Process: j.nameOf(s.PID)}
 		for _, taken := range listening {
 			a, b := s.Local.Addr(), taken.Addr()
 			if s.Local.Port() == taken.Port() && (a == b || a.IsUnspecified() || b.IsUnspecified()) {
@@ -117,7 +111,7 @@ func socketFindings(j *Job, tcp TCP, own []netip.Addr, listening []netip.AddrPor
 		}
 		seen[address] = true
 		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingTCPAddress, Severity: preflight.SeverityWarning, PID: c.PID,
+			Name: preflight.FindingTCPAddress, Severity: preflight.SeverityWarning, PID: c.PID, Process: j.nameOf(c.PID),
 			Message: fmt.Sprintf("is connected from %v, an address that this host has not", address), Remedy: "move it here once the job stands still at its source",
 		})
 	}
@@ -136,25 +130,4 @@ func ownAddresses() ([]netip.Addr, error) {
 		}
 	}
 	return own, nil
-}
-
-func listeningHere() ([]netip.AddrPort, error) {
-	fs, err := procfs.NewFS("/proc/self")
-	if err != nil {
-		return nil, err
-	}
-	tcp, err := fs.NetTCP()
-	if err != nil {
-		return nil, err
-	}
-	if tcp6, err := fs.NetTCP6(); err == nil {
-		tcp = append(tcp, tcp6...)
-	}
-	var listening []netip.AddrPort
-	for _, line := range tcp {
-		if address, ok := netip.AddrFromSlice(line.LocalAddr); ok && line.St == stateListening {
-			listening = append(listening, netip.AddrPortFrom(address.Unmap(), uint16(line.LocalPort)))
-		}
-	}
-	return listening, nil
 }
