@@ -56,15 +56,11 @@ func (p *Pair) newHost(name string, options HostOptions, number int) *Host {
 		first: 1 + 14000*(number-1) + 1000,
 	}
 	h.Enter = h.enter
-	for _, dir := range []string{"run/sshd", "run/nvidia", "run/cucriu", "tmp", "home", "etc"} {
-		if err := os.MkdirAll(filepath.Join(h.dir, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Chmod(filepath.Join(h.dir, "tmp"), 0o777|os.ModeSticky); err != nil {
+	h.directories("tmp", "home", "etc")
+	if err := os.Chmod(h.path("tmp"), 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)
 	}
-	h.RunDir = filepath.Join(h.dir, "run/cucriu")
+	h.RunDir = h.path("run/cucriu")
 	return h
 }
 
@@ -84,10 +80,24 @@ func (h *Host) environment() {
 	}
 }
 
+func (h *Host) directories(names ...string) {
+	h.pair.t.Helper()
+	for _, name := range names {
+		if err := os.MkdirAll(h.path(name), 0o755); err != nil {
+			h.pair.t.Fatal(err)
+		}
+	}
+}
+
 // boot starts the first process of the host, and waits until its file system is complete.
 func (h *Host) boot() {
 	t := h.pair.t
 	t.Helper()
+	if err := os.RemoveAll(h.path("run")); err != nil {
+		t.Fatal(err)
+	}
+	h.directories("run/sshd", "run/nvidia", "run/cucriu")
+	h.file("etc/boot_id", newUUID()+"\n")
 	s := spec{
 		Name: h.Name, OwnPIDs: !h.pair.options.SharePIDs, FirstPID: h.first, Keep: h.pair.kept(),
 		Binds: []bind{{h.path("run"), runDir}, {h.path("tmp"), tmpDir}, {h.path("home"), h.home}},

@@ -1,7 +1,6 @@
 package hosts
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,7 +23,7 @@ func TestAJobMovesByHand(t *testing.T) {
 				t.Fatalf("after the dump there are %v", copies)
 			}
 			w.Prepare(to)
-			from.Run("scp", "-q", "-r", "-S", from.SSHArgs()[0], "/tmp/images", to.Name+":/tmp/images")
+			from.Send("/tmp/images")
 			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
 			w.Is(to)
 			p.wantGPU(w, to)
@@ -54,7 +53,7 @@ func TestEachHostHasItsOwn(t *testing.T) {
 				t.Errorf("%s says %q on host a and %q on host b", command, a, b)
 			}
 		}
-		for _, dir := range []string{"/tmp", "/run", "/dev/shm", "/root"} {
+		for _, dir := range []string{"/tmp", "/run", "/dev/shm", p.A.home} {
 			name := filepath.Join(dir, "only-here")
 			p.A.Run("touch", name)
 			if out, err := p.B.Try("ls", name); err == nil {
@@ -74,13 +73,133 @@ func TestRemoteCommandsHaveTheHostsEnvironment(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := New(t, Options{})
 		p.B.Setenv("SET_LATER", "by the test")
-		out := p.A.Run("ssh", "b", `hostname; echo $CUDASIM_ROOT $CUCRIU_RUN_DIR "$SET_LATER"; echo $PPID >/dev/null; command -v cucriu`)
+		out := p.A.Run("ssh", "b", `hostname; echo $CUDASIM_ROOT $CUCRIU_RUN_DIR "$SET_LATER"; command -v cucriu`)
 		want := "b\n/run/nvidia /run/cucriu by the test\n" + filepath.Join(filepath.Dir(p.B.HookBin), "cucriu") + "\n"
 		if out != want {
 			t.Fatalf("it said %q, want %q", out, want)
 		}
-		if strings.Contains(out, os.Getenv("TMPDIR")+"/") {
-			t.Fatal("a remote command has the test's own environment")
+	})
+}
+
+// remotes are the ways from a host to the other one.
+func remotes(h *Host) map[string][]string {
+	return map[string][]string{"ssh": h.SSHArgs(), "rsh": {h.RSH()}}
+}
+
+func TestRemoteCommandsAreLikeLocalOnes(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		for name, remote := range remotes(p.A) {
+			t.Run(name, func(t *testing.T) {
+				run := func(stdin, command string) (string, string, int) {
+					cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", command)...)
+					var stdout, stderr strings.Builder
+					cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+					_ = cmd.Run()
+					return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+				}
+				if out, err, status := run("words", "cat; echo of error >&2; hostname; exit 7"); out != "wordsb\n" || err != "of error\n" || status != 7 {
+					t.Errorf("it said %q and %q, and ended with %d", out, err, status)
+				}
+				big := strings.Repeat("0123456789abcdef", 1<<18)
+				if out, _, status := run(big, "cat"); out != big || status != 0 {
+					t.Errorf("of %d bytes %d came back, status %d", len(big), len(out), status)
+				}
+			})
+		}
+	})
+}
+
+// TestARemoteCommandHearsThatItsClientHasDied: a peer notices a lost control connection by
+// the end of its standard input.
+func TestARemoteCommandHearsThatItsClientHasDied(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		for name, remote := range remotes(p.A) {
+			t.Run(name, func(t *testing.T) {
+				heard := "/tmp/heard-" + name
+				cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", "touch "+heard+".started; cat; touch "+heard)...)
+				in, err := cmd.StdinPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer in.Close()
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "it has started", func() bool { return testenv.Exists(p.B.Path(heard + ".started")) })
+				for _, client := range p.A.Find("b touch " + heard) {
+					if err := client.Kill(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				_ = cmd.Wait()
+				testenv.Eventually(t, testenv.Soon, "its standard input ends", func() bool { return testenv.Exists(p.B.Path(heard)) })
+			})
+		}
+	})
+}
+
+func TestAHostLosesItsPower(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		w := p.A.Start(1, "--mib", "1")
+		boot := "/proc/sys/kernel/random/boot_id"
+		before := p.A.Run("cat", boot)
+		p.A.Run("touch", "/run/in-memory", "/tmp/on-disk")
+		p.A.PowerOff()
+		if left := p.A.Processes(); len(left) != 0 || len(w.Copies()) != 0 {
+			t.Fatalf("without power there run %v", left)
+		}
+		p.A.Boot()
+		if p.A.Run("cat", boot) == before {
+			t.Error("it has the same boot id after it booted")
+		}
+		p.A.Run("ls", "/tmp/on-disk")
+		if _, err := p.A.Try("ls", "/run/in-memory"); err == nil {
+			t.Error("what was in memory is still there")
+		}
+		p.B.Run("ssh", "a", "true")
+		p.A.Run("ssh", "b", "true")
+		p.A.Start(1, "--mib", "1")
+	})
+}
+
+func TestTwoCopiesAreSeen(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		w := p.A.Start(1, "--mib", "1")
+		w.Is(p.A)
+		p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
+		p.A.Send("/tmp/images")
+		w.Prepare(p.B)
+		if running := w.running(); len(running) != 1 {
+			t.Fatalf("%v run, want one copy", running)
+		}
+		p.A.Run("kill", "-STOP", w.Root())
+		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
+		if running := w.running(); len(running) != 1 || running[0].Host != p.B || len(w.Copies()) != 2 {
+			t.Fatalf("%v run of %v, want one copy of two", running, w.Copies())
+		}
+		p.A.Run("kill", "-CONT", w.Root())
+		watch := w.Watch()
+		testenv.Eventually(t, testenv.Soon, "the second copy is seen", func() bool { return len(w.running()) == 2 })
+		testenv.Eventually(t, testenv.Soon, "the watch sees both", func() bool { return watch.count() > 0 })
+		watch.stop()
+	})
+}
+
+func TestHostsCanHaveTheSamePIDs(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{SharePIDs: true})
+		w := p.A.Start(1, "--mib", "1")
+		w.Is(p.A)
+		p.B.Run("kill", "-0", w.Root())
+		p.B.PowerOff()
+		w.Is(p.A)
+		p.A.PowerOff()
+		if left := w.Copies(); len(left) != 0 {
+			t.Fatalf("without power there run %v", left)
 		}
 	})
 }

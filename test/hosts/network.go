@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/vishvananda/netlink"
@@ -39,7 +40,7 @@ func newNetwork() (*network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a network namespace: %w", err)
 	}
-	err = onlyGivenAddresses()
+	err = settings()
 	if err := errors.Join(err, netns.Set(before)); err != nil {
 		return nil, err
 	}
@@ -50,13 +51,16 @@ func newNetwork() (*network, error) {
 	return &network{ns: ns, handle: handle}, nil
 }
 
-// onlyGivenAddresses keeps the kernel from giving links addresses that no cut knows.
-func onlyGivenAddresses() error {
-	err := os.WriteFile("/proc/sys/net/ipv6/conf/default/addr_gen_mode", []byte("1"), 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // without IPv6
+// settings makes the kernel's settings of a new network. The kernel is not to give links
+// addresses that no cut knows, or to drop what does not come from where it would answer to.
+func settings() error {
+	for file, value := range map[string]string{"ipv6/conf/default/addr_gen_mode": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
+		err := os.WriteFile(filepath.Join("/proc/sys/net", file), []byte(value), 0)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // without IPv6
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 func (n *network) close() {
@@ -195,6 +199,7 @@ func (h *Host) reach(device string) error {
 	return nil
 }
 
+// sourceFor returns the address of this host to which the other one answers.
 func (h *Host) sourceFor(other netip.Addr) netip.Addr {
 	if other.Is6() {
 		return h.Addr6

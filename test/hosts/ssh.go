@@ -18,6 +18,8 @@ import (
 // have no ssh.
 const sshVariable = "CUCRIU_TEST_SSH"
 
+const sshdPIDFile = "/run/sshd.pid"
+
 // prepareLogin writes the files by which root logs in on the other host, and those that say
 // who the host is.
 func (h *Host) prepareLogin() {
@@ -34,7 +36,6 @@ func (h *Host) prepareLogin() {
 	h.file("etc/hostname", h.Name+"\n")
 	h.file("etc/machine-id", strings.ReplaceAll(id, "-", "")+"\n")
 	h.file("etc/product_uuid", id+"\n")
-	h.file("etc/boot_id", newUUID()+"\n")
 	h.writeEnvironment()
 	if h.withSSH() {
 		h.sshFiles()
@@ -46,7 +47,7 @@ func (h *Host) withSSH() bool { return !h.pair.options.WithoutSSH }
 func (h *Host) sshFiles() {
 	t := h.pair.t
 	t.Helper()
-	for _, key := range []string{"home/.ssh/id_ed25519", "run/ssh/host_key"} {
+	for _, key := range []string{"home/.ssh/id_ed25519", "home/.sshd/host_key"} {
 		if err := os.MkdirAll(filepath.Dir(h.path(key)), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +55,7 @@ func (h *Host) sshFiles() {
 			t.Fatalf("ssh-keygen: %v\n%s", err, out)
 		}
 	}
-	h.file("run/ssh/sshd_config", h.sshdConfig())
+	h.file("home/.sshd/sshd_config", h.sshdConfig())
 }
 
 // trust lets root of this host log in on the other one.
@@ -65,7 +66,7 @@ func (h *Host) trust() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	host, err := os.ReadFile(to.path("run/ssh/host_key.pub"))
+	host, err := os.ReadFile(to.path("home/.sshd/host_key.pub"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +77,7 @@ func (h *Host) trust() {
 
 func (h *Host) sshdConfig() string {
 	lines := []string{
-		"Port 22", "ListenAddress " + h.Addr.String(), "HostKey /run/ssh/host_key", "PidFile /run/ssh/sshd.pid",
+		"Port 22", "ListenAddress " + h.Addr.String(), "HostKey " + filepath.Join(h.home, ".sshd/host_key"), "PidFile " + sshdPIDFile,
 		"StrictModes no", "UsePAM no", "PasswordAuthentication no", "PermitRootLogin prohibit-password",
 		"PermitUserEnvironment yes", "UseDNS no", "MaxStartups 1000", "Subsystem sftp internal-sftp",
 	}
@@ -89,8 +90,8 @@ func (h *Host) sshdConfig() string {
 	config := strings.Join(lines, "\n") + "\n"
 	// Not known before 9.8. A test that kills connections would be locked out.
 	const penalties = "PerSourcePenalties no\n"
-	h.file("run/ssh/sshd_config", config+penalties)
-	if exec.Command(h.ssh("sshd"), "-G", "-f", h.path("run/ssh/sshd_config")).Run() == nil {
+	h.file("home/.sshd/sshd_config", config+penalties)
+	if exec.Command(h.ssh("sshd"), "-G", "-f", h.path("home/.sshd/sshd_config")).Run() == nil {
 		config += penalties
 	}
 	return config
@@ -113,6 +114,12 @@ func (h *Host) SSHArgs() []string {
 	return []string{h.ssh("ssh"), "-F", filepath.Join(h.home, ".ssh/config")}
 }
 
+// Send copies a file or directory below /tmp to the same place on the other host, with scp.
+func (h *Host) Send(path string) {
+	h.pair.t.Helper()
+	h.Run(h.ssh("scp"), "-q", "-r", "-p", "-S", h.ssh("ssh"), path, h.other.Name+":"+path)
+}
+
 // startServers starts sshd.
 func (h *Host) startServers() {
 	if h.withSSH() {
@@ -124,13 +131,12 @@ func (h *Host) startServers() {
 func (h *Host) StartSSHD() {
 	t := h.pair.t
 	t.Helper()
-	_ = os.Remove(h.path("run/ssh/sshd.pid"))
 	log, err := os.OpenFile(h.path("sshd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := h.Command(t.Context(), h.ssh("sshd"), "-D", "-e", "-f", "/run/ssh/sshd_config")
+	cmd := h.Command(t.Context(), h.ssh("sshd"), "-D", "-e", "-f", filepath.Join(h.home, ".sshd/sshd_config"))
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdout, cmd.Stderr = log, log
 	t.Cleanup(func() {
@@ -138,13 +144,14 @@ func (h *Host) StartSSHD() {
 			t.Logf("sshd of host %s:\n%s", h.Name, data)
 		}
 	})
-	h.serve(cmd, func() bool { return h.sshd() != 0 })
+	h.serve(cmd, sshdPIDFile)
 }
 
-// serve starts a server and waits until it listens.
-func (h *Host) serve(cmd *exec.Cmd, listens func() bool) {
+// serve starts a server and waits until it listens, which it says in its pid file.
+func (h *Host) serve(cmd *exec.Cmd, pidFile string) {
 	t := h.pair.t
 	t.Helper()
+	_ = os.Remove(h.path(pidFile))
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +160,7 @@ func (h *Host) serve(cmd *exec.Cmd, listens func() bool) {
 		defer close(ended)
 		_ = cmd.Wait()
 	}()
-	for deadline := time.Now().Add(testenv.Soon); !listens(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Soon); !h.runs(pidFile); time.Sleep(time.Millisecond) {
 		select {
 		case <-ended:
 			t.Fatalf("a server on host %s ended: %v: %v", h.Name, cmd.Args, cmd.ProcessState)
@@ -165,11 +172,11 @@ func (h *Host) serve(cmd *exec.Cmd, listens func() bool) {
 	}
 }
 
-// sshd returns the pid of sshd on the host, 0 if it does not listen.
-func (h *Host) sshd() int {
-	data, _ := os.ReadFile(h.path("run/ssh/sshd.pid"))
+// runs reports whether the process that wrote a pid file below /run runs.
+func (h *Host) runs(pidFile string) bool {
+	data, _ := os.ReadFile(h.path(pidFile))
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(data)))
-	return pid
+	return pid != 0 && slices.ContainsFunc(h.Processes(), func(p Process) bool { return p.PID == pid })
 }
 
 // writeEnvironment writes what sshd adds to the environment of a command: that in which
