@@ -44,9 +44,10 @@ workload: need-gcc ## the CUDA workload, build/workload
 	$(MAKE) -C test/workload
 
 .PHONY: tools
-tools: ## CRIU >= 4.0 and runc: the system's, or unpacked ones in .tools
+tools: ## CRIU >= 4.0, runc and OpenSSH: the system's, or unpacked ones in .tools
 	@scripts/provide-criu.sh >/dev/null
 	@scripts/provide-runc.sh >/dev/null
+	@scripts/provide-ssh.sh >/dev/null
 
 .PHONY: which-criu
 which-criu: ## print the path of the CRIU in use (with make -s)
@@ -55,6 +56,10 @@ which-criu: ## print the path of the CRIU in use (with make -s)
 .PHONY: which-runc
 which-runc: ## print the path of the runc in use (with make -s)
 	@scripts/provide-runc.sh
+
+.PHONY: which-ssh
+which-ssh: ## print the directory of the OpenSSH in use (with make -s)
+	@scripts/provide-ssh.sh
 
 ##@ Run
 
@@ -69,7 +74,8 @@ bench: build sim workload ## measure the downtime side by side, on simulated GPU
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" scripts/private-exec.sh \
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
+		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" scripts/private-exec.sh \
 		go test -count=1 -p 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: soak

@@ -21,6 +21,8 @@ type Host struct {
 	RunDir  string
 	Env     []string
 	HookBin string
+	// Enter makes a command line run on the host, if that takes more than the environment.
+	Enter func(name string, args []string) (string, []string)
 }
 
 // NewHost makes a simulated host with this number of GPUs, or uses the real one, which must
@@ -124,6 +126,9 @@ func (h *Host) NVML(view string) {
 
 // Command returns a command that runs on the host.
 func (h *Host) Command(name string, args ...string) *exec.Cmd {
+	if h.Enter != nil {
+		name, args = h.Enter(name, args)
+	}
 	cmd := exec.CommandContext(h.t.Context(), name, args...)
 	cmd.Env = h.Env
 	return cmd

@@ -49,14 +49,14 @@ func Held(t testing.TB, driver *cudackpt.Driver, pids []int) string {
 	ctx, cancel := context.WithTimeout(t.Context(), Soon)
 	defer cancel()
 	for _, pid := range pids {
-		held := heldThread(pid)
+		held := HeldThread(pid)
 		// The C library, too, blocks all signals while it creates a thread.
 		for range 100 {
 			if !strings.Contains(held, blockedMask) {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
-			held = heldThread(pid)
+			held = HeldThread(pid)
 		}
 		if held != "" {
 			return held // the driver could not be asked
@@ -73,8 +73,9 @@ func Held(t testing.TB, driver *cudackpt.Driver, pids []int) string {
 	return ""
 }
 
-// heldThread names a thread that is stopped, traced or parked.
-func heldThread(pid int) string {
+// HeldThread names a thread of a process that is stopped, traced or parked. The C library, too,
+// blocks all signals for a moment while it creates a thread.
+func HeldThread(pid int) string {
 	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	for _, task := range tasks {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))

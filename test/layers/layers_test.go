@@ -16,6 +16,7 @@ import (
 // below its own, so that a change affects only what is above it.
 var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
+	{"test/hosts"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
 	{"hooks/jobs"}, // hooks/migrate will stand beside it
 	{"hooks/jobs/files", "hooks/jobs/place", "hooks/migrate/prepare"},

@@ -1,0 +1,51 @@
+package hosts
+
+import (
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// file writes a file of the host's own.
+func (h *Host) file(name, text string) {
+	t := h.pair.t
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(h.path(name)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mode := os.FileMode(0o644)
+	if strings.HasPrefix(name, "home/") || strings.HasSuffix(name, "shadow") {
+		mode = 0o600
+	}
+	if err := os.WriteFile(h.path(name), []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// passwd returns the machine's users and the one that sshd needs.
+func passwd() string {
+	text, _ := os.ReadFile("/etc/passwd")
+	users := string(text)
+	if !strings.Contains("\n"+users, "\nsshd:") {
+		users += "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n"
+	}
+	return users
+}
+
+// homeOfRoot returns the home that /etc/passwd names, which ssh uses rather than $HOME.
+func homeOfRoot() string {
+	for line := range strings.Lines(passwd()) {
+		if fields := strings.Split(line, ":"); len(fields) > 5 && fields[0] == "root" {
+			return fields[5]
+		}
+	}
+	return "/root"
+}
+
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

@@ -1,0 +1,205 @@
+package hosts
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+// TestAJobMovesByHand: dumped on one host, copied by scp, restored on the other one.
+func TestAJobMovesByHand(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		w := p.A.Start(1, "--mib", "8", "--loaders", "2")
+		for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
+			from, to := way[0], way[1]
+			w.Is(from)
+			from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
+			if copies := w.Copies(); len(copies) != 0 {
+				t.Fatalf("after the dump there are %v", copies)
+			}
+			w.Prepare(to)
+			from.Send("/tmp/images")
+			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
+			w.Is(to)
+			p.wantGPU(w, to)
+			from.Run("rm", "-r", "/tmp/images")
+			to.Run("rm", "-r", "/tmp/images")
+		}
+	})
+}
+
+// wantGPU fails the test unless the work is on a GPU of this host.
+func (p *Pair) wantGPU(w *Work, on *Host) {
+	p.t.Helper()
+	s, err := w.Status(on, 0)
+	if err != nil || len(s.GPUs) != 1 || s.GPUs[0].UUID != on.UUIDs()[0] {
+		p.t.Fatalf("the work is on %+v, want %v: %v", s.GPUs, on.UUIDs(), err)
+	}
+}
+
+func TestEachHostHasItsOwn(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		for _, command := range []string{
+			"hostname", "cat /proc/sys/kernel/random/boot_id", "cat /etc/machine-id", "ip -brief address show eth0",
+			"readlink /proc/self/ns/net", "readlink /proc/self/ns/ipc", "echo $$", "cat /run/nvidia/proc/driver/nvidia/gpus/*/information",
+		} {
+			if a, b := p.A.Run("sh", "-c", command), p.B.Run("sh", "-c", command); a == b || a == "" {
+				t.Errorf("%s says %q on host a and %q on host b", command, a, b)
+			}
+		}
+		for _, dir := range []string{"/tmp", "/run", "/dev/shm", p.A.home} {
+			name := filepath.Join(dir, "only-here")
+			p.A.Run("touch", name)
+			if out, err := p.B.Try("ls", name); err == nil {
+				t.Errorf("host b sees host a's %s", out)
+			}
+			if !testenv.Exists(p.A.Path(name)) || testenv.Exists(name) {
+				t.Errorf("the test does not find %s where it must", name)
+			}
+		}
+		shared := filepath.Join(t.TempDir(), "shared")
+		p.A.Run("touch", shared)
+		p.B.Run("ls", shared)
+	})
+}
+
+func TestRemoteCommandsHaveTheHostsEnvironment(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		p.B.Setenv("SET_LATER", "by the test")
+		out := p.A.Run("ssh", "b", `hostname; echo $CUDASIM_ROOT $CUCRIU_RUN_DIR "$SET_LATER"; command -v cucriu`)
+		want := "b\n/run/nvidia /run/cucriu by the test\n" + filepath.Join(filepath.Dir(p.B.HookBin), "cucriu") + "\n"
+		if out != want {
+			t.Fatalf("it said %q, want %q", out, want)
+		}
+	})
+}
+
+// remotes are the ways from a host to the other one.
+func remotes(h *Host) map[string][]string {
+	return map[string][]string{"ssh": h.SSHArgs(), "rsh": {h.RSH()}}
+}
+
+func TestRemoteCommandsAreLikeLocalOnes(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		for name, remote := range remotes(p.A) {
+			t.Run(name, func(t *testing.T) {
+				run := func(stdin, command string) (string, string, int) {
+					cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", command)...)
+					var stdout, stderr strings.Builder
+					cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+					_ = cmd.Run()
+					return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+				}
+				if out, err, status := run("words", "cat; echo of error >&2; hostname; exit 7"); out != "wordsb\n" || err != "of error\n" || status != 7 {
+					t.Errorf("it said %q and %q, and ended with %d", out, err, status)
+				}
+				big := strings.Repeat("0123456789abcdef", 1<<18)
+				if out, _, status := run(big, "cat"); out != big || status != 0 {
+					t.Errorf("of %d bytes %d came back, status %d", len(big), len(out), status)
+				}
+			})
+		}
+	})
+}
+
+// TestARemoteCommandHearsThatItsClientHasDied: a peer notices a lost control connection by
+// the end of its standard input.
+func TestARemoteCommandHearsThatItsClientHasDied(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		for name, remote := range remotes(p.A) {
+			t.Run(name, func(t *testing.T) {
+				heard := "/tmp/heard-" + name
+				cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", "touch "+heard+".started; cat; touch "+heard)...)
+				in, err := cmd.StdinPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer in.Close()
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "it has started", func() bool { return testenv.Exists(p.B.Path(heard + ".started")) })
+				for _, client := range p.A.Find("b touch " + heard) {
+					if err := client.Kill(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				_ = cmd.Wait()
+				testenv.Eventually(t, testenv.Soon, "its standard input ends", func() bool { return testenv.Exists(p.B.Path(heard)) })
+			})
+		}
+	})
+}
+
+func TestAHostLosesItsPower(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		w := p.A.Start(1, "--mib", "1")
+		boot := "/proc/sys/kernel/random/boot_id"
+		before := p.A.Run("cat", boot)
+		p.A.Run("touch", "/run/in-memory", "/tmp/on-disk")
+		p.A.PowerOff()
+		if left := p.A.Processes(); len(left) != 0 || len(w.Copies()) != 0 {
+			t.Fatalf("without power there run %v", left)
+		}
+		p.A.Boot()
+		if p.A.Run("cat", boot) == before {
+			t.Error("it has the same boot id after it booted")
+		}
+		p.A.Run("ls", "/tmp/on-disk")
+		if _, err := p.A.Try("ls", "/run/in-memory"); err == nil {
+			t.Error("what was in memory is still there")
+		}
+		p.B.Run("ssh", "a", "true")
+		p.A.Run("ssh", "b", "true")
+		p.A.Start(1, "--mib", "1")
+	})
+}
+
+func TestTwoCopiesAreSeen(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{})
+		w := p.A.Start(1, "--mib", "1")
+		w.Is(p.A)
+		p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
+		p.A.Send("/tmp/images")
+		w.Prepare(p.B)
+		if running := w.running(); len(running) != 1 {
+			t.Fatalf("%v run, want one copy", running)
+		}
+		p.A.Run("kill", "-STOP", w.Root())
+		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
+		if running := w.running(); len(running) != 1 || running[0].Host != p.B || len(w.Copies()) != 2 {
+			t.Fatalf("%v run of %v, want one copy of two", running, w.Copies())
+		}
+		p.A.Run("kill", "-CONT", w.Root())
+		watch := w.Watch()
+		testenv.Eventually(t, testenv.Soon, "the second copy is seen", func() bool { return len(w.running()) == 2 })
+		testenv.Eventually(t, testenv.Soon, "the watch sees both", func() bool { return watch.count() > 0 })
+		watch.stop()
+	})
+}
+
+func TestHostsCanHaveTheSamePIDs(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{SharePIDs: true})
+		w := p.A.Start(1, "--mib", "1")
+		w.Is(p.A)
+		p.B.Run("kill", "-0", w.Root())
+		p.B.PowerOff()
+		w.Is(p.A)
+		p.A.PowerOff()
+		if left := w.Copies(); len(left) != 0 {
+			t.Fatalf("without power there run %v", left)
+		}
+	})
+}

@@ -1,0 +1,93 @@
+package hosts
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// Options say how the hosts differ from what [New] makes otherwise.
+type Options struct {
+	A, B HostOptions
+
+	// SharePIDs gives both hosts the pids of the test: what a job has on one host is taken
+	// on the other.
+	SharePIDs bool
+	// WithoutSSH starts no sshd. [Host.RSH] works all the same.
+	WithoutSSH bool
+	// OneBootID leaves both hosts the boot id of the machine. A place of cucriu run mounts
+	// a /proc of its own, which has that one, so jobs in such places need this.
+	OneBootID bool
+}
+
+// HostOptions are those of one host.
+type HostOptions struct {
+	GPUs      int      // simulated ones, 1 if 0
+	Simulator []string // further options of cudasim-run, such as "--driver", "570"
+}
+
+// Pair is two hosts with a link between them.
+type Pair struct {
+	t       *testing.T
+	A, B    *Host
+	options Options
+	forward *forwarder // of a shaped link
+}
+
+// New makes two hosts. They end with the test. The test must be one of
+// [testenv.Isolated], and its package must have [Main] as its TestMain.
+func New(t *testing.T, options Options) *Pair {
+	t.Helper()
+	p := &Pair{t: t, options: options}
+	t.Cleanup(p.end)
+	p.A = p.newHost("a", options.A, 1)
+	p.B = p.newHost("b", options.B, 2)
+	p.A.other, p.B.other = p.B, p.A
+	for _, h := range p.Hosts() {
+		h.prepareLogin()
+	}
+	if !options.WithoutSSH {
+		p.A.trust()
+		p.B.trust()
+	}
+	if err := p.connect(); err != nil {
+		t.Fatalf("the network between the hosts: %v", err)
+	}
+	for _, h := range p.Hosts() {
+		h.boot()
+		h.startServers()
+	}
+	return p
+}
+
+// Hosts returns both hosts.
+func (p *Pair) Hosts() []*Host { return []*Host{p.A, p.B} }
+
+func (p *Pair) end() {
+	if p.forward != nil {
+		p.forward.stop()
+	}
+	for _, h := range []*Host{p.A, p.B} {
+		if h != nil {
+			h.end()
+			h.network.close()
+		}
+	}
+}
+
+// kept lists what stays visible on the hosts, wherever it lies.
+func (p *Pair) kept() []string {
+	p.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	kept := []string{p.t.TempDir(), testenv.Root(p.t), self, testenv.Criu(p.t)}
+	kept[0] = filepath.Dir(kept[0]) // that of all directories of the test
+	if dir := os.Getenv(sshVariable); dir != "" {
+		kept = append(kept, dir)
+	}
+	return kept
+}

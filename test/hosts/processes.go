@@ -1,0 +1,111 @@
+package hosts
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// Process is a process on a host.
+type Process struct {
+	Host   *Host
+	PID    int // on the host; in the place of a job it has another one
+	Outer  int // as the test sees it
+	Parent int // as the test sees it
+	Args   []string
+}
+
+// processes lists the pids of what runs in the host's network, as the test sees them.
+func (h *Host) processes() []int {
+	var own unix.Stat_t
+	if err := unix.Fstat(int(h.network.ns), &own); err != nil {
+		return nil
+	}
+	files, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	var pids []int
+	for _, file := range files {
+		var stat unix.Stat_t
+		if err := unix.Stat(file, &stat); err != nil || stat.Ino != own.Ino || stat.Dev != own.Dev {
+			continue
+		}
+		if pid, _ := strconv.Atoi(strings.Split(file, "/")[2]); pid != os.Getpid() {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Processes lists what runs on the host, without zombies.
+func (h *Host) Processes() []Process {
+	var all []Process
+	for _, pid := range h.processes() {
+		if p, ok := h.process(pid); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (h *Host) process(outer int) (Process, bool) {
+	p := Process{Host: h, Outer: outer}
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", outer))
+	if err != nil || len(args) == 0 {
+		return p, false
+	}
+	p.Args = strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", outer))
+	if err != nil {
+		return p, false
+	}
+	for line := range strings.Lines(string(status)) {
+		fields := strings.Fields(line)
+		switch {
+		case len(fields) < 2:
+		case fields[0] == "PPid:":
+			p.Parent, _ = strconv.Atoi(fields[1])
+		case fields[0] == "NSpid:":
+			// That of the test, that of the host, and perhaps that of a place.
+			p.PID, _ = strconv.Atoi(fields[min(2, len(fields)-1)])
+			if h.pair.options.SharePIDs {
+				p.PID = outer
+			}
+		}
+	}
+	return p, true
+}
+
+// Find lists the processes on the host whose command line contains all of these texts.
+func (h *Host) Find(texts ...string) []Process {
+	var found []Process
+	for _, p := range h.Processes() {
+		line, fits := strings.Join(p.Args, " "), true
+		for _, text := range texts {
+			fits = fits && strings.Contains(line, text)
+		}
+		// nsenter, which waits for a command, has that in its own command line.
+		if fits && filepath.Base(p.Args[0]) != "nsenter" {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// Kill kills a process, and nothing else.
+func (p Process) Kill() error { return unix.Kill(p.Outer, unix.SIGKILL) }
+
+// Held says why the process does not run: a thread is stopped, traced or parked. It is
+// empty if it runs.
+func (p Process) Held() string { return testenv.HeldThread(p.Outer) }
+
+// has reports whether the process was started with a variable.
+func (p Process) has(variable string) bool {
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.Outer))
+	return err == nil && bytes.Contains(append([]byte{0}, environ...), []byte("\x00"+variable+"\x00"))
+}

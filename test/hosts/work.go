@@ -1,0 +1,211 @@
+package hosts
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cucriu/internal/testenv"
+)
+
+// workVariable marks the processes of a [Work], wherever they are. What is restored has it
+// as well.
+const workVariable = "CUCRIU_TEST_WORK"
+
+// Work is a job that may be on either host. It says in files of its directory, which has the
+// same name on both hosts, what it does, and whether it has seen anything wrong.
+type Work struct {
+	pair *Pair
+	id   string
+	Host *Host  // where it was started, or has been seen by [Work.Is]
+	PID  int    // of the root, on the host; the same after a restore
+	Dir  string // below /tmp, so each host has its own
+	// Ranks are the directories to which the processes report.
+	Ranks []string
+}
+
+// Start starts cudawork on a host and waits until it ticks. For several processes, args must
+// have --procs or --ranks with the same number.
+func (h *Host) Start(processes int, args ...string) *Work {
+	h.pair.t.Helper()
+	w := h.newWork()
+	program := testenv.Artefact(h.pair.t, "make workload", "build", "workload", "cudawork")
+	if processes > 1 {
+		w.Ranks = nil
+		for i := range processes {
+			w.Ranks = append(w.Ranks, filepath.Join(w.Dir, "rank-"+strconv.Itoa(i)))
+		}
+	}
+	w.start(program, append([]string{"--dir", w.Dir}, args...)...)
+	w.Ticks(h, 3)
+	return w
+}
+
+// StartProgram starts any program on a host, for example one without CUDA. It gets the name
+// of the work's directory as its last argument, and should report there as cudawork does:
+// {"tick":N,"bad":0} in "status", replaced by rename.
+func (h *Host) StartProgram(name string, args ...string) *Work {
+	h.pair.t.Helper()
+	w := h.newWork()
+	w.start(name, append(slices.Clone(args), w.Dir)...)
+	return w
+}
+
+func (h *Host) newWork() *Work {
+	id := newUUID()
+	dir := filepath.Join(tmpDir, "work-"+id[:8])
+	return &Work{pair: h.pair, id: id, Host: h, Dir: dir, Ranks: []string{dir}}
+}
+
+// start starts a program so that criu can dump it: in a session of its own, as a child of
+// the host's first process, with standard streams that exist on the host.
+func (w *Work) start(name string, args ...string) {
+	t, h := w.pair.t, w.Host
+	t.Helper()
+	const script = `dir=$1; shift; mkdir -p "$dir" && cd / || exit; setsid "$@" </dev/null >"$dir/output" 2>&1 & echo $!`
+	cmd := h.Command(t.Context(), "sh", append([]string{"-c", script, "sh", w.Dir, name}, args...)...)
+	cmd.Env = append(cmd.Env, workVariable+"="+w.id)
+	out, err := cmd.Output()
+	if err == nil {
+		w.PID, err = strconv.Atoi(strings.TrimSpace(string(out)))
+	}
+	if err != nil {
+		t.Fatalf("start %s on host %s: %v", name, h.Name, err)
+	}
+	t.Cleanup(func() {
+		for _, h := range w.pair.Hosts() {
+			if data, _ := os.ReadFile(h.own(filepath.Join(w.Dir, "output"))); t.Failed() && len(data) > 0 {
+				t.Logf("output of %s on host %s:\n%s", filepath.Base(name), h.Name, data)
+			}
+		}
+	})
+}
+
+// own returns where the test finds a file below the host's /tmp, even after the host's end.
+func (h *Host) own(path string) string {
+	return h.path("tmp", strings.TrimPrefix(path, tmpDir))
+}
+
+// Prepare makes the directory of the work on a host, as a shared file system or the user
+// would have it there. A program whose output is a file needs that file as well.
+func (w *Work) Prepare(on *Host) {
+	w.pair.t.Helper()
+	for _, dir := range w.Ranks {
+		if err := os.MkdirAll(on.own(dir), 0o755); err != nil {
+			w.pair.t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(w.Host.own(filepath.Join(w.Dir, "output")))
+	if err == nil {
+		err = os.WriteFile(on.own(filepath.Join(w.Dir, "output")), data, 0o644)
+	}
+	if err != nil {
+		w.pair.t.Fatal(err)
+	}
+}
+
+// Status returns what a process of the work last said on a host.
+func (w *Work) Status(on *Host, rank int) (testenv.Status, error) {
+	var s testenv.Status
+	data, err := os.ReadFile(on.own(filepath.Join(w.Ranks[rank], "status")))
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	return s, err
+}
+
+// Tick returns the lowest tick that the processes have said on a host, -1 if one has said
+// nothing there. It fails the test if one has seen anything wrong.
+func (w *Work) Tick(on *Host) int {
+	w.pair.t.Helper()
+	lowest := -1
+	for i := range w.Ranks {
+		s, err := w.Status(on, i)
+		if err != nil {
+			return -1
+		}
+		if s.Bad != 0 {
+			w.pair.t.Fatalf("process %d of the work on host %s saw wrong memory: %+v", i, on.Name, s)
+		}
+		if lowest < 0 || s.Tick < lowest {
+			lowest = s.Tick
+		}
+	}
+	return lowest
+}
+
+// Ticks waits until every process has gone on by n ticks on a host, with all memory right.
+func (w *Work) Ticks(on *Host, n int) {
+	w.pair.t.Helper()
+	from := w.Tick(on)
+	testenv.Eventually(w.pair.t, testenv.Soon, fmt.Sprintf("the work ticks on on host %s from %d", on.Name, from), func() bool {
+		return w.Tick(on) >= from+n
+	})
+}
+
+// Check makes every process compare all its GPU memory with what it must be.
+func (w *Work) Check(on *Host) {
+	t := w.pair.t
+	t.Helper()
+	for _, dir := range w.Ranks {
+		request := on.own(filepath.Join(dir, "check"))
+		testenv.WriteFile(t, request, "")
+		testenv.Eventually(t, testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
+		var checked struct{ Bad, Words int }
+		data, err := os.ReadFile(on.own(filepath.Join(dir, "checked")))
+		if err == nil {
+			err = json.Unmarshal(data, &checked)
+		}
+		if err != nil || checked.Bad != 0 || checked.Words == 0 {
+			t.Fatalf("the work on host %s: GPU memory is not what it must be: %s %v", on.Name, data, err)
+		}
+	}
+}
+
+// Is fails the test unless the work is on this host, there only, and runs there with all its
+// memory intact.
+func (w *Work) Is(on *Host) {
+	t := w.pair.t
+	t.Helper()
+	w.Ticks(on, 3)
+	w.Check(on)
+	if copies := w.Copies(); len(copies) != 1 || copies[0].Host != on || copies[0].Held() != "" {
+		t.Fatalf("want one copy of the work, running on host %s; there are %v", on.Name, copies)
+	}
+	w.Host = on
+}
+
+// Copies lists the roots of all copies of the work, those that are stopped as well.
+func (w *Work) Copies() []Process {
+	var copies []Process
+	for _, h := range w.pair.Hosts() {
+		var own []Process
+		for _, p := range h.Processes() {
+			if p.has(workVariable + "=" + w.id) {
+				own = append(own, p)
+			}
+		}
+		for _, p := range own {
+			if !slices.ContainsFunc(own, func(other Process) bool { return other.Outer == p.Parent }) {
+				copies = append(copies, p)
+			}
+		}
+	}
+	return copies
+}
+
+// String says where a process is, what it is, and what holds it.
+func (p Process) String() string {
+	held := p.Held()
+	if held == "" {
+		held = "runs"
+	}
+	return fmt.Sprintf("%s on host %s, process %d: %s", filepath.Base(p.Args[0]), p.Host.Name, p.PID, held)
+}
+
+// Root returns the pid of the root as an argument of cucriu.
+func (w *Work) Root() string { return strconv.Itoa(w.PID) }
