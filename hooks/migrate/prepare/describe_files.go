@@ -200,37 +200,6 @@ func identity(stat unix.Statx_t, mounts map[int]*procfs.MountInfo) Identity {
 	return id
 }
 
-func (fs *files) mountsOf(pid int) (map[int]*procfs.MountInfo, error) {
-	namespace, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "ns", "mnt"))
-	if err != nil {
-		return nil, proc.GoneOr(pid, err)
-	}
-	if fs.mounts[namespace] == nil {
-		mounts, err := mountsOf(pid)
-		if err != nil {
-			return nil, err
-		}
-		byID := make(map[int]*procfs.MountInfo)
-		for _, m := range mounts {
-			byID[m.MountID] = m
-		}
-		fs.mounts[namespace] = byID
-	}
-	return fs.mounts[namespace], nil
-}
-
-func mountsOf(pid int) ([]*procfs.MountInfo, error) {
-	process, err := procfs.NewProc(pid)
-	if err != nil {
-		return nil, proc.GoneOr(pid, err)
-	}
-	mounts, err := process.MountInfo()
-	if err != nil {
-		return nil, proc.GoneOr(pid, err)
-	}
-	return mounts, nil
-}
-
 // openFlags reads how a descriptor was opened.
 func openFlags(fdinfo string) (int, error) {
 	data, err := os.ReadFile(fdinfo)
@@ -279,34 +248,4 @@ func (fs *files) findShared(tree []int) error {
 		}
 	}
 	return nil
-}
-
-// addMounts lists the mounts of the tree's own mount namespace that this program's has not.
-func (j *Job) addMounts() error {
-	if !j.Own.Mount {
-		return nil
-	}
-	ours, err := mountsOf(os.Getpid())
-	if err != nil {
-		return err
-	}
-	known := make(map[Mount]bool)
-	for _, m := range ours {
-		known[describeMount(m)] = true
-	}
-	theirs, err := mountsOf(j.RootPID)
-	if err != nil {
-		return err
-	}
-	for _, m := range theirs {
-		if mount := describeMount(m); !known[mount] {
-			known[mount] = true
-			j.Mounts = append(j.Mounts, mount)
-		}
-	}
-	return nil
-}
-
-func describeMount(m *procfs.MountInfo) Mount {
-	return Mount{Path: m.MountPoint, FileSystem: m.FSType, Source: proc.Printable(m.Source)}
 }
