@@ -91,7 +91,7 @@ func (s *source) prepare(ctx context.Context, root int) error {
 		if s.job, err = prepare.Describe(ctx, s.hook, root, s.options.Criu); err != nil {
 			return err
 		}
-		s.job.Map = s.hook.Config.Hosts[s.options.Host].Map
+		s.job.Map = s.hook.Config.MapFor(s.options.Host)
 		if err := s.remote.Send(sayPrepare, prepareMessage{s.job, s.options.TCP, s.options.Copy}); err != nil {
 			return err
 		}
