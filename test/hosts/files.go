@@ -49,3 +49,24 @@ func newUUID() string {
 	_, _ = rand.Read(b[:])
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
+
+// copyLinks copies the symbolic links of a directory: some that lead to programs are there.
+func copyLinks(from, to string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Type()&os.ModeSymlink == 0 {
+			continue
+		}
+		target, err := os.Readlink(filepath.Join(from, entry.Name()))
+		if err != nil {
+			return err
+		}
+		if err := os.Symlink(target, filepath.Join(to, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

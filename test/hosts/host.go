@@ -41,6 +41,7 @@ type Host struct {
 	home    string // of root, on the host
 	init    *exec.Cmd
 	first   int // pid
+	hide    []string
 }
 
 // newHost makes what a host has before it is booted.
@@ -48,7 +49,7 @@ func (p *Pair) newHost(name string, options HostOptions, number int) *Host {
 	t := p.t
 	t.Helper()
 	h := &Host{
-		Host: testenv.NewHost(t, max(options.GPUs, 1), options.Simulator...), Name: name, pair: p,
+		Host: testenv.NewHost(t, options.gpus(), options.Simulator...), Name: name, pair: p, hide: options.hidden(t),
 		Addr: netip.AddrFrom4([4]byte{10, 77, 0, byte(number)}), Addr6: netip.MustParseAddr(fmt.Sprintf("fd77::%d", number)),
 		dir: filepath.Join(t.TempDir(), name),
 		// The hosts count their pids from different numbers, so a job finds its own free on
@@ -58,6 +59,9 @@ func (p *Pair) newHost(name string, options HostOptions, number int) *Host {
 	h.Enter = h.enter
 	h.directories("tmp", "home", "etc")
 	if err := os.Chmod(h.path("tmp"), 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyLinks(tmpDir, h.path("tmp")); err != nil {
 		t.Fatal(err)
 	}
 	h.RunDir = h.path("run/cucriu")
@@ -99,7 +103,7 @@ func (h *Host) boot() {
 	h.directories("run/sshd", "run/nvidia", "run/cucriu")
 	h.file("etc/boot_id", newUUID()+"\n")
 	s := spec{
-		Name: h.Name, OwnPIDs: !h.pair.options.SharePIDs, FirstPID: h.first, Keep: h.pair.kept(),
+		Name: h.Name, OwnPIDs: !h.pair.options.SharePIDs, FirstPID: h.first, Keep: h.pair.kept(), Hide: h.hide,
 		Binds: []bind{{h.path("run"), runDir}, {h.path("tmp"), tmpDir}, {h.path("home"), h.home}},
 	}
 	if h.Dir != "" {

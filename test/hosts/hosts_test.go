@@ -69,6 +69,22 @@ func TestEachHostHasItsOwn(t *testing.T) {
 	})
 }
 
+func TestAFileCanBeOnOneHostOnly(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		dir := t.TempDir()
+		for _, name := range []string{"on-both", "on-one"} {
+			testenv.WriteFile(t, filepath.Join(dir, name), name)
+		}
+		p := New(t, Options{WithoutSSH: true, B: HostOptions{Hide: []string{filepath.Join(dir, "on-one")}}})
+		if out := p.A.Run("ls", dir); out != "on-both\non-one\n" {
+			t.Errorf("on host a there is %q", out)
+		}
+		if out := p.B.Run("sh", "-c", "cd "+dir+" && cat *"); out != "on-both" {
+			t.Errorf("on host b there is %q", out)
+		}
+	})
+}
+
 func TestRemoteCommandsHaveTheHostsEnvironment(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := New(t, Options{})

@@ -26,6 +26,8 @@ type Options struct {
 type HostOptions struct {
 	GPUs      int      // simulated ones, 1 if 0
 	Simulator []string // further options of cudasim-run, such as "--driver", "570"
+	Real      []int    // the machine's GPUs that the host has, by their minors; nil for all
+	Hide      []string // paths that are not on this host
 }
 
 // Pair is two hosts with a link between them.
@@ -84,8 +86,11 @@ func (p *Pair) kept() []string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	kept := []string{p.t.TempDir(), testenv.Root(p.t), self, testenv.Criu(p.t)}
-	kept[0] = filepath.Dir(kept[0]) // that of all directories of the test
+	ofTest := filepath.Dir(p.t.TempDir()) // has all directories of the test
+	kept := []string{ofTest, testenv.Root(p.t), self, testenv.Criu(p.t)}
+	if testenv.RealDriver() && testenv.Exists("/run/nvidia-persistenced") {
+		kept = append(kept, "/run/nvidia-persistenced")
+	}
 	if dir := os.Getenv(sshVariable); dir != "" {
 		kept = append(kept, dir)
 	}

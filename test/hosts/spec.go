@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/jobs/place"
 )
 
 // specVariable is how init gets the [spec].
@@ -21,6 +23,7 @@ type spec struct {
 	FirstPID  int
 	Binds     []bind   // directories and files of this host in place of the machine's
 	Keep      []string // paths below those directories that stay what they are
+	Hide      []string // paths that are not on this host
 	BootID    string   // a file; "" for that of the machine
 	MachineID string   // a file
 }
@@ -67,7 +70,26 @@ func (s spec) mount() error {
 			return err
 		}
 	}
-	return s.mountProc()
+	if err := s.mountProc(); err != nil {
+		return err
+	}
+	return s.hide()
+}
+
+func (s spec) hide() error {
+	names := make(map[string][]string)
+	for _, path := range s.Hide {
+		names[filepath.Dir(path)] = append(names[filepath.Dir(path)], filepath.Base(path))
+	}
+	for dir, names := range names {
+		if err := place.Hide(dir, names); err != nil {
+			return fmt.Errorf("hide %v in %s: %w", names, dir, err)
+		}
+	}
+	if len(names["/dev"]) > 0 {
+		return place.KeepHidden("/proc/driver/nvidia/params", "/run/nvidia-params")
+	}
+	return nil
 }
 
 func (s spec) mountProc() error {

@@ -183,6 +183,9 @@ func (h *Host) runs(pidFile string) bool {
 // this host differs from the machine.
 func (h *Host) writeEnvironment() {
 	machine := os.Environ()
+	if testenv.RealDriver() {
+		machine = nil // where its libraries are
+	}
 	last := make(map[string]string)
 	for _, variable := range h.Env {
 		name, _, _ := strings.Cut(variable, "=")

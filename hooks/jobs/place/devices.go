@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hide makes files of a directory disappear in this mount namespace. The directory becomes an own
+// Hide makes files of a directory disappear in this mount namespace. The directory becomes an own
 // file system, in which everything else of it is mounted.
-func hide(dir string, names []string) error {
+func Hide(dir string, names []string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -65,9 +65,10 @@ func show(from, to string, entry fs.DirEntry) error {
 	return unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")
 }
 
-// keepHidden has the driver's libraries make no device nodes by themselves: as root, they make
-// those that are missing. This is how NVIDIA's container toolkit does it.
-func keepHidden(params, copyTo string) error {
+// KeepHidden has the driver's libraries make no device nodes by themselves: as root, they make
+// those that are missing. params is the driver's file in /proc, and copyTo a new one that takes
+// its place. This is how NVIDIA's container toolkit does it.
+func KeepHidden(params, copyTo string) error {
 	text, err := os.ReadFile(params)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

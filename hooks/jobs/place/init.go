@@ -90,12 +90,12 @@ func begin(dir string) (fence Fence, root int, err error) {
 		hidden[filepath.Dir(path)] = append(hidden[filepath.Dir(path)], filepath.Base(path))
 	}
 	for parent, names := range hidden {
-		if err := hide(parent, names); err != nil {
+		if err := Hide(parent, names); err != nil {
 			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}
 	if len(hidden) > 0 {
-		if err := keepHidden(spec.Params, filepath.Join(dir, "params")); err != nil {
+		if err := KeepHidden(spec.Params, filepath.Join(dir, "params")); err != nil {
 			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}
