@@ -49,7 +49,7 @@ func (w *Work) running() []Process {
 		}
 	}
 	for _, p := range found {
-		if now, ok := p.Host.process(p.Outer); ok && now.Held() == "" && now.has(workVariable+"="+w.id) {
+		if now, ok := p.Host.process(p.Outer); ok && now.Held() == "" && !now.dying() && now.has(workVariable+"="+w.id) {
 			still = append(still, p)
 		}
 	}
