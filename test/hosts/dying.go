@@ -7,11 +7,21 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
 )
 
 // dying reports whether a process has been killed. It executes no instruction of its program any
 // more, and is not held either while it ends.
 func (p Process) dying() bool {
+	process, err := proc.Open(p.Outer)
+	if err != nil {
+		return true
+	}
+	defer process.Close()
+	if process.Exiting() {
+		return true
+	}
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Outer))
 	if err != nil {
 		return true
@@ -25,5 +35,5 @@ func (p Process) dying() bool {
 			return true
 		}
 	}
-	return false
+	return process.Exiting() // the signal may have been taken meanwhile
 }
