@@ -28,7 +28,7 @@ var layers = [][]string{
 	{"hooks/gpumap", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
 	{"criuutil/proc", "criuutil/pstree"},
-	{"hooks/migrate/commit", "internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
+	{"hooks/migrate/commit", "hooks/migrate/predict", "internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {
