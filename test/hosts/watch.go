@@ -44,7 +44,8 @@ func (w *Work) Watch() *Watch {
 func (w *Work) running() []Process {
 	var found, still []Process
 	for _, p := range w.Copies() {
-		if p.Held() == "" {
+		// A child that criu restores, or that outlives its root for a moment, is no copy.
+		if p.PID == w.PID && p.Held() == "" {
 			found = append(found, p)
 		}
 	}

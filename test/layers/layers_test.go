@@ -18,7 +18,7 @@ var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
 	{"test/hosts"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
-	{"hooks/jobs"}, // hooks/migrate will stand beside it
+	{"hooks/jobs", "hooks/migrate"},
 	{"hooks/jobs/files", "hooks/jobs/place", "hooks/migrate/prepare"},
 	{"hooks/jobs/job"},
 	{"hooks/checkpoint"},
