@@ -65,6 +65,7 @@ func (h *Hook) Promise(ctx context.Context, id string) error {
 		return err
 	}
 	s.Hold.IfAbandoned = journal.DecisionWait
+	s.Message = fmt.Sprintf("complete, and stopped until %s says what it has decided (migration %s)", s.Hold.Peer, id)
 	return s.Save()
 }
 

@@ -11,7 +11,8 @@ import (
 func receiveCommand() *cobra.Command {
 	var o migrate.ReceiveOptions
 	cmd := &cobra.Command{
-		Use:   "receive",
+		Use:    "receive",
+		Hidden: true, // people start cucriu migrate
 		Short: "The destination's side of cucriu migrate, which starts it through ssh",
 		Long: `The destination's side of cucriu migrate, which starts it through ssh.
 
