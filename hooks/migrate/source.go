@@ -77,7 +77,10 @@ func (s *source) begin(ctx context.Context, root int) error {
 		return err
 	}
 	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
-	return s.phase("connect", func() error { return s.connect(ctx) })
+	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
+		return err
+	}
+	return reach(ctx, "migrate.connected")
 }
 
 func (s *source) connect(ctx context.Context) (err error) {
@@ -107,7 +110,7 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.result.Report = &prepare.Report{Source: here, Destination: there}
-		return s.result.Report.Err()
+		return errors.Join(s.result.Report.Err(), reach(ctx, "migrate.judged"))
 	})
 }
 
@@ -179,10 +182,19 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		return "", preflight.AsRefusal(err)
 	}
 	defer way.close()
+	if err := reach(ctx, "migrate.opened"); err != nil {
+		return "", err
+	}
 	if err := s.dump(ctx, root, hold, s.stage.round(1)); err != nil {
 		return "", err
 	}
+	if err := reach(ctx, "migrate.dumped"); err != nil {
+		return "", err
+	}
 	if err := s.phase("send", func() error { return way.sendAll(ctx, s.stage.round(1)) }); err != nil {
+		return "", err
+	}
+	if err := reach(ctx, "migrate.sent"); err != nil {
 		return "", err
 	}
 	s.result.Bytes = way.bytes()
@@ -190,12 +202,15 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		if err := s.remote.Send(sayRestore, restoreMessage{TCP: s.options.TCP}); err != nil {
 			return err
 		}
+		if err := reach(ctx, "migrate.asked"); err != nil {
+			return err
+		}
 		return s.remote.expect(ctx, sayReady, nil)
 	})
 	if err != nil {
 		return "", err
 	}
-	return commit.Ready, nil
+	return commit.Ready, reach(ctx, "migrate.ready")
 }
 
 // giveUp lets the job go on here, and says why it did not move.
