@@ -80,6 +80,9 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 		case commit.SayAbort:
 			answer, err = s.say(ctx, sayAbort)
 		case commit.Close:
+			if err := s.hook.NoteTold(ctx, s.record.ID); err != nil { // then it is kept for longer
+				s.hook.Log.Warn("the journal does not say that the destination knows", "migration", s.record.ID, "error", err)
+			}
 			err = s.record.remove()
 		default:
 			err = fmt.Errorf("%q is nothing that a source does", action)
@@ -114,7 +117,7 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 				err = reach(ctx, "migrate.told")
 			}
 			if err == nil {
-				answer, err = s.answer(ctx)
+				answer, err = s.answer(ctx, decision)
 			}
 			if err == nil || !isLost(err) {
 				return err
@@ -124,12 +127,12 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 			s.remote = nil
 		}
 		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
-			if err = s.connect(ctx); err == nil {
+			if err = s.reconnect(ctx, deadline); err == nil {
 				if err = s.remote.Send(saySettle, settleMessage{decision}); err == nil {
-					answer, err = s.answer(ctx)
+					answer, err = s.answer(ctx, decision)
 				}
 			}
-			if err == nil || !time.Now().Add(pause).Before(deadline) {
+			if err == nil || errors.As(err, new(*thereError)) || !time.Now().Add(pause).Before(deadline) {
 				return err
 			}
 			time.Sleep(pause)
@@ -141,8 +144,19 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 	return "", &undeliveredError{record: s.record, decision: decision, cause: err}
 }
 
+// reconnect makes another connection. ssh by itself tries for minutes.
+func (s *source) reconnect(ctx context.Context, deadline time.Time) error {
+	if s.remote != nil {
+		s.remote.Close()
+		s.remote = nil
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	return s.connect(ctx)
+}
+
 // answer waits for the destination's answer to a decision.
-func (s *source) answer(ctx context.Context) (commit.Event, error) {
+func (s *source) answer(ctx context.Context, decision string) (commit.Event, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, wire.ErrSilent)
 	defer cancel()
 	for {
@@ -163,10 +177,13 @@ func (s *source) answer(ctx context.Context) (commit.Event, error) {
 		case sayUnknown:
 			return commit.Unknown, nil
 		case sayFailed:
-			// Before it heard the decision, it may have failed by itself.
-			if err := failureOf(m); err.Error() != "" {
-				s.hook.Log.Info("the destination reports a failure", "error", err)
+			failed := failureOf(m)
+			there := new(thereError)
+			if errors.As(failed, &there) && (there.asked == decision || there.asked == saySettle) {
+				return "", failed
 			}
+			// It has failed by itself, before it heard the decision.
+			s.hook.Log.Info("the destination reports a failure", "error", failed)
 		}
 	}
 }

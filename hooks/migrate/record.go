@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"cucriu/hooks"
 	"cucriu/internal/durable"
 )
 
@@ -22,6 +23,7 @@ type Record struct {
 	Host    string    `json:"host"`
 	RSH     []string  `json:"rsh"`
 	Remote  string    `json:"remote"`
+	Stage   string    `json:"stage"` // where the directory of the image is
 	RootPID int       `json:"root_pid"`
 	Name    string    `json:"name"` // of the root
 	Begun   time.Time `json:"begun"`
@@ -55,6 +57,12 @@ func (r *Record) remove() error {
 	}
 	_ = os.Remove(strings.TrimSuffix(r.path, ".json") + ".lock")
 	return err
+}
+
+// isSource reports whether a migration has its source on this host.
+func isSource(hook *hooks.Hook, id string) bool {
+	_, err := os.Lstat(filepath.Join(recordsDir(hook.Config.RunDir), id+".json"))
+	return err == nil
 }
 
 func (r *Record) letGo() { _ = r.lock.Close() }

@@ -113,13 +113,14 @@ func failureOf(m wire.Message) error {
 	if err := m.Decode(&f); err != nil {
 		return err
 	}
-	return &thereError{text: printable(f.Error, 4000), refused: f.Refused}
+	return &thereError{text: printable(f.Error, 4000), refused: f.Refused, asked: f.Asked}
 }
 
 // thereError is an error of the other host.
 type thereError struct {
 	text    string
 	refused bool
+	asked   string // what it was asked for
 }
 
 func (e *thereError) Error() string { return "at the destination: " + e.text }

@@ -25,6 +25,7 @@ func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 	}
 	worked := []*Record{}
 	var errs []error
+	stages := []string{defaultStage}
 	for _, r := range records {
 		free, err := r.take()
 		if err != nil {
@@ -33,9 +34,13 @@ func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 		if !free || ctx.Err() != nil {
 			continue
 		}
+		stages = append(stages, r.Stage)
 		worked = append(worked, r)
 		errs = append(errs, recoverOne(hook, r))
 		r.letGo()
+	}
+	for _, stage := range stages {
+		removeStale(hook.Config.RunDir, stage)
 	}
 	return worked, errors.Join(errs...)
 }

@@ -76,7 +76,7 @@ func (s *source) begin(ctx context.Context, root int) error {
 	if _, err := journal.MakeSessionsDir(s.hook.Config.RunDir); err != nil {
 		return err
 	}
-	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
+	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, Stage: s.options.Stage, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
 	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (s *source) close() {
 		<-s.remote.ended
 	}
 	if s.stage != nil {
-		if err := s.stage.remove(); err != nil {
+		if err := s.stage.settle(s.hook.Config.RunDir); err != nil {
 			s.hook.Log.Warn("the directory of the image could not be removed", "directory", s.stage.dir, "error", err)
 		}
 	}
@@ -169,6 +169,9 @@ func (s *source) perform(ctx context.Context, root int) error {
 		return s.giveUp(err)
 	}
 	if err := s.on(ready); err != nil {
+		if state, stateErr := sourceState(s.hook, s.record.ID); stateErr == nil && state == commit.Undecided {
+			return s.giveUp(err) // the decision could not be written down
+		}
 		return err
 	}
 	s.result.Pause = time.Since(s.locked)
@@ -220,8 +223,20 @@ func (s *source) giveUp(cause error) error {
 	switch {
 	case err == nil && refused:
 		return preflight.AsRefusal(cause)
+	case err == nil && s.hasEnded():
+		return errors.Join(preflight.AsFailure(cause), fmt.Errorf("%w: process %d (%s) has ended meanwhile", hooks.ErrEnded, s.record.RootPID, s.record.Name))
 	case err == nil:
 		return preflight.AsFailure(fmt.Errorf("%w; the job goes on here", cause))
 	}
 	return errors.Join(preflight.AsFailure(cause), err)
+}
+
+// hasEnded reports whether the job, which was to go on here, is not there any more.
+func (s *source) hasEnded() bool {
+	session, err := s.hook.Held(s.record.ID)
+	if err != nil {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", s.record.RootPID))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	return session.Outcome == journal.OutcomeGone
 }
