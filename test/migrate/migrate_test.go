@@ -2,6 +2,8 @@
 package migrate
 
 import (
+	"encoding/json"
+	"os"
 	"testing"
 
 	"cucriu/internal/testenv"
@@ -23,12 +25,40 @@ func TestThereAndBack(t *testing.T) {
 	})
 }
 
+// result is what the tests look at of a migration's JSON.
+type result struct {
+	Bytes int64
+	Ahead int64 `json:"ahead_bytes"`
+}
+
 // move migrates a work, and fails the test unless it is there afterwards.
-func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) {
+func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) (r result) {
 	t.Helper()
 	w.Is(from)
 	w.Prepare(to)
-	out := from.Run("cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed"}, args...)...)
-	t.Logf("%s", out)
+	cmd := from.Command(t.Context(), "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v: %s", cmd.Args, err, out)
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	w.Is(to)
+	return r
+}
+
+func TestAhead(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.Start(1, "--mib", "16", "--ballast", "128")
+		watch := w.Watch()
+		first := move(t, w, p.A, p.B, "--precopy")
+		if first.Ahead < 128<<20 || first.Bytes > 64<<20 {
+			t.Errorf("%d bytes were sent ahead and %d at the standstill; most of the 128 MiB does not change", first.Ahead, first.Bytes)
+		}
+		move(t, w, p.B, p.A, "--precopy")
+		watch.Stop()
+	})
 }
