@@ -10,27 +10,50 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// TestAJobMovesByHand: dumped on one host, copied by scp, restored on the other one.
+// TestAJobMovesByHand: dumped on one host, copied, restored on the other one, there and back.
 func TestAJobMovesByHand(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		w := p.A.Start(1, "--mib", "8", "--loaders", "2")
-		for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
-			from, to := way[0], way[1]
-			w.Is(from)
-			from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
-			if copies := w.Copies(); len(copies) != 0 {
-				t.Fatalf("after the dump there are %v", copies)
-			}
-			w.Prepare(to)
+		moves(t, Options{}, func(from, to *Host) {
 			from.Send("/tmp/images")
 			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
-			w.Is(to)
-			p.wantGPU(w, to)
-			from.Run("rm", "-r", "/tmp/images")
-			to.Run("rm", "-r", "/tmp/images")
-		}
+		})
 	})
+}
+
+// TestAJobMovesWithoutSSH: as where there is no sshd.
+func TestAJobMovesWithoutSSH(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		moves(t, Options{WithoutSSH: true}, func(from, to *Host) {
+			from.Run("sh", "-c", "tar -C /tmp -c images | "+from.RSH()+" "+to.Name+" tar -C /tmp -x")
+			from.Run(from.RSH(), to.Name, "cucriu", "restore", "-D", "/tmp/images")
+		})
+	})
+}
+
+func moves(t *testing.T, options Options, restore func(from, to *Host)) {
+	t.Helper()
+	p := New(t, options)
+	w := p.A.Start(1, "--mib", "8", "--loaders", "2")
+	watch := w.Watch()
+	for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
+		from, to := way[0], way[1]
+		w.Is(from)
+		before := w.Tick(from)
+		from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
+		if copies := w.Copies(); len(copies) != 0 {
+			t.Fatalf("after the dump there are %v", copies)
+		}
+		w.Prepare(to)
+		restore(from, to)
+		w.Is(to)
+		if w.Tick(to) <= before {
+			t.Fatalf("the work was at tick %d on host %s and is at %d on host %s", before, from.Name, w.Tick(to), to.Name)
+		}
+		p.wantGPU(w, to)
+		from.Run("rm", "-r", "/tmp/images")
+		to.Run("rm", "-r", "/tmp/images")
+	}
+	watch.Stop()
 }
 
 // wantGPU fails the test unless the work is on a GPU of this host.
@@ -189,19 +212,18 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 		p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
 		p.A.Send("/tmp/images")
 		w.Prepare(p.B)
-		if running := w.running(); len(running) != 1 {
-			t.Fatalf("%v run, want one copy", running)
-		}
+		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
-		if running := w.running(); len(running) != 1 || running[0].Host != p.B || len(w.Copies()) != 2 {
-			t.Fatalf("%v run of %v, want one copy of two", running, w.Copies())
+		w.Ticks(p.B, 20)
+		if copies := w.Copies(); len(copies) != 2 || copies[0].Held() == "" || copies[1].Held() != "" {
+			t.Fatalf("want a copy that is stopped and one that runs; there are %v", copies)
+		}
+		if n := watch.Twice(); n != 0 {
+			t.Fatalf("the watch has seen two copies that run, %d times", n)
 		}
 		p.A.Run("kill", "-CONT", w.Root())
-		watch := w.Watch()
-		testenv.Eventually(t, testenv.Soon, "the second copy is seen", func() bool { return len(w.running()) == 2 })
-		testenv.Eventually(t, testenv.Soon, "the watch sees both", func() bool { return watch.count() > 0 })
-		watch.stop()
+		testenv.Eventually(t, testenv.Soon, "the watch sees two copies", func() bool { return watch.Twice() > 0 })
 	})
 }
 
@@ -216,6 +238,29 @@ func TestHostsCanHaveTheSamePIDs(t *testing.T) {
 		p.A.PowerOff()
 		if left := w.Copies(); len(left) != 0 {
 			t.Fatalf("without power there run %v", left)
+		}
+	})
+}
+
+func TestALongJobRunsOnAHost(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{OneBootID: true, WithoutSSH: true})
+		work := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+		p.A.Run("mkdir", "/tmp/work")
+		cmd := p.A.Command(t.Context(), "cucriu", "run", "--dir", "/tmp/D", "--every", "1s", "--", work, "--dir", "/tmp/work", "--mib", "1")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it has a checkpoint", func() bool {
+			found, _ := filepath.Glob(p.A.Path("/tmp/D/checkpoints/*/checkpoint.json"))
+			return len(found) > 0
+		})
+		if status := p.A.Run("cucriu", "status"); !strings.Contains(status, "/tmp/D") {
+			t.Errorf("cucriu status says:\n%s", status)
+		}
+		p.A.Run("touch", "/tmp/work/stop")
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the job: %v", err)
 		}
 	})
 }
