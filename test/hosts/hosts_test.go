@@ -1,9 +1,11 @@
 package hosts
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 )
@@ -20,10 +22,10 @@ func TestAJobMovesByHand(t *testing.T) {
 	})
 }
 
-// TestAJobMovesWithoutSSH: as where there is no sshd.
+// TestAJobMovesWithoutSSH: as where there is no sshd, and between hosts whose clocks differ.
 func TestAJobMovesWithoutSSH(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		moves(t, Options{WithoutSSH: true}, func(from, to *Host) {
+		moves(t, Options{WithoutSSH: true, B: HostOptions{Clock: 50 * time.Hour}}, func(from, to *Host) {
 			from.Run("sh", "-c", "tar -C /tmp -c images | "+from.RSH()+" "+to.Name+" tar -C /tmp -x")
 			from.Run(from.RSH(), to.Name, "cucriu", "restore", "-D", "/tmp/images")
 		})
@@ -92,6 +94,23 @@ func TestEachHostHasItsOwn(t *testing.T) {
 	})
 }
 
+func TestAHostCanHaveBeenUpForLonger(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{B: HostOptions{Clock: 50 * time.Hour}})
+		uptime := func(out string) float64 {
+			var seconds float64
+			if _, err := fmt.Sscan(out, &seconds); err != nil {
+				t.Fatal(err)
+			}
+			return seconds
+		}
+		a, b := uptime(p.A.Run("cat", "/proc/uptime")), uptime(p.A.Run("ssh", "b", "cat", "/proc/uptime"))
+		if ahead := b - a; ahead < 50*3600 || ahead > 50*3600+60 {
+			t.Fatalf("host b is ahead by %.0f seconds, want %d", ahead, 50*3600)
+		}
+	})
+}
+
 func TestAFileCanBeOnOneHostOnly(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -108,74 +127,16 @@ func TestAFileCanBeOnOneHostOnly(t *testing.T) {
 	})
 }
 
-func TestRemoteCommandsHaveTheHostsEnvironment(t *testing.T) {
+func TestADiskOfAHostIsFull(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		p.B.Setenv("SET_LATER", "by the test")
-		out := p.A.Run("ssh", "b", `hostname; echo $CUDASIM_ROOT $CUCRIU_RUN_DIR "$SET_LATER"; command -v cucriu`)
-		want := "b\n/run/nvidia /run/cucriu by the test\n" + filepath.Join(filepath.Dir(p.B.HookBin), "cucriu") + "\n"
-		if out != want {
-			t.Fatalf("it said %q, want %q", out, want)
+		p := New(t, Options{WithoutSSH: true})
+		p.B.SmallDisk("/tmp/small", "1m")
+		const fill = "head -c 2M /dev/zero >/tmp/small/file"
+		if out, err := p.B.Try("sh", "-c", fill); err == nil || !strings.Contains(out, "No space left") {
+			t.Errorf("it said %q: %v", out, err)
 		}
-	})
-}
-
-// remotes are the ways from a host to the other one.
-func remotes(h *Host) map[string][]string {
-	return map[string][]string{"ssh": h.SSHArgs(), "rsh": {h.RSH()}}
-}
-
-func TestRemoteCommandsAreLikeLocalOnes(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		for name, remote := range remotes(p.A) {
-			t.Run(name, func(t *testing.T) {
-				run := func(stdin, command string) (string, string, int) {
-					cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", command)...)
-					var stdout, stderr strings.Builder
-					cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-					_ = cmd.Run()
-					return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
-				}
-				if out, err, status := run("words", "cat; echo of error >&2; hostname; exit 7"); out != "wordsb\n" || err != "of error\n" || status != 7 {
-					t.Errorf("it said %q and %q, and ended with %d", out, err, status)
-				}
-				big := strings.Repeat("0123456789abcdef", 1<<18)
-				if out, _, status := run(big, "cat"); out != big || status != 0 {
-					t.Errorf("of %d bytes %d came back, status %d", len(big), len(out), status)
-				}
-			})
-		}
-	})
-}
-
-// TestARemoteCommandHearsThatItsClientHasDied: a peer notices a lost control connection by
-// the end of its standard input.
-func TestARemoteCommandHearsThatItsClientHasDied(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		for name, remote := range remotes(p.A) {
-			t.Run(name, func(t *testing.T) {
-				heard := "/tmp/heard-" + name
-				cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", "touch "+heard+".started; cat; touch "+heard)...)
-				in, err := cmd.StdinPipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer in.Close()
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
-				testenv.Eventually(t, testenv.Soon, "it has started", func() bool { return testenv.Exists(p.B.Path(heard + ".started")) })
-				for _, client := range p.A.Find("b touch " + heard) {
-					if err := client.Kill(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				_ = cmd.Wait()
-				testenv.Eventually(t, testenv.Soon, "its standard input ends", func() bool { return testenv.Exists(p.B.Path(heard)) })
-			})
-		}
+		p.A.Run("mkdir", "/tmp/small")
+		p.A.Run("sh", "-c", fill)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 )
@@ -28,6 +29,9 @@ type HostOptions struct {
 	Simulator []string // further options of cudasim-run, such as "--driver", "570"
 	Real      []int    // the machine's GPUs that the host has, by their minors; nil for all
 	Hide      []string // paths that are not on this host
+	// Clock is how far the monotonic clocks are ahead of the machine's, as if the host had
+	// been up for longer.
+	Clock time.Duration
 }
 
 // Pair is two hosts with a link between them.

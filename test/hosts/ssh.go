@@ -147,6 +147,13 @@ func (h *Host) StartSSHD() {
 	h.serve(cmd, sshdPIDFile)
 }
 
+// KillSSHD kills sshd and all its sessions. [Host.StartSSHD] starts another.
+func (h *Host) KillSSHD() {
+	for _, p := range h.Find("sshd") {
+		_ = p.Kill()
+	}
+}
+
 // serve starts a server and waits until it listens, which it says in its pid file.
 func (h *Host) serve(cmd *exec.Cmd, pidFile string) {
 	t := h.pair.t
