@@ -30,6 +30,7 @@ func TestRemoteCommandsAreLikeLocalOnes(t *testing.T) {
 		p := New(t, Options{})
 		for name, remote := range remotes(p.A) {
 			t.Run(name, func(t *testing.T) {
+				p.In(t)
 				run := func(stdin, command string) (string, string, int) {
 					cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", command)...)
 					var stdout, stderr strings.Builder
@@ -56,6 +57,7 @@ func TestARemoteCommandHearsThatItsClientHasDied(t *testing.T) {
 		p := New(t, Options{})
 		for name, remote := range remotes(p.A) {
 			t.Run(name, func(t *testing.T) {
+				p.In(t)
 				heard := "/tmp/heard-" + name
 				cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", "touch "+heard+".started; cat; touch "+heard)...)
 				in, err := cmd.StdinPipe()
