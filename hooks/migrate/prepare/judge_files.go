@@ -29,14 +29,14 @@ var networkFileSystems = map[string]bool{
 // copyable reports whether a migration can copy a file.
 func (f *File) copyable() bool { return !f.Pipe && !f.Shared && f.Size <= maxCopied }
 
-// fileFindings look for the files and directories of a job on this host. copies are the positions
+// fileFindings look for the files and directories of a job on this host, by its boot id. copies are the positions
 // of the files that are to be copied here.
-func fileFindings(j *Job, here Host, policy Copy) (findings preflight.Findings, copies []int, err error) {
+func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, copies []int, err error) {
 	mounts, err := mountsOf(os.Getpid())
 	if err != nil {
 		return nil, nil, err
 	}
-	l := fileLook{job: j, sameBoot: here.BootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo)}
+	l := fileLook{job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo)}
 	for _, m := range mounts {
 		l.mounts[m.MountID] = m
 	}
@@ -88,12 +88,16 @@ func (l *fileLook) file(n int) {
 		l.there++
 	case f.Written && f.copyable() && l.policy == CopyChanged:
 		l.copy(n)
+	case f.AppendOnly && uint32(stat.Mode) == f.Mode:
+		l.there++
+		l.problem(preflight.SeverityWarning, f.PID, preflight.FindingFileDiffers, f.Path+" is another file here, to which the job will append",
+			"keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's")
 	default:
 		remedy := "put the job's file there, or move the job to a host that has it"
 		if f.Written && f.copyable() {
 			remedy = "keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's"
 		}
-		l.problem(f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
+		l.problem(preflight.SeverityError, f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
 	}
 }
 
@@ -158,7 +162,7 @@ func (l *fileLook) missing(n int, err error) {
 	default:
 		remedy += ", or --copy-files copies it"
 	}
-	l.problem(f.PID, preflight.FindingFileMissing, f.Path+" "+cause, remedy)
+	l.problem(preflight.SeverityError, f.PID, preflight.FindingFileMissing, f.Path+" "+cause, remedy)
 }
 
 func (l *fileLook) copy(n int) {
@@ -175,19 +179,19 @@ func (l *fileLook) directory(path string) {
 	case err == nil && info.IsDir():
 		return
 	case err == nil:
-		l.problem(0, preflight.FindingDirectory, path+" is no directory here", "make it one")
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is no directory here", "make it one")
 	default:
-		l.problem(0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
 	}
 }
 
-func (l *fileLook) problem(pid int, name, message, remedy string) {
-	if len(l.problems) == maxNamed {
+func (l *fileLook) problem(severity preflight.Severity, pid int, name, message, remedy string) {
+	if len(l.problems) >= maxNamed && severity == preflight.SeverityError {
 		l.more++
 		return
 	}
 	l.problems = append(l.problems, preflight.Finding{
-		Name: name, Severity: preflight.SeverityError, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
+		Name: name, Severity: severity, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
 	})
 }
 

@@ -159,6 +159,7 @@ func (j *Job) validateProcesses(c *checks) {
 		c.fail("the root has pid %d, and the first process %d", j.RootPID, j.Processes[0].PID)
 	}
 	seen := make(map[int]bool)
+	var sum uint64
 	for _, p := range j.Processes {
 		c.pid("a process", p.PID)
 		if seen[p.PID] {
@@ -167,7 +168,13 @@ func (j *Job) validateProcesses(c *checks) {
 		seen[p.PID] = true
 		c.text("the name of a process", p.Name)
 		c.text("a user", p.User)
+		for _, size := range p.MemoryBytes {
+			c.size("GPU memory", size)
+			sum += size
+		}
 		c.size("a process", p.PrivateBytes)
+		sum += p.PrivateBytes
+		c.size("the job", sum) // before it can overflow
 		if p.Threads < 1 || p.Threads > maxPID || p.UID < 0 || p.UID > 1<<32-1 {
 			c.fail("process %d has %d threads and user %d", p.PID, p.Threads, p.UID)
 		}
