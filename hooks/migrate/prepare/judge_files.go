@@ -36,7 +36,10 @@ func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findin
 	if err != nil {
 		return nil, nil, err
 	}
-	l := fileLook{job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo)}
+	l := fileLook{
+		job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo),
+		problems: make(map[preflight.Severity]preflight.Findings), more: make(map[preflight.Severity]int),
+	}
 	for _, m := range mounts {
 		l.mounts[m.MountID] = m
 	}
@@ -56,9 +59,9 @@ type fileLook struct {
 	policy   Copy
 	mounts   map[int]*procfs.MountInfo
 
-	problems    preflight.Findings
-	more        int // problems beyond maxNamed
-	there, same int // files; same are the very files of the job
+	problems    map[preflight.Severity]preflight.Findings
+	more        map[preflight.Severity]int // problems beyond maxNamed
+	there, same int                        // files; same are the very files of the job
 	copies      []int
 	copied      uint64 // bytes
 	inMount     int    // files that are not looked for
@@ -186,11 +189,11 @@ func (l *fileLook) directory(path string) {
 }
 
 func (l *fileLook) problem(severity preflight.Severity, pid int, name, message, remedy string) {
-	if len(l.problems) >= maxNamed && severity == preflight.SeverityError {
-		l.more++
+	if len(l.problems[severity]) == maxNamed {
+		l.more[severity]++
 		return
 	}
-	l.problems = append(l.problems, preflight.Finding{
+	l.problems[severity] = append(l.problems[severity], preflight.Finding{
 		Name: name, Severity: severity, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
 	})
 }
@@ -204,10 +207,12 @@ func (l *fileLook) findings() preflight.Findings {
 		message += fmt.Sprintf("; %d are copied, %s", len(l.copies), size(l.copied))
 	}
 	findings := preflight.Findings{{Name: preflight.FindingFiles, Severity: preflight.SeverityOK, Message: message}}
-	findings = append(findings, l.problems...)
-	if l.more > 0 {
-		last := &findings[len(findings)-1]
-		last.Message += fmt.Sprintf("; and so it is with %d more files and directories", l.more)
+	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
+		problems := l.problems[severity]
+		if more := l.more[severity]; more > 0 {
+			problems[maxNamed-1].Message += fmt.Sprintf("; and so it is with %d more files and directories", more)
+		}
+		findings = append(findings, problems...)
 	}
 	if len(l.job.Mounts) > 0 {
 		paths := make([]string, 0, maxNamed)
