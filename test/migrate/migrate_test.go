@@ -2,9 +2,10 @@
 package migrate
 
 import (
+	"bytes"
 	"encoding/json"
-	"os"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
@@ -27,25 +28,40 @@ func TestThereAndBack(t *testing.T) {
 
 // result is what the tests look at of a migration's JSON.
 type result struct {
-	Bytes int64
-	Ahead int64 `json:"ahead_bytes"`
+	Bytes     int64
+	Ahead     int64         `json:"ahead_bytes"`
+	Pause     time.Duration `json:"pause_ns"`
+	Predicted time.Duration `json:"predicted_pause_ns"`
+	Before    time.Duration `json:"precopy_pause_ns"`
+	Bandwidth float64       `json:"bytes_per_second"`
+	Phases    []struct {
+		Name string
+		Took time.Duration `json:"took_ns"`
+	}
 }
 
 // move migrates a work, and fails the test unless it is there afterwards.
-func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) (r result) {
+func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) result {
 	t.Helper()
 	w.Is(from)
 	w.Prepare(to)
+	r := migrate(t, w, from, to, args...)
+	w.Is(to)
+	return r
+}
+
+func migrate(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) (r result) {
+	t.Helper()
 	cmd := from.Command(t.Context(), "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json"}, args...)...)
-	cmd.Stderr = os.Stderr
+	var said bytes.Buffer
+	cmd.Stderr = &said
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("%v: %v: %s", cmd.Args, err, out)
+		t.Fatalf("%v: %v: %s%s", cmd.Args, err, said.Bytes(), out)
 	}
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	w.Is(to)
 	return r
 }
 
