@@ -12,10 +12,9 @@ import (
 	"cucriu/criuutil/pages"
 )
 
-// ProtocolVersion is that of the transfer, which the receiver's welcome says.
-const ProtocolVersion = 1
-
 const (
+	// transferVersion is that of the transfer, which the receiver's welcome says.
+	transferVersion = 1
 	// chunkSize is the most of a file that one frame holds, in bytes.
 	chunkSize = 1 << 20
 	// headerSize is the size of a frame from the sender without what follows it.

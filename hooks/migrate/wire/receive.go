@@ -65,7 +65,8 @@ func NewReceiver(o ReceiveOptions) *Receiver {
 	return r
 }
 
-// Wait waits until the sender has said that everything was sent, and all of it is there.
+// Wait waits until the sender has said that everything was sent, and all of it is there. Finish
+// comes before the files are used.
 func (r *Receiver) Wait(ctx context.Context) error {
 	select {
 	case <-r.over:
