@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"os"
@@ -89,5 +90,35 @@ func TestMistakesOfTheCallerAreRefused(t *testing.T) {
 	must(t, err)
 	if s.Range(t.Context(), "c", strings.NewReader("x"), 0, 1) == nil {
 		t.Error("a part was taken after the end")
+	}
+}
+
+// The connection over which the transfer failed may break before the sender is told.
+func TestALateConnectionIsToldOfTheFailure(t *testing.T) {
+	l := newLocal(t, ReceiveOptions{})
+	if err := serveAll(l.receiver, raw(0, 0, "x")); err == nil || !strings.Contains(err.Error(), "file 0 has no name") {
+		t.Fatalf("served with %v", err)
+	}
+	s, err := NewSender(t.Context(), SendOptions{Dial: l.dial})
+	must(t, err)
+	var remote *RemoteError
+	if _, err := s.Finish(t.Context()); !errors.As(err, &remote) || !strings.Contains(err.Error(), "file 0 has no name") {
+		t.Fatalf("finished with %v", err)
+	}
+}
+
+func TestASenderThatIsRefusedGivesUp(t *testing.T) {
+	l, d := pinnedPair(t)
+	stranger, err := NewIdentity()
+	must(t, err)
+	d.Config = d.Config.Clone()
+	d.Config.Certificates = []tls.Certificate{stranger.certificate}
+	s, err := NewSender(t.Context(), SendOptions{Dial: d.Dial, Patience: 500 * time.Millisecond})
+	must(t, err)
+	if _, err := s.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "no data connection") {
+		t.Fatalf("finished with %v", err)
+	}
+	if l.Refused()["not pinned"] == 0 {
+		t.Errorf("refused %v", l.Refused())
 	}
 }

@@ -56,7 +56,7 @@ func changed(frame []byte, at int) []byte {
 
 // serve lets a receiver serve what a hostile sender says. It returns what became of it, and what
 // the sender was told.
-func serve(t *testing.T, r *Receiver, said []byte) (err error, told *RemoteError) {
+func serve(t *testing.T, r *Receiver, said []byte) (told *RemoteError, err error) {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	served := make(chan error, 1)
@@ -83,7 +83,7 @@ func serve(t *testing.T, r *Receiver, said []byte) (err error, told *RemoteError
 		ours.Close()
 		told = <-answers
 	}
-	return <-served, told
+	return told, <-served
 }
 
 func TestWhatNoSenderSendsIsRefused(t *testing.T) {
@@ -168,7 +168,7 @@ func TestWhatNoSenderSendsIsRefused(t *testing.T) {
 			if strings.Contains(name, "bomb") || strings.Contains(name, "zstd") || strings.Contains(name, "s2") || name == "less than was said" {
 				r.options.MaxBytes = 1 << 30
 			}
-			err, told := serve(t, r, bytes.Join(c.frames, nil))
+			told, err := serve(t, r, bytes.Join(c.frames, nil))
 			if err == nil || !strings.Contains(err.Error(), c.says) || errors.Is(err, errBroken) {
 				t.Fatalf("served with %v", err)
 			}

@@ -71,3 +71,23 @@ func TestSendingEndsWithItsContext(t *testing.T) {
 		}
 	})
 }
+
+// A network that breaks now and then is no reason to give up a transfer that waits for the job.
+func TestIdleConnectionsMayBreak(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocal(t, ReceiveOptions{})
+		l.wrap = func(_ int64, conn net.Conn) net.Conn {
+			time.AfterFunc(time.Minute, func() { conn.Close() })
+			return conn
+		}
+		s, err := NewSender(t.Context(), SendOptions{Dial: l.dial, Streams: 1})
+		must(t, err)
+		time.Sleep(2 * time.Hour)
+		totals, err := sendAll(t.Context(), s, map[string][]byte{"a": []byte("content")})
+		must(t, err)
+		must(t, l.receiver.Finish())
+		if totals.Connections < 100 {
+			t.Errorf("%+v", totals)
+		}
+	})
+}

@@ -45,7 +45,7 @@ func TestATruncatedStreamEndsOnlyItsConnection(t *testing.T) {
 
 func TestOrderDoesNotMatterOnceAFileHasItsName(t *testing.T) {
 	l := newLocal(t, ReceiveOptions{MaxBytes: 9, MaxFiles: 1})
-	err, told := serve(t, l.receiver, bytes.Join([][]byte{
+	told, err := serve(t, l.receiver, bytes.Join([][]byte{
 		named(0, "a"), named(0, "a"), closed(0, 9), raw(0, 6, "ghi"), raw(0, 0, "abcd"), closed(0, 9), raw(0, 2, "cdefg"),
 		raw(0, 0, "abcdefghi"), raw(0, 3, "d"), finished(1, 9), raw(0, 0, "too late"), closed(0, 3), finished(7, 7),
 	}, nil))
@@ -67,7 +67,7 @@ func TestSeparatePartsAreBounded(t *testing.T) {
 	for i := range int64(maxExtents + 1) {
 		said = append(said, encoded(frame{kind: chunkFrame, offset: 2 * i, size: 1}, nil)...)
 	}
-	if err, _ := serve(t, l.receiver, said); err == nil || !strings.Contains(err.Error(), "too many separate parts") {
+	if _, err := serve(t, l.receiver, said); err == nil || !strings.Contains(err.Error(), "too many separate parts") {
 		t.Fatalf("served with %v", err)
 	}
 }
