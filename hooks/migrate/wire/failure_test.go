@@ -83,7 +83,8 @@ func TestMistakesOfTheCallerAreRefused(t *testing.T) {
 		}
 	}
 	must(t, s.Close(t.Context(), "a", 0))
-	if s.Close(t.Context(), "a", 0) == nil || s.Close(t.Context(), "b", -1) == nil || s.Range(t.Context(), "b", nil, -1, 1) == nil || s.Range(t.Context(), "b", nil, 0, -1) == nil {
+	if s.Close(t.Context(), "a", 0) == nil || s.Close(t.Context(), "b", -1) == nil || s.Range(t.Context(), "b", nil, -1, 1) == nil || s.Range(t.Context(), "b", nil, 0, -1) == nil ||
+		s.Range(t.Context(), "b", nil, maxOffset, 1) == nil {
 		t.Error("a wrong part or size was taken")
 	}
 	_, err = s.Finish(t.Context())

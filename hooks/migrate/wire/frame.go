@@ -167,6 +167,8 @@ func readAnswer(r io.Reader) (answer, error) {
 	a := answer{kind: answerKind(data[0]), noSpace: data[1] == 1, count: binary.LittleEndian.Uint64(data[8:])}
 	length := binary.LittleEndian.Uint32(data[4:])
 	switch {
+	case data[2] != 0 || data[3] != 0:
+		return answer{}, fmt.Errorf("%w: % x", errNonsense, data)
 	case a.kind == failedAnswer && length > 0 && length <= maxReason && data[1] <= 1 && a.count == 0:
 	case (a.kind == ackAnswer || a.kind == welcomeAnswer) && length == 0 && data[1] == 0:
 	default:

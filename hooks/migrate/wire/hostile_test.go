@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
@@ -61,29 +60,19 @@ func serve(t *testing.T, r *Receiver, said []byte) (told *RemoteError, err error
 	ours, theirs := net.Pipe()
 	served := make(chan error, 1)
 	go func() { served <- r.Serve(context.Background(), theirs) }()
-	answers := make(chan *RemoteError, 1)
-	go func() {
-		for {
-			a, err := readAnswer(ours)
-			if err != nil || a.kind == failedAnswer {
-				if err == nil {
-					answers <- &RemoteError{a.reason, a.noSpace}
-				}
-				close(answers)
-				ours.Close()
-				return
-			}
+	defer ours.Close()
+	go func() { _, _ = ours.Write(said) }()
+	for {
+		a, err := readAnswer(ours)
+		if err == nil && a.kind != failedAnswer {
+			continue
 		}
-	}()
-	_, _ = ours.Write(said)
-	_ = ours.SetWriteDeadline(time.Now()) // both goroutines close their end
-	select {
-	case told = <-answers:
-	case <-time.After(100 * time.Millisecond):
+		if err == nil {
+			told = &RemoteError{a.reason, a.noSpace}
+		}
 		ours.Close()
-		told = <-answers
+		return told, <-served
 	}
-	return told, <-served
 }
 
 func TestWhatNoSenderSendsIsRefused(t *testing.T) {

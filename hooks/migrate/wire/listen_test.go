@@ -77,7 +77,7 @@ func (p *parties) accepts(t *testing.T, l *Listener) {
 		}
 		dialed <- conn
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	conn, err := l.Accept(ctx)
 	must(t, err)

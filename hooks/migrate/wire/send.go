@@ -37,7 +37,7 @@ type SendOptions struct {
 	Codec pages.Codec
 	// Patience is how long to go on without any connection; 0 is 30 s.
 	Patience time.Duration
-	// Progress is told how many bytes of the files are there. May be nil.
+	// Progress is told how many bytes of the files are there. It must not wait. May be nil.
 	Progress func(sent int64)
 }
 
@@ -150,7 +150,7 @@ func NewSender(ctx context.Context, o SendOptions) (*Sender, error) {
 // receiver's kernel lets only one write at a time into a file, so several large files are sent
 // faster when their parts are queued side by side.
 func (s *Sender) Range(ctx context.Context, name string, f io.ReaderAt, offset, length int64) error {
-	if offset < 0 || length < 0 || offset > maxOffset || length > maxOffset {
+	if offset < 0 || length < 0 || length > maxOffset || offset > maxOffset-length {
 		return fmt.Errorf("send: %d bytes at %d of %s", length, offset, name)
 	}
 	file, err := s.file(name)
@@ -228,7 +228,7 @@ func (s *Sender) settle(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	return context.Cause(s.ctx)
+	return nil
 }
 
 // acknowledged notes pieces that are there.

@@ -51,10 +51,10 @@ func (s *Sender) once(p *packer) (worked bool, err error) {
 	}
 	s.up()
 	err = c.carry()
-	for _, p := range c.unacknowledged {
-		p.resent = true
+	for _, lost := range c.unacknowledged {
+		lost.resent = true
 		select {
-		case s.again <- p:
+		case s.again <- lost:
 		case <-s.ctx.Done():
 		}
 	}
