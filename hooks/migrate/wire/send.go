@@ -201,6 +201,9 @@ func (s *Sender) Finish(ctx context.Context) (Totals, error) {
 	s.mutex.Unlock()
 	err := s.settle(ctx)
 	if err == nil {
+		err = context.Cause(s.ctx)
+	}
+	if err == nil {
 		s.pending.Add(1)
 		s.fresh <- last // the queue is empty
 		err = s.settle(ctx)
