@@ -84,6 +84,9 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 		default:
 			err = fmt.Errorf("%q is nothing that a source does", action)
 		}
+		if err == nil {
+			err = reach(ctx, "migrate."+string(action))
+		}
 		if err != nil {
 			return "", err
 		}
@@ -108,6 +111,9 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 	err = s.phase("tell "+s.record.Host, func() error {
 		if s.remote != nil {
 			if err = s.remote.Send(decision, nil); err == nil {
+				err = reach(ctx, "migrate.told")
+			}
+			if err == nil {
 				answer, err = s.answer(ctx)
 			}
 			if err == nil || !isLost(err) {

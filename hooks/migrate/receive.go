@@ -116,8 +116,10 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	if err := d.Send(sayHello, ours); err != nil {
 		return err
 	}
-	_, err = wire.Negotiate(ours.Hello, d.peer.Hello)
-	return err
+	if _, err = wire.Negotiate(ours.Hello, d.peer.Hello); err != nil {
+		return err
+	}
+	return reach(ctx, "receive.greeted")
 }
 
 // fail tells the source that something has failed here.
@@ -165,7 +167,10 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if len(d.job.Map) > 0 {
 		d.hook.Config.GPUs.Map = d.job.Map
 	}
-	return d.Send(sayJudged, judgement)
+	if err := d.Send(sayJudged, judgement); err != nil {
+		return err
+	}
+	return reach(ctx, "receive.judged")
 }
 
 // listen makes ready for the data of a round.
@@ -224,7 +229,10 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 			}()
 		}
 	}()
-	return d.Send(sayListening, listening{Addresses: d.listener.Addresses()})
+	if err := d.Send(sayListening, listening{Addresses: d.listener.Addresses()}); err != nil {
+		return err
+	}
+	return reach(ctx, "receive.listening")
 }
 
 const (

@@ -29,6 +29,9 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 	if d.receiver == nil || d.giveUp != nil {
 		return errors.New("nothing was received that could be restored")
 	}
+	if err := reach(ctx, "receive.asked"); err != nil {
+		return err
+	}
 	if err := d.receiver.Finish(); err != nil {
 		return err
 	}
@@ -61,7 +64,7 @@ func (d *destination) restoreHeld(ctx context.Context, dir string, hold *journal
 		},
 	})
 	d.pid = result.RootPID
-	return err
+	return errors.Join(err, reach(ctx, "receive.restored"))
 }
 
 // onRestored promises a copy that is complete to the source, or tells it that there is none.
@@ -115,6 +118,9 @@ func (d *destination) settle(decision string) error {
 		d.stopRestore(errors.New("the source goes on with its own copy"))
 	default:
 		return fmt.Errorf("%.40q is no decision", decision)
+	}
+	if err := reach(context.Background(), "receive.heard"); err != nil {
+		return err
 	}
 	return d.on(e)
 }
@@ -187,6 +193,9 @@ func (d *destination) on(e commit.Event) error {
 				continue // by the watcher, or over another connection
 			}
 		}
+		if err == nil {
+			err = reach(ctx, "receive."+string(next.State))
+		}
 		if err != nil {
 			return err
 		}
@@ -204,7 +213,10 @@ func (d *destination) answer(do []commit.Action) (err error) {
 			err = d.Send(sayRunning, running{PID: d.rootPID()})
 		case commit.SayEnded:
 			err = d.Send(sayEnded, nil)
+		default:
+			continue
 		}
+		err = errors.Join(err, reach(context.Background(), "receive."+string(action)))
 	}
 	return err
 }

@@ -80,7 +80,10 @@ func (s *source) begin(ctx context.Context, root int) error {
 		return err
 	}
 	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
-	return s.phase("connect", func() error { return s.connect(ctx) })
+	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
+		return err
+	}
+	return reach(ctx, "migrate.connected")
 }
 
 func (s *source) connect(ctx context.Context) (err error) {
@@ -110,7 +113,7 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.result.Report = &prepare.Report{Source: here, Destination: there}
-		return s.result.Report.Err()
+		return errors.Join(s.result.Report.Err(), reach(ctx, "migrate.judged"))
 	})
 }
 
@@ -189,7 +192,13 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		return "", preflight.AsRefusal(err)
 	}
 	defer way.close()
+	if err := reach(ctx, "migrate.opened"); err != nil {
+		return "", err
+	}
 	if err := s.dump(ctx, root, hold, s.stage.round(last)); err != nil {
+		return "", err
+	}
+	if err := reach(ctx, "migrate.dumped"); err != nil {
 		return "", err
 	}
 	d := &delta{unshared: true}
@@ -205,6 +214,9 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := s.phase("send", func() error { return way.sendImage(ctx, s.stage.round(last), d) }); err != nil {
 		return "", err
 	}
+	if err := reach(ctx, "migrate.sent"); err != nil {
+		return "", err
+	}
 	s.result.Bytes = way.totals.Bytes
 	err = s.phase("restore", func() error {
 		asked := restoreMessage{TCP: s.options.TCP}
@@ -214,12 +226,15 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		if err := s.remote.Send(sayRestore, asked); err != nil {
 			return err
 		}
+		if err := reach(ctx, "migrate.asked"); err != nil {
+			return err
+		}
 		return s.remote.expect(ctx, sayReady, nil)
 	})
 	if err != nil {
 		return "", err
 	}
-	return commit.Ready, nil
+	return commit.Ready, reach(ctx, "migrate.ready")
 }
 
 // ahead sends the job as it is now, while it runs on.

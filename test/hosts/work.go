@@ -179,16 +179,16 @@ func (w *Work) Is(on *Host) {
 	w.Host = on
 }
 
+// All lists the processes of the work on a host.
+func (w *Work) All(on *Host) []Process {
+	return slices.DeleteFunc(on.Processes(), func(p Process) bool { return !p.has(workVariable + "=" + w.id) })
+}
+
 // Copies lists the roots of all copies of the work, those that are stopped as well.
 func (w *Work) Copies() []Process {
 	var copies []Process
 	for _, h := range w.pair.Hosts() {
-		var own []Process
-		for _, p := range h.Processes() {
-			if p.has(workVariable + "=" + w.id) {
-				own = append(own, p)
-			}
-		}
+		own := w.All(h)
 		for _, p := range own {
 			if !slices.ContainsFunc(own, func(other Process) bool { return other.Outer == p.Parent }) {
 				copies = append(copies, p)

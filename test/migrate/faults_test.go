@@ -1,0 +1,223 @@
+package migrate
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+	"cucriu/test/hosts"
+)
+
+// faultsVariable says that everything goes wrong at each point, and not only some. It may
+// name one fault.
+const faultsVariable = "CUCRIU_MIGRATE_FAULTS"
+
+// The points of a migration, in their order. Those before decision leave the job at the source
+// if the migration is cut off there.
+var (
+	beforeDecision = []string{
+		"migrate.connected", "receive.greeted", "receive.judged", "migrate.judged", "receive.listening", "migrate.opened",
+		"dump.watcher", "dump.lock", "dump.park", "dump.checkpoint", "dump.copy", "dump.dropped", "dump.manifest", "dump.post-dump", "dump.dumped",
+		"migrate.dumped", "migrate.sent", "migrate.asked", "receive.asked",
+		"restore.pre-restore", "restore.watcher", "restore.post-restore", "restore.pre-resume", "restore.post-resume", "restore.back.restore",
+		"receive.restored",
+	}
+	promised      = []string{"receive.promised", "receive.say-ready", "migrate.ready"}
+	afterDecision = []string{
+		"dump.decided", "dump.close", "migrate.kill-copy", "migrate.told", "receive.heard", "restore.decided", "restore.back.unpark", "restore.close",
+		"receive.go", "receive.say-running", "migrate.say-commit", "migrate.close",
+	}
+)
+
+// fault is what goes wrong.
+type fault struct {
+	name string
+	do   func(t *testing.T, w *world)
+	// harmless says that the migration goes on all the same.
+	harmless bool
+	// retried says that it goes on from the decision on.
+	cause string // what the error of cucriu migrate says
+	off   bool   // a host loses its power
+	slow  bool   // it takes time until somebody notices
+}
+
+var faults = []fault{
+	{name: "migrate killed", do: func(t *testing.T, w *world) { kill(t, "migrate", migrates(w.from)...) }},
+	{name: "receive killed", do: func(t *testing.T, w *world) { kill(t, "receive", receives(w.to)...) }, cause: "connection|ended|closed|EOF"},
+	{name: "source's watcher killed", do: func(t *testing.T, w *world) { killAny(watchers(w.from)) }, harmless: true},
+	{name: "destination's watcher killed", do: func(t *testing.T, w *world) { killAny(watchers(w.to)) }, harmless: true},
+	{name: "migrate and watcher killed", do: func(t *testing.T, w *world) {
+		killAny(watchers(w.from))
+		kill(t, "migrate", migrates(w.from)...)
+	}},
+	{name: "receive and watcher killed", do: func(t *testing.T, w *world) {
+		killAny(watchers(w.to))
+		kill(t, "receive", receives(w.to)...)
+	}, cause: "connection|ended|closed"},
+	{name: "all killed", do: func(t *testing.T, w *world) {
+		for _, h := range w.Hosts() {
+			killAny(slices.Concat(watchers(h), migrates(h), receives(h), crius(h), clients(h), servers(h)))
+		}
+	}},
+	{name: "criu killed", do: func(t *testing.T, w *world) { killAny(slices.Concat(crius(w.from), crius(w.to))) }, cause: "criu"},
+	{name: "ssh killed", do: func(t *testing.T, w *world) { kill(t, "ssh", clients(w.from)...) }, cause: "connection|ssh"},
+	{name: "sshd killed", do: func(t *testing.T, w *world) { kill(t, "sshd", servers(w.to)...) }, cause: "connection|ssh"},
+	{name: "data connections broken", do: func(t *testing.T, w *world) { w.Break(22) }, harmless: true},
+	{name: "Ctrl-C", do: func(t *testing.T, w *world) { signal(t, unix.SIGINT, migrates(w.from)) }, cause: "SIGINT"},
+	{name: "receive asked to end", do: func(t *testing.T, w *world) { signal(t, unix.SIGTERM, receives(w.to)) }, cause: "SIGTERM|connection|closed"},
+	{name: "SIGCONT", do: func(t *testing.T, w *world) { w.storm() }, harmless: true},
+	{name: "source without power", do: func(t *testing.T, w *world) { w.from.PowerOff() }, off: true},
+	{name: "destination without power", do: func(t *testing.T, w *world) { w.to.PowerOff() }, off: true, slow: true, cause: "silent|connection|reach|answers"},
+	{name: "network cut", do: func(t *testing.T, w *world) { w.Cut() }, slow: true, cause: "silent|connection"},
+	{name: "nothing from the source", do: func(t *testing.T, w *world) { w.CutDirection(w.from) }, slow: true, cause: "silent|connection"},
+	{name: "nothing from the destination", do: func(t *testing.T, w *world) { w.CutDirection(w.to) }, slow: true, cause: "silent|connection"},
+}
+
+func killAny(processes []hosts.Process) {
+	for _, p := range processes {
+		_ = p.Kill()
+	}
+}
+
+func signal(t *testing.T, s unix.Signal, processes []hosts.Process) {
+	t.Helper()
+	if len(processes) == 0 {
+		t.Fatal("there is nobody to get the signal")
+	}
+	for _, p := range processes {
+		if err := unix.Kill(p.Outer, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// storm sends SIGCONT to all processes of the job, on both hosts.
+func (w *world) storm() {
+	for range 50 {
+		for _, h := range w.Hosts() {
+			for _, p := range w.work.All(h) {
+				_ = unix.Kill(p.Outer, unix.SIGCONT)
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestNoFaultLosesAJobOrMakesTwo: whatever goes wrong at whatever point, one copy goes on.
+func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
+	for _, point := range slices.Concat(beforeDecision, promised, afterDecision) {
+		t.Run(point, func(t *testing.T) {
+			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {
+				w := newWorld(t, "cuda")
+				for i, f := range faults {
+					if !asked(point, i, f) {
+						continue
+					}
+					t.Run(strings.ReplaceAll(f.name, " ", "-"), func(t *testing.T) { w.survive(t, point, f) })
+					if t.Failed() {
+						return // what is left of it would be in the way
+					}
+				}
+				w.watch.Stop()
+			})
+		})
+	}
+}
+
+// asked reports whether a fault is to happen at a point. Usually that is every seventh, and
+// nothing that takes long.
+func asked(point string, i int, f fault) bool {
+	switch only := os.Getenv(faultsVariable); only {
+	case "all":
+		return true
+	case "quick":
+		return !f.slow
+	case "":
+		return !f.slow && (len(point)+i)%7 == 0
+	default:
+		return strings.Contains(only, f.name)
+	}
+}
+
+// survive lets a fault happen at a point, and fails the test unless one copy goes on.
+func (w *world) survive(t *testing.T, point string, f fault) {
+	begun := time.Now()
+	from, to := w.from, w.to
+	m := w.begin(t, point, "")
+	if !m.reached() {
+		t.Fatalf("the migration ended before %s: %v", point, m.err)
+	}
+	f.do(t, w)
+	m.goOn()
+	status := -1
+	if !f.off || f.name != "source without power" {
+		status = m.status()
+	} else {
+		_ = m.cmd.Cancel()
+		<-m.ended
+	}
+	took := time.Since(begun)
+	at := w.settle(t, point, f, from, to)
+	t.Logf("exit status %d after %v, the job is on host %s (from %s), after %v\n%s", status, took.Round(time.Millisecond), at.Name, from.Name, time.Since(begun).Round(time.Millisecond), m.out.String())
+	switch {
+	case status == 0 && at != to:
+		t.Errorf("exit status 0, but the job is on host %s", at.Name)
+	case (status == 1 || status == 3 || status > 128) && at != from:
+		t.Errorf("exit status %d, but the job is on host %s", status, at.Name)
+	case f.harmless && status != 0:
+		t.Errorf("exit status %d", status)
+	case slices.Contains(beforeDecision, point) && !f.harmless && at != from && status != 0:
+		t.Errorf("the job is on host %s", at.Name)
+	case slices.Contains(afterDecision, point) && at != to && !f.off:
+		t.Errorf("the job is on host %s", at.Name)
+	}
+	if status > 0 && f.cause != "" && !regexp.MustCompile(f.cause).MatchString(m.out.String()) {
+		t.Errorf("the error does not name the cause, %s", f.cause)
+	}
+}
+
+// settle lets everybody finish after a fault, and returns where the job is.
+func (w *world) settle(t *testing.T, point string, f fault, from, to *hosts.Host) *hosts.Host {
+	t.Helper()
+	switch f.name {
+	case "source without power":
+		from.Boot()
+		if slices.Contains(beforeDecision, point) {
+			w.lost(t)
+			return from
+		}
+		testenv.Eventually(t, testenv.Soon, "receive has noticed", func() bool { return len(receives(to)) == 0 })
+		if id := held(t, to); id != "" {
+			to.Run("cucriu", "recover", "--take", id)
+		}
+	case "destination without power":
+		to.Boot()
+		if !slices.Contains(beforeDecision, point) {
+			w.lost(t)
+			return to
+		}
+	default:
+		w.Heal()
+	}
+	at := w.end(t)
+	if at == nil {
+		t.Fatal("the job is lost")
+	}
+	w.is(at)
+	return at
+}
+
+// lost checks that nothing is left of a job whose host has lost its power, and starts another.
+func (w *world) lost(t *testing.T) {
+	t.Helper()
+	if at := w.end(t); at != nil {
+		t.Errorf("there is a copy of the job on host %s, which was destroyed", at.Name)
+	}
+	w.fresh()
+}
