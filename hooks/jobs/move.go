@@ -55,6 +55,10 @@ type Move struct {
 	Remote string   `json:"remote,omitempty"`
 	// How the destination starts the job; empty is the command of the source.
 	Start string `json:"start,omitempty"`
+	// Made says that the directory was made for the job.
+	Made bool `json:"made,omitempty"`
+	// Events is how long the log of events was when the job arrived.
+	Events int64 `json:"events,omitempty"`
 	// Before is the record that a destination had from an earlier move.
 	Before *Move `json:"before,omitempty"`
 }

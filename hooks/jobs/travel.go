@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,29 +70,41 @@ func NoteLocal(runDir, dir string, state State) error {
 	return durable.WriteJSON(filepath.Join(folder, localName), Local{Name: of.Name, Dir: dir, State: state})
 }
 
-// Resumed reports whether a job was started, resumed or attached to in its directory since a time.
-func Resumed(dir string, since time.Time) (bool, error) {
-	f, err := os.Open(filepath.Join(dir, eventsName))
+// EventsSize is how long the log of a job's events is.
+func EventsSize(dir string) (int64, error) {
+	info, err := os.Stat(filepath.Join(dir, eventsName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return 0, nil
 	}
 	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// Resumed reports whether the log of a job says, from an offset on, that the job was started,
+// resumed or attached to.
+func Resumed(dir string, from int64) (bool, error) {
+	data, err := os.ReadFile(filepath.Join(dir, eventsName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	defer f.Close()
-	for decoder := json.NewDecoder(f); ; {
+	for line := range bytes.Lines(data[min(int(from), len(data)):]) {
 		var e Event
-		if err := decoder.Decode(&e); err != nil {
-			return false, nil // the end, or a line that was cut off
+		if json.Unmarshal(line, &e) != nil {
+			continue
 		}
-		switch e.Event {
-		case EventStarted, EventResumed, EventAttached:
-			if e.At.After(since) {
-				return true, nil
-			}
+		if e.Event == EventStarted || e.Event == EventResumed || e.Event == EventAttached {
+			return true, nil
 		}
 	}
+	return false, nil
 }
 
 // StateArriving is a job that is on its way to this host.
 const StateArriving State = "arriving"
+
+// Runs reports whether the job runs, or is paused, with a supervisor.
+func (l Local) Runs() bool {
+	return l.PID != 0 && (l.State == StateRunning || l.State == StateCheckpoint || l.State == StatePaused)
+}
