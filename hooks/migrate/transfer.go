@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -83,51 +84,67 @@ func streamsOf(o Options) int {
 	return max(2, min(16, runtime.NumCPU()/2))
 }
 
-// sendAll sends all files of a directory, and waits until they are there.
-func (w *way) sendAll(ctx context.Context, dir string, except ...string) error {
-	entries, err := os.ReadDir(dir)
+// sendImage sends the files of an image that the destination does not have, and waits until they
+// are there.
+func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
+	files, total, err := openPlain(dir, d.replaced)
+	defer func() { closeAll(files) }()
+	if err == nil && !d.unshared {
+		var more []plainFile
+		var size int64
+		more, size, err = openPlain(d.dir, d.links)
+		files, total = append(files, more...), total+size
+	}
 	if err != nil {
 		return err
 	}
-	skip := make(map[string]bool)
-	for _, name := range except {
-		skip[name] = true
-	}
-	var total int64
-	var open []*os.File
-	defer func() {
-		for _, f := range open {
-			f.Close()
-		}
-	}()
-	sizes := make(map[string]int64)
-	for _, entry := range entries {
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		if !info.Mode().IsRegular() || skip[entry.Name()] {
-			continue
-		}
-		f, err := os.Open(filepath.Join(dir, entry.Name()))
-		if err != nil {
-			return err
-		}
-		open = append(open, f)
-		sizes[f.Name()] = info.Size()
-		total += info.Size()
-	}
 	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
-	for _, f := range open {
-		name, size := filepath.Base(f.Name()), sizes[f.Name()]
-		if err := w.sender.Range(ctx, name, f, 0, size); err != nil {
+	for _, f := range files {
+		name := filepath.Base(f.Name())
+		if err := w.sender.Range(ctx, name, f, 0, f.size); err != nil {
 			return err
 		}
-		if err := w.sender.Close(ctx, name, size); err != nil {
+		if err := w.sender.Close(ctx, name, f.size); err != nil {
 			return err
 		}
 	}
 	return w.finish(ctx)
+}
+
+type plainFile struct {
+	*os.File
+	size int64
+}
+
+// openPlain opens the regular files of a directory, and sums up their sizes.
+func openPlain(dir string, except []string) (files []plainFile, total int64, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, entry := range entries {
+		if !entry.Type().IsRegular() || slices.Contains(except, entry.Name()) {
+			continue
+		}
+		f, err := os.Open(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			return files, 0, err
+		}
+		files = append(files, plainFile{File: f})
+		info, err := f.Stat()
+		if err != nil {
+			return files, 0, err
+		}
+		files[len(files)-1].size = info.Size()
+		total += info.Size()
+	}
+	return files, total, nil
+}
+
+func closeAll(files []plainFile) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 func (w *way) finish(ctx context.Context) error {
@@ -150,7 +167,5 @@ func (w *way) finish(ctx context.Context) error {
 	w.totals, err = w.sender.Finish(ctx)
 	return err
 }
-
-func (w *way) bytes() int64 { return w.totals.Bytes }
 
 func (w *way) close() { w.cancel() }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks"
 )
 
 // files collects what the processes of a tree use.
@@ -58,14 +59,36 @@ func (j *Job) addFiles(ctx context.Context, pids []int, driverRoot string) error
 		return earlier == nil || earlier.Identity.Inode != f.Identity.Inode
 	})
 	maps.DeleteFunc(now.directories, func(path string, _ bool) bool { return !before.directories[path] })
-	if err := now.findShared(pids); err != nil {
+	return j.setFiles(now, pids)
+}
+
+// LookAgain describes the files and directories again, at a moment when the job stands still: now
+// all of them count, with the sizes that they have. [JudgeFiles] judges them at the destination.
+func (j *Job) LookAgain(hook *hooks.Hook) error {
+	pids, err := proc.Tree(j.RootPID)
+	if err != nil {
 		return err
 	}
-	for _, f := range now.byPath {
+	now, err := lookForFiles(pids, hook.Filled().Config.Driver.Root)
+	if err != nil {
+		return err
+	}
+	if err := j.setFiles(now, pids); err != nil {
+		return err
+	}
+	return j.Validate()
+}
+
+func (j *Job) setFiles(found *files, pids []int) error {
+	if err := found.findShared(pids); err != nil {
+		return err
+	}
+	j.Files = nil
+	for _, f := range found.byPath {
 		j.Files = append(j.Files, f.File)
 	}
 	slices.SortFunc(j.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
-	j.Directories = slices.Sorted(maps.Keys(now.directories))
+	j.Directories = slices.Sorted(maps.Keys(found.directories))
 	return nil
 }
 

@@ -8,11 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/hooks/gpumap"
 	"cucriu/hooks/preflight"
 )
 
@@ -43,19 +44,20 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err := j.Validate(); err != nil {
 		return nil, err
 	}
-	hook = hook.Filled()
+	hook = j.Mapped(hook)
 	here, err := thisHost(ctx, room.Criu)
 	if err != nil {
 		return nil, err
 	}
 	host := hook.Host()
-	host.Map = mapOf(j, host.Map)
 	findings, err := machineFindings(ctx, host, j, room.Criu)
 	if err != nil {
 		return nil, err
 	}
 	findings = append(findings, hostFindings(j, here)...)
-	findings = append(findings, featureFindings(ctx, j, room.Criu)...)
+	if here.Criu != "" {
+		findings = append(findings, featureFindings(ctx, j, room.Criu)...)
+	}
 	findings = append(findings, gpuFindings(ctx, host, j)...)
 	pids, err := pidFindings(ctx, j)
 	if err != nil {
@@ -65,7 +67,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	files, copies, err := fileFindings(j, here, room.Copy)
+	files, copies, err := fileFindings(j, here.BootID, room.Copy)
 	if err != nil {
 		return nil, err
 	}
@@ -82,12 +84,37 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	return judgement, nil
 }
 
-// mapOf returns the map of a job: the source's for this host, else this host's own.
-func mapOf(j *Job, own []gpumap.Rule) []gpumap.Rule {
-	if len(j.Map) > 0 {
-		return j.Map
+// JudgeFiles is the part of [Judge] that is about files, for a job that stands still: see
+// [Job.LookAgain].
+func JudgeFiles(hook *hooks.Hook, j *Job, room Room) (*Judgement, error) {
+	if err := j.Validate(); err != nil {
+		return nil, err
 	}
-	return own
+	here, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		return nil, err
+	}
+	findings, copies, err := fileFindings(j, boot, room.Copy)
+	if err != nil {
+		return nil, err
+	}
+	judgement := judged(hook.Filled(), here, findings)
+	judgement.Copies = copies
+	return judgement, nil
+}
+
+// Mapped returns the hook that is to restore the job: with the job's map for this host, if it
+// brings one.
+func (j *Job) Mapped(hook *hooks.Hook) *hooks.Hook {
+	mapped := hook.Filled()
+	if len(j.Map) > 0 {
+		mapped.Config.GPUs.Map = j.Map
+	}
+	return mapped
 }
 
 // machineFindings look at this machine. A job without CUDA needs no driver.
@@ -142,6 +169,10 @@ func (j *Job) heldOn(gpu cudackpt.UUID) uint64 {
 	return sum
 }
 
+// clockTolerance is a jump of the monotonic clock that is not told. It is longer than the way of a
+// job's description to another host, which counts as one.
+const clockTolerance = time.Minute
+
 // hostFindings compare two machines.
 func hostFindings(j *Job, here Host) preflight.Findings {
 	var findings preflight.Findings
@@ -168,7 +199,7 @@ func hostFindings(j *Job, here Host) preflight.Findings {
 		add(preflight.FindingCriuVersion, preflight.SeverityError, fmt.Sprintf("CRIU %s is older than the one that would make the image, %s", here.Criu, there.Criu), "install the same CRIU here")
 	}
 	if jump := here.Monotonic - there.Monotonic; !j.Own.Time && here.BootID != there.BootID && jump.Abs() > clockTolerance {
-		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(clockTolerance)),
+		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(time.Second)),
 			"a program that waits for a time of this clock may wait long, or not at all: a job of cucriu run has clocks of its own")
 	}
 	return findings

@@ -183,7 +183,7 @@ func (r *Receiver) file(number uint32) (*file, error) {
 	return f, nil
 }
 
-// chunk writes a chunk; nil content is zeros.
+// chunk writes a chunk; no content is zeros.
 func (r *Receiver) chunk(fr *frame, content []byte) error {
 	f, err := r.file(fr.file)
 	if err != nil {
@@ -197,7 +197,7 @@ func (r *Receiver) chunk(fr *frame, content []byte) error {
 	if part.end > r.options.MaxBytes || r.received.Load()+missing > r.options.MaxBytes {
 		return fmt.Errorf("%s: more than %d bytes", f.name, r.options.MaxBytes)
 	}
-	if content != nil {
+	if len(content) > 0 {
 		if _, err := r.write(handle, content, part.start); err != nil {
 			return err // it names the file
 		}
