@@ -38,6 +38,9 @@ type Options struct {
 	TCP prepare.TCP
 	// Copy says which of its files move with it.
 	Copy prepare.Copy
+	// Start is the command that starts the supervisor of a long job at the destination; by default
+	// it is started as here.
+	Start string
 	// Progress, if set, is told of each phase as it begins.
 	Progress func(Progress)
 }

@@ -75,9 +75,11 @@ func hostName(host string) string {
 }
 
 // streams is the number of connections: TLS takes a core for each 2 to 5 GB/s.
-func (s *source) streams() int {
-	if s.options.Streams > 0 {
-		return s.options.Streams
+func (s *source) streams() int { return streamsOf(s.options) }
+
+func streamsOf(o Options) int {
+	if o.Streams > 0 {
+		return o.Streams
 	}
 	return max(2, min(16, runtime.NumCPU()/2))
 }
