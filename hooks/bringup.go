@@ -43,18 +43,14 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 		return err
 	}
 	if s.MayBeCheckpointed() {
-		err := b.doAll(ctx, []step{
-			{"stop", b.stop},
-			{"park", b.parkUnparked},
-			{"trace", b.trace},
-			{StepRestoreGPU, func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
-			{"release", b.release},
-		})
-		if err != nil {
+		if err := b.bringBack(ctx); err != nil {
 			return err
 		}
 		s.Restored = true
 		h.note(s)
+	}
+	if s.Kind == journal.KindRestore && s.Hold.Undecided() {
+		return errHeld
 	}
 	return b.doAll(ctx, []step{
 		{"unpark", b.unpark},
@@ -63,6 +59,20 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 		{"release", b.release},
 		{"others", b.letOthersRun},
 		{"pause", b.pause},
+	})
+}
+
+// bringBack gives the processes their GPU state back, with all their other threads stopped.
+func (b *bringUp) bringBack(ctx context.Context) error {
+	if len(b.cuda) == 0 {
+		return nil
+	}
+	return b.doAll(ctx, []step{
+		{"stop", b.stop},
+		{"park", b.parkUnparked},
+		{"trace", b.trace},
+		{StepRestoreGPU, func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
+		{"release", b.release},
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 )
 
 // finishDump brings what criu has left of a dump's processes to a good end, whether the
@@ -21,14 +22,21 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 		return err
 	}
 	s.NoteCriu()
+	if done, err := h.concludeHeld(ctx, s); done || err != nil {
+		return err
+	}
 	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
-	v := dumpVerdict(&s.Record, len(alive))
+	living := len(alive)
+	if len(s.Members) == 0 {
+		living = len(fateOf(s.fateMembers(), journal.Member.Alive).alive)
+	}
+	v := dumpVerdict(&s.Record, living)
 	if v.kill {
 		if err := s.killTree(); err != nil {
 			return err
 		}
 	} else {
-		if len(alive) > 0 {
+		if living > 0 {
 			s.BackBegun = true
 			h.note(s)
 		}

@@ -67,7 +67,7 @@ func (h *Hook) onPreDump(ctx context.Context, criu *criuutil.Criu, stage Stage) 
 	if err := h.checkUnneeded(d.imageDir); err != nil {
 		return err
 	}
-	if len(d.members) == 0 {
+	if len(d.members) == 0 && stage.Hold == nil {
 		h.Log.Info("no process of the tree uses CUDA: nothing to do", "root", root)
 		if err := image.RemoveEarlier(d.imageDir); err != nil {
 			return err
@@ -184,7 +184,7 @@ func (d *dump) startSession() error {
 		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root,
 		ImageDir: imageDir, CommittedDir: d.stage.CommittedDir,
 		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
-		Members: d.members, Ancestors: ancestorsOf(d.members),
+		Members: d.members, Ancestors: ancestorsOf(d.members), Hold: d.stage.Hold,
 		Paused: slices.Concat(d.thawed, d.paused),
 	})
 	if err != nil {

@@ -14,9 +14,12 @@ import (
 // be made as soon as everything is copied, before anything is dropped. Only one thing is
 // not known yet: which processes will be frozen instead of stopped.
 func (d *dump) describe() (image.Manifest, error) {
-	version, err := d.driver.DriverVersion()
-	if err != nil {
-		return image.Manifest{}, err
+	var version string
+	if d.driver != nil { // else no process uses CUDA
+		var err error
+		if version, err = d.driver.DriverVersion(); err != nil {
+			return image.Manifest{}, err
+		}
 	}
 	root, err := proc.ReadStatus(d.root)
 	if err != nil {

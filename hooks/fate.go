@@ -85,7 +85,7 @@ func namedMembers(members []journal.Member) string {
 // the message it says what became of its members and, with them, of the members that it had
 // before.
 func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (fate, error) {
-	f := fateOf(slices.Concat(s.Members, before), journal.Member.Alive)
+	f := fateOf(slices.Concat(s.fateMembers(), before), journal.Member.Alive)
 	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
 }
 

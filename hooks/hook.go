@@ -101,6 +101,9 @@ type Stage struct {
 	// restore reads it. It must have files open while it is written, which the watcher holds:
 	// if the dump fails, the job is brought back from them.
 	Pages pages.Store `json:"-"`
+	// Hold, if it is set, keeps the processes held after criu has done its part, until
+	// [Hook.Decide].
+	Hold *journal.Hold `json:"-"`
 	// Client is the process that serves criu's notifications over RPC; nil for an action
 	// script.
 	Client *proc.Ident

@@ -94,6 +94,9 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	s := h.takeOn(read)
 	defer s.LetGo()
 	s.By, s.progress = byRecover, nil // it is not the job that somebody looks at
+	if s.Held() && s.Hold.IfAbandoned == journal.DecisionWait { // somebody must decide
+		return nil, nil
+	}
 	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
 		return nil, nil
 	}
@@ -135,6 +138,9 @@ func (s *session) owned() (bool, error) {
 	}
 	if s.Watcher != nil {
 		owners = append(owners, *s.Watcher)
+	}
+	if s.Hold.Undecided() {
+		owners = append(owners, s.Hold.Holder)
 	}
 	for _, id := range owners {
 		owner, err := proc.Reopen(id)

@@ -21,6 +21,9 @@ const nothingLeft = "nothing of the job is left, the image is intact"
 // only the step post-resume tells that it had completed its part. Otherwise it may have
 // been killed, and whoever saw that may have restored the image elsewhere.
 func (h *Hook) finishRestore(ctx context.Context, s *session) error {
+	if done, err := h.concludeHeld(ctx, s); done || err != nil {
+		return err
+	}
 	criu, err := proc.Reopen(s.Criu)
 	if err == nil {
 		criu.Close()
@@ -28,7 +31,7 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		return err
 	}
 	if s.Step == journal.StepPostResume || err == nil && s.criuIsThrough() {
-		if s.By == byRecover { // our environment need not be that of criu's hook
+		if s.By == byRecover && len(s.Members) > 0 { // our environment need not be that of criu's hook
 			if _, err := h.OpenDriver(); err != nil {
 				return err
 			}
@@ -36,6 +39,12 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		err := h.bringUpRestored(ctx, s)
 		if err == nil {
 			return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
+		}
+		if errors.Is(err, errHeld) {
+			return nil
+		}
+		if s.Hold != nil && s.Hold.Decision == journal.DecisionGo {
+			return err // there is no other copy any more: nobody gives up on this one
 		}
 		if ctx.Err() != nil {
 			// Somebody gave up waiting, which says nothing about the job.

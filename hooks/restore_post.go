@@ -36,11 +36,16 @@ func (h *Hook) onPostResume(ctx context.Context, criu *criuutil.Criu, stage Stag
 		}
 		return h.killForeign(ctx, stage)
 	}
-	if len(s.Members) == 0 {
+	if len(s.Members) == 0 && len(s.Others) == 0 {
 		return h.killOrLeaveAndFail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
 	s.NoteCriu()
-	if err := s.doStep(journal.StepPostResume, func() error { return h.bringUpRestored(ctx, s) }); err != nil {
+	err = s.doStep(journal.StepPostResume, func() error { return h.bringUpRestored(ctx, s) })
+	if errors.Is(err, errHeld) {
+		h.Log.Info("the job is complete and held", "session", s.Name(), "migration", s.Hold.ID)
+		return nil
+	}
+	if err != nil {
 		return h.killOrLeaveAndFail(s, err)
 	}
 	return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir)
@@ -113,8 +118,10 @@ func (h *Hook) bringUpRestored(ctx context.Context, s *session) error {
 	if len(targets) != len(s.Members) {
 		return errors.New("a restored CUDA process has ended before its GPU state was back")
 	}
-	if err := h.planPairs(driver, s); err != nil {
-		return err
+	if len(targets) > 0 {
+		if err := h.planPairs(driver, s); err != nil {
+			return err
+		}
 	}
 	return h.bringUp(ctx, driver, s, targets)
 }

@@ -36,15 +36,7 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	go makeRoomForFiles(manifest.PageFiles())
 	h.recoverFirst(ctx)
-	driver, err := h.OpenDriver()
-	if err != nil {
-		return err
-	}
-	plan, err := h.Host().PlanRestore(ctx, driver, manifest)
-	for _, line := range plan.Explain() {
-		h.Log.Info("GPU map: " + line)
-	}
-	if err != nil {
+	if err := h.planRestore(ctx, manifest); err != nil {
 		return err
 	}
 	inputs, err := manifest.OpenPages(pages.Files{Dir: stage.ImageDir})
@@ -67,7 +59,7 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	s, err := h.newSession(journal.Record{
 		Kind: journal.KindRestore, Criu: criu.Ident, Mark: mark, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
-		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest,
+		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest, Hold: stage.Hold,
 	})
 	if err != nil {
 		return err
@@ -78,6 +70,22 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	}
 	h.note(s) // criu's time is counted from here
 	return nil
+}
+
+// planRestore refuses an image whose GPU state has no place here.
+func (h *Hook) planRestore(ctx context.Context, manifest image.Manifest) error {
+	if len(manifest.Processes) == 0 {
+		return nil
+	}
+	driver, err := h.OpenDriver()
+	if err != nil {
+		return err
+	}
+	plan, err := h.Host().PlanRestore(ctx, driver, manifest)
+	for _, line := range plan.Explain() {
+		h.Log.Info("GPU map: " + line)
+	}
+	return err
 }
 
 // refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that

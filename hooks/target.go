@@ -39,8 +39,11 @@ func processesOf(targets []*target) []*proc.Process {
 }
 
 // openTargets opens the driver and takes hold of the members of a session that have not
-// ended.
+// ended. Without members it needs no driver, and returns none.
 func (h *Hook) openTargets(s *session) (*cudackpt.Driver, []*target, error) {
+	if len(s.Members) == 0 {
+		return nil, nil, nil
+	}
 	driver, err := h.OpenDriver()
 	if err != nil {
 		return nil, nil, err

@@ -56,16 +56,10 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
-	// Loading waits for the lock: a hook may have outlived criu.
-	if read, err = journal.Load(dir, true); err != nil {
+	if s, err = h.takeTurn(ctx, dir, root); err != nil {
 		return err
 	}
-	s = h.takeOn(read)
 	defer s.LetGo()
-	s.By = byWatcher
-	if s.Root == nil {
-		s.Root = root
-	}
 	if s.Outcome == "" && len(s.Paused) > 0 {
 		if err := h.awaitResume(ctx, s); err != nil {
 			h.Log.Error("cannot wait for the container to be resumed", "session", filepath.Base(dir), "error", err)
@@ -73,6 +67,15 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	}
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		err := h.conclude(ctx, s)
+		if err == nil && s.Held() && s.Hold.IfAbandoned != journal.DecisionWait {
+			// The holder lives. It decides, and needs the session for that.
+			s.LetGo()
+			if s, err = h.takeTurn(ctx, dir, root); err != nil {
+				return err
+			}
+			pause = time.Second / 2
+			continue
+		}
 		if err == nil {
 			return nil
 		}
@@ -82,6 +85,33 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(pause):
+		}
+	}
+}
+
+// takeTurn locks a session whose criu has ended, once it is the watcher's turn: while a holder of
+// its processes lives, that decides.
+func (h *Hook) takeTurn(ctx context.Context, dir string, root *proc.Ident) (*session, error) {
+	for {
+		// Loading waits for the lock: a hook may have outlived criu.
+		read, err := journal.Load(dir, true)
+		if err != nil {
+			return nil, err
+		}
+		s := h.takeOn(read)
+		s.By = byWatcher
+		if s.Root == nil {
+			s.Root = root
+		}
+		if !s.Held() {
+			return s, nil
+		}
+		if gone, err := s.abandoned(); err != nil || gone {
+			return s, nil // what is wrong is said when the session is concluded
+		}
+		s.LetGo()
+		if err := h.awaitHolder(ctx, s); err != nil {
+			return nil, fmt.Errorf("wait for the holder: %w", err)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
-
+	"cucriu/hooks/migrate"
 	"cucriu/internal/units"
 )
 
@@ -75,6 +75,37 @@ func (p *progress) measured(phase string, measure func() (done, total int64)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.phase, p.begun, p.said, p.measure = phase, time.Now(), time.Now(), measure
+}
+
+// migrationPhases describes in words the phases of a migration that are no steps of a session.
+var migrationPhases = map[string]string{
+	"prepare": "checking both hosts",
+	"ahead":   "sending the GPU memory while the job runs on",
+	"send":    "sending the job",
+	"restore": "restoring the job there",
+}
+
+// migration is called when a phase of a migration begins.
+func (p *progress) migration(m migrate.Progress) {
+	text, known := migrationPhases[m.Phase]
+	if !known && !m.There {
+		text, known = phases[m.Phase]
+	}
+	if !known {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.phase != text {
+		p.phase, p.begun, p.said = text, time.Now(), time.Now()
+		if !p.tty {
+			fmt.Fprintf(p.out, "cucriu: %s\n", text)
+		}
+	}
+	p.measure = nil
+	if m.Done != nil {
+		p.measure = func() (int64, int64) { return m.Done(), m.Total }
+	}
 }
 
 // say prints a separate line.

@@ -1,13 +1,21 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
+
+	"cucriu/hooks"
+	"cucriu/hooks/migrate"
+	"cucriu/hooks/migrate/commit"
 )
 
 func recoverCommand() *cobra.Command {
 	var asJSON bool
+	var take, drop string
 	cmd := &cobra.Command{
 		Use:   "recover",
 		Short: "Bring back every job whose dump or restore was cut off and that nobody watches",
@@ -16,16 +24,27 @@ func recoverCommand() *cobra.Command {
 After a dump that failed, the watcher brings the job back by itself. If the
 watcher, too, was killed, this command does what it would have done. Sessions
 whose criu, hook or watcher is still at work are left alone. It can be run at
-any time, and again. The exit status is 4 if a job is still not back.`,
-		Example: "  cucriu recover",
+any time, and again. The exit status is 4 if a job is still not back.
+
+Of a migration that was cut off, it tells the destination what the source has
+decided. A destination that was promised a decision and cannot get one, because
+the source is out of reach, keeps its copy stopped. A person may decide there:
+  --take ID  lets the job run here. ` + upper(commit.WhenToTake) + `.
+  --drop ID  ends the copy here. ` + upper(commit.WhenToDrop) + `.`,
+		Example: "  cucriu recover\n  cucriu recover --take 5c3a9be0d1f24c77",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {
 				return err
 			}
+			if take != "" || drop != "" {
+				return settle(cmd, hook, take, drop)
+			}
 			ended := sayAtSignal(cmd, "what is not back yet is left to the next cucriu recover")
 			recovered, err := hook.Recover(cmd.Context())
+			settled, settleErr := migrate.Recover(cmd.Context(), hook)
+			err = errors.Join(err, settleErr)
 			ended(err)
 			if asJSON {
 				if jsonErr := writeJSON(cmd.OutOrStdout(), recovered); jsonErr != nil {
@@ -38,12 +57,36 @@ any time, and again. The exit status is 4 if a job is still not back.`,
 					fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, s.PIDs(), s.Outcome, s.Message)
 				}
 			}
-			if len(recovered) == 0 && err == nil {
+			for _, r := range settled {
+				if settleErr == nil {
+					fmt.Fprintf(cmd.OutOrStdout(), "migration %s of process %d (%s): %s knows what was decided\n", r.ID, r.RootPID, r.Name, r.Host)
+				}
+			}
+			if len(recovered)+len(settled) == 0 && err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to recover")
 			}
 			return err
 		},
 	}
+	flags := cmd.Flags()
+	flags.StringVar(&take, "take", "", "let the copy of this migration run here, in place of its source's decision")
+	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, in place of its source's decision")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
+
+// settle decides in place of a source that cannot be asked.
+func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
+	if take != "" && drop != "" {
+		return usageError{errors.New("either --take or --drop")}
+	}
+	status, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "process %d: %s: %s\n", status.RootPID, status.Outcome, status.Message)
+	return nil
+}
+
+// upper begins a text with a capital letter.
+func upper(text string) string { return strings.ToUpper(text[:1]) + text[1:] }

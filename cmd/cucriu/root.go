@@ -34,7 +34,7 @@ cannot be used is wrong usage.`,
 		SilenceErrors: true,
 	}
 	root.AddCommand(asRoot(dumpCommand(), restoreCommand(), recoverCommand(), statusCommand(), stateCommand(),
-		lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand())...)
+		lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand(), migrateCommand(), receiveCommand())...)
 	root.AddCommand(placeCommands()...)
 	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
 	return root

@@ -67,12 +67,14 @@ func filterPopulating() {
 }
 
 // filterParking installs two seccomp filters. The older one kills the caller of futex for a
-// large value, as the code is on which parked threads wait. Go's own values are small.
+// large value, as the code is on which parked threads wait. Go's own values are small, or -1 where
+// threads contend for a lock.
 func filterParking() {
 	mustFilter(unix.SECCOMP_FILTER_FLAG_TSYNC, []bpf.Instruction{
 		bpf.LoadAbsolute{Off: numberOffset, Size: 4},
-		bpf.JumpIf{Val: unix.SYS_FUTEX, SkipFalse: 3},
+		bpf.JumpIf{Val: unix.SYS_FUTEX, SkipFalse: 4},
 		bpf.LoadAbsolute{Off: argumentOffset(2), Size: 4},
+		bpf.JumpIf{Val: 0xffffffff, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: 0xffff, SkipFalse: 1},
 		bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS},
 		bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW},

@@ -25,6 +25,7 @@ import (
 // dump fails at the next point where everything can be undone.
 func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	hook = hook.Filled()
+	options.LeaveStopped = options.LeaveStopped || options.Hold != nil
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
@@ -118,6 +119,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	if leavesRunning {
 		if err := publish(); err != nil {
+			if options.Hold != nil {
+				_, backErr := hook.Decide(ctx, options.Hold.ID, journal.DecisionGo)
+				err = errors.Join(err, backErr)
+			}
 			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), hooks.CheckEnded(s, root))
 		}
 		if s != nil {

@@ -53,6 +53,11 @@ type Options struct {
 	// dir. No process of the tree runs then. If it returns an error, the dump fails.
 	AtStandstill func(ctx context.Context, dir string) error
 
+	// Hold, if it is set, keeps the job held once criu is through, until [hooks.Hook.Decide]: a
+	// dumped job with its GPU state in the image, a restored one complete. The processes of a
+	// dump are left stopped then.
+	Hold *journal.Hold
+
 	inherit []inherited // what criu gives to the restored job
 }
 
@@ -105,7 +110,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
-	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self}
+	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold}
 	empty, err := emptyDir(hook.Config.RunDir)
 	if err != nil {
 		return nil, err

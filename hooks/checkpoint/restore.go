@@ -14,7 +14,8 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// Restore has criu restore the image in dir, and returns once the job runs. After an error
+// Restore has criu restore the image in dir, and returns once the job runs, or is held as the
+// options say. After an error
 // no process of it is left and the image is intact, unless the error wraps
 // [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused]
 // tells whether criu had created anything.
@@ -44,7 +45,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		_, err = refused(err)
 	}
 	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
-	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped {
+	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)
 	}

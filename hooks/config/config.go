@@ -2,6 +2,7 @@ package config
 
 import (
 	"log/slog"
+	"strings"
 	"time"
 
 	"cucriu/criuutil/pages"
@@ -16,6 +17,7 @@ type Config struct {
 	File string // the file that was read; empty if none was
 
 	GPUs       GPUs
+	Hosts      map[string]Host // by the names under which migrations know them
 	Driver     Driver
 	Lock       Lock
 	Checkpoint Checkpoint
@@ -36,6 +38,17 @@ type Config struct {
 type GPUs struct {
 	Map      []gpumap.Rule
 	Unmapped gpumap.Policy
+}
+
+// Host says how jobs are migrated to another host.
+type Host struct {
+	Map []gpumap.Rule // takes the place of that host's own map, if it is not empty
+}
+
+// MapFor returns the map for a migration to a host, which may be written as USER@HOST. It is nil
+// if none is configured: then the map of that host's own configuration counts.
+func (c Config) MapFor(host string) []gpumap.Rule {
+	return c.Hosts[host[strings.LastIndexByte(host, '@')+1:]].Map
 }
 
 // Driver says where the CUDA driver is found.

@@ -14,12 +14,17 @@ import (
 
 const examplePath = "../../configs/config.yaml"
 
-// commentedRule matches a rule that the example shows but does not apply.
-var commentedRule = regexp.MustCompile(`(?m)^  #  - \{from`)
+// commentedRule matches a rule that the example shows but does not apply. commentedHost matches
+// such a line of a host.
+var (
+	commentedRule = regexp.MustCompile(`(?m)^  #  - \{from`)
+	commentedHost = regexp.MustCompile(`(?m)^#((  )+(gpu-b:|map:|- \{from))`)
+)
 
 // activate uncomments the rules that the example shows.
 func activate(example []byte) []byte {
-	return commentedRule.ReplaceAll(example, []byte("    - {from"))
+	example = commentedRule.ReplaceAll(example, []byte("    - {from"))
+	return commentedHost.ReplaceAll(example, []byte("$1"))
 }
 
 func TestExampleStatesTheDefaults(t *testing.T) {
@@ -38,7 +43,7 @@ func TestExampleStatesTheDefaults(t *testing.T) {
 	}
 	// If the example left out a field, its default would still pass the comparison.
 	for _, name := range []string{
-		"unmapped: fill", "library: libcuda.so.1", "root: /", "timeout: 10s", "try: 1s", "checkpoint:", "restore:",
+		"unmapped: fill", "hosts:", "library: libcuda.so.1", "root: /", "timeout: 10s", "try: 1s", "checkpoint:", "restore:",
 		"timeout: 10m", "pages: fast", "compress: none", "sync: true", "prefault: true", "on_failure: kill", "force: []", "level: info", "format: text", `file: ""`,
 	} {
 		if !bytes.Contains(data, []byte("  "+name)) && !bytes.Contains(data, []byte("\n"+name)) {
@@ -61,6 +66,10 @@ func TestRulesThatTheExampleShowsCanBeUsed(t *testing.T) {
 	want.GPUs.Map = []gpumap.Rule{
 		{From: byUUID(t, uuidA), To: byUUID(t, uuidB)},
 		{From: gpumap.ByIndex(1), To: gpumap.ByPCI("0000:41:00.0")},
+	}
+	want.Hosts = map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByPCI("0000:41:00.0")}}}}
+	if len(got.MapFor("gpu-b")) == 1 {
+		got.MapFor("gpu-b")[0].Line = 0
 	}
 	for i := range got.GPUs.Map {
 		line := strings.Split(string(data), "\n")[got.GPUs.Map[i].Line-1]

@@ -20,6 +20,7 @@ func FuzzParse(f *testing.F) {
 		"", "---\n", "version: 1", "version: 1\n---\nversion: 1\n", "version: &v 1\nlock: {try: *v}\n",
 		"version: 1\nlock: &l {try: *l}\n", "version: 1\n<<: {log: {level: warn}}\n",
 		"version: 1\ngpus: {map: [{from: {index: 0}, to: {pci: 41:00.0}}]}\n",
+		"version: 1\nhosts: {b: {map: [{from: {index: 0}, to: {pci: 41:00.0}}]}, &h c: *h}\n",
 		"version: 1\ngpus: {map: &m [*m]}\n", "? {a: b}\n: c\n", "version: !!int 1\n", "\xff\xfe", "version: 1\ndriver: {root: \"\\0\"}\n",
 		"version: 1\nlock: {timeout: 1ns}\n", "{version: 1, version: 1}", "version: 1\nlog: {file: |\n  /a\n  }\n",
 	} {

@@ -116,12 +116,13 @@ func (p *parser) root(n *yaml.Node) error {
 			return nil
 		}),
 		section("gpus",
-			field{"map", (*parser).rules},
+			rules("map", &c.GPUs.Map),
 			scalar("unmapped", "use fill or error", func(value string) (err error) {
 				c.GPUs.Unmapped, err = gpumap.ParsePolicy(value)
 				return err
 			}),
 		),
+		field{"hosts", (*parser).hosts},
 		section("driver", text("library", &c.Driver.Library), text("root", &c.Driver.Root)),
 		section("lock", duration("timeout", &timeout), duration("try", &try)),
 		section("checkpoint", duration("timeout", &c.Checkpoint.Timeout)),
@@ -168,23 +169,45 @@ func (p *parser) defaultTry(timeout, try time.Duration) time.Duration {
 	return min(timeout, try)
 }
 
-// rules reads gpus.map.
-func (p *parser) rules(path string, n *yaml.Node) error {
-	n = resolve(n)
-	if n.Kind != yaml.SequenceNode {
-		return p.fail(n, path, "expected a list, found "+kindOf(n), "write one \"- {from: …, to: …}\" a line")
-	}
-	p.cfg.GPUs.Map = nil
-	for i, item := range n.Content {
-		rule := gpumap.Rule{Line: item.Line}
-		at := ruleField(i)
-		p.origins[at] = origin{p.source, item.Line}
-		if err := p.mapping(at, item, selector("from", &rule.From), selector("to", &rule.To)); err != nil {
-			return err
+// rules makes a field that holds a GPU map.
+func rules(name string, target *[]gpumap.Rule) field {
+	return field{name, func(p *parser, path string, n *yaml.Node) error {
+		n = resolve(n)
+		if n.Kind != yaml.SequenceNode {
+			return p.fail(n, path, "expected a list, found "+kindOf(n), "write one \"- {from: …, to: …}\" a line")
 		}
-		p.cfg.GPUs.Map = append(p.cfg.GPUs.Map, rule)
+		*target = nil
+		for i, item := range n.Content {
+			rule := gpumap.Rule{Line: item.Line}
+			at := ruleField(path, i)
+			p.origins[at] = origin{p.source, item.Line}
+			if err := p.mapping(at, item, selector("from", &rule.From), selector("to", &rule.To)); err != nil {
+				return err
+			}
+			*target = append(*target, rule)
+		}
+		return nil
+	}}
+}
+
+// hosts reads the section of a name for each host.
+func (p *parser) hosts(path string, n *yaml.Node) error {
+	n = resolve(n)
+	if n.Kind != yaml.MappingNode {
+		return p.fail(n, path, "expected names of hosts, found "+kindOf(n), "write a host's name, a colon, and its map")
 	}
-	return nil
+	p.cfg.Hosts = make(map[string]Host)
+	var names []field
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name := n.Content[i].Value
+		names = append(names, field{name, func(p *parser, below string, value *yaml.Node) error {
+			var host Host
+			err := p.mapping(below, value, rules("map", &host.Map))
+			p.cfg.Hosts[name] = host
+			return err
+		}})
+	}
+	return p.mapping(path, n, names...)
 }
 
 // force reads the names of the findings that are overridden.

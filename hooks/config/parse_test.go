@@ -38,6 +38,10 @@ gpus:
     - from: {uuid: `+uuidB+`}
       to: {pci: 41:00.0}
   unmapped: error
+hosts:
+  gpu-b:
+    map: [{from: {index: 0}, to: {pci: "0000:41:00.0"}}]
+  10.0.0.7: {map: }
 driver: {library: /opt/nvidia/lib/libcuda.so.1, root: /run/nvidia/driver}
 lock: {timeout: 1m30s, try: 250ms}
 checkpoint: {timeout: 20m}
@@ -61,6 +65,7 @@ log: {level: debug, format: json, file: /var/log/cucriu.log}
 			},
 			Unmapped: gpumap.FailUnmapped,
 		},
+		Hosts:          map[string]Host{"gpu-b": {Map: []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByPCI("0000:41:00.0"), Line: 12}}}, "10.0.0.7": {}},
 		Driver:         Driver{Library: "/opt/nvidia/lib/libcuda.so.1", Root: "/run/nvidia/driver"},
 		Lock:           Lock{Timeout: 90 * time.Second, Try: 250 * time.Millisecond},
 		Checkpoint:     Checkpoint{Timeout: 20 * time.Minute},
@@ -86,6 +91,7 @@ func TestWhatIsNotGivenKeepsItsDefault(t *testing.T) {
 		{"sections without fields", "version: 1\ngpus:\nlock: {}\nlog: ~\n", func(*Config) {}},
 		{"fields without values", "version: 1\ngpus: {map: , unmapped: }\nlock: {timeout: null}\n", func(*Config) {}},
 		{"a document start", "---\nversion: 1\n", func(*Config) {}},
+		{"hosts of which nothing is said", "version: 1\nhosts:\n", func(*Config) {}},
 		{"a try alone", "version: 1\nlock: {try: 2s}\n", func(c *Config) { c.Lock.Try = 2 * time.Second }},
 		{
 			"a timeout shorter than the default try", "version: 1\nlock: {timeout: 400ms}\n",
@@ -130,7 +136,7 @@ func TestParseRefuses(t *testing.T) {
 		{"an empty second document", "version: 1\n---\n", 2, []string{"second document"}},
 		{"a broken second document", "version: 1\n---\n}\n", 2, []string{"not YAML"}},
 
-		{"an unknown field", "version: 1\ngpu:\n  map: []\n", 2, []string{`unknown field "gpu"`, "gpus, driver"}},
+		{"an unknown field", "version: 1\ngpu:\n  map: []\n", 2, []string{`unknown field "gpu"`, "gpus, hosts, driver"}},
 		{"an unknown field of a section", "version: 1\nlock:\n  timeout: 1s\n  retries: 3\n", 4, []string{`lock: unknown field "retries"`, "timeout, try"}},
 		{"the run directory", "version: 1\nrun_dir: /run\n", 2, []string{`unknown field "run_dir"`}},
 		{"a field without a name", "version: 1\n~: 1\n", 2, []string{`unknown field "~"`}},
@@ -175,6 +181,12 @@ func TestParseRefuses(t *testing.T) {
 		{"no index", "version: 1\ngpus:\n  map:\n  - {from: {index: first}, to: {index: 0}}\n", 4, []string{"gpus.map[0].from.index", "not a whole number"}},
 		{"a negative index", "version: 1\ngpus:\n  map:\n  - {from: {index: -1}, to: {index: 0}}\n", 4, []string{"gpus.map[0]", "negative"}},
 		{"two selectors", "version: 1\ngpus:\n  map:\n  - {from: {index: 1, pci: \"41:00.0\"}, to: {index: 0}}\n", 4, []string{"gpus.map[0]", "from: 2 of uuid"}},
+		{"a list of hosts", "version: 1\nhosts:\n  - gpu-b\n", 3, []string{"hosts", "expected names of hosts, found a list"}},
+		{"an unknown field of a host", "version: 1\nhosts:\n  gpu-b:\n    gpus: []\n", 4, []string{"hosts.gpu-b", `unknown field "gpus"`, "map"}},
+		{"a host twice", "version: 1\nhosts:\n  gpu-b: {}\n  gpu-b: {}\n", 4, []string{"hosts.gpu-b", "first on line 3"}},
+		{"a user beside a host", "version: 1\nhosts:\n  me@gpu-b: {map: []}\n", 3, []string{"hosts.me@gpu-b", "not the name of a host", "without a user"}},
+		{"half a rule for a host", "version: 1\nhosts:\n  gpu-b:\n    map:\n    - {from: {index: 0}}\n", 5, []string{"hosts.gpu-b.map[0]", "to: 0 of uuid"}},
+		{"a list as the name of a host", "version: 1\nhosts:\n  ? [a]\n  : {}\n", 3, []string{"hosts", "name of a field is a list"}},
 		{"an unknown selector", "version: 1\ngpus:\n  map:\n  - {from: {minor: 1}, to: {index: 0}}\n", 4, []string{"gpus.map[0].from", `unknown field "minor"`, "uuid, pci, index"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -221,5 +233,18 @@ func TestNestedAliasesDoNotMultiply(t *testing.T) {
 func TestDefaultIsValid(t *testing.T) {
 	if err := Default().Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTheMapOfAHostIsThatOfItsName(t *testing.T) {
+	rules := []gpumap.Rule{{From: gpumap.ByIndex(0), To: gpumap.ByIndex(1)}}
+	cfg := Config{GPUs: GPUs{Map: []gpumap.Rule{{}}}, Hosts: map[string]Host{"gpu-b": {Map: rules}}}
+	for _, tt := range []struct {
+		to   string
+		want []gpumap.Rule
+	}{{"gpu-b", rules}, {"me@gpu-b", rules}, {"gpu-c", nil}, {"gpu-b@gpu-c", nil}, {"", nil}} {
+		if diff := cmp.Diff(tt.want, cfg.MapFor(tt.to)); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.to, diff)
+		}
 	}
 }

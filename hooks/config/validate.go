@@ -3,7 +3,9 @@ package config
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +28,7 @@ const (
 func (c Config) Validate() error {
 	for _, check := range []*Error{
 		c.GPUs.check(),
+		checkHosts(c.Hosts),
 		checkLibrary(c.Driver.Library),
 		checkPath("driver.root", c.Driver.Root),
 		checkDuration("lock.timeout", c.Lock.Timeout),
@@ -52,19 +55,42 @@ func (c Config) Validate() error {
 var levels = []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
 
 func (g GPUs) check() *Error {
-	for i, r := range g.Map {
-		if err := r.Validate(); err != nil {
-			return &Error{
-				Field: ruleField(i), Cause: err.Error(),
-				Remedy: `write {from: …, to: …}, each a UUID (nvidia-smi -L), {pci: "0000:41:00.0"} or {index: 0}`,
-			}
-		}
+	if err := checkMap("gpus.map", g.Map); err != nil {
+		return err
 	}
 	return checkOneOf("gpus.unmapped", g.Unmapped, gpumap.FillUnmapped, gpumap.FailUnmapped)
 }
 
-// ruleField returns the name that errors use for an entry of the map.
-func ruleField(i int) string { return fmt.Sprintf("gpus.map[%d]", i) }
+func checkMap(field string, rules []gpumap.Rule) *Error {
+	for i, r := range rules {
+		if err := r.Validate(); err != nil {
+			return &Error{
+				Field: ruleField(field, i), Cause: err.Error(),
+				Remedy: `write {from: …, to: …}, each a UUID (nvidia-smi -L), {pci: "0000:41:00.0"} or {index: 0}`,
+			}
+		}
+	}
+	return nil
+}
+
+// ruleField returns the name that errors use for an entry of a map.
+func ruleField(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
+
+// hostName matches names and addresses of hosts, and names in ssh's configuration.
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:-]*$`)
+
+func checkHosts(hosts map[string]Host) *Error {
+	for _, name := range slices.Sorted(maps.Keys(hosts)) {
+		field := join("hosts", name)
+		if !hostName.MatchString(name) {
+			return &Error{Field: field, Cause: fmt.Sprintf("%q is not the name of a host", name), Remedy: "write it as cucriu migrate --to has it, without a user"}
+		}
+		if err := checkMap(join(field, "map"), hosts[name].Map); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func checkDuration(field string, d time.Duration) *Error {
 	if d >= minDuration && d <= maxDuration {

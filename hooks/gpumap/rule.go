@@ -4,9 +4,9 @@ import "fmt"
 
 // Rule is one pair that the user asked for.
 type Rule struct {
-	From Selector // among the captured GPUs
-	To   Selector // among the visible GPUs
-	Line int      // where it stands in the configuration file; 0 if it is not from a file
+	From Selector `json:"from"`           // among the captured GPUs
+	To   Selector `json:"to"`             // among the visible GPUs
+	Line int      `json:"line,omitempty"` // where it stands in the configuration file; 0 if it is not from a file
 }
 
 // String names the rule by its line, if it has one, and by its two sides.

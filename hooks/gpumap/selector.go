@@ -9,9 +9,9 @@ import (
 
 // Selector names one GPU of an ordered set. Exactly one field must be set.
 type Selector struct {
-	UUID  *cudackpt.UUID
-	PCI   string // [domain:]bus:device.function, as the user wrote it
-	Index *int   // position in the set, from 0
+	UUID  *cudackpt.UUID `json:"uuid,omitempty"`
+	PCI   string         `json:"pci,omitempty"`   // [domain:]bus:device.function, as the user wrote it
+	Index *int           `json:"index,omitempty"` // position in the set, from 0
 }
 
 // ByUUID selects the GPU with this UUID.

@@ -166,7 +166,7 @@ func (m Manifest) Validate() error {
 	switch {
 	case m.Version < 1 || m.Version > RewrittenVersion:
 		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, RewrittenVersion)
-	case m.DriverVersion == "":
+	case m.DriverVersion == "" && len(m.Processes) > 0:
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):
 		return fmt.Errorf("damaged: the driver version is %q", m.DriverVersion)
@@ -174,7 +174,7 @@ func (m Manifest) Validate() error {
 		return fmt.Errorf("damaged: the root has pid %d", m.RootPID)
 	case len(m.StoppedOthers) > maxProcesses:
 		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
-	case len(m.Processes) == 0 || len(m.Processes) > maxProcesses:
+	case len(m.Processes) == 0 && len(m.Parked) == 0 || len(m.Processes) > maxProcesses:
 		return fmt.Errorf("damaged: %d processes", len(m.Processes))
 	}
 	isParked := make(map[int]bool)

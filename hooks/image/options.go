@@ -83,7 +83,7 @@ func ReadOptions(dir string) (Options, error) {
 		err = json.Unmarshal(data, &o)
 	}
 	if err == nil {
-		err = o.validate()
+		err = o.Validate()
 	}
 	if err != nil {
 		return Options{}, fmt.Errorf("the recorded options of criu in %s are damaged: %w: remove the file, and give the options by hand", filepath.Join(dir, OptionsName), err)
@@ -93,7 +93,8 @@ func ReadOptions(dir string) (Options, error) {
 
 var pipeName = regexp.MustCompile(`^pipe:\[\d+\]$`)
 
-func (o Options) validate() error {
+// Validate checks options that were read.
+func (o Options) Validate() error {
 	if !slices.Contains([]string{"", "nftables", "skip"}, o.NetworkLock) {
 		return fmt.Errorf("the network lock is %q", o.NetworkLock)
 	}

@@ -26,6 +26,12 @@ func (s *Session) Conflict() error {
 	if s.Kind == KindSuspend {
 		return s.suspendConflict()
 	}
+	if s.Held() {
+		return &ConflictError{
+			fmt.Sprintf("process %d is held by migration %s (the other copy is at %s), begun %s", s.rootPID(), s.Hold.ID, s.Hold.Peer, s.Created.Local().Format(time.TimeOnly)),
+			"wait for it; if its programs are gone, cucriu status says what decides",
+		}
+	}
 	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
 	if s.Stuck {
 		return &ConflictError{begun + " has ended, and its job is " + s.Message, "its watcher goes on trying; if that is gone, cucriu recover tries again"}
@@ -58,4 +64,11 @@ func (s *Session) suspendConflict() error {
 func (s *Session) ClaimConflict() error {
 	return fmt.Errorf("image directory %s is in use by a dump of criu process %d (session %s, step %s): nothing was touched; dump into another directory, "+
 		"and if that criu and its watcher are gone, cucriu recover ends it", s.ImageDir, s.Criu.PID, s.Name(), s.Step)
+}
+
+func (s *Session) rootPID() int {
+	if s.Root == nil {
+		return 0
+	}
+	return s.Root.PID
 }

@@ -66,6 +66,21 @@ func FindOpen(runDir string, criu proc.Ident, members []Member) (*Session, error
 	return nil, nil
 }
 
+// FindHold finds the session that holds processes under a name. It is [os.ErrNotExist] if there is
+// none.
+func FindHold(runDir, id string) (*Session, error) {
+	all, err := List(runDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range slices.Backward(all) {
+		if s.Hold != nil && s.Hold.ID == id {
+			return s, nil
+		}
+	}
+	return nil, fmt.Errorf("migration %s: no session of it in %s: %w", id, runDir, os.ErrNotExist)
+}
+
 // DumpsInto lists the sessions that dump into a directory.
 func DumpsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
 	all, err := List(runDir)

@@ -41,6 +41,7 @@ const (
 	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were killed, and the image is intact
 	OutcomeGone    Outcome = "gone"    // the processes ended by themselves, or together with a criu that failed
 	OutcomeLeft    Outcome = "left"    // a restore failed: its processes are left stopped for inspection, as configured
+	OutcomeMoved   Outcome = "moved"   // the job goes on at another host: its processes here were ended
 )
 
 // Record is what is on disk of one dump, restore or suspend. It is written ahead of every step,
@@ -84,10 +85,12 @@ type Record struct {
 	Manifest *image.Manifest `json:"manifest,omitempty"`
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
 	Phases   timeline.Phases `json:"phases"`
-	Outcome  Outcome         `json:"outcome"`
-	Ended    time.Time       `json:"ended,omitzero"` // when the job reached its end state
-	Message  string          `json:"message"`
-	Stuck    bool            `json:"stuck,omitempty"` // the last try to bring it to its end failed; the message says why
+	// Hold is set if the processes stay held after criu until somebody decides what becomes of them.
+	Hold    *Hold     `json:"hold,omitempty"`
+	Outcome Outcome   `json:"outcome"`
+	Ended   time.Time `json:"ended,omitzero"` // when the job reached its end state
+	Message string    `json:"message"`
+	Stuck   bool      `json:"stuck,omitempty"` // the last try to bring it to its end failed; the message says why
 }
 
 // Elsewhere reports whether the session is open and belongs to another pid namespace. Such a
@@ -104,6 +107,11 @@ func (r *Record) parse(data []byte) error {
 	}
 	for _, member := range r.Members {
 		if err := member.Pages.validate(); err != nil {
+			return err
+		}
+	}
+	if r.Hold != nil {
+		if err := r.Hold.validate(); err != nil {
 			return err
 		}
 	}
@@ -135,6 +143,9 @@ func (r *Record) idents() []*proc.Ident {
 		if id != nil {
 			idents = append(idents, id)
 		}
+	}
+	if r.Hold != nil {
+		idents = append(idents, &r.Hold.Holder)
 	}
 	for i := range r.Members {
 		idents = append(idents, &r.Members[i].Ident)

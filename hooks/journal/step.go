@@ -56,8 +56,9 @@ func (r *Record) MayBeCheckpointed() bool {
 }
 
 // LeavesStopped reports whether criu was told to leave the processes stopped, and got that far.
+// Where they are held, a decision says what they do in the end.
 func (r *Record) LeavesStopped() bool {
-	return r.LeaveStopped && (r.Kind == KindRestore || r.Step == StepDumped)
+	return r.LeaveStopped && r.Hold == nil && (r.Kind == KindRestore || r.Step == StepDumped)
 }
 
 // HandedOver reports whether the hook has done its part of a dump. From then on the freezers
@@ -68,7 +69,7 @@ func (r *Record) HandedOver() bool {
 
 // ResumedOutcome returns the outcome of a session whose processes are back.
 func (r *Record) ResumedOutcome() Outcome {
-	if r.LeaveStopped {
+	if r.LeaveStopped && r.Hold == nil {
 		return OutcomeStopped
 	}
 	return OutcomeRunning

@@ -31,7 +31,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		}
 		return driver, err
 	}
-	in, err := InspectTree(ctx, root, existing(imageDir), open)
+	in, err := InspectTree(ctx, root, Existing(imageDir), open)
 	if errors.Is(err, proc.ErrGone) {
 		return nil, AsRefusal(err)
 	}
@@ -70,8 +70,8 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 	return slices.Concat(findings, options, in.Findings, InsideFindings(in.PIDs, os.Getpid())), nil
 }
 
-// existing returns dir, or its nearest parent that exists if dir does not.
-func existing(dir string) string {
+// Existing returns dir, or its nearest parent that exists if dir does not.
+func Existing(dir string) string {
 	for dir != "" {
 		_, err := os.Stat(dir)
 		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) // its parent may be a file
@@ -137,13 +137,14 @@ func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 		findings = append(findings, Finding{Name: FindingGPUMap, Severity: SeverityOK, Message: line})
 	}
 	if err != nil {
-		findings = append(findings, imageFinding(err))
+		findings = append(findings, PlanFinding(err))
 	}
 	return findings, nil
 }
 
-// imageFinding turns the reason why a host cannot take an image into a finding.
-func imageFinding(err error) Finding {
+// PlanFinding turns the error of [Host.PlanRestore], the reason why a host cannot take an image,
+// into a finding.
+func PlanFinding(err error) Finding {
 	var mapError *gpumap.MapError
 	var version *DriverVersionError
 	var memory *MemoryError

@@ -59,6 +59,22 @@ const (
 	FindingTerminal      = "terminal"       // the job has a terminal, and the restore has none
 	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
+	// About a migration: see package prepare.
+	FindingArchitecture  = "architecture"      // the other host's processor runs other programs
+	FindingCPU           = "cpu-features"      // the other host's processor lacks instructions
+	FindingCriuFeature   = "criu-feature"      // criu or the kernel there lacks something that this job needs
+	FindingClock         = "monotonic-clock"   // the monotonic clock jumps
+	FindingHostMemory    = "host-memory"       // a host has too little memory for the job on its way
+	FindingFiles         = "files"             // the files of the job that are there
+	FindingFileMissing   = "file-missing"      // a file is not there
+	FindingFileDiffers   = "file-differs"      // another file is there by its name
+	FindingDirectory     = "directory-missing" // a working, root or open directory is not there
+	FindingMounts        = "mounts"            // the job has mounts of its own
+	FindingCgroup        = "cgroup-missing"    // its control group is not there
+	FindingUser          = "user"              // a user has another name there
+	FindingUserNamespace = "user-namespace"    // the other host makes no user namespaces
+	FindingTCP           = "tcp-connection"    // TCP connections of the job
+	FindingTCPAddress    = "tcp-address"       // an address or port that a socket needs is not to be had
 )
 
 // Forceable returns the names of the errors that the user can override: those where the finding
@@ -67,6 +83,7 @@ const (
 func Forceable() []string {
 	return []string{
 		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
 	}
 }
 

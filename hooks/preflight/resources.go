@@ -27,7 +27,7 @@ func resourceFindings(system proc.System, in *TreeInspection, imageDir string, w
 	if err := unix.Statfs(imageDir, &stat); err != nil {
 		return nil, fmt.Errorf("free space of %s: %w", imageDir, err)
 	}
-	if keepsInMemory(int64(stat.Type)) {
+	if KeepsInMemory(int64(stat.Type)) {
 		image = memoryImage{bytes: need, writer: writer}
 	}
 	findings, err := stagingFindings(system, in.Processes, image)
@@ -43,10 +43,10 @@ type memoryImage struct {
 	writer int // pid; the image's pages are charged to its control groups
 }
 
-// keepsInMemory reports whether a file system, given by its magic number, keeps what is written
+// KeepsInMemory reports whether a file system, given by its magic number, keeps what is written
 // in memory and cannot give that memory back. The page cache of a disk can be given back, in a
 // control group too: there the writer waits for the disk.
-func keepsInMemory(magic int64) bool {
+func KeepsInMemory(magic int64) bool {
 	switch magic {
 	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC:
 		return true

@@ -101,8 +101,8 @@ func (p *Pair) kept() []string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	ofTest := filepath.Dir(p.root.TempDir()) // has all directories of the test
-	kept := []string{ofTest, testenv.Root(p.t), self, testenv.Criu(p.t)}
+	ofTest := filepath.Dir(p.root.TempDir())                                           // has all directories of the test
+	kept := []string{ofTest, testenv.Root(p.t), self, filepath.Dir(testenv.Criu(p.t))} // criu has its libraries beside it
 	if testenv.RealDriver() && testenv.Exists("/run/nvidia-persistenced") {
 		kept = append(kept, "/run/nvidia-persistenced")
 	}

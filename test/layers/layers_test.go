@@ -18,18 +18,18 @@ var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
 	{"test/hosts"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
-	{"hooks/jobs"}, // hooks/migrate will stand beside it
-	{"hooks/jobs/files", "hooks/jobs/place"},
+	{"hooks/jobs", "hooks/migrate"},
+	{"hooks/jobs/files", "hooks/jobs/place", "hooks/migrate/prepare"},
 	{"hooks/jobs/job"},
 	{"hooks/checkpoint"},
 	{"hooks"},
 	{"hooks/config", "hooks/journal"},
 	{"hooks/jobs/store", "hooks/preflight"},
 	{"hooks/image"},
-	{"hooks/gpumap", "hooks/timeline"},
+	{"hooks/gpumap", "hooks/migrate/wire", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "internal/failpoint"},
 	{"criuutil/proc", "criuutil/pstree"},
-	{"internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
+	{"hooks/migrate/commit", "hooks/migrate/predict", "internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/hooks/migrate"
+	"cucriu/hooks/migrate/prepare"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/units"
+)
+
+func migrateCommand() *cobra.Command {
+	var pid int
+	var asJSON bool
+	var rsh, tcp, copyFiles, via string
+	var bandwidth int64
+	var force []string
+	var o migrate.Options
+	cmd := &cobra.Command{
+		Use:   "migrate -t PID --to HOST",
+		Short: "Move a running job to the GPUs of another host",
+		Long: `Move a running job to the GPUs of another host.
+
+The way there is your own ssh: whatever makes "ssh HOST cucriu receive" work (its
+configuration, agent, jump hosts) counts here, and no service runs there
+beforehand. The data goes over several TLS connections of its own, whose
+certificates are exchanged through ssh, to a port that the destination opens for
+this migration alone.
+
+Both hosts are checked before anything is touched, and --dry-run ends there.
+Whatever fails after that, exactly one copy goes on: here, until the destination
+holds the complete job, stopped; there, once the copy here has been ended. If a
+host or the network fails in between, cucriu status on either host says what is
+where, and cucriu recover finishes it.
+
+The destination needs root, cucriu, criu, the same driver and GPUs of the same
+model, and the files that the job uses.`,
+		Example: `  cucriu migrate -t 4711 --to gpu-b --dry-run
+  cucriu migrate -t 4711 --to gpu-b
+  cucriu migrate -t 4711 --to root@gpu-b --precopy --bandwidth 1G`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case pid == 0:
+				return usageError{errors.New("name the root of the tree with -t")}
+			case o.Host == "":
+				return usageError{errors.New("name the destination with --to")}
+			}
+			if err := preflight.CheckForce(force); err != nil {
+				return usageError{err}
+			}
+			o.RSH, o.BytesPerSecond, o.ViaSSH = strings.Fields(rsh), bandwidth, via == "ssh"
+			var err error
+			if o.TCP, err = oneOf("--tcp", tcp, map[string]prepare.TCP{"refuse": prepare.TCPRefuse, "close": prepare.TCPClose, "keep": prepare.TCPKeep}); err != nil {
+				return err
+			}
+			if o.Copy, err = oneOf("--copy-files", copyFiles, map[string]prepare.Copy{"none": prepare.CopyNone, "missing": prepare.CopyMissing, "changed": prepare.CopyChanged}); err != nil {
+				return err
+			}
+			if _, err = oneOf("--via", via, map[string]bool{"tls": false, "ssh": true}); err != nil {
+				return err
+			}
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			hook.Force = force
+			p := newProgress(os.Stderr, "")
+			o.Progress = p.migration
+			undone := context.AfterFunc(cmd.Context(), func() {
+				p.say(fmt.Sprintf("%v: the job goes on here, unless it is complete there already", context.Cause(cmd.Context())))
+			})
+			result, err := migrate.Migrate(cmd.Context(), hook, pid, o)
+			undone()
+			p.stop()
+			if asJSON {
+				if jsonErr := writeJSON(cmd.OutOrStdout(), newMigrationSummary(result, o.DryRun, err)); err == nil {
+					err = jsonErr
+				}
+				return err
+			}
+			return errors.Join(writeMigration(cmd.OutOrStdout(), result, o.DryRun, err), err)
+		},
+	}
+	flags := cmd.Flags()
+	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree (required)")
+	flags.StringVar(&o.Host, "to", "", "the destination, as ssh knows it: [USER@]HOST (required)")
+	flags.BoolVar(&o.DryRun, "dry-run", false, "only check both hosts")
+	flags.BoolVar(&o.Precopy, "precopy", false, "send the GPU memory once before, while the job runs on; what has changed is sent again")
+	flags.Var((*timeoutValue)(&o.MaxPause), "max-pause", "refuse, or give up, rather than have the job stand still for longer")
+	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
+	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
+	flags.StringVar(&via, "via", "tls", "how the data goes: tls, over connections of its own; ssh, where no port is open")
+	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
+	flags.Var((*sizeValue)(&bandwidth), "bandwidth", "send no more than so many bytes in a second, such as 500M")
+	flags.StringVar(&tcp, "tcp", "refuse", "what becomes of TCP connections with other programs: refuse, close or keep")
+	flags.StringVar(&copyFiles, "copy-files", "none", "which files of the job move with it: none, missing, or also changed ones")
+	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
+	flags.StringVar(&o.Criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run here (default: $CUCRIU_CRIU, else the system's)")
+	flags.StringArrayVar(&force, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+// oneOf reads an option that is one of several words.
+func oneOf[T any](flag, text string, values map[string]T) (T, error) {
+	value, known := values[text]
+	if !known {
+		return value, usageError{fmt.Errorf("%s %s: see --help", flag, text)}
+	}
+	return value, nil
+}
+
+// migrationSummary is the migrate command's JSON.
+type migrationSummary struct {
+	migrate.Result
+	DryRun bool   `json:"dry_run"`
+	Error  string `json:"error,omitempty"`
+}
+
+func newMigrationSummary(r migrate.Result, dryRun bool, err error) migrationSummary {
+	s := migrationSummary{Result: r, DryRun: dryRun}
+	if err != nil {
+		s.Error = err.Error()
+	}
+	return s
+}
+
+// writeMigration says how a migration went. The table of the checks is shown where nothing else
+// was done.
+func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) error {
+	if r.Report != nil && (dryRun || preflight.Refused(err)) {
+		table := newTable(out, "HOST", "CHECK", "VERDICT", "FOUND")
+		for _, row := range r.Report.Table() {
+			table.row(row.Where, row.What, row.Verdict, row.Found)
+			if row.Remedy != "" {
+				table.below(row.Remedy)
+			}
+		}
+		if err := table.write(out); err != nil {
+			return err
+		}
+	}
+	switch {
+	case err != nil:
+		return nil
+	case dryRun:
+		_, err = fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
+	default:
+		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v; %s sent meanwhile", r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes))
+		if r.Ahead > 0 {
+			fmt.Fprintf(out, ", %s before", units.Size(r.Ahead))
+		}
+		fmt.Fprintln(out)
+	}
+	return err
+}

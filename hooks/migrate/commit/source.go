@@ -1,0 +1,65 @@
+package commit
+
+// SourceState is what the source's journal holds.
+type SourceState string
+
+// The states of a source. Back and End are final.
+const (
+	Undecided SourceState = "undecided" // the job may be held, and is brought back unless End comes first
+	Back      SourceState = "back"      // the job goes on here
+	End       SourceState = "end"       // the job goes on there, and the copy here is ended: the commit point
+)
+
+// Source is the source's side of one migration.
+type Source struct {
+	State SourceState `json:"state"`
+}
+
+// On answers an event. The next state must be on disk before the first action is begun.
+func (s Source) On(e Event) (next Source, do []Action, err error) {
+	next = Source{s.decide(e)}
+	do = next.carryOut(e)
+	if do == nil {
+		return s, nil, &ImpossibleError{Side: "source", State: string(s.State), Event: e}
+	}
+	return next, do, nil
+}
+
+// decide returns the next state. Of what can happen to a source that is undecided, only ready
+// leads to End.
+func (s Source) decide(e Event) SourceState {
+	switch {
+	case s.State != Undecided:
+		return s.State
+	case e == Ready:
+		return End
+	}
+	return Back
+}
+
+// carryOut returns what a decision asks for, nil if the event cannot happen. The copy comes first:
+// it may have been stopped, or left alive, by a program that did not know of the decision or was
+// killed after it.
+func (s Source) carryOut(e Event) []Action {
+	switch s.State {
+	case Back:
+		switch e {
+		case Ready, Failed, ControlLost, Recover:
+			return []Action{BringBack, SayAbort}
+		case ProgramGone: // a watcher cannot reach the destination
+			return []Action{BringBack}
+		case Ended, Unknown:
+			return []Action{BringBack, Close}
+		}
+	case End:
+		switch e {
+		case Ready, Failed, ControlLost, Recover:
+			return []Action{KillCopy, SayCommit}
+		case ProgramGone, Unknown: // not closed: nobody has said that the job runs
+			return []Action{KillCopy}
+		case Running:
+			return []Action{KillCopy, Close}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,193 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/migrate/commit"
+	"cucriu/hooks/migrate/wire"
+)
+
+// ErrUndelivered is wrapped by an error that says that the decision is made, and the destination
+// could not be told.
+var ErrUndelivered = errors.New("the destination does not know of it")
+
+const (
+	// settlePatience is how long a destination is tried that cannot be reached.
+	settlePatience = time.Minute
+	// answerPatience is how long it may take to do what it was told.
+	answerPatience = 10 * time.Minute
+)
+
+// sourceState returns where the source stands in the commit protocol. Without a session the job
+// was never held.
+func sourceState(hook *hooks.Hook, id string) (commit.SourceState, error) {
+	s, err := hook.Held(id)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return commit.Undecided, nil
+	case err != nil:
+		return "", err
+	case s.Hold.Decision == journal.DecisionEnd:
+		return commit.End, nil
+	case s.Hold.Decision == journal.DecisionGo || s.Outcome != "":
+		return commit.Back, nil
+	}
+	return commit.Undecided, nil
+}
+
+// on answers an event, and the destination's answers to that, until both sides know what was
+// decided. It is not given up half way.
+func (s *source) on(e commit.Event) error {
+	ctx := context.Background()
+	for {
+		state, err := sourceState(s.hook, s.record.ID)
+		if err != nil {
+			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+		}
+		_, do, err := commit.Source{State: state}.On(e)
+		if err != nil {
+			return err
+		}
+		answer, err := s.carryOut(ctx, do)
+		switch {
+		case errors.Is(err, hooks.ErrDecided):
+			continue // by the watcher or a recover: the state is another now
+		case err != nil || answer == "":
+			return err
+		case answer == commit.Unknown && state == commit.End:
+			return errors.Join(fmt.Errorf("%s has no copy of the job any more, and the one here was ended after it had said that it had one: was it restarted?", s.record.Host), s.record.remove(), hooks.ErrEnded)
+		}
+		e = answer
+	}
+}
+
+// carryOut does actions, and returns the destination's answer if it was told something.
+func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commit.Event, err error) {
+	for _, action := range do {
+		switch action {
+		case commit.BringBack:
+			err = s.decide(ctx, "bring back", journal.DecisionGo)
+		case commit.KillCopy:
+			err = s.decide(ctx, "end here", journal.DecisionEnd)
+		case commit.SayCommit:
+			answer, err = s.say(ctx, sayCommit)
+		case commit.SayAbort:
+			answer, err = s.say(ctx, sayAbort)
+		case commit.Close:
+			err = s.record.remove()
+		default:
+			err = fmt.Errorf("%q is nothing that a source does", action)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return answer, nil
+}
+
+// decide makes a decision and carries it out. A job that was never held needs none.
+func (s *source) decide(ctx context.Context, name string, decision journal.Decision) error {
+	return s.phase(name, func() error {
+		_, err := s.hook.Decide(ctx, s.record.ID, decision)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+}
+
+// say tells the destination what was decided, over the connection that there is or, if that is
+// lost, over new ones.
+func (s *source) say(ctx context.Context, decision string) (answer commit.Event, err error) {
+	err = s.phase("tell "+s.record.Host, func() error {
+		if s.remote != nil {
+			if err = s.remote.Send(decision, nil); err == nil {
+				answer, err = s.answer(ctx)
+			}
+			if err == nil || !isLost(err) {
+				return err
+			}
+			s.hook.Log.Warn("the connection to the destination is lost: trying another", "error", err)
+			s.remote.Close()
+			s.remote = nil
+		}
+		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
+			if err = s.connect(ctx); err == nil {
+				if err = s.remote.Send(saySettle, settleMessage{decision}); err == nil {
+					answer, err = s.answer(ctx)
+				}
+			}
+			if err == nil || !time.Now().Add(pause).Before(deadline) {
+				return err
+			}
+			time.Sleep(pause)
+		}
+	})
+	if err == nil {
+		return answer, nil
+	}
+	return "", &undeliveredError{record: s.record, decision: decision, cause: err}
+}
+
+// answer waits for the destination's answer to a decision.
+func (s *source) answer(ctx context.Context) (commit.Event, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, wire.ErrSilent)
+	defer cancel()
+	for {
+		m, err := s.remote.Receive(ctx)
+		if err != nil {
+			return "", err
+		}
+		switch m.Kind {
+		case sayRunning:
+			var r running
+			if err := m.Decode(&r); err != nil {
+				return "", err
+			}
+			s.result.PID = r.PID
+			return commit.Running, nil
+		case sayEnded:
+			return commit.Ended, nil
+		case sayUnknown:
+			return commit.Unknown, nil
+		case sayFailed:
+			// Before it heard the decision, it may have failed by itself.
+			if err := failureOf(m); err.Error() != "" {
+				s.hook.Log.Info("the destination reports a failure", "error", err)
+			}
+		}
+	}
+}
+
+func isLost(err error) bool {
+	return errors.Is(err, wire.ErrClosed) || errors.Is(err, wire.ErrSilent)
+}
+
+// undeliveredError says what is where, and what decides.
+type undeliveredError struct {
+	record   *Record
+	decision string
+	cause    error
+}
+
+func (e *undeliveredError) Error() string {
+	if e.decision == sayCommit {
+		return fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
+			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", e.record.Host, e.cause, e.record.ID)
+	}
+	return fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
+		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", e.record.Host, e.cause, e.record.ID)
+}
+
+func (e *undeliveredError) Unwrap() error { return e.cause }
+
+// Is makes the error known as [ErrUndelivered] and, if the job runs nowhere, as [hooks.ErrNotBack].
+func (e *undeliveredError) Is(target error) bool {
+	return target == ErrUndelivered || target == hooks.ErrNotBack && e.decision == sayCommit
+}

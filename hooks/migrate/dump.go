@@ -1,0 +1,64 @@
+package migrate
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/jobs/files"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/migrate/prepare"
+)
+
+// criuLogLevel is warnings and errors.
+const criuLogLevel = 2
+
+// dump dumps the job into dir and holds it.
+func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir string) error {
+	options := s.dumpOptions(root)
+	options.Hold = hold
+	if s.options.Copy != prepare.CopyNone {
+		options.AtStandstill = func(ctx context.Context, dir string) error {
+			_, err := files.Save(ctx, root, dir, files.Options{})
+			return err
+		}
+	}
+	noting := *s.hook
+	noting.Progress = func(r *journal.Record, step string) {
+		if step == string(journal.StepLock) && s.locked.IsZero() {
+			s.locked = time.Now()
+		}
+		s.tell(Progress{Phase: step})
+	}
+	return s.phase("dump", func() error {
+		_, err := checkpoint.Dump(ctx, &noting, dir, options)
+		return err
+	})
+}
+
+// dumpRunning dumps the job into dir, and lets it run on.
+func (s *source) dumpRunning(ctx context.Context, root int, dir string) error {
+	options := s.dumpOptions(root)
+	options.RPC.LeaveRunning = proto.Bool(true)
+	noting := *s.hook
+	noting.Progress = func(_ *journal.Record, step string) { s.tell(Progress{Phase: step}) }
+	return s.phase("dump ahead", func() error {
+		result, err := checkpoint.Dump(ctx, &noting, dir, options)
+		s.result.Before = result.Downtime
+		return err
+	})
+}
+
+func (s *source) dumpOptions(root int) checkpoint.Options {
+	return checkpoint.Options{
+		Path: s.options.Criu, Output: os.Stderr,
+		RPC: &rpc.CriuOpts{
+			Pid: proto.Int32(int32(root)), LogLevel: proto.Int32(criuLogLevel),
+			TcpClose: proto.Bool(s.options.TCP == prepare.TCPClose), TcpEstablished: proto.Bool(s.options.TCP == prepare.TCPKeep),
+		},
+	}
+}

@@ -1,0 +1,106 @@
+package migrate
+
+import (
+	"fmt"
+	"regexp"
+
+	"cucriu/hooks/migrate/commit"
+	"cucriu/hooks/migrate/prepare"
+	"cucriu/hooks/migrate/wire"
+)
+
+// The protocol between the two programs. A change that an older one would not understand makes a
+// new version.
+const (
+	protocolVersion = 1
+	protocolOldest  = 1
+)
+
+// What the source says.
+const (
+	sayHello   = "hello"   // the destination answers with its own
+	sayPrepare = "prepare" // the destination answers with its judgement
+	sayRound   = "round"   // the destination answers where it listens
+	sayRestore = "restore" // the destination answers that it is ready, or has failed
+	saySettle  = "settle"  // over a connection of its own; the destination answers as to commit and abort
+	sayCommit  = string(commit.Commit)
+	sayAbort   = string(commit.Abort)
+)
+
+// What the destination says.
+const (
+	sayJudged    = "judged"
+	sayListening = "listening"
+	sayProgress  = "progress"
+	sayFailed    = "failed"
+	sayReady     = string(commit.Ready)
+	sayRunning   = string(commit.Running)
+	sayEnded     = string(commit.Ended)
+	sayUnknown   = string(commit.Unknown)
+)
+
+// hello begins a connection, in both directions.
+type hello struct {
+	wire.Hello
+	ID          string `json:"id"` // of the migration
+	Host        string `json:"host"`
+	Fingerprint string `json:"fingerprint"` // of the certificate for the data
+}
+
+type prepareMessage struct {
+	Job  *prepare.Job `json:"job"`
+	TCP  prepare.TCP  `json:"tcp"`
+	Copy prepare.Copy `json:"copy"`
+}
+
+// round announces data: a whole image, or what has changed since an earlier round.
+type round struct {
+	Number int `json:"number"`
+	// Probe says that what comes only shows how fast the way is. It is dropped, and such a round
+	// has no number.
+	Probe bool `json:"probe,omitempty"`
+}
+
+type listening struct {
+	Addresses []string `json:"addresses"`
+}
+
+// restoreMessage asks for the restore of the last round.
+type restoreMessage struct {
+	// Links names files of an earlier round that this image has as well.
+	Links []link      `json:"links,omitempty"`
+	TCP   prepare.TCP `json:"tcp"`
+}
+
+type link struct {
+	Round int    `json:"round"`
+	Name  string `json:"name"`
+}
+
+type progressMessage struct {
+	Phase string `json:"phase"`
+}
+
+type failure struct {
+	Error   string `json:"error"`
+	Refused bool   `json:"refused"`
+}
+
+type settleMessage struct {
+	Decision string `json:"decision"` // sayCommit or sayAbort
+}
+
+type running struct {
+	PID     int    `json:"pid"`
+	Message string `json:"message"`
+}
+
+var validID = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// checkID refuses what is no name of a migration: it becomes part of the names of files.
+func checkID(id string) error {
+	if !validID.MatchString(id) {
+		return fmt.Errorf("%.40q is not the name of a migration, which has 16 hexadecimal digits", id)
+	}
+	return nil
+}

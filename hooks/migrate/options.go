@@ -1,0 +1,116 @@
+package migrate
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cucriu/hooks/migrate/prepare"
+)
+
+// Options say how a job migrates.
+type Options struct {
+	Host string // as ssh knows it
+	// RSH is the command that reaches the host, ssh by default; the host and the remote command
+	// are appended to it.
+	RSH []string
+	// Remote is how cucriu is run there, "cucriu" by default.
+	Remote string
+	Criu   string // the criu to run here; empty for the system's
+	// Stage is a directory for the image, in memory by default.
+	Stage string
+	// DryRun ends the migration before anything is touched.
+	DryRun bool
+	// Precopy sends the GPU memory once while the job runs on.
+	Precopy bool
+	// MaxPause refuses a migration whose predicted pause is longer; 0 is no limit.
+	MaxPause time.Duration
+	// Streams is the number of connections for data, 0 for a number that fits the host.
+	Streams int
+	// BytesPerSecond limits the sending; 0 is no limit.
+	BytesPerSecond int64
+	// ViaSSH sends the data over ssh, too.
+	ViaSSH bool
+	// TCP says what becomes of the job's connections with other programs.
+	TCP prepare.TCP
+	// Copy says which of its files move with it.
+	Copy prepare.Copy
+	// Progress, if set, is told of each phase as it begins.
+	Progress func(Progress)
+}
+
+// Progress says how far a migration is.
+type Progress struct {
+	Phase string `json:"phase"`
+	There bool   `json:"there"` // the phase is the destination's
+	// Done is how many of the Total bytes of the phase are done; nil if it has none.
+	Done  func() int64 `json:"-"`
+	Total int64        `json:"-"`
+}
+
+// Result says how a migration went.
+type Result struct {
+	ID     string          `json:"id"`
+	Host   string          `json:"host"`
+	PID    int             `json:"pid"` // of the job's root at the destination, as seen there
+	Report *prepare.Report `json:"report,omitempty"`
+	// Predicted is the pause that was expected, Pause the one that came: from the lock here to
+	// the first instruction there.
+	Predicted time.Duration `json:"predicted_pause_ns"`
+	Pause     time.Duration `json:"pause_ns"`
+	// Before is how long the job stood still for the pre-copy.
+	Before time.Duration `json:"precopy_pause_ns,omitempty"`
+	// Bandwidth is what the way to the destination takes, in bytes per second.
+	Bandwidth float64       `json:"bytes_per_second"`
+	Total     time.Duration `json:"total_ns"`
+	Phases    []Phase       `json:"phases"`
+	// Bytes is what was sent while the job stood still, Ahead what was sent before.
+	Bytes int64 `json:"bytes"`
+	Ahead int64 `json:"ahead_bytes"`
+}
+
+// Phase is a part of a migration.
+type Phase struct {
+	Name    string        `json:"name"`
+	There   bool          `json:"there"`
+	Begin   time.Duration `json:"begin_ns"` // since the begin of the migration
+	Took    time.Duration `json:"took_ns"`
+	Running bool          `json:"running"` // the job ran meanwhile
+	Bytes   int64         `json:"bytes,omitempty"`
+}
+
+const defaultStage = "/dev/shm"
+
+func (o *Options) fill() error {
+	if o.Host == "" || strings.HasPrefix(o.Host, "-") {
+		return errors.New("name the host to which the job is to move")
+	}
+	if len(o.RSH) == 0 {
+		o.RSH = []string{"ssh"}
+	}
+	if o.Remote == "" {
+		o.Remote = "cucriu"
+	}
+	if o.Stage == "" {
+		o.Stage = defaultStage
+	}
+	return checkStage(o.Stage)
+}
+
+// checkStage refuses a directory in which somebody else could put files of his own.
+func checkStage(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("directory for the image: %w", err)
+	}
+	if !info.IsDir() || !filepath.IsAbs(dir) {
+		return fmt.Errorf("directory for the image: %s is not the absolute path of a directory", dir)
+	}
+	if info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0 {
+		return fmt.Errorf("directory for the image: others may write to %s: name one of root's alone", dir)
+	}
+	return nil
+}

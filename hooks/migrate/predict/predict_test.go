@@ -1,0 +1,239 @@
+package predict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+
+	gbit = 1e9 / 8
+)
+
+func processes(n int, bytes int64) []int64 { return slices.Repeat([]int64{bytes}, n) }
+
+func rates(bandwidth float64) Rates {
+	r := DefaultRates()
+	r.Bandwidth = bandwidth
+	r.RoundTrip = 200 * time.Microsecond
+	return r
+}
+
+func predict(t *testing.T, job Job, r Rates) Prediction {
+	t.Helper()
+	p, err := Predict(job, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// sumOf adds up phases of a standstill.
+func sumOf(s Standstill, phases ...Phase) time.Duration {
+	var sum time.Duration
+	for _, one := range s {
+		if slices.Contains(phases, one.Phase) {
+			sum += one.Duration
+		}
+	}
+	return sum
+}
+
+var (
+	dump    = []Phase{Checkpoint, Copy, CriuDump}
+	restore = []Phase{CriuRestore, FillIn, Restore}
+)
+
+// TestDefaultRatesPredictWhatWasMeasured: the least and the most of the runs on H200s with images
+// in memory. Sources: 2026-11-21-fast-lane-h200.md, 2026-11-21-house-h200.md and
+// 2026-11-22-long-jobs.md in docs/measurements, from which the default rates were taken, too: this
+// shows that so few of them describe all of these jobs, not how they do on another machine. A limit
+// on the pause rests on them, so a prediction may rather be too long than too short.
+func TestDefaultRatesPredictWhatWasMeasured(t *testing.T) {
+	const tooShort, tooLong = 0.88, 1.25
+	for _, c := range []struct {
+		name                 string
+		gpu                  []int64
+		dump, restore, round [2]float64 // seconds
+	}{
+		{name: "64 MiB", gpu: processes(1, 64*mib), dump: [2]float64{0.468, 0.468}, restore: [2]float64{0.636, 0.636}},
+		{name: "4 x 64 MiB", gpu: processes(4, 64*mib), dump: [2]float64{0.829, 0.829}, restore: [2]float64{0.944, 0.944}},
+		{name: "4 GiB", gpu: processes(1, 4*gib), dump: [2]float64{1.292, 1.292}, restore: [2]float64{1.208, 1.208}},
+		{name: "2 x 4 GiB", gpu: processes(2, 4*gib), dump: [2]float64{1.576, 1.576}, restore: [2]float64{1.364, 1.364}},
+		{name: "16 GiB", gpu: processes(1, 16*gib), dump: [2]float64{3.843, 4.182}, restore: [2]float64{3.118, 3.972}, round: [2]float64{6.52, 7.61}},
+		{name: "4 x 4 GiB", gpu: processes(4, 4*gib), dump: [2]float64{1.916, 2.335}, restore: [2]float64{1.525, 2.363}},
+		{name: "64 GiB", gpu: processes(1, 64*gib), dump: [2]float64{16.383, 16.383}, restore: [2]float64{14.054, 14.054}},
+		{name: "8 x 8 GiB", gpu: processes(8, 8*gib), dump: [2]float64{5.363, 5.363}, restore: [2]float64{5.314, 5.314}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := predict(t, Job{GPU: c.gpu}, rates(gbit))
+			check := func(what string, predicted time.Duration, measured [2]float64) {
+				t.Logf("%s: predicted %.3f s, measured %.3f to %.3f s", what, predicted.Seconds(), measured[0], measured[1])
+				if predicted.Seconds() < tooShort*measured[0] || predicted.Seconds() > tooLong*measured[1] {
+					t.Errorf("%s: predicted %.3f s, measured %.3f to %.3f s", what, predicted.Seconds(), measured[0], measured[1])
+				}
+			}
+			check("dump", sumOf(p.Direct, dump...), c.dump)
+			check("restore", sumOf(p.Direct, restore...), c.restore)
+			if c.round[0] > 0 {
+				check("checkpoint that leaves the job running", p.Round.Sum(), c.round)
+			}
+		})
+	}
+}
+
+// TestCriuTakesThePagesOfTheHost: CRIU took 5.7 to 9.1 s to dump a process with 17.75 GB of
+// ordinary memory, and 4.9 to 8.1 s to restore it.
+func TestCriuTakesThePagesOfTheHost(t *testing.T) {
+	p := predict(t, Job{HostPages: 17_750_000_000}, rates(gbit))
+	for phase, measured := range map[Phase][2]float64{CriuDump: {5.7, 9.1}, CriuRestore: {4.9, 8.1}} {
+		if got := sumOf(p.Direct, phase).Seconds(); got < measured[0] || got > measured[1] {
+			t.Errorf("%s: predicted %.2f s, measured %v", phase, got, measured)
+		}
+	}
+	if took := sumOf(p.Direct, Checkpoint, Copy, FillIn, Restore); took != 0 {
+		t.Errorf("the driver takes %v of a job without GPU memory", took)
+	}
+}
+
+// TestWherePrecopyPays: with the shares that were measured 2 s apart (docs/measurements,
+// 2026-11-22-long-jobs.md), for one process of 16 GiB.
+func TestWherePrecopyPays(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		unchanged float64
+		gbits     float64
+		pays      bool
+	}{
+		{"training, all weights", 0.03, 100, false},
+		{"training, all weights", 0.03, 10, false},
+		{"training, all weights", 0.03, 1, false},
+		{"training, 12 of 16 layers frozen", 0.35, 10, false},
+		{"training, 12 of 16 layers frozen", 0.35, 1, true},
+		{"LoRA", 0.89, 100, false},
+		{"LoRA", 0.89, 25, false},
+		{"LoRA", 0.89, 10, true},
+		{"inference", 0.97, 100, false},
+		{"inference", 0.90, 10, true},
+		{"nothing is written", 0.999, 100, false},
+		{"nothing is written", 0.999, 10, true},
+	} {
+		t.Run(fmt.Sprintf("%s, %v Gbit/s", c.name, c.gbits), func(t *testing.T) {
+			job := Job{GPU: processes(1, 16*gib), Unchanged: c.unchanged, UnchangedKnown: true}
+			p := predict(t, job, rates(c.gbits*gbit))
+			t.Log(p.Why)
+			if p.WorthPrecopy != c.pays {
+				t.Errorf("worth it: %v; without %v, with %v and %v: %s", p.WorthPrecopy, p.Direct.Sum(), p.Round.Sum(), p.Final.Sum(), p.Why)
+			}
+			if less := p.Round.Sum()+p.Final.Sum() < p.Direct.Sum(); less != c.pays {
+				t.Errorf("less in all: %v; it is said to pay: %v", less, c.pays)
+			}
+		})
+	}
+}
+
+func TestAnUnknownShareIsNoReasonForPrecopy(t *testing.T) {
+	p := predict(t, Job{GPU: processes(1, 16*gib), Unchanged: 0.99}, rates(gbit))
+	if p.WorthPrecopy || !strings.Contains(p.Why, "not known") || p.Final.Sum() != p.Direct.Sum() {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestWhatWasMeasuredOfTheJobCounts(t *testing.T) {
+	job := Job{GPU: processes(1, 16*gib), Measured: map[Phase]time.Duration{Checkpoint: 3500 * time.Millisecond, Send: time.Hour}}
+	p := predict(t, job, rates(10*gbit))
+	for _, s := range []Standstill{p.Direct, p.Round, p.Final} {
+		if got := sumOf(s, Checkpoint); got != 3500*time.Millisecond {
+			t.Errorf("checkpoint %v", got)
+		}
+	}
+	if got := sumOf(p.Direct, Send); got > 14*time.Second {
+		t.Errorf("send %v: an earlier transfer is not this one", got)
+	}
+}
+
+func TestSendIsWhatGoesOverTheLink(t *testing.T) {
+	r := rates(gbit)
+	job := Job{GPU: processes(2, gib), HostPages: gib, SendRatio: 0.25}
+	got := sumOf(predict(t, job, r).Direct, Send)
+	want := r.RoundTrip + time.Duration(0.25*3*gib/gbit*float64(time.Second))
+	if got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestThePhasesAreInTheirOrder(t *testing.T) {
+	p := predict(t, Job{GPU: processes(1, gib)}, rates(gbit))
+	for want, s := range map[string]Standstill{
+		"checkpoint copy criu dump send criu restore fill in restore confirm ": p.Direct,
+		"checkpoint copy criu dump fill in restore ":                           p.Round,
+	} {
+		var got strings.Builder
+		for _, one := range s {
+			fmt.Fprintf(&got, "%s ", one.Phase)
+		}
+		if got.String() != want {
+			t.Errorf("%q, want %q", got.String(), want)
+		}
+	}
+	if len(p.Final) != len(p.Direct) {
+		t.Errorf("the final dump has the phases %v", p.Final)
+	}
+}
+
+func TestChoose(t *testing.T) {
+	standstill := func(s float64) Standstill {
+		return Standstill{{Send, time.Duration(s * float64(time.Second))}}
+	}
+	for _, c := range []struct {
+		direct, round, final, most float64
+		precopy, fits              bool
+	}{
+		{direct: 10, round: 2, final: 3, most: 0, precopy: true, fits: true},
+		{direct: 10, round: 8, final: 9, most: 0, precopy: false, fits: true},
+		{direct: 10, round: 8, final: 9, most: 9.5, precopy: true, fits: true}, // more in all, but each is shorter
+		{direct: 10, round: 8, final: 9, most: 10, precopy: false, fits: true},
+		{direct: 10, round: 8, final: 9, most: 8.5, precopy: false, fits: false},
+		{direct: 10, round: 2, final: 3, most: 3, precopy: true, fits: true},
+		{direct: 10, round: 4, final: 5, most: 4.5, precopy: true, fits: false},
+	} {
+		p := Prediction{Direct: standstill(c.direct), Round: standstill(c.round), Final: standstill(c.final)}
+		p.WorthPrecopy = c.round+c.final < c.direct
+		precopy, fits := p.Choose(time.Duration(c.most * float64(time.Second)))
+		if precopy != c.precopy || fits != c.fits {
+			t.Errorf("%+v: pre-copy %v, fits %v", c, precopy, fits)
+		}
+	}
+}
+
+func TestAVerySlowLinkTakesVeryLong(t *testing.T) {
+	p := predict(t, Job{GPU: processes(1, 1<<40)}, rates(1e-9))
+	if got := p.Direct.Sum(); got < longest {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestNumbersWithoutAMeaningAreRefused(t *testing.T) {
+	good := Job{GPU: processes(1, gib)}
+	for name, c := range map[string]struct {
+		job   Job
+		rates Rates
+	}{
+		"no bandwidth":       {good, DefaultRates()},
+		"no rate":            {good, Rates{Bandwidth: gbit}},
+		"share above one":    {Job{Unchanged: 1.5}, rates(gbit)},
+		"share below zero":   {Job{Unchanged: -0.1}, rates(gbit)},
+		"ratio below zero":   {Job{SendRatio: -1}, rates(gbit)},
+		"memory below zero":  {Job{HostPages: -1}, rates(gbit)},
+		"GPU memory as well": {Job{GPU: []int64{gib, -1}}, rates(gbit)},
+	} {
+		if p, err := Predict(c.job, c.rates); err == nil {
+			t.Errorf("%s: %+v", name, p)
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package prepare
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+)
+
+const (
+	// maxCopied is the largest file that a migration copies, in bytes.
+	maxCopied = 64 << 20
+	// maxNamed is how many files or directories get a finding of their own.
+	maxNamed = 20
+)
+
+// networkFileSystems are those that several hosts can have mounted at once, by the kernel's names.
+var networkFileSystems = map[string]bool{
+	"nfs": true, "nfs4": true, "cifs": true, "smb3": true, "ceph": true, "lustre": true, "gpfs": true, "beegfs": true, "glusterfs": true,
+	"fuse.glusterfs": true, "fuse.sshfs": true, "fuse.juicefs": true, "fuse.cephfs": true, "weka": true, "wekafs": true, "panfs": true, "pvfs2": true,
+	"afs": true, "9p": true, "virtiofs": true, "ocfs2": true, "gfs2": true,
+}
+
+// copyable reports whether a migration can copy a file.
+func (f *File) copyable() bool { return !f.Pipe && !f.Shared && f.Size <= maxCopied }
+
+// fileFindings look for the files and directories of a job on this host, by its boot id. copies are the positions
+// of the files that are to be copied here.
+func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, copies []int, err error) {
+	mounts, err := mountsOf(os.Getpid())
+	if err != nil {
+		return nil, nil, err
+	}
+	l := fileLook{
+		job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo),
+		problems: make(map[preflight.Severity]preflight.Findings), more: make(map[preflight.Severity]int),
+	}
+	for _, m := range mounts {
+		l.mounts[m.MountID] = m
+	}
+	for n := range j.Files {
+		l.file(n)
+	}
+	for _, dir := range j.Directories {
+		l.directory(dir)
+	}
+	return l.findings(), l.copies, nil
+}
+
+// fileLook is a look for files.
+type fileLook struct {
+	job      *Job
+	sameBoot bool // both ends are the same machine
+	policy   Copy
+	mounts   map[int]*procfs.MountInfo
+
+	problems    map[preflight.Severity]preflight.Findings
+	more        map[preflight.Severity]int // problems beyond maxNamed
+	there, same int                        // files; same are the very files of the job
+	copies      []int
+	copied      uint64 // bytes
+	inMount     int    // files that are not looked for
+}
+
+// file looks for one file.
+func (l *fileLook) file(n int) {
+	f := &l.job.Files[n]
+	if l.job.ownMount(f.Path) {
+		l.inMount++
+		return
+	}
+	var stat unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, f.Path, 0, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &stat)
+	if err != nil {
+		l.missing(n, err)
+		return
+	}
+	if l.isSame(f, identity(stat, l.mounts)) {
+		l.there++
+		l.same++
+		return
+	}
+	what := l.difference(f, stat)
+	switch {
+	case what == "":
+		l.there++
+	case f.Written && f.copyable() && l.policy == CopyChanged:
+		l.copy(n)
+	case f.AppendOnly && uint32(stat.Mode) == f.Mode:
+		l.there++
+		l.problem(preflight.SeverityWarning, f.PID, preflight.FindingFileDiffers, f.Path+" is another file here, to which the job will append",
+			"keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's")
+	default:
+		remedy := "put the job's file there, or move the job to a host that has it"
+		if f.Written && f.copyable() {
+			remedy = "keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's"
+		}
+		l.problem(preflight.SeverityError, f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
+	}
+}
+
+// isSame reports whether a file of this host is the very file that the job uses.
+func (l *fileLook) isSame(f *File, here Identity) bool {
+	there := f.Identity
+	if here.Inode != there.Inode {
+		return false
+	}
+	if l.sameBoot && here.Device == there.Device {
+		return true
+	}
+	// The server of a network file system has it mounted as another.
+	if !networkFileSystems[here.FileSystem] && !networkFileSystems[there.FileSystem] {
+		return false
+	}
+	return here.FileSystem == there.FileSystem && here.Source == there.Source || here.Modified.Equal(there.Modified)
+}
+
+// difference says in what a file of this host differs from the job's, as far as criu would refuse
+// it or the job would notice; empty if in nothing.
+func (l *fileLook) difference(f *File, stat unix.Statx_t) string {
+	if uint32(stat.Mode) != f.Mode {
+		return fmt.Sprintf("has the mode %o, and the job's has %o", stat.Mode, f.Mode)
+	}
+	if f.Pipe {
+		return ""
+	}
+	if int64(stat.Size) != f.Size && !f.AppendOnly {
+		return fmt.Sprintf("has %d bytes, and the job's has %d", stat.Size, f.Size)
+	}
+	if f.Written {
+		return "is another file here than the one into which the job writes"
+	}
+	if f.BuildID != "" {
+		if here := buildID(f.Path); here != f.BuildID {
+			return fmt.Sprintf("is another build (%s) than the job's (%s)", here, f.BuildID)
+		}
+	}
+	return ""
+}
+
+func (l *fileLook) missing(n int, err error) {
+	f := &l.job.Files[n]
+	cause := "does not exist here"
+	if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		cause = "cannot be looked at: " + err.Error()
+	}
+	remedy := "put it there"
+	switch {
+	case !f.copyable() && f.Pipe:
+		remedy = "make the pipe: mkfifo " + f.Path
+	case f.Shared:
+		remedy = "other programs write into it too: keep it on a file system that both hosts have mounted"
+	case !f.copyable():
+		remedy = fmt.Sprintf("it has %s, and --copy-files copies what has up to %s: put it there, or keep it on a file system that both hosts have mounted", size(uint64(f.Size)), size(maxCopied))
+	case networkFileSystems[f.Identity.FileSystem]:
+		remedy = fmt.Sprintf("mount %s (%s) here, or --copy-files copies it", f.Identity.Source, f.Identity.FileSystem)
+	case l.policy != CopyNone:
+		l.copy(n)
+		return
+	default:
+		remedy += ", or --copy-files copies it"
+	}
+	l.problem(preflight.SeverityError, f.PID, preflight.FindingFileMissing, f.Path+" "+cause, remedy)
+}
+
+func (l *fileLook) copy(n int) {
+	l.copies = append(l.copies, n)
+	l.copied += uint64(l.job.Files[n].Size)
+}
+
+func (l *fileLook) directory(path string) {
+	if l.job.ownMount(path) {
+		return
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return
+	case err == nil:
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is no directory here", "make it one")
+	default:
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
+	}
+}
+
+func (l *fileLook) problem(severity preflight.Severity, pid int, name, message, remedy string) {
+	if len(l.problems[severity]) == maxNamed {
+		l.more[severity]++
+		return
+	}
+	l.problems[severity] = append(l.problems[severity], preflight.Finding{
+		Name: name, Severity: severity, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
+	})
+}
+
+func (l *fileLook) findings() preflight.Findings {
+	message := fmt.Sprintf("%d of the job's %d files are here", l.there, len(l.job.Files))
+	if l.same > 0 {
+		message += fmt.Sprintf(", %d of them the very same", l.same)
+	}
+	if len(l.copies) > 0 {
+		message += fmt.Sprintf("; %d are copied, %s", len(l.copies), size(l.copied))
+	}
+	findings := preflight.Findings{{Name: preflight.FindingFiles, Severity: preflight.SeverityOK, Message: message}}
+	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
+		problems := l.problems[severity]
+		if more := l.more[severity]; more > 0 {
+			problems[maxNamed-1].Message += fmt.Sprintf("; and so it is with %d more files and directories", more)
+		}
+		findings = append(findings, problems...)
+	}
+	if len(l.job.Mounts) > 0 {
+		paths := make([]string, 0, maxNamed)
+		for _, m := range l.job.Mounts[:min(maxNamed, len(l.job.Mounts))] {
+			paths = append(paths, m.Path)
+		}
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingMounts, Severity: preflight.SeverityWarning,
+			Message: fmt.Sprintf("the job has %d mounts that its host has not (%s): what is below them, %d files, is not looked for here", len(l.job.Mounts), strings.Join(paths, ", "), l.inMount),
+			Remedy:  "mount the same for the job on this host",
+		})
+	}
+	return findings
+}
+
+// ownMount reports whether a path lies below a mount that only the job has.
+func (j *Job) ownMount(path string) bool {
+	for _, m := range j.Mounts {
+		if path == m.Path || strings.HasPrefix(path, strings.TrimSuffix(m.Path, "/")+"/") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,84 @@
+package prepare
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/units"
+)
+
+// direction says on which end of a migration memory is counted.
+type direction int
+
+const (
+	leaving  direction = iota // the processes are there already
+	arriving                  // the processes are still to come
+)
+
+// roomFindings find out whether this host has memory, and dir space, for the job on its way. The
+// image holds what is in the job's memory and on its GPUs. Beside it a host has the processes
+// themselves, with what is on the GPUs in their memory, or in the watcher's.
+func roomFindings(j *Job, dir string, end direction) (preflight.Findings, error) {
+	image := j.HostBytes() + j.GPUBytes()
+	dir = preflight.Existing(dir)
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		return nil, fmt.Errorf("free space of %s: %w", dir, err)
+	}
+	need := j.GPUBytes()
+	if end == arriving {
+		need += j.HostBytes()
+	}
+	inMemory := preflight.KeepsInMemory(int64(stat.Type))
+	if inMemory {
+		need += image
+	}
+	var system proc.System
+	available, err := system.AvailableMemory()
+	if err != nil {
+		return nil, err
+	}
+	what := fmt.Sprintf("on its way the job takes %s of this host's memory: %s for what is on its GPUs", size(need), size(j.GPUBytes()))
+	if end == arriving {
+		what += fmt.Sprintf(", %s for its own memory", size(j.HostBytes()))
+	}
+	if inMemory {
+		what += fmt.Sprintf(", %s for the image, which %s keeps in memory", size(image), dir)
+	}
+	f := preflight.Finding{Name: preflight.FindingHostMemory, Severity: preflight.SeverityOK, Message: fmt.Sprintf("%s; %s are available", what, size(available))}
+	if need > available {
+		f.Severity, f.Remedy = preflight.SeverityError, "free "+size(need-available)
+		if inMemory {
+			f.Remedy += ", or name a directory on a disk"
+		}
+	}
+	findings := preflight.Findings{f}
+	free := stat.Bfree * uint64(stat.Bsize)
+	if stat.Blocks > 0 && image > free { // some file systems do not say how large they are
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingDiskSpace, Severity: preflight.SeverityError,
+			Message: fmt.Sprintf("the image takes at least %s, and the file system of %s has %s free", size(image), dir, size(free)),
+			Remedy:  fmt.Sprintf("free %s on it, or name a directory on another file system", size(image-free)),
+		})
+	}
+	if end == leaving {
+		return findings, nil // a dump looks at the control groups of the job
+	}
+	groups, err := system.MemoryGroups(os.Getpid())
+	for _, group := range groups {
+		if need > group.Room() {
+			findings = append(findings, preflight.Finding{
+				Name: preflight.FindingMemoryCgroup, Severity: preflight.SeverityError,
+				Message: fmt.Sprintf("%s, and the control group %s of who receives it has %s left of its limit of %s", what, group.Dir, size(group.Room()), size(group.Limit)),
+				Remedy:  fmt.Sprintf("raise its %s by %s", group.LimitFile(), size(need-group.Room())),
+			})
+		}
+	}
+	return findings, err
+}
+
+func size(bytes uint64) string { return units.Size(int64(bytes)) }

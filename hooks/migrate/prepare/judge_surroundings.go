@@ -1,0 +1,101 @@
+package prepare
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+
+	"cucriu/hooks/preflight"
+)
+
+// surroundingsFindings look for what else a job is used to: users, a control group, services.
+func surroundingsFindings(j *Job) (preflight.Findings, error) {
+	findings := preflight.SurroundingsFindings(j.Options, os.Stdin)
+	for i := range findings {
+		if findings[i].Name == preflight.FindingTerminal {
+			findings[i].Message, findings[i].Remedy = "the job uses a terminal, and a terminal does not move", "start the job without one: with its output in a file, or by cucriu run --dir"
+		}
+	}
+	findings = append(findings, userFindings(j, lookupUser)...)
+	if j.Own.User {
+		data, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		if most := strings.TrimSpace(string(data)); most == "" || most == "0" {
+			findings = append(findings, preflight.Finding{
+				Name: preflight.FindingUserNamespace, Severity: preflight.SeverityError, Message: "the job is in a user namespace, and this host makes none",
+				Remedy: "sysctl user.max_user_namespaces=10000",
+			})
+		}
+	}
+	if j.Cgroup == "" {
+		return findings, nil
+	}
+	there, err := hasGroup(j.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	if !there {
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingCgroup, Severity: preflight.SeverityWarning, Message: "the job's control group " + j.Cgroup + " is not here",
+			Remedy: "the job will be in that of who receives it, with other limits: make the group first if it matters",
+		})
+	}
+	return findings, nil
+}
+
+// lookupUser names a user of this host; empty if there is none.
+func lookupUser(uid int) string {
+	known, err := user.LookupId(strconv.Itoa(uid))
+	if err != nil {
+		return ""
+	}
+	return known.Username
+}
+
+// userFindings compare the names of users. A job keeps the number.
+func userFindings(j *Job, lookup func(uid int) string) preflight.Findings {
+	var findings preflight.Findings
+	seen := make(map[int]bool)
+	for _, p := range j.Processes {
+		if seen[p.UID] || p.User == "" {
+			continue
+		}
+		seen[p.UID] = true
+		here := lookup(p.UID)
+		if here == p.User {
+			continue
+		}
+		is := "is nobody here"
+		if here != "" {
+			is = "is " + here + " here"
+		}
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingUser, Severity: preflight.SeverityWarning, PID: p.PID, Process: p.Name,
+			Message: fmt.Sprintf("belongs to user %d, who is %s at home and %s", p.UID, p.User, is), Remedy: "the job keeps the number: see whose files it writes",
+		})
+	}
+	return findings
+}
+
+// hasGroup reports whether this host has a control group of cgroup v2.
+func hasGroup(path string) (bool, error) {
+	mounts, err := procfs.GetMounts()
+	if err != nil {
+		return false, fmt.Errorf("find the mounted control groups: %w", err)
+	}
+	for _, m := range mounts {
+		if m.FSType == "cgroup2" {
+			info, err := os.Stat(filepath.Join(m.MountPoint, path))
+			return err == nil && info.IsDir(), nil
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,144 @@
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/migrate/wire"
+	"cucriu/internal/version"
+)
+
+// remote is a program at the other host, and the connection with it.
+type remote struct {
+	*wire.Control
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when ssh has ended
+	err   error         // of ssh, once it has ended
+	peer  hello
+}
+
+// connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
+// that host is.
+func connect(ctx context.Context, rsh []string, host, command, id, fingerprint string) (*remote, error) {
+	args := append(append([]string{}, rsh[1:]...), host)
+	args = append(args, strings.Fields(command)...)
+	cmd := exec.Command(rsh[0], append(args, "receive")...)
+	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", rsh[0], err)
+	}
+	r := &remote{cmd: cmd, ended: make(chan struct{})}
+	r.Control = wire.NewControl(out, in)
+	go func() {
+		<-r.Control.Done()
+		// What ssh still has to say is on its standard error.
+		timer := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
+		r.err = cmd.Wait()
+		timer.Stop()
+		close(r.ended)
+	}()
+	if err := r.greet(ctx, id, fingerprint); err != nil {
+		r.Close()
+		<-r.ended
+		if r.err != nil {
+			err = fmt.Errorf("%w (%s: %w)", err, rsh[0], r.err)
+		}
+		return nil, fmt.Errorf("no cucriu answers at %s: %w", host, err)
+	}
+	return r, nil
+}
+
+func (r *remote) greet(ctx context.Context, id, fingerprint string) error {
+	ours := greeting(id, fingerprint)
+	if err := r.Send(sayHello, ours); err != nil {
+		return err
+	}
+	if err := r.expect(ctx, sayHello, &r.peer); err != nil {
+		return err
+	}
+	_, err := wire.Negotiate(ours.Hello, r.peer.Hello)
+	return err
+}
+
+func greeting(id, fingerprint string) hello {
+	name, _ := os.Hostname()
+	return hello{
+		Hello: wire.Hello{Version: protocolVersion, Oldest: protocolOldest, Program: "cucriu " + version.Version},
+		ID:    id, Host: name, Fingerprint: fingerprint,
+	}
+}
+
+// expect waits for a message. What the other side reports meanwhile is passed over.
+func (r *remote) expect(ctx context.Context, kind string, body any) error {
+	for {
+		m, err := r.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		switch m.Kind {
+		case kind:
+			if body == nil {
+				return nil
+			}
+			return m.Decode(body)
+		case sayProgress:
+		case sayFailed:
+			return failureOf(m)
+		default:
+			return fmt.Errorf("the other host says %.40q where %q was expected", m.Kind, kind)
+		}
+	}
+}
+
+// failureOf is what the other side says has failed there.
+func failureOf(m wire.Message) error {
+	var f failure
+	if err := m.Decode(&f); err != nil {
+		return err
+	}
+	return &thereError{text: printable(f.Error, 4000), refused: f.Refused}
+}
+
+// thereError is an error of the other host.
+type thereError struct {
+	text    string
+	refused bool
+}
+
+func (e *thereError) Error() string { return "at the destination: " + e.text }
+
+// Refused implements what [preflight.Refused] looks for.
+func (e *thereError) Refused() bool { return e.refused }
+
+// printable makes text of the other host safe for terminals and logs.
+func printable(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if r == '\n' || r >= ' ' && r != 0x7f && !(r >= 0x80 && r < 0xa0) {
+			return r
+		}
+		return '?'
+	}, text)
+	if len(text) > most {
+		text = text[:most] + " …"
+	}
+	return text
+}
+
+var _ io.Closer = (*remote)(nil)
