@@ -54,7 +54,7 @@ func moves(t *testing.T, options Options, restore func(from, to *Host)) {
 		if copies := w.Copies(); len(copies) != 0 {
 			t.Fatalf("after the dump there are %v", copies)
 		}
-		w.Prepare(to)
+		w.Carry(to)
 		restore(from, to)
 		w.Is(to)
 		if w.Tick(to) <= before {
@@ -184,7 +184,7 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 			p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
 		}
 		p.A.Send("/tmp/images")
-		w.Prepare(p.B)
+		w.Carry(p.B)
 		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")

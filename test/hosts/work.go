@@ -99,10 +99,10 @@ func (w *Work) path(on *Host, file string) string {
 	return on.path("tmp", strings.TrimPrefix(file, tmpDir))
 }
 
-// Prepare makes the directory of the work on a host what it is on the one that the work is
-// leaving, as the user would. An image may have a file open that is about to be renamed, so
-// this comes after the dump. Nothing is to be done for a shared directory.
-func (w *Work) Prepare(on *Host) {
+// Carry makes the directory of the work on a host what it is on the one that the work has
+// left, as a user would who moves it by hand. An image may have a file open that was about to
+// be renamed, so this comes after the dump. Nothing is to be done for a shared directory.
+func (w *Work) Carry(on *Host) {
 	w.pair.t.Helper()
 	if w.pair.options.SharedWork || on == w.Host {
 		return
@@ -116,10 +116,14 @@ func (w *Work) Prepare(on *Host) {
 	}
 }
 
-// MakeDirs makes the directories of the work on a host before it comes, with an output of the
-// size that criu wants.
-func (w *Work) MakeDirs(on *Host) {
+// Prepare makes the directories of the work on a host before it comes, with an output of the
+// size that criu wants. It does not bring a file that the work happens to have open when it is
+// dumped, such as a status that it is replacing; a shared directory has it.
+func (w *Work) Prepare(on *Host) {
 	w.pair.t.Helper()
+	if w.pair.options.SharedWork {
+		return
+	}
 	for _, dir := range w.Ranks {
 		if err := os.MkdirAll(w.path(on, dir), 0o755); err != nil {
 			w.pair.t.Fatal(err)
