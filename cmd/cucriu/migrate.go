@@ -20,12 +20,13 @@ import (
 func migrateCommand() *cobra.Command {
 	var pid int
 	var asJSON bool
+	var job string
 	var rsh, tcp, copyFiles, via string
 	var bandwidth int64
 	var force []string
 	var o migrate.Options
 	cmd := &cobra.Command{
-		Use:   "migrate -t PID --to HOST",
+		Use:   "migrate {-t PID | --job DIR|NAME} --to HOST",
 		Short: "Move a running job to the GPUs of another host",
 		Long: `Move a running job to the GPUs of another host.
 
@@ -42,17 +43,25 @@ host or the network fails in between, cucriu status on either host says what is
 where, and cucriu recover finishes it.
 
 The destination needs root, cucriu, criu, the same driver and GPUs of the same
-model, and the files that the job uses.`,
+model, and the files that the job uses.
+
+With --job, a long job of cucriu run moves with its checkpoints: those that there
+are go ahead, then a last one ends the job here, and a supervisor there goes on from
+it, in the same directory. Its cucriu run here ends with --moved-status.`,
 		Example: `  cucriu migrate -t 4711 --to gpu-b --dry-run
   cucriu migrate -t 4711 --to gpu-b
-  cucriu migrate -t 4711 --to root@gpu-b --precopy --bandwidth 1G`,
+  cucriu migrate -t 4711 --to root@gpu-b --precopy --bandwidth 1G
+  cucriu migrate --job train --to gpu-b`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case pid == 0:
-				return usageError{errors.New("name the root of the tree with -t")}
+			case (pid == 0) == (job == ""):
+				return usageError{errors.New("name the root of the tree with -t, or a long job with --job")}
 			case o.Host == "":
 				return usageError{errors.New("name the destination with --to")}
+			}
+			if err := onlyForOne(cmd, job != ""); err != nil {
+				return err
 			}
 			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
@@ -78,7 +87,7 @@ model, and the files that the job uses.`,
 			undone := context.AfterFunc(cmd.Context(), func() {
 				p.say(fmt.Sprintf("%v: the job goes on here, unless it is complete there already", context.Cause(cmd.Context())))
 			})
-			result, err := migrate.Migrate(cmd.Context(), hook, pid, o)
+			result, err := migrateOne(cmd.Context(), hook, pid, job, o)
 			undone()
 			p.stop()
 			if asJSON {
@@ -87,11 +96,16 @@ model, and the files that the job uses.`,
 				}
 				return err
 			}
+			if job != "" && err == nil {
+				return writeMovedJob(cmd.OutOrStdout(), job, result, o.DryRun)
+			}
 			return errors.Join(writeMigration(cmd.OutOrStdout(), result, o.DryRun, err), err)
 		},
 	}
 	flags := cmd.Flags()
-	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree (required)")
+	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree")
+	flags.StringVar(&job, "job", "", "a long job of cucriu run, by its name or its directory, instead of -t")
+	flags.StringVar(&o.Start, "start", "", "with --job: the command that starts its cucriu run there, such as \"systemctl start cucriu-job@train\" (default: as it was run here)")
 	flags.StringVar(&o.Host, "to", "", "the destination, as ssh knows it: [USER@]HOST (required)")
 	flags.BoolVar(&o.DryRun, "dry-run", false, "only check both hosts")
 	flags.BoolVar(&o.Precopy, "precopy", false, "send the GPU memory once before, while the job runs on; what has changed is sent again")

@@ -83,6 +83,10 @@ var migrationPhases = map[string]string{
 	"ahead":   "sending the GPU memory while the job runs on",
 	"send":    "sending the job",
 	"restore": "restoring the job there",
+
+	"checkpoint":      "making a checkpoint while the job runs on",
+	"last checkpoint": "making a last checkpoint",
+	"bring back":      "bringing the job back here",
 }
 
 // migration is called when a phase of a migration begins.

@@ -10,6 +10,7 @@ import (
 
 func receiveCommand() *cobra.Command {
 	var o migrate.ReceiveOptions
+	var longJob bool
 	cmd := &cobra.Command{
 		Use:    "receive",
 		Hidden: true, // people start cucriu migrate
@@ -25,10 +26,14 @@ name them in --remote-cucriu at the source, or in a wrapper there.`,
 			if err != nil {
 				return err
 			}
+			if longJob {
+				return migrate.ReceiveJob(cmd.Context(), hook, os.Stdin, os.Stdout, o)
+			}
 			return migrate.Receive(cmd.Context(), hook, os.Stdin, os.Stdout, o)
 		},
 	}
 	flags := cmd.Flags()
+	flags.BoolVar(&longJob, "job", false, "receive a long job (cucriu migrate --job says so itself)")
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	flags.StringArrayVar(&o.Bind, "bind", nil, "an address to receive the data at (default: all); may be repeated")
 	flags.StringVar(&o.Ports, "ports", "", "a port to receive the data at, or a range, such as 7000-7010 (default: any)")

@@ -44,7 +44,8 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 			ended := sayAtSignal(cmd, "what is not back yet is left to the next cucriu recover")
 			recovered, err := hook.Recover(cmd.Context())
 			settled, settleErr := migrate.Recover(cmd.Context(), hook)
-			err = errors.Join(err, settleErr)
+			moved, moveErr := migrate.RecoverJobs(cmd.Context(), hook)
+			err = errors.Join(err, settleErr, moveErr)
 			ended(err)
 			if asJSON {
 				if jsonErr := writeJSON(cmd.OutOrStdout(), recovered); jsonErr != nil {
@@ -62,7 +63,10 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 					fmt.Fprintf(cmd.OutOrStdout(), "migration %s of process %d (%s): %s knows what was decided\n", r.ID, r.RootPID, r.Name, r.Host)
 				}
 			}
-			if len(recovered)+len(settled) == 0 && err == nil {
+			for _, m := range moved {
+				fmt.Fprintf(cmd.OutOrStdout(), "move %s: %s\n", m.ID, m.Message)
+			}
+			if len(recovered)+len(settled)+len(moved) == 0 && err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to recover")
 			}
 			return err
@@ -81,6 +85,12 @@ func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
 		return usageError{errors.New("either --take or --drop")}
 	}
 	status, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
+	if message, is, jobErr := settleJob(hook, take+drop, take != "", err); is {
+		if jobErr == nil {
+			fmt.Fprintln(cmd.OutOrStdout(), message)
+		}
+		return jobErr
+	}
 	if err != nil {
 		return err
 	}

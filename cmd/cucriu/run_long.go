@@ -35,6 +35,7 @@ type longFlags struct {
 	privateTmp      bool
 	preempt         []string
 	requeueStatus   int
+	movedStatus     int
 }
 
 func (f *longFlags) add(cmd *cobra.Command) {
@@ -57,6 +58,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
 	flags.IntVar(&f.requeueStatus, "requeue-status", 75, "the exit status then")
+	flags.IntVar(&f.movedStatus, "moved-status", 0, "the exit status once the job has moved to another host (cucriu migrate --job)")
 	flags.StringVar(&f.criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringVar(&f.metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
 	_ = cmd.MarkFlagDirname("dir")
@@ -67,7 +69,7 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
 		User: f.user, NotSaved: f.notSaved, PrivateTmp: f.privateTmp,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
-		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
+		Grace: f.grace, RequeueStatus: f.requeueStatus, MovedStatus: f.movedStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
 	switch {
 	case f.every < 0 || f.grace < 0 || f.maxPause < 0:
@@ -82,6 +84,8 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		return o, fmt.Errorf("--keep %d: at least 1", f.keep)
 	case f.requeueStatus < 0 || f.requeueStatus > 255:
 		return o, fmt.Errorf("--requeue-status %d: 0 to 255", f.requeueStatus)
+	case f.movedStatus < 0 || f.movedStatus > 255:
+		return o, fmt.Errorf("--moved-status %d: 0 to 255", f.movedStatus)
 	}
 	for _, size := range []struct {
 		flag, text string
@@ -118,6 +122,7 @@ func runLong(cmd *cobra.Command, hook *hooks.Hook, long longFlags, args []string
 	if err != nil {
 		return usageError{err}
 	}
+	options.Flags = givenFlags(cmd.Flags())
 	if err := requireRoot(cmd); err != nil {
 		return runError{err}
 	}

@@ -40,6 +40,10 @@ type Options struct {
 	Grace time.Duration
 	// RequeueStatus is the exit status after a preemption.
 	RequeueStatus int
+	// MovedStatus is the exit status of the host from which the job has moved to another.
+	MovedStatus int
+	// Flags are the options as the user gave them, for the host to which the job may move.
+	Flags []string
 
 	// Metrics is a file for Prometheus, which is written after each event; empty is none.
 	Metrics string

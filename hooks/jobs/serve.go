@@ -39,6 +39,8 @@ func (s *supervisor) serve(ctx context.Context, a *asked) work {
 		return work{reschedule: err == nil}
 	case AskStop:
 		return s.serveStop(ctx, a)
+	case AskMove:
+		return s.serveMove(ctx, a)
 	case AskPrune:
 		removed, err := s.store.Prune(ctx, a.Prune)
 		answer := Answer{}

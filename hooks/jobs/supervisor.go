@@ -39,6 +39,8 @@ type supervisor struct {
 	costs  costs
 	runsOn bool        // the job, without us
 	ending atomic.Bool // a checkpoint is under way that ends the job
+	// moving answers whoever moves the job, once nothing of it is left here.
+	moving func(error)
 	// tidy is the context of what a preemption does not wait for, and hurry ends it.
 	tidy     context.Context
 	hurry    context.CancelFunc
@@ -64,6 +66,9 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		}
 		err = errors.Join(err, s.store.Close())
 	}()
+	if left, err := s.mayRunHere(); err != nil || left {
+		return o.MovedStatus, err
+	}
 	if s.record, err = openRecord(s.Options); err != nil {
 		return 0, err
 	}
@@ -91,6 +96,22 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	defer tail.stop()
+	s.noteFlags()
+	for {
+		if here, status, err := s.awaitMove(ctx, signals); err != nil || !here {
+			return status, err
+		}
+		if status, err := s.care(ctx, signals); s.moving == nil {
+			return status, err
+		} else if s.moving(err); err != nil {
+			return status, err
+		}
+		s.moving = nil
+	}
+}
+
+// care brings the job to run, and takes care of it until it ends or leaves.
+func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int, err error) {
 	if err := s.begin(ctx); err != nil {
 		return 0, err
 	}

@@ -19,13 +19,8 @@ const criuLogLevel = 2
 
 // dump dumps the job into dir and holds it.
 func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir string) error {
-	options := checkpoint.Options{
-		Path: s.options.Criu, Hold: hold, Output: os.Stderr,
-		RPC: &rpc.CriuOpts{
-			Pid: proto.Int32(int32(root)), LogLevel: proto.Int32(criuLogLevel),
-			TcpClose: proto.Bool(s.options.TCP == prepare.TCPClose), TcpEstablished: proto.Bool(s.options.TCP == prepare.TCPKeep),
-		},
-	}
+	options := s.dumpOptions(root)
+	options.Hold = hold
 	if s.options.Copy != prepare.CopyNone {
 		options.AtStandstill = func(ctx context.Context, dir string) error {
 			_, err := files.Save(ctx, root, dir, files.Options{})
@@ -43,4 +38,27 @@ func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir str
 		_, err := checkpoint.Dump(ctx, &noting, dir, options)
 		return err
 	})
+}
+
+// dumpRunning dumps the job into dir, and lets it run on.
+func (s *source) dumpRunning(ctx context.Context, root int, dir string) error {
+	options := s.dumpOptions(root)
+	options.RPC.LeaveRunning = proto.Bool(true)
+	noting := *s.hook
+	noting.Progress = func(_ *journal.Record, step string) { s.tell(Progress{Phase: step}) }
+	return s.phase("dump ahead", func() error {
+		result, err := checkpoint.Dump(ctx, &noting, dir, options)
+		s.result.Before = result.Downtime
+		return err
+	})
+}
+
+func (s *source) dumpOptions(root int) checkpoint.Options {
+	return checkpoint.Options{
+		Path: s.options.Criu, Output: os.Stderr,
+		RPC: &rpc.CriuOpts{
+			Pid: proto.Int32(int32(root)), LogLevel: proto.Int32(criuLogLevel),
+			TcpClose: proto.Bool(s.options.TCP == prepare.TCPClose), TcpEstablished: proto.Bool(s.options.TCP == prepare.TCPKeep),
+		},
+	}
 }

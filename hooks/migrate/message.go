@@ -56,10 +56,9 @@ type prepareMessage struct {
 // round announces data: a whole image, or what has changed since an earlier round.
 type round struct {
 	Number int `json:"number"`
-	// Last says that the job is restored from this round.
-	Last bool `json:"last"`
-	// Bytes is how much will come, at most; 0 if that is not known.
-	Bytes int64 `json:"bytes"`
+	// Probe says that what comes only shows how fast the way is. It is dropped, and such a round
+	// has no number.
+	Probe bool `json:"probe,omitempty"`
 }
 
 type listening struct {

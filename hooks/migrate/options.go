@@ -38,6 +38,9 @@ type Options struct {
 	TCP prepare.TCP
 	// Copy says which of its files move with it.
 	Copy prepare.Copy
+	// Start is the command that starts the supervisor of a long job at the destination; by default
+	// it is started as here.
+	Start string
 	// Progress, if set, is told of each phase as it begins.
 	Progress func(Progress)
 }
@@ -61,6 +64,10 @@ type Result struct {
 	// the first instruction there.
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Pause     time.Duration `json:"pause_ns"`
+	// Before is how long the job stood still for the pre-copy.
+	Before time.Duration `json:"precopy_pause_ns,omitempty"`
+	// Bandwidth is what the way to the destination takes, in bytes per second.
+	Bandwidth float64       `json:"bytes_per_second"`
 	Total     time.Duration `json:"total_ns"`
 	Phases    []Phase       `json:"phases"`
 	// Bytes is what was sent while the job stood still, Ahead what was sent before.

@@ -36,7 +36,9 @@ type destination struct {
 	listener *wire.Listener
 	stage    *stage
 	job      *prepare.Job
-	last     int // the number of the round that is being received
+	last     int    // the number of the round that is being received
+	probes   int    // rounds of any kind, so far
+	probing  string // the directory of a round that is only a probe; empty if there is none
 	receiver *wire.Receiver
 	// restored gets the result of the restore that is under way.
 	restored  chan error
@@ -178,7 +180,7 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 	if err := m.Decode(&r); err != nil {
 		return err
 	}
-	if d.job == nil || r.Number != d.last+1 || r.Number > maxRounds || d.giveUp != nil {
+	if d.probes++; d.job == nil || d.giveUp != nil || r.Number > maxRounds || d.probes > maxProbes || !r.Probe && r.Number != d.last+1 {
 		return fmt.Errorf("round %d cannot begin now", r.Number)
 	}
 	if isSource(d.hook, d.peer.ID) {
@@ -189,10 +191,16 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 			return fmt.Errorf("round %d: %w", d.last, err)
 		}
 	}
-	if err := d.openStage(ctx); err != nil {
+	if err := errors.Join(d.openStage(ctx), d.dropProbe()); err != nil {
 		return err
 	}
 	dir := d.stage.round(r.Number)
+	if r.Probe {
+		d.probing = fmt.Sprintf("probe-%d", d.probes)
+		dir = filepath.Join(d.stage.dir, d.probing)
+	} else {
+		d.last = r.Number
+	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
@@ -204,7 +212,6 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 	if err != nil {
 		return err
 	}
-	d.last = r.Number
 	receiver := wire.NewReceiver(wire.ReceiveOptions{Dir: root, MaxBytes: room, MaxFiles: maxFiles})
 	d.receiver = receiver
 	go func() { // for the connections of this round
@@ -234,6 +241,7 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 
 const (
 	maxRounds = 16
+	maxProbes = 64
 	maxFiles  = 1 << 16
 )
 

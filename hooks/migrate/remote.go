@@ -26,10 +26,10 @@ type remote struct {
 
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
 // that host is.
-func connect(ctx context.Context, rsh []string, host, command, id, fingerprint string) (*remote, error) {
+func connect(ctx context.Context, rsh []string, host, command, id, fingerprint string, receiveArgs ...string) (*remote, error) {
 	args := append(append([]string{}, rsh[1:]...), host)
 	args = append(args, strings.Fields(command)...)
-	cmd := exec.Command(rsh[0], append(args, "receive")...)
+	cmd := exec.Command(rsh[0], append(append(args, "receive"), receiveArgs...)...)
 	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	cmd.Stderr = os.Stderr

@@ -42,6 +42,9 @@ func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result
 	if err == nil {
 		err = s.prepare(ctx, root)
 	}
+	if err == nil {
+		err = s.forecast(ctx)
+	}
 	if err != nil || o.DryRun {
 		s.forget()
 		return s.result, preflight.AsRefusal(err)
@@ -180,7 +183,14 @@ func (s *source) perform(ctx context.Context, root int) error {
 
 // move brings a complete copy of the job to the destination, which holds it.
 func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit.Event, error) {
-	way, err := s.open(ctx, round{Number: 1, Last: true})
+	last := 1
+	if s.options.Precopy {
+		if err := s.ahead(ctx, root); err != nil {
+			return "", err
+		}
+		last = 2
+	}
+	way, err := s.open(ctx, round{Number: last})
 	if err != nil {
 		return "", preflight.AsRefusal(err)
 	}
@@ -188,21 +198,35 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := reach(ctx, "migrate.opened"); err != nil {
 		return "", err
 	}
-	if err := s.dump(ctx, root, hold, s.stage.round(1)); err != nil {
+	if err := s.dump(ctx, root, hold, s.stage.round(last)); err != nil {
 		return "", err
 	}
 	if err := reach(ctx, "migrate.dumped"); err != nil {
 		return "", err
 	}
-	if err := s.phase("send", func() error { return way.sendAll(ctx, s.stage.round(1)) }); err != nil {
+	d := &delta{unshared: true}
+	if last > 1 {
+		err := s.phase("compare", func() (err error) {
+			d, err = newDelta(ctx, s.stage.round(1), s.stage.round(last), s.stage.round(last)+"-delta")
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	if err := s.phase("send", func() error { return way.sendImage(ctx, s.stage.round(last), d) }); err != nil {
 		return "", err
 	}
 	if err := reach(ctx, "migrate.sent"); err != nil {
 		return "", err
 	}
-	s.result.Bytes = way.bytes()
+	s.result.Bytes = way.totals.Bytes
 	err = s.phase("restore", func() error {
-		if err := s.remote.Send(sayRestore, restoreMessage{TCP: s.options.TCP}); err != nil {
+		asked := restoreMessage{TCP: s.options.TCP}
+		for _, name := range d.links {
+			asked.Links = append(asked.Links, link{Round: 1, Name: name})
+		}
+		if err := s.remote.Send(sayRestore, asked); err != nil {
 			return err
 		}
 		if err := reach(ctx, "migrate.asked"); err != nil {
@@ -216,9 +240,24 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	return commit.Ready, reach(ctx, "migrate.ready")
 }
 
+// ahead sends the job as it is now, while it runs on.
+func (s *source) ahead(ctx context.Context, root int) error {
+	way, err := s.open(ctx, round{Number: 1})
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	defer way.close()
+	if err := s.dumpRunning(ctx, root, s.stage.round(1)); err != nil {
+		return err
+	}
+	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), &delta{unshared: true}) })
+	s.result.Ahead = way.totals.Bytes
+	return err
+}
+
 // giveUp lets the job go on here, and says why it did not move.
 func (s *source) giveUp(cause error) error {
-	refused := preflight.Refused(cause) && s.locked.IsZero()
+	refused := preflight.Refused(cause) && s.locked.IsZero() && s.result.Before == 0
 	err := s.on(commit.Failed)
 	switch {
 	case err == nil && refused:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -74,58 +75,95 @@ func hostName(host string) string {
 }
 
 // streams is the number of connections: TLS takes a core for each 2 to 5 GB/s.
-func (s *source) streams() int {
-	if s.options.Streams > 0 {
-		return s.options.Streams
+func (s *source) streams() int { return streamsOf(s.options) }
+
+func streamsOf(o Options) int {
+	if o.Streams > 0 {
+		return o.Streams
 	}
 	return max(2, min(16, runtime.NumCPU()/2))
 }
 
-// sendAll sends all files of a directory, and waits until they are there.
-func (w *way) sendAll(ctx context.Context, dir string, except ...string) error {
-	entries, err := os.ReadDir(dir)
+// sendImage sends the files of an image that the destination does not have, and waits until they
+// are there.
+func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
+	files, total, err := openPlain(dir, d.replaced)
+	defer func() { closeAll(files) }()
+	if err == nil && !d.unshared {
+		var more []plainFile
+		var size int64
+		more, size, err = openPlain(d.dir, d.links)
+		files, total = append(files, more...), total+size
+	}
 	if err != nil {
 		return err
 	}
-	skip := make(map[string]bool)
-	for _, name := range except {
-		skip[name] = true
+	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
+	if err := w.queue(ctx, files); err != nil {
+		return err
 	}
-	var total int64
-	var open []*os.File
-	defer func() {
-		for _, f := range open {
-			f.Close()
+	return w.finish(ctx)
+}
+
+// queue queues files piece by piece, side by side: the kernel allows only one write into a file at
+// a time.
+func (w *way) queue(ctx context.Context, files []plainFile) error {
+	const piece = 4 << 20
+	for offset, left := int64(0), slices.Clone(files); len(left) > 0; offset += piece {
+		for _, f := range left {
+			if err := w.sender.Range(ctx, filepath.Base(f.Name()), f, offset, min(piece, f.size-offset)); err != nil {
+				return err
+			}
 		}
-	}()
-	sizes := make(map[string]int64)
+		var done error
+		left = slices.DeleteFunc(left, func(f plainFile) bool {
+			if done != nil || f.size > offset+piece {
+				return false
+			}
+			done = w.sender.Close(ctx, filepath.Base(f.Name()), f.size)
+			return true
+		})
+		if done != nil {
+			return done
+		}
+	}
+	return nil
+}
+
+type plainFile struct {
+	*os.File
+	size int64
+}
+
+// openPlain opens the regular files of a directory, and sums up their sizes.
+func openPlain(dir string, except []string) (files []plainFile, total int64, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, 0, err
+	}
 	for _, entry := range entries {
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		if !info.Mode().IsRegular() || skip[entry.Name()] {
+		if !entry.Type().IsRegular() || slices.Contains(except, entry.Name()) {
 			continue
 		}
 		f, err := os.Open(filepath.Join(dir, entry.Name()))
 		if err != nil {
-			return err
+			return files, 0, err
 		}
-		open = append(open, f)
-		sizes[f.Name()] = info.Size()
+		files = append(files, plainFile{File: f})
+		info, err := f.Stat()
+		if err != nil {
+			return files, 0, err
+		}
+		files[len(files)-1].size = info.Size()
 		total += info.Size()
 	}
-	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
-	for _, f := range open {
-		name, size := filepath.Base(f.Name()), sizes[f.Name()]
-		if err := w.sender.Range(ctx, name, f, 0, size); err != nil {
-			return err
-		}
-		if err := w.sender.Close(ctx, name, size); err != nil {
-			return err
-		}
+	return files, total, nil
+}
+
+func closeAll(files []plainFile) {
+	for _, f := range files {
+		f.Close()
 	}
-	return w.finish(ctx)
 }
 
 func (w *way) finish(ctx context.Context) error {
@@ -148,7 +186,5 @@ func (w *way) finish(ctx context.Context) error {
 	w.totals, err = w.sender.Finish(ctx)
 	return err
 }
-
-func (w *way) bytes() int64 { return w.totals.Bytes }
 
 func (w *way) close() { w.cancel() }

@@ -24,6 +24,13 @@ func (h *Host) file(name, text string) {
 	}
 }
 
+// SmallDisk mounts a file system of a given size (such as "32m") at a directory of the host.
+func (h *Host) SmallDisk(dir, size string) {
+	h.pair.t.Helper()
+	h.Run("mkdir", "-p", dir)
+	h.Run("mount", "-t", "tmpfs", "-o", "mode=0755,size="+size, "tmpfs", dir)
+}
+
 // passwd returns the machine's users and the one that sshd needs.
 func passwd() string {
 	text, _ := os.ReadFile("/etc/passwd")

@@ -42,6 +42,7 @@ type Host struct {
 	init    *exec.Cmd
 	first   int // pid
 	hide    []string
+	clock   time.Duration
 }
 
 // newHost makes what a host has before it is booted.
@@ -49,7 +50,7 @@ func (p *Pair) newHost(name string, options HostOptions, number int) *Host {
 	t := p.t
 	t.Helper()
 	h := &Host{
-		Host: testenv.NewHost(t, options.gpus(), options.Simulator...), Name: name, pair: p, hide: options.hidden(t),
+		Host: testenv.NewHost(t, options.gpus(), options.Simulator...), Name: name, pair: p, hide: options.hidden(t), clock: options.Clock,
 		Addr: netip.AddrFrom4([4]byte{10, 77, 0, byte(number)}), Addr6: netip.MustParseAddr(fmt.Sprintf("fd77::%d", number)),
 		dir: filepath.Join(t.TempDir(), name),
 		// The hosts count their pids from different numbers, so a job finds its own free on
@@ -103,7 +104,7 @@ func (h *Host) boot() {
 	h.directories("run/sshd", "run/nvidia", "run/cucriu")
 	h.file("etc/boot_id", newUUID()+"\n")
 	s := spec{
-		Name: h.Name, OwnPIDs: !h.pair.options.SharePIDs, FirstPID: h.first, Keep: h.pair.kept(), Hide: h.hide,
+		Name: h.Name, OwnPIDs: !h.pair.options.SharePIDs, FirstPID: h.first, Keep: h.pair.kept(), Hide: h.hide, Clock: h.clock,
 		Binds: []bind{{h.path("run"), runDir}, {h.path("tmp"), tmpDir}, {h.path("home"), h.home}},
 	}
 	if h.Dir != "" {
@@ -161,6 +162,9 @@ func (h *Host) enter(name string, args []string) (string, []string) {
 	enter := []string{"--target", strconv.Itoa(h.init.Process.Pid), "--mount", "--uts", "--ipc", "--net"}
 	if !h.pair.options.SharePIDs {
 		enter = append(enter, "--pid")
+	}
+	if h.clock != 0 {
+		enter = append(enter, fmt.Sprintf("--time=/proc/%d/ns/time_for_children", h.init.Process.Pid))
 	}
 	return "nsenter", slices.Concat(enter, []string{"--", name}, args)
 }

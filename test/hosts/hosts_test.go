@@ -1,36 +1,70 @@
 package hosts
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 )
 
 func TestMain(m *testing.M) { Main(m) }
 
-// TestAJobMovesByHand: dumped on one host, copied by scp, restored on the other one.
+// TestAJobMovesByHand: dumped on one host, copied, restored on the other one, there and back.
 func TestAJobMovesByHand(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		w := p.A.Start(1, "--mib", "8", "--loaders", "2")
-		for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
-			from, to := way[0], way[1]
-			w.Is(from)
-			from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
-			if copies := w.Copies(); len(copies) != 0 {
-				t.Fatalf("after the dump there are %v", copies)
-			}
-			w.Prepare(to)
+		moves(t, Options{}, func(from, to *Host) {
 			from.Send("/tmp/images")
 			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
-			w.Is(to)
-			p.wantGPU(w, to)
-			from.Run("rm", "-r", "/tmp/images")
-			to.Run("rm", "-r", "/tmp/images")
-		}
+		})
 	})
+}
+
+func TestAJobMovesWithAFileServer(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		moves(t, Options{SharedWork: true}, func(from, to *Host) {
+			from.Send("/tmp/images")
+			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
+		})
+	})
+}
+
+// TestAJobMovesWithoutSSH: as where there is no sshd, and between hosts whose clocks differ.
+func TestAJobMovesWithoutSSH(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		moves(t, Options{WithoutSSH: true, B: HostOptions{Clock: 50 * time.Hour}}, func(from, to *Host) {
+			from.Run("sh", "-c", "tar -C /tmp -c images | "+from.RSH()+" "+to.Name+" tar -C /tmp -x")
+			from.Run(from.RSH(), to.Name, "cucriu", "restore", "-D", "/tmp/images")
+		})
+	})
+}
+
+func moves(t *testing.T, options Options, restore func(from, to *Host)) {
+	t.Helper()
+	p := New(t, options)
+	w := p.A.Start(1, "--mib", "8", "--loaders", "2")
+	watch := w.Watch()
+	for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
+		from, to := way[0], way[1]
+		w.Is(from)
+		before := w.Tick(from)
+		from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
+		if copies := w.Copies(); len(copies) != 0 {
+			t.Fatalf("after the dump there are %v", copies)
+		}
+		w.Carry(to)
+		restore(from, to)
+		w.Is(to)
+		if w.Tick(to) <= before {
+			t.Fatalf("the work was at tick %d on host %s and is at %d on host %s", before, from.Name, w.Tick(to), to.Name)
+		}
+		p.wantGPU(w, to)
+		from.Run("rm", "-r", "/tmp/images")
+		to.Run("rm", "-r", "/tmp/images")
+	}
+	watch.Stop()
 }
 
 // wantGPU fails the test unless the work is on a GPU of this host.
@@ -69,6 +103,23 @@ func TestEachHostHasItsOwn(t *testing.T) {
 	})
 }
 
+func TestAHostCanHaveBeenUpForLonger(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{B: HostOptions{Clock: 50 * time.Hour}})
+		uptime := func(out string) float64 {
+			var seconds float64
+			if _, err := fmt.Sscan(out, &seconds); err != nil {
+				t.Fatal(err)
+			}
+			return seconds
+		}
+		a, b := uptime(p.A.Run("cat", "/proc/uptime")), uptime(p.A.Run("ssh", "b", "cat", "/proc/uptime"))
+		if ahead := b - a; ahead < 50*3600 || ahead > 50*3600+60 {
+			t.Fatalf("host b is ahead by %.0f seconds, want %d", ahead, 50*3600)
+		}
+	})
+}
+
 func TestAFileCanBeOnOneHostOnly(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -85,74 +136,16 @@ func TestAFileCanBeOnOneHostOnly(t *testing.T) {
 	})
 }
 
-func TestRemoteCommandsHaveTheHostsEnvironment(t *testing.T) {
+func TestADiskOfAHostIsFull(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		p.B.Setenv("SET_LATER", "by the test")
-		out := p.A.Run("ssh", "b", `hostname; echo $CUDASIM_ROOT $CUCRIU_RUN_DIR "$SET_LATER"; command -v cucriu`)
-		want := "b\n/run/nvidia /run/cucriu by the test\n" + filepath.Join(filepath.Dir(p.B.HookBin), "cucriu") + "\n"
-		if out != want {
-			t.Fatalf("it said %q, want %q", out, want)
+		p := New(t, Options{WithoutSSH: true})
+		p.B.SmallDisk("/tmp/small", "1m")
+		const fill = "head -c 2M /dev/zero >/tmp/small/file"
+		if out, err := p.B.Try("sh", "-c", fill); err == nil || !strings.Contains(out, "No space left") {
+			t.Errorf("it said %q: %v", out, err)
 		}
-	})
-}
-
-// remotes are the ways from a host to the other one.
-func remotes(h *Host) map[string][]string {
-	return map[string][]string{"ssh": h.SSHArgs(), "rsh": {h.RSH()}}
-}
-
-func TestRemoteCommandsAreLikeLocalOnes(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		for name, remote := range remotes(p.A) {
-			t.Run(name, func(t *testing.T) {
-				run := func(stdin, command string) (string, string, int) {
-					cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", command)...)
-					var stdout, stderr strings.Builder
-					cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-					_ = cmd.Run()
-					return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
-				}
-				if out, err, status := run("words", "cat; echo of error >&2; hostname; exit 7"); out != "wordsb\n" || err != "of error\n" || status != 7 {
-					t.Errorf("it said %q and %q, and ended with %d", out, err, status)
-				}
-				big := strings.Repeat("0123456789abcdef", 1<<18)
-				if out, _, status := run(big, "cat"); out != big || status != 0 {
-					t.Errorf("of %d bytes %d came back, status %d", len(big), len(out), status)
-				}
-			})
-		}
-	})
-}
-
-// TestARemoteCommandHearsThatItsClientHasDied: a peer notices a lost control connection by
-// the end of its standard input.
-func TestARemoteCommandHearsThatItsClientHasDied(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{})
-		for name, remote := range remotes(p.A) {
-			t.Run(name, func(t *testing.T) {
-				heard := "/tmp/heard-" + name
-				cmd := p.A.Command(t.Context(), remote[0], append(remote[1:], "b", "touch "+heard+".started; cat; touch "+heard)...)
-				in, err := cmd.StdinPipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer in.Close()
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
-				testenv.Eventually(t, testenv.Soon, "it has started", func() bool { return testenv.Exists(p.B.Path(heard + ".started")) })
-				for _, client := range p.A.Find("b touch " + heard) {
-					if err := client.Kill(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				_ = cmd.Wait()
-				testenv.Eventually(t, testenv.Soon, "its standard input ends", func() bool { return testenv.Exists(p.B.Path(heard)) })
-			})
-		}
+		p.A.Run("mkdir", "/tmp/small")
+		p.A.Run("sh", "-c", fill)
 	})
 }
 
@@ -186,28 +179,30 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 		p := New(t, Options{})
 		w := p.A.Start(1, "--mib", "1")
 		w.Is(p.A)
-		p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
-		p.A.Send("/tmp/images")
-		w.Prepare(p.B)
-		if running := w.running(); len(running) != 1 {
-			t.Fatalf("%v run, want one copy", running)
+		for again := true; again; again = testenv.CaughtWriting(t, p.A.Path("/tmp/images")) {
+			p.A.Run("rm", "-rf", "/tmp/images")
+			p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
 		}
+		p.A.Send("/tmp/images")
+		w.Carry(p.B)
+		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
-		if running := w.running(); len(running) != 1 || running[0].Host != p.B || len(w.Copies()) != 2 {
-			t.Fatalf("%v run of %v, want one copy of two", running, w.Copies())
+		w.Ticks(p.B, 20)
+		if copies := w.Copies(); len(copies) != 2 || copies[0].Held() == "" || copies[1].Held() != "" {
+			t.Fatalf("want a copy that is stopped and one that runs; there are %v", copies)
+		}
+		if n := watch.Twice(); n != 0 {
+			t.Fatalf("the watch has seen two copies that run, %d times", n)
 		}
 		p.A.Run("kill", "-CONT", w.Root())
-		watch := w.Watch()
-		testenv.Eventually(t, testenv.Soon, "the second copy is seen", func() bool { return len(w.running()) == 2 })
-		testenv.Eventually(t, testenv.Soon, "the watch sees both", func() bool { return watch.count() > 0 })
-		watch.stop()
+		testenv.Eventually(t, testenv.Soon, "the watch sees two copies", func() bool { return watch.Twice() > 0 })
 	})
 }
 
 func TestHostsCanHaveTheSamePIDs(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{SharePIDs: true})
+		p := New(t, Options{SharePIDs: true, WithoutSSH: true})
 		w := p.A.Start(1, "--mib", "1")
 		w.Is(p.A)
 		p.B.Run("kill", "-0", w.Root())
@@ -216,6 +211,29 @@ func TestHostsCanHaveTheSamePIDs(t *testing.T) {
 		p.A.PowerOff()
 		if left := w.Copies(); len(left) != 0 {
 			t.Fatalf("without power there run %v", left)
+		}
+	})
+}
+
+func TestALongJobRunsOnAHost(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := New(t, Options{OneBootID: true, WithoutSSH: true})
+		work := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+		p.A.Run("mkdir", "/tmp/work")
+		cmd := p.A.Command(t.Context(), "cucriu", "run", "--dir", "/tmp/D", "--every", "1s", "--", work, "--dir", "/tmp/work", "--mib", "1")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it has a checkpoint", func() bool {
+			found, _ := filepath.Glob(p.A.Path("/tmp/D/checkpoints/*/checkpoint.json"))
+			return len(found) > 0
+		})
+		if status := p.A.Run("cucriu", "status"); !strings.Contains(status, "/tmp/D") {
+			t.Errorf("cucriu status says:\n%s", status)
+		}
+		p.A.Run("touch", "/tmp/work/stop")
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the job: %v", err)
 		}
 	})
 }

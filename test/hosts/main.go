@@ -3,6 +3,7 @@ package hosts
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
 
 	"cucriu/internal/testenv"
@@ -16,6 +17,13 @@ const (
 	roleRSH       = "rsh"
 	roleRSHServer = "rshd"
 )
+
+// The clocks of a time namespace can be set on the main thread only.
+func init() {
+	if os.Getenv(roleVariable) == roleInit {
+		runtime.LockOSThread()
+	}
+}
 
 // Main is the TestMain of packages whose tests call [New].
 func Main(m *testing.M) {

@@ -18,7 +18,10 @@ import (
 func onBothFamilies(t *testing.T, p *Pair, test func(t *testing.T, a, b netip.Addr)) {
 	t.Helper()
 	for i, addr := range p.A.addresses() {
-		t.Run([]string{"ipv4", "ipv6"}[i], func(t *testing.T) { test(t, addr, p.B.addresses()[i]) })
+		t.Run([]string{"ipv4", "ipv6"}[i], func(t *testing.T) {
+			p.In(t)
+			test(t, addr, p.B.addresses()[i])
+		})
 	}
 }
 

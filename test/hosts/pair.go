@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 )
@@ -15,6 +16,8 @@ type Options struct {
 	// SharePIDs gives both hosts the pids of the test: what a job has on one host is taken
 	// on the other.
 	SharePIDs bool
+	// SharedWork gives each [Work] a directory that both hosts see, as of a file server.
+	SharedWork bool
 	// WithoutSSH starts no sshd. [Host.RSH] works all the same.
 	WithoutSSH bool
 	// OneBootID leaves both hosts the boot id of the machine. A place of cucriu run mounts
@@ -28,11 +31,15 @@ type HostOptions struct {
 	Simulator []string // further options of cudasim-run, such as "--driver", "570"
 	Real      []int    // the machine's GPUs that the host has, by their minors; nil for all
 	Hide      []string // paths that are not on this host
+	// Clock is how far the monotonic clocks are ahead of the machine's, as if the host had
+	// been up for longer.
+	Clock time.Duration
 }
 
 // Pair is two hosts with a link between them.
 type Pair struct {
-	t       *testing.T
+	root    *testing.T // the test that made the hosts
+	t       *testing.T // the one that uses them
 	A, B    *Host
 	options Options
 	forward *forwarder // of a shaped link
@@ -42,7 +49,8 @@ type Pair struct {
 // [testenv.Isolated], and its package must have [Main] as its TestMain.
 func New(t *testing.T, options Options) *Pair {
 	t.Helper()
-	p := &Pair{t: t, options: options}
+	p := &Pair{root: t, t: t, options: options}
+	t.TempDir() // removed after the hosts have ended, since it is asked for first
 	t.Cleanup(p.end)
 	p.A = p.newHost("a", options.A, 1)
 	p.B = p.newHost("b", options.B, 2)
@@ -64,6 +72,13 @@ func New(t *testing.T, options Options) *Pair {
 	return p
 }
 
+// In lets a subtest use the hosts: until it ends, what fails is the subtest.
+func (p *Pair) In(t *testing.T) {
+	before := p.t
+	p.t = t
+	t.Cleanup(func() { p.t = before })
+}
+
 // Hosts returns both hosts.
 func (p *Pair) Hosts() []*Host { return []*Host{p.A, p.B} }
 
@@ -72,7 +87,7 @@ func (p *Pair) end() {
 		p.forward.stop()
 	}
 	for _, h := range []*Host{p.A, p.B} {
-		if h != nil {
+		if h != nil && h.network != nil {
 			h.end()
 			h.network.close()
 		}
@@ -86,8 +101,8 @@ func (p *Pair) kept() []string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	ofTest := filepath.Dir(p.t.TempDir()) // has all directories of the test
-	kept := []string{ofTest, testenv.Root(p.t), self, testenv.Criu(p.t)}
+	ofTest := filepath.Dir(p.root.TempDir())                                           // has all directories of the test
+	kept := []string{ofTest, testenv.Root(p.t), self, filepath.Dir(testenv.Criu(p.t))} // criu has its libraries beside it
 	if testenv.RealDriver() && testenv.Exists("/run/nvidia-persistenced") {
 		kept = append(kept, "/run/nvidia-persistenced")
 	}

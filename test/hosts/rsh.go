@@ -47,7 +47,7 @@ func (h *Host) RSH() string {
 		t.Fatal(err)
 	}
 	if !h.other.runs(rshPIDFile) {
-		cmd := h.other.Command(t.Context(), self, net.JoinHostPort(h.other.Addr.String(), rshPort))
+		cmd := h.other.Command(h.pair.root.Context(), self, net.JoinHostPort(h.other.Addr.String(), rshPort))
 		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + h.other.home, roleVariable + "=" + roleRSHServer}
 		h.other.serve(cmd, rshPIDFile)
 	}

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Shape is what a bad link does to packets. The zero Shape is a good link whose packets go
-// through the test's process.
+// Shape is what a bad link does to packets. They go through the test's process, which moves
+// some tens of megabytes a second, so the zero Shape is slower than the link itself.
 type Shape struct {
 	Delay time.Duration // in each direction
 	Rate  int           // bytes a second in each direction; 0 for no limit
@@ -72,7 +72,6 @@ func (h *Host) openTUN() (*os.File, error) {
 		return nil, fmt.Errorf("a TUN device on host %s: %w", h.Name, err)
 	}
 	tun := os.NewFile(uintptr(fd), tunName)
-	// The host must take packets for itself from this device, too.
 	link, err := h.network.handle.LinkByName(tunName)
 	if err == nil {
 		err = h.network.handle.LinkSetTxQLen(link, 1000)

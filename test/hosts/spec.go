@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,8 +25,9 @@ type spec struct {
 	Binds     []bind   // directories and files of this host in place of the machine's
 	Keep      []string // paths below those directories that stay what they are
 	Hide      []string // paths that are not on this host
-	BootID    string   // a file; "" for that of the machine
-	MachineID string   // a file
+	Clock     time.Duration
+	BootID    string // a file; "" for that of the machine
+	MachineID string // a file
 }
 
 // bind is a bind mount. Without a target in the machine's file system there is none.

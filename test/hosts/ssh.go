@@ -136,15 +136,22 @@ func (h *Host) StartSSHD() {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := h.Command(t.Context(), h.ssh("sshd"), "-D", "-e", "-f", filepath.Join(h.home, ".sshd/sshd_config"))
+	cmd := h.Command(h.pair.root.Context(), h.ssh("sshd"), "-D", "-e", "-f", filepath.Join(h.home, ".sshd/sshd_config"))
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdout, cmd.Stderr = log, log
-	t.Cleanup(func() {
-		if data, _ := os.ReadFile(log.Name()); t.Failed() && len(data) > 0 {
-			t.Logf("sshd of host %s:\n%s", h.Name, data)
+	h.pair.root.Cleanup(func() {
+		if data, _ := os.ReadFile(log.Name()); h.pair.root.Failed() && len(data) > 0 {
+			h.pair.root.Logf("sshd of host %s:\n%s", h.Name, data)
 		}
 	})
 	h.serve(cmd, sshdPIDFile)
+}
+
+// KillSSHD kills sshd and all its sessions. [Host.StartSSHD] starts another.
+func (h *Host) KillSSHD() {
+	for _, p := range h.Find("sshd") {
+		_ = p.Kill()
+	}
 }
 
 // serve starts a server and waits until it listens, which it says in its pid file.

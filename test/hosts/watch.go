@@ -2,14 +2,21 @@ package hosts
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
 
-// watchEvery is how often a [Watch] looks.
-const watchEvery = 10 * time.Millisecond
+const (
+	watchEvery = 5 * time.Millisecond
+	// turns and turnsWithin tell two copies that run at once from one that moves: that many
+	// times in that time, a tick on one host follows one on the other.
+	turns       = 3
+	turnsWithin = 500 * time.Millisecond
+)
 
-// Watch looks all the time whether two copies of a work run at once.
+// Watch looks all the time whether two copies of a work tick at once. It does not look at
+// the processes: while criu restores a copy, its processes look as if they ran.
 type Watch struct {
 	work *Work
 	done chan struct{}
@@ -22,49 +29,61 @@ type Watch struct {
 // Watch begins to watch the work until [Watch.Stop] or the end of the test.
 func (w *Work) Watch() *Watch {
 	watch := &Watch{work: w, done: make(chan struct{})}
-	watch.wait.Go(func() {
-		for {
-			select {
-			case <-watch.done:
-				return
-			case <-time.After(watchEvery):
-			}
-			if running := w.running(); len(running) > 1 {
-				watch.mu.Lock()
-				watch.seen = append(watch.seen, fmt.Sprint(running))
-				watch.mu.Unlock()
-			}
-		}
-	})
-	w.pair.t.Cleanup(watch.stop)
+	watch.wait.Go(watch.run)
+	w.pair.t.Cleanup(watch.end)
 	return watch
 }
 
-// running lists the copies that run, all of them at the moment when the last was found.
-func (w *Work) running() []Process {
-	var found, still []Process
-	for _, p := range w.Copies() {
-		// A child that criu restores, or that outlives its root for a moment, is no copy.
-		if p.PID == w.PID && p.Held() == "" {
-			found = append(found, p)
+func (watch *Watch) run() {
+	last := make(map[*Host]string)
+	var on *Host
+	var turned []time.Time // when a tick came from the other host than that before
+	for {
+		select {
+		case <-watch.done:
+			return
+		case <-time.After(watchEvery):
+		}
+		for _, h := range watch.work.pair.Hosts() {
+			status := watch.status(h)
+			if status == "" { // in a shared directory, the other host's
+				continue
+			}
+			ticked := last[h] != "" && status != last[h]
+			last[h] = status
+			if !ticked || h == on {
+				continue
+			}
+			on = h
+			now := time.Now()
+			turned = append(slices.DeleteFunc(turned, func(at time.Time) bool { return now.Sub(at) > turnsWithin }), now)
+			if len(turned) >= turns {
+				watch.mu.Lock()
+				watch.seen = append(watch.seen, fmt.Sprint(watch.work.Copies()))
+				watch.mu.Unlock()
+				turned = nil
+			}
 		}
 	}
-	for _, p := range found {
-		if now, ok := p.Host.process(p.Outer); ok && now.Held() == "" && !now.dying() && now.has(workVariable+"="+w.id) {
-			still = append(still, p)
-		}
-	}
-	return still
 }
 
-// count returns how often two copies have been seen.
-func (watch *Watch) count() int {
+// status returns what the work says on a host; "" if nothing.
+func (watch *Watch) status(on *Host) string {
+	s, err := watch.work.Status(on, 0)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprint(s.PID, s.Tick)
+}
+
+// Twice returns how often two copies have been seen.
+func (watch *Watch) Twice() int {
 	watch.mu.Lock()
 	defer watch.mu.Unlock()
 	return len(watch.seen)
 }
 
-func (watch *Watch) stop() {
+func (watch *Watch) end() {
 	select {
 	case <-watch.done:
 	default:
@@ -76,8 +95,8 @@ func (watch *Watch) stop() {
 // Stop ends the watch, and fails the test if two copies have run at once.
 func (watch *Watch) Stop() {
 	watch.work.pair.t.Helper()
-	watch.stop()
-	if n := watch.count(); n > 0 {
+	watch.end()
+	if n := watch.Twice(); n > 0 {
 		watch.work.pair.t.Errorf("two copies of the work ran at once, %d times: %s", n, watch.seen[0])
 	}
 }

@@ -2,7 +2,10 @@
 package migrate
 
 import (
+	"bytes"
+	"encoding/json"
 	"testing"
+	"time"
 
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
@@ -23,12 +26,55 @@ func TestThereAndBack(t *testing.T) {
 	})
 }
 
+// result is what the tests look at of a migration's JSON.
+type result struct {
+	Bytes     int64
+	Ahead     int64         `json:"ahead_bytes"`
+	Pause     time.Duration `json:"pause_ns"`
+	Predicted time.Duration `json:"predicted_pause_ns"`
+	Before    time.Duration `json:"precopy_pause_ns"`
+	Bandwidth float64       `json:"bytes_per_second"`
+	Phases    []struct {
+		Name string
+		Took time.Duration `json:"took_ns"`
+	}
+}
+
 // move migrates a work, and fails the test unless it is there afterwards.
-func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) {
+func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) result {
 	t.Helper()
 	w.Is(from)
 	w.Prepare(to)
-	out := from.Run("cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed"}, args...)...)
-	t.Logf("%s", out)
+	r := migrate(t, w, from, to, args...)
 	w.Is(to)
+	return r
+}
+
+func migrate(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) (r result) {
+	t.Helper()
+	cmd := from.Command(t.Context(), "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json"}, args...)...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v: %s%s", cmd.Args, err, said.Bytes(), out)
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return r
+}
+
+func TestAhead(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.Start(1, "--mib", "16", "--ballast", "128")
+		watch := w.Watch()
+		first := move(t, w, p.A, p.B, "--precopy")
+		if first.Ahead < 128<<20 || first.Bytes > 64<<20 {
+			t.Errorf("%d bytes were sent ahead and %d at the standstill; most of the 128 MiB does not change", first.Ahead, first.Bytes)
+		}
+		move(t, w, p.B, p.A, "--precopy")
+		watch.Stop()
+	})
 }

@@ -53,6 +53,9 @@ func show(from, to string, entry fs.DirEntry) error {
 		}
 		return os.Symlink(target, to)
 	}
+	if made, err := makePTMX(from, to); made || err != nil {
+		return err
+	}
 	var err error
 	if entry.IsDir() {
 		err = os.Mkdir(to, 0o755)
@@ -63,6 +66,25 @@ func show(from, to string, entry fs.DirEntry) error {
 		return err
 	}
 	return unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")
+}
+
+// makePTMX makes the device of new terminals anew, if from is that: it opens only beside the
+// directory pts, and a mount of it is beside nothing.
+func makePTMX(from, to string) (made bool, err error) {
+	const major, minor = 5, 2
+	var stat unix.Stat_t
+	if err := unix.Stat(from, &stat); err != nil {
+		return false, &fs.PathError{Op: "stat", Path: from, Err: err}
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(major, minor) {
+		return false, nil
+	}
+	if err := unix.Mknod(to, unix.S_IFCHR, int(stat.Rdev)); errors.Is(err, unix.EPERM) {
+		return false, nil // without CAP_MKNOD
+	} else if err != nil {
+		return false, os.NewSyscallError("mknod", err)
+	}
+	return true, errors.Join(os.Chmod(to, fs.FileMode(stat.Mode&0o777)), os.Chown(to, int(stat.Uid), int(stat.Gid)))
 }
 
 // KeepHidden has the driver's libraries make no device nodes by themselves: as root, they make

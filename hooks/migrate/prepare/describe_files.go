@@ -31,6 +31,7 @@ type files struct {
 type usedFile struct {
 	File
 	used, mapped bool
+	born         unix.StatxTimestamp // zero if the file system does not say
 }
 
 // betweenLooks is how long a file must be in use to count. Programs write a new file under another
@@ -55,7 +56,8 @@ func (j *Job) addFiles(ctx context.Context, pids []int, driverRoot string) error
 	}
 	maps.DeleteFunc(now.byPath, func(path string, f *usedFile) bool {
 		earlier := before.byPath[path]
-		return earlier == nil || earlier.Identity.Inode != f.Identity.Inode
+		// A new file often gets the inode that was freed last.
+		return earlier == nil || earlier.Identity.Inode != f.Identity.Inode || earlier.born != f.born
 	})
 	maps.DeleteFunc(now.directories, func(path string, _ bool) bool { return !before.directories[path] })
 	if err := now.findShared(pids); err != nil {
@@ -153,7 +155,7 @@ func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*
 		return nil, err
 	}
 	var stat unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, link, 0, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &stat); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, link, 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &stat); err != nil {
 		return nil, err
 	}
 	kind := stat.Mode & unix.S_IFMT
@@ -170,7 +172,7 @@ func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*
 	if f == nil {
 		f = &usedFile{File: File{
 			Path: path, PID: pid, Pipe: kind == unix.S_IFIFO, Mode: uint32(stat.Mode), Size: int64(stat.Size), Identity: identity(stat, mounts),
-		}}
+		}, born: stat.Btime}
 		fs.byPath[path] = f
 	}
 	return f, nil

@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,12 +21,18 @@ func (j *Job) addSockets(pids []int) error {
 		return err
 	}
 	ours := slices.DeleteFunc(all, func(s tcpSocket) bool { return holders[s.inode] == 0 })
+	ends := make(map[[2]netip.AddrPort]bool)
+	for _, s := range ours {
+		if s.connected() {
+			ends[[2]netip.AddrPort{s.local, s.remote}] = true
+		}
+	}
 	for _, s := range ours {
 		switch {
 		case s.state == stateListening:
 			j.Listening = append(j.Listening, Listener{PID: holders[s.inode], Local: s.local})
 		case s.connected():
-			both := slices.ContainsFunc(ours, func(o tcpSocket) bool { return o.connected() && o.local == s.remote && o.remote == s.local })
+			both := ends[[2]netip.AddrPort{s.remote, s.local}]
 			j.Connections = append(j.Connections, Connection{
 				PID: holders[s.inode], Local: s.local, Remote: s.remote, Inside: both && (s.local.Addr().IsLoopback() || j.Own.Network),
 			})

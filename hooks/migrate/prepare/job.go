@@ -50,7 +50,7 @@ type Host struct {
 	BootID       string        `json:"boot_id"`
 	Architecture string        `json:"architecture"` // as Go names it
 	Kernel       string        `json:"kernel"`
-	Criu         string        `json:"criu"` // its version
+	Criu         string        `json:"criu"` // its version; empty if there is none
 	CPU          CPU           `json:"cpu"`
 	Monotonic    time.Duration `json:"monotonic_ns"` // CLOCK_MONOTONIC
 }

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"cucriu/criuutil"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/hooks/gpumap"
 	"cucriu/hooks/preflight"
 )
 
@@ -49,13 +49,17 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 		return nil, err
 	}
 	host := hook.Host()
-	host.Map = mapOf(j, host.Map)
+	if len(j.Map) > 0 {
+		host.Map = j.Map
+	}
 	findings, err := machineFindings(ctx, host, j, room.Criu)
 	if err != nil {
 		return nil, err
 	}
 	findings = append(findings, hostFindings(j, here)...)
-	findings = append(findings, featureFindings(ctx, j, room.Criu)...)
+	if here.Criu != "" {
+		findings = append(findings, featureFindings(ctx, j, room.Criu)...)
+	}
 	findings = append(findings, gpuFindings(ctx, host, j)...)
 	pids, err := pidFindings(ctx, j)
 	if err != nil {
@@ -65,7 +69,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	files, copies, err := fileFindings(j, here, room.Copy)
+	files, copies, err := fileFindings(j, here.BootID, room.Copy)
 	if err != nil {
 		return nil, err
 	}
@@ -80,14 +84,6 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	judgement := judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
 	judgement.Copies = copies
 	return judgement, nil
-}
-
-// mapOf returns the map of a job: the source's for this host, else this host's own.
-func mapOf(j *Job, own []gpumap.Rule) []gpumap.Rule {
-	if len(j.Map) > 0 {
-		return j.Map
-	}
-	return own
 }
 
 // machineFindings look at this machine. A job without CUDA needs no driver.
@@ -142,6 +138,10 @@ func (j *Job) heldOn(gpu cudackpt.UUID) uint64 {
 	return sum
 }
 
+// clockTolerance is a jump of the monotonic clock that is not told. It is longer than the way of a
+// job's description to another host, which counts as one.
+const clockTolerance = time.Minute
+
 // hostFindings compare two machines.
 func hostFindings(j *Job, here Host) preflight.Findings {
 	var findings preflight.Findings
@@ -168,7 +168,7 @@ func hostFindings(j *Job, here Host) preflight.Findings {
 		add(preflight.FindingCriuVersion, preflight.SeverityError, fmt.Sprintf("CRIU %s is older than the one that would make the image, %s", here.Criu, there.Criu), "install the same CRIU here")
 	}
 	if jump := here.Monotonic - there.Monotonic; !j.Own.Time && here.BootID != there.BootID && jump.Abs() > clockTolerance {
-		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(clockTolerance)),
+		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(time.Second)),
 			"a program that waits for a time of this clock may wait long, or not at all: a job of cucriu run has clocks of its own")
 	}
 	return findings

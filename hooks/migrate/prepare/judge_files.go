@@ -29,14 +29,17 @@ var networkFileSystems = map[string]bool{
 // copyable reports whether a migration can copy a file.
 func (f *File) copyable() bool { return !f.Pipe && !f.Shared && f.Size <= maxCopied }
 
-// fileFindings look for the files and directories of a job on this host. copies are the positions
-// of the files that are to be copied here.
-func fileFindings(j *Job, here Host, policy Copy) (findings preflight.Findings, copies []int, err error) {
+// fileFindings look for the files and directories of a job on this host, which has this boot id.
+// copies are the positions of the files that are to be copied here.
+func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, copies []int, err error) {
 	mounts, err := mountsOf(os.Getpid())
 	if err != nil {
 		return nil, nil, err
 	}
-	l := fileLook{job: j, sameBoot: here.BootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo)}
+	l := fileLook{
+		job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo),
+		problems: make(map[preflight.Severity]preflight.Findings), more: make(map[preflight.Severity]int),
+	}
 	for _, m := range mounts {
 		l.mounts[m.MountID] = m
 	}
@@ -56,9 +59,9 @@ type fileLook struct {
 	policy   Copy
 	mounts   map[int]*procfs.MountInfo
 
-	problems    preflight.Findings
-	more        int // problems beyond maxNamed
-	there, same int // files; same are the very files of the job
+	problems    map[preflight.Severity]preflight.Findings
+	more        map[preflight.Severity]int // problems beyond maxNamed
+	there, same int                        // files; same are the very files of the job
 	copies      []int
 	copied      uint64 // bytes
 	inMount     int    // files that are not looked for
@@ -88,12 +91,16 @@ func (l *fileLook) file(n int) {
 		l.there++
 	case f.Written && f.copyable() && l.policy == CopyChanged:
 		l.copy(n)
+	case f.AppendOnly && uint32(stat.Mode) == f.Mode:
+		l.there++
+		l.problem(preflight.SeverityWarning, f.PID, preflight.FindingFileDiffers, f.Path+" is another file here, to which the job will append",
+			"keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's")
 	default:
 		remedy := "put the job's file there, or move the job to a host that has it"
 		if f.Written && f.copyable() {
 			remedy = "keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's"
 		}
-		l.problem(f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
+		l.problem(preflight.SeverityError, f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
 	}
 }
 
@@ -144,21 +151,21 @@ func (l *fileLook) missing(n int, err error) {
 	}
 	remedy := "put it there"
 	switch {
-	case !f.copyable() && f.Pipe:
+	case f.Pipe:
 		remedy = "make the pipe: mkfifo " + f.Path
 	case f.Shared:
 		remedy = "other programs write into it too: keep it on a file system that both hosts have mounted"
 	case !f.copyable():
 		remedy = fmt.Sprintf("it has %s, and --copy-files copies what has up to %s: put it there, or keep it on a file system that both hosts have mounted", size(uint64(f.Size)), size(maxCopied))
-	case networkFileSystems[f.Identity.FileSystem]:
-		remedy = fmt.Sprintf("mount %s (%s) here, or --copy-files copies it", f.Identity.Source, f.Identity.FileSystem)
 	case l.policy != CopyNone:
 		l.copy(n)
 		return
+	case networkFileSystems[f.Identity.FileSystem]:
+		remedy = fmt.Sprintf("mount %s (%s) here, or --copy-files copies it", f.Identity.Source, f.Identity.FileSystem)
 	default:
 		remedy += ", or --copy-files copies it"
 	}
-	l.problem(f.PID, preflight.FindingFileMissing, f.Path+" "+cause, remedy)
+	l.problem(preflight.SeverityError, f.PID, preflight.FindingFileMissing, f.Path+" "+cause, remedy)
 }
 
 func (l *fileLook) copy(n int) {
@@ -175,19 +182,19 @@ func (l *fileLook) directory(path string) {
 	case err == nil && info.IsDir():
 		return
 	case err == nil:
-		l.problem(0, preflight.FindingDirectory, path+" is no directory here", "make it one")
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is no directory here", "make it one")
 	default:
-		l.problem(0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
 	}
 }
 
-func (l *fileLook) problem(pid int, name, message, remedy string) {
-	if len(l.problems) == maxNamed {
-		l.more++
+func (l *fileLook) problem(severity preflight.Severity, pid int, name, message, remedy string) {
+	if len(l.problems[severity]) == maxNamed {
+		l.more[severity]++
 		return
 	}
-	l.problems = append(l.problems, preflight.Finding{
-		Name: name, Severity: preflight.SeverityError, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
+	l.problems[severity] = append(l.problems[severity], preflight.Finding{
+		Name: name, Severity: severity, PID: pid, Process: l.job.nameOf(pid), Message: message, Remedy: remedy,
 	})
 }
 
@@ -200,10 +207,12 @@ func (l *fileLook) findings() preflight.Findings {
 		message += fmt.Sprintf("; %d are copied, %s", len(l.copies), size(l.copied))
 	}
 	findings := preflight.Findings{{Name: preflight.FindingFiles, Severity: preflight.SeverityOK, Message: message}}
-	findings = append(findings, l.problems...)
-	if l.more > 0 {
-		last := &findings[len(findings)-1]
-		last.Message += fmt.Sprintf("; and so it is with %d more files and directories", l.more)
+	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
+		problems := l.problems[severity]
+		if more := l.more[severity]; more > 0 {
+			problems[maxNamed-1].Message += fmt.Sprintf("; and so it is with %d more files and directories", more)
+		}
+		findings = append(findings, problems...)
 	}
 	if len(l.job.Mounts) > 0 {
 		paths := make([]string, 0, maxNamed)

@@ -3,7 +3,6 @@ package prepare
 import (
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -11,9 +10,6 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/units"
 )
-
-// clockTolerance is a jump of the monotonic clock that no program should mind.
-const clockTolerance = time.Second
 
 // direction says on which end of a migration memory is counted.
 type direction int
@@ -46,9 +42,12 @@ func roomFindings(j *Job, dir string, end direction) (preflight.Findings, error)
 	if err != nil {
 		return nil, err
 	}
-	what := fmt.Sprintf("the job takes %s of this host's memory on its way: %s of its own, %s from its GPUs", size(need), size(j.HostBytes()), size(j.GPUBytes()))
+	what := fmt.Sprintf("on its way the job takes %s of this host's memory: %s for what is on its GPUs", size(need), size(j.GPUBytes()))
+	if end == arriving {
+		what += fmt.Sprintf(", %s for its own memory", size(j.HostBytes()))
+	}
 	if inMemory {
-		what += fmt.Sprintf(", and the image, which %s keeps in memory", dir)
+		what += fmt.Sprintf(", %s for the image, which %s keeps in memory", size(image), dir)
 	}
 	f := preflight.Finding{Name: preflight.FindingHostMemory, Severity: preflight.SeverityOK, Message: fmt.Sprintf("%s; %s are available", what, size(available))}
 	if need > available {

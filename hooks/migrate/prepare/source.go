@@ -22,8 +22,11 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 	if err != nil {
 		return nil, err
 	}
-	// A job that fails because of the machine's driver reports this again.
-	more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
+	more = slices.DeleteFunc(more, func(f preflight.Finding) bool {
+		// A job that fails because of the machine's driver reports this again. What is to be
+		// staged is in host-memory.
+		return slices.Contains(findings, f) || f.Name == preflight.FindingStagingMemory
+	})
 	if j.manifest() == nil {
 		// CheckDump leaves a tree without CUDA to criu.
 		wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: j.RootPID, Criu: room.Criu})

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
 )
 
 // The limits of what another host may say. A large training has a few hundred processes and a few
@@ -21,7 +23,8 @@ const (
 	maxPID         = 1 << 22 // the kernel's PID_MAX_LIMIT
 	maxFiles       = 1 << 16
 	maxDirectories = 1 << 14
-	maxMounts      = 1 << 14
+	maxMounts      = 1 << 12
+	maxGPUs        = 1 << 8
 	maxSockets     = 1 << 16
 	maxFeatures    = 1 << 10
 	maxRules       = 1 << 8
@@ -30,9 +33,6 @@ const (
 	maxBuildID     = 64           // bytes
 	maxBytes       = 1 << 50      // of a file, or of a process's memory
 )
-
-// MaxEncoded is more than a valid [Job] or [Judgement] of a real job takes as JSON, in bytes.
-const MaxEncoded = 64 << 20
 
 // checks collects the first error.
 type checks struct{ err error }
@@ -114,6 +114,7 @@ func (j *Job) Validate() error {
 	j.validateSockets(c)
 	if c.count("features of criu", len(j.Features), maxFeatures) {
 		for _, feature := range j.Features {
+			c.text("a feature of criu", feature)
 			if !featureName.MatchString(feature) {
 				c.fail("a feature of criu is %q", feature)
 			}
@@ -158,7 +159,8 @@ func (j *Job) validateProcesses(c *checks) {
 	if j.Processes[0].PID != j.RootPID {
 		c.fail("the root has pid %d, and the first process %d", j.RootPID, j.Processes[0].PID)
 	}
-	seen := make(map[int]bool)
+	seen, gpus := make(map[int]bool), make(map[cudackpt.UUID]bool)
+	var sum uint64
 	for _, p := range j.Processes {
 		c.pid("a process", p.PID)
 		if seen[p.PID] {
@@ -167,7 +169,19 @@ func (j *Job) validateProcesses(c *checks) {
 		seen[p.PID] = true
 		c.text("the name of a process", p.Name)
 		c.text("a user", p.User)
+		for _, gpu := range p.GPUs {
+			c.text("a GPU", gpu.Model)
+			c.text("a GPU", gpu.PCIBusID)
+			gpus[gpu.UUID] = true
+		}
+		c.count("GPUs", len(gpus), maxGPUs)
+		for _, size := range p.MemoryBytes {
+			c.size("GPU memory", size)
+			sum += size
+		}
 		c.size("a process", p.PrivateBytes)
+		sum += p.PrivateBytes
+		c.size("the job", sum) // before it can overflow
 		if p.Threads < 1 || p.Threads > maxPID || p.UID < 0 || p.UID > 1<<32-1 {
 			c.fail("process %d has %d threads and user %d", p.PID, p.Threads, p.UID)
 		}
@@ -179,14 +193,10 @@ func (j *Job) validateProcesses(c *checks) {
 	switch {
 	case manifest == nil && j.DriverVersion != "":
 		c.fail("a driver, and no process that uses it")
-	case manifest != nil:
+	case manifest != nil && c.err == nil:
 		c.text("the driver", j.DriverVersion)
 		if err := manifest.Validate(); err != nil {
 			c.fail("GPUs: %w", err)
-		}
-		for _, gpu := range manifest.GPUs() {
-			c.text("a GPU", gpu.Model)
-			c.text("a GPU", gpu.PCIBusID)
 		}
 	}
 }
@@ -209,6 +219,7 @@ func (j *Job) validateFiles(c *checks) {
 		if kind := f.Mode & unix.S_IFMT; f.Mode > 0xffff || f.Pipe != (kind == unix.S_IFIFO) || !f.Pipe && kind != unix.S_IFREG {
 			c.fail("the file %q has the mode %o", f.Path, f.Mode)
 		}
+		c.text("a build id", f.BuildID)
 		if id, err := hex.DecodeString(f.BuildID); err != nil || len(id) > maxBuildID {
 			c.fail("the file %q has the build id %q", f.Path, f.BuildID)
 		}
@@ -238,9 +249,7 @@ func (j *Job) validateSockets(c *checks) {
 		c.pid("the process of a listening socket", s.PID)
 		c.address("a listening socket", s.Local)
 	}
-	if err := j.Options.Validate(); err != nil {
-		c.fail("criu's options: %w", err)
-	}
+	c.text("the network lock", j.Options.NetworkLock)
 	if c.count("sockets", len(j.Options.Sockets)+len(j.Options.Pipes), maxSockets) {
 		for _, name := range j.Options.Sockets {
 			c.textOf("a UNIX socket", name, maxPath)
@@ -248,5 +257,8 @@ func (j *Job) validateSockets(c *checks) {
 		for _, pipe := range j.Options.Pipes {
 			c.text("a pipe", pipe.Name)
 		}
+	}
+	if c.err == nil {
+		c.err = j.Options.Validate()
 	}
 }

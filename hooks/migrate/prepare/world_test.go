@@ -10,8 +10,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 // hookOf is the hook of a simulated host, for use in the test itself.
 func hookOf(t *testing.T, host *testenv.Host) *hooks.Hook {
 	t.Helper()
@@ -30,8 +28,8 @@ func hookOf(t *testing.T, host *testenv.Host) *hooks.Hook {
 	return &hooks.Hook{Config: cfg}
 }
 
-// describe describes a job that runs.
-func describe(t *testing.T, hook *hooks.Hook, job *testenv.Job) *Job {
+// described describes a job that runs.
+func described(t *testing.T, hook *hooks.Hook, job *testenv.Job) *Job {
 	t.Helper()
 	j, err := Describe(t.Context(), hook, job.PID, testenv.Criu(t))
 	if err != nil {
@@ -53,4 +51,12 @@ func only(t *testing.T, findings preflight.Findings, severity preflight.Severity
 		t.Fatalf("found %+v, want one %s %s", found, severity, name)
 	}
 	return found[0]
+}
+
+// hookFor is a hook for what needs no driver.
+func hookFor(t *testing.T) *hooks.Hook {
+	t.Helper()
+	cfg := config.Default()
+	cfg.RunDir = t.TempDir()
+	return &hooks.Hook{Config: cfg}
 }

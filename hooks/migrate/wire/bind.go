@@ -65,9 +65,16 @@ func bind(ctx context.Context, addresses []string, text string) ([]net.Listener,
 
 // listenIn listens on the first port of a range that is free.
 func listenIn(ctx context.Context, host string, in ports) (net.Listener, error) {
+	// "tcp" would take 0.0.0.0 for all addresses of both families.
+	network := "tcp"
+	if address, err := netip.ParseAddr(host); err == nil && address.Is4() {
+		network = "tcp4"
+	} else if err == nil {
+		network = "tcp6"
+	}
 	var config net.ListenConfig
 	for port := int(in.first); port <= int(in.last); port++ {
-		l, err := config.Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		l, err := config.Listen(ctx, network, net.JoinHostPort(host, strconv.Itoa(port)))
 		if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}

@@ -82,7 +82,7 @@ type unpacker struct {
 	buffer  []byte
 }
 
-// unpack returns the bytes of a chunk, or nil for zeros. They are valid until the next call, or
+// unpack returns the bytes of a chunk, or none for zeros. They are valid until the next call, or
 // are what followed the frame.
 func (u *unpacker) unpack(f *frame, header, followed []byte) ([]byte, error) {
 	content := followed

@@ -97,12 +97,7 @@ func (d *Dialer) dialOne(ctx context.Context, address string) (net.Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(raw, d.Config)
-	if err := conn.HandshakeContext(ctx); err != nil {
-		raw.Close()
-		return nil, err
-	}
-	return conn, nil
+	return Client(ctx, raw, d.Config)
 }
 
 // order returns the addresses in the order in which they are tried.

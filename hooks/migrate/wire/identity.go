@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -12,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"time"
 )
 
@@ -98,4 +100,25 @@ func (i *Identity) config(peer string) (*tls.Config, error) {
 			return nil
 		},
 	}, nil
+}
+
+// Client proves over a connection who each side is, as the one that dialed. It closes the
+// connection if that fails.
+func Client(ctx context.Context, raw net.Conn, config *tls.Config) (net.Conn, error) {
+	conn := tls.Client(raw, config)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Server does the same as the one that was dialed. [Listener] does it by itself.
+func Server(ctx context.Context, raw net.Conn, config *tls.Config) (net.Conn, error) {
+	conn := tls.Server(raw, config)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return conn, nil
 }

@@ -156,8 +156,7 @@ func (l *Listener) leave(conn net.Conn) bool {
 func (l *Listener) handshake(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(l.ctx, l.options.HandshakeTimeout)
 	defer cancel()
-	conn := tls.Server(raw, l.options.Config)
-	err := conn.HandshakeContext(ctx)
+	conn, err := Server(ctx, raw, l.options.Config)
 	if !l.leave(raw) {
 		err = errCrowded
 	}

@@ -1,0 +1,397 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/migrate/commit"
+	"cucriu/hooks/migrate/wire"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/failpoint"
+)
+
+// jobDestination is the destination's side of one connection about a long job.
+type jobDestination struct {
+	*destination
+	job   jobMessage
+	lock  *jobs.MoveLock // held from the first change in the job's directory on
+	store *store.Store   // open until the promise
+	root  *os.Root       // of what arrives
+	dir   string         // the same
+}
+
+// ReceiveJob is the destination's program for a long job.
+func ReceiveJob(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writer, o ReceiveOptions) error {
+	d := &jobDestination{destination: &destination{Control: wire.NewControl(in, out), hook: hook.Filled(), options: o}}
+	defer d.close()
+	if err := d.greet(ctx); err != nil {
+		return err
+	}
+	// What is not promised is given up with the connection.
+	working, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	go func() {
+		<-d.Done()
+		giveUp(errors.New("the connection to the source is lost"))
+	}()
+	for {
+		m, err := d.Control.Receive(ctx)
+		if err != nil {
+			return d.lost(err)
+		}
+		if err := d.handle(working, m); err != nil {
+			failure := d.fail(err)
+			if err := d.on(commit.Failed); err != nil || failure != nil {
+				return errors.Join(err, d.lost(failure))
+			}
+		}
+	}
+}
+
+func (d *jobDestination) handle(ctx context.Context, m wire.Message) error {
+	switch m.Kind {
+	case sayJob:
+		return d.welcome(m)
+	case sayJobRound:
+		return d.listen(ctx, m)
+	case sayJobTake:
+		return d.take(ctx)
+	case sayPromise:
+		return d.promise(ctx, m)
+	case sayCommit:
+		return d.on(commit.Commit)
+	case sayAbort:
+		return d.on(commit.Abort)
+	case saySettleJob:
+		return d.settle(ctx, m)
+	}
+	return fmt.Errorf("%.40q is nothing that a destination does", m.Kind)
+}
+
+// welcome judges whether the job can come. Nothing is touched.
+func (d *jobDestination) welcome(m wire.Message) error {
+	if err := m.Decode(&d.job); err != nil {
+		return err
+	}
+	if err := d.job.validate(); err != nil {
+		return preflight.AsRefusal(err)
+	}
+	before, err := mayArrive(d.job)
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	var has jobWelcome
+	if before.State == jobs.MoveLeft {
+		if has.Have, err = have(d.job.Dir); err != nil {
+			return preflight.AsRefusal(err)
+		}
+	}
+	room, err := free(existingParent(d.job.Dir))
+	if err == nil && room < d.job.Bytes && len(has.Have) == 0 {
+		err = fmt.Errorf("the job's newest checkpoint has %d bytes, and the disk of %s has room for %d", d.job.Bytes, d.job.Dir, room)
+	}
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	return d.Send(sayWelcome, has)
+}
+
+// have lists the checkpoints of a directory, without their files.
+func have(dir string) ([]store.Listed, error) {
+	view, err := store.View(dir)
+	if err != nil {
+		return nil, err
+	}
+	all, err := view.List(func(string, uint32) bool { return true })
+	for i := range all {
+		all[i].Files = nil
+	}
+	return all, err
+}
+
+// mayArrive fails unless the directory of a job is missing or empty, or the job has left it. It
+// returns the record of an earlier move.
+func mayArrive(job jobMessage) (before jobs.Move, err error) {
+	if err := checkParents(job.Dir); err != nil {
+		return before, err
+	}
+	entries, err := os.ReadDir(job.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return before, nil
+	}
+	if err != nil {
+		return before, fmt.Errorf("job directory: %w", err)
+	}
+	if len(entries) == 0 {
+		_, err = store.View(job.Dir) // is it root's alone?
+		return before, err
+	}
+	view, err := store.View(job.Dir)
+	if err != nil {
+		return before, err
+	}
+	if owner, err := view.Owner(); err == nil && owner.Token != "" && owner.Token == job.Owner {
+		return before, fmt.Errorf("both hosts see the same %s: end the job with cucriu jobs stop there, and give the same cucriu run here; nothing has to be sent", job.Dir)
+	}
+	if before, err = jobs.ReadMove(job.Dir); err != nil {
+		return before, err
+	}
+	if before.State == jobs.MovePromised {
+		return before, &jobs.ElsewhereError{Dir: job.Dir, Move: before}
+	}
+	if before.State == jobs.MoveArriving {
+		return before, nil
+	}
+	of, err := jobs.Describe(job.Dir)
+	if err != nil || !of.Begun.Equal(job.Begun) {
+		return before, fmt.Errorf("%s is not empty, and not the directory of this job: remove it, if it is not needed", job.Dir)
+	}
+	if before.State != jobs.MoveLeft {
+		return before, fmt.Errorf("%s has the same job, which has not left from here (see cucriu jobs show %[1]s): end it and remove the directory, if it is not needed", job.Dir)
+	}
+	return before, nil
+}
+
+// checkParents refuses a directory that others could exchange for another one.
+func checkParents(dir string) error {
+	for dir != "/" {
+		dir = filepath.Dir(dir)
+		info, err := os.Lstat(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("job directory: %w", err)
+		}
+		stat, known := info.Sys().(*syscall.Stat_t)
+		switch {
+		case info.Mode()&os.ModeSymlink != 0: // the same path there may lead elsewhere, which is the admin's business
+		case !info.IsDir():
+			return fmt.Errorf("job directory: %s is not a directory", dir)
+		case known && stat.Uid != 0:
+			return fmt.Errorf("job directory: %s belongs to user %d, who could exchange what root restores", dir, stat.Uid)
+		case info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0:
+			return fmt.Errorf("job directory: others may write to %s, and could exchange what root restores", dir)
+		}
+	}
+	return nil
+}
+
+func existingParent(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || dir == "/" {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// arrivingName is the folder in the job's directory for what comes.
+const arrivingName = ".arriving"
+
+// open makes the job's directory this migration's.
+func (d *jobDestination) open(ctx context.Context) (err error) {
+	if d.store != nil {
+		return nil
+	}
+	if d.job.Dir == "" || d.lock != nil {
+		return errors.New("no job was announced")
+	}
+	_, missing := os.Lstat(d.job.Dir)
+	opened, err := store.Open(d.job.Dir, store.OpenOptions{Log: d.hook.Log})
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			_ = opened.Close()
+		}
+	}()
+	lock, err := jobs.TryLockMove(d.job.Dir)
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	before, err := d.stillMayArrive()
+	if err == nil {
+		err = failpoint.Hit(ctx, "job.arriving", 0)
+	}
+	if err == nil {
+		move := jobs.Move{ID: d.peer.ID, State: jobs.MoveArriving, Peer: d.peer.Host, Start: d.job.Start, Made: errors.Is(missing, os.ErrNotExist)}
+		switch before.State {
+		case jobs.MoveLeft:
+			move.Before = &before
+		case jobs.MoveArriving: // of a program that was killed
+			move.Before, move.Made = before.Before, before.Made
+		}
+		err = move.Write(d.job.Dir)
+	}
+	if err != nil {
+		return errors.Join(preflight.AsRefusal(err), lock.Free())
+	}
+	keep = true
+	d.store, d.lock = opened, lock
+	_ = jobs.NoteLocal(d.hook.Config.RunDir, d.job.Dir, jobs.StateArriving)
+	d.dir = filepath.Join(d.job.Dir, arrivingName)
+	if err := os.RemoveAll(d.dir); err != nil {
+		return err
+	}
+	if _, err := d.store.RemoveLeftovers(); err != nil {
+		return err
+	}
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		return err
+	}
+	config, err := d.identity.ServerConfig(d.peer.Fingerprint)
+	if err != nil {
+		return err
+	}
+	d.listener, err = wire.Listen(ctx, wire.ListenOptions{Bind: d.options.Bind, Ports: d.options.Ports, Config: config, Log: d.hook.Log})
+	return err
+}
+
+// stillMayArrive looks again, now that nobody else can open the store.
+func (d *jobDestination) stillMayArrive() (jobs.Move, error) {
+	before, err := jobs.ReadMove(d.job.Dir)
+	if err != nil || before.State == jobs.MoveLeft || before.State == jobs.MoveArriving {
+		return before, err
+	}
+	entries, err := os.ReadDir(d.job.Dir)
+	for _, entry := range entries {
+		if !slices.Contains([]string{"lock", "owner.json", "checkpoints", "staged", "move.lock"}, entry.Name()) {
+			return before, fmt.Errorf("%s is not empty any more: there is %s", d.job.Dir, entry.Name())
+		}
+	}
+	if err != nil {
+		return before, err
+	}
+	all, err := d.store.Checkpoints()
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("%s is not empty any more: it has checkpoints", d.job.Dir)
+	}
+	return before, err
+}
+
+func (d *jobDestination) roundDir() string { return filepath.Join(d.dir, fmt.Sprint(d.last)) }
+
+// listen makes ready for the data of a round.
+func (d *jobDestination) listen(ctx context.Context, m wire.Message) error {
+	var r jobRound
+	if err := m.Decode(&r); err != nil {
+		return err
+	}
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	if r.Number != d.last+1 || r.Number > maxRounds || d.receiver != nil {
+		return fmt.Errorf("round %d cannot begin now", r.Number)
+	}
+	d.last = r.Number
+	if err := os.Mkdir(d.roundDir(), 0o700); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(d.roundDir())
+	if err != nil {
+		return err
+	}
+	d.root = root
+	room, err := free(d.job.Dir)
+	if err != nil {
+		return err
+	}
+	receiver := wire.NewReceiver(wire.ReceiveOptions{Dir: root, MaxBytes: room, MaxFiles: maxFiles})
+	d.receiver = receiver
+	go acceptRound(ctx, d.hook, d.listener, receiver)
+	return d.Send(sayListening, listening{Addresses: d.listener.Addresses()})
+}
+
+// acceptRound serves the connections of a round.
+func acceptRound(ctx context.Context, hook *hooks.Hook, listener *wire.Listener, receiver *wire.Receiver) {
+	over, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		_ = receiver.Wait(over)
+		cancel()
+	}()
+	for {
+		conn, err := listener.Accept(over)
+		if err != nil {
+			return
+		}
+		go func() {
+			if err := receiver.Serve(ctx, conn); err != nil {
+				hook.Log.Debug("a data connection has ended", "error", err)
+			}
+		}()
+	}
+}
+
+// lost ends what is not promised: the source has its own checkpoints.
+func (d *jobDestination) lost(cause error) error {
+	if d.lock == nil {
+		return nil // a source that has what it wanted just hangs up
+	}
+	if err := d.on(commit.ControlLost); err != nil {
+		return err
+	}
+	if m, err := jobs.ReadMove(d.job.Dir); err == nil && m.State == jobs.MovePromised && m.ID == d.peer.ID {
+		return fmt.Errorf("%w: the connection to the source is lost (%w): %w", hooks.ErrNotBack, cause, &jobs.ElsewhereError{Dir: d.job.Dir, Move: m})
+	}
+	return nil
+}
+
+func (d *jobDestination) close() {
+	d.Close()
+	if d.listener != nil {
+		d.listener.Close()
+	}
+	if d.root != nil {
+		d.root.Close()
+	}
+	if d.store != nil {
+		_ = d.store.Close()
+	}
+	if d.lock != nil {
+		_ = d.lock.Free()
+	}
+}
+
+// settlePatienceThere is how long another program at the destination may take to notice that its
+// connection is lost.
+const settlePatienceThere = time.Minute
+
+// settle hears what the source has decided, over a new connection.
+func (d *jobDestination) settle(ctx context.Context, m wire.Message) error {
+	var s jobSettle
+	if err := m.Decode(&s); err != nil {
+		return err
+	}
+	d.job = jobMessage{Dir: s.Dir, Name: "job", Begun: time.Now()}
+	if err := d.job.validate(); err != nil {
+		return err
+	}
+	e := map[string]commit.Event{sayCommit: commit.Commit, sayAbort: commit.Abort}[s.Decision]
+	if e == "" {
+		return fmt.Errorf("%.40q is no decision", s.Decision)
+	}
+	if move, err := jobs.ReadMove(s.Dir); err != nil || move.State == jobs.MoveNone {
+		return errors.Join(err, d.Send(sayUnknown, nil))
+	}
+	waiting, cancel := context.WithTimeout(ctx, settlePatienceThere)
+	defer cancel()
+	var err error
+	if d.lock, err = jobs.LockMove(waiting, s.Dir); err != nil {
+		return err
+	}
+	return d.on(e)
+}

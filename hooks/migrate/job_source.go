@@ -1,0 +1,241 @@
+package migrate
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/migrate/commit"
+	"cucriu/hooks/migrate/wire"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/failpoint"
+)
+
+// jobSource is the source's side of the move of a long job.
+type jobSource struct {
+	hook     *hooks.Hook
+	options  Options
+	job      jobs.Local
+	id       string
+	identity *wire.Identity
+	remote   *remote
+	lock     *jobs.MoveLock
+	view     *store.Store
+	there    map[string]uint32 // the checkpoints that the destination has
+	round    int
+	begun    time.Time
+	stopped  time.Time // when the supervisor was asked to end the job
+	asked    bool      // the supervisor has been asked, and may have ended the job
+	failure  error     // of the destination, after the decision
+	// recovering says that this is not the program that began.
+	recovering bool
+	returned   string // why the destination gave the job back
+	result     Result
+}
+
+// MigrateJob moves a long job with its checkpoints to another host, where a supervisor goes on with
+// it. After an error the job goes on here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
+// before the destination is ready, the move is given up.
+func MigrateJob(ctx context.Context, hook *hooks.Hook, job jobs.Local, o Options) (Result, error) {
+	s := &jobSource{hook: hook.Filled(), options: o, job: job, begun: time.Now(), there: make(map[string]uint32)}
+	defer s.close()
+	err := s.prepare(ctx)
+	if err != nil || o.DryRun {
+		return s.result, preflight.AsRefusal(err)
+	}
+	err = s.perform(ctx)
+	s.result.Total = time.Since(s.begun)
+	return s.result, err
+}
+
+// prepare finds the destination, and whether the job can move there. Nothing is touched.
+func (s *jobSource) prepare(ctx context.Context) (err error) {
+	if err := s.options.fill(); err != nil {
+		return err
+	}
+	if !s.job.Runs() {
+		if s.job.PID == 0 {
+			return &jobs.NoSupervisorError{Job: s.job}
+		}
+		return fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", s.job.Name, s.job.State)
+	}
+	of, err := jobs.Describe(s.job.Dir)
+	if err != nil {
+		return err
+	}
+	if s.lock, err = jobs.TryLockMove(s.job.Dir); err != nil {
+		return err
+	}
+	if m, err := jobs.ReadMove(s.job.Dir); err != nil {
+		return err
+	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
+		return fmt.Errorf("an earlier move of %s, to %s, was cut off, and that host is yet to be told: run cucriu recover", s.job.Name, m.Peer)
+	}
+	if s.view, err = store.View(s.job.Dir); err != nil {
+		return err
+	}
+	owner, err := s.view.Owner()
+	if err != nil {
+		return err
+	}
+	if s.identity, err = wire.NewIdentity(); err != nil {
+		return err
+	}
+	random := make([]byte, 8)
+	rand.Read(random)
+	s.id = hex.EncodeToString(random)
+	s.result.ID, s.result.Host = s.id, s.options.Host
+	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
+		return err
+	}
+	newest, _, err := s.newest()
+	if err != nil {
+		return err
+	}
+	return s.phase("prepare", func() error {
+		m := jobMessage{Dir: of.Dir, Name: of.Name, Begun: of.Begun, Owner: owner.Token, Bytes: newest.Bytes, Start: s.options.Start}
+		if err := s.remote.Send(sayJob, m); err != nil {
+			return err
+		}
+		var has jobWelcome
+		if err := s.remote.expect(ctx, sayWelcome, &has); err != nil {
+			return err
+		}
+		for _, l := range has.Have {
+			s.there[l.Name] = l.CRC32C
+		}
+		return nil
+	})
+}
+
+func (s *jobSource) connect(ctx context.Context) (err error) {
+	s.remote, err = connect(ctx, s.options.RSH, s.options.Host, s.options.Remote, s.id, s.identity.Fingerprint(), jobArg)
+	return err
+}
+
+// newest returns the newest checkpoint that can be used.
+func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
+	all, err := s.view.Checkpoints()
+	for _, c := range all {
+		if c.Err == nil && c.GivenUp == "" {
+			newest, found = c, true
+		}
+	}
+	return newest, found, err
+}
+
+// perform moves the job.
+func (s *jobSource) perform(ctx context.Context) error {
+	m := jobs.Move{ID: s.id, State: jobs.MoveLeaving, Peer: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote}
+	if err := m.Write(s.job.Dir); err != nil {
+		return preflight.AsRefusal(err)
+	}
+	err := failpoint.Hit(ctx, "job.leaving", 0)
+	if err == nil {
+		err = s.move(ctx)
+	}
+	if err != nil {
+		return s.giveUp(err)
+	}
+	if err := failpoint.Hit(ctx, "job.ready", 0); err != nil {
+		return s.giveUp(err)
+	}
+	if err := s.on(commit.Ready); err != nil {
+		return err
+	}
+	if s.returned != "" {
+		return preflight.AsFailure(fmt.Errorf("%s could not resume %s: %s; it goes on here", s.options.Host, s.job.Name, s.returned))
+	}
+	s.result.Pause = time.Since(s.stopped)
+	return nil
+}
+
+// move brings the job to the destination, which has promised it when move returns.
+func (s *jobSource) move(ctx context.Context) error {
+	if _, found, err := s.newest(); err != nil {
+		return err
+	} else if !found || s.options.Precopy {
+		if err := s.phase("checkpoint", func() error { return s.ask(ctx, jobs.AskCheckpoint) }); err != nil {
+			return err
+		}
+	}
+	if err := s.phase("ahead", func() error { return s.send(ctx, false) }); err != nil {
+		return err
+	}
+	s.result.Ahead = s.result.Bytes
+	if err := failpoint.Hit(ctx, "job.ahead", 0); err != nil {
+		return err
+	}
+	s.stopped, s.asked = time.Now(), true
+	if err := s.phase("last checkpoint", func() error { return s.ask(ctx, jobs.AskMove) }); err != nil {
+		return err
+	}
+	if err := failpoint.Hit(ctx, "job.stopped", 0); err != nil {
+		return err
+	}
+	if err := s.phase("send", func() error { return s.send(ctx, true) }); err != nil {
+		return err
+	}
+	s.result.Bytes -= s.result.Ahead
+	newest, _, err := s.newest()
+	if err != nil {
+		return err
+	}
+	return s.phase("promise", func() error {
+		if err := s.remote.Send(sayPromise, jobPromise{newest.Name}); err != nil {
+			return err
+		}
+		return s.remote.expect(ctx, sayReady, nil)
+	})
+}
+
+// ask has the supervisor do something.
+func (s *jobSource) ask(ctx context.Context, op string) error {
+	_, err := jobs.Ask(ctx, s.hook.Config.RunDir, s.job, jobs.Request{Op: op}, nil)
+	return err
+}
+
+// giveUp lets the job go on here, and says why it did not move.
+func (s *jobSource) giveUp(cause error) error {
+	refused := preflight.Refused(cause) && !s.asked
+	switch err := s.on(commit.Failed); {
+	case err != nil:
+		return errors.Join(preflight.AsFailure(cause), err)
+	case refused:
+		return preflight.AsRefusal(cause)
+	}
+	return preflight.AsFailure(fmt.Errorf("%w; %s goes on here", cause, s.job.Name))
+}
+
+func (s *jobSource) phase(name string, do func() error) error {
+	s.tell(Progress{Phase: name})
+	begin := time.Now()
+	err := do()
+	s.result.Phases = append(s.result.Phases, Phase{Name: name, Begin: begin.Sub(s.begun), Took: time.Since(begin), Running: s.stopped.IsZero()})
+	return err
+}
+
+func (s *jobSource) tell(p Progress) {
+	if s.options.Progress != nil {
+		s.options.Progress(p)
+	}
+}
+
+func (s *jobSource) close() {
+	if s.remote != nil {
+		s.remote.Close()
+		<-s.remote.ended
+	}
+	if s.lock != nil {
+		if err := s.lock.Free(); err != nil && !errors.Is(err, os.ErrClosed) {
+			s.hook.Log.Warn("the lock of the move", "error", err)
+		}
+	}
+}

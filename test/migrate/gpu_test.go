@@ -1,0 +1,129 @@
+package migrate
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/internal/testenv"
+	"cucriu/test/hosts"
+)
+
+// realPair makes two hosts with one of the machine's GPUs each. On a machine without sshd they
+// reach each other by the rig's own remote shell.
+func realPair(t *testing.T) *hosts.Pair {
+	t.Helper()
+	if !testenv.RealDriver() {
+		t.Skip("needs two GPUs: make gpu-bundle GPU_TEST_PACKAGES=./test/migrate")
+	}
+	return hosts.New(t, hosts.Options{WithoutSSH: true, A: hosts.HostOptions{Real: []int{0}}, B: hosts.HostOptions{Real: []int{1}}})
+}
+
+func TestOnGPUsThereAndBack(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := realPair(t)
+		w := p.A.Start(1, "--mib", "64", "--loaders", "2")
+		watch := w.Watch()
+		for range 2 {
+			show(t, "64 MiB", move(t, w, p.A, p.B, "--rsh", p.A.RSH()))
+			show(t, "64 MiB", move(t, w, p.B, p.A, "--rsh", p.B.RSH()))
+		}
+		watch.Stop()
+	})
+}
+
+// TestOnGPUsTraining: a training goes back and forth, and computes what it computes elsewhere.
+func TestOnGPUsTraining(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := realPair(t)
+		program := filepath.Join(testenv.Root(t), "test/workload/programs/train.py")
+		args := "--workers 2 --epochs 2 --batches 200 --pause 0.05"
+		reference := p.A.Command(t.Context(), "sh", "-c", "exec python3 "+program+" "+args)
+		want := make(chan []byte)
+		go func() {
+			out, _ := reference.Output()
+			want <- out
+		}()
+		w := p.A.StartProgram("sh", "-c", "exec python3 "+program+" "+args, "sh")
+		output := func(on *hosts.Host) string {
+			data, _ := os.ReadFile(on.Path(filepath.Join(w.Dir, "output")))
+			return string(data)
+		}
+		steps := func(on *hosts.Host) int { return strings.Count(output(on), "step ") }
+		from, to := p.A, p.B
+		for range 4 {
+			before := steps(from)
+			testenv.Eventually(t, testenv.Soon, "the training goes on", func() bool { return steps(from) >= before+30 })
+			w.Host = from
+			w.Prepare(to)
+			show(t, "training", migrate(t, w, from, to, "--rsh", from.RSH()))
+			from, to = to, from
+		}
+		testenv.Eventually(t, 2*time.Minute, "the training ends", func() bool { return strings.Contains(output(from), "done ") })
+		got := output(from)
+		if expected := string(<-want); got != expected || strings.Count(got, "step ") != 400 {
+			t.Fatalf("the training that moved computed something else: %d steps, not moved %d", strings.Count(got, "step "), strings.Count(expected, "step "))
+		}
+		t.Logf("400 steps, 4 migrations, identical: %s", strings.TrimSpace(got[strings.Index(got, "done"):]))
+	})
+}
+
+// TestOnGPUsPause measures the pause by phase, side by side with dump, copy and restore by hand.
+func TestOnGPUsPause(t *testing.T) {
+	testenv.IsolatedFor(t, 8*time.Minute, func(t *testing.T) {
+		p := realPair(t)
+		for _, text := range strings.Fields(os.Getenv("CUCRIU_TEST_SIZES")) {
+			w := p.A.Start(1, "--mib", "16", "--ballast", text)
+			show(t, text+" MiB", move(t, w, p.A, p.B, "--rsh", p.A.RSH()))
+			show(t, text+" MiB, pre-copy", move(t, w, p.B, p.A, "--rsh", p.B.RSH(), "--precopy"))
+			byHand(t, w, p.A, p.B, text)
+			endWork(t, w)
+		}
+	})
+}
+
+// byHand moves a work by cucriu dump, a copy and cucriu restore.
+func byHand(t *testing.T, w *hosts.Work, from, to *hosts.Host, size string) {
+	t.Helper()
+	const images = "/dev/shm/by-hand"
+	w.Prepare(to)
+	begin := time.Now()
+	from.Run("cucriu", "dump", "-t", w.Root(), "-D", images)
+	dumped := time.Since(begin)
+	if out, err := exec.Command("cp", "-r", from.Path(images), to.Path(images)).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	copied := time.Since(begin)
+	to.Run("cucriu", "restore", "-D", images)
+	t.Logf("%s MiB by hand: %.2f s; dump %.2f, copy within the machine's memory %.2f, restore %.2f", size, time.Since(begin).Seconds(), dumped.Seconds(), (copied - dumped).Seconds(), (time.Since(begin) - copied).Seconds())
+	w.Is(to)
+	for _, h := range []*hosts.Host{from, to} {
+		h.Run("rm", "-r", images)
+	}
+}
+
+// endWork kills every copy of a work.
+func endWork(t *testing.T, w *hosts.Work) {
+	t.Helper()
+	for _, p := range w.Copies() {
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+	}
+	testenv.Eventually(t, testenv.Soon, "the work ends", func() bool { return len(w.Copies()) == 0 })
+}
+
+// show logs what a migration took.
+func show(t *testing.T, what string, r result) {
+	t.Helper()
+	var phases []string
+	for _, p := range r.Phases {
+		phases = append(phases, fmt.Sprintf("%s %.2f", p.Name, p.Took.Seconds()))
+	}
+	t.Logf("%s: stood still for %.2f s (predicted %.2f), before for the pre-copy %.2f s; %d MiB sent then, %d MiB before; %.1f GB/s; %s", what,
+		r.Pause.Seconds(), r.Predicted.Seconds(), r.Before.Seconds(), r.Bytes>>20, r.Ahead>>20, r.Bandwidth/1e9, strings.Join(phases, ", "))
+}
