@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -174,10 +173,11 @@ func (w *way) finish(ctx context.Context) error {
 	go func() { // the control connection may tell first that the destination has gone
 		select {
 		case <-w.source.remote.Done():
+			cause := w.source.remote.lastWords(ctx)
 			select {
 			case <-finished:
-			case <-time.After(5 * time.Second): // for the receiver's own words
-				cancel(errors.New("the connection to the destination is lost"))
+			case <-time.After(time.Second): // for what the receiver says over the data connections
+				cancel(cause)
 			}
 		case <-finished:
 		}

@@ -188,13 +188,13 @@ func (w *world) settle(t *testing.T, point string, f fault, from, to *hosts.Host
 	switch f.name {
 	case "source without power":
 		from.Boot()
-		if slices.Contains(beforeDecision, point) {
+		testenv.Eventually(t, testenv.Soon, "receive has noticed", func() bool { return len(receives(to)) == 0 })
+		switch id := held(t, to); {
+		case id != "": // it has promised, and nobody can tell it
+			to.Run("cucriu", "recover", "--take", id)
+		case slices.Contains(beforeDecision, point):
 			w.lost(t)
 			return from
-		}
-		testenv.Eventually(t, testenv.Soon, "receive has noticed", func() bool { return len(receives(to)) == 0 })
-		if id := held(t, to); id != "" {
-			to.Run("cucriu", "recover", "--take", id)
 		}
 	case "destination without power":
 		to.Boot()

@@ -32,6 +32,7 @@ type world struct {
 
 func newWorld(t *testing.T, job string) *world {
 	t.Helper()
+	t.TempDir() // so that it is removed after the hosts have ended
 	w := &world{t: t, Pair: hosts.New(t, hosts.Options{})}
 	w.start = func() *hosts.Work {
 		switch job {
