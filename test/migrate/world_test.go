@@ -28,12 +28,18 @@ type world struct {
 	watch    *hosts.Watch
 	from, to *hosts.Host
 	flags    []string // of cucriu migrate
+	dir      string
+	hog      *hosts.Work // in the way
 }
 
 func newWorld(t *testing.T, job string) *world {
 	t.Helper()
-	t.TempDir() // so that it is removed after the hosts have ended
-	w := &world{t: t, Pair: hosts.New(t, hosts.Options{})}
+	small := hosts.HostOptions{Simulator: []string{"--mib-per-gpu", "64"}}
+	w := &world{t: t, dir: t.TempDir(), Pair: hosts.New(t, hosts.Options{A: small, B: small})}
+	criu := testenv.Script(t, fmt.Sprintf("[ \"$1\" = swrk ] && [ -e %s ] && exit 1\nexec %s \"$@\"", w.broken(), testenv.Criu(t)))
+	for _, h := range w.Hosts() {
+		h.Setenv("CUCRIU_CRIU", criu)
+	}
 	w.start = func() *hosts.Work {
 		switch job {
 		case "cpu":
@@ -277,4 +283,3 @@ func held(t *testing.T, h *hosts.Host) string {
 	}
 	return ""
 }
-
