@@ -78,6 +78,9 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 		case commit.SayCommit:
 			answer, err = s.say(ctx, sayCommit)
 		case commit.SayAbort:
+			if s.hasEnded() {
+				return "", s.ended()
+			}
 			answer, err = s.say(ctx, sayAbort)
 		case commit.Close:
 			if err := s.hook.NoteTold(ctx, s.record.ID); err != nil { // then it is kept for longer
@@ -95,6 +98,24 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 		}
 	}
 	return answer, nil
+}
+
+// hasEnded reports whether the job, which was to go on here, is not there any more.
+func (s *source) hasEnded() bool {
+	session, err := s.hook.Held(s.record.ID)
+	if err != nil {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", s.record.RootPID))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	return session.Outcome == journal.OutcomeGone
+}
+
+// ended closes the migration of a job that has ended here while it was to go on. The destination
+// is not told to drop its copy: if it has one, that is the last. What it has not promised it drops
+// by itself.
+func (s *source) ended() error {
+	return errors.Join(fmt.Errorf("%w: process %d (%s) has ended here meanwhile; if %s holds a complete copy, as cucriu status says there, it can go on there: cucriu recover --take %s",
+		hooks.ErrEnded, s.record.RootPID, s.record.Name, s.record.Host, s.record.ID), s.record.remove())
 }
 
 // decide makes a decision and carries it out. A job that was never held needs none.

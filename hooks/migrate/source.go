@@ -283,20 +283,8 @@ func (s *source) giveUp(cause error) error {
 	switch {
 	case err == nil && refused:
 		return preflight.AsRefusal(cause)
-	case err == nil && s.hasEnded():
-		return errors.Join(preflight.AsFailure(cause), fmt.Errorf("%w: process %d (%s) has ended meanwhile", hooks.ErrEnded, s.record.RootPID, s.record.Name))
 	case err == nil:
 		return preflight.AsFailure(fmt.Errorf("%w; the job goes on here", cause))
 	}
 	return errors.Join(preflight.AsFailure(cause), err)
-}
-
-// hasEnded reports whether the job, which was to go on here, is not there any more.
-func (s *source) hasEnded() bool {
-	session, err := s.hook.Held(s.record.ID)
-	if err != nil {
-		_, err := os.Stat(fmt.Sprintf("/proc/%d", s.record.RootPID))
-		return errors.Is(err, os.ErrNotExist)
-	}
-	return session.Outcome == journal.OutcomeGone
 }

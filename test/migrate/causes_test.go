@@ -67,6 +67,13 @@ var causes = []cause{
 		undo: func(w *world) { w.to.Run("rm", w.work.Dir) },
 	},
 	{
+		name: "the source cannot write down its decision", point: "migrate.ready", says: "read-only", status: 4,
+		do: func(_ *testing.T, w *world) {
+			w.from.Run("sh", "-c", "mount --bind /run/cucriu /run/cucriu && mount -o remount,bind,ro /run/cucriu")
+		},
+		undo: func(w *world) { w.from.Run("umount", "-l", "/run/cucriu") },
+	},
+	{
 		name: "the job killed", point: "migrate.sent", says: "has ended|ended", status: 5,
 		do: func(_ *testing.T, w *world) {
 			w.to.Faults("restore return 999")
@@ -193,6 +200,37 @@ func TestAMigrationWaitsForADumpOrSaysSo(t *testing.T) {
 			t.Errorf("exit status %d, and the job is on host %s", status, at.Name)
 		}
 		w.is(at)
+	})
+}
+
+// TestTheLastCopyIsNotDropped: the source has decided nothing, and its copy is gone.
+func TestTheLastCopyIsNotDropped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		w := newWorld(t, "cuda")
+		from, to := w.from, w.to
+		m := w.begin(t, "receive.promised", "")
+		if !m.reached() {
+			t.Fatal("the migration ended before")
+		}
+		killAny(watchers(from))
+		killAny(w.work.All(from))
+		kill(t, "migrate", migrates(from)...)
+		_ = m.status()
+		m.goOn()
+		testenv.Eventually(t, testenv.Soon, "receive has noticed", func() bool { return len(receives(to)) == 0 })
+		out, err := from.Command(t.Context(), "cucriu", "recover").CombinedOutput()
+		if id := held(t, to); err == nil || id == "" || !strings.Contains(string(out), "--take "+id) {
+			t.Fatalf("host b holds %q; cucriu recover: %v: %s", id, err, out)
+		}
+		out, err = to.Command(t.Context(), "cucriu", "recover", "--take", held(t, to)).CombinedOutput()
+		if err != nil {
+			t.Fatalf("--take: %v: %s", err, out)
+		}
+		if at := w.end(t); at != to {
+			t.Fatalf("the job is on %v", at)
+		}
+		w.is(to)
+		w.watch.Stop()
 	})
 }
 
