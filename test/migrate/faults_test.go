@@ -23,9 +23,9 @@ const faultsVariable = "CUCRIU_MIGRATE_FAULTS"
 var (
 	beforeDecision = []string{
 		"migrate.connected", "receive.greeted", "receive.judged", "migrate.judged", "receive.listening", "migrate.opened",
-		"dump.watcher", "dump.lock", "dump.park", "dump.checkpoint", "dump.copy", "dump.dropping", "dump.manifest", "dump.post-dump", "dump.dumped",
+		"dump.lock", "dump.park", "dump.checkpoint", "dump.copy", "dump.dropping", "dump.manifest", "dump.post-dump", "dump.dumped",
 		"migrate.dumped", "migrate.sent", "migrate.asked", "receive.asked",
-		"restore.pre-restore", "restore.watcher", "restore.post-restore", "restore.pre-resume", "restore.post-resume", "restore.back.restore",
+		"restore.pre-restore", "restore.post-restore", "restore.pre-resume", "restore.post-resume", "restore.back.restore",
 		"receive.restored",
 	}
 	promised      = []string{"receive.promised", "receive.say-ready", "migrate.ready"}
@@ -132,6 +132,31 @@ func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
 	}
 }
 
+// TestOtherJobsSurviveToo: those without CUDA, and trees of several CUDA processes with children.
+func TestOtherJobsSurviveToo(t *testing.T) {
+	for _, job := range []string{"cpu", "tree"} {
+		t.Run(job, func(t *testing.T) {
+			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {
+				w := newWorld(t, job)
+				for point, name := range usual {
+					if os.Getenv(faultsVariable) == "" && !slices.Contains([]string{"migrate.dumped", "dump.decided", "restore.decided"}, point) {
+						continue
+					}
+					for _, f := range faults {
+						if f.name == name && (job != "cpu" || !strings.HasPrefix(point, "restore.back.")) {
+							t.Run(point+"/"+strings.ReplaceAll(name, " ", "-"), func(t *testing.T) { w.survive(t, point, f) })
+						}
+					}
+					if t.Failed() {
+						return
+					}
+				}
+				w.watch.Stop()
+			})
+		})
+	}
+}
+
 // usual are the faults that always happen.
 var usual = map[string]string{
 	"dump.post-dump":       "migrate killed",
@@ -185,7 +210,7 @@ func (w *world) survive(t *testing.T, point string, f fault) {
 		t.Errorf("exit status %d, but the job is on host %s", status, at.Name)
 	case f.harmless && status != 0:
 		t.Errorf("exit status %d", status)
-	case slices.Contains(beforeDecision, point) && !f.harmless && !f.off && at != from && status != 0:
+	case slices.Contains(beforeDecision, point) && !f.harmless && !f.off && !f.slow && at != from && status != 0:
 		t.Errorf("the job is on host %s", at.Name)
 	case slices.Contains(afterDecision, point) && at != to && !f.off:
 		t.Errorf("the job is on host %s", at.Name)
@@ -215,6 +240,12 @@ func (w *world) settle(t *testing.T, point string, f fault, from, to *hosts.Host
 		w.Heal()
 	}
 	at := w.end(t)
+	if at != nil && f.off {
+		w.work.Is(at)
+		killAny(w.work.All(at)) // a host that has booted has other processes with its pids
+		w.fresh()
+		return at
+	}
 	if at == nil && f.name == "destination without power" && !slices.Contains(beforeDecision, point) {
 		w.fresh() // it had the job
 		return to
