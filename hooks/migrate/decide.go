@@ -150,6 +150,9 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
 			if err = s.reconnect(ctx, deadline); err == nil {
 				if err = s.remote.Send(saySettle, settleMessage{decision}); err == nil {
+					err = reach(ctx, "migrate.told")
+				}
+				if err == nil {
 					answer, err = s.answer(ctx, decision)
 				}
 			}

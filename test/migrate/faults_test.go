@@ -132,18 +132,19 @@ func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
 	}
 }
 
-// TestOtherJobsSurviveToo: those without CUDA, and trees of several CUDA processes with children.
+// TestOtherJobsSurviveToo: those without CUDA, trees of several CUDA processes with children, and
+// those that are sent ahead.
 func TestOtherJobsSurviveToo(t *testing.T) {
-	for _, job := range []string{"cpu", "tree"} {
+	for _, job := range []string{"cpu", "tree", "precopy"} {
 		t.Run(job, func(t *testing.T) {
 			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {
 				w := newWorld(t, job)
 				for point, name := range usual {
-					if os.Getenv(faultsVariable) == "" && !slices.Contains([]string{"migrate.dumped", "dump.decided", "restore.decided"}, point) {
+					if os.Getenv(faultsVariable) == "" && !slices.Contains([]string{"migrate.dumped", "dump.decided"}, point) {
 						continue
 					}
 					for _, f := range faults {
-						if f.name == name && (job != "cpu" || !strings.HasPrefix(point, "restore.back.")) {
+						if f.name == name {
 							t.Run(point+"/"+strings.ReplaceAll(name, " ", "-"), func(t *testing.T) { w.survive(t, point, f) })
 						}
 					}
@@ -159,13 +160,11 @@ func TestOtherJobsSurviveToo(t *testing.T) {
 
 // usual are the faults that always happen.
 var usual = map[string]string{
-	"dump.post-dump":       "migrate killed",
 	"migrate.dumped":       "all killed",
 	"restore.post-restore": "ssh killed",
 	"receive.promised":     "migrate and watcher killed",
 	"migrate.ready":        "source without power",
 	"dump.decided":         "migrate killed",
-	"migrate.kill-copy":    "sshd killed",
 	"restore.decided":      "receive and watcher killed",
 }
 

@@ -44,6 +44,8 @@ func newWorld(t *testing.T, job string) *world {
 		switch job {
 		case "cpu":
 			return w.A.StartProgram("sh", "-c", cpuProgram, "sh")
+		case "precopy":
+			w.flags = []string{"--precopy"}
 		case "tree":
 			return w.A.Start(2, "--procs", "2", "--mib", "2", "--loaders", "2")
 		}
