@@ -19,12 +19,10 @@ import (
 // has worked on.
 func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 	hook = hook.Filled()
-	records, err := Records(hook.Config.RunDir)
-	if err != nil {
-		return nil, err
-	}
 	worked := []*Record{}
 	var errs []error
+	records, err := Records(hook.Config.RunDir)
+	errs = append(errs, err)
 	stages := []string{defaultStage}
 	for _, r := range records {
 		free, err := r.take()
