@@ -33,6 +33,7 @@ type longFlags struct {
 	noSettings      []string
 	takeover        bool
 	privateTmp      bool
+	stdin, tty      bool
 	preempt         []string
 	requeueStatus   int
 }
@@ -57,6 +58,8 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
 	flags.IntVar(&f.requeueStatus, "requeue-status", 75, "the exit status then")
+	flags.BoolVar(&f.stdin, "stdin", false, "the job reads our standard input; what it has read since a checkpoint it is given again when it goes on from there")
+	flags.BoolVar(&f.tty, "tty", false, "the job has a terminal of its own, joined to ours")
 	flags.StringVar(&f.criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringVar(&f.metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
 	_ = cmd.MarkFlagDirname("dir")
@@ -69,7 +72,15 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
 		Grace: f.grace, RequeueStatus: f.requeueStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
+	if f.stdin {
+		o.Stdin = os.Stdin
+	}
+	if f.tty {
+		o.Terminal = os.Stdin
+	}
 	switch {
+	case f.stdin && f.tty:
+		return o, errors.New("--stdin and --tty: one of them; what is typed is the input of a job with a terminal")
 	case f.every < 0 || f.grace < 0 || f.maxPause < 0:
 		return o, errors.New("a time is not negative")
 	case f.every > 0 && f.every < time.Second:

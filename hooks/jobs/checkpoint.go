@@ -119,7 +119,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
 		}
 	}
-	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
+	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), Place: s.place.Dir(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
 		// what the job must be brought back from.

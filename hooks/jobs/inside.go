@@ -12,6 +12,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
@@ -43,6 +44,8 @@ type request struct {
 	Op     string `json:"op"`
 	Images string `json:"images,omitempty"`
 	Root   int    `json:"root,omitempty"`
+	// Place is the folder of the place's records.
+	Place string `json:"place,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
@@ -113,6 +116,18 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 	if err := files.Foresee(ctx, r.Root, r.Files); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
+	of := r.Staged
+	// What is passed on to the job meanwhile would be neither in the image nor given again.
+	fed, release, err := place.HoldFeed(r.Place)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
+	defer release()
+	of.Fed = fed
+	terminal, err := place.ReadTerminal(r.Place)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
 	options := checkpoint.Options{
 		Path: criu,
 		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
@@ -121,12 +136,15 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 				a.Clocks, err = place.ReadClocks()
 			}
 			if err == nil {
-				of := r.Staged
 				of.Clocks = a.Clocks
 				err = of.write(dir)
 			}
 			return err
 		},
+	}
+	if terminal != nil {
+		of.Terminal = terminal.Name
+		options.RPC.External = []string{terminal.Name}
 	}
 	a.Result, err = checkpoint.Dump(ctx, hook, r.Images, options)
 	if err == nil {
@@ -144,9 +162,40 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 		return a, preflight.AsRefusal(err)
 	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
+	terminal, err := terminalFor(r)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
+	if terminal != nil {
+		defer terminal.File.Close()
+		options.Inherit = []checkpoint.Inherited{*terminal}
+	}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.restored", 0)
 	}
 	return a, err
+}
+
+// terminalFor opens the terminal of the place for a job that had one; nil if it had none.
+func terminalFor(r request) (*checkpoint.Inherited, error) {
+	of, err := readStaged(r.Images)
+	if errors.Is(err, os.ErrNotExist) || err == nil && of.Terminal == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	here, err := place.ReadTerminal(r.Place)
+	if err != nil {
+		return nil, err
+	}
+	if here == nil {
+		return nil, errors.New("the job had a terminal, and its place has none")
+	}
+	file, err := os.OpenFile(here.Path, os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("terminal of the job: %w", err)
+	}
+	return &checkpoint.Inherited{Name: of.Terminal, File: file}, nil
 }

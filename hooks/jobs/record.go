@@ -24,6 +24,7 @@ type record struct {
 	Command  []string  `json:"command"`
 	WorkDir  string    `json:"work_dir"`
 	Begun    time.Time `json:"begun"`
+	Input    input     `json:"input,omitempty"`
 	Finished *finished `json:"finished,omitempty"` // nil if the job has not come to its end
 }
 
@@ -58,6 +59,9 @@ func openRecord(o Options) (record, error) {
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
 		return record{}, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
 	}
+	if err := r.Input.checkAsked(o); err != nil {
+		return record{}, err
+	}
 	if o.Name != "" && o.Name != r.Name {
 		r.Name = o.Name
 		return r, r.write(o.Dir)
@@ -73,7 +77,7 @@ func newRecord(o Options) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work, Begun: time.Now().UTC()}
+	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work, Begun: time.Now().UTC(), Input: o.input()}
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}

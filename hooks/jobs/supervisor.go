@@ -31,6 +31,8 @@ type supervisor struct {
 	fence  place.Fence
 	user   *account // nil if the job is root's
 
+	console *console // joins our terminal to the job's; nil if it does not
+
 	paused  atomic.Bool // the job stands still
 	board   board
 	control control
@@ -97,6 +99,10 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
 	}
+	if err := s.connectInput(); err != nil {
+		s.say(err.Error())
+	}
+	defer s.console.leave()
 	s.tidy, s.hurry = context.WithCancel(ctx)
 	defer s.hurry()
 	return s.watch(ctx, signals)

@@ -41,6 +41,10 @@ type Spec struct {
 	PrivateTmp bool `json:"private_tmp,omitempty"`
 	// Fence ends the place once the job belongs to another one.
 	Fence Fence `json:"fence"`
+	// Feed is the job's input, if it is passed on to it.
+	Feed *Feed `json:"feed,omitempty"`
+	// Terminal is for a job that has a terminal of its own.
+	Terminal *TerminalSpec `json:"terminal,omitempty"`
 	// Start is the job to be started; nil if one will be restored.
 	Start *Start `json:"start,omitempty"`
 	// Root is the pid inside of the root process of a job that will be restored.
@@ -54,6 +58,18 @@ type Start struct {
 	Dir    string              `json:"dir"`
 	Output string              `json:"output"` // the file to which its output is appended
 	User   *syscall.Credential `json:"user,omitempty"`
+	// Input is the file that is its input, from a place on; empty for none, or that of the spec.
+	Input     string `json:"input,omitempty"`
+	InputFrom int64  `json:"input_from,omitempty"`
+}
+
+// TerminalSpec says what terminal a job is to have.
+type TerminalSpec struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
+	Output  string `json:"output"` // the file to which is appended what the job writes there
+	// User is whose it is; nil if it is ours.
+	User *syscall.Credential `json:"user,omitempty"`
 }
 
 // Clocks are readings of the two clocks that a time namespace shifts.
