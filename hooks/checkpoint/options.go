@@ -26,7 +26,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 		return nil, nil, nil
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
-		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(),
+		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
 	})
 	if errors.Is(err, proc.ErrGone) {
 		return nil, nil, nil // criu says what is wrong with the pid
@@ -98,6 +98,8 @@ func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]Inherited, er
 		}
 		file := o.Output
 		switch {
+		case pipe.Stderr && o.Stderr != nil:
+			file = o.Stderr
 		case pipe.Stderr:
 			file = os.Stderr
 		case file == nil:

@@ -49,6 +49,10 @@ type Options struct {
 	// job gets it only if it becomes our child (RstSibling), else /dev/null.
 	Output *os.File
 
+	// Stderr, if it is set, takes the place of our standard error in that.
+	Stderr *os.File
+	// NoTerminal says that the tree has no terminal open, and that of its session is not its own.
+	NoTerminal bool
 	// Inherit are files that a restored job gets in place of what was outside of the image.
 	Inherit []Inherited
 

@@ -49,6 +49,9 @@ func (s *supervisor) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if len(all) == 0 && s.record.Adopted {
+		return s.adopt(ctx)
+	}
 	if len(all) == 0 {
 		return s.start(ctx)
 	}
@@ -80,6 +83,9 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.place = p
 	s.notePlace()
+	if err := p.Keep(ctx); err != nil {
+		return false, err
+	}
 	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
 		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
 		return false, s.endPlace()
@@ -269,7 +275,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	a, err := s.ask(ctx, request{Op: opRestore, Images: dir, Place: s.place.Dir()})
+	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir()}
+	if s.record.Adopted {
+		restore.Output = s.outputPath()
+	}
+	a, err := s.ask(ctx, restore)
 	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}

@@ -46,6 +46,10 @@ type request struct {
 	Root   int    `json:"root,omitempty"`
 	// Place is the folder of the place's records.
 	Place string `json:"place,omitempty"`
+	// NoTerminal is for a job that was adopted and has no terminal open.
+	NoTerminal bool `json:"no_terminal,omitempty"`
+	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
+	Output string `json:"output,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
@@ -146,6 +150,7 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 		of.Terminal = terminal.Name
 		options.RPC.External = []string{terminal.Name}
 	}
+	options.NoTerminal = r.NoTerminal
 	a.Result, err = checkpoint.Dump(ctx, hook, r.Images, options)
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.dumped", 0)
@@ -162,6 +167,14 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 		return a, preflight.AsRefusal(err)
 	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
+	if r.Output != "" {
+		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err != nil {
+			return a, preflight.AsRefusal(fmt.Errorf("output of the job: %w", err))
+		}
+		defer output.Close()
+		options.Output, options.Stderr = output, output
+	}
 	terminal, err := terminalFor(r)
 	if err != nil {
 		return a, preflight.AsRefusal(err)

@@ -14,6 +14,8 @@ type Options struct {
 	Name    string   // how people call the job; empty is the last part of Dir
 	Command []string // what to start; empty is what was started before
 	Env     []string // nil is ours
+	// Adopt is the root process of a job that runs already, and is taken under care; 0 is none.
+	Adopt int
 
 	// User is whose the job is, by name or number; empty is root's.
 	User string

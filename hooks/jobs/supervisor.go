@@ -129,17 +129,26 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
-	if err := s.store.Fenced(); err != nil {
-		return err
-	}
-	if err := s.removePlaces(); err != nil {
-		return err
-	}
 	if s.wantsMemoryStage() {
 		spec.Memory = s.memoryStage()
 		if err := os.MkdirAll(spec.Memory, 0o700); err != nil {
 			return err
 		}
+	}
+	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
+	return s.makePlace(func(dir, runDir string) (err error) {
+		s.place, err = place.New(ctx, dir, runDir, spec)
+		return err
+	})
+}
+
+// makePlace has a place made that keeps its records in dir.
+func (s *supervisor) makePlace(how func(dir, runDir string) error) error {
+	if err := s.store.Fenced(); err != nil {
+		return err
+	}
+	if err := s.removePlaces(); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp(s.Dir, placePrefix)
 	if err != nil {
@@ -152,8 +161,7 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
-	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
-	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
+	if err := how(dir, runDir); err != nil {
 		return err
 	}
 	s.notePlace()

@@ -139,9 +139,9 @@ func (s *supervisor) pass(sig unix.Signal, signals *job.Signals) {
 		s.console.resize()
 	case s.root == nil || sig == unix.SIGHUP:
 	case s.paused.Load() && sig == unix.SIGCONT:
-	case job.IsForGroup(sig):
+	case job.IsForGroup(sig) && s.leadsGroup():
 		_ = unix.Kill(-s.root.PID, sig) // it may have ended
-	case job.IsForFirst(sig):
+	case job.IsForGroup(sig), job.IsForFirst(sig):
 		_ = s.root.Signal(sig)
 	}
 }
@@ -170,6 +170,9 @@ func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 		return s.leave()
 	}
 	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
+	if exit.Unknown {
+		message = s.record.Name + " has ended, and this kernel has told only its parent how: if it has finished, remove this directory"
+	}
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
 	}

@@ -32,6 +32,8 @@ type Asked struct {
 	Criu string
 	// External is what criu is told to take for external, by its own names.
 	External []string
+	// NoTerminal says that the tree does not use the terminal of its session.
+	NoTerminal bool
 }
 
 // Wanted is what criu must be told to dump a tree.
@@ -57,7 +59,7 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	var w Wanted
 	o := &w.Options
 	var why string
-	if why, o.Terminal = t.needsShellJob(asked.External); why != "" {
+	if why, o.Terminal = t.needsShellJob(asked); why != "" {
 		o.ShellJob = true
 		w.add("--shell-job", why, "")
 	}
@@ -123,7 +125,7 @@ var terminal = regexp.MustCompile(`^/dev/(pts/\d+|tty[^/]*|console)$`)
 
 // needsShellJob says why a tree belongs to a session or terminal that is not its own;
 // empty if it does not. It also tells whether it has a terminal, beside external ones.
-func (t tree) needsShellJob(external []string) (why string, onTerminal bool) {
+func (t tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
 	inTree := make(map[int]bool)
 	for _, pid := range t.pids {
 		inTree[pid] = true
@@ -141,13 +143,13 @@ func (t tree) needsShellJob(external []string) (why string, onTerminal bool) {
 		if why == "" && !inTree[stat.Session] {
 			why = fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
 		}
-		if stat.TTY != 0 && !isExternal(external, uint64(uint32(stat.TTY))) {
+		if stat.TTY != 0 && !asked.NoTerminal && !isExternal(asked.External, uint64(uint32(stat.TTY))) {
 			user = pid
 		}
 	}
 	for _, f := range t.open {
 		hasMaster = hasMaster || f.link == "/dev/ptmx" || f.link == "/dev/pts/ptmx"
-		if terminal.MatchString(f.link) && !f.isExternalTerminal(external) {
+		if terminal.MatchString(f.link) && !f.isExternalTerminal(asked.External) {
 			user = f.pid
 		}
 	}

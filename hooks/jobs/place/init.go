@@ -53,7 +53,10 @@ func Init(dir string) error {
 	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
 		return fmt.Errorf("whoever made the place has gone: %w", err)
 	}
-	go begun.fence.watch()
+	go func() {
+		begun.fence.watch()
+		os.Exit(1) // and the place ends
+	}()
 	begun.streams.serve()
 	return begun.reap(dir)
 }
@@ -194,7 +197,7 @@ func (b begun) reap(dir string) error {
 // children with it: there may be room later.
 func (b begun) tellExit(dir string, status unix.WaitStatus) {
 	b.streams.drain()
-	exit := Exit{status, time.Now().UTC()}
+	exit := Exit{Status: status, At: time.Now().UTC()}
 	for writeExit(dir, exit) != nil {
 		time.Sleep(time.Second)
 	}

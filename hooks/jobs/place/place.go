@@ -36,7 +36,8 @@ var (
 type Place struct {
 	dir    string
 	record record
-	init   *proc.Process
+	init   *proc.Process // of an adopted job, its keeper; nil if that has gone
+	root   *proc.Process // of an adopted job; nil if it has ended
 }
 
 // record is what is known of a place by whoever attaches to it.
@@ -50,6 +51,8 @@ type record struct {
 	Running bool `json:"running"`
 	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
 	Leaving bool `json:"leaving,omitempty"`
+	// Adopted is the root process of a job that was not started in a place: see [Adopt].
+	Adopted *proc.Ident `json:"adopted,omitempty"`
 }
 
 // New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
@@ -155,6 +158,9 @@ func Attach(dir string) (*Place, error) {
 	if boot != p.record.BootID {
 		return nil, ErrGone
 	}
+	if p.record.Adopted != nil {
+		return p.attachAdopted()
+	}
 	if p.record.Init.Elsewhere() {
 		if alive, known := isAlive(dir); known && !alive {
 			return nil, ErrGone
@@ -192,8 +198,13 @@ func (p *Place) awaitEnd() error {
 // Dir is the folder of the place's records.
 func (p *Place) Dir() string { return p.dir }
 
-// Init identifies the first process of the place.
-func (p *Place) Init() proc.Ident { return p.init.Ident }
+// Init identifies the first process of the place, or the root process of an adopted job.
+func (p *Place) Init() proc.Ident {
+	if p.IsAdopted() {
+		return *p.record.Adopted
+	}
+	return p.init.Ident
+}
 
 // RunDir is the run directory of the hook in the place.
 func (p *Place) RunDir() string { return p.record.RunDir }
@@ -203,11 +214,17 @@ func (p *Place) Root() int { return p.record.Root }
 
 // Command prepares a command that runs in the place, with the hook's run directory there.
 func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
+	if p.IsAdopted() {
+		return p.prepare(exec.CommandContext(ctx, args[0], args[1:]...))
+	}
 	enter := []string{"--target", strconv.Itoa(p.init.PID), "--pid", "--mount"}
 	if _, err := os.Stat("/proc/self/ns/time"); err == nil {
 		enter = append(enter, "--time")
 	}
-	cmd := exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...)
+	return p.prepare(exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...))
+}
+
+func (p *Place) prepare(cmd *exec.Cmd) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir())
 	cmd.Dir = "/"
 	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
@@ -218,6 +235,9 @@ func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
 // OpenRoot opens the job's root process, by its pid outside. It fails with [proc.ErrGone] if there is
 // none, or if it has ended.
 func (p *Place) OpenRoot() (*proc.Process, error) {
+	if p.IsAdopted() {
+		return proc.Reopen(*p.record.Adopted)
+	}
 	tree, err := proc.Tree(p.init.PID)
 	if err != nil {
 		return nil, err
@@ -275,10 +295,18 @@ func (p *Place) SetLeaving() error {
 func (p *Place) save() error { return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record) }
 
 // Alive reports whether the place is there.
-func (p *Place) Alive() bool { return p.init.Alive() }
+func (p *Place) Alive() bool {
+	if p.IsAdopted() {
+		return p.adoptedAlive()
+	}
+	return p.init.Alive()
+}
 
 // Kill ends everything in the place, and returns when it has ended.
 func (p *Place) Kill() error {
+	if p.IsAdopted() {
+		return p.killAdopted()
+	}
 	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
@@ -288,10 +316,21 @@ func (p *Place) Kill() error {
 }
 
 // Close lets go of the place, which stays.
-func (p *Place) Close() error { return p.init.Close() }
+func (p *Place) Close() error {
+	var err error
+	for _, process := range []*proc.Process{p.init, p.root} {
+		if process != nil {
+			err = errors.Join(err, process.Close())
+		}
+	}
+	return err
+}
 
 // InsidePath is by which path a path of the place can be reached from outside.
 func (p *Place) InsidePath(path string) string {
+	if p.IsAdopted() {
+		return path
+	}
 	return filepath.Join("/proc", strconv.Itoa(p.init.PID), "root", path)
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/job"
 	"cucriu/internal/durable"
 )
 
@@ -49,6 +51,8 @@ type Spec struct {
 	Start *Start `json:"start,omitempty"`
 	// Root is the pid inside of the root process of a job that will be restored.
 	Root int `json:"root,omitempty"`
+	// Adopted is the root process of a job that is adopted.
+	Adopted *proc.Ident `json:"adopted,omitempty"`
 }
 
 // Start is a job to be started in a place.
@@ -91,10 +95,16 @@ func ReadClocks() (Clocks, error) {
 type Exit struct {
 	Status unix.WaitStatus `json:"wait_status"`
 	At     time.Time       `json:"at"`
+	// Unknown says that it is not known how: only the parent of an adopted job was told.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
-// Code is the exit status that a shell would show: 128+n if signal n has ended the process.
+// Code is the exit status that a shell would show: 128+n if signal n has ended the process. It is
+// [job.StatusFailed] if that is not known.
 func (e Exit) Code() int {
+	if e.Unknown {
+		return job.StatusFailed
+	}
 	if e.Status.Signaled() {
 		return 128 + int(e.Status.Signal())
 	}

@@ -48,19 +48,11 @@ func (p *Place) Terminal() (*os.File, error) {
 	if t == nil {
 		return nil, errors.New("the job has no terminal")
 	}
-	pidfd, err := unix.PidfdOpen(p.init.PID, 0)
+	file, err := p.init.ShareDescriptor(t.FD)
 	if err != nil {
 		return nil, fmt.Errorf("terminal of the job: %w", err)
 	}
-	defer unix.Close(pidfd)
-	if !p.Alive() { // and what we have opened may be another process
-		return nil, ErrGone
-	}
-	fd, err := unix.PidfdGetfd(pidfd, t.FD, 0)
-	if err != nil {
-		return nil, fmt.Errorf("terminal of the job: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "terminal"), nil
+	return file, nil
 }
 
 // console is init's end of the job's terminal.
