@@ -50,6 +50,9 @@ under which io_uring_setup fails with ENOSYS, and these programs do without.
 The exit status is the job's, and 128+n if signal n has ended it. It is 127 if COMMAND
 was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed.
 
+With --adopt PID a job is taken under care that runs already. It runs where it was
+started until it goes on from a checkpoint.
+
 With --no-checkpoints the job is only started so that cucriu dump -t PID can dump it:
 under that filter, in a session of its own, with the standard streams of cucriu run,
 and not in namespaces. The first line on stderr names its pid; so does --pidfile.

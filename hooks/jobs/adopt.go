@@ -85,6 +85,9 @@ func (s *supervisor) checkAdoptable(ctx context.Context) error {
 	for _, pid := range pids {
 		err = errors.Join(err, checkNamespaces(pid))
 	}
+	if session, _ := unix.Getsid(s.Adopt); session == 0 {
+		err = errors.Join(err, errors.New("its session began outside of this pid namespace, and criu cannot dump such a process: start it with setsid"))
+	}
 	return err
 }
 
@@ -118,4 +121,10 @@ func checkNamespaces(pid int) error {
 func (s *supervisor) leadsGroup() bool {
 	group, err := unix.Getpgid(s.root.PID)
 	return err == nil && group == s.root.PID
+}
+
+// leaveAdopted lets go of an adopted job that must leave this host, and of which there is no
+// checkpoint: nobody here could start it again.
+func (s *supervisor) leaveAdopted() error {
+	return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.place.Root())
 }

@@ -159,6 +159,11 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 }
 
 func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	// A job that leads no session comes back in ours, which must be one of the place: criu could not
+	// dump the job again.
+	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
+		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))
+	}
 	changes, err := files.PutBack(ctx, r.Images, files.PutBackOptions{})
 	for _, change := range changes {
 		a.Notes = append(a.Notes, change.String())

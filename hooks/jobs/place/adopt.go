@@ -33,7 +33,7 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, fence Fence
 	if err != nil {
 		return nil, err
 	}
-	p := &Place{dir: dir, record: record{BootID: boot, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
+	p := &Place{dir: dir, record: record{BootID: boot, Init: root, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
 	if p.root, err = proc.Reopen(root); err != nil {
 		return nil, err
 	}
