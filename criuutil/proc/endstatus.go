@@ -30,7 +30,7 @@ func (p *Process) EndStatus() (status unix.WaitStatus, known bool) {
 // zombieStatus finds the status in /proc/PID/stat of a process that has ended.
 func zombieStatus(stat string) (unix.WaitStatus, bool) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // from the third on
-	const state, exitCode = 3 - 3, 52 - 3
+	const state, exitCode = 0, 52 - 3
 	if len(fields) <= exitCode || fields[state] != "Z" {
 		return 0, false
 	}
