@@ -32,7 +32,9 @@ func adoptedRecord(o Options) (record, error) {
 	if err != nil || len(line) == 0 {
 		return record{}, fmt.Errorf("process %d cannot be adopted: %w", o.Adopt, errors.Join(err, proc.ErrGone))
 	}
-	r.Command = strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+	for word := range strings.SplitSeq(strings.TrimRight(string(line), "\x00"), "\x00") {
+		r.Command = append(r.Command, proc.Printable(word)) // a program may write anything there
+	}
 	return r, r.write(o.Dir)
 }
 

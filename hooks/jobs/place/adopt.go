@@ -57,10 +57,11 @@ func (p *Place) IsAdopted() bool { return p.record.Adopted != nil }
 // attachAdopted finds an adopted job, and its keeper if that is there.
 func (p *Place) attachAdopted() (_ *Place, err error) {
 	if p.record.Adopted.Elsewhere() {
-		if alive, known := isAlive(p.dir); known && !alive {
-			return nil, ErrGone
+		// Its keeper may be gone although the job is not.
+		if exit, err := readExit(p.dir); err != nil || exit == nil {
+			return nil, errors.Join(ErrElsewhere, err)
 		}
-		return nil, ErrElsewhere
+		return nil, ErrGone
 	}
 	if p.root, err = proc.Reopen(*p.record.Adopted); err != nil && !errors.Is(err, proc.ErrGone) {
 		return nil, err
