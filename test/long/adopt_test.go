@@ -15,7 +15,7 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// startsItself starts the job of a world as a shell does in the background. ended tells how the
+// startsItself starts the job of a world as a shell on a terminal does in the background. ended tells how the
 // job has ended, as a shell tells it.
 func (w *world) startsItself() (pid int, ended chan int) {
 	w.t.Helper()
@@ -24,10 +24,12 @@ func (w *world) startsItself() (pid int, ended chan int) {
 	}
 	w.mounts = mounts(w.t)
 	file := filepath.Join(w.t.TempDir(), "pid")
-	cmd := w.host.Command("sh", append([]string{"-c", `"$@" & echo $! >` + file + `; wait $!`, "sh"}, w.command...)...)
+	cmd := w.host.Command("sh", append([]string{"-c", `"$@" 3<&- & echo $! >` + file + `; wait $!`, "sh"}, w.command...)...)
 	cmd.Stdout = create(w.t, filepath.Join(w.work, "output"))
 	cmd.Stderr = cmd.Stdout
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	_, terminal := sitDown(w.t)
+	cmd.ExtraFiles = []*os.File{terminal}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 3}
 	cmd.Cancel = func() error { return nil }
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
