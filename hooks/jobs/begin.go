@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ func (s *supervisor) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if len(all) == 0 && s.record.Adopted {
+		return s.adopt(ctx)
+	}
 	if len(all) == 0 {
 		return s.start(ctx)
 	}
@@ -79,6 +83,9 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.place = p
 	s.notePlace()
+	if err := p.Keep(ctx); err != nil {
+		return false, err
+	}
 	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
 		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
 		return false, s.endPlace()
@@ -130,7 +137,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	if s.user != nil {
 		start.Env, start.User = s.user.environment(env), &s.user.credential
 	}
-	err = s.newPlace(ctx, place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start})
+	spec := place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start}
+	if err := errors.Join(s.renewInput(), s.addInput(&spec, staged{})); err != nil {
+		return err
+	}
+	err = s.newPlace(ctx, spec)
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
 	}
@@ -247,17 +258,28 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	err = s.newPlace(ctx, place.Spec{
+	spec := place.Spec{
 		Hide:     g.hidden,
 		Params:   s.driverParams(),
 		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,
-	})
+	}
+	of, err := readStaged(c.Dir)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = s.addInput(&spec, of)
+	}
+	if err == nil {
+		err = s.newPlace(ctx, spec)
+	}
 	if err != nil {
 		return err
 	}
-	a, err := s.ask(ctx, request{Op: opRestore, Images: dir})
+	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir()}
+	if s.record.Adopted {
+		restore.Output = s.outputPath()
+	}
+	a, err := s.ask(ctx, restore)
 	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}

@@ -119,7 +119,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
 		}
 	}
-	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
+	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), Place: s.place.Dir(), NoTerminal: s.place.IsAdopted(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
 		// what the job must be brought back from.
@@ -180,9 +180,12 @@ func (s *supervisor) describe(images string, of staged) (store.Info, error) {
 
 const tmp = "/tmp"
 
-// files says which files of the job belong to a checkpoint. /dev/shm is the place's own.
+// files says which files of the job belong to a checkpoint. The /dev/shm of a place is its own.
 func (s *supervisor) files() files.Options {
-	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...), Shm: "/dev/shm"}
+	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...)}
+	if s.place != nil && !s.place.IsAdopted() {
+		o.Shm = "/dev/shm"
+	}
 	if s.PrivateTmp {
 		o.PrivateTmp = tmp
 	}

@@ -59,5 +59,9 @@ func (s *supervisor) log(line []byte) {
 }
 
 func (s *supervisor) say(message string) {
-	fmt.Fprintf(s.Messages, "cucriu: %s\n", message)
+	end := "\n"
+	if s.console.isRaw() {
+		end = "\r\n"
+	}
+	fmt.Fprintf(s.Messages, "cucriu: %s%s", message, end)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
@@ -43,6 +44,12 @@ type request struct {
 	Op     string `json:"op"`
 	Images string `json:"images,omitempty"`
 	Root   int    `json:"root,omitempty"`
+	// Place is the folder of the place's records.
+	Place string `json:"place,omitempty"`
+	// NoTerminal is for a job that was adopted and has no terminal open.
+	NoTerminal bool `json:"no_terminal,omitempty"`
+	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
+	Output string `json:"output,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
@@ -113,6 +120,18 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 	if err := files.Foresee(ctx, r.Root, r.Files); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
+	of := r.Staged
+	// What is passed on to the job meanwhile would be neither in the image nor given again.
+	fed, release, err := place.HoldFeed(r.Place)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
+	defer release()
+	of.Fed = fed
+	terminal, err := place.ReadTerminal(r.Place)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
 	options := checkpoint.Options{
 		Path: criu,
 		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
@@ -121,13 +140,17 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 				a.Clocks, err = place.ReadClocks()
 			}
 			if err == nil {
-				of := r.Staged
 				of.Clocks = a.Clocks
 				err = of.write(dir)
 			}
 			return err
 		},
 	}
+	if terminal != nil {
+		of.Terminal = terminal.Name
+		options.RPC.External = []string{terminal.Name}
+	}
+	options.NoTerminal = r.NoTerminal
 	a.Result, err = checkpoint.Dump(ctx, hook, r.Images, options)
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.dumped", 0)
@@ -136,6 +159,11 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 }
 
 func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	// A job that leads no session comes back in ours, which must be one of the place: criu could not
+	// dump the job again.
+	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
+		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))
+	}
 	changes, err := files.PutBack(ctx, r.Images, files.PutBackOptions{})
 	for _, change := range changes {
 		a.Notes = append(a.Notes, change.String())
@@ -144,9 +172,48 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 		return a, preflight.AsRefusal(err)
 	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
+	if r.Output != "" {
+		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err != nil {
+			return a, preflight.AsRefusal(fmt.Errorf("output of the job: %w", err))
+		}
+		defer output.Close()
+		options.Output, options.Stderr = output, output
+	}
+	terminal, err := terminalFor(r)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
+	if terminal != nil {
+		defer terminal.File.Close()
+		options.Inherit = []checkpoint.Inherited{*terminal}
+	}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.restored", 0)
 	}
 	return a, err
+}
+
+// terminalFor opens the terminal of the place for a job that had one; nil if it had none.
+func terminalFor(r request) (*checkpoint.Inherited, error) {
+	of, err := readStaged(r.Images)
+	if errors.Is(err, os.ErrNotExist) || err == nil && of.Terminal == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	here, err := place.ReadTerminal(r.Place)
+	if err != nil {
+		return nil, err
+	}
+	if here == nil {
+		return nil, errors.New("the job had a terminal, and its place has none")
+	}
+	file, err := os.OpenFile(here.Path, os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("terminal of the job: %w", err)
+	}
+	return &checkpoint.Inherited{Name: of.Terminal, File: file}, nil
 }

@@ -72,12 +72,12 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 
 // leave ends what is left of the job here, and says how it goes on.
 func (s *supervisor) leave() (int, error) {
-	if err := s.endPlace(); err != nil {
-		return 0, err
-	}
 	all, err := s.store.Checkpoints()
-	if err != nil {
-		return 0, err
+	if err == nil && len(all) == 0 && s.place.IsAdopted() && s.place.Alive() {
+		return 0, s.leaveAdopted()
+	}
+	if endErr := s.endPlace(); err != nil || endErr != nil {
+		return 0, errors.Join(endErr, err)
 	}
 	if len(all) == 0 {
 		s.say("there is no checkpoint: the same command starts the job anew")

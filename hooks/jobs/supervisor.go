@@ -31,6 +31,8 @@ type supervisor struct {
 	fence  place.Fence
 	user   *account // nil if the job is root's
 
+	console *console // joins our terminal to the job's; nil if it does not
+
 	paused  atomic.Bool // the job stands still
 	board   board
 	control control
@@ -118,6 +120,10 @@ func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
 	}
+	if err := s.connectInput(); err != nil {
+		s.say(err.Error())
+	}
+	defer s.console.leave()
 	s.tidy, s.hurry = context.WithCancel(ctx)
 	defer s.hurry()
 	return s.watch(ctx, signals)
@@ -144,17 +150,26 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
-	if err := s.store.Fenced(); err != nil {
-		return err
-	}
-	if err := s.removePlaces(); err != nil {
-		return err
-	}
 	if s.wantsMemoryStage() {
 		spec.Memory = s.memoryStage()
 		if err := os.MkdirAll(spec.Memory, 0o700); err != nil {
 			return err
 		}
+	}
+	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
+	return s.makePlace(func(dir, runDir string) (err error) {
+		s.place, err = place.New(ctx, dir, runDir, spec)
+		return err
+	})
+}
+
+// makePlace has a place made that keeps its records in dir.
+func (s *supervisor) makePlace(how func(dir, runDir string) error) error {
+	if err := s.store.Fenced(); err != nil {
+		return err
+	}
+	if err := s.removePlaces(); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp(s.Dir, placePrefix)
 	if err != nil {
@@ -167,8 +182,7 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
-	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
-	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
+	if err := how(dir, runDir); err != nil {
 		return err
 	}
 	s.notePlace()

@@ -98,7 +98,12 @@ func name(pid int) string {
 // checkpoint come again after a resume from it: inOrder returns how many.
 func inOrder(t *testing.T, w *world) (again int) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(w.dir, "output.log"))
+	return inOrderIn(t, w, filepath.Join(w.dir, "output.log"))
+}
+
+func inOrderIn(t *testing.T, w *world, path string) (again int) {
+	t.Helper()
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

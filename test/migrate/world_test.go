@@ -276,4 +276,3 @@ func held(t *testing.T, h *hosts.Host) string {
 	}
 	return ""
 }
-

@@ -68,3 +68,13 @@ func IsForGroup(sig os.Signal) bool { return slices.Contains(toGroup(), sig) }
 
 // IsForFirst reports whether this signal is passed on to the first process of a job only.
 func IsForFirst(sig os.Signal) bool { return slices.Contains(toFirst(), sig) }
+
+// StopSelf stops this program as the terminal asks it to, and not the job. If nobody could
+// continue it, the kernel does not stop it.
+func (s *Signals) StopSelf() {
+	signal.Reset(unix.SIGTSTP)
+	_ = unix.Kill(os.Getpid(), unix.SIGTSTP)
+}
+
+// Continued is to be called at SIGCONT after [Signals.StopSelf].
+func (s *Signals) Continued() { signal.Notify(s.got, unix.SIGTSTP) }
