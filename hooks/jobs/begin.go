@@ -22,16 +22,17 @@ import (
 // firstPID is where the pids of a job begin. Those below are for the place's own programs.
 const firstPID = 1000
 
-// begin brings the job to run: it runs already, is resumed, or is started.
-func (s *supervisor) begin(ctx context.Context) error {
+// begin brings the job to run: it runs already, is resumed, or is started. told ends, at the latest
+// with ctx, when a job that is not here yet is not to come any more.
+func (s *supervisor) begin(ctx, told context.Context) error {
 	attached, err := s.attach(ctx)
 	if err == nil && !attached && s.record.Finished == nil {
-		s.fence, err = s.raiseFence(ctx)
+		s.fence, err = s.raiseFence(told)
 	}
 	if err != nil {
 		return err
 	}
-	if err := s.saveStaged(ctx); err == nil {
+	if err := s.saveStaged(told); err == nil {
 		s.removeLeftovers()
 	} else if !attached {
 		return fmt.Errorf("%w: make room, and give this command again", err)
@@ -48,10 +49,13 @@ func (s *supervisor) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if told.Err() != nil {
+		return context.Cause(told)
+	}
 	if len(all) == 0 {
 		return s.start(ctx)
 	}
-	return s.resumeNewest(ctx, all)
+	return s.resumeNewest(told, all)
 }
 
 // removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
@@ -84,7 +88,10 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 		return false, s.endPlace()
 	}
 	// What the last supervisor had begun is finished, or undone, first.
-	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
+	over := killPatiently(ctx, p)
+	_, err = s.ask(ctx, request{Op: opRecover})
+	over()
+	if err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
 	}
 	s.root, err = p.OpenRoot()
@@ -257,7 +264,9 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	over := killPatiently(ctx, s.place)
 	a, err := s.ask(ctx, request{Op: opRestore, Images: dir})
+	over()
 	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/jobs/job"
-	"cucriu/hooks/jobs/place"
 )
 
 // preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
@@ -21,6 +20,9 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 	var deadline time.Time
 	if s.Grace > 0 {
 		deadline = time.Now().Add(s.Grace)
+		if !s.told.IsZero() {
+			deadline = s.told.Add(s.Grace)
+		}
 		var stop context.CancelFunc
 		ctx, stop = context.WithDeadlineCause(ctx, deadline, fmt.Errorf("the %v of --grace are over", s.Grace))
 		defer stop()
@@ -75,9 +77,14 @@ func (s *supervisor) leave() (int, error) {
 	if err := s.endPlace(); err != nil {
 		return 0, err
 	}
+	return s.RequeueStatus, s.sayNext()
+}
+
+// sayNext says from where the job goes on.
+func (s *supervisor) sayNext() error {
 	all, err := s.store.Checkpoints()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if len(all) == 0 {
 		s.say("there is no checkpoint: the same command starts the job anew")
@@ -85,31 +92,15 @@ func (s *supervisor) leave() (int, error) {
 		newest := all[len(all)-1]
 		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
 	}
-	return s.RequeueStatus, nil
+	return nil
 }
 
 // lastTries is how often a last checkpoint is tried, as long as the job runs and there is time.
 const lastTries = 3
 
-// giveUpPatience is how long a last checkpoint may take to give up once its time is over.
-const giveUpPatience = 2 * time.Second
-
 // lastCheckpoint makes a checkpoint that ends the job.
 func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
-	over := make(chan struct{})
-	defer close(over)
-	go func(p *place.Place) {
-		select {
-		case <-over:
-			return
-		case <-ctx.Done():
-		}
-		select {
-		case <-over:
-		case <-time.After(giveUpPatience): // criu hangs, and the job is to end anyhow
-			_ = p.Kill()
-		}
-	}(s.place)
+	defer killPatiently(ctx, s.place)()
 	for try := range lastTries {
 		c, err := s.makeCheckpoint(ctx, reason, true)
 		if err == nil {

@@ -42,7 +42,8 @@ type supervisor struct {
 	// tidy is the context of what a preemption does not wait for, and hurry ends it.
 	tidy     context.Context
 	hurry    context.CancelFunc
-	failures int // attempts at a checkpoint since the last one
+	failures int       // attempts at a checkpoint since the last one
+	told     time.Time // when a preemption came before the job was here; zero if none did
 }
 
 // Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
@@ -91,8 +92,12 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	defer tail.stop()
-	if err := s.begin(ctx); err != nil {
+	told, err := s.beginListening(ctx, signals)
+	if err != nil {
 		return 0, err
+	}
+	if told != nil {
+		return s.leaveAtOnce(told)
 	}
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
