@@ -32,8 +32,9 @@ func (s *supervisor) begin(ctx, told context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.saveStaged(told); err == nil {
-		s.removeLeftovers()
+	saved, err := s.saveStaged(told)
+	if err == nil {
+		s.removeLeftovers(saved)
 	} else if !attached {
 		return fmt.Errorf("%w: make room, and give this command again", err)
 	} else {
@@ -59,12 +60,16 @@ func (s *supervisor) begin(ctx, told context.Context) error {
 }
 
 // removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
-func (s *supervisor) removeLeftovers() {
+// saved are the staging directories whose images became checkpoints.
+func (s *supervisor) removeLeftovers(saved []string) {
 	left, err := s.store.RemoveLeftovers()
 	if err != nil {
 		s.say(fmt.Sprintf("not all is removed that an earlier supervisor has left: %v", err))
 	}
 	for _, path := range left {
+		if slices.Contains(saved, path) {
+			continue
+		}
 		s.say("removed " + path + ", which never became a checkpoint")
 	}
 }

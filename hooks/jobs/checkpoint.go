@@ -93,8 +93,11 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 		return store.Checkpoint{}, err
 	}
 	keep := false
+	dumped := false
 	defer func() {
-		if keep {
+		// An image that was cut off on its way to the store becomes a checkpoint next time. In
+		// memory it is gone by then.
+		if keep || dumped && ctx.Err() != nil && s.insidePath(stage) == stage {
 			return
 		}
 		if err := s.store.RemoveStage(stage); err != nil {
@@ -127,7 +130,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 		keep = a.NotBack || end && readErr == nil
 		return store.Checkpoint{}, err
 	}
-	keep = end // the job has ended: this is all that there is of its last interval
+	keep, dumped = end, true // if the job has ended, this is all that there is of its last interval
 	of.Clocks = a.Clocks
 	info, err := s.describe(images, of)
 	if err != nil {
@@ -145,7 +148,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 		return c, fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
 	}
 	if err == nil {
-		keep = false
+		keep, dumped = false, false
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err

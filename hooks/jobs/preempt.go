@@ -13,8 +13,8 @@ import (
 )
 
 // preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
-// ends it at once.
-func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan work) (int, error) {
+// ends it at once. made is what is under way beside, nil if nothing is, and cutOff ends that.
+func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan work, cutOff context.CancelCauseFunc) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var deadline time.Time
@@ -52,6 +52,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 			}
 		case <-ctx.Done():
 			_ = s.place.Kill() // there is no time for any other
+			cutOff(context.Cause(ctx))
 			<-made
 		}
 	}
@@ -106,6 +107,9 @@ func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
 		if err == nil {
 			s.tellCheckpoint(c)
 			return
+		}
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
 		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
 		if try == lastTries-1 || ctx.Err() != nil || s.root == nil || s.root.Exiting() {
