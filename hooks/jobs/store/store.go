@@ -86,6 +86,9 @@ func Open(dir string, o OpenOptions) (*Store, error) {
 	if s.workers < 0 || s.workers > maxWorkers {
 		return nil, fmt.Errorf("job directory: %d workers", s.workers)
 	}
+	if err := checkWay("job directory", s.dir, 1); err != nil {
+		return nil, err
+	}
 	if err := makeDir(s.dir); err != nil {
 		return nil, err
 	}
