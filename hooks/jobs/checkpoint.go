@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
@@ -88,7 +89,12 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 
 func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end bool) (store.Checkpoint, error) {
 	begun := time.Now()
-	stage, err := s.store.StageDir(base)
+	var whose *proc.Ident
+	if s.insidePath(base) != base { // a path by the pid of the place's first process
+		init := s.place.Init()
+		whose = &init
+	}
+	stage, err := s.store.StageDirOf(base, whose)
 	if err != nil {
 		return store.Checkpoint{}, err
 	}

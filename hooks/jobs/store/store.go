@@ -69,7 +69,7 @@ type Store struct {
 
 	mutex      sync.Mutex // one change of the checkpoints at a time
 	stageMutex sync.Mutex
-	staged     map[string]bool // staging directories of this store
+	staged     map[string]stage // staging directories of this store
 	// interrupt is called at each step of a change. The tests set it.
 	interrupt func(step string) error
 }
@@ -123,7 +123,7 @@ func newStore(dir string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Store{dir: dir, log: log, limiter: rate.NewLimiter(rate.Inf, pieceBytes), staged: make(map[string]bool)}, nil
+	return &Store{dir: dir, log: log, limiter: rate.NewLimiter(rate.Inf, pieceBytes), staged: make(map[string]stage)}, nil
 }
 
 // Close gives the store back. It waits for a change that is under way.
