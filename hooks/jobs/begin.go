@@ -250,7 +250,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	dir, notes, release, err := s.restorable(c.Dir)
+	dir, notes, release, err := s.restorable(ctx, c.Dir)
 	defer release()
 	if err != nil {
 		return err
