@@ -146,6 +146,8 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}
+	expected, _ := s.costs.expected()
+	defer s.tellIfSlow("the way of a checkpoint to the store", expected.total, inUs)()
 	if err := files.Sync(ctx, images); err != nil {
 		return store.Checkpoint{}, err
 	}
@@ -203,7 +205,10 @@ const verifiers = 2
 
 // verify reads a checkpoint again from the disk. Only then may older ones be removed.
 func (s *supervisor) verify(ctx context.Context, c store.Checkpoint) error {
+	expected, _ := s.costs.expected()
+	over := s.tellIfSlow("reading checkpoint "+c.Name+" again", expected.total, inUs)
 	err := s.store.Verify(ctx, c, verifiers, nil)
+	over()
 	if err != nil && ctx.Err() == nil {
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s is not what was written: %v", c.Name, err)})
 	}

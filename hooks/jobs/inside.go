@@ -51,6 +51,23 @@ type request struct {
 	Staged staged `json:"staged"`
 }
 
+// what says what is done, to people.
+func (r request) what() string {
+	switch r.Op {
+	case opDump:
+		return "the dump"
+	case opRestore:
+		return "the restore"
+	case opRecover:
+		return "what an earlier supervisor had begun"
+	case opPause:
+		return "the pause"
+	case opUnpause:
+		return "the end of the pause"
+	}
+	return "the look at the job"
+}
+
 // answer says how it went.
 type answer struct {
 	Result checkpoint.Result `json:"result"`

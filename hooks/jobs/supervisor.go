@@ -243,6 +243,8 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 	if err := cmd.Start(); err != nil {
 		return answer{}, fmt.Errorf("enter the job's place: %w", err)
 	}
+	root := s.root
+	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inPlace(cmd.Process.Pid, root) })()
 	var a answer
 	err = json.NewEncoder(in).Encode(r)
 	if err == nil {
