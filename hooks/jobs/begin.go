@@ -272,6 +272,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	over := killPatiently(ctx, s.place)
 	a, err := s.ask(ctx, request{Op: opRestore, Images: dir})
 	over()
+	s.noteTails(a.Tails)
 	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}
