@@ -35,6 +35,7 @@ const (
 	EventEnded      = "ended"
 	EventPaused     = "paused"
 	EventUnpaused   = "unpaused"
+	EventWaiting    = "waiting" // something does not end
 )
 
 // tell writes an event into the job's log, and then tells the user of it. A full disk does not stop

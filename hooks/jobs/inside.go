@@ -58,11 +58,29 @@ type request struct {
 	Staged staged `json:"staged"`
 }
 
+// what says what is done, to people.
+func (r request) what() string {
+	switch r.Op {
+	case opDump:
+		return "the dump"
+	case opRestore:
+		return "the restore"
+	case opRecover:
+		return "what an earlier supervisor had begun"
+	case opPause:
+		return "the pause"
+	case opUnpause:
+		return "the end of the pause"
+	}
+	return "the look at the job"
+}
+
 // answer says how it went.
 type answer struct {
 	Result checkpoint.Result `json:"result"`
 	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
 	Notes  []string          `json:"notes,omitempty"`
+	Tails  []string          `json:"tails,omitempty"` // what was kept of the job's files
 	Error  string            `json:"error,omitempty"`
 	// NotBack says that the job must still be brought back, for which its image may be needed.
 	NotBack bool `json:"not_back,omitempty"`
@@ -167,6 +185,9 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 	changes, err := files.PutBack(ctx, r.Images, files.PutBackOptions{})
 	for _, change := range changes {
 		a.Notes = append(a.Notes, change.String())
+		if change.Kept != "" {
+			a.Tails = append(a.Tails, change.Kept)
+		}
 	}
 	if err != nil {
 		return a, preflight.AsRefusal(err)

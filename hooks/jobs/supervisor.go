@@ -46,7 +46,8 @@ type supervisor struct {
 	// tidy is the context of what a preemption does not wait for, and hurry ends it.
 	tidy     context.Context
 	hurry    context.CancelFunc
-	failures int // attempts at a checkpoint since the last one
+	failures int       // attempts at a checkpoint since the last one
+	told     time.Time // when a preemption came before the job was here; zero if none did
 }
 
 // Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
@@ -114,8 +115,12 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 
 // care brings the job to run, and takes care of it until it ends or leaves.
 func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int, err error) {
-	if err := s.begin(ctx); err != nil {
+	told, err := s.beginListening(ctx, signals)
+	if err != nil {
 		return 0, err
+	}
+	if told != nil {
+		return s.leaveAtOnce(told)
 	}
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
@@ -273,6 +278,8 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 	if err := cmd.Start(); err != nil {
 		return answer{}, fmt.Errorf("enter the job's place: %w", err)
 	}
+	root := s.root
+	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inPlace(cmd.Process.Pid, root) })()
 	var a answer
 	err = json.NewEncoder(in).Encode(r)
 	if err == nil {

@@ -26,6 +26,8 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			_ = s.root.WaitExit(ctx)
 		}()
 	}
+	busy, cutOff := context.WithCancelCause(ctx) // of what is done beside this loop
+	defer cutOff(nil)
 	due := time.NewTimer(0)
 	s.schedule(due, nil)
 	look := time.NewTimer(lookAfter)
@@ -45,7 +47,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		}
 		select {
 		case <-isToLook:
-			made = s.begun(func() work { s.look(ctx); return work{} })
+			made = s.begun(func() work { s.look(busy); return work{} })
 		case <-owned.C:
 			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
@@ -74,10 +76,10 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			}
 		case <-isDue:
 			made = s.begun(func() work {
-				return work{err: s.scheduled(ctx), reschedule: true}
+				return work{err: s.scheduled(busy), reschedule: true}
 			})
 		case a := <-requests:
-			made = s.begun(func() work { return s.serve(ctx, a) })
+			made = s.begun(func() work { return s.serve(busy, a) })
 		case w := <-made:
 			made = nil
 			if w.left {
@@ -94,7 +96,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		case got := <-signals.Got():
 			sig := got.(unix.Signal)
 			if slices.Contains(s.Preempt, sig) {
-				return s.preempt(ctx, sig, signals, made)
+				return s.preempt(ctx, sig, signals, made, cutOff)
 			}
 			s.pass(sig, signals)
 		}
