@@ -38,7 +38,7 @@ func TestOnGPUsThereAndBack(t *testing.T) {
 
 // TestOnGPUsTraining: a training goes back and forth, and computes what it computes elsewhere.
 func TestOnGPUsTraining(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
+	testenv.IsolatedFor(t, 100*time.Second, func(t *testing.T) {
 		p := realPair(t)
 		program := filepath.Join(testenv.Root(t), "test/workload/programs/train.py")
 		args := "--workers 2 --epochs 2 --batches 200 --pause 0.05"
