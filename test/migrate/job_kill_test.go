@@ -38,6 +38,7 @@ func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
 		for _, s := range steps {
 			at := map[bool]*hosts.Host{false: from, true: to}[s.there]
 			j.at(from, to, at, s.step, "kill")
+			j.recover()
 			goesOn, other := from, to
 			if s.moves {
 				goesOn, other = to, from
@@ -52,28 +53,33 @@ func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
 	})
 }
 
-// at moves the job with a failpoint on one of the hosts, and then recovers both.
-func (j *longJob) at(from, to, at *hosts.Host, step, action string) string {
+// at moves the job with a failpoint on one of the hosts.
+func (j *longJob) at(from, to, at *hosts.Host, step, action string, args ...string) string {
 	j.t.Helper()
 	j.t.Logf("%s at %s of host %s, from host %s", action, step, at.Name, from.Name)
 	marks := j.t.TempDir()
 	at.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 	at.UseFailpoint(step + "=" + action)
 	j.Prepare(to)
-	out, _ := from.Try("cucriu", "migrate", "--job", j.dir, "--to", to.Name)
+	out, _ := from.Try("cucriu", append([]string{"migrate", "--job", j.dir, "--to", to.Name}, args...)...)
 	at.Setenv("CUCRIU_FAILPOINT", "")
 	if !testenv.Exists(filepath.Join(marks, step)) {
 		j.t.Fatalf("%s was not reached:\n%s", step, out)
 	}
+	j.t.Logf("%s", out)
+	return out
+}
+
+// recover recovers both hosts.
+func (j *longJob) recover() {
+	j.t.Helper()
 	for _, h := range j.pair.Hosts() {
 		recovered, err := h.Try("cucriu", "recover")
 		if err != nil {
 			j.t.Errorf("recover on host %s: %v", h.Name, err)
 		}
-		out += recovered
+		j.t.Logf("recover on host %s: %s", h.Name, recovered)
 	}
-	j.t.Logf("%s", out)
-	return out
 }
 
 // settled fails the test unless the job runs on one host, and nothing of the move is left.
