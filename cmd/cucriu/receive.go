@@ -14,7 +14,7 @@ func receiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "receive",
 		Hidden: true, // people start cucriu migrate
-		Short: "The destination's side of cucriu migrate, which starts it through ssh",
+		Short:  "The destination's side of cucriu migrate, which starts it through ssh",
 		Long: `The destination's side of cucriu migrate, which starts it through ssh.
 
 It talks with the source over its standard input and output. To give it options,

@@ -64,7 +64,7 @@ func TestAPersonDecidesAboutALongJob(t *testing.T) {
 			t.Errorf("recover at the source: %s", out)
 		}
 		// The job has left, and the same command says so.
-		out = j.cucriuFails(p.A, 33, j.args, "has moved to b", "recover --take "+id)
+		j.cucriuFails(p.A, 33, j.args, "has moved to b", "recover --take "+id)
 		// B is destroyed.
 		for _, root := range p.B.Find(j.dir) {
 			_ = root.Kill()
