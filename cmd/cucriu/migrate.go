@@ -97,7 +97,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 				return err
 			}
 			if job != "" && err == nil {
-				return writeMovedJob(cmd.OutOrStdout(), job, result, o.DryRun)
+				return writeMovedJob(cmd.OutOrStdout(), result, o.DryRun)
 			}
 			return errors.Join(writeMigration(cmd.OutOrStdout(), result, o.DryRun, err), err)
 		},

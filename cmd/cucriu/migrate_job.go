@@ -54,13 +54,13 @@ func settleJob(hook *hooks.Hook, name string, take bool, err error) (message str
 }
 
 // writeMovedJob says how the move of a long job went.
-func writeMovedJob(out io.Writer, job string, r migrate.Result, dryRun bool) error {
+func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) error {
 	if dryRun {
-		_, err := fmt.Fprintf(out, "%s can move to %s; nothing was touched\n", job, r.Host)
+		_, err := fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%s runs at %s, where cucriu run is process %d: it stood still for %v; %s sent meanwhile, %s before\n",
-		job, r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes), units.Size(r.Ahead))
+	_, err := fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it stood still for %v; %s sent meanwhile, %s before\n",
+		r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes), units.Size(r.Ahead))
 	return err
 }
 

@@ -117,6 +117,9 @@ func (d *jobDestination) on(e commit.Event) error {
 				return err
 			}
 			if m, err = a.letRun(ctx, m); err == nil && m.Returned != "" {
+				if e == commit.ControlLost {
+					return nil // the source asks again
+				}
 				return d.Send(sayReturned, jobReturned{m.Returned})
 			}
 		case commit.SayRunning:

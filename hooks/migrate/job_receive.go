@@ -222,7 +222,7 @@ func (d *jobDestination) open(ctx context.Context) (err error) {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	before, err := d.stillMayArrive()
+	before, err := d.stillMayArrive(opened)
 	if err == nil {
 		err = failpoint.Hit(ctx, "job.arriving", 0)
 	}
@@ -261,7 +261,7 @@ func (d *jobDestination) open(ctx context.Context) (err error) {
 }
 
 // stillMayArrive looks again, now that nobody else can open the store.
-func (d *jobDestination) stillMayArrive() (jobs.Move, error) {
+func (d *jobDestination) stillMayArrive(opened *store.Store) (jobs.Move, error) {
 	before, err := jobs.ReadMove(d.job.Dir)
 	if err != nil || before.State == jobs.MoveLeft || before.State == jobs.MoveArriving {
 		return before, err
@@ -275,7 +275,7 @@ func (d *jobDestination) stillMayArrive() (jobs.Move, error) {
 	if err != nil {
 		return before, err
 	}
-	all, err := d.store.Checkpoints()
+	all, err := opened.Checkpoints()
 	if err == nil && len(all) > 0 {
 		err = fmt.Errorf("%s is not empty any more: it has checkpoints", d.job.Dir)
 	}

@@ -205,6 +205,9 @@ func (s *jobSource) ask(ctx context.Context, op string) error {
 // giveUp lets the job go on here, and says why it did not move.
 func (s *jobSource) giveUp(cause error) error {
 	refused := preflight.Refused(cause) && !s.asked
+	if isLost(cause) {
+		cause = fmt.Errorf("%s was lost: %w", s.options.Host, cause)
+	}
 	switch err := s.on(commit.Failed); {
 	case err != nil:
 		return errors.Join(preflight.AsFailure(cause), err)

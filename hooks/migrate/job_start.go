@@ -52,7 +52,7 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 	if m.Start != "" {
 		out, err := exec.CommandContext(ctx, "/bin/sh", "-c", m.Start).CombinedOutput()
 		if err != nil {
-			return fmt.Errorf("%s: %w: %s", m.Start, err, strings.TrimSpace(string(out)))
+			return fmt.Errorf("%s: %w %s", m.Start, err, strings.TrimSpace(string(out)))
 		}
 		deadline = time.Now().Add(servicePatience)
 	} else {

@@ -1,0 +1,168 @@
+package migrate
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+	"cucriu/test/hosts"
+)
+
+// TestALongJobThatCannotBeResumedThereGoesOnHere, also if a program is killed while it is given
+// back.
+func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		stop := j.watch()
+		p.B.Setenv("CUCRIU_CRIU", "/bin/false")
+		out := j.fails(p.A, p.B, 1, "could not resume", "goes on here")
+		if !strings.Contains(out, "its supervisor has ended") {
+			t.Errorf("the cause is missing: %s", out)
+		}
+		j.settled(p.A, p.B)
+		p.B.Setenv("CUCRIU_CRIU", testenv.Criu(t))
+
+		for _, s := range []struct {
+			step string
+			at   *hosts.Host
+		}{{"job.returning", p.B}, {"job.returned", p.B}} {
+			j.at(p.A, p.B, s.at, s.step, "kill", "--start", "false")
+			j.recover()
+			j.settled(p.A, p.B)
+		}
+		j.at(p.A, p.B, p.A, "job.takeback", "kill", "--start", "false")
+		testenv.Eventually(t, testenv.Soon, "its supervisor ends", func() bool { return len(p.A.Find("run", j.dir)) == 0 })
+		j.recover()
+		j.again(p.A)
+		j.settled(p.A, p.B)
+		j.move(p.A, p.B) // what could not be resumed before can be now
+		stop()
+	})
+}
+
+// TestAPersonDecidesAboutALongJob where the other host cannot.
+func TestAPersonDecidesAboutALongJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		// The source has decided that the job leaves, and cannot say so any more.
+		p.A.UseFailpoint("job.left=kill")
+		j.Prepare(p.B)
+		if out, err := p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b"); err == nil {
+			t.Fatalf("the source was not killed: %s", out)
+		}
+		p.A.Setenv("CUCRIU_FAILPOINT", "")
+		testenv.Eventually(t, testenv.Soon, "its supervisor ends", func() bool { return len(p.A.Find("run", j.dir)) == 0 })
+		out := j.cucriuFails(p.B, 125, append(j.args, "--every", "0"), "is decided by a", "recover --take")
+		id := after(out, "recover --take ")
+		p.B.Run("cucriu", "recover", "--take", id)
+		j.is(p.B)
+		if out := p.A.Run("cucriu", "recover"); !strings.Contains(out, "train runs at b") {
+			t.Errorf("recover at the source: %s", out)
+		}
+		// The job has left, and the same command says so.
+		j.cucriuFails(p.A, 33, j.args, "has moved to b", "recover --take "+id)
+		// B is destroyed.
+		for _, root := range p.B.Find(j.dir) {
+			_ = root.Kill()
+		}
+		testenv.Eventually(t, testenv.Soon, "the job ends", func() bool { return len(j.roots(p.B)) == 0 })
+		p.A.Run("cucriu", "recover", "--take", id)
+		j.again(p.A)
+		j.is(p.A)
+	})
+}
+
+// TestALongJobIsRefused where it cannot be moved, and is not touched.
+func TestALongJobIsRefused(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A)
+		inB := func(path string) string { return p.B.Path(filepath.Join(j.dir, path)) }
+		make := func(path, text string) {
+			if err := os.MkdirAll(filepath.Dir(inB(path)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			testenv.WriteFile(t, inB(path), text)
+		}
+		j.cucriuFails(p.A, 2, []string{"migrate", "-t", "1", "--to", "b", "--start", "true"}, "only for --job")
+		j.cucriuFails(p.A, 2, []string{"migrate", "--job", "train", "--to", "b", "--tcp", "close"}, "not for --job")
+		make("notes", "mine")
+		j.fails(p.A, p.B, 3, "is not empty, and not the directory of this job")
+		if !testenv.Exists(inB("notes")) {
+			t.Error("a stranger's file was removed")
+		}
+		if err := os.RemoveAll(inB(".")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(inB("."), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		j.fails(p.A, p.B, 3, "chmod 700")
+		if err := os.Chmod(inB("."), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if out := p.A.Run("cucriu", "migrate", "--job", "train", "--to", "b", "--dry-run"); !strings.Contains(out, "can move to b") {
+			t.Errorf("a dry run says: %s", out)
+		}
+		if testenv.Exists(inB("lock")) {
+			t.Error("a dry run has touched the destination")
+		}
+		supervisor := p.A.Find("run", j.dir)
+		for _, s := range supervisor {
+			if filepath.Base(s.Args[0]) == "cucriu" && s.Args[1] == "run" {
+				if err := s.Kill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		j.fails(p.A, p.B, 3, "runs without a supervisor")
+		j.again(p.A)
+		j.move(p.A, p.B)
+	})
+}
+
+// fails moves the job, which fails with a status, and says so.
+func (j *longJob) fails(from, to *hosts.Host, status int, says ...string) string {
+	j.t.Helper()
+	j.Prepare(to)
+	return j.cucriuFails(from, status, []string{"migrate", "--job", j.dir, "--to", to.Name}, says...)
+}
+
+// cucriuFails runs cucriu, which fails with a status, and says so.
+func (j *longJob) cucriuFails(on *hosts.Host, status int, args []string, says ...string) string {
+	j.t.Helper()
+	cmd := on.Command(j.t.Context(), "cucriu", args...)
+	data, _ := cmd.CombinedOutput()
+	out := string(data)
+	if code := cmd.ProcessState.ExitCode(); code != status {
+		j.t.Errorf("cucriu %v: status %d, want %d:\n%s", args, code, status, out)
+	}
+	for _, text := range says {
+		if !strings.Contains(out, text) {
+			j.t.Errorf("cucriu %v does not say %q:\n%s", args, text, out)
+		}
+	}
+	j.t.Logf("%s", out)
+	return out
+}
+
+// again gives the same cucriu run again on a host.
+func (j *longJob) again(on *hosts.Host) {
+	j.t.Helper()
+	on.Run("sh", append([]string{"-c", `setsid cucriu "$@" </dev/null >/dev/null 2>>"$0" &`, filepath.Join(j.dir, "supervisor.log")}, j.args...)...)
+	testenv.Eventually(j.t, testenv.Soon, "the job has a supervisor", func() bool {
+		out, err := on.Try("cucriu", "jobs", "list")
+		return err == nil && strings.Contains(out, "running")
+	})
+}
+
+// after returns the word that follows a text.
+func after(out, text string) string {
+	_, rest, _ := strings.Cut(out, text)
+	word, _, _ := strings.Cut(rest, " ")
+	return word
+}

@@ -1,0 +1,136 @@
+package migrate
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cucriu/internal/testenv"
+	"cucriu/test/hosts"
+)
+
+// longJob is a job of cucriu run that may be on either host.
+type longJob struct {
+	*hosts.Work
+	t    *testing.T
+	pair *hosts.Pair
+	dir  string // D, below /tmp: each host has its own
+	args []string
+}
+
+// startJob starts a long job on a host, with a supervisor.
+func startJob(t *testing.T, p *hosts.Pair, on *hosts.Host, flags ...string) *longJob {
+	t.Helper()
+	j := &longJob{t: t, pair: p, dir: filepath.Join("/tmp", "job-"+filepath.Base(t.TempDir())+strings.ReplaceAll(t.Name(), "/", "-"))}
+	j.args = append([]string{"run", "--dir", j.dir, "--name", "train", "--every", "0", "--moved-status", "33"}, flags...)
+	program := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
+	args := append(j.args, "--", program, "--mib", "16", "--loaders", "2", "--dir")
+	j.Work = on.StartProgram("cucriu", args...)
+	j.Ticks(on, 3)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		for _, h := range p.Hosts() {
+			for _, name := range []string{"events.jsonl", "supervisor.log", "move.json"} {
+				if data, err := os.ReadFile(h.Path(filepath.Join(j.dir, name))); err == nil {
+					t.Logf("%s on host %s:\n%s", name, h.Name, data)
+				}
+			}
+		}
+	})
+	return j
+}
+
+// roots lists the job's processes on a host, without those of cucriu.
+func (j *longJob) roots(on *hosts.Host) []hosts.Process {
+	var found []hosts.Process
+	for _, p := range on.Find(j.Dir) {
+		if filepath.Base(p.Args[0]) == "cudawork" {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// is fails the test unless the job is on this host only, and runs there with its memory intact.
+func (j *longJob) is(on *hosts.Host) {
+	j.t.Helper()
+	j.Ticks(on, 3)
+	j.Check(on)
+	for _, h := range j.pair.Hosts() {
+		if n := len(j.roots(h)); (n > 0) != (h == on) {
+			j.t.Fatalf("the job is to run on host %s; host %s has %d processes of it", on.Name, h.Name, n)
+		}
+	}
+	j.Work.Host = on
+}
+
+// move moves the job, and fails the test unless it is there afterwards.
+func (j *longJob) move(from, to *hosts.Host, args ...string) string {
+	j.t.Helper()
+	j.is(from)
+	j.Prepare(to)
+	before := j.Tick(from)
+	out := from.Run("cucriu", append([]string{"migrate", "--job", j.dir, "--to", to.Name}, args...)...)
+	j.t.Logf("%s", out)
+	j.is(to)
+	if now := j.Tick(to); now < before {
+		j.t.Errorf("the job was at tick %d, and goes on at %d", before, now)
+	}
+	return out
+}
+
+// watchJob looks all the time whether the job runs on both hosts.
+func (j *longJob) watch() (stop func()) {
+	done := make(chan struct{})
+	var wait sync.WaitGroup
+	var seen string
+	wait.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			if a, b := j.running(j.pair.A), j.running(j.pair.B); a != "" && b != "" && j.running(j.pair.A) != "" {
+				seen = fmt.Sprint(a, b)
+			}
+		}
+	})
+	end := sync.OnceFunc(func() { close(done); wait.Wait() })
+	j.t.Cleanup(end)
+	return func() {
+		j.t.Helper()
+		if end(); seen != "" {
+			j.t.Errorf("two copies of the job ran at once: %s", seen)
+		}
+	}
+}
+
+func (j *longJob) running(on *hosts.Host) string {
+	for _, p := range j.roots(on) {
+		if p.Held() == "" {
+			return p.String()
+		}
+	}
+	return ""
+}
+
+func TestALongJobMovesThereAndBack(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		j := startJob(t, p, p.A, "--keep", "2", "--files-limit=100M")
+		stop := j.watch()
+		j.move(p.A, p.B)
+		p.B.Run("cucriu", "jobs", "checkpoint", "train")
+		p.B.Run("cucriu", "jobs", "verify", "train")
+		j.move(p.B, p.A)
+		j.move(p.A, p.B)
+		stop()
+	})
+}
