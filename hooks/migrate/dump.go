@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/prepare"
 )
@@ -21,12 +20,7 @@ const criuLogLevel = 2
 func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir string) error {
 	options := s.dumpOptions(root)
 	options.Hold = hold
-	if s.options.Copy != prepare.CopyNone {
-		options.AtStandstill = func(ctx context.Context, dir string) error {
-			_, err := files.Save(ctx, root, dir, files.Options{})
-			return err
-		}
-	}
+	options.AtStandstill = s.saveFiles
 	noting := *s.hook
 	noting.Progress = func(r *journal.Record, step string) {
 		if step == string(journal.StepLock) && s.locked.IsZero() {

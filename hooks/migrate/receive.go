@@ -29,17 +29,19 @@ type ReceiveOptions struct {
 // destination is the destination's side of one connection with a source.
 type destination struct {
 	*wire.Control
-	hook     *hooks.Hook
-	options  ReceiveOptions
-	peer     hello
-	identity *wire.Identity
-	listener *wire.Listener
-	stage    *stage
-	job      *prepare.Job
-	last     int    // the number of the round that is being received
-	probes   int    // rounds of any kind, so far
-	probing  string // the directory of a round that is only a probe; empty if there is none
-	receiver *wire.Receiver
+	hook      *hooks.Hook
+	options   ReceiveOptions
+	peer      hello
+	identity  *wire.Identity
+	listener  *wire.Listener
+	stage     *stage
+	job       *prepare.Job
+	judgement *prepare.Judgement // of the job
+	made      []string           // files and directories, for the job
+	last      int                // the number of the round that is being received
+	probes    int                // rounds of any kind, so far
+	probing   string             // the directory of a round that is only a probe; empty if there is none
+	receiver  *wire.Receiver
 	// restored gets the result of the restore that is under way.
 	restored  chan error
 	restoring bool
@@ -164,7 +166,7 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	d.job = asked.Job
+	d.job, d.judgement = asked.Job, judgement
 	if len(d.job.Map) > 0 {
 		d.hook.Config.GPUs.Map = d.job.Map
 	}
@@ -271,6 +273,7 @@ func free(dir string) (int64, error) {
 }
 
 func (d *destination) close() {
+	d.unmake()
 	d.Close()
 	if d.listener != nil {
 		d.listener.Close()

@@ -13,7 +13,6 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/prepare"
@@ -52,7 +51,7 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 }
 
 func (d *destination) restoreHeld(ctx context.Context, dir string, hold *journal.Hold, tcp prepare.TCP) error {
-	if _, err := files.PutBack(ctx, dir, files.PutBackOptions{}); err != nil {
+	if err := d.putFiles(ctx, dir); err != nil {
 		return err
 	}
 	noting := *d.hook
@@ -96,6 +95,7 @@ func (d *destination) onRestored(err error) error {
 		err = d.on(commit.Complete)
 	}
 	if err == nil {
+		d.made = nil
 		_ = d.stage.remove() // the memory is needed; the job has its own now
 		d.stage = nil
 		return nil

@@ -4,6 +4,7 @@ package migrate
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,5 +77,40 @@ func TestAhead(t *testing.T) {
 		}
 		move(t, w, p.B, p.A, "--precopy")
 		watch.Stop()
+	})
+}
+
+// listens is a job without CUDA that has a socket and reads a file in a directory of its own.
+const listens = `
+import os, socket, sys, time
+own = sys.argv[-1] + "/own"
+os.makedirs(own, 0o700)
+with open(own + "/text", "w") as f: f.write("text")
+text = open(own + "/text")
+s = socket.socket(socket.AF_UNIX); s.bind(own + "/socket"); s.listen()
+for tick in range(10**6):
+    text.seek(0)
+    with open(sys.argv[-1] + "/status.new", "w") as f: f.write('{"tick":%d,"bad":%d}' % (tick, text.read() != "text"))
+    os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    time.sleep(0.02)
+`
+
+func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.StartProgram("python3", "-c", listens)
+		w.Ticks(p.A, 3)
+		w.Prepare(p.B)
+		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--dry-run")
+		for _, want := range []string{"/own/text does not exist here", "/own does not exist here, and the job has a socket in it"} {
+			if err == nil || !strings.Contains(out, want) {
+				t.Errorf("%q is not found beforehand (%v):\n%s", want, err, out)
+			}
+		}
+		migrate(t, w, p.A, p.B)
+		w.Ticks(p.B, 3)
+		if copies := w.Copies(); len(copies) != 1 || copies[0].Host != p.B {
+			t.Errorf("want one copy, on host b; there are %v", copies)
+		}
 	})
 }

@@ -59,6 +59,9 @@ func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addMounts(); err != nil {
 		return nil, err
 	}
+	if err := j.addSocketDirectories(pids); err != nil {
+		return nil, preflight.AsRefusal(err)
+	}
 	if err := j.addSockets(pids); err != nil {
 		return nil, err
 	}

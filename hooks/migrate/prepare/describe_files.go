@@ -171,7 +171,7 @@ func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*
 	f := fs.byPath[path]
 	if f == nil {
 		f = &usedFile{File: File{
-			Path: path, PID: pid, Pipe: kind == unix.S_IFIFO, Mode: uint32(stat.Mode), Size: int64(stat.Size), Identity: identity(stat, mounts),
+			Path: path, PID: pid, Pipe: kind == unix.S_IFIFO, Mode: uint32(stat.Mode), UID: int(stat.Uid), GID: int(stat.Gid), Size: int64(stat.Size), Identity: identity(stat, mounts),
 		}, born: stat.Btime}
 		fs.byPath[path] = f
 	}

@@ -29,13 +29,15 @@ type Job struct {
 	Numbers []int `json:"numbers,omitempty"`
 	// SharedBytes is the largest shared memory of a process, which several of them may have in
 	// common.
-	SharedBytes uint64       `json:"shared_bytes,omitempty"`
-	Files       []File       `json:"files,omitempty"`
-	Directories []string     `json:"directories,omitempty"` // working, root and open directories
-	Mounts      []Mount      `json:"mounts,omitempty"`      // of its own mount namespace, where the source has no such mount
-	Cgroup      string       `json:"cgroup,omitempty"`      // of the root, in cgroup v2
-	Connections []Connection `json:"connections,omitempty"`
-	Listening   []Listener   `json:"listening,omitempty"`
+	SharedBytes uint64   `json:"shared_bytes,omitempty"`
+	Files       []File   `json:"files,omitempty"`
+	Directories []string `json:"directories,omitempty"` // working, root and open directories
+	// SocketDirectories are those in which the job has UNIX sockets.
+	SocketDirectories []Directory  `json:"socket_directories,omitempty"`
+	Mounts            []Mount      `json:"mounts,omitempty"` // of its own mount namespace, where the source has no such mount
+	Cgroup            string       `json:"cgroup,omitempty"` // of the root, in cgroup v2
+	Connections       []Connection `json:"connections,omitempty"`
+	Listening         []Listener   `json:"listening,omitempty"`
 	// Options are what criu must be told for this tree, and what it finds outside of it.
 	Options image.Options `json:"options"`
 	// Features are criu's names of what it must be able to do at the destination.
@@ -93,6 +95,8 @@ type File struct {
 	Pipe bool   `json:"pipe,omitempty"`
 	Size int64  `json:"size"` // bytes
 	Mode uint32 `json:"mode"` // type and permissions, as stat(2) has them
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
 	// BuildID is that of a mapped ELF file, in hexadecimal.
 	BuildID string `json:"build_id,omitempty"`
 	// Written says that the job has it open for writing, or has mapped it so. AppendOnly says

@@ -69,7 +69,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	files, copies, err := fileFindings(j, here.BootID, room.Copy)
+	files, look, err := fileFindings(j, here.BootID, room.Copy)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 		return nil, err
 	}
 	judgement := judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
-	judgement.Copies = copies
+	judgement.Copies, judgement.Makes = look.copies, look.makes
 	return judgement, nil
 }
 

@@ -30,13 +30,12 @@ var networkFileSystems = map[string]bool{
 func (f *File) copyable() bool { return !f.Pipe && !f.Shared && f.Size <= maxCopied }
 
 // fileFindings look for the files and directories of a job on this host, which has this boot id.
-// copies are the positions of the files that are to be copied here.
-func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, copies []int, err error) {
+func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, look *fileLook, err error) {
 	mounts, err := mountsOf(os.Getpid())
 	if err != nil {
 		return nil, nil, err
 	}
-	l := fileLook{
+	l := &fileLook{
 		job: j, sameBoot: bootID == j.Host.BootID, policy: policy, mounts: make(map[int]*procfs.MountInfo),
 		problems: make(map[preflight.Severity]preflight.Findings), more: make(map[preflight.Severity]int),
 	}
@@ -49,7 +48,10 @@ func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findin
 	for _, dir := range j.Directories {
 		l.directory(dir)
 	}
-	return l.findings(), l.copies, nil
+	for n := range j.SocketDirectories {
+		l.socketDirectory(n)
+	}
+	return l.findings(), l, nil
 }
 
 // fileLook is a look for files.
@@ -62,9 +64,10 @@ type fileLook struct {
 	problems    map[preflight.Severity]preflight.Findings
 	more        map[preflight.Severity]int // problems beyond maxNamed
 	there, same int                        // files; same are the very files of the job
-	copies      []int
-	copied      uint64 // bytes
-	inMount     int    // files that are not looked for
+	copies      []int                      // positions of the files that are to be copied here
+	makes       []int                      // positions of the directories of sockets that are to be made here
+	copied      uint64                     // bytes
+	inMount     int                        // files that are not looked for
 }
 
 // file looks for one file.

@@ -19,6 +19,8 @@ type Judgement struct {
 	// Copies are the positions in [Job.Files] of those files that the destination asks for.
 	// A file that the job writes is to be sent when the job stands still.
 	Copies []int `json:"copies,omitempty"`
+	// Makes are the positions in [Job.SocketDirectories] of those that the destination makes.
+	Makes []int `json:"makes,omitempty"`
 }
 
 // Err returns a [*preflight.RefusedError] with the errors among the findings; nil if there are
@@ -83,6 +85,13 @@ func (j *Judgement) Validate(of *Job) error {
 				break
 			}
 			last = n
+		}
+	}
+	if c.count("directories to make", len(j.Makes), len(of.SocketDirectories)) {
+		for _, n := range j.Makes {
+			if n < 0 || n >= len(of.SocketDirectories) {
+				c.fail("directory %d of the job is asked for", n)
+			}
 		}
 	}
 	return c.err

@@ -223,8 +223,20 @@ func (j *Job) validateFiles(c *checks) {
 		if id, err := hex.DecodeString(f.BuildID); err != nil || len(id) > maxBuildID {
 			c.fail("the file %q has the build id %q", f.Path, f.BuildID)
 		}
+		if f.UID < 0 || f.UID > 1<<32-1 || f.GID < 0 || f.GID > 1<<32-1 {
+			c.fail("the file %q has the owner %d:%d", f.Path, f.UID, f.GID)
+		}
 		c.text("a file system", f.Identity.FileSystem)
 		c.textOf("the source of a mount", f.Identity.Source, maxPath)
+	}
+	if c.count("directories of sockets", len(j.SocketDirectories), maxDirectories) {
+		for _, d := range j.SocketDirectories {
+			c.path("a directory", d.Path)
+			c.pid("a socket", d.PID)
+			if d.Mode > 0o7777 || d.UID < 0 || d.UID > 1<<32-1 || d.GID < 0 || d.GID > 1<<32-1 {
+				c.fail("the directory %q has the mode %o and the owner %d:%d", d.Path, d.Mode, d.UID, d.GID)
+			}
+		}
 	}
 	for _, path := range j.Directories {
 		c.path("a directory", path)
