@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -84,14 +85,17 @@ var migrationPhases = map[string]string{
 	"send":    "sending the job",
 	"restore": "restoring the job there",
 
-	"checkpoint":      "making a checkpoint while the job runs on",
-	"last checkpoint": "making a last checkpoint",
-	"bring back":      "bringing the job back here",
+	"first checkpoint": "making a checkpoint while the job runs on",
+	"last checkpoint":  "making a last checkpoint",
+	"bring back":       "bringing the job back here",
 }
 
 // migration is called when a phase of a migration begins.
 func (p *progress) migration(m migrate.Progress) {
 	text, known := migrationPhases[m.Phase]
+	if host, found := strings.CutPrefix(m.Phase, "tell "); found {
+		text, known = "telling "+host+" what was decided", true
+	}
 	if !known && !m.There {
 		text, known = phases[m.Phase]
 	}

@@ -162,7 +162,7 @@ func (s *jobSource) move(ctx context.Context) error {
 	if _, found, err := s.newest(); err != nil {
 		return err
 	} else if !found || s.options.Precopy {
-		if err := s.phase("checkpoint", func() error { return s.ask(ctx, jobs.AskCheckpoint) }); err != nil {
+		if err := s.phase("first checkpoint", func() error { return s.ask(ctx, jobs.AskCheckpoint) }); err != nil {
 			return err
 		}
 	}
