@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
@@ -31,8 +32,8 @@ func (h *Hook) Decide(ctx context.Context, id string, decision journal.Decision)
 	if err != nil {
 		return Status{}, err
 	}
-	defer s.LetGo()
-	if s.Hold.Decision != decision && (s.Outcome != "" || s.Hold.Decision != journal.DecisionNone) {
+	defer func() { s.LetGo() }()
+	if made := s.decided(); made != journal.DecisionNone && made != decision {
 		return StatusOf(s.Session), fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
 	}
 	if s.Outcome != "" {
@@ -40,8 +41,19 @@ func (h *Hook) Decide(ctx context.Context, id string, decision journal.Decision)
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
 	if err := s.decide(decision); err != nil {
-		return StatusOf(s.Session), err
+		if decision == journal.DecisionNone || decision != s.Hold.IfAbandoned {
+			return StatusOf(s.Session), err
+		}
+		// What happens without a decision may happen without a record of it.
+		h.Log.Warn("the run directory cannot be written; the job is brought to its end all the same", "migration", id, "error", err)
 	}
+	if s, err = h.awaitCriuOf(ctx, s); err != nil {
+		return StatusOf(s.Session), fmt.Errorf("%w: %w", ErrNotBack, err)
+	}
+	if s.Outcome != "" { // by its own program, which knows the decision
+		return StatusOf(s.Session), nil
+	}
+	s.Hold.Decision = decision // it may not be in the journal
 	if err := h.conclude(ctx, s); err != nil {
 		h.noteStuck(s, err)
 		return StatusOf(s.Session), fmt.Errorf("%w: %w", ErrNotBack, err)
@@ -66,6 +78,22 @@ func (h *Hook) Promise(ctx context.Context, id string) error {
 	}
 	s.Hold.IfAbandoned = journal.DecisionWait
 	s.Message = fmt.Sprintf("complete, and stopped until %s says what it has decided (migration %s)", s.Hold.Peer, id)
+	return s.Save()
+}
+
+// NoteTold notes that the other side knows what was decided. Until then the session of a job that
+// was ended here is kept.
+func (h *Hook) NoteTold(ctx context.Context, id string) error {
+	h = h.Filled()
+	s, err := h.holdNamed(ctx, id)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer s.LetGo()
+	s.Hold.Told = true
 	return s.Save()
 }
 
@@ -118,6 +146,55 @@ func (s *session) decide(decision journal.Decision) error {
 	return s.failpoint(context.Background(), string(s.Kind)+".decided")
 }
 
+// decided returns what was decided. A session that came to its end by itself is as good as a
+// decision: a dump that failed has brought its job back, a restore that failed has ended its copy.
+func (s *session) decided() journal.Decision {
+	switch {
+	case s.Hold.Decision != journal.DecisionNone || s.Outcome == "":
+		return s.Hold.Decision
+	case s.Kind == journal.KindRestore:
+		return journal.DecisionEnd
+	}
+	return journal.DecisionGo
+}
+
+// awaitCriuOf waits until the session's criu has ended. Until then the program that runs it may
+// still make or stop processes, and needs the session for its stages. It returns the session as
+// it is then, locked.
+func (h *Hook) awaitCriuOf(ctx context.Context, s *session) (*session, error) {
+	criu, err := proc.Reopen(s.Criu)
+	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	defer criu.Close()
+	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
+	defer cancel()
+	s.LetGo()
+	if err := criu.WaitExit(ctx); err != nil {
+		err = fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
+		return s, err
+	}
+	locked, err := journal.LoadWithin(ctx, s.Dir())
+	if err != nil {
+		return s, err
+	}
+	return h.takeOn(locked), nil
+}
+
+// refuseEnded ends the processes of a restore if it was decided meanwhile that they do not go on.
+func (h *Hook) refuseEnded(ctx context.Context, s *session) error {
+	if s.Hold == nil || s.Hold.Decision != journal.DecisionEnd {
+		return nil
+	}
+	if _, err := h.concludeHeld(ctx, s); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: migration %s: %s", ErrDecided, s.Hold.ID, decidedText(&s.Record))
+}
+
 func decidedText(r *journal.Record) string {
 	switch {
 	case r.Hold.Decision == journal.DecisionGo:
@@ -151,6 +228,15 @@ func (h *Hook) concludeHeld(ctx context.Context, s *session) (done bool, err err
 		}
 	}
 	if s.Hold.Decision == journal.DecisionEnd {
+		if s.Kind == journal.KindRestore && s.Root == nil { // criu was killed before anybody knew
+			var suspects []int
+			if s.Root, suspects, err = s.orphanedRoot(); err != nil {
+				return true, err
+			}
+			if len(suspects) > 0 {
+				h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+			}
+		}
 		if err := s.killTree(); err != nil {
 			return true, err
 		}

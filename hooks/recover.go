@@ -93,7 +93,7 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 	}
 	s := h.takeOn(read)
 	defer s.LetGo()
-	s.By, s.progress = byRecover, nil // it is not the job that somebody looks at
+	s.By, s.progress = byRecover, nil                           // it is not the job that somebody looks at
 	if s.Held() && s.Hold.IfAbandoned == journal.DecisionWait { // somebody must decide
 		return nil, nil
 	}

@@ -39,6 +39,9 @@ func (h *Hook) onPostResume(ctx context.Context, criu *criuutil.Criu, stage Stag
 	if len(s.Members) == 0 && len(s.Others) == 0 {
 		return h.killOrLeaveAndFail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
 	}
+	if err := h.refuseEnded(ctx, s); err != nil {
+		return err
+	}
 	s.NoteCriu()
 	err = s.doStep(journal.StepPostResume, func() error { return h.bringUpRestored(ctx, s) })
 	if errors.Is(err, errHeld) {

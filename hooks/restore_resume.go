@@ -73,7 +73,7 @@ func (s *session) noteRoot(stage Stage) error {
 
 // onPreResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
 // takes effect before they run a single instruction.
-func (h *Hook) onPreResume(_ context.Context, criu *criuutil.Criu, stage Stage) error {
+func (h *Hook) onPreResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
 	if err := stage.checkRestored(criu); err != nil {
 		return err
 	}
@@ -91,6 +91,9 @@ func (h *Hook) onPreResume(_ context.Context, criu *criuutil.Criu, stage Stage) 
 	s.NoteCriu()
 	err = s.doStep(journal.StepPreResume, func() error {
 		if err := s.noteRoot(stage); err != nil {
+			return err
+		}
+		if err := h.refuseEnded(ctx, s); err != nil {
 			return err
 		}
 		if err := s.matchMembers(); err != nil {
@@ -111,6 +114,9 @@ func (h *Hook) onPreResume(_ context.Context, criu *criuutil.Criu, stage Stage) 
 		}
 		return s.Save()
 	})
+	if errors.Is(err, ErrDecided) {
+		return err
+	}
 	if err != nil {
 		return h.killOrLeaveAndFail(s, err)
 	}

@@ -42,6 +42,9 @@ func (s *suspension) lockTargets(ctx context.Context) error {
 // take as much. A locked process cannot allocate more, so measure also looks once more for
 // what could not be restored.
 func (s *suspension) measure(ctx context.Context) error {
+	if len(s.targets) == 0 { // a migration holds trees without CUDA, too, and then there is no driver
+		return nil
+	}
 	processes := make([]preflight.Process, len(s.targets))
 	for i, t := range s.targets {
 		processes[i] = t.member.Process

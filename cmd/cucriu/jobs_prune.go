@@ -18,21 +18,24 @@ import (
 func jobsPruneCommand() *cobra.Command {
 	var keep int
 	var maxBytes sizeValue
-	var dryRun, asJSON bool
+	var tails, dryRun, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "prune DIR|NAME [--keep N] [--max-bytes SIZE]",
 		Short: "Remove the oldest checkpoints of a long job",
 		Long: `Remove the oldest checkpoints of a long job.
 
 Only those are removed that are older than one which has been verified, and none
-that is pinned. If the job runs, its supervisor does it.`,
-		Example:           "  cucriu jobs prune train --keep 2\n  cucriu jobs prune /var/lib/jobs/train --max-bytes 500G --dry-run",
+that is pinned. If the job runs, its supervisor does it.
+
+--tails removes what resumes have kept of the job's files because it was newer than
+the checkpoint (*.cucriu-DATE); cucriu jobs show tells how much that is.`,
+		Example:           "  cucriu jobs prune train --keep 2\n  cucriu jobs prune /var/lib/jobs/train --max-bytes 500G --dry-run\n  cucriu jobs prune train --tails",
 		Args:              jobArgument(0, 0),
 		ValidArgsFunction: completeJob(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case !cmd.Flags().Changed("keep") && maxBytes == 0:
-				return usageError{errors.New("say what is to be kept, with --keep or --max-bytes")}
+			case !cmd.Flags().Changed("keep") && maxBytes == 0 && !tails:
+				return usageError{errors.New("say what is to be kept, with --keep or --max-bytes, or --tails")}
 			case cmd.Flags().Changed("keep") && keep < 1:
 				return usageError{fmt.Errorf("--keep %d: at least 1", keep)}
 			}
@@ -40,7 +43,15 @@ that is pinned. If the job runs, its supervisor does it.`,
 			if err != nil {
 				return err
 			}
-			removed, err := prune(cmd.Context(), hook, job, store.Policy{Keep: keep, MaxBytes: int64(maxBytes), DryRun: dryRun})
+			var removed []string
+			if keep > 0 || maxBytes > 0 {
+				removed, err = prune(cmd.Context(), hook, job, store.Policy{Keep: keep, MaxBytes: int64(maxBytes), DryRun: dryRun})
+			}
+			if err == nil && tails {
+				var more []string
+				more, err = pruneTails(job, dryRun)
+				removed = append(removed, more...)
+			}
 			if asJSON {
 				return errors.Join(writeJSON(cmd.OutOrStdout(), append([]string{}, removed...)), err)
 			}
@@ -53,6 +64,7 @@ that is pinned. If the job runs, its supervisor does it.`,
 	flags := cmd.Flags()
 	flags.IntVar(&keep, "keep", 0, "how many to keep, beside those that are pinned")
 	flags.Var(&maxBytes, "max-bytes", "how much all of them may take on the disk, such as 500G")
+	flags.BoolVar(&tails, "tails", false, "remove what resumes have kept of the job's files")
 	flags.BoolVar(&dryRun, "dry-run", false, "remove nothing: show what would be removed")
 	jsonFlag(cmd, &asJSON)
 	return cmd
@@ -92,6 +104,21 @@ func prune(ctx context.Context, hook *hooks.Hook, job jobs.Local, policy store.P
 	}
 	removed, err := namesOf(s.Prune(ctx, policy))
 	return removed, errors.Join(err, s.Close())
+}
+
+// pruneTails removes what resumes have kept of a job's files.
+func pruneTails(job jobs.Local, dryRun bool) (removed []string, err error) {
+	if _, err := store.View(job.Dir); err != nil { // what names the files must be root's
+		return nil, refusedError{err}
+	}
+	if !dryRun {
+		return jobs.RemoveTails(job.Dir)
+	}
+	all, err := jobs.Tails(job.Dir)
+	for _, kept := range all {
+		removed = append(removed, kept.Path)
+	}
+	return removed, err
 }
 
 func namesOf(all []store.Checkpoint, err error) ([]string, error) {

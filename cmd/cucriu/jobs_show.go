@@ -10,6 +10,7 @@ import (
 
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/preflight"
 
@@ -23,6 +24,8 @@ type jobReport struct {
 	Owner      *store.Owner       `json:"owner,omitempty"`
 	Checkpoint *checkpointReport  `json:"checkpoint,omitempty"`
 	Findings   preflight.Findings `json:"findings,omitempty"`
+	// Tails are what resumes have kept of the job's files.
+	Tails []files.Kept `json:"tails,omitempty"`
 }
 
 func jobsShowCommand() *cobra.Command {
@@ -45,6 +48,9 @@ this host can take it is found out. Nothing is touched.`,
 			}
 			report := jobReport{Job: job}
 			if report.DiskBytes, err = view.DiskBytes(); err != nil {
+				return err
+			}
+			if report.Tails, err = jobs.Tails(job.Dir); err != nil {
 				return err
 			}
 			if owner, err := view.Owner(); err == nil && owner.Generation > 0 {
@@ -95,7 +101,17 @@ func writeJob(out io.Writer, report jobReport) error {
 	if report.Owner != nil && !report.Owner.Released {
 		fmt.Fprintf(out, "owned by %v\n", report.Owner)
 	}
-	fmt.Fprintf(out, "all checkpoints take %s\n\n", units.Size(report.DiskBytes))
+	fmt.Fprintf(out, "all checkpoints take %s\n", units.Size(report.DiskBytes))
+	if len(report.Tails) > 0 {
+		var bytes int64
+		for _, kept := range report.Tails {
+			bytes += kept.Bytes
+		}
+		text := fmt.Sprintf("resumes have kept what was newer in the job's files: %s in %d files, the last %s; cucriu jobs prune --tails removes them",
+			units.Size(bytes), len(report.Tails), report.Tails[len(report.Tails)-1].Path)
+		fmt.Fprintln(out, strings.Join(wrap(text, widthOf(out, textColumns)), "\n"))
+	}
+	fmt.Fprintln(out)
 	r := report.Checkpoint
 	if r == nil {
 		_, err := fmt.Fprintln(out, "there is no checkpoint")

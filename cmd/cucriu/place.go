@@ -23,6 +23,7 @@ func placeCommands() []*cobra.Command {
 	return []*cobra.Command{
 		hidden(place.CommandUnshare, place.Unshare),
 		hidden(place.CommandInit, place.Init),
+		hidden(place.CommandKeep, place.Keep),
 		insideCommand(),
 	}
 }

@@ -38,8 +38,10 @@ A checkpoint is made every --every. The job stands still only until its memory h
 been copied. At a signal of --preempt (SIGTERM) a last checkpoint is made, the job is
 ended, and the exit status is --requeue-status; a second signal ends it at once.
 Other signals are passed on: to the whole process group what a terminal sends there
-(Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z has no
-effect.
+(Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z stops
+cucriu run, and the job runs on. With --stdin the job reads our standard input, and
+with --tty it has a terminal of its own, at which Ctrl-C and Ctrl-Z mean what they mean
+at any terminal.
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
 PyTorch's TCPStore (by libuv), uvloop, Node.js. The job runs under a seccomp filter
@@ -47,6 +49,9 @@ under which io_uring_setup fails with ENOSYS, and these programs do without.
 
 The exit status is the job's, and 128+n if signal n has ended it. It is 127 if COMMAND
 was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed.
+
+With --adopt PID a job is taken under care that runs already. It runs where it was
+started until it goes on from a checkpoint.
 
 With --no-checkpoints the job is only started so that cucriu dump -t PID can dump it:
 under that filter, in a session of its own, with the standard streams of cucriu run,

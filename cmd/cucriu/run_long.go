@@ -33,6 +33,8 @@ type longFlags struct {
 	noSettings      []string
 	takeover        bool
 	privateTmp      bool
+	stdin, tty      bool
+	adopt           int
 	preempt         []string
 	requeueStatus   int
 	movedStatus     int
@@ -59,6 +61,9 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
 	flags.IntVar(&f.requeueStatus, "requeue-status", 75, "the exit status then")
 	flags.IntVar(&f.movedStatus, "moved-status", 0, "the exit status once the job has moved to another host (cucriu migrate --job)")
+	flags.IntVar(&f.adopt, "adopt", 0, "take a job under care that runs already: the pid of its first process")
+	flags.BoolVar(&f.stdin, "stdin", false, "the job reads our standard input; what it has read since a checkpoint it is given again when it goes on from there")
+	flags.BoolVar(&f.tty, "tty", false, "the job has a terminal of its own, joined to ours")
 	flags.StringVar(&f.criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringVar(&f.metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
 	_ = cmd.MarkFlagDirname("dir")
@@ -66,12 +71,26 @@ func (f *longFlags) add(cmd *cobra.Command) {
 
 func (f *longFlags) options(args []string) (jobs.Options, error) {
 	o := jobs.Options{
-		Dir: f.dir, Name: f.name, Command: args, Every: f.every, Keep: f.keep, Takeover: f.takeover,
+		Dir: f.dir, Name: f.name, Command: args, Adopt: f.adopt, Every: f.every, Keep: f.keep, Takeover: f.takeover,
 		User: f.user, NotSaved: f.notSaved, PrivateTmp: f.privateTmp,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
 		Grace: f.grace, RequeueStatus: f.requeueStatus, MovedStatus: f.movedStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
 	}
+	if f.stdin {
+		o.Stdin = os.Stdin
+	}
+	if f.tty {
+		o.Terminal = os.Stdin
+	}
 	switch {
+	case f.adopt < 0:
+		return o, errors.New("--adopt: a pid is a positive number")
+	case f.adopt != 0 && len(args) > 0:
+		return o, errors.New("--adopt: the job runs already, so leave out the command")
+	case f.adopt != 0 && (f.stdin || f.tty || f.user != "" || f.privateTmp || len(f.settings)+len(f.noSettings) > 0):
+		return o, errors.New("--adopt: --stdin, --tty, --user, --private-tmp, --setting and --no-setting are for a job that is started")
+	case f.stdin && f.tty:
+		return o, errors.New("--stdin and --tty: one of them; what is typed is the input of a job with a terminal")
 	case f.every < 0 || f.grace < 0 || f.maxPause < 0:
 		return o, errors.New("a time is not negative")
 	case f.every > 0 && f.every < time.Second:

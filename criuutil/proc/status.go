@@ -25,6 +25,8 @@ type Status struct {
 	// NSPID lists the pids of the process in its pid namespaces, from the one of the reader
 	// inwards. The last is the pid in the CRIU image.
 	NSPID []int
+	// UIDs and GIDs are the real, effective, saved and file system ids.
+	UIDs, GIDs []int
 }
 
 // SignalSet is a set of signals as /proc shows it, such as the signals with a handler.
@@ -61,6 +63,17 @@ func ReadStatus(pid int) (Status, error) {
 	return parseStatus(pid, data)
 }
 
+func parseNumbers(text string) (numbers []int, err error) {
+	for field := range strings.FieldsSeq(text) {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			return nil, err
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, nil
+}
+
 func parseStatus(pid int, data []byte) (Status, error) {
 	var s Status
 	for line := range bytes.Lines(data) {
@@ -87,13 +100,11 @@ func parseStatus(pid int, data []byte) (Status, error) {
 		case "Seccomp":
 			s.Seccomp = value != "0"
 		case "NSpid":
-			for _, field := range strings.Fields(value) {
-				n, fieldErr := strconv.Atoi(field)
-				if fieldErr != nil {
-					err = fieldErr
-				}
-				s.NSPID = append(s.NSPID, n)
-			}
+			s.NSPID, err = parseNumbers(value)
+		case "Uid":
+			s.UIDs, err = parseNumbers(value)
+		case "Gid":
+			s.GIDs, err = parseNumbers(value)
 		}
 		if err != nil {
 			return Status{}, fmt.Errorf("status of process %d: %s: %w", pid, key, err)

@@ -26,7 +26,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 		return nil, nil, nil
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
-		Root: int(options.RPC.GetPid()), Criu: options.Path,
+		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
 	})
 	if errors.Is(err, proc.ErrGone) {
 		return nil, nil, nil // criu says what is wrong with the pid
@@ -84,25 +84,22 @@ func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
 	recorded.GhostLimit = 0   // the files are in the image
 	recorded.NetworkLock = "" // the image itself says how the connections are locked
 	add(options, recorded)
-	options.inherit, err = options.outputs(hook, recorded.Pipes)
+	outputs, err := options.outputs(hook, recorded.Pipes)
+	options.Inherit = slices.Concat(options.Inherit, outputs)
 	return err
 }
 
-// inherited is a file that criu gives to the job in place of one of the image.
-type inherited struct {
-	name string
-	file *os.File
-}
-
 // outputs gives the job our output in place of pipes whose readers are not in the image.
-func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]inherited, error) {
-	var all []inherited
+func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]Inherited, error) {
+	var all []Inherited
 	for _, pipe := range pipes {
 		if slices.ContainsFunc(o.RPC.GetInheritFd(), func(given *rpc.InheritFd) bool { return given.GetKey() == pipe.Name }) {
 			continue
 		}
 		file := o.Output
 		switch {
+		case pipe.Stderr && o.Stderr != nil:
+			file = o.Stderr
 		case pipe.Stderr:
 			file = os.Stderr
 		case file == nil:
@@ -116,7 +113,7 @@ func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]inherited, er
 				return nil, fmt.Errorf("output of the job: %w", err)
 			}
 		}
-		all = append(all, inherited{pipe.Name, file})
+		all = append(all, Inherited{pipe.Name, file})
 	}
 	return all, nil
 }

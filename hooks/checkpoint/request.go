@@ -49,6 +49,13 @@ type Options struct {
 	// job gets it only if it becomes our child (RstSibling), else /dev/null.
 	Output *os.File
 
+	// Stderr, if it is set, takes the place of our standard error in that.
+	Stderr *os.File
+	// NoTerminal says that the tree has no terminal open, and that of its session is not its own.
+	NoTerminal bool
+	// Inherit are files that a restored job gets in place of what was outside of the image.
+	Inherit []Inherited
+
 	// AtStandstill, if it is set, is called on a dump once criu has written its images into
 	// dir. No process of the tree runs then. If it returns an error, the dump fails.
 	AtStandstill func(ctx context.Context, dir string) error
@@ -57,8 +64,12 @@ type Options struct {
 	// dumped job with its GPU state in the image, a restored one complete. The processes of a
 	// dump are left stopped then.
 	Hold *journal.Hold
+}
 
-	inherit []inherited // what criu gives to the restored job
+// Inherited is a file that criu gives to a restored job.
+type Inherited struct {
+	Name string // criu's, for what it takes the place of
+	File *os.File
 }
 
 // Result says how a dump or restore went.
@@ -148,8 +159,8 @@ func (d *drive) startSwrk(path string, env []string) (err error) {
 	}
 	if err = os.Remove(d.output.Name()); err == nil {
 		var files []*os.File
-		for _, i := range d.options.inherit {
-			files = append(files, i.file)
+		for _, i := range d.options.Inherit {
+			files = append(files, i.File)
 		}
 		d.swrk, err = criuutil.StartSwrk(path, env, d.output, files...)
 	}
@@ -235,8 +246,8 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		return nil, errors.Join(fmt.Errorf("folder for criu's log: %w", err), d.swrk.Close())
 	}
 	defer work.Close()
-	for n, i := range d.options.inherit {
-		opts.InheritFd = append(opts.InheritFd, &rpc.InheritFd{Key: proto.String(i.name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
+	for n, i := range d.options.Inherit {
+		opts.InheritFd = append(opts.InheritFd, &rpc.InheritFd{Key: proto.String(i.Name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
 	}
 	opts.ImagesDirFd = proto.Int32(int32(images.Fd()))
 	opts.WorkDirFd = proto.Int32(int32(work.Fd()))

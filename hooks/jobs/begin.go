@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -22,17 +23,19 @@ import (
 // firstPID is where the pids of a job begin. Those below are for the place's own programs.
 const firstPID = 1000
 
-// begin brings the job to run: it runs already, is resumed, or is started.
-func (s *supervisor) begin(ctx context.Context) error {
+// begin brings the job to run: it runs already, is resumed, or is started. told ends, at the latest
+// with ctx, when a job that is not here yet is not to come any more.
+func (s *supervisor) begin(ctx, told context.Context) error {
 	attached, err := s.attach(ctx)
 	if err == nil && !attached && s.record.Finished == nil {
-		s.fence, err = s.raiseFence(ctx)
+		s.fence, err = s.raiseFence(told)
 	}
 	if err != nil {
 		return err
 	}
-	if err := s.saveStaged(ctx); err == nil {
-		s.removeLeftovers()
+	saved, err := s.saveStaged(told)
+	if err == nil {
+		s.removeLeftovers(saved)
 	} else if !attached {
 		return fmt.Errorf("%w: make room, and give this command again", err)
 	} else {
@@ -48,19 +51,29 @@ func (s *supervisor) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if told.Err() != nil {
+		return context.Cause(told)
+	}
+	if len(all) == 0 && s.record.Adopted {
+		return s.adopt(ctx)
+	}
 	if len(all) == 0 {
 		return s.start(ctx)
 	}
-	return s.resumeNewest(ctx, all)
+	return s.resumeNewest(told, all)
 }
 
 // removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
-func (s *supervisor) removeLeftovers() {
+// saved are the staging directories whose images became checkpoints.
+func (s *supervisor) removeLeftovers(saved []string) {
 	left, err := s.store.RemoveLeftovers()
 	if err != nil {
 		s.say(fmt.Sprintf("not all is removed that an earlier supervisor has left: %v", err))
 	}
 	for _, path := range left {
+		if slices.Contains(saved, path) {
+			continue
+		}
 		s.say("removed " + path + ", which never became a checkpoint")
 	}
 }
@@ -79,12 +92,18 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.place = p
 	s.notePlace()
+	if err := p.Keep(ctx); err != nil {
+		return false, err
+	}
 	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
 		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
 		return false, s.endPlace()
 	}
 	// What the last supervisor had begun is finished, or undone, first.
-	if _, err := s.ask(ctx, request{Op: opRecover}); err != nil && p.Alive() {
+	over := killPatiently(ctx, p)
+	_, err = s.ask(ctx, request{Op: opRecover})
+	over()
+	if err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
 	}
 	s.root, err = p.OpenRoot()
@@ -130,7 +149,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	if s.user != nil {
 		start.Env, start.User = s.user.environment(env), &s.user.credential
 	}
-	err = s.newPlace(ctx, place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start})
+	spec := place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start}
+	if err := errors.Join(s.renewInput(), s.addInput(&spec, staged{})); err != nil {
+		return err
+	}
+	err = s.newPlace(ctx, spec)
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
 	}
@@ -238,7 +261,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	dir, notes, release, err := s.restorable(c.Dir)
+	dir, notes, release, err := s.restorable(ctx, c.Dir)
 	defer release()
 	if err != nil {
 		return err
@@ -247,17 +270,31 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	err = s.newPlace(ctx, place.Spec{
+	spec := place.Spec{
 		Hide:     g.hidden,
 		Params:   s.driverParams(),
 		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,
-	})
+	}
+	of, err := readStaged(c.Dir)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = s.addInput(&spec, of)
+	}
+	if err == nil {
+		err = s.newPlace(ctx, spec)
+	}
 	if err != nil {
 		return err
 	}
-	a, err := s.ask(ctx, request{Op: opRestore, Images: dir})
+	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir()}
+	if s.record.Adopted {
+		restore.Output = s.outputPath()
+	}
+	over := killPatiently(ctx, s.place)
+	a, err := s.ask(ctx, restore)
+	over()
+	s.noteTails(a.Tails)
 	for _, note := range append(notes, a.Notes...) {
 		s.say(note)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
@@ -88,13 +89,21 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 
 func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end bool) (store.Checkpoint, error) {
 	begun := time.Now()
-	stage, err := s.store.StageDir(base)
+	var whose *proc.Ident
+	if s.insidePath(base) != base { // a path by the pid of the place's first process
+		init := s.place.Init()
+		whose = &init
+	}
+	stage, err := s.store.StageDirOf(base, whose)
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
 	keep := false
+	dumped := false
 	defer func() {
-		if keep {
+		// An image that was cut off on its way to the store becomes a checkpoint next time. In
+		// memory it is gone by then.
+		if keep || dumped && ctx.Err() != nil && s.insidePath(stage) == stage {
 			return
 		}
 		if err := s.store.RemoveStage(stage); err != nil {
@@ -119,7 +128,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
 		}
 	}
-	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), End: end, Files: s.files(), Staged: of})
+	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), Place: s.place.Dir(), NoTerminal: s.place.IsAdopted(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
 		// what the job must be brought back from.
@@ -127,7 +136,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 		keep = a.NotBack || end && readErr == nil
 		return store.Checkpoint{}, err
 	}
-	keep = end // the job has ended: this is all that there is of its last interval
+	keep, dumped = end, true // if the job has ended, this is all that there is of its last interval
 	of.Clocks = a.Clocks
 	info, err := s.describe(images, of)
 	if err != nil {
@@ -137,6 +146,8 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}
+	expected, _ := s.costs.expected()
+	defer s.tellIfSlow("the way of a checkpoint to the store", expected.total, inUs)()
 	if err := files.Sync(ctx, images); err != nil {
 		return store.Checkpoint{}, err
 	}
@@ -145,7 +156,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 		return c, fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
 	}
 	if err == nil {
-		keep = false
+		keep, dumped = false, false
 		s.costs = s.costs.add(cost{pause: c.Pause, total: time.Since(begun)})
 	}
 	return c, err
@@ -180,9 +191,12 @@ func (s *supervisor) describe(images string, of staged) (store.Info, error) {
 
 const tmp = "/tmp"
 
-// files says which files of the job belong to a checkpoint. /dev/shm is the place's own.
+// files says which files of the job belong to a checkpoint. The /dev/shm of a place is its own.
 func (s *supervisor) files() files.Options {
-	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...), Shm: "/dev/shm"}
+	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...)}
+	if s.place != nil && !s.place.IsAdopted() {
+		o.Shm = "/dev/shm"
+	}
 	if s.PrivateTmp {
 		o.PrivateTmp = tmp
 	}
@@ -194,7 +208,10 @@ const verifiers = 2
 
 // verify reads a checkpoint again from the disk. Only then may older ones be removed.
 func (s *supervisor) verify(ctx context.Context, c store.Checkpoint) error {
+	expected, _ := s.costs.expected()
+	over := s.tellIfSlow("reading checkpoint "+c.Name+" again", expected.total, inUs)
 	err := s.store.Verify(ctx, c, verifiers, nil)
+	over()
 	if err != nil && ctx.Err() == nil {
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s is not what was written: %v", c.Name, err)})
 	}

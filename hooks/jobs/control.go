@@ -52,7 +52,6 @@ type Answer struct {
 // asked is a request that waits for its answer.
 type asked struct {
 	Request
-	ctx     context.Context // it ends when nobody waits for the answer any more
 	mutex   sync.Mutex
 	encoder *json.Encoder
 	ended   chan struct{}
@@ -126,7 +125,7 @@ func (c *control) serve(conn net.Conn, underWay func() string) {
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	a := &asked{ctx: ctx, encoder: json.NewEncoder(conn), ended: make(chan struct{})}
+	a := &asked{encoder: json.NewEncoder(conn), ended: make(chan struct{})}
 	_ = conn.SetReadDeadline(time.Now().Add(requestPatience))
 	decoder := json.NewDecoder(conn)
 	if err := decoder.Decode(&a.Request); err != nil {

@@ -35,6 +35,7 @@ const (
 	EventEnded      = "ended"
 	EventPaused     = "paused"
 	EventUnpaused   = "unpaused"
+	EventWaiting    = "waiting" // something does not end
 )
 
 // tell writes an event into the job's log, and then tells the user of it. A full disk does not stop
@@ -59,5 +60,9 @@ func (s *supervisor) log(line []byte) {
 }
 
 func (s *supervisor) say(message string) {
-	fmt.Fprintf(s.Messages, "cucriu: %s\n", message)
+	end := "\n"
+	if s.console.isRaw() {
+		end = "\r\n"
+	}
+	fmt.Fprintf(s.Messages, "cucriu: %s%s", message, end)
 }

@@ -43,6 +43,9 @@ func (s *supervisor) givenGPUs(env []string) (given, error) {
 			return given{}, fmt.Errorf("%s=%s: %w", visibleDevices, value, err)
 		}
 	}
+	if s.record.Adopted { // it has seen all of them
+		return given{gpus: host, order: host}, nil
+	}
 	g := given{order: chosen}
 	for _, gpu := range host {
 		node := filepath.Join(s.hook.Config.Driver.Root, "dev", "nvidia"+strconv.Itoa(gpu.Minor))

@@ -27,11 +27,14 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, path := range []string{s.Dir, s.hook.Config.RunDir, s.record.WorkDir, self, s.Criu} {
+		for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, self, s.Criu} {
 			if strings.HasPrefix(filepath.Clean(path)+"/", tmp+"/") {
 				return fmt.Errorf("--private-tmp hides %s: name another place for it", path)
 			}
 		}
+	}
+	if err := s.checkStage(); err != nil {
+		return err
 	}
 	for _, tool := range []string{"unshare", "nsenter"} {
 		if _, err := exec.LookPath(tool); err != nil {

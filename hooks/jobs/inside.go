@@ -12,6 +12,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
@@ -43,6 +44,12 @@ type request struct {
 	Op     string `json:"op"`
 	Images string `json:"images,omitempty"`
 	Root   int    `json:"root,omitempty"`
+	// Place is the folder of the place's records.
+	Place string `json:"place,omitempty"`
+	// NoTerminal is for a job that was adopted and has no terminal open.
+	NoTerminal bool `json:"no_terminal,omitempty"`
+	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
+	Output string `json:"output,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
@@ -51,11 +58,29 @@ type request struct {
 	Staged staged `json:"staged"`
 }
 
+// what says what is done, to people.
+func (r request) what() string {
+	switch r.Op {
+	case opDump:
+		return "the dump"
+	case opRestore:
+		return "the restore"
+	case opRecover:
+		return "what an earlier supervisor had begun"
+	case opPause:
+		return "the pause"
+	case opUnpause:
+		return "the end of the pause"
+	}
+	return "the look at the job"
+}
+
 // answer says how it went.
 type answer struct {
 	Result checkpoint.Result `json:"result"`
 	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
 	Notes  []string          `json:"notes,omitempty"`
+	Tails  []string          `json:"tails,omitempty"` // what was kept of the job's files
 	Error  string            `json:"error,omitempty"`
 	// NotBack says that the job must still be brought back, for which its image may be needed.
 	NotBack bool `json:"not_back,omitempty"`
@@ -113,6 +138,18 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 	if err := files.Foresee(ctx, r.Root, r.Files); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
+	of := r.Staged
+	// What is passed on to the job meanwhile would be neither in the image nor given again.
+	fed, release, err := place.HoldFeed(r.Place)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
+	defer release()
+	of.Fed = fed
+	terminal, err := place.ReadTerminal(r.Place)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
 	options := checkpoint.Options{
 		Path: criu,
 		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
@@ -121,13 +158,17 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 				a.Clocks, err = place.ReadClocks()
 			}
 			if err == nil {
-				of := r.Staged
 				of.Clocks = a.Clocks
 				err = of.write(dir)
 			}
 			return err
 		},
 	}
+	if terminal != nil {
+		of.Terminal = terminal.Name
+		options.RPC.External = []string{terminal.Name}
+	}
+	options.NoTerminal = r.NoTerminal
 	a.Result, err = checkpoint.Dump(ctx, hook, r.Images, options)
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.dumped", 0)
@@ -136,17 +177,64 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 }
 
 func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+	// A job that leads no session comes back in ours, which must be one of the place: criu could not
+	// dump the job again.
+	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
+		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))
+	}
 	changes, err := files.PutBack(ctx, r.Images, files.PutBackOptions{})
 	for _, change := range changes {
 		a.Notes = append(a.Notes, change.String())
+		if change.Kept != "" {
+			a.Tails = append(a.Tails, change.Kept)
+		}
 	}
 	if err != nil {
 		return a, preflight.AsRefusal(err)
 	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
+	if r.Output != "" {
+		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err != nil {
+			return a, preflight.AsRefusal(fmt.Errorf("output of the job: %w", err))
+		}
+		defer output.Close()
+		options.Output, options.Stderr = output, output
+	}
+	terminal, err := terminalFor(r)
+	if err != nil {
+		return a, preflight.AsRefusal(err)
+	}
+	if terminal != nil {
+		defer terminal.File.Close()
+		options.Inherit = []checkpoint.Inherited{*terminal}
+	}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.restored", 0)
 	}
 	return a, err
+}
+
+// terminalFor opens the terminal of the place for a job that had one; nil if it had none.
+func terminalFor(r request) (*checkpoint.Inherited, error) {
+	of, err := readStaged(r.Images)
+	if errors.Is(err, os.ErrNotExist) || err == nil && of.Terminal == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	here, err := place.ReadTerminal(r.Place)
+	if err != nil {
+		return nil, err
+	}
+	if here == nil {
+		return nil, errors.New("the job had a terminal, and its place has none")
+	}
+	file, err := os.OpenFile(here.Path, os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("terminal of the job: %w", err)
+	}
+	return &checkpoint.Inherited{Name: of.Terminal, File: file}, nil
 }

@@ -147,7 +147,7 @@ func (b *board) noteEvent(e Event) {
 		switch e.Event {
 		case EventCheckpoint:
 			l.Checkpoint = &Made{Name: e.Checkpoint, At: e.At}
-		case EventFailed:
+		case EventFailed, EventWaiting:
 			l.Failure = &Failure{At: e.At, Message: e.Message}
 		case EventPreempted:
 			l.State, l.Next = StatePreempted, time.Time{}

@@ -2,6 +2,7 @@ package jobs
 
 import (
 	"io"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,8 @@ type Options struct {
 	Name    string   // how people call the job; empty is the last part of Dir
 	Command []string // what to start; empty is what was started before
 	Env     []string // nil is ours
+	// Adopt is the root process of a job that runs already, and is taken under care; 0 is none.
+	Adopt int
 
 	// User is whose the job is, by name or number; empty is root's.
 	User string
@@ -61,6 +64,8 @@ type Options struct {
 
 	Criu string // the criu to run; empty is the one that is found
 
+	Stdin    *os.File  // becomes the job's standard input; nil is none
+	Terminal *os.File  // the job gets a terminal of its own, joined to this one if it is one; nil is none
 	Output   io.Writer // gets what the job writes
 	Messages io.Writer // gets what the supervisor says
 }

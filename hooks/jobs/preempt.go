@@ -10,17 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/jobs/job"
-	"cucriu/hooks/jobs/place"
 )
 
 // preempt makes a last checkpoint, if it can be done in time, and ends the job. A second signal
-// ends it at once.
-func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan work) (int, error) {
+// ends it at once. made is what is under way beside, nil if nothing is, and cutOff ends that.
+func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.Signals, made chan work, cutOff context.CancelCauseFunc) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var deadline time.Time
 	if s.Grace > 0 {
 		deadline = time.Now().Add(s.Grace)
+		if !s.told.IsZero() {
+			deadline = s.told.Add(s.Grace)
+		}
 		var stop context.CancelFunc
 		ctx, stop = context.WithDeadlineCause(ctx, deadline, fmt.Errorf("the %v of --grace are over", s.Grace))
 		defer stop()
@@ -50,6 +52,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 			}
 		case <-ctx.Done():
 			_ = s.place.Kill() // there is no time for any other
+			cutOff(context.Cause(ctx))
 			<-made
 		}
 	}
@@ -72,12 +75,21 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 
 // leave ends what is left of the job here, and says how it goes on.
 func (s *supervisor) leave() (int, error) {
-	if err := s.endPlace(); err != nil {
-		return 0, err
+	all, err := s.store.Checkpoints()
+	if err == nil && len(all) == 0 && s.place.IsAdopted() && s.place.Alive() {
+		return 0, s.leaveAdopted()
 	}
+	if endErr := s.endPlace(); err != nil || endErr != nil {
+		return 0, errors.Join(endErr, err)
+	}
+	return s.RequeueStatus, s.sayNext()
+}
+
+// sayNext says from where the job goes on.
+func (s *supervisor) sayNext() error {
 	all, err := s.store.Checkpoints()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if len(all) == 0 {
 		s.say("there is no checkpoint: the same command starts the job anew")
@@ -85,36 +97,23 @@ func (s *supervisor) leave() (int, error) {
 		newest := all[len(all)-1]
 		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
 	}
-	return s.RequeueStatus, nil
+	return nil
 }
 
 // lastTries is how often a last checkpoint is tried, as long as the job runs and there is time.
 const lastTries = 3
 
-// giveUpPatience is how long a last checkpoint may take to give up once its time is over.
-const giveUpPatience = 2 * time.Second
-
 // lastCheckpoint makes a checkpoint that ends the job.
 func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
-	over := make(chan struct{})
-	defer close(over)
-	go func(p *place.Place) {
-		select {
-		case <-over:
-			return
-		case <-ctx.Done():
-		}
-		select {
-		case <-over:
-		case <-time.After(giveUpPatience): // criu hangs, and the job is to end anyhow
-			_ = p.Kill()
-		}
-	}(s.place)
+	defer killPatiently(ctx, s.place)()
 	for try := range lastTries {
 		c, err := s.makeCheckpoint(ctx, reason, true)
 		if err == nil {
 			s.tellCheckpoint(c)
 			return
+		}
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
 		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
 		if try == lastTries-1 || ctx.Err() != nil || s.root == nil || s.root.Exiting() {

@@ -18,12 +18,15 @@ const recordName = "job.json" // in the directory of the job
 
 // record is what the directory of a job says of it, beside its checkpoints.
 type record struct {
-	Version  int       `json:"version"`
-	Name     string    `json:"name"`
-	Dir      string    `json:"dir"` // of the job; criu knows its output by that name
-	Command  []string  `json:"command"`
-	WorkDir  string    `json:"work_dir"`
-	Begun    time.Time `json:"begun"`
+	Version int       `json:"version"`
+	Name    string    `json:"name"`
+	Dir     string    `json:"dir"` // of the job; criu knows its output by that name
+	Command []string  `json:"command"`
+	WorkDir string    `json:"work_dir"`
+	Begun   time.Time `json:"begun"`
+	Input   input     `json:"input,omitempty"`
+	// Adopted says that the job was not started by us.
+	Adopted  bool      `json:"adopted,omitempty"`
 	Finished *finished `json:"finished,omitempty"` // nil if the job has not come to its end
 }
 
@@ -58,6 +61,12 @@ func openRecord(o Options) (record, error) {
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
 		return record{}, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
 	}
+	if err := r.Input.checkAsked(o); err != nil {
+		return record{}, err
+	}
+	if o.Adopt != 0 && !r.Adopted {
+		return record{}, fmt.Errorf("%s is the directory of another job, which was started there: %s: name another --dir", o.Dir, strings.Join(r.Command, " "))
+	}
 	if o.Name != "" && o.Name != r.Name {
 		r.Name = o.Name
 		return r, r.write(o.Dir)
@@ -66,6 +75,9 @@ func openRecord(o Options) (record, error) {
 }
 
 func newRecord(o Options) (record, error) {
+	if o.Adopt != 0 {
+		return adoptedRecord(o)
+	}
 	if len(o.Command) == 0 {
 		return record{}, fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
 	}
@@ -73,7 +85,7 @@ func newRecord(o Options) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work, Begun: time.Now().UTC()}
+	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Command: o.Command, WorkDir: work, Begun: time.Now().UTC(), Input: o.input()}
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}

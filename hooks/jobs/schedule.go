@@ -34,6 +34,15 @@ func (c costs) expected() (_ cost, known bool) {
 	return most, len(c) > 0
 }
 
+// expects is how long a request takes in the place; 0 if that is not known.
+func (s *supervisor) expects(r request) time.Duration {
+	if r.Op != opDump {
+		return 0
+	}
+	expected, _ := s.costs.expected()
+	return expected.total
+}
+
 // interval is how long to wait for the next checkpoint, without jitter.
 func (s *supervisor) interval() time.Duration {
 	expected, known := s.costs.expected()

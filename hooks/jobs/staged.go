@@ -37,6 +37,10 @@ type staged struct {
 	Reason string       `json:"reason"`
 	Root   int          `json:"root"` // pid of the job's root process, where the job runs
 	Clocks place.Clocks `json:"clocks"`
+	// Fed is how much of its input was passed on to the job, in bytes.
+	Fed int64 `json:"fed,omitempty"`
+	// Terminal is criu's name for the job's terminal; empty if it had none.
+	Terminal string `json:"terminal,omitempty"`
 }
 
 func (s *supervisor) newStaged(begun time.Time, reason string) (staged, error) {
@@ -56,12 +60,12 @@ func readStaged(images string) (of staged, err error) {
 	return of, err
 }
 
-// saveStaged makes checkpoints of the complete images that an earlier supervisor has left. It fails
-// if that may go better another time.
-func (s *supervisor) saveStaged(ctx context.Context) error {
+// saveStaged makes checkpoints of the complete images that an earlier supervisor has left, and returns
+// the staging directories of those. It fails if that may go better another time.
+func (s *supervisor) saveStaged(ctx context.Context) (saved []string, err error) {
 	dirs, err := s.store.LeftStages()
 	if err != nil {
-		return fmt.Errorf("what an earlier supervisor has left cannot be looked at: %w", err)
+		return nil, fmt.Errorf("what an earlier supervisor has left cannot be looked at: %w", err)
 	}
 	found := make(map[string]staged)
 	for _, dir := range dirs {
@@ -77,12 +81,14 @@ func (s *supervisor) saveStaged(ctx context.Context) error {
 		if err := s.save(ctx, images, found[images]); err != nil {
 			err = fmt.Errorf("the image that an earlier supervisor has left in %s does not become a checkpoint: %w", images, err)
 			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) || ctx.Err() != nil {
-				return err
+				return saved, err
 			}
 			s.tell(Event{Event: EventFailed, Message: err.Error()})
+			continue
 		}
+		saved = append(saved, filepath.Dir(images))
 	}
-	return nil
+	return saved, nil
 }
 
 // save makes a checkpoint of an image, unless it is one already.

@@ -31,6 +31,8 @@ type supervisor struct {
 	fence  place.Fence
 	user   *account // nil if the job is root's
 
+	console *console // joins our terminal to the job's; nil if it does not
+
 	paused  atomic.Bool // the job stands still
 	board   board
 	control control
@@ -44,7 +46,8 @@ type supervisor struct {
 	// tidy is the context of what a preemption does not wait for, and hurry ends it.
 	tidy     context.Context
 	hurry    context.CancelFunc
-	failures int // attempts at a checkpoint since the last one
+	failures int       // attempts at a checkpoint since the last one
+	told     time.Time // when a preemption came before the job was here; zero if none did
 }
 
 // Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
@@ -112,12 +115,20 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 
 // care brings the job to run, and takes care of it until it ends or leaves.
 func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int, err error) {
-	if err := s.begin(ctx); err != nil {
+	told, err := s.beginListening(ctx, signals)
+	if err != nil {
 		return 0, err
+	}
+	if told != nil {
+		return s.leaveAtOnce(told)
 	}
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
 	}
+	if err := s.connectInput(); err != nil {
+		s.say(err.Error())
+	}
+	defer s.console.leave()
 	s.tidy, s.hurry = context.WithCancel(ctx)
 	defer s.hurry()
 	return s.watch(ctx, signals)
@@ -144,17 +155,26 @@ func (s *supervisor) placeDirs() ([]string, error) {
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
 // directory: whoever runs the job next finds the place there, whatever run directory it has.
 func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
-	if err := s.store.Fenced(); err != nil {
-		return err
-	}
-	if err := s.removePlaces(); err != nil {
-		return err
-	}
 	if s.wantsMemoryStage() {
 		spec.Memory = s.memoryStage()
 		if err := os.MkdirAll(spec.Memory, 0o700); err != nil {
 			return err
 		}
+	}
+	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
+	return s.makePlace(func(dir, runDir string) (err error) {
+		s.place, err = place.New(ctx, dir, runDir, spec)
+		return err
+	})
+}
+
+// makePlace has a place made that keeps its records in dir.
+func (s *supervisor) makePlace(how func(dir, runDir string) error) error {
+	if err := s.store.Fenced(); err != nil {
+		return err
+	}
+	if err := s.removePlaces(); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp(s.Dir, placePrefix)
 	if err != nil {
@@ -167,8 +187,7 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 	if err := os.Mkdir(runDir, 0o700); err != nil {
 		return err
 	}
-	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
-	if s.place, err = place.New(ctx, dir, runDir, spec); err != nil {
+	if err := how(dir, runDir); err != nil {
 		return err
 	}
 	s.notePlace()
@@ -259,6 +278,8 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 	if err := cmd.Start(); err != nil {
 		return answer{}, fmt.Errorf("enter the job's place: %w", err)
 	}
+	root := s.root
+	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inPlace(cmd.Process.Pid, root) })()
 	var a answer
 	err = json.NewEncoder(in).Encode(r)
 	if err == nil {

@@ -26,6 +26,8 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			_ = s.root.WaitExit(ctx)
 		}()
 	}
+	busy, cutOff := context.WithCancelCause(ctx) // of what is done beside this loop
+	defer cutOff(nil)
 	due := time.NewTimer(0)
 	s.schedule(due, nil)
 	look := time.NewTimer(lookAfter)
@@ -45,7 +47,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		}
 		select {
 		case <-isToLook:
-			made = s.begun(func() work { s.look(ctx); return work{} })
+			made = s.begun(func() work { s.look(busy); return work{} })
 		case <-owned.C:
 			if err := s.store.Fenced(); made == nil && errors.Is(err, store.ErrFenced) {
 				return s.fenced(err)
@@ -74,10 +76,10 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			}
 		case <-isDue:
 			made = s.begun(func() work {
-				return work{err: s.scheduled(ctx), reschedule: true}
+				return work{err: s.scheduled(busy), reschedule: true}
 			})
 		case a := <-requests:
-			made = s.begun(func() work { return s.serve(ctx, a) })
+			made = s.begun(func() work { return s.serve(busy, a) })
 		case w := <-made:
 			made = nil
 			if w.left {
@@ -94,9 +96,9 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 		case got := <-signals.Got():
 			sig := got.(unix.Signal)
 			if slices.Contains(s.Preempt, sig) {
-				return s.preempt(ctx, sig, signals, made)
+				return s.preempt(ctx, sig, signals, made, cutOff)
 			}
-			s.pass(sig)
+			s.pass(sig, signals)
 		}
 	}
 }
@@ -125,14 +127,23 @@ func (s *supervisor) schedule(due *time.Timer, err error) {
 }
 
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
-// end of our terminal is none of the job's business.
-func (s *supervisor) pass(sig unix.Signal) {
+// end of our terminal is none of the job's business, nor that it stops us.
+func (s *supervisor) pass(sig unix.Signal, signals *job.Signals) {
+	if sig == unix.SIGCONT {
+		signals.Continued()
+		s.console.enter()
+	}
 	switch {
+	case sig == unix.SIGTSTP:
+		s.console.leave()
+		signals.StopSelf()
+	case sig == unix.SIGWINCH && s.console != nil:
+		s.console.resize()
 	case s.root == nil || sig == unix.SIGHUP:
 	case s.paused.Load() && sig == unix.SIGCONT:
-	case job.IsForGroup(sig):
+	case job.IsForGroup(sig) && s.leadsGroup():
 		_ = unix.Kill(-s.root.PID, sig) // it may have ended
-	case job.IsForFirst(sig):
+	case job.IsForGroup(sig), job.IsForFirst(sig):
 		_ = s.root.Signal(sig)
 	}
 }
@@ -161,6 +172,9 @@ func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 		return s.leave()
 	}
 	message := fmt.Sprintf("%s has ended with exit status %d", s.record.Name, status)
+	if exit.Unknown {
+		message = s.record.Name + " has ended, and this kernel has told only its parent how: if it has finished, remove this directory"
+	}
 	if exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.record.Name, unix.SignalName(exit.Status.Signal()))
 	}

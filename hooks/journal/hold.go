@@ -31,6 +31,8 @@ type Hold struct {
 	// IfAbandoned is what happens if the holder ends without a decision.
 	IfAbandoned Decision `json:"if_abandoned"`
 	Decision    Decision `json:"decision,omitempty"`
+	// Told says that the other side knows the decision. Until then it asks, or has to be told.
+	Told bool `json:"told,omitempty"`
 }
 
 // Undecided reports whether there is a hold and no decision yet.

@@ -129,8 +129,18 @@ func tidy(runDir string) error {
 	if err != nil {
 		return err
 	}
-	closed := slices.DeleteFunc(all, func(s *Session) bool { return s.Outcome == "" })
-	for _, s := range closed[:max(0, len(closed)-keepSessions)] {
+	var plain, holds []*Session
+	for _, s := range all {
+		switch {
+		case s.Outcome == "", s.Hold != nil && s.Hold.Decision == DecisionEnd && s.Kind == KindDump && !s.Hold.Told:
+			// The destination of a migration must yet be told that its copy is the job.
+		case s.Hold != nil: // the other side may ask once more
+			holds = append(holds, s)
+		default:
+			plain = append(plain, s)
+		}
+	}
+	for _, s := range slices.Concat(plain[:max(0, len(plain)-keepSessions)], holds[:max(0, len(holds)-keepSessions)]) {
 		// A process that looks for orphaned jobs may be taking the lock of this session, and
 		// create the lock file again. Then the directory stays until the next session begins:
 		// one record too many is no reason to refuse a job.

@@ -121,6 +121,41 @@ func TestOldClosedSessionsAreDroppedAndOpenOnesKept(t *testing.T) {
 	}
 }
 
+// TestADecisionIsKeptUntilItIsTold: a destination that is told late must not hear that the job
+// goes on at its source.
+func TestADecisionIsKeptUntilItIsTold(t *testing.T) {
+	runDir := t.TempDir()
+	var holds []*Session
+	for i, hold := range []Hold{
+		{ID: "untold", IfAbandoned: DecisionGo, Decision: DecisionEnd},
+		{ID: "told", IfAbandoned: DecisionGo, Decision: DecisionEnd, Told: true},
+	} {
+		s := testSession(t, runDir, 1+i)
+		hold.Holder = s.Criu
+		s.Hold = &hold
+		if err := closed(s, OutcomeMoved); err != nil {
+			t.Fatal(err)
+		}
+		holds = append(holds, s)
+	}
+	for i := range 2 * keepSessions {
+		s := testSession(t, runDir, 10+i)
+		if i%2 == 0 {
+			s.Hold = &Hold{ID: "later", Holder: s.Criu, IfAbandoned: DecisionGo, Decision: DecisionGo}
+		}
+		if err := closed(s, OutcomeRunning); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testSession(t, runDir, 1000)
+	if _, err := FindHold(runDir, "untold"); err != nil {
+		t.Error(err)
+	}
+	if _, err := FindHold(runDir, "told"); err == nil {
+		t.Errorf("%s is kept for ever", holds[1].Name())
+	}
+}
+
 func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
 	member := Member{Process: preflight.Process{Ident: ident(t, 4711, 5)}}

@@ -78,17 +78,44 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 		case commit.SayCommit:
 			answer, err = s.say(ctx, sayCommit)
 		case commit.SayAbort:
+			if s.hasEnded() {
+				return "", s.ended()
+			}
 			answer, err = s.say(ctx, sayAbort)
 		case commit.Close:
+			if err := s.hook.NoteTold(ctx, s.record.ID); err != nil { // then it is kept for longer
+				s.hook.Log.Warn("the journal does not say that the destination knows", "migration", s.record.ID, "error", err)
+			}
 			err = s.record.remove()
 		default:
 			err = fmt.Errorf("%q is nothing that a source does", action)
+		}
+		if err == nil {
+			err = reach(ctx, "migrate."+string(action))
 		}
 		if err != nil {
 			return "", err
 		}
 	}
 	return answer, nil
+}
+
+// hasEnded reports whether the job, which was to go on here, is not there any more.
+func (s *source) hasEnded() bool {
+	session, err := s.hook.Held(s.record.ID)
+	if err != nil {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", s.record.RootPID))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	return session.Outcome == journal.OutcomeGone
+}
+
+// ended closes the migration of a job that has ended here while it was to go on. The destination
+// is not told to drop its copy: if it has one, that is the last. What it has not promised it drops
+// by itself.
+func (s *source) ended() error {
+	return errors.Join(fmt.Errorf("%w: process %d (%s) has ended here meanwhile; if %s holds a complete copy, as cucriu status says there, it can go on there: cucriu recover --take %s",
+		hooks.ErrEnded, s.record.RootPID, s.record.Name, s.record.Host, s.record.ID), s.record.remove())
 }
 
 // decide makes a decision and carries it out. A job that was never held needs none.
@@ -108,7 +135,10 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 	err = s.phase("tell "+s.record.Host, func() error {
 		if s.remote != nil {
 			if err = s.remote.Send(decision, nil); err == nil {
-				answer, err = s.answer(ctx)
+				err = reach(ctx, "migrate.told")
+			}
+			if err == nil {
+				answer, err = s.answer(ctx, decision)
 			}
 			if err == nil || !isLost(err) {
 				return err
@@ -118,12 +148,15 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 			s.remote = nil
 		}
 		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
-			if err = s.connect(ctx); err == nil {
+			if err = s.reconnect(ctx, deadline); err == nil {
 				if err = s.remote.Send(saySettle, settleMessage{decision}); err == nil {
-					answer, err = s.answer(ctx)
+					err = reach(ctx, "migrate.told")
+				}
+				if err == nil {
+					answer, err = s.answer(ctx, decision)
 				}
 			}
-			if err == nil || !time.Now().Add(pause).Before(deadline) {
+			if err == nil || errors.As(err, new(*thereError)) || !time.Now().Add(pause).Before(deadline) {
 				return err
 			}
 			time.Sleep(pause)
@@ -135,8 +168,19 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 	return "", &undeliveredError{record: s.record, decision: decision, cause: err}
 }
 
+// reconnect makes another connection. ssh by itself tries for minutes.
+func (s *source) reconnect(ctx context.Context, deadline time.Time) error {
+	if s.remote != nil {
+		s.remote.Close()
+		s.remote = nil
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	return s.connect(ctx)
+}
+
 // answer waits for the destination's answer to a decision.
-func (s *source) answer(ctx context.Context) (commit.Event, error) {
+func (s *source) answer(ctx context.Context, decision string) (commit.Event, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, wire.ErrSilent)
 	defer cancel()
 	for {
@@ -157,10 +201,13 @@ func (s *source) answer(ctx context.Context) (commit.Event, error) {
 		case sayUnknown:
 			return commit.Unknown, nil
 		case sayFailed:
-			// Before it heard the decision, it may have failed by itself.
-			if err := failureOf(m); err.Error() != "" {
-				s.hook.Log.Info("the destination reports a failure", "error", err)
+			failed := failureOf(m)
+			there := new(thereError)
+			if errors.As(failed, &there) && (there.asked == decision || there.asked == saySettle) {
+				return "", failed
 			}
+			// It has failed by itself, before it heard the decision.
+			s.hook.Log.Info("the destination reports a failure", "error", failed)
 		}
 	}
 }

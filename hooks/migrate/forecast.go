@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"cucriu/hooks/migrate/predict"
 	"cucriu/hooks/preflight"
 )
@@ -92,13 +94,21 @@ func (n noise) ReadAt(data []byte, offset int64) (int, error) {
 func (w *way) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
-	if err := w.sender.Range(ctx, "noise", n, 0, size); err != nil {
-		return err
+	streams := int64(w.source.streams())
+	var senders errgroup.Group
+	for i := range streams { // a file for each, as the kernel allows only one write into a file at a time
+		name := fmt.Sprintf("noise-%d", i)
+		senders.Go(func() error {
+			if err := w.sender.Range(ctx, name, n, 0, size/streams); err != nil {
+				return err
+			}
+			return w.sender.Close(ctx, name, size/streams)
+		})
 	}
-	return errors.Join(w.sender.Close(ctx, "noise", size), w.finish(ctx))
+	return errors.Join(senders.Wait(), w.finish(ctx))
 }
 
-// dropRound removes a round that is not restored from.
+// dropProbe removes what was received to show how fast the way is.
 func (d *destination) dropProbe() error {
 	if d.probing == "" {
 		return nil

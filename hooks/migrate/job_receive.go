@@ -50,7 +50,7 @@ func ReceiveJob(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writ
 			return d.lost(err)
 		}
 		if err := d.handle(working, m); err != nil {
-			failure := d.fail(err)
+			failure := d.fail(m.Kind, err)
 			if err := d.on(commit.Failed); err != nil || failure != nil {
 				return errors.Join(err, d.lost(failure))
 			}

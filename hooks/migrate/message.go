@@ -84,6 +84,7 @@ type progressMessage struct {
 type failure struct {
 	Error   string `json:"error"`
 	Refused bool   `json:"refused"`
+	Asked   string `json:"asked,omitempty"` // the kind of the message that asked for what has failed
 }
 
 type settleMessage struct {

@@ -76,19 +76,20 @@ func Receive(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writer,
 	}()
 	for {
 		var err error
+		var asked string
 		select {
 		case m := <-messages:
-			err = d.handle(ctx, m)
+			asked, err = m.Kind, d.handle(ctx, m)
 		case restoreErr := <-d.restored:
 			err = d.onRestored(restoreErr)
 		case err := <-lost:
 			return d.onLost(err)
 		case <-ctx.Done():
 			d.stopRestore(context.Cause(ctx))
-			_ = d.fail(context.Cause(ctx))
+			_ = d.fail("", context.Cause(ctx))
 			return errors.Join(context.Cause(ctx), d.on(commit.Failed))
 		}
-		if err != nil && d.fail(err) != nil {
+		if err != nil && d.fail(asked, err) != nil {
 			return d.onLost(err)
 		}
 	}
@@ -116,13 +117,15 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	if err := d.Send(sayHello, ours); err != nil {
 		return err
 	}
-	_, err = wire.Negotiate(ours.Hello, d.peer.Hello)
-	return err
+	if _, err = wire.Negotiate(ours.Hello, d.peer.Hello); err != nil {
+		return err
+	}
+	return reach(ctx, "receive.greeted")
 }
 
-// fail tells the source that something has failed here.
-func (d *destination) fail(err error) error {
-	return d.Send(sayFailed, failure{Error: err.Error(), Refused: preflight.Refused(err)})
+// fail tells the source that what it asked for has failed here.
+func (d *destination) fail(asked string, err error) error {
+	return d.Send(sayFailed, failure{Error: err.Error(), Refused: preflight.Refused(err), Asked: asked})
 }
 
 // handle does what the source asks for. Its error is told to the source.
@@ -165,7 +168,10 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if len(d.job.Map) > 0 {
 		d.hook.Config.GPUs.Map = d.job.Map
 	}
-	return d.Send(sayJudged, judgement)
+	if err := d.Send(sayJudged, judgement); err != nil {
+		return err
+	}
+	return reach(ctx, "receive.judged")
 }
 
 // listen makes ready for the data of a round.
@@ -176,6 +182,9 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 	}
 	if d.probes++; d.job == nil || d.giveUp != nil || r.Number > maxRounds || d.probes > maxProbes || !r.Probe && r.Number != d.last+1 {
 		return fmt.Errorf("round %d cannot begin now", r.Number)
+	}
+	if isSource(d.hook, d.peer.ID) {
+		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
 	}
 	if d.receiver != nil {
 		if err := d.receiver.Finish(); err != nil {
@@ -224,7 +233,10 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 			}()
 		}
 	}()
-	return d.Send(sayListening, listening{Addresses: d.listener.Addresses()})
+	if err := d.Send(sayListening, listening{Addresses: d.listener.Addresses()}); err != nil {
+		return err
+	}
+	return reach(ctx, "receive.listening")
 }
 
 const (

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"cucriu/hooks"
 	"cucriu/internal/durable"
 )
 
@@ -22,6 +23,7 @@ type Record struct {
 	Host    string    `json:"host"`
 	RSH     []string  `json:"rsh"`
 	Remote  string    `json:"remote"`
+	Stage   string    `json:"stage"` // where the directory of the image is
 	RootPID int       `json:"root_pid"`
 	Name    string    `json:"name"` // of the root
 	Begun   time.Time `json:"begun"`
@@ -44,7 +46,10 @@ func (r *Record) create(runDir string) error {
 	if locked, err := r.lock.TryLock(); err != nil || !locked {
 		return errors.Join(errors.New("the record of the migration cannot be locked"), err)
 	}
-	return durable.WriteJSON(r.path, r)
+	if err := durable.WriteJSON(r.path, r); err != nil {
+		return errors.Join(err, r.remove())
+	}
+	return nil
 }
 
 // remove removes the record: both sides know what was decided.
@@ -57,6 +62,12 @@ func (r *Record) remove() error {
 	return err
 }
 
+// isSource reports whether a migration has its source on this host.
+func isSource(hook *hooks.Hook, id string) bool {
+	_, err := os.Lstat(filepath.Join(recordsDir(hook.Config.RunDir), id+".json"))
+	return err == nil
+}
+
 func (r *Record) letGo() { _ = r.lock.Close() }
 
 // Records lists the migrations of this host whose destination does not know yet what was decided,
@@ -67,6 +78,7 @@ func Records(runDir string) ([]*Record, error) {
 		return nil, err
 	}
 	all := []*Record{}
+	var errs []error // a damaged one does not hide the others
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		r := &Record{path: path}
@@ -83,12 +95,13 @@ func Records(runDir string) ([]*Record, error) {
 			continue
 		}
 		if err != nil {
-			return all, fmt.Errorf("the record %s of a migration: %w", path, err)
+			errs = append(errs, fmt.Errorf("the record %s of a migration: %w", path, err))
+			continue
 		}
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b *Record) int { return a.Begun.Compare(b.Begun) })
-	return all, nil
+	return all, errors.Join(errs...)
 }
 
 // take locks the record. It reports false if the program that migrates is at work.

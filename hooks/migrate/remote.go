@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -57,7 +58,7 @@ func connect(ctx context.Context, rsh []string, host, command, id, fingerprint s
 	if err := r.greet(ctx, id, fingerprint); err != nil {
 		r.Close()
 		<-r.ended
-		if r.err != nil {
+		if r.err != nil && !isLost(err) {
 			err = fmt.Errorf("%w (%s: %w)", err, rsh[0], r.err)
 		}
 		return nil, fmt.Errorf("no cucriu answers at %s: %w", host, err)
@@ -83,6 +84,46 @@ func greeting(id, fingerprint string) hello {
 		Hello: wire.Hello{Version: protocolVersion, Oldest: protocolOldest, Program: "cucriu " + version.Version},
 		ID:    id, Host: name, Fingerprint: fingerprint,
 	}
+}
+
+// Receive returns the next message. If the connection is lost, the error says how the remote shell
+// has ended.
+func (r *remote) Receive(ctx context.Context) (wire.Message, error) {
+	m, err := r.Control.Receive(ctx)
+	if err != nil && isLost(err) {
+		err = r.lost(err)
+	}
+	return m, err
+}
+
+// lastWords returns why a connection that is over has ended: what the destination said of it, if it
+// did.
+func (r *remote) lastWords(ctx context.Context) error {
+	for {
+		m, err := r.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		if m.Kind == sayFailed {
+			return failureOf(m)
+		}
+	}
+}
+
+// lost adds to an error why the remote shell has ended, if it has.
+func (r *remote) lost(err error) error {
+	select {
+	case <-r.ended:
+	case <-time.After(time.Second):
+	}
+	select {
+	case <-r.ended:
+		if r.err != nil {
+			return fmt.Errorf("the connection to the destination is lost: %w (%s: %w)", err, filepath.Base(r.cmd.Path), r.err)
+		}
+	default:
+	}
+	return fmt.Errorf("the connection to the destination is lost: %w", err)
 }
 
 // expect waits for a message. What the other side reports meanwhile is passed over.
@@ -113,13 +154,14 @@ func failureOf(m wire.Message) error {
 	if err := m.Decode(&f); err != nil {
 		return err
 	}
-	return &thereError{text: printable(f.Error, 4000), refused: f.Refused}
+	return &thereError{text: printable(f.Error, 4000), refused: f.Refused, asked: f.Asked}
 }
 
 // thereError is an error of the other host.
 type thereError struct {
 	text    string
 	refused bool
+	asked   string // what it was asked for
 }
 
 func (e *thereError) Error() string { return "at the destination: " + e.text }

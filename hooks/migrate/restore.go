@@ -29,6 +29,9 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 	if d.receiver == nil || d.giveUp != nil {
 		return errors.New("nothing was received that could be restored")
 	}
+	if err := reach(ctx, "receive.asked"); err != nil {
+		return err
+	}
 	if err := d.receiver.Finish(); err != nil {
 		return err
 	}
@@ -43,6 +46,7 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 	hold := &journal.Hold{ID: d.peer.ID, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.DecisionEnd}
 	dir := d.stage.round(d.last)
 	d.restoring = true
+	go d.awaitDropped(ctx)
 	go func() { d.restored <- d.restoreHeld(ctx, dir, hold, asked.TCP) }()
 	return nil
 }
@@ -61,14 +65,32 @@ func (d *destination) restoreHeld(ctx context.Context, dir string, hold *journal
 		},
 	})
 	d.pid = result.RootPID
-	return err
+	return errors.Join(err, reach(ctx, "receive.restored"))
+}
+
+var errGivenUp = errors.New("the source has given the migration up meanwhile")
+
+// awaitDropped gives up the restore if the source says so over another connection.
+func (d *destination) awaitDropped(ctx context.Context) {
+	for tick := time.NewTicker(100 * time.Millisecond); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+			if isDropped(d.hook, d.peer.ID) {
+				d.giveUp(errGivenUp)
+			}
+		}
+	}
 }
 
 // onRestored promises a copy that is complete to the source, or tells it that there is none.
 func (d *destination) onRestored(err error) error {
 	d.restoring = false
+	d.giveUp(nil)
 	if err == nil && isDropped(d.hook, d.peer.ID) {
-		err = errors.New("the source has given the migration up meanwhile")
+		err = errGivenUp
 	}
 	if err == nil {
 		err = d.on(commit.Complete)
@@ -78,7 +100,7 @@ func (d *destination) onRestored(err error) error {
 		d.stage = nil
 		return nil
 	}
-	if sayErr := d.fail(err); sayErr != nil {
+	if sayErr := d.fail(sayRestore, err); sayErr != nil {
 		return sayErr
 	}
 	return d.on(commit.Failed)
@@ -116,6 +138,9 @@ func (d *destination) settle(decision string) error {
 	default:
 		return fmt.Errorf("%.40q is no decision", decision)
 	}
+	if err := reach(context.Background(), "receive.heard"); err != nil {
+		return err
+	}
 	return d.on(e)
 }
 
@@ -131,7 +156,7 @@ func (d *destination) onLost(err error) error {
 	}
 	if state == commit.Promised {
 		return fmt.Errorf("%w: the connection to %s is lost (%w): the job of migration %s stays stopped here until that host says what it has decided (cucriu recover there); "+
-			"otherwise decide here with cucriu recover --take %[3]s (%[4]s) or --drop %[3]s (%[5]s)", hooks.ErrNotBack, d.peer.Host, err, d.peer.ID, commit.WhenToTake, commit.WhenToDrop)
+			"otherwise decide here with cucriu recover --take %[4]s (%[5]s) or --drop %[4]s (%[6]s)", hooks.ErrNotBack, d.peer.Host, err, d.peer.ID, commit.WhenToTake, commit.WhenToDrop)
 	}
 	return nil
 }
@@ -166,6 +191,9 @@ func (d *destination) on(e commit.Event) error {
 		if !known && (e == commit.Commit || e == commit.Abort) {
 			return d.Send(sayUnknown, nil)
 		}
+		if e == commit.Commit && state == commit.Dropped { // by a person, or with a reboot
+			return d.Send(sayUnknown, nil)
+		}
 		next, do, err := commit.Destination{State: state}.On(e)
 		if err != nil {
 			return err
@@ -187,6 +215,9 @@ func (d *destination) on(e commit.Event) error {
 				continue // by the watcher, or over another connection
 			}
 		}
+		if err == nil {
+			err = reach(ctx, "receive."+string(next.State))
+		}
 		if err != nil {
 			return err
 		}
@@ -204,7 +235,10 @@ func (d *destination) answer(do []commit.Action) (err error) {
 			err = d.Send(sayRunning, running{PID: d.rootPID()})
 		case commit.SayEnded:
 			err = d.Send(sayEnded, nil)
+		default:
+			continue
 		}
+		err = errors.Join(err, reach(context.Background(), "receive."+string(action)))
 	}
 	return err
 }

@@ -19,12 +19,11 @@ import (
 // has worked on.
 func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 	hook = hook.Filled()
-	records, err := Records(hook.Config.RunDir)
-	if err != nil {
-		return nil, err
-	}
 	worked := []*Record{}
 	var errs []error
+	records, err := Records(hook.Config.RunDir)
+	errs = append(errs, err)
+	stages := []string{defaultStage}
 	for _, r := range records {
 		free, err := r.take()
 		if err != nil {
@@ -33,9 +32,13 @@ func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 		if !free || ctx.Err() != nil {
 			continue
 		}
+		stages = append(stages, r.Stage)
 		worked = append(worked, r)
 		errs = append(errs, recoverOne(hook, r))
 		r.letGo()
+	}
+	for _, stage := range stages {
+		removeStale(hook.Config.RunDir, stage)
 	}
 	return worked, errors.Join(errs...)
 }

@@ -79,8 +79,11 @@ func (s *source) begin(ctx context.Context, root int) error {
 	if _, err := journal.MakeSessionsDir(s.hook.Config.RunDir); err != nil {
 		return err
 	}
-	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
-	return s.phase("connect", func() error { return s.connect(ctx) })
+	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, Stage: s.options.Stage, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
+	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
+		return err
+	}
+	return reach(ctx, "migrate.connected")
 }
 
 func (s *source) connect(ctx context.Context) (err error) {
@@ -110,7 +113,7 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.result.Report = &prepare.Report{Source: here, Destination: there}
-		return s.result.Report.Err()
+		return errors.Join(s.result.Report.Err(), reach(ctx, "migrate.judged"))
 	})
 }
 
@@ -142,7 +145,7 @@ func (s *source) close() {
 		<-s.remote.ended
 	}
 	if s.stage != nil {
-		if err := s.stage.remove(); err != nil {
+		if err := s.stage.settle(s.hook.Config.RunDir); err != nil {
 			s.hook.Log.Warn("the directory of the image could not be removed", "directory", s.stage.dir, "error", err)
 		}
 	}
@@ -169,6 +172,9 @@ func (s *source) perform(ctx context.Context, root int) error {
 		return s.giveUp(err)
 	}
 	if err := s.on(ready); err != nil {
+		if state, stateErr := sourceState(s.hook, s.record.ID); stateErr == nil && state == commit.Undecided {
+			return s.giveUp(err) // the decision could not be written down
+		}
 		return err
 	}
 	s.result.Pause = time.Since(s.locked)
@@ -189,7 +195,14 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		return "", preflight.AsRefusal(err)
 	}
 	defer way.close()
-	if err := s.dump(ctx, root, hold, s.stage.round(last)); err != nil {
+	if err := reach(ctx, "migrate.opened"); err != nil {
+		return "", err
+	}
+	err = s.whileConnected(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last)) })
+	if err != nil {
+		return "", err
+	}
+	if err := reach(ctx, "migrate.dumped"); err != nil {
 		return "", err
 	}
 	d := &delta{unshared: true}
@@ -205,6 +218,9 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := s.phase("send", func() error { return way.sendImage(ctx, s.stage.round(last), d) }); err != nil {
 		return "", err
 	}
+	if err := reach(ctx, "migrate.sent"); err != nil {
+		return "", err
+	}
 	s.result.Bytes = way.totals.Bytes
 	err = s.phase("restore", func() error {
 		asked := restoreMessage{TCP: s.options.TCP}
@@ -214,12 +230,15 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		if err := s.remote.Send(sayRestore, asked); err != nil {
 			return err
 		}
+		if err := reach(ctx, "migrate.asked"); err != nil {
+			return err
+		}
 		return s.remote.expect(ctx, sayReady, nil)
 	})
 	if err != nil {
 		return "", err
 	}
-	return commit.Ready, nil
+	return commit.Ready, reach(ctx, "migrate.ready")
 }
 
 // ahead sends the job as it is now, while it runs on.
@@ -229,11 +248,31 @@ func (s *source) ahead(ctx context.Context, root int) error {
 		return preflight.AsRefusal(err)
 	}
 	defer way.close()
-	if err := s.dumpRunning(ctx, root, s.stage.round(1)); err != nil {
+	err = s.whileConnected(ctx, func(ctx context.Context) error { return s.dumpRunning(ctx, root, s.stage.round(1)) })
+	if err != nil {
 		return err
 	}
 	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), &delta{unshared: true}) })
 	s.result.Ahead = way.totals.Bytes
+	return err
+}
+
+// whileConnected does something that is given up when the destination is lost.
+func (s *source) whileConnected(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-s.remote.Done():
+			cancel(s.remote.lastWords(context.WithoutCancel(ctx)))
+		case <-over:
+		}
+	}()
+	err := do(ctx)
+	close(over)
+	<-ended
 	return err
 }
 

@@ -40,7 +40,16 @@ func (s *stage) round(number int) string {
 	return filepath.Join(s.dir, fmt.Sprintf("round-%d", number))
 }
 
-// remove removes everything. A job that must be brought back from files in it has them open.
+// settle removes everything, unless a job must yet be brought back from it.
+func (s *stage) settle(runDir string) error {
+	sessions, err := journal.List(runDir)
+	if err != nil || needed(sessions, s.dir) {
+		return errors.Join(err, s.lock.Close())
+	}
+	return s.remove()
+}
+
+// remove removes everything.
 func (s *stage) remove() error {
 	defer s.lock.Close()
 	return os.RemoveAll(s.dir)

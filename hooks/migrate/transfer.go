@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -99,16 +98,35 @@ func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
 		return err
 	}
 	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
-	for _, f := range files {
-		name := filepath.Base(f.Name())
-		if err := w.sender.Range(ctx, name, f, 0, f.size); err != nil {
-			return err
-		}
-		if err := w.sender.Close(ctx, name, f.size); err != nil {
-			return err
-		}
+	if err := w.queue(ctx, files); err != nil {
+		return err
 	}
 	return w.finish(ctx)
+}
+
+// queue queues files piece by piece, side by side: the kernel allows only one write into a file at
+// a time.
+func (w *way) queue(ctx context.Context, files []plainFile) error {
+	const piece = 4 << 20
+	for offset, left := int64(0), slices.Clone(files); len(left) > 0; offset += piece {
+		for _, f := range left {
+			if err := w.sender.Range(ctx, filepath.Base(f.Name()), f, offset, min(piece, f.size-offset)); err != nil {
+				return err
+			}
+		}
+		var done error
+		left = slices.DeleteFunc(left, func(f plainFile) bool {
+			if done != nil || f.size > offset+piece {
+				return false
+			}
+			done = w.sender.Close(ctx, filepath.Base(f.Name()), f.size)
+			return true
+		})
+		if done != nil {
+			return done
+		}
+	}
+	return nil
 }
 
 type plainFile struct {
@@ -155,10 +173,11 @@ func (w *way) finish(ctx context.Context) error {
 	go func() { // the control connection may tell first that the destination has gone
 		select {
 		case <-w.source.remote.Done():
+			cause := w.source.remote.lastWords(ctx)
 			select {
 			case <-finished:
-			case <-time.After(5 * time.Second): // for the receiver's own words
-				cancel(errors.New("the connection to the destination is lost"))
+			case <-time.After(time.Second): // for what the receiver says over the data connections
+				cancel(cause)
 			}
 		case <-finished:
 		}

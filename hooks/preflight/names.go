@@ -40,6 +40,8 @@ const (
 	FindingStopped        = "stopped"          // stopped by SIGSTOP, and stays so
 	FindingIOURing        = "io-uring"         // an open io_uring
 	FindingAnonymousInode = "anonymous-inode"  // another descriptor of a kind that criu cannot dump
+	FindingMPTCP          = "mptcp"            // an MPTCP socket
+	FindingOtherUser      = "other-user"       // a process of another user, which criu lacks the capability to dump
 	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
 	FindingNCCL           = "nccl-ipc"         // NCCL, which may share device memory between processes
 	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
@@ -82,7 +84,7 @@ const (
 // could not succeed.
 func Forceable() []string {
 	return []string{
-		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingInfiniBand, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingMPTCP, FindingOtherUser, FindingInfiniBand, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 		FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
 	}
 }

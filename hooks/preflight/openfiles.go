@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 )
 
@@ -26,6 +28,7 @@ type OpenFiles struct {
 	anonymous  []string // anonymous inodes that criu cannot dump, open or mapped
 	ringUsers  []string // the names of mapped libraries that use an io_uring if they can
 	infiniband []string // open InfiniBand device files
+	mptcp      bool     // an MPTCP socket is open
 }
 
 // lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
@@ -122,6 +125,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 			}
 			f.nvidia.descriptors = append(f.nvidia.descriptors, fd)
 		}
+		f.mptcp = f.mptcp || strings.HasPrefix(path, "socket:[") && isMPTCP(link)
 		nccl.addIf(ncclFile, path)
 		anonymous.addIf(undumpableInode, path)
 		infiniband.addIf(infinibandDevice, path)
@@ -130,6 +134,14 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
 	f.ringUsers = ringUsers.sorted()
 	return f, nil
+}
+
+// isMPTCP reports whether a link in /proc leads to an MPTCP socket. The kernel names its protocol
+// MPTCP or MPTCPv6.
+func isMPTCP(link string) bool {
+	protocol := make([]byte, 32)
+	n, err := unix.Getxattr(link, "system.sockprotoname", protocol)
+	return err == nil && strings.HasPrefix(string(protocol[:n]), "MPTCP")
 }
 
 // isDevice reports whether a link in /proc leads to a character device. A program may have its

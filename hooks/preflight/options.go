@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/image"
@@ -29,6 +30,10 @@ type Asked struct {
 	Root int
 	// Criu is the path of the criu that is to dump; empty if that is not known.
 	Criu string
+	// External is what criu is told to take for external, by its own names.
+	External []string
+	// NoTerminal says that the tree does not use the terminal of its session.
+	NoTerminal bool
 }
 
 // Wanted is what criu must be told to dump a tree.
@@ -54,7 +59,7 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	var w Wanted
 	o := &w.Options
 	var why string
-	if why, o.Terminal = t.needsShellJob(); why != "" {
+	if why, o.Terminal = t.needsShellJob(asked); why != "" {
 		o.ShellJob = true
 		w.add("--shell-job", why, "")
 	}
@@ -119,8 +124,8 @@ func (w *Wanted) outside(t tree) error {
 var terminal = regexp.MustCompile(`^/dev/(pts/\d+|tty[^/]*|console)$`)
 
 // needsShellJob says why a tree belongs to a session or terminal that is not its own;
-// empty if it does not. It also tells whether it has a terminal.
-func (t tree) needsShellJob() (why string, onTerminal bool) {
+// empty if it does not. It also tells whether it has a terminal, beside external ones.
+func (t tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
 	inTree := make(map[int]bool)
 	for _, pid := range t.pids {
 		inTree[pid] = true
@@ -138,13 +143,13 @@ func (t tree) needsShellJob() (why string, onTerminal bool) {
 		if why == "" && !inTree[stat.Session] {
 			why = fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
 		}
-		if stat.TTY != 0 {
+		if stat.TTY != 0 && !asked.NoTerminal && !isExternal(asked.External, uint64(uint32(stat.TTY))) {
 			user = pid
 		}
 	}
 	for _, f := range t.open {
 		hasMaster = hasMaster || f.link == "/dev/ptmx" || f.link == "/dev/pts/ptmx"
-		if terminal.MatchString(f.link) {
+		if terminal.MatchString(f.link) && !f.isExternalTerminal(asked.External) {
 			user = f.pid
 		}
 	}
@@ -153,6 +158,17 @@ func (t tree) needsShellJob() (why string, onTerminal bool) {
 		why = fmt.Sprintf("process %d has a terminal", user)
 	}
 	return why, onTerminal
+}
+
+// isExternal reports whether a terminal is among what criu takes for external.
+func isExternal(external []string, device uint64) bool {
+	return slices.ContainsFunc(external, func(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("tty[%x:", device)) })
+}
+
+// isExternalTerminal does the same for an open terminal. /dev/tty is that of the session.
+func (f openFile) isExternalTerminal(external []string) bool {
+	var info unix.Stat_t
+	return unix.Stat(f.path(), &info) == nil && (isExternal(external, info.Rdev) || f.link == "/dev/tty" && len(external) > 0)
 }
 
 // locksFiles finds a process that holds a file lock, 0 if there is none. The kernel names the

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 )
 
@@ -39,10 +41,47 @@ func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 		}
 		add(FindingAnonymousInode, "has "+inode+" open, which criu cannot dump", "let the job close it, or run it without")
 	}
+	if held.mptcp {
+		add(FindingMPTCP, "has an MPTCP socket, which criu cannot dump", "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets")
+	}
+	if of := otherUser(pid, status); of != "" {
+		add(FindingOtherUser, "is "+of+"'s, and criu reads the limits of another user's process only with CAP_SYS_RESOURCE, which is lacking here",
+			"add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it")
+	}
 	if len(held.infiniband) > 0 {
 		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")
 	}
 	return findings
+}
+
+// otherUser names the user or group whose process criu could not dump from here; "" if it could.
+// prlimit(2) wants all ids to be ours, or a capability in the user namespace of the process.
+func otherUser(pid int, status proc.Status) string {
+	capabilities, err := proc.System{}.Capabilities()
+	if err != nil {
+		return ""
+	}
+	ours, err := os.Readlink("/proc/self/ns/user")
+	theirs, theirErr := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/user")
+	if err != nil || theirErr != nil || ours != theirs {
+		return ""
+	}
+	return foreignTo(status, os.Getuid(), os.Getgid(), capabilities)
+}
+
+func foreignTo(status proc.Status, uid, gid int, capabilities uint64) string {
+	if capabilities&(1<<unix.CAP_SYS_RESOURCE) != 0 || len(status.UIDs) < 3 || len(status.GIDs) < 3 {
+		return ""
+	}
+	for i := range 3 { // the real, the effective and the saved one
+		if status.UIDs[i] != uid {
+			return fmt.Sprintf("user %d", status.UIDs[i])
+		}
+		if status.GIDs[i] != gid {
+			return fmt.Sprintf("group %d", status.GIDs[i])
+		}
+	}
+	return ""
 }
 
 // tracedThread finds a thread of a process that another process traces, and its tracer. A

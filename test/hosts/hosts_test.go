@@ -22,6 +22,15 @@ func TestAJobMovesByHand(t *testing.T) {
 	})
 }
 
+func TestAJobMovesWithAFileServer(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		moves(t, Options{SharedWork: true}, func(from, to *Host) {
+			from.Send("/tmp/images")
+			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
+		})
+	})
+}
+
 // TestAJobMovesWithoutSSH: as where there is no sshd, and between hosts whose clocks differ.
 func TestAJobMovesWithoutSSH(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
@@ -45,7 +54,7 @@ func moves(t *testing.T, options Options, restore func(from, to *Host)) {
 		if copies := w.Copies(); len(copies) != 0 {
 			t.Fatalf("after the dump there are %v", copies)
 		}
-		w.Prepare(to)
+		w.Carry(to)
 		restore(from, to)
 		w.Is(to)
 		if w.Tick(to) <= before {
@@ -170,9 +179,12 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 		p := New(t, Options{})
 		w := p.A.Start(1, "--mib", "1")
 		w.Is(p.A)
-		p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
+		for again := true; again; again = testenv.CaughtWriting(t, p.A.Path("/tmp/images")) {
+			p.A.Run("rm", "-rf", "/tmp/images")
+			p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
+		}
 		p.A.Send("/tmp/images")
-		w.Prepare(p.B)
+		w.Carry(p.B)
 		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
@@ -190,7 +202,7 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 
 func TestHostsCanHaveTheSamePIDs(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{SharePIDs: true})
+		p := New(t, Options{SharePIDs: true, WithoutSSH: true})
 		w := p.A.Start(1, "--mib", "1")
 		w.Is(p.A)
 		p.B.Run("kill", "-0", w.Root())

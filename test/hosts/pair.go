@@ -16,6 +16,8 @@ type Options struct {
 	// SharePIDs gives both hosts the pids of the test: what a job has on one host is taken
 	// on the other.
 	SharePIDs bool
+	// SharedWork gives each [Work] a directory that both hosts see, as of a file server.
+	SharedWork bool
 	// WithoutSSH starts no sshd. [Host.RSH] works all the same.
 	WithoutSSH bool
 	// OneBootID leaves both hosts the boot id of the machine. A place of cucriu run mounts

@@ -2,8 +2,6 @@ package hosts
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -48,7 +46,10 @@ func (watch *Watch) run() {
 		}
 		for _, h := range watch.work.pair.Hosts() {
 			status := watch.status(h)
-			ticked := status != "" && last[h] != "" && status != last[h]
+			if status == "" { // in a shared directory, the other host's
+				continue
+			}
+			ticked := last[h] != "" && status != last[h]
 			last[h] = status
 			if !ticked || h == on {
 				continue
@@ -68,8 +69,11 @@ func (watch *Watch) run() {
 
 // status returns what the work says on a host; "" if nothing.
 func (watch *Watch) status(on *Host) string {
-	data, _ := os.ReadFile(on.own(filepath.Join(watch.work.Ranks[0], "status")))
-	return string(data)
+	s, err := watch.work.Status(on, 0)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprint(s.PID, s.Tick)
 }
 
 // Twice returns how often two copies have been seen.

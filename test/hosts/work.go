@@ -2,12 +2,15 @@ package hosts
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"cucriu/internal/testenv"
 )
@@ -23,7 +26,7 @@ type Work struct {
 	id   string
 	Host *Host  // where it was started, or has been seen by [Work.Is]
 	PID  int    // of the root, on the host; the same after a restore
-	Dir  string // below /tmp, so each host has its own
+	Dir  string // below /tmp, so each host has its own, unless [Options] say shared
 	// Ranks are the directories to which the processes report.
 	Ranks []string
 }
@@ -58,6 +61,9 @@ func (h *Host) StartProgram(name string, args ...string) *Work {
 func (h *Host) newWork() *Work {
 	id := newUUID()
 	dir := filepath.Join(tmpDir, "work-"+id[:8])
+	if h.pair.options.SharedWork {
+		dir = filepath.Join(h.pair.root.TempDir(), "work")
+	}
 	return &Work{pair: h.pair, id: id, Host: h, Dir: dir, Ranks: []string{dir}}
 }
 
@@ -78,42 +84,71 @@ func (w *Work) start(name string, args ...string) {
 	}
 	t.Cleanup(func() {
 		for _, h := range w.pair.Hosts() {
-			if data, _ := os.ReadFile(h.own(filepath.Join(w.Dir, "output"))); t.Failed() && len(data) > 0 {
+			if data, _ := os.ReadFile(w.path(h, filepath.Join(w.Dir, "output"))); t.Failed() && len(data) > 0 {
 				t.Logf("output of %s on host %s:\n%s", filepath.Base(name), h.Name, data)
 			}
 		}
 	})
 }
 
-// own returns where the test finds a file below the host's /tmp, even after the host's end.
-func (h *Host) own(path string) string {
-	return h.path("tmp", strings.TrimPrefix(path, tmpDir))
+// path returns where the test finds a file of the work on a host, even after the host's end.
+func (w *Work) path(on *Host, file string) string {
+	if w.pair.options.SharedWork {
+		return file
+	}
+	return on.path("tmp", strings.TrimPrefix(file, tmpDir))
 }
 
-// Prepare makes the directory of the work on a host, as a shared file system or the user
-// would have it there. A program whose output is a file needs that file as well.
+// Carry makes the directory of the work on a host what it is on the one that the work has
+// left, as a user would who moves it by hand. An image may have a file open that was about to
+// be renamed, so this comes after the dump. Nothing is to be done for a shared directory.
+func (w *Work) Carry(on *Host) {
+	w.pair.t.Helper()
+	if w.pair.options.SharedWork || on == w.Host {
+		return
+	}
+	from, to := w.path(w.Host, w.Dir), w.path(on, w.Dir)
+	if err := os.RemoveAll(to); err != nil {
+		w.pair.t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil {
+		w.pair.t.Fatalf("copy the work's directory to host %s: %v\n%s", on.Name, err, out)
+	}
+}
+
+// Prepare makes the directories of the work on a host before it comes, with an output of the
+// size that criu wants. It does not bring a file that the work happens to have open when it is
+// dumped, such as a status that it is replacing; a shared directory has it.
 func (w *Work) Prepare(on *Host) {
 	w.pair.t.Helper()
+	if w.pair.options.SharedWork {
+		return
+	}
 	for _, dir := range w.Ranks {
-		if err := os.MkdirAll(on.own(dir), 0o755); err != nil {
+		if err := os.MkdirAll(w.path(on, dir), 0o755); err != nil {
 			w.pair.t.Fatal(err)
 		}
 	}
-	data, err := os.ReadFile(w.Host.own(filepath.Join(w.Dir, "output")))
+	output := filepath.Join(w.Dir, "output")
+	data, err := os.ReadFile(w.path(w.Host, output))
 	if err == nil {
-		err = os.WriteFile(on.own(filepath.Join(w.Dir, "output")), data, 0o644)
+		err = os.WriteFile(w.path(on, output), data, 0o644)
 	}
 	if err != nil {
 		w.pair.t.Fatal(err)
 	}
 }
 
-// Status returns what a process of the work last said on a host.
+// Status returns what a process of the work last said on a host. In a shared directory, what
+// it said on the other host's GPU is an error.
 func (w *Work) Status(on *Host, rank int) (testenv.Status, error) {
 	var s testenv.Status
-	data, err := os.ReadFile(on.own(filepath.Join(w.Ranks[rank], "status")))
+	data, err := os.ReadFile(w.path(on, filepath.Join(w.Ranks[rank], "status")))
 	if err == nil {
 		err = json.Unmarshal(data, &s)
+	}
+	if err == nil && w.pair.options.SharedWork && len(s.GPUs) > 0 && !slices.Contains(on.UUIDs(), s.GPUs[0].UUID) {
+		err = errors.New("it was said on the other host")
 	}
 	return s, err
 }
@@ -141,7 +176,11 @@ func (w *Work) Tick(on *Host) int {
 // Ticks waits until every process has gone on by n ticks on a host, with all memory right.
 func (w *Work) Ticks(on *Host, n int) {
 	w.pair.t.Helper()
-	from := w.Tick(on)
+	from := -1
+	testenv.Eventually(w.pair.t, testenv.Soon, "the work says on host "+on.Name+" what it does", func() bool {
+		from = w.Tick(on)
+		return from >= 0
+	})
 	testenv.Eventually(w.pair.t, testenv.Soon, fmt.Sprintf("the work ticks on on host %s from %d", on.Name, from), func() bool {
 		return w.Tick(on) >= from+n
 	})
@@ -152,11 +191,11 @@ func (w *Work) Check(on *Host) {
 	t := w.pair.t
 	t.Helper()
 	for _, dir := range w.Ranks {
-		request := on.own(filepath.Join(dir, "check"))
+		request := w.path(on, filepath.Join(dir, "check"))
 		testenv.WriteFile(t, request, "")
 		testenv.Eventually(t, testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
 		var checked struct{ Bad, Words int }
-		data, err := os.ReadFile(on.own(filepath.Join(dir, "checked")))
+		data, err := os.ReadFile(w.path(on, filepath.Join(dir, "checked")))
 		if err == nil {
 			err = json.Unmarshal(data, &checked)
 		}
@@ -173,22 +212,29 @@ func (w *Work) Is(on *Host) {
 	t.Helper()
 	w.Ticks(on, 3)
 	w.Check(on)
-	if copies := w.Copies(); len(copies) != 1 || copies[0].Host != on || copies[0].Held() != "" {
-		t.Fatalf("want one copy of the work, running on host %s; there are %v", on.Name, copies)
+	var copies []Process
+	// While the C library creates a thread or a process, that looks parked.
+	for range 100 {
+		copies = w.Copies()
+		if len(copies) == 1 && copies[0].Host == on && copies[0].Held() == "" {
+			w.Host = on
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	w.Host = on
+	t.Fatalf("want one copy of the work, running on host %s; there are %v", on.Name, copies)
+}
+
+// All lists the processes of the work on a host.
+func (w *Work) All(on *Host) []Process {
+	return slices.DeleteFunc(on.Processes(), func(p Process) bool { return !p.has(workVariable + "=" + w.id) })
 }
 
 // Copies lists the roots of all copies of the work, those that are stopped as well.
 func (w *Work) Copies() []Process {
 	var copies []Process
 	for _, h := range w.pair.Hosts() {
-		var own []Process
-		for _, p := range h.Processes() {
-			if p.has(workVariable + "=" + w.id) {
-				own = append(own, p)
-			}
-		}
+		own := w.All(h)
 		for _, p := range own {
 			if !slices.ContainsFunc(own, func(other Process) bool { return other.Outer == p.Parent }) {
 				copies = append(copies, p)

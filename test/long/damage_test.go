@@ -36,6 +36,7 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeTaken(t *testing.T) {
 			if e, found := w.last(jobs.EventFailed); !found || e.Checkpoint != newest || !strings.Contains(e.Message, named(file)) || !strings.Contains(e.Message, "trying checkpoint "+before) {
 				t.Errorf("the damage of %s is not named: %q", file, e.Message)
 			}
+			r.awaits("the newest is given up", func() bool { return testenv.Exists(filepath.Join(dir, "given-up.json")) })
 			r.kill()
 			w.kills(allKilled)
 			w.noProcesses()

@@ -1,9 +1,11 @@
 package long
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"cucriu/hooks/jobs"
 	"cucriu/internal/testenv"
 )
 
@@ -25,6 +27,31 @@ func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
 			r = w.run()
 			r.says("D goes on from checkpoint")
 		}
+		w.finish(r)
+	})
+}
+
+// TestAHangIsTold after a minute, with what waits for what, and the checkpoint comes all the same.
+func TestAHangIsTold(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(1)
+		r.kill()
+		s := w.stopAt("jobs.dumped")
+		r = w.runAs(s.host)
+		s.await(r)
+		testenv.Eventually(t, 100*time.Second, "it is told", func() bool {
+			e, _ := w.last(jobs.EventWaiting)
+			return e.Message != ""
+		})
+		e, _ := w.last(jobs.EventWaiting)
+		if !strings.HasPrefix(e.Message, "D: the dump has not ended after 1m") || !strings.Contains(e.Message, " waits in ") {
+			t.Errorf("the log says %q", e.Message)
+		}
+		r.says(e.Message)
+		s.goOn()
+		r.verified(1)
 		w.finish(r)
 	})
 }

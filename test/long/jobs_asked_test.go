@@ -59,7 +59,10 @@ func (a *asked) run(flags ...string) {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	})
-	testenv.Eventually(a.t, 3*testenv.Soon, "the job is under care", func() bool { return slices.Contains([]string{"running", "paused"}, a.state()) })
+	testenv.Eventually(a.t, 3*testenv.Soon, "the job is under care", func() bool {
+		state, supervisor := a.stateBy() // for a moment it is what the last supervisor wrote
+		return supervisor == super.Process.Pid && slices.Contains([]string{"running", "paused"}, state)
+	})
 }
 
 func (a *asked) placeInits() (pids []int) {
@@ -90,9 +93,19 @@ func (a *asked) cucriu(status int, says string, args ...string) string {
 // state is what cucriu status says of the job; "" if it does not know it.
 func (a *asked) state() string {
 	a.t.Helper()
+	state, _ := a.stateBy()
+	return state
+}
+
+// stateBy returns the state, and the pid of the supervisor that has written it.
+func (a *asked) stateBy() (state string, supervisor int) {
+	a.t.Helper()
 	out, err := a.CucriuCommand("status", "--json").Output()
 	var report struct {
-		Jobs []struct{ Name, State string }
+		Jobs []struct {
+			Name, State string
+			PID         int
+		}
 	}
 	// What it could not find out of CUDA processes is an error beside the JSON, and not our subject.
 	if json.Unmarshal(out, &report) != nil || report.Jobs == nil {
@@ -100,10 +113,10 @@ func (a *asked) state() string {
 	}
 	for _, job := range report.Jobs {
 		if job.Name == "train" {
-			return job.State
+			return job.State, job.PID
 		}
 	}
-	return ""
+	return "", 0
 }
 
 func (a *asked) is(state string) {

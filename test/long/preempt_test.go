@@ -2,6 +2,8 @@ package long
 
 import (
 	"fmt"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,6 +91,58 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 		w.finish(r)
 		inOrder(t, w)
 	})
+}
+
+// TestASecondSignalCutsOffTheWayToTheStore, and the image that was on it becomes a checkpoint at
+// the next start. Nothing of it counts before.
+func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
+	for name, last := range map[string]bool{"of a checkpoint on the schedule": false, "of the last checkpoint": true} {
+		for _, step := range []string{"store.begin", "store.file", "store.rename"} {
+			t.Run(name+" at "+step, func(t *testing.T) {
+				simulated(t, func(t *testing.T) {
+					w := newWorld(t)
+					r := w.run()
+					r.verified(1)
+					r.kill()
+					newest := w.newest()
+					host, marks := w.host.For(t), t.TempDir()
+					host.UseFailpoint(step + "=hang")
+					host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
+					hangs := func() bool { return testenv.Exists(filepath.Join(marks, step)) }
+					if last {
+						r = w.runAs(host, "--every", "0", "--stage", "disk")
+						r.says("under care again")
+					} else {
+						r = w.runAs(host, "--stage", "disk")
+						r.awaits("the image is on its way", hangs)
+					}
+					r.signal(unix.SIGTERM)
+					r.says("leaves this host")
+					r.awaits("the image is on its way", hangs)
+					r.signal(unix.SIGTERM)
+					r.endsSoon(5*time.Second, requeue, "got a second signal")
+					w.noProcesses()
+					if now := w.newest(); now != newest {
+						t.Errorf("the newest checkpoint was %s, and is %s", newest, now)
+					}
+					if left := glob(w.dir, "checkpoints/.*"); len(left) > 0 {
+						t.Errorf("left over: %v", left)
+					}
+					r = w.run("--every", "0")
+					r.says("is what an earlier supervisor had staged")
+					r.says("goes on from checkpoint ")
+					if strings.Contains(r.said(), "never became a checkpoint") {
+						t.Error("it says of a checkpoint that it is none")
+					}
+					if e, _ := w.last(jobs.EventResumed); e.Checkpoint <= newest {
+						t.Errorf("it goes on from %s", e.Checkpoint)
+					}
+					w.finish(r)
+					inOrder(t, w)
+				})
+			})
+		}
+	}
 }
 
 // TestAGraceThatIsTooShortKeepsTheNewestCheckpoint.

@@ -1,6 +1,7 @@
 package long
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -98,7 +99,12 @@ func name(pid int) string {
 // checkpoint come again after a resume from it: inOrder returns how many.
 func inOrder(t *testing.T, w *world) (again int) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(w.dir, "output.log"))
+	return inOrderIn(t, w, filepath.Join(w.dir, "output.log"))
+}
+
+func inOrderIn(t *testing.T, w *world, path string) (again int) {
+	t.Helper()
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,9 +181,58 @@ func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.run().ends(125, "is a symbolic link")
+		if err := os.Remove(w.dir); err != nil {
+			t.Fatal(err)
+		}
+		// Who owns the directory above can put another one in its place.
+		if err := os.Chown(filepath.Dir(w.dir), 1000, 1000); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "belongs to user 1000", "all the way up")
 		if testenv.Exists(filepath.Join(w.work, "status")) {
 			t.Error("the job was started")
 		}
 		w.nothingLeft()
+	})
+}
+
+// TestAStagingDirectoryIsCheckedAtTheStart, and not at the first checkpoint.
+func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		base := t.TempDir()
+		file, theirs, open, full, good := filepath.Join(base, "file"), filepath.Join(base, "theirs"), filepath.Join(base, "open"), filepath.Join(base, "full"), filepath.Join(base, "good")
+		testenv.WriteFile(t, file, "")
+		for _, dir := range []string{theirs, open, full, good} {
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(os.Chown(theirs, 1000, 1000), os.Chmod(open, 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(full, 0)
+		w.mounts = mounts(t)
+		for dir, says := range map[string]string{
+			filepath.Join(base, "nothing"): "no such file",
+			file:                           "not a directory",
+			theirs:                         "belongs to user 1000",
+			open:                           "can be written by others",
+			full:                           "are free there",
+		} {
+			w.run("--stage", dir).ends(125, "--stage "+dir, says)
+		}
+		if testenv.Exists(filepath.Join(w.work, "status")) {
+			t.Fatal("the job was started")
+		}
+		r := w.run("--stage", good)
+		r.verified(1)
+		w.finish(r)
+		if left := glob(good, "*"); len(left) > 0 {
+			t.Errorf("left over: %v", left)
+		}
 	})
 }

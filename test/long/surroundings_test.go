@@ -16,7 +16,24 @@ import (
 
 // TestConnectionsToTheOutsideComeBackClosed, and named; those inside of the job come back.
 func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
+	t.Run("on a file system with links", func(t *testing.T) { testConnections(t, func(*world) {}) })
+	t.Run("where there are no links", func(t *testing.T) {
+		testConnections(t, func(w *world) {
+			w.t.Helper()
+			staged := filepath.Join(w.dir, "staged")
+			if err := unix.Mount("tmpfs", staged, "tmpfs", 0, "size=64m"); err != nil {
+				w.t.Fatal(err)
+			}
+			w.t.Cleanup(func() { _ = unix.Unmount(staged, unix.MNT_DETACH) })
+			w.mounts = mounts(w.t)
+		})
+	})
+}
+
+func testConnections(t *testing.T, prepare func(*world)) {
+	t.Helper()
 	simulated(t, func(t *testing.T) {
+		t.Helper()
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -42,6 +59,7 @@ func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)
 		before := w.report()
+		prepare(w)
 		r = w.goesOn("000001")
 		r.says(" to " + listener.Addr().String() + " leads out of the job and comes back closed")
 		w.ticks(5)

@@ -38,7 +38,7 @@ func TestOnGPUsThereAndBack(t *testing.T) {
 
 // TestOnGPUsTraining: a training goes back and forth, and computes what it computes elsewhere.
 func TestOnGPUsTraining(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
+	testenv.IsolatedFor(t, 100*time.Second, func(t *testing.T) {
 		p := realPair(t)
 		program := filepath.Join(testenv.Root(t), "test/workload/programs/train.py")
 		args := "--workers 2 --epochs 2 --batches 200 --pause 0.05"
@@ -81,7 +81,7 @@ func TestOnGPUsPause(t *testing.T) {
 			show(t, text+" MiB", move(t, w, p.A, p.B, "--rsh", p.A.RSH()))
 			show(t, text+" MiB, pre-copy", move(t, w, p.B, p.A, "--rsh", p.B.RSH(), "--precopy"))
 			byHand(t, w, p.A, p.B, text)
-			kill(t, w)
+			endWork(t, w)
 		}
 	})
 }
@@ -106,7 +106,8 @@ func byHand(t *testing.T, w *hosts.Work, from, to *hosts.Host, size string) {
 	}
 }
 
-func kill(t *testing.T, w *hosts.Work) {
+// endWork kills every copy of a work.
+func endWork(t *testing.T, w *hosts.Work) {
 	t.Helper()
 	for _, p := range w.Copies() {
 		if err := p.Kill(); err != nil {

@@ -46,6 +46,8 @@ type Command struct {
 	User *syscall.Credential // nil is ours
 
 	Stdin, Stdout, Stderr *os.File // nil is /dev/null
+	// Terminal says that Stdin is a terminal, which becomes that of the job's session.
+	Terminal bool
 }
 
 // Start starts a command under the seccomp filter of a job, in a session of its own. This
@@ -70,7 +72,7 @@ func Start(c Command) (*Job, error) {
 func start(path string, args []string, c Command) (*Job, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: args, Env: c.Env, Dir: c.Dir,
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: c.User},
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: c.User, Setctty: c.Terminal}, // Ctty 0 is Stdin
 	}
 	// A nil *os.File in an interface is not nil.
 	if c.Stdin != nil {

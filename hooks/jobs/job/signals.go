@@ -63,8 +63,28 @@ func (s *Signals) PassTo(job *Job) {
 // Got are the signals, for a starter that passes them on itself.
 func (s *Signals) Got() <-chan os.Signal { return s.got }
 
+// PutBack has signals come again that were got and not looked at.
+func (s *Signals) PutBack(signals ...unix.Signal) {
+	for _, sig := range signals {
+		select {
+		case s.got <- sig:
+		default: // so many that one more says nothing new
+		}
+	}
+}
+
 // IsForGroup reports whether a terminal sends this signal to all processes of a job.
 func IsForGroup(sig os.Signal) bool { return slices.Contains(toGroup(), sig) }
 
 // IsForFirst reports whether this signal is passed on to the first process of a job only.
 func IsForFirst(sig os.Signal) bool { return slices.Contains(toFirst(), sig) }
+
+// StopSelf stops this program as the terminal asks it to, and not the job. If nobody could
+// continue it, the kernel does not stop it.
+func (s *Signals) StopSelf() {
+	signal.Reset(unix.SIGTSTP)
+	_ = unix.Kill(os.Getpid(), unix.SIGTSTP)
+}
+
+// Continued is to be called at SIGCONT after [Signals.StopSelf].
+func (s *Signals) Continued() { signal.Notify(s.got, unix.SIGTSTP) }

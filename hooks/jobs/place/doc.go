@@ -7,10 +7,15 @@
 //
 //	stage one ([Unshare])   makes the time namespace and sets its clocks; becomes
 //	unshare(1)              makes the pid and the mount namespace, and waits
-//	init ([Init])           the first process inside: mounts, starts the job, and then only reaps
+//	init ([Init])           the first process inside: mounts, starts the job, and then reaps; it
+//	                        passes on the job's input, if asked to, and has the other end of its
+//	                        terminal
 //
 // All of them have a session of their own. Whoever made the place may end, and somebody else may
 // [Attach] to it. The end of init ends everything inside. init ends only when it is killed.
+//
+// A job that was started by somebody else runs in no place until it goes on from a checkpoint: see
+// [Adopt].
 //
 // The package knows namespaces and processes. It knows nothing of checkpoints.
 package place

@@ -36,8 +36,8 @@ func Init(dir string) error {
 		return err
 	}
 	defer alive.Close()
-	fence, root, err := begin(dir)
-	r := ready{Root: root}
+	begun, err := begin(dir)
+	r := ready{Root: begun.root}
 	if err != nil {
 		r.Error = err.Error()
 		if failed := new(job.NotStartedError); errors.As(err, &failed) {
@@ -53,36 +53,60 @@ func Init(dir string) error {
 	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
 		return fmt.Errorf("whoever made the place has gone: %w", err)
 	}
-	go fence.watch()
-	return reap(dir, root)
+	go func() {
+		begun.fence.watch()
+		os.Exit(1) // and the place ends
+	}()
+	begun.streams.serve()
+	return begun.reap(dir)
 }
 
-// begin makes what is inside a place, and returns the pid of the job's root process.
-func begin(dir string) (fence Fence, root int, err error) {
+// begun is what init has to look after.
+type begun struct {
+	fence   Fence
+	root    int // pid of the job's root process
+	streams streams
+}
+
+// begin makes what is inside a place, and starts the job there if that is to be started.
+func begin(dir string) (b begun, err error) {
 	if os.Getpid() != 1 {
-		return Fence{}, 0, errors.New("this is a command for the first process of a job's place")
+		return b, errors.New("this is a command for the first process of a job's place")
 	}
 	var spec Spec
 	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
-		return Fence{}, 0, err
+		return b, err
 	}
+	if err := furnish(dir, spec); err != nil {
+		return b, err
+	}
+	b = begun{fence: spec.Fence, root: spec.Root}
+	if b.streams, err = openStreams(dir, spec); err != nil || spec.Start == nil {
+		return b, err
+	}
+	b.root, err = spec.Start.start(b.streams)
+	return b, err
+}
+
+// furnish mounts and hides what a place has and has not.
+func furnish(dir string, spec Spec) error {
 	if err := detach(); err != nil {
-		return Fence{}, 0, err
+		return err
 	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return Fence{}, 0, fmt.Errorf("mount /proc: %w", err)
+		return fmt.Errorf("mount /proc: %w", err)
 	}
 	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
-		return Fence{}, 0, fmt.Errorf("mount /dev/shm: %w", err)
+		return fmt.Errorf("mount /dev/shm: %w", err)
 	}
 	if spec.PrivateTmp {
 		if err := unix.Mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
-			return Fence{}, 0, fmt.Errorf("mount /tmp: %w", err)
+			return fmt.Errorf("mount /tmp: %w", err)
 		}
 	}
 	if spec.Memory != "" {
 		if err := mountMemory(spec.Memory); err != nil {
-			return Fence{}, 0, err
+			return err
 		}
 	}
 	hidden := make(map[string][]string)
@@ -91,22 +115,18 @@ func begin(dir string) (fence Fence, root int, err error) {
 	}
 	for parent, names := range hidden {
 		if err := Hide(parent, names); err != nil {
-			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
+			return fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}
 	if len(hidden) > 0 {
 		if err := KeepHidden(spec.Params, filepath.Join(dir, "params")); err != nil {
-			return Fence{}, 0, fmt.Errorf("hide what is not the job's: %w", err)
+			return fmt.Errorf("hide what is not the job's: %w", err)
 		}
 	}
 	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
-		return Fence{}, 0, fmt.Errorf("set the first pid: %w", err)
+		return fmt.Errorf("set the first pid: %w", err)
 	}
-	if spec.Start == nil {
-		return spec.Fence, spec.Root, nil
-	}
-	root, err = spec.Start.start()
-	return spec.Fence, root, err
+	return nil
 }
 
 // mountMemory mounts a file system that is as large as this host's memory. Whoever writes there sees
@@ -140,13 +160,14 @@ func detach() error {
 	return nil
 }
 
-func (s *Start) start() (pid int, err error) {
-	output, err := os.OpenFile(s.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+func (s *Start) start(streams streams) (pid int, err error) {
+	command := job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User}
+	release, err := streams.give(&command, s)
 	if err != nil {
-		return 0, fmt.Errorf("output of the job: %w", err)
+		return 0, err
 	}
-	defer output.Close()
-	started, err := job.Start(job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User, Stdout: output, Stderr: output})
+	defer release()
+	started, err := job.Start(command)
 	if err != nil {
 		return 0, err
 	}
@@ -154,7 +175,7 @@ func (s *Start) start() (pid int, err error) {
 }
 
 // reap reaps until this process is killed, and records the end of the root process.
-func reap(dir string, root int) error {
+func (b begun) reap(dir string) error {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
 	for {
@@ -162,8 +183,8 @@ func reap(dir string, root int) error {
 		pid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOHANG, nil)
 		switch {
 		case err == nil && pid > 0:
-			if pid == root && (status.Exited() || status.Signaled()) {
-				go tellExit(dir, status)
+			if pid == b.root && (status.Exited() || status.Signaled()) {
+				go b.tellExit(dir, status)
 			}
 		case errors.Is(err, unix.EINTR):
 		default: // none has ended, or there is none
@@ -174,8 +195,9 @@ func reap(dir string, root int) error {
 
 // tellExit records the end of the root process. A full disk must not end the place, or the job's
 // children with it: there may be room later.
-func tellExit(dir string, status unix.WaitStatus) {
-	exit := Exit{status, time.Now().UTC()}
+func (b begun) tellExit(dir string, status unix.WaitStatus) {
+	b.streams.drain()
+	exit := Exit{Status: status, At: time.Now().UTC()}
 	for writeExit(dir, exit) != nil {
 		time.Sleep(time.Second)
 	}

@@ -36,20 +36,8 @@ var (
 type Place struct {
 	dir    string
 	record record
-	init   *proc.Process
-}
-
-// record is what is known of a place by whoever attaches to it.
-type record struct {
-	BootID string     `json:"boot_id"`
-	Init   proc.Ident `json:"init"`
-	Root   int        `json:"root"`    // pid inside
-	RunDir string     `json:"run_dir"` // of the hook inside
-	// Running says that the job has run in the place: it was started there, or its restore is
-	// over. What has ended before was no job.
-	Running bool `json:"running"`
-	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
-	Leaving bool `json:"leaving,omitempty"`
+	init   *proc.Process // of an adopted job, its keeper; nil if that has gone
+	root   *proc.Process // of an adopted job; nil if it has ended
 }
 
 // New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
@@ -155,6 +143,9 @@ func Attach(dir string) (*Place, error) {
 	if boot != p.record.BootID {
 		return nil, ErrGone
 	}
+	if p.record.Adopted != nil {
+		return p.attachAdopted()
+	}
 	if p.record.Init.Elsewhere() {
 		if alive, known := isAlive(dir); known && !alive {
 			return nil, ErrGone
@@ -192,8 +183,13 @@ func (p *Place) awaitEnd() error {
 // Dir is the folder of the place's records.
 func (p *Place) Dir() string { return p.dir }
 
-// Init identifies the first process of the place.
-func (p *Place) Init() proc.Ident { return p.init.Ident }
+// Init identifies the first process of the place, or the root process of an adopted job.
+func (p *Place) Init() proc.Ident {
+	if p.IsAdopted() {
+		return *p.record.Adopted
+	}
+	return p.init.Ident
+}
 
 // RunDir is the run directory of the hook in the place.
 func (p *Place) RunDir() string { return p.record.RunDir }
@@ -203,11 +199,17 @@ func (p *Place) Root() int { return p.record.Root }
 
 // Command prepares a command that runs in the place, with the hook's run directory there.
 func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
+	if p.IsAdopted() {
+		return p.prepare(exec.CommandContext(ctx, args[0], args[1:]...))
+	}
 	enter := []string{"--target", strconv.Itoa(p.init.PID), "--pid", "--mount"}
 	if _, err := os.Stat("/proc/self/ns/time"); err == nil {
 		enter = append(enter, "--time")
 	}
-	cmd := exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...)
+	return p.prepare(exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...))
+}
+
+func (p *Place) prepare(cmd *exec.Cmd) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir())
 	cmd.Dir = "/"
 	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
@@ -218,6 +220,9 @@ func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
 // OpenRoot opens the job's root process, by its pid outside. It fails with [proc.ErrGone] if there is
 // none, or if it has ended.
 func (p *Place) OpenRoot() (*proc.Process, error) {
+	if p.IsAdopted() {
+		return proc.Reopen(*p.record.Adopted)
+	}
 	tree, err := proc.Tree(p.init.PID)
 	if err != nil {
 		return nil, err
@@ -234,51 +239,19 @@ func (p *Place) OpenRoot() (*proc.Process, error) {
 	return nil, fmt.Errorf("process %d of the place: %w", p.record.Root, proc.ErrGone)
 }
 
-// Exit tells how the job's root process has ended; nil if it has not.
-func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
-
-// LastExit tells how the root process in a place that may be gone has ended; nil if that is not
-// known, or if it was to leave.
-func LastExit(dir string) (*Exit, error) {
-	var r record
-	err := readJSON(filepath.Join(dir, placeName), &r)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if r.Leaving {
-		return nil, nil
-	}
-	return readExit(dir)
-}
-
-// HasRun reports whether the job has run in the place.
-func (p *Place) HasRun() bool { return p.record.Running }
-
-// SetRunning records that the job runs.
-func (p *Place) SetRunning() error {
-	if p.record.Running {
-		return nil
-	}
-	p.record.Running = true
-	return p.save()
-}
-
-// IsLeaving reports whether a dump was to end the job.
-func (p *Place) IsLeaving() bool { return p.record.Leaving }
-
-// SetLeaving records that a dump is to end the job.
-func (p *Place) SetLeaving() error {
-	p.record.Leaving = true
-	return p.save()
-}
-
-func (p *Place) save() error { return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record) }
-
 // Alive reports whether the place is there.
-func (p *Place) Alive() bool { return p.init.Alive() }
+func (p *Place) Alive() bool {
+	if p.IsAdopted() {
+		return p.adoptedAlive()
+	}
+	return p.init.Alive()
+}
 
 // Kill ends everything in the place, and returns when it has ended.
 func (p *Place) Kill() error {
+	if p.IsAdopted() {
+		return p.killAdopted()
+	}
 	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
@@ -288,10 +261,21 @@ func (p *Place) Kill() error {
 }
 
 // Close lets go of the place, which stays.
-func (p *Place) Close() error { return p.init.Close() }
+func (p *Place) Close() error {
+	var err error
+	for _, process := range []*proc.Process{p.init, p.root} {
+		if process != nil {
+			err = errors.Join(err, process.Close())
+		}
+	}
+	return err
+}
 
 // InsidePath is by which path a path of the place can be reached from outside.
 func (p *Place) InsidePath(path string) string {
+	if p.IsAdopted() {
+		return path
+	}
 	return filepath.Join("/proc", strconv.Itoa(p.init.PID), "root", path)
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/job"
 	"cucriu/internal/durable"
 )
 
@@ -41,10 +43,16 @@ type Spec struct {
 	PrivateTmp bool `json:"private_tmp,omitempty"`
 	// Fence ends the place once the job belongs to another one.
 	Fence Fence `json:"fence"`
+	// Feed is the job's input, if it is passed on to it.
+	Feed *Feed `json:"feed,omitempty"`
+	// Terminal is for a job that has a terminal of its own.
+	Terminal *TerminalSpec `json:"terminal,omitempty"`
 	// Start is the job to be started; nil if one will be restored.
 	Start *Start `json:"start,omitempty"`
 	// Root is the pid inside of the root process of a job that will be restored.
 	Root int `json:"root,omitempty"`
+	// Adopted is the root process of a job that is adopted.
+	Adopted *proc.Ident `json:"adopted,omitempty"`
 }
 
 // Start is a job to be started in a place.
@@ -54,6 +62,18 @@ type Start struct {
 	Dir    string              `json:"dir"`
 	Output string              `json:"output"` // the file to which its output is appended
 	User   *syscall.Credential `json:"user,omitempty"`
+	// Input is the file that is its input, from a place on; empty for none, or that of the spec.
+	Input     string `json:"input,omitempty"`
+	InputFrom int64  `json:"input_from,omitempty"`
+}
+
+// TerminalSpec says what terminal a job is to have.
+type TerminalSpec struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
+	Output  string `json:"output"` // the file to which is appended what the job writes there
+	// User is whose it is; nil if it is ours.
+	User *syscall.Credential `json:"user,omitempty"`
 }
 
 // Clocks are readings of the two clocks that a time namespace shifts.
@@ -75,10 +95,16 @@ func ReadClocks() (Clocks, error) {
 type Exit struct {
 	Status unix.WaitStatus `json:"wait_status"`
 	At     time.Time       `json:"at"`
+	// Unknown says that it is not known how: only the parent of an adopted job was told.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
-// Code is the exit status that a shell would show: 128+n if signal n has ended the process.
+// Code is the exit status that a shell would show: 128+n if signal n has ended the process. It is
+// [job.StatusFailed] if that is not known.
 func (e Exit) Code() int {
+	if e.Unknown {
+		return job.StatusFailed
+	}
 	if e.Status.Signaled() {
 		return 128 + int(e.Status.Signal())
 	}

@@ -90,7 +90,12 @@ func (d *drainer) sync() error {
 	var group errgroup.Group
 	group.SetLimit(8)
 	for _, f := range d.added {
-		group.Go(func() error { return durable.Sync(filepath.Join(d.dir, f.Name)) })
+		group.Go(func() error {
+			if err := d.ctx.Err(); err != nil {
+				return err
+			}
+			return durable.Sync(filepath.Join(d.dir, f.Name))
+		})
 	}
 	return group.Wait()
 }

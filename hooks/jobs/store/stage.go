@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/internal/durable"
 )
 
@@ -30,11 +31,30 @@ type stage struct {
 	Host    string `json:"host"`
 	Machine string `json:"machine,omitempty"`
 	BootID  string `json:"boot_id"`
+	// Of is the process below whose /proc/PID/root the path is; nil if it is an ordinary one.
+	Of *proc.Ident `json:"of,omitempty"`
+}
+
+// isThere reports whether the path still leads to where it led: the pid in it may be another
+// process's by now. One of another pid namespace says nothing here.
+func (r stage) isThere(bootID string) bool {
+	if r.Of == nil {
+		return !strings.HasPrefix(r.Path, "/proc/")
+	}
+	if r.BootID != bootID {
+		return false
+	}
+	p, err := proc.Reopen(*r.Of)
+	return err == nil && p.Close() == nil
 }
 
 // StageDir makes an empty private directory for a dump on its way to the store: below base,
 // or below the store's own directory if base is "". [Store.RemoveStage] removes it.
-func (s *Store) StageDir(base string) (string, error) {
+func (s *Store) StageDir(base string) (string, error) { return s.StageDirOf(base, nil) }
+
+// StageDirOf is [Store.StageDir] for a base below the /proc/PID/root of a process. The directory
+// is taken for gone once the process is.
+func (s *Store) StageDirOf(base string, of *proc.Ident) (string, error) {
 	s.stageMutex.Lock()
 	defer s.stageMutex.Unlock()
 	if err := s.mayChange(); err != nil {
@@ -47,25 +67,25 @@ func (s *Store) StageDir(base string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("staging directory: %w", err)
 	}
-	dir, err := s.makeStage(base)
+	record, err := s.makeStage(base, of)
 	if err != nil {
 		return "", fmt.Errorf("staging directory: %w", err)
 	}
-	s.staged[dir] = true
-	return dir, nil
+	s.staged[record.Path] = record
+	return record.Path, nil
 }
 
-func (s *Store) makeStage(base string) (string, error) {
+func (s *Store) makeStage(base string, of *proc.Ident) (stage, error) {
 	dir, err := os.MkdirTemp(base, stagePrefix)
+	record := stage{Path: dir, Host: s.owner.Host, Machine: s.owner.Machine, BootID: s.owner.BootID, Of: of}
 	if err != nil || base == s.path(stagedDir) {
-		return dir, err
+		return record, err
 	}
 	// Killed here, it leaves an empty directory.
-	record := stage{Path: dir, Host: s.owner.Host, Machine: s.owner.Machine, BootID: s.owner.BootID}
 	if err := durable.WriteJSON(s.stageRecord(dir), record); err != nil {
-		return "", errors.Join(err, os.Remove(dir))
+		return stage{}, errors.Join(err, os.Remove(dir))
 	}
-	return dir, nil
+	return record, nil
 }
 
 func (s *Store) stageRecord(dir string) string { return s.path(stagedDir, filepath.Base(dir)+".json") }
@@ -74,11 +94,14 @@ func (s *Store) stageRecord(dir string) string { return s.path(stagedDir, filepa
 func (s *Store) RemoveStage(dir string) error {
 	s.stageMutex.Lock()
 	defer s.stageMutex.Unlock()
-	if !s.staged[dir] {
+	record, is := s.staged[dir]
+	if !is {
 		return fmt.Errorf("%s is no staging directory of this store", dir)
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("staging directory: %w", err)
+	if record.isThere(s.owner.BootID) {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("staging directory: %w", err)
+		}
 	}
 	if err := os.Remove(s.stageRecord(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("staging directory: %w", err)
@@ -98,11 +121,8 @@ func (s *Store) RemoveLeftovers() ([]string, error) {
 	if err := s.mayChange(); err != nil {
 		return nil, err
 	}
-	partial, err := s.removeIn(checkpointsDir, func(name string) string {
-		if !strings.HasPrefix(name, partialPrefix) {
-			return ""
-		}
-		return s.checkpointDir(name)
+	partial, err := s.removeIn(checkpointsDir, func(name string) (string, bool) {
+		return s.checkpointDir(name), strings.HasPrefix(name, partialPrefix)
 	})
 	staged, stagedErr := s.removeIn(stagedDir, s.leftStage)
 	return append(partial, staged...), errors.Join(err, stagedErr)
@@ -121,7 +141,7 @@ func (s *Store) LeftStages() ([]string, error) {
 	}
 	var dirs []string
 	for _, entry := range entries {
-		if dir := s.leftStage(entry.Name()); dir != "" {
+		if dir, is := s.leftStage(entry.Name()); is && dir != "" {
 			dirs = append(dirs, dir)
 		}
 	}
@@ -129,8 +149,8 @@ func (s *Store) LeftStages() ([]string, error) {
 }
 
 // removeIn removes the directories that left names for the entries of a directory of the
-// store.
-func (s *Store) removeIn(dir string, left func(name string) string) ([]string, error) {
+// store, and the entries. One that is named "" is gone.
+func (s *Store) removeIn(dir string, left func(name string) (path string, is bool)) ([]string, error) {
 	entries, err := os.ReadDir(s.path(dir))
 	if err != nil {
 		return nil, fmt.Errorf("leftovers: %w", err)
@@ -138,12 +158,16 @@ func (s *Store) removeIn(dir string, left func(name string) string) ([]string, e
 	var removed []string
 	var errs []error
 	for _, entry := range entries {
-		path := left(entry.Name())
-		if path == "" {
+		path, is := left(entry.Name())
+		if !is {
 			continue
 		}
-		_, missing := os.Lstat(path)
-		err := os.RemoveAll(path)
+		missing := fs.ErrNotExist
+		var err error
+		if path != "" {
+			_, missing = os.Lstat(path)
+			err = os.RemoveAll(path)
+		}
 		if err == nil && path != s.path(dir, entry.Name()) {
 			err = os.Remove(s.path(dir, entry.Name())) // its record
 		}
@@ -156,16 +180,16 @@ func (s *Store) removeIn(dir string, left func(name string) string) ([]string, e
 	return removed, errors.Join(errs...)
 }
 
-// leftStage returns the staging directory that an entry of D/staged is, or is the record of.
-// It returns "" if that is not to be removed here.
-func (s *Store) leftStage(name string) string {
+// leftStage returns the staging directory that an entry of D/staged is, or is the record of; ""
+// if it is gone. It returns false if that is not to be removed here.
+func (s *Store) leftStage(name string) (dir string, is bool) {
 	own := s.path(stagedDir, name)
 	base, isRecord := strings.CutSuffix(name, ".json")
 	switch {
-	case !stageName.MatchString(base) || s.staged[own]:
-		return ""
+	case !stageName.MatchString(base) || s.isStaged(own):
+		return "", false
 	case !isRecord:
-		return own
+		return own, true
 	}
 	var record stage
 	data, err := readRegular(own, maxStageBytes)
@@ -177,16 +201,24 @@ func (s *Store) leftStage(name string) string {
 	}
 	if err != nil {
 		s.log.Warn("The record of a staging directory is damaged", "record", own, "error", err)
-		return ""
+		return "", false
 	}
 	of := Owner{Host: record.Host, Machine: record.Machine, BootID: record.BootID}
-	if s.staged[record.Path] || !of.onHostOf(s.owner) {
-		return ""
+	if s.isStaged(record.Path) || !of.onHostOf(s.owner) {
+		return "", false
+	}
+	if !record.isThere(s.owner.BootID) {
+		return "", true
 	}
 	var stat unix.Stat_t
 	if err := unix.Lstat(record.Path, &stat); err == nil && (stat.Uid != 0 || stat.Mode&unix.S_IFMT != unix.S_IFDIR) {
 		s.log.Warn("A staging directory is not one", "path", record.Path, "record", own)
-		return ""
+		return "", false
 	}
-	return record.Path
+	return record.Path, true
+}
+
+func (s *Store) isStaged(path string) bool {
+	_, is := s.staged[path]
+	return is
 }

@@ -1,13 +1,85 @@
 package store
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"cucriu/criuutil/proc"
 	"cucriu/internal/durable"
 )
+
+// TestAPIDThatIsSomebodyElsesLeadsToNoStage: nothing is read or removed in the file system of a
+// process that has the pid of one that has ended.
+func TestAPIDThatIsSomebodyElsesLeadsToNoStage(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*stage)
+		isLeft bool
+	}{
+		"the process is there":     {change: func(*stage) {}, isLeft: true},
+		"its pid is another's":     {change: func(r *stage) { r.Of.StartTime-- }},
+		"in another pid namespace": {change: func(r *stage) { r.Of.PIDNamespace++ }},
+		"before a reboot":          {change: func(r *stage) { r.BootID = "other" }},
+		"of an earlier version":    {change: func(r *stage) { r.Of = nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			place := exec.Command("sleep", "1000")
+			must(t, place.Start())
+			defer func() { _, _ = place.Process.Kill(), place.Wait() }()
+			id, err := proc.IdentOf(place.Process.Pid)
+			must(t, err)
+			base, dir := t.TempDir(), filepath.Join(t.TempDir(), "job")
+			s := openStore(t, dir)
+			path, err := s.StageDirOf(filepath.Join(fmt.Sprintf("/proc/%d/root", id.PID), base), &id)
+			must(t, err)
+			real := filepath.Join(base, filepath.Base(path))
+			stageImage(t, filepath.Join(real, "image"), 1, newMemory(1, 1))
+			record := s.staged[path]
+			test.change(&record)
+			must(t, durable.WriteJSON(s.stageRecord(path), record))
+			must(t, s.Close())
+			s = openStore(t, dir)
+			stages, err := s.LeftStages()
+			must(t, err)
+			removed, err := s.RemoveLeftovers()
+			must(t, err)
+			want := []string{path}
+			if !test.isLeft {
+				want = nil
+			}
+			if !slices.Equal(stages, want) || !slices.Equal(removed, want) {
+				t.Errorf("left %q, removed %q; want %q", stages, removed, want)
+			}
+			if _, err := os.Stat(real); (err == nil) == test.isLeft {
+				t.Errorf("the directory: %v", err)
+			}
+			if _, err := os.Stat(s.stageRecord(path)); err == nil {
+				t.Error("the record is left over")
+			}
+		})
+	}
+}
+
+// TestAStageGoesWithItsProcess, also for who has made it.
+func TestAStageGoesWithItsProcess(t *testing.T) {
+	place := exec.Command("sleep", "1000")
+	must(t, place.Start())
+	id, err := proc.IdentOf(place.Process.Pid)
+	must(t, err)
+	base := t.TempDir()
+	s := openStore(t, filepath.Join(t.TempDir(), "job"))
+	path, err := s.StageDirOf(filepath.Join(fmt.Sprintf("/proc/%d/root", id.PID), base), &id)
+	must(t, err)
+	must(t, place.Process.Kill())
+	_ = place.Wait()
+	must(t, s.RemoveStage(path))
+	if _, err := os.Stat(s.stageRecord(path)); err == nil {
+		t.Error("the record is left over")
+	}
+}
 
 func TestLeftoversAreRemovedAndNothingElse(t *testing.T) {
 	dir, base := filepath.Join(t.TempDir(), "job"), t.TempDir()

@@ -69,7 +69,7 @@ type Store struct {
 
 	mutex      sync.Mutex // one change of the checkpoints at a time
 	stageMutex sync.Mutex
-	staged     map[string]bool // staging directories of this store
+	staged     map[string]stage // staging directories of this store
 	// interrupt is called at each step of a change. The tests set it.
 	interrupt func(step string) error
 }
@@ -85,6 +85,9 @@ func Open(dir string, o OpenOptions) (*Store, error) {
 	s.codec, s.workers = o.Codec, cmp.Or(o.Workers, 2)
 	if s.workers < 0 || s.workers > maxWorkers {
 		return nil, fmt.Errorf("job directory: %d workers", s.workers)
+	}
+	if err := checkWay("job directory", s.dir, 1); err != nil {
+		return nil, err
 	}
 	if err := makeDir(s.dir); err != nil {
 		return nil, err
@@ -120,7 +123,7 @@ func newStore(dir string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Store{dir: dir, log: log, limiter: rate.NewLimiter(rate.Inf, pieceBytes), staged: make(map[string]bool)}, nil
+	return &Store{dir: dir, log: log, limiter: rate.NewLimiter(rate.Inf, pieceBytes), staged: make(map[string]stage)}, nil
 }
 
 // Close gives the store back. It waits for a change that is under way.

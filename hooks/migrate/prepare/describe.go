@@ -19,8 +19,18 @@ import (
 )
 
 // Describe describes the job below root, which goes on running. criu is the path of the criu that
-// is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty.
+// is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty. All of
+// its errors are refusals: see [preflight.Refused].
 func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
+	findings, err := preflight.RootFindings(root)
+	if err := errors.Join(err, findings.Err()); err != nil {
+		return nil, preflight.AsRefusal(err)
+	}
+	j, err := describe(ctx, hook, root, criu)
+	return j, preflight.AsRefusal(err)
+}
+
+func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
 	host := hook.Host()
 	ctx, cancel := context.WithTimeout(ctx, host.Timeout)
 	defer cancel()

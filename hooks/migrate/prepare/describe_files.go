@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
-	"cucriu/hooks"
 )
 
 // files collects what the processes of a tree use.
@@ -32,6 +31,7 @@ type files struct {
 type usedFile struct {
 	File
 	used, mapped bool
+	born         unix.StatxTimestamp // zero if the file system does not say
 }
 
 // betweenLooks is how long a file must be in use to count. Programs write a new file under another
@@ -56,39 +56,18 @@ func (j *Job) addFiles(ctx context.Context, pids []int, driverRoot string) error
 	}
 	maps.DeleteFunc(now.byPath, func(path string, f *usedFile) bool {
 		earlier := before.byPath[path]
-		return earlier == nil || earlier.Identity.Inode != f.Identity.Inode
+		// A new file often gets the inode that was freed last.
+		return earlier == nil || earlier.Identity.Inode != f.Identity.Inode || earlier.born != f.born
 	})
 	maps.DeleteFunc(now.directories, func(path string, _ bool) bool { return !before.directories[path] })
-	return j.setFiles(now, pids)
-}
-
-// LookAgain describes the files and directories again, at a moment when the job stands still: now
-// all of them count, with the sizes that they have. [JudgeFiles] judges them at the destination.
-func (j *Job) LookAgain(hook *hooks.Hook) error {
-	pids, err := proc.Tree(j.RootPID)
-	if err != nil {
+	if err := now.findShared(pids); err != nil {
 		return err
 	}
-	now, err := lookForFiles(pids, hook.Filled().Config.Driver.Root)
-	if err != nil {
-		return err
-	}
-	if err := j.setFiles(now, pids); err != nil {
-		return err
-	}
-	return j.Validate()
-}
-
-func (j *Job) setFiles(found *files, pids []int) error {
-	if err := found.findShared(pids); err != nil {
-		return err
-	}
-	j.Files = nil
-	for _, f := range found.byPath {
+	for _, f := range now.byPath {
 		j.Files = append(j.Files, f.File)
 	}
 	slices.SortFunc(j.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
-	j.Directories = slices.Sorted(maps.Keys(found.directories))
+	j.Directories = slices.Sorted(maps.Keys(now.directories))
 	return nil
 }
 
@@ -176,7 +155,7 @@ func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*
 		return nil, err
 	}
 	var stat unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, link, 0, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &stat); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, link, 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &stat); err != nil {
 		return nil, err
 	}
 	kind := stat.Mode & unix.S_IFMT
@@ -193,7 +172,7 @@ func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*
 	if f == nil {
 		f = &usedFile{File: File{
 			Path: path, PID: pid, Pipe: kind == unix.S_IFIFO, Mode: uint32(stat.Mode), Size: int64(stat.Size), Identity: identity(stat, mounts),
-		}}
+		}, born: stat.Btime}
 		fs.byPath[path] = f
 	}
 	return f, nil

@@ -21,7 +21,7 @@ func TestAJobIsDescribedAsItIs(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		hook := hookOf(t, host)
 		job := host.Start(1, "--mib", "16", "--loaders", "2")
-		j := describe(t, hook, job)
+		j := described(t, hook, job)
 
 		sent, err := json.Marshal(j)
 		if err != nil {
@@ -42,12 +42,12 @@ func TestAJobIsDescribedAsItIs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var described []int
+		var pidsOf []int
 		for _, p := range j.Processes {
-			described = append(described, p.PID)
+			pidsOf = append(pidsOf, p.PID)
 		}
-		if !slices.Equal(described, pids) {
-			t.Errorf("the processes are %v, and %v were described", pids, described)
+		if !slices.Equal(pidsOf, pids) {
+			t.Errorf("the processes are %v, and %v were described", pids, pidsOf)
 		}
 		for _, pid := range pids {
 			threads, err := proc.Threads(pid)
@@ -99,7 +99,7 @@ func TestAJobCanGoWhereEverythingIs(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		hook := hookOf(t, host)
 		job := host.Start(1, "--mib", "16")
-		j := describe(t, hook, job)
+		j := described(t, hook, job)
 		source, err := JudgeSource(t.Context(), hook, j, roomOf(t))
 		if err != nil {
 			t.Fatal(err)

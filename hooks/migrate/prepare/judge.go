@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
@@ -44,12 +43,15 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err := j.Validate(); err != nil {
 		return nil, err
 	}
-	hook = j.Mapped(hook)
+	hook = hook.Filled()
 	here, err := thisHost(ctx, room.Criu)
 	if err != nil {
 		return nil, err
 	}
 	host := hook.Host()
+	if len(j.Map) > 0 {
+		host.Map = j.Map
+	}
 	findings, err := machineFindings(ctx, host, j, room.Criu)
 	if err != nil {
 		return nil, err
@@ -82,39 +84,6 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	judgement := judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
 	judgement.Copies = copies
 	return judgement, nil
-}
-
-// JudgeFiles is the part of [Judge] that is about files, for a job that stands still: see
-// [Job.LookAgain].
-func JudgeFiles(hook *hooks.Hook, j *Job, room Room) (*Judgement, error) {
-	if err := j.Validate(); err != nil {
-		return nil, err
-	}
-	here, err := os.Hostname()
-	if err != nil {
-		return nil, err
-	}
-	boot, err := proc.BootID()
-	if err != nil {
-		return nil, err
-	}
-	findings, copies, err := fileFindings(j, boot, room.Copy)
-	if err != nil {
-		return nil, err
-	}
-	judgement := judged(hook.Filled(), here, findings)
-	judgement.Copies = copies
-	return judgement, nil
-}
-
-// Mapped returns the hook that is to restore the job: with the job's map for this host, if it
-// brings one.
-func (j *Job) Mapped(hook *hooks.Hook) *hooks.Hook {
-	mapped := hook.Filled()
-	if len(j.Map) > 0 {
-		mapped.Config.GPUs.Map = j.Map
-	}
-	return mapped
 }
 
 // machineFindings look at this machine. A job without CUDA needs no driver.

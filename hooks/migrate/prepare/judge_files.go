@@ -29,8 +29,8 @@ var networkFileSystems = map[string]bool{
 // copyable reports whether a migration can copy a file.
 func (f *File) copyable() bool { return !f.Pipe && !f.Shared && f.Size <= maxCopied }
 
-// fileFindings look for the files and directories of a job on this host, by its boot id. copies are the positions
-// of the files that are to be copied here.
+// fileFindings look for the files and directories of a job on this host, which has this boot id.
+// copies are the positions of the files that are to be copied here.
 func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, copies []int, err error) {
 	mounts, err := mountsOf(os.Getpid())
 	if err != nil {
@@ -151,17 +151,17 @@ func (l *fileLook) missing(n int, err error) {
 	}
 	remedy := "put it there"
 	switch {
-	case !f.copyable() && f.Pipe:
+	case f.Pipe:
 		remedy = "make the pipe: mkfifo " + f.Path
 	case f.Shared:
 		remedy = "other programs write into it too: keep it on a file system that both hosts have mounted"
 	case !f.copyable():
 		remedy = fmt.Sprintf("it has %s, and --copy-files copies what has up to %s: put it there, or keep it on a file system that both hosts have mounted", size(uint64(f.Size)), size(maxCopied))
-	case networkFileSystems[f.Identity.FileSystem]:
-		remedy = fmt.Sprintf("mount %s (%s) here, or --copy-files copies it", f.Identity.Source, f.Identity.FileSystem)
 	case l.policy != CopyNone:
 		l.copy(n)
 		return
+	case networkFileSystems[f.Identity.FileSystem]:
+		remedy = fmt.Sprintf("mount %s (%s) here, or --copy-files copies it", f.Identity.Source, f.Identity.FileSystem)
 	default:
 		remedy += ", or --copy-files copies it"
 	}

@@ -290,7 +290,7 @@ func TestWhatADestinationLacksIsFound(t *testing.T) {
 		host := testenv.NewHost(t, 2, "--mib-per-gpu", "512")
 		hook := hookOf(t, host)
 		job := host.Start(1, "--mib", "16")
-		base := describe(t, hook, job)
+		base := described(t, hook, job)
 		job.Kill()
 		for n := range base.Files {
 			base.Files[n].Written = false // the base is a job whose files are here
@@ -341,7 +341,7 @@ func TestWhatCanBeOverriddenIs(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		hook := hookOf(t, host)
 		job := host.Start(1)
-		j := describe(t, hook, job)
+		j := described(t, hook, job)
 		job.Kill()
 		j.Host.CPU.Features = append(j.Host.CPU.Features, "avx9")
 		hook.Force = []string{preflight.FindingCPU}

@@ -34,9 +34,6 @@ const (
 	maxBytes       = 1 << 50      // of a file, or of a process's memory
 )
 
-// MaxEncoded is more than a valid [Job] or [Judgement] of a real job takes as JSON, in bytes.
-const MaxEncoded = 64 << 20
-
 // checks collects the first error.
 type checks struct{ err error }
 

@@ -28,8 +28,8 @@ func hookOf(t *testing.T, host *testenv.Host) *hooks.Hook {
 	return &hooks.Hook{Config: cfg}
 }
 
-// describe describes a job that runs.
-func describe(t *testing.T, hook *hooks.Hook, job *testenv.Job) *Job {
+// described describes a job that runs.
+func described(t *testing.T, hook *hooks.Hook, job *testenv.Job) *Job {
 	t.Helper()
 	j, err := Describe(t.Context(), hook, job.PID, testenv.Criu(t))
 	if err != nil {

@@ -59,8 +59,8 @@ func (c *connection) welcome() error {
 		return err
 	case a.kind != welcomeAnswer:
 		return fmt.Errorf("%w: no welcome", errNonsense)
-	case a.count != ProtocolVersion:
-		return fmt.Errorf("send: the receiver speaks version %d of the transfer, and this side %d", a.count, ProtocolVersion)
+	case a.count != transferVersion:
+		return fmt.Errorf("send: the receiver speaks version %d of the transfer, and this side %d", a.count, transferVersion)
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ const (
 	pingKind = "ping"
 	// waiting is how many messages may lie there that nobody has received yet. Then nothing
 	// more is read.
-	waiting = 64
+	waiting = 16
 )
 
 // Control sends and receives messages. All methods may be called by several goroutines.

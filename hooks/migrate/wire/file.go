@@ -57,6 +57,9 @@ func (f *file) end(part extent) (added int64, more int, err error) {
 	f.writing--
 	added, more = f.there.missing(part), -len(f.there)
 	f.there.add(part)
+	if f.size >= 0 && part.end > f.size { // the size came meanwhile
+		return 0, 0, fmt.Errorf("%s: a chunk ends at %d, and the file has %d bytes", f.name, part.end, f.size)
+	}
 	return added, more + len(f.there), f.closeIfComplete()
 }
 

@@ -12,10 +12,9 @@ import (
 	"cucriu/criuutil/pages"
 )
 
-// ProtocolVersion is that of the transfer, which the receiver's welcome says.
-const ProtocolVersion = 1
-
 const (
+	// transferVersion is that of the transfer, which the receiver's welcome says.
+	transferVersion = 1
 	// chunkSize is the most of a file that one frame holds, in bytes.
 	chunkSize = 1 << 20
 	// headerSize is the size of a frame from the sender without what follows it.
@@ -168,6 +167,8 @@ func readAnswer(r io.Reader) (answer, error) {
 	a := answer{kind: answerKind(data[0]), noSpace: data[1] == 1, count: binary.LittleEndian.Uint64(data[8:])}
 	length := binary.LittleEndian.Uint32(data[4:])
 	switch {
+	case data[2] != 0 || data[3] != 0:
+		return answer{}, fmt.Errorf("%w: % x", errNonsense, data)
 	case a.kind == failedAnswer && length > 0 && length <= maxReason && data[1] <= 1 && a.count == 0:
 	case (a.kind == ackAnswer || a.kind == welcomeAnswer) && length == 0 && data[1] == 0:
 	default:

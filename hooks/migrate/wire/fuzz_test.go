@@ -107,7 +107,7 @@ func FuzzFrame(f *testing.F) {
 // FuzzAnswer checks that an answer is written as it was read, and is bounded.
 func FuzzAnswer(f *testing.F) {
 	for _, a := range []answer{
-		{kind: welcomeAnswer, count: ProtocolVersion},
+		{kind: welcomeAnswer, count: transferVersion},
 		{kind: ackAnswer, count: 12},
 		{kind: failedAnswer, reason: "no space left on device", noSpace: true},
 	} {

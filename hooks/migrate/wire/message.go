@@ -105,9 +105,14 @@ func parseMessage(data []byte) (Message, error) {
 	if err := refuseDuplicates(data); err != nil {
 		return Message{}, fmt.Errorf("control: a message that cannot be read: %w", err)
 	}
-	var m Message
-	if err := json.Unmarshal(data, &m); err != nil {
+	// A struct would take "Kind" for "kind", too.
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(data, &fields); err != nil {
 		return Message{}, fmt.Errorf("control: a message that cannot be read: %w", err)
+	}
+	m := Message{Body: fields["body"]}
+	if err := json.Unmarshal(fields["kind"], &m.Kind); err != nil {
+		return Message{}, fmt.Errorf("control: a message that cannot be read: its kind: %w", err)
 	}
 	if m.Kind == "" || len(m.Kind) > maxKind {
 		return Message{}, fmt.Errorf("control: a message of the kind %.40q", m.Kind)

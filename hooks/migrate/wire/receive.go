@@ -16,7 +16,7 @@ const (
 	// sender has, because those that broke may not be known to have done so yet.
 	maxConnections = 4 * maxStreams
 	// maxExtents bounds the memory for what is there of files that are not complete.
-	maxExtents = 1 << 20
+	maxExtents = 1 << 18
 )
 
 // errOver says that a receiver was told to finish.
@@ -27,7 +27,7 @@ type ReceiveOptions struct {
 	Dir      *os.Root // where the files are made; none of them may be there yet
 	MaxBytes int64    // that all files may have together
 	MaxFiles int
-	// Progress is told how many bytes of the files are there. May be nil.
+	// Progress is told how many bytes of the files are there. It must not wait. May be nil.
 	Progress func(received int64)
 }
 
@@ -65,7 +65,8 @@ func NewReceiver(o ReceiveOptions) *Receiver {
 	return r
 }
 
-// Wait waits until the sender has said that everything was sent, and all of it is there.
+// Wait waits until the sender has said that everything was sent, and all of it is there. Finish
+// comes before the files are used.
 func (r *Receiver) Wait(ctx context.Context) error {
 	select {
 	case <-r.over:

@@ -143,7 +143,7 @@ func (s *served) handle(f *frame, header, followed []byte) error {
 // answer acknowledges what was taken. It ends with ctx, and when it has told the sender that the
 // transfer has failed. Otherwise it makes the connection end.
 func (s *served) answer(ctx context.Context) {
-	err := s.send(answer{kind: welcomeAnswer, count: ProtocolVersion})
+	err := s.send(answer{kind: welcomeAnswer, count: transferVersion})
 	ticker := time.NewTicker(aliveEvery)
 	defer ticker.Stop()
 	over := s.receiver.over

@@ -40,30 +40,33 @@ func (s *Sender) once(p *packer) (worked bool, err error) {
 	conn, err := s.options.Dial(s.ctx)
 	if err != nil {
 		err = fmt.Errorf("%w: %w", errBroken, err)
-		s.mutex.Lock()
-		s.lost = err
-		s.mutex.Unlock()
+		s.lose(err)
 		return false, err
 	}
 	c := newConnection(s, conn, p)
 	defer c.close()
 	if err := c.welcome(); err != nil {
-		s.mutex.Lock()
-		s.lost = err
-		s.mutex.Unlock()
+		s.lose(err)
 		return false, err
 	}
 	s.up()
 	err = c.carry()
-	for _, p := range c.unacknowledged {
-		p.resent = true
+	for _, lost := range c.unacknowledged {
+		lost.resent = true
 		select {
-		case s.again <- p:
+		case s.again <- lost:
 		case <-s.ctx.Done():
 		}
 	}
 	s.down(c, err)
 	return c.acked > 0, err
+}
+
+// lose notes what happened to a connection that did not come to work.
+func (s *Sender) lose(err error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.lost = err
 }
 
 // up notes a connection that works.
@@ -89,7 +92,7 @@ func (s *Sender) down(c *connection, err error) {
 	}
 	if c.acked > 0 {
 		s.fruitless = 0
-	} else if c.sent > 0 {
+	} else if len(c.unacknowledged) > 0 {
 		s.fruitless++
 	}
 	if s.fruitless > fruitlessTries*s.options.Streams {
