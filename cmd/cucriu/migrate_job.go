@@ -67,7 +67,7 @@ func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) error {
 // givenFlags returns the options that were given, so that cucriu run can be given them on another
 // host. Those of this host only are left out.
 func givenFlags(set *pflag.FlagSet) []string {
-	notTaken := []string{"dir", "takeover", "criu", "config"}
+	notTaken := []string{"dir", "takeover", "criu", "config", "adopt"}
 	var args []string
 	set.Visit(func(f *pflag.Flag) {
 		if slices.Contains(notTaken, f.Name) {

@@ -19,6 +19,8 @@ type Description struct {
 	Dir      string // as which its checkpoints can be restored
 	Begun    time.Time
 	Finished bool
+	// Fed says that the job reads from its cucriu run, by --stdin or --tty.
+	Fed bool
 }
 
 // Describe reads what the directory of a job says of it. The error is [fs.ErrNotExist] if it is not
@@ -39,7 +41,7 @@ func describeFile(path string) (Description, error) {
 	if err != nil {
 		return Description{}, fmt.Errorf("the job's record %s: %w", path, err)
 	}
-	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil}, nil
+	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Fed: r.Input != ""}, nil
 }
 
 // DescribeAs is Describe for a record that has another name yet.

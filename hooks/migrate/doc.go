@@ -16,4 +16,6 @@
 //
 // The source's copy stays stopped and parked, with its GPU state in an image in memory, until
 // the destination has everything. So the way back needs neither the network nor a disk.
+//
+// A long job moves another way, as checkpoints: see job_message.go.
 package migrate

@@ -48,13 +48,13 @@ func (s *jobSource) on(e commit.Event) error {
 			}
 		}
 		if e, err = s.carryOut(ctx, m, do); err != nil {
-			return err
+			return errors.Join(s.notBack, err)
 		}
 		if e == commit.Unknown && next.State == commit.End {
 			return fmt.Errorf("%w: %s has moved to %s, which does not know it any more: was its directory removed there? cucriu recover --take %s lets it go on here", hooks.ErrNotBack, s.job.Name, m.Peer, s.id)
 		}
 	}
-	return nil
+	return s.notBack
 }
 
 // carryOut does actions, and returns the destination's answer if it was told something.
@@ -65,7 +65,7 @@ func (s *jobSource) carryOut(ctx context.Context, m jobs.Move, do []commit.Actio
 			if err := failpoint.Hit(ctx, "job.back", 0); err != nil {
 				return "", err
 			}
-			err = s.phase("bring back", func() error { return s.awaitBack(ctx) })
+			err = s.bringBack(ctx)
 		case commit.KillCopy: // its supervisor has ended it, before it has answered
 			if err = failpoint.Hit(ctx, "job.left", 0); err == nil {
 				err = jobs.RequireGone(s.job.Dir)
@@ -100,7 +100,20 @@ func (s *jobSource) takeBack(ctx context.Context) error {
 	if err := jobs.RemoveMove(s.job.Dir); err != nil {
 		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
 	}
-	return s.phase("bring back", func() error { return s.awaitBack(ctx) })
+	return s.bringBack(ctx)
+}
+
+// bringBack waits until the job runs here. If it does not, the destination is told all the same
+// that it stays, and the error is kept for later.
+func (s *jobSource) bringBack(ctx context.Context) error {
+	if s.recovering || s.notBack != nil {
+		return nil // whoever has started the supervisor starts it again
+	}
+	err := s.phase("bring back", func() error { return s.awaitBack(ctx) })
+	if errors.Is(err, hooks.ErrNotBack) {
+		s.notBack, err = err, nil
+	}
+	return err
 }
 
 const (
@@ -113,9 +126,6 @@ const (
 // awaitBack waits until the job runs here: its supervisor resumes it once it is decided that the
 // job stays.
 func (s *jobSource) awaitBack(ctx context.Context) error {
-	if s.recovering {
-		return nil // whoever started the supervisor starts it again
-	}
 	missing := time.Now()
 	for deadline := time.Now().Add(backPatience); time.Now().Before(deadline); time.Sleep(startLook) {
 		local, err := jobs.Find(s.hook.Config.RunDir, s.job.Dir)

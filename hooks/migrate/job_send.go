@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"cucriu/hooks/jobs"
-	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/migrate/wire"
 )
 
@@ -198,5 +197,3 @@ func (s *jobSource) giveUpWhenLost(over chan struct{}, cancel context.CancelCaus
 	case <-over:
 	}
 }
-
-var _ = store.Listed{}

@@ -34,6 +34,7 @@ type jobSource struct {
 	stopped  time.Time // when the supervisor was asked to end the job
 	asked    bool      // the supervisor has been asked, and may have ended the job
 	failure  error     // of the destination, after the decision
+	notBack  error     // why the job does not run here, although it is to
 	// recovering says that this is not the program that began.
 	recovering bool
 	returned   string // why the destination gave the job back
@@ -69,6 +70,9 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	of, err := jobs.Describe(s.job.Dir)
 	if err != nil {
 		return err
+	}
+	if of.Fed {
+		return fmt.Errorf("%s reads from its cucriu run here (--stdin, --tty): nobody would feed it there", s.job.Name)
 	}
 	if s.lock, err = jobs.TryLockMove(s.job.Dir); err != nil {
 		return err
