@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -154,14 +153,14 @@ func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	if err != nil {
 		return err
 	}
-	dialer := &wire.Dialer{Addresses: at.Addresses, Hint: hostName(s.options.Host), Config: config}
+	dial := s.options.dataDialer(at, config)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	over := make(chan struct{})
 	defer close(over)
 	go s.giveUpWhenLost(over, cancel)
 	sender, err := wire.NewSender(ctx, wire.SendOptions{
-		Dial:    func(ctx context.Context) (net.Conn, error) { return dialer.Dial(ctx) },
+		Dial:    dial,
 		Streams: streamsOf(s.options), BytesPerSecond: s.options.BytesPerSecond, Progress: files.done.Store,
 	})
 	if err != nil {

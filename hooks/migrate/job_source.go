@@ -120,7 +120,7 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 }
 
 func (s *jobSource) connect(ctx context.Context) (err error) {
-	s.remote, err = connect(ctx, s.options.RSH, s.options.Host, s.options.Remote, s.id, s.identity.Fingerprint(), jobArg)
+	s.remote, err = connect(ctx, s.options.RSH, s.options.Host, s.options.Remote, s.id, s.identity.Fingerprint(), append(s.options.receiveArgs(), jobArg)...)
 	return err
 }
 

@@ -87,7 +87,7 @@ func (s *source) begin(ctx context.Context, root int) error {
 }
 
 func (s *source) connect(ctx context.Context) (err error) {
-	s.remote, err = connect(ctx, s.record.RSH, s.record.Host, s.record.Remote, s.record.ID, s.identity.Fingerprint())
+	s.remote, err = connect(ctx, s.record.RSH, s.record.Host, s.record.Remote, s.record.ID, s.identity.Fingerprint(), s.options.receiveArgs()...)
 	return err
 }
 

@@ -37,11 +37,11 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 		if err != nil {
 			return err
 		}
-		dialer := &wire.Dialer{Addresses: at.Addresses, Hint: hostName(s.options.Host), Config: config}
+		dial := s.options.dataDialer(at, config)
 		// The first connection shows that there is a way, before anything is touched.
-		first, err := dialer.Dial(ctx)
+		first, err := dial(ctx)
 		if err != nil {
-			return fmt.Errorf("no connection for data to %s (%v): %w; name another address of its with --bind, its open ports with --ports, or use --via ssh", s.options.Host, at.Addresses, err)
+			return fmt.Errorf("no connection for data to %s (%v): %w; see that one of its ports can be reached (cucriu receive --help), or use --via ssh", s.options.Host, at.Addresses, err)
 		}
 		connections := make(chan net.Conn, 1)
 		connections <- first
@@ -53,7 +53,7 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 				case conn := <-connections:
 					return conn, nil
 				default:
-					return dialer.Dial(ctx)
+					return dial(ctx)
 				}
 			},
 			Streams: s.streams(), BytesPerSecond: s.options.BytesPerSecond, Progress: w.sent.Store,
@@ -79,6 +79,9 @@ func (s *source) streams() int { return streamsOf(s.options) }
 func streamsOf(o Options) int {
 	if o.Streams > 0 {
 		return o.Streams
+	}
+	if o.ViaSSH {
+		return 4
 	}
 	return max(2, min(16, runtime.NumCPU()/2))
 }

@@ -114,3 +114,14 @@ func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
 		}
 	})
 }
+
+func TestDataGoesThroughSSHAsWell(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.Start(1, "--mib", "16")
+		move(t, w, p.A, p.B, "--via", "ssh")
+		if left := p.B.Find("receive", "--relay"); len(left) > 0 {
+			t.Errorf("left there: %v", left)
+		}
+	})
+}

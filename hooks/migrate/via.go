@@ -1,0 +1,125 @@
+package migrate
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/migrate/wire"
+)
+
+// Where no port of the destination can be reached, the data goes through ssh as well: each
+// connection is an ssh of its own, whose program there leads to a port that only that host can
+// reach. What goes over it is the same TLS as otherwise.
+
+const relayAddress = "127.0.0.1"
+
+// receiveArgs are what cucriu receive is told on its command line.
+func (o *Options) receiveArgs() []string {
+	if o.ViaSSH {
+		return []string{"--bind", relayAddress}
+	}
+	return nil
+}
+
+// dataDialer makes the connections for data to where the destination listens.
+func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Context) (net.Conn, error) {
+	if !o.ViaSSH {
+		dialer := &wire.Dialer{Addresses: at.Addresses, Hint: hostName(o.Host), Config: config}
+		return dialer.Dial
+	}
+	return func(ctx context.Context) (net.Conn, error) {
+		if len(at.Addresses) == 0 {
+			return nil, errors.New("the destination has told no address")
+		}
+		address, err := loopback(at.Addresses[0])
+		if err != nil {
+			return nil, err
+		}
+		raw, err := o.relayed(address)
+		if err != nil {
+			return nil, err
+		}
+		conn := tls.Client(raw, config)
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // ssh takes its time
+		defer cancel()
+		if err := conn.HandshakeContext(ctx); err != nil {
+			raw.Close()
+			return nil, err
+		}
+		return conn, nil
+	}
+}
+
+// relayed is a connection over an ssh of its own.
+func (o *Options) relayed(address string) (net.Conn, error) {
+	args := append(append([]string{}, o.RSH[1:]...), o.Host)
+	args = append(args, strings.Fields(o.Remote)...)
+	cmd := exec.Command(o.RSH[0], append(args, "receive", "--relay", address)...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, outEnd, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stdout = outEnd
+	err = cmd.Start()
+	outEnd.Close()
+	if err != nil {
+		out.Close()
+		return nil, fmt.Errorf("start %s: %w", o.RSH[0], err)
+	}
+	go func() { _ = cmd.Wait() }() // it ends with its input
+	return wire.PipeConn(out, in), nil
+}
+
+// loopback refuses an address that others could reach.
+func loopback(text string) (string, error) {
+	address, err := netip.ParseAddrPort(text)
+	if err != nil || !address.Addr().IsLoopback() {
+		return "", fmt.Errorf("%.60q is not an address of the host itself, such as 127.0.0.1:7000", text)
+	}
+	return address.String(), nil
+}
+
+// Relay joins in and out to an address of this host itself, at which a destination listens.
+func Relay(ctx context.Context, in io.ReadCloser, out io.Writer, address string) error {
+	address, err := loopback(address)
+	if err != nil {
+		return err
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ended := make(chan error, 2)
+	go func() {
+		_, err := io.Copy(conn, in)
+		ended <- err
+	}()
+	go func() {
+		_, err := io.Copy(out, conn)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
