@@ -25,6 +25,7 @@ func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir str
 	noting.Progress = func(r *journal.Record, step string) {
 		if step == string(journal.StepLock) && s.locked.IsZero() {
 			s.locked = time.Now()
+			s.limit.begin()
 		}
 		s.tell(Progress{Phase: step})
 	}
@@ -39,9 +40,15 @@ func (s *source) dumpRunning(ctx context.Context, root int, dir string) error {
 	options := s.dumpOptions(root)
 	options.RPC.LeaveRunning = proto.Bool(true)
 	noting := *s.hook
-	noting.Progress = func(_ *journal.Record, step string) { s.tell(Progress{Phase: step}) }
+	noting.Progress = func(_ *journal.Record, step string) {
+		if step == string(journal.StepLock) {
+			s.limit.begin()
+		}
+		s.tell(Progress{Phase: step})
+	}
 	return s.phase("dump ahead", func() error {
 		result, err := checkpoint.Dump(ctx, &noting, dir, options)
+		s.limit.end()
 		s.result.Before = result.Downtime
 		return err
 	})

@@ -29,6 +29,7 @@ type source struct {
 	job      *prepare.Job
 	begun    time.Time
 	locked   time.Time // when the job came to a halt
+	limit    *pauseLimit
 	result   Result
 }
 
@@ -167,7 +168,11 @@ func (s *source) perform(ctx context.Context, root int) error {
 		return errors.Join(preflight.AsRefusal(err), s.record.remove())
 	}
 	hold := &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: id, IfAbandoned: journal.DecisionGo}
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	s.limit = &pauseLimit{most: s.options.MaxPause, giveUp: giveUp}
 	ready, err := s.move(ctx, root, hold)
+	s.limit.end()
 	if err != nil {
 		return s.giveUp(err)
 	}

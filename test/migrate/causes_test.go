@@ -357,3 +357,19 @@ func (w *world) giveUpLate(t *testing.T, point string, killed bool) {
 	}
 	w.is(from)
 }
+
+// TestAJobStandsStillForNoLongerThanAllowed: the restore takes longer than was predicted.
+func TestAJobStandsStillForNoLongerThanAllowed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.Start(1, "--mib", "8")
+		w.Is(p.A)
+		w.Prepare(p.B)
+		p.B.UseFailpoint("receive.asked=run " + testenv.Script(t, "sleep 12"))
+		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--copy-files", "changed", "--max-pause", "6s")
+		if err == nil || !strings.Contains(out, "stood still for 6s") {
+			t.Errorf("want it given up after 6 s, got %v: %s", err, out)
+		}
+		w.Is(p.A)
+	})
+}

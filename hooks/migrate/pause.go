@@ -1,0 +1,39 @@
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// pauseLimit gives a migration up if the job stands still for too long. The time that it takes to
+// bring the job back comes on top.
+type pauseLimit struct {
+	most   time.Duration // 0 is no limit
+	giveUp context.CancelCauseFunc
+
+	mu    sync.Mutex
+	timer *time.Timer // while the job stands still
+}
+
+// begin says that the job stands still from now on, unless it did already.
+func (l *pauseLimit) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.most > 0 && l.timer == nil {
+		l.timer = time.AfterFunc(l.most, func() {
+			l.giveUp(fmt.Errorf("the job has stood still for %v, which --max-pause allows", l.most))
+		})
+	}
+}
+
+// end says that the job runs again, or that it is too late to give up.
+func (l *pauseLimit) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+}
