@@ -112,6 +112,8 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.Var((*timeoutValue)(&o.MaxPause), "max-pause", "refuse, or give up, rather than have the job stand still for longer")
 	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
 	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
+	flags.StringArrayVar(&o.Bind, "bind", nil, "an address of the destination to receive the data at (default: all); may be repeated")
+	flags.StringVar(&o.Ports, "ports", "", "a port of the destination to receive the data at, or a range, such as 7000-7010 (default: any)")
 	flags.StringVar(&via, "via", "tls", "how the data goes: tls, over connections of its own; ssh, where no port is open")
 	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
 	flags.Var((*sizeValue)(&bandwidth), "bandwidth", "send no more than so many bytes in a second, such as 500M")
@@ -167,11 +169,13 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 	case err != nil:
 		return nil
 	case dryRun:
-		_, err = fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
+		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still for some %v (the way there takes %s/s); nothing was touched\n",
+			r.Host, r.Predicted.Round(100*time.Millisecond), units.Size(int64(r.Bandwidth)))
 	default:
-		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v; %s sent meanwhile", r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes))
+		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
+			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))
 		if r.Ahead > 0 {
-			fmt.Fprintf(out, ", %s before", units.Size(r.Ahead))
+			fmt.Fprintf(out, ", %s before, for which it stood still for %v", units.Size(r.Ahead), r.Before.Round(time.Millisecond))
 		}
 		fmt.Fprintln(out)
 	}

@@ -32,6 +32,10 @@ type Options struct {
 	Streams int
 	// BytesPerSecond limits the sending; 0 is no limit.
 	BytesPerSecond int64
+	// Bind are the addresses at which the destination receives the data, all if there are none.
+	// Ports are its ports for that, such as 7000-7010; empty means any.
+	Bind  []string
+	Ports string
 	// ViaSSH sends the data over ssh, too.
 	ViaSSH bool
 	// TCP says what becomes of the job's connections with other programs.
@@ -99,6 +103,9 @@ func (o *Options) fill() error {
 	}
 	if o.Stage == "" {
 		o.Stage = defaultStage
+	}
+	if err := o.checkListening(); err != nil {
+		return err
 	}
 	return checkStage(o.Stage)
 }

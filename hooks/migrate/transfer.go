@@ -41,7 +41,7 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 		// The first connection shows that there is a way, before anything is touched.
 		first, err := dial(ctx)
 		if err != nil {
-			return fmt.Errorf("no connection for data to %s (%v): %w; see that one of its ports can be reached (cucriu receive --help), or use --via ssh", s.options.Host, at.Addresses, err)
+			return fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", s.options.Host, at.Addresses, err)
 		}
 		connections := make(chan net.Conn, 1)
 		connections <- first

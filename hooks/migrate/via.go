@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 
@@ -24,10 +25,31 @@ import (
 
 const relayAddress = "127.0.0.1"
 
-// receiveArgs are what cucriu receive is told on its command line.
-func (o *Options) receiveArgs() []string {
+// receiveArgs are what cucriu receive is told on its command line. A remote shell reads them.
+func (o *Options) receiveArgs() (args []string) {
 	if o.ViaSSH {
 		return []string{"--bind", relayAddress}
+	}
+	for _, address := range o.Bind {
+		args = append(args, "--bind", address)
+	}
+	if o.Ports != "" {
+		args = append(args, "--ports", o.Ports)
+	}
+	return args
+}
+
+var validPorts = regexp.MustCompile(`^[0-9]{1,5}(-[0-9]{1,5})?$`)
+
+// checkListening refuses what is no address or port.
+func (o *Options) checkListening() error {
+	for _, address := range o.Bind {
+		if _, err := netip.ParseAddr(address); err != nil || strings.ContainsRune(address, '%') {
+			return fmt.Errorf("%.60q is not an address of the destination", address)
+		}
+	}
+	if o.Ports != "" && !validPorts.MatchString(o.Ports) {
+		return fmt.Errorf("%.60q is not a port or a range of ports, such as 7000-7010", o.Ports)
 	}
 	return nil
 }

@@ -120,6 +120,8 @@ func TestDataGoesThroughSSHAsWell(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.Start(1, "--mib", "16")
 		move(t, w, p.A, p.B, "--via", "ssh")
+		w.Prepare(p.A)
+		move(t, w, p.B, p.A, "--bind", p.A.Addr.String(), "--ports", "7100-7110")
 		if left := p.B.Find("receive", "--relay"); len(left) > 0 {
 			t.Errorf("left there: %v", left)
 		}
