@@ -84,8 +84,11 @@ func (a arrival) drop(m jobs.Move) error {
 // on answers an event, and tells the source.
 func (d *jobDestination) on(e commit.Event) error {
 	ctx := context.Background()
-	if d.lock == nil {
-		return nil // nothing of this migration is here
+	if d.lock == nil { // nothing of this migration is here
+		if e == commit.Commit || e == commit.Abort {
+			return d.Send(sayUnknown, nil)
+		}
+		return nil
 	}
 	a := arrival{d.hook, d.job.Dir, d.peer.ID}
 	_, m, known, err := a.state()

@@ -217,6 +217,9 @@ func (s *jobSource) answer(ctx context.Context) (commit.Event, error) {
 			return commit.Unknown, nil
 		case sayFailed:
 			s.failure = failureOf(m) // it tries again, or ends the connection
+			if there := new(thereError); errors.As(s.failure, &there) && there.asked == sayAbort {
+				return "", s.failure
+			}
 		}
 	}
 }
