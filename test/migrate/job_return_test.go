@@ -111,14 +111,17 @@ func TestALongJobIsRefused(t *testing.T) {
 		if testenv.Exists(inB("lock")) {
 			t.Error("a dry run has touched the destination")
 		}
-		supervisor := p.A.Find("run", j.dir)
-		for _, s := range supervisor {
+		for _, s := range p.A.Find("run", j.dir) {
 			if filepath.Base(s.Args[0]) == "cucriu" && s.Args[1] == "run" {
 				if err := s.Kill(); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
+		testenv.Eventually(t, testenv.Soon, "the supervisor has ended", func() bool {
+			out, _ := p.A.Try("cucriu", "jobs", "list")
+			return strings.Contains(out, "no supervisor")
+		})
 		j.fails(p.A, p.B, 3, "runs without a supervisor")
 		j.again(p.A)
 		j.move(p.A, p.B)
