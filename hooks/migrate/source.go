@@ -172,7 +172,7 @@ func (s *source) perform(ctx context.Context, root int) error {
 	if s.stage, err = newStage(s.hook.Config.RunDir, s.options.Stage, s.record.ID, "source"); err != nil {
 		return errors.Join(preflight.AsRefusal(err), s.record.remove())
 	}
-	hold := &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: id, IfAbandoned: journal.DecisionGo}
+	hold := &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: id, IfAbandoned: journal.DecisionGo, KeepsConnections: s.options.TCP == prepare.TCPKeep}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	s.limit = &pauseLimit{most: s.options.MaxPause, giveUp: giveUp}
