@@ -71,8 +71,7 @@ type jobWelcome struct {
 }
 
 type jobRound struct {
-	Number int   `json:"number"`
-	Bytes  int64 `json:"bytes"`
+	Number int `json:"number"`
 }
 
 // jobManifest comes as a file of each round, and says what the others are.

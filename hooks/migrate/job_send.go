@@ -142,7 +142,7 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 // sendRound has the destination listen, and sends files there.
 func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	s.round++
-	if err := s.remote.Send(sayJobRound, jobRound{Number: s.round, Bytes: files.total}); err != nil {
+	if err := s.remote.Send(sayJobRound, jobRound{Number: s.round}); err != nil {
 		return err
 	}
 	var at listening

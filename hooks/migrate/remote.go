@@ -3,10 +3,10 @@ package migrate
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,12 +28,7 @@ type remote struct {
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
 // that host is.
 func connect(ctx context.Context, rsh []string, host, command, id, fingerprint string, receiveArgs ...string) (*remote, error) {
-	args := append(append([]string{}, rsh[1:]...), host)
-	args = append(args, strings.Fields(command)...)
-	cmd := exec.Command(rsh[0], append(append(args, "receive"), receiveArgs...)...)
-	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	cmd.Stderr = os.Stderr
+	cmd := remoteCommand(rsh, host, command, receiveArgs...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -64,6 +59,16 @@ func connect(ctx context.Context, rsh []string, host, command, id, fingerprint s
 		return nil, fmt.Errorf("no cucriu answers at %s: %w", host, err)
 	}
 	return r, nil
+}
+
+// remoteCommand is cucriu receive at the other host.
+func remoteCommand(rsh []string, host, command string, receiveArgs ...string) *exec.Cmd {
+	args := slices.Concat(rsh[1:], []string{host}, strings.Fields(command), []string{"receive"}, receiveArgs)
+	cmd := exec.Command(rsh[0], args...)
+	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Stderr = os.Stderr
+	return cmd
 }
 
 func (r *remote) greet(ctx context.Context, id, fingerprint string) error {
@@ -182,5 +187,3 @@ func printable(text string, most int) string {
 	}
 	return text
 }
-
-var _ io.Closer = (*remote)(nil)

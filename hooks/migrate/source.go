@@ -47,7 +47,6 @@ func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result
 		err = s.forecast(ctx)
 	}
 	if err != nil || o.DryRun {
-		s.forget()
 		return s.result, preflight.AsRefusal(err)
 	}
 	err = s.perform(ctx, root)
@@ -130,13 +129,6 @@ func (s *source) phase(name string, do func() error) error {
 func (s *source) tell(p Progress) {
 	if s.options.Progress != nil {
 		s.options.Progress(p)
-	}
-}
-
-// forget removes what a migration that has touched nothing has left.
-func (s *source) forget() {
-	if s.remote != nil { // the destination holds nothing either
-		s.remote.Close()
 	}
 }
 

@@ -63,16 +63,6 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 	return w, err
 }
 
-// hostName is the part of what ssh takes that may be a name: USER@HOST.
-func hostName(host string) string {
-	for i := len(host) - 1; i >= 0; i-- {
-		if host[i] == '@' {
-			return host[i+1:]
-		}
-	}
-	return host
-}
-
 // streams is the number of connections: TLS takes a core for each 2 to 5 GB/s.
 func (s *source) streams() int { return streamsOf(s.options) }
 
