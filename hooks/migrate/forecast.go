@@ -3,15 +3,13 @@ package migrate
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"cucriu/hooks/migrate/predict"
+	"cucriu/hooks/migrate/wire"
 	"cucriu/hooks/preflight"
 )
 
@@ -94,18 +92,11 @@ func (n noise) ReadAt(data []byte, offset int64) (int, error) {
 func (w *way) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
-	streams := int64(w.source.streams())
-	var senders errgroup.Group
-	for i := range streams { // a file for each, as the kernel allows only one write into a file at a time
-		name := fmt.Sprintf("noise-%d", i)
-		senders.Go(func() error {
-			if err := w.sender.Range(ctx, name, n, 0, size/streams); err != nil {
-				return err
-			}
-			return w.sender.Close(ctx, name, size/streams)
-		})
+	files := make([]wire.File, w.source.streams())
+	for i := range files { // the kernel allows only one write into a file at a time
+		files[i] = wire.File{Name: fmt.Sprintf("noise-%d", i), Content: n, Size: size / int64(len(files))}
 	}
-	return errors.Join(senders.Wait(), w.finish(ctx))
+	return w.send(ctx, files)
 }
 
 // dropProbe removes what was received to show how fast the way is.

@@ -6,62 +6,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"sync/atomic"
-	"time"
 
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/migrate/wire"
 )
 
-// sentFiles are the files of one round.
-type sentFiles struct {
-	files []sentFile
-	total int64
-	done  atomic.Int64
-}
-
-type sentFile struct {
-	name    string // in the round
-	content io.ReaderAt
-	close   func() error
-	size    int64
-}
-
-func (f *sentFiles) add(content io.ReaderAt, close func() error, size int64) (name string) {
-	name = fmt.Sprintf("f%d", len(f.files))
-	f.files = append(f.files, sentFile{name, content, close, size})
-	f.total += size
-	return name
-}
-
-func (f *sentFiles) addPath(path string) (name string, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	info, err := file.Stat()
-	if err != nil {
-		return "", errors.Join(err, file.Close())
-	}
-	return f.add(file, file.Close, info.Size()), nil
-}
-
-func (f *sentFiles) closeAll() {
-	for _, file := range f.files {
-		if file.close != nil {
-			_ = file.close()
-		}
-	}
-}
-
 // send sends the checkpoints that the destination has not: all of them while the job runs on, and
 // with last the newest one, and the job's other files.
 func (s *jobSource) send(ctx context.Context, last bool) error {
-	files := new(sentFiles)
-	defer files.closeAll()
+	files := new(outgoing)
+	defer files.close()
 	manifest, err := s.collect(files, last)
 	if err != nil {
 		return err
@@ -73,8 +30,7 @@ func (s *jobSource) send(ctx context.Context, last bool) error {
 	if err != nil {
 		return err
 	}
-	files.add(bytes.NewReader(data), nil, int64(len(data)))
-	files.files[len(files.files)-1].name = jobManifestName
+	files.add(wire.File{Name: jobManifestName, Content: bytes.NewReader(data), Size: int64(len(data))})
 	if err := s.sendRound(ctx, files); err != nil {
 		return err
 	}
@@ -92,7 +48,7 @@ func (s *jobSource) send(ctx context.Context, last bool) error {
 
 // collect opens what a round has. A checkpoint may be pruned meanwhile, as long as the job runs:
 // it does not go ahead then.
-func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err error) {
+func (s *jobSource) collect(files *outgoing, last bool) (m jobManifest, err error) {
 	newest, found, err := s.newest()
 	if err != nil {
 		return m, err
@@ -115,7 +71,7 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 		for _, f := range l.Files {
 			name := ""
 			if f.SameAs == "" {
-				if name, err = files.addPath(filepath.Join(s.job.Dir, "checkpoints", l.Name, f.Name)); err != nil {
+				if name, err = openNumbered(files, filepath.Join(s.job.Dir, "checkpoints", l.Name, f.Name)); err != nil {
 					return m, err
 				}
 			}
@@ -127,7 +83,7 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 		return m, nil
 	}
 	for _, name := range jobs.TravelFiles() {
-		sent, err := files.addPath(filepath.Join(s.job.Dir, name))
+		sent, err := openNumbered(files, filepath.Join(s.job.Dir, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -139,8 +95,14 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 	return m, nil
 }
 
+// openNumbered adds a file of this host under a name of the round.
+func openNumbered(files *outgoing, path string) (name string, err error) {
+	name = fmt.Sprintf("f%d", len(files.files))
+	return name, files.open(path, name)
+}
+
 // sendRound has the destination listen, and sends files there.
-func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
+func (s *jobSource) sendRound(ctx context.Context, files *outgoing) error {
 	s.round++
 	if err := s.remote.Send(sayJobRound, jobRound{Number: s.round}); err != nil {
 		return err
@@ -154,45 +116,25 @@ func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 		return err
 	}
 	dial := s.options.dataDialer(at, config)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	over := make(chan struct{})
-	defer close(over)
-	go s.giveUpWhenLost(over, cancel)
-	sender, err := wire.NewSender(ctx, wire.SendOptions{
-		Dial:    dial,
-		Streams: streamsOf(s.options), BytesPerSecond: s.options.BytesPerSecond, Progress: files.done.Store,
-	})
-	if err != nil {
-		return err
-	}
+	var sent atomic.Int64
 	name := "ahead"
 	if !s.stopped.IsZero() {
 		name = "send"
 	}
-	s.tell(Progress{Phase: name, Done: files.done.Load, Total: files.total})
-	for _, f := range files.files {
-		if err := sender.Range(ctx, f.name, f.content, 0, f.size); err != nil {
+	s.tell(Progress{Phase: name, Done: sent.Load, Total: files.total})
+	return s.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) error {
+		sender, err := wire.NewSender(ctx, wire.SendOptions{
+			Dial:    dial,
+			Streams: streamsOf(s.options), BytesPerSecond: s.options.BytesPerSecond, Progress: sent.Store,
+		})
+		if err != nil {
 			return err
 		}
-		if err := sender.Close(ctx, f.name, f.size); err != nil {
+		if err := sender.Files(ctx, files.files); err != nil {
 			return err
 		}
-	}
-	totals, err := sender.Finish(ctx)
-	s.result.Bytes += totals.Bytes
-	return err
-}
-
-// giveUpWhenLost ends a transfer whose control connection is lost.
-func (s *jobSource) giveUpWhenLost(over chan struct{}, cancel context.CancelCauseFunc) {
-	select {
-	case <-s.remote.Done():
-		select {
-		case <-over:
-		case <-time.After(5 * time.Second): // for the receiver's own words
-			cancel(errors.New("the connection to the destination is lost"))
-		}
-	case <-over:
-	}
+		totals, err := sender.Finish(ctx)
+		s.result.Bytes += totals.Bytes
+		return err
+	})
 }

@@ -115,6 +115,34 @@ func (r *remote) lastWords(ctx context.Context) error {
 	}
 }
 
+// dataPatience is how long to wait, once the control connection is lost, for what the receiver says
+// over the data connections.
+const dataPatience = time.Second
+
+// whileConnected does something that is given up some time after the connection is lost.
+func (r *remote) whileConnected(ctx context.Context, patience time.Duration, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-r.Done():
+			cause := r.lastWords(context.WithoutCancel(ctx))
+			select {
+			case <-time.After(patience):
+				cancel(cause)
+			case <-over:
+			}
+		case <-over:
+		}
+	}()
+	err := do(ctx)
+	close(over)
+	<-ended
+	return err
+}
+
 // lost adds to an error why the remote shell has ended, if it has.
 func (r *remote) lost(err error) error {
 	select {

@@ -195,7 +195,7 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := reach(ctx, "migrate.opened"); err != nil {
 		return "", err
 	}
-	err = s.whileConnected(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last)) })
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last)) })
 	if err != nil {
 		return "", err
 	}
@@ -245,31 +245,12 @@ func (s *source) ahead(ctx context.Context, root int) error {
 		return preflight.AsRefusal(err)
 	}
 	defer way.close()
-	err = s.whileConnected(ctx, func(ctx context.Context) error { return s.dumpRunning(ctx, root, s.stage.round(1)) })
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dumpRunning(ctx, root, s.stage.round(1)) })
 	if err != nil {
 		return err
 	}
 	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), &delta{unshared: true}) })
 	s.result.Ahead = way.totals.Bytes
-	return err
-}
-
-// whileConnected does something that is given up when the destination is lost.
-func (s *source) whileConnected(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	over, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		select {
-		case <-s.remote.Done():
-			cancel(s.remote.lastWords(context.WithoutCancel(ctx)))
-		case <-over:
-		}
-	}()
-	err := do(ctx)
-	close(over)
-	<-ended
 	return err
 }
 

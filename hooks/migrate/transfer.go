@@ -4,12 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"sync/atomic"
-	"time"
 
 	"cucriu/hooks/migrate/wire"
 )
@@ -79,105 +75,27 @@ func streamsOf(o Options) int {
 // sendImage sends the files of an image that the destination does not have, and waits until they
 // are there.
 func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
-	files, total, err := openPlain(dir, d.replaced)
-	defer func() { closeAll(files) }()
+	o := new(outgoing)
+	defer o.close()
+	err := o.openDir(dir, d.replaced)
 	if err == nil && !d.unshared {
-		var more []plainFile
-		var size int64
-		more, size, err = openPlain(d.dir, d.links)
-		files, total = append(files, more...), total+size
+		err = o.openDir(d.dir, d.links)
 	}
 	if err != nil {
 		return err
 	}
-	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
-	if err := w.queue(ctx, files); err != nil {
+	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: o.total})
+	return w.send(ctx, o.files)
+}
+
+// send sends files, and waits until they are there.
+func (w *way) send(ctx context.Context, files []wire.File) error {
+	return w.source.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) (err error) {
+		if err = w.sender.Files(ctx, files); err == nil {
+			w.totals, err = w.sender.Finish(ctx)
+		}
 		return err
-	}
-	return w.finish(ctx)
-}
-
-// queue queues files piece by piece, side by side: the kernel allows only one write into a file at
-// a time.
-func (w *way) queue(ctx context.Context, files []plainFile) error {
-	const piece = 4 << 20
-	for offset, left := int64(0), slices.Clone(files); len(left) > 0; offset += piece {
-		for _, f := range left {
-			if err := w.sender.Range(ctx, filepath.Base(f.Name()), f, offset, min(piece, f.size-offset)); err != nil {
-				return err
-			}
-		}
-		var done error
-		left = slices.DeleteFunc(left, func(f plainFile) bool {
-			if done != nil || f.size > offset+piece {
-				return false
-			}
-			done = w.sender.Close(ctx, filepath.Base(f.Name()), f.size)
-			return true
-		})
-		if done != nil {
-			return done
-		}
-	}
-	return nil
-}
-
-type plainFile struct {
-	*os.File
-	size int64
-}
-
-// openPlain opens the regular files of a directory, and sums up their sizes.
-func openPlain(dir string, except []string) (files []plainFile, total int64, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, 0, err
-	}
-	for _, entry := range entries {
-		if !entry.Type().IsRegular() || slices.Contains(except, entry.Name()) {
-			continue
-		}
-		f, err := os.Open(filepath.Join(dir, entry.Name()))
-		if err != nil {
-			return files, 0, err
-		}
-		files = append(files, plainFile{File: f})
-		info, err := f.Stat()
-		if err != nil {
-			return files, 0, err
-		}
-		files[len(files)-1].size = info.Size()
-		total += info.Size()
-	}
-	return files, total, nil
-}
-
-func closeAll(files []plainFile) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
-func (w *way) finish(ctx context.Context) error {
-	finished := make(chan struct{})
-	defer close(finished)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() { // the control connection may tell first that the destination has gone
-		select {
-		case <-w.source.remote.Done():
-			cause := w.source.remote.lastWords(ctx)
-			select {
-			case <-finished:
-			case <-time.After(time.Second): // for what the receiver says over the data connections
-				cancel(cause)
-			}
-		case <-finished:
-		}
-	}()
-	var err error
-	w.totals, err = w.sender.Finish(ctx)
-	return err
+	})
 }
 
 func (w *way) close() { w.cancel() }
