@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"cucriu/hooks/migrate/predict"
@@ -97,14 +95,4 @@ func (w *way) sendNoise(ctx context.Context, size int64) error {
 		files[i] = wire.File{Name: fmt.Sprintf("noise-%d", i), Content: n, Size: size / int64(len(files))}
 	}
 	return w.send(ctx, files)
-}
-
-// dropProbe removes what was received to show how fast the way is.
-func (d *destination) dropProbe() error {
-	if d.probing == "" {
-		return nil
-	}
-	err := os.RemoveAll(filepath.Join(d.stage.dir, d.probing))
-	d.probing = ""
-	return err
 }
