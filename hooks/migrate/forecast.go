@@ -90,7 +90,7 @@ func (n noise) ReadAt(data []byte, offset int64) (int, error) {
 func (w *way) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
-	files := make([]wire.File, w.source.streams())
+	files := make([]wire.File, w.from.options.streams())
 	for i := range files { // the kernel allows only one write into a file at a time
 		files[i] = wire.File{Name: fmt.Sprintf("noise-%d", i), Content: n, Size: size / int64(len(files))}
 	}

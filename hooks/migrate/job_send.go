@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/migrate/wire"
@@ -101,40 +100,20 @@ func openNumbered(files *outgoing, path string) (name string, err error) {
 	return name, files.open(path, name)
 }
 
-// sendRound has the destination listen, and sends files there.
+// sendRound sends the files of a round.
 func (s *jobSource) sendRound(ctx context.Context, files *outgoing) error {
 	s.round++
-	if err := s.remote.Send(sayJobRound, jobRound{Number: s.round}); err != nil {
-		return err
-	}
-	var at listening
-	if err := s.remote.expect(ctx, sayListening, &at); err != nil {
-		return err
-	}
-	config, err := s.identity.ClientConfig(s.remote.peer.Fingerprint)
+	way, err := s.open(ctx, sayJobRound, jobRound{Number: s.round})
 	if err != nil {
 		return err
 	}
-	dial := s.options.dataDialer(at, config)
-	var sent atomic.Int64
+	defer way.close()
 	name := "ahead"
-	if !s.stopped.IsZero() {
+	if !s.halted.IsZero() {
 		name = "send"
 	}
-	s.tell(Progress{Phase: name, Done: sent.Load, Total: files.total})
-	return s.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) error {
-		sender, err := wire.NewSender(ctx, wire.SendOptions{
-			Dial:    dial,
-			Streams: streamsOf(s.options), BytesPerSecond: s.options.BytesPerSecond, Progress: sent.Store,
-		})
-		if err != nil {
-			return err
-		}
-		if err := sender.Files(ctx, files.files); err != nil {
-			return err
-		}
-		totals, err := sender.Finish(ctx)
-		s.result.Bytes += totals.Bytes
-		return err
-	})
+	s.tell(Progress{Phase: name, Done: way.sent.Load, Total: files.total})
+	err = way.send(ctx, files.files)
+	s.result.Bytes += way.totals.Bytes
+	return err
 }

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
 )
 
 // SettledJob is a move of a long job that was brought to an end.
@@ -93,15 +91,11 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 
 // tellDestination tells the destination of a move what was decided here.
 func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, error) {
-	s := &jobSource{hook: hook, job: job, id: m.ID, recovering: true, begun: time.Now()}
-	s.options = Options{Host: m.Peer, RSH: m.RSH, Remote: m.Remote}
 	if len(m.RSH) == 0 {
 		return "", errors.New("its record names no remote shell")
 	}
-	var err error
-	if s.identity, err = wire.NewIdentity(); err != nil {
-		return "", err
-	}
+	s := newJobSource(hook, job, Options{Host: m.Peer, RSH: m.RSH, Remote: m.Remote})
+	s.result.ID, s.recovering = m.ID, true
 	defer s.close()
 	left := m.State == jobs.MoveLeft
 	if err := s.on(commit.Recover); err != nil {

@@ -27,8 +27,8 @@ type remote struct {
 
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
 // that host is.
-func connect(ctx context.Context, rsh []string, host, command, id, fingerprint string, receiveArgs ...string) (*remote, error) {
-	cmd := remoteCommand(rsh, host, command, receiveArgs...)
+func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArgs ...string) (*remote, error) {
+	cmd := o.remoteCommand(receiveArgs...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func connect(ctx context.Context, rsh []string, host, command, id, fingerprint s
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", rsh[0], err)
+		return nil, fmt.Errorf("start %s: %w", o.RSH[0], err)
 	}
 	r := &remote{cmd: cmd, ended: make(chan struct{})}
 	r.Control = wire.NewControl(out, in)
@@ -54,17 +54,17 @@ func connect(ctx context.Context, rsh []string, host, command, id, fingerprint s
 		r.Close()
 		<-r.ended
 		if r.err != nil && !isLost(err) {
-			err = fmt.Errorf("%w (%s: %w)", err, rsh[0], r.err)
+			err = fmt.Errorf("%w (%s: %w)", err, o.RSH[0], r.err)
 		}
-		return nil, fmt.Errorf("no cucriu answers at %s: %w", host, err)
+		return nil, fmt.Errorf("no cucriu answers at %s: %w", o.Host, err)
 	}
 	return r, nil
 }
 
 // remoteCommand is cucriu receive at the other host.
-func remoteCommand(rsh []string, host, command string, receiveArgs ...string) *exec.Cmd {
-	args := slices.Concat(rsh[1:], []string{host}, strings.Fields(command), []string{"receive"}, receiveArgs)
-	cmd := exec.Command(rsh[0], args...)
+func (o *Options) remoteCommand(receiveArgs ...string) *exec.Cmd {
+	args := slices.Concat(o.RSH[1:], []string{o.Host}, strings.Fields(o.Remote), []string{"receive"}, receiveArgs)
+	cmd := exec.Command(o.RSH[0], args...)
 	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	cmd.Stderr = os.Stderr

@@ -83,7 +83,7 @@ func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Cont
 
 // relayed is a connection over an ssh of its own.
 func (o *Options) relayed(address string) (net.Conn, error) {
-	cmd := remoteCommand(o.RSH, o.Host, o.Remote, "--relay", address)
+	cmd := o.remoteCommand("--relay", address)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
