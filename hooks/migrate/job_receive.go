@@ -47,10 +47,13 @@ func ReceiveJob(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writ
 		if err != nil {
 			return d.lost(err)
 		}
-		if err := d.handle(working, m); err != nil {
-			failure := d.fail(m.Kind, err)
+		if cause := d.handle(working, m); cause != nil {
+			failure := d.fail(m.Kind, cause)
 			if err := d.on(commit.Failed); err != nil || failure != nil {
 				return errors.Join(err, d.lost(failure))
+			}
+			if m.Kind == sayCommit || m.Kind == sayAbort || m.Kind == saySettleJob {
+				return d.lost(cause) // the source waits for an answer: it asks again over another connection
 			}
 		}
 	}
