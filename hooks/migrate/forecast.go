@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"cucriu/hooks/migrate/predict"
-	"cucriu/hooks/migrate/wire"
 	"cucriu/hooks/preflight"
 )
 
@@ -18,7 +17,7 @@ const (
 )
 
 // forecast measures the way to the destination and predicts how long the job will stand still.
-// It chooses whether to pre-copy, unless that was asked for, and refuses what would take too long.
+// It refuses what would take too long.
 func (s *source) forecast(ctx context.Context) error {
 	rates := predict.DefaultRates()
 	err := s.phase("measure", func() (err error) {
@@ -42,7 +41,7 @@ func (s *source) forecast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.result.Bandwidth = rates.Bandwidth
+	s.result.Bandwidth, s.result.PrecopyPaysFrom = rates.Bandwidth, prediction.PaysFrom
 	s.result.Predicted = prediction.Direct.Sum()
 	if s.options.Precopy {
 		s.result.Predicted = max(prediction.Round.Sum(), prediction.Final.Sum())
@@ -90,9 +89,9 @@ func (n noise) ReadAt(data []byte, offset int64) (int, error) {
 func (w *way) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
-	files := make([]wire.File, w.from.options.streams())
-	for i := range files { // the kernel allows only one write into a file at a time
-		files[i] = wire.File{Name: fmt.Sprintf("noise-%d", i), Content: n, Size: size / int64(len(files))}
+	streams := int64(w.from.options.streams())
+	for i := range streams {
+		w.files.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
 	}
-	return w.send(ctx, files)
+	return w.finish(ctx)
 }

@@ -6,17 +6,57 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
 	"cucriu/hooks/jobs"
-	"cucriu/hooks/migrate/wire"
 )
+
+// sentFiles are the files of one round.
+type sentFiles struct {
+	files  []sentFile
+	total  int64 // bytes
+	opened []*os.File
+}
+
+type sentFile struct {
+	name    string // in the round
+	content io.ReaderAt
+	size    int64
+}
+
+func (f *sentFiles) add(name string, content io.ReaderAt, size int64) {
+	f.files = append(f.files, sentFile{name, content, size})
+	f.total += size
+}
+
+// open adds a file of this host, under a name of the round.
+func (f *sentFiles) open(path string) (name string, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	f.opened = append(f.opened, file)
+	info, err := file.Stat()
+	if err != nil {
+		return "", err
+	}
+	name = fmt.Sprintf("f%d", len(f.files))
+	f.add(name, file, info.Size())
+	return name, nil
+}
+
+func (f *sentFiles) close() {
+	for _, file := range f.opened {
+		file.Close()
+	}
+}
 
 // send sends the checkpoints that the destination has not: all of them while the job runs on, and
 // with last the newest one, and the job's other files.
 func (s *jobSource) send(ctx context.Context, last bool) error {
-	files := new(outgoing)
+	files := new(sentFiles)
 	defer files.close()
 	manifest, err := s.collect(files, last)
 	if err != nil {
@@ -29,7 +69,7 @@ func (s *jobSource) send(ctx context.Context, last bool) error {
 	if err != nil {
 		return err
 	}
-	files.add(wire.File{Name: jobManifestName, Content: bytes.NewReader(data), Size: int64(len(data))})
+	files.add(jobManifestName, bytes.NewReader(data), int64(len(data)))
 	if err := s.sendRound(ctx, files); err != nil {
 		return err
 	}
@@ -47,7 +87,7 @@ func (s *jobSource) send(ctx context.Context, last bool) error {
 
 // collect opens what a round has. A checkpoint may be pruned meanwhile, as long as the job runs:
 // it does not go ahead then.
-func (s *jobSource) collect(files *outgoing, last bool) (m jobManifest, err error) {
+func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err error) {
 	newest, found, err := s.newest()
 	if err != nil {
 		return m, err
@@ -70,7 +110,7 @@ func (s *jobSource) collect(files *outgoing, last bool) (m jobManifest, err erro
 		for _, f := range l.Files {
 			name := ""
 			if f.SameAs == "" {
-				if name, err = openNumbered(files, filepath.Join(s.job.Dir, "checkpoints", l.Name, f.Name)); err != nil {
+				if name, err = files.open(filepath.Join(s.job.Dir, "checkpoints", l.Name, f.Name)); err != nil {
 					return m, err
 				}
 			}
@@ -82,7 +122,7 @@ func (s *jobSource) collect(files *outgoing, last bool) (m jobManifest, err erro
 		return m, nil
 	}
 	for _, name := range jobs.TravelFiles() {
-		sent, err := openNumbered(files, filepath.Join(s.job.Dir, name))
+		sent, err := files.open(filepath.Join(s.job.Dir, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -94,14 +134,8 @@ func (s *jobSource) collect(files *outgoing, last bool) (m jobManifest, err erro
 	return m, nil
 }
 
-// openNumbered adds a file of this host under a name of the round.
-func openNumbered(files *outgoing, path string) (name string, err error) {
-	name = fmt.Sprintf("f%d", len(files.files))
-	return name, files.open(path, name)
-}
-
 // sendRound sends the files of a round.
-func (s *jobSource) sendRound(ctx context.Context, files *outgoing) error {
+func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	s.round++
 	way, err := s.open(ctx, sayJobRound, jobRound{Number: s.round})
 	if err != nil {
@@ -113,7 +147,10 @@ func (s *jobSource) sendRound(ctx context.Context, files *outgoing) error {
 		name = "send"
 	}
 	s.tell(Progress{Phase: name, Done: way.sent.Load, Total: files.total})
-	err = way.send(ctx, files.files)
+	for _, f := range files.files {
+		way.files.Add(f.name, f.content).Complete(f.size)
+	}
+	err = way.finish(ctx)
 	s.result.Bytes += way.totals.Bytes
 	return err
 }

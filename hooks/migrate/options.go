@@ -70,6 +70,9 @@ type Result struct {
 	Pause     time.Duration `json:"pause_ns"`
 	// Before is how long the job stood still for the pre-copy.
 	Before time.Duration `json:"precopy_pause_ns,omitempty"`
+	// PrecopyPaysFrom is the share of GPU memory that has to stay the same for Precopy to pay, 1 or
+	// more if it cannot.
+	PrecopyPaysFrom float64 `json:"precopy_pays_from"`
 	// Bandwidth is what the way to the destination takes, in bytes per second.
 	Bandwidth float64       `json:"bytes_per_second"`
 	Total     time.Duration `json:"total_ns"`

@@ -171,7 +171,13 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := reach(ctx, "migrate.opened"); err != nil {
 		return "", err
 	}
-	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last)) })
+	written := way.files.wrote
+	if last > 1 {
+		written = nil // only what has changed is sent
+	}
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
+		return way.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last), written) })
+	})
 	if err != nil {
 		return "", err
 	}

@@ -16,6 +16,7 @@ type way struct {
 	sender *wire.Sender
 	cancel context.CancelFunc
 	sent   atomic.Int64
+	files  *outgoing
 	totals wire.Totals
 }
 
@@ -53,6 +54,9 @@ func (d *departure) open(ctx context.Context, kind string, round any) (w *way, e
 		},
 		Streams: d.options.streams(), BytesPerSecond: d.options.BytesPerSecond, Progress: w.sent.Store,
 	})
+	if err == nil {
+		w.files = newOutgoing(ctx, w.sender)
+	}
 	return w, err
 }
 
@@ -70,27 +74,39 @@ func (o *Options) streams() int {
 // sendImage sends the files of an image that the destination does not have, and waits until they
 // are there.
 func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
-	o := new(outgoing)
-	defer o.close()
-	err := o.openDir(dir, d.replaced)
+	total, err := w.files.complete(dir, d.replaced)
 	if err == nil && !d.unshared {
-		err = o.openDir(d.dir, d.links)
+		var more int64
+		more, err = w.files.complete(d.dir, d.links)
+		total += more
 	}
 	if err != nil {
 		return err
 	}
-	w.from.tell(Progress{Phase: "send", Done: w.sent.Load, Total: o.total})
-	return w.send(ctx, o.files)
+	w.from.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
+	return w.finish(ctx)
 }
 
-// send sends files, and waits until they are there.
-func (w *way) send(ctx context.Context, files []wire.File) error {
+// whileSending does something that is given up when what was sent meanwhile could not be.
+func (w *way) whileSending(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	sending := w.files.Context()
+	defer context.AfterFunc(sending, func() { cancel(context.Cause(sending)) })()
+	return do(ctx)
+}
+
+// finish waits until everything is there.
+func (w *way) finish(ctx context.Context) error {
 	return w.from.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) (err error) {
-		if err = w.sender.Files(ctx, files); err == nil {
+		if err = w.files.Wait(ctx); err == nil {
 			w.totals, err = w.sender.Finish(ctx)
 		}
 		return err
 	})
 }
 
-func (w *way) close() { w.cancel() }
+func (w *way) close() {
+	w.cancel()
+	w.files.close()
+}

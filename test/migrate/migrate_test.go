@@ -4,6 +4,7 @@ package migrate
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -125,5 +126,27 @@ func TestDataGoesThroughSSHAsWell(t *testing.T) {
 		if left := p.B.Find("receive", "--relay"); len(left) > 0 {
 			t.Errorf("left there: %v", left)
 		}
+	})
+}
+
+// TestTheGPUStateLeavesWhileTheDumpGoesOn: it is on its way before criu has written anything.
+func TestTheGPUStateLeavesWhileTheDumpGoesOn(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		w := newWorld(t, "cuda")
+		m := w.begin(t, "dump.dropping", "")
+		if !m.reached() {
+			t.Fatal("the migration ended before")
+		}
+		testenv.Eventually(t, testenv.Soon, "the GPU state is at the destination", func() bool {
+			out, _ := w.to.Try("sh", "-c", "cat $(find /dev/shm -name 'cucriu-pages-*') | wc -c")
+			sent, _ := strconv.Atoi(strings.TrimSpace(out))
+			return sent > 4<<20
+		})
+		m.goOn()
+		if status := m.status(); status != 0 {
+			t.Fatalf("cucriu migrate ended with %d", status)
+		}
+		w.is(w.to)
+		w.watch.Stop()
 	})
 }
