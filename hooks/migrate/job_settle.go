@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
@@ -44,12 +45,18 @@ func RecoverJobs(ctx context.Context, hook *hooks.Hook) ([]SettledJob, error) {
 	return settled, errors.Join(errs...)
 }
 
+// supervisorPatience is how long the lock of a move is waited for: a supervisor whose move was cut
+// off has it for a moment.
+const supervisorPatience = 2 * time.Second
+
 // recoverJob brings one move to an end. The message is empty if there was nothing to do.
 func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, err error) {
 	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.Known {
 		return "", m, err
 	}
-	lock, err := jobs.TryLockMove(job.Dir)
+	waiting, cancel := context.WithTimeout(context.Background(), supervisorPatience)
+	defer cancel()
+	lock, err := jobs.LockMove(waiting, job.Dir)
 	if errors.Is(err, jobs.ErrMoving) {
 		return "", m, nil // under way
 	}
