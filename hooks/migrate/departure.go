@@ -8,6 +8,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/migrate/wire"
+	"cucriu/hooks/timeline"
 )
 
 // departure is what the sources of both kinds have in common: the connection with the destination,
@@ -19,8 +20,9 @@ type departure struct {
 	identity *wire.Identity
 	remote   *remote // nil before there is one, and after it was lost
 	begun    time.Time
-	halted   time.Time // when the job came to a halt
-	failure  error     // what the destination has last said of a decision that it could not carry out
+	halted   time.Time       // when the job came to a halt
+	failure  error           // what the destination has last said of a decision that it could not carry out
+	there    timeline.Phases // what the destination did, on its clock
 	result   Result
 }
 

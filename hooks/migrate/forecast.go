@@ -21,7 +21,9 @@ const (
 func (s *source) forecast(ctx context.Context) error {
 	rates := predict.DefaultRates()
 	err := s.phase("measure", func() (err error) {
-		rates.Bandwidth, rates.RoundTrip, err = s.probe(ctx)
+		if s.clocks, err = s.remote.compareClocks(ctx); err == nil {
+			rates.Bandwidth, rates.RoundTrip, err = s.probe(ctx)
+		}
 		return err
 	})
 	if err != nil {

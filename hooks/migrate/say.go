@@ -77,9 +77,14 @@ func (d *departure) sayOnce(ctx context.Context, decision, kind string, body any
 		switch m.Kind {
 		case sayRunning:
 			var r running
-			err := m.Decode(&r)
+			if err := m.Decode(&r); err != nil {
+				return m, err
+			}
 			d.result.PID = r.PID
-			return m, err
+			if err := checkPhases(r.Steps); err == nil { // the job runs, whatever it says
+				d.there = r.Steps
+			}
+			return m, nil
 		case sayEnded, sayUnknown, sayReturned:
 			return m, nil
 		case sayFailed:

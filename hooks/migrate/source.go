@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 )
 
 // source is the source's side of one migration.
@@ -22,19 +23,25 @@ type source struct {
 	stage  *stage
 	job    *prepare.Job
 	limit  *pauseLimit
+	// begunClock is begun as time since boot.
+	begunClock time.Duration
+	clocks     clocks
 }
 
 // answerPatience is how long a destination may take to do what it was told.
 const answerPatience = 10 * time.Minute
 
 func newSource(hook *hooks.Hook, o Options) *source {
-	return &source{departure: departure{
-		hook: hook, options: o, begun: time.Now(),
-		manner: manner{
-			settle:   func(decision string) (string, any) { return saySettle, settleMessage{decision} },
-			patience: answerPatience,
+	return &source{
+		begunClock: timeline.SinceBoot(),
+		departure: departure{
+			hook: hook, options: o, begun: time.Now(),
+			manner: manner{
+				settle:   func(decision string) (string, any) { return saySettle, settleMessage{decision} },
+				patience: answerPatience,
+			},
 		},
-	}}
+	}
 }
 
 // Migrate moves the job whose root process is given to another host. After an error the job goes
@@ -54,7 +61,7 @@ func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result
 		return s.result, preflight.AsRefusal(err)
 	}
 	err = s.perform(ctx, root)
-	s.result.Total = time.Since(s.begun)
+	s.result.Total, s.result.Timeline = time.Since(s.begun), s.timeline(s.there)
 	return s.result, err
 }
 

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"cucriu/hooks"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )
@@ -21,11 +24,35 @@ func TestThereAndBack(t *testing.T) {
 		w := p.A.Start(1, "--mib", "64", "--loaders", "2")
 		watch := w.Watch()
 		for range 2 {
-			move(t, w, p.A, p.B)
+			r := move(t, w, p.A, p.B, "--timeline")
+			checkTimeline(t, r.Timeline)
 			move(t, w, p.B, p.A)
 		}
 		watch.Stop()
 	})
+}
+
+// checkTimeline: what the destination did to restore the job lies within the time in which the
+// source waited for that.
+func checkTimeline(t *testing.T, trace timeline.Trace) {
+	t.Helper()
+	var waited timeline.Event
+	var restores int
+	for _, span := range trace.Spans() {
+		switch {
+		case span.Name == "restore" && trace.RowOf(span) == "a":
+			waited = span
+		case trace.RowOf(span) == "b" && (span.Name == string(journal.StepPreRestore) || span.Name == hooks.StepRestoreGPU):
+			restores++
+			const error = 50_000 // µs
+			if span.Start < waited.Start-error || span.Start+span.Duration > waited.Start+waited.Duration+error {
+				t.Errorf("%s took from %d to %d µs, and the source waited from %d to %d", span.Name, span.Start, span.Start+span.Duration, waited.Start, waited.Start+waited.Duration)
+			}
+		}
+	}
+	if restores != 2 {
+		t.Errorf("%d of 2 steps of the restore are in the timeline: %+v", restores, trace.Events)
+	}
 }
 
 // result is what the tests look at of a migration's JSON.
@@ -36,6 +63,7 @@ type result struct {
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Before    time.Duration `json:"precopy_pause_ns"`
 	Bandwidth float64       `json:"bytes_per_second"`
+	Timeline  timeline.Trace
 	Phases    []struct {
 		Name string
 		Took time.Duration `json:"took_ns"`
