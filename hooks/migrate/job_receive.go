@@ -164,7 +164,7 @@ func (d *jobDestination) roundDir() string { return filepath.Join(d.dir, fmt.Spr
 
 // listen makes ready for the data of a round.
 func (d *jobDestination) listen(ctx context.Context, m wire.Message) error {
-	var r jobRound
+	var r round
 	if err := m.Decode(&r); err != nil {
 		return err
 	}

@@ -137,7 +137,7 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 // sendRound sends the files of a round.
 func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	s.round++
-	way, err := s.open(ctx, sayJobRound, jobRound{Number: s.round})
+	way, err := s.open(ctx, sayJobRound, round{Number: s.round})
 	if err != nil {
 		return err
 	}
