@@ -31,7 +31,7 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 	if err := reach(ctx, "receive.asked"); err != nil {
 		return err
 	}
-	if err := d.receiver.Finish(); err != nil {
+	if err := d.endRound(); err != nil {
 		return err
 	}
 	if err := d.linkEarlier(asked.Links); err != nil {

@@ -11,7 +11,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
 )
 
 // Recover tells the destinations of migrations that were cut off what was decided here. The jobs
@@ -44,17 +43,9 @@ func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 }
 
 func recoverOne(hook *hooks.Hook, r *Record) error {
-	identity, err := wire.NewIdentity()
-	if err != nil {
-		return err
-	}
-	s := &source{hook: hook, record: r, identity: identity, begun: time.Now()}
-	s.result.ID, s.result.Host = r.ID, r.Host
-	defer func() {
-		if s.remote != nil {
-			s.remote.Close()
-		}
-	}()
+	s := newSource(hook, Options{Host: r.Host, RSH: r.RSH, Remote: r.Remote})
+	s.record, s.result.ID, s.result.Host = r, r.ID, r.Host
+	defer s.departure.close()
 	if err := s.on(commit.Recover); err != nil {
 		return fmt.Errorf("migration %s: %w", r.ID, err)
 	}
