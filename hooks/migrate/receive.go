@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -37,10 +36,11 @@ type destination struct {
 	stage     *stage
 	job       *prepare.Job
 	judgement *prepare.Judgement // of the job
-	made      []string           // files and directories, for the job
-	last      int                // the number of the round that is being received
-	probes    int                // rounds of any kind, so far
-	probing   string             // the directory of a round that is only a probe; empty if there is none
+	copies    prepare.Copy       // which files come with it
+	made      madeRecord
+	last      int    // the number of the round that is being received
+	probes    int    // rounds of any kind, so far
+	probing   string // the directory of a round that is only a probe; empty if there is none
 	receiver  *wire.Receiver
 	// restored gets the result of the restore that is under way.
 	restored  chan error
@@ -112,6 +112,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 		return err
 	}
 	d.peer.Host = printable(d.peer.Host, 255)
+	d.made.path = filepath.Join(recordsDir(d.hook.Config.RunDir), d.peer.ID+madeSuffix)
 	if d.identity, err = wire.NewIdentity(); err != nil {
 		return err
 	}
@@ -162,11 +163,12 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if err := asked.Job.Validate(); err != nil {
 		return preflight.AsRefusal(err)
 	}
+	d.removeMade() // of others, who were killed
 	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy})
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	d.job, d.judgement = asked.Job, judgement
+	d.job, d.judgement, d.copies = asked.Job, judgement, asked.Copy
 	if len(d.job.Map) > 0 {
 		d.hook.Config.GPUs.Map = d.job.Map
 	}
@@ -273,7 +275,10 @@ func free(dir string) (int64, error) {
 }
 
 func (d *destination) close() {
-	d.unmake()
+	if !d.restoring { // else files are still being made; the next receive or recover removes them
+		d.made.close()
+		d.removeMade()
+	}
 	d.Close()
 	if d.listener != nil {
 		d.listener.Close()
@@ -281,26 +286,4 @@ func (d *destination) close() {
 	if d.stage != nil {
 		_ = d.stage.remove()
 	}
-}
-
-// linkEarlier gives the last round the files that it has in common with earlier ones.
-func (d *destination) linkEarlier(links []link) error {
-	if len(links) > maxFiles {
-		return errors.New("too many files of earlier rounds are named")
-	}
-	root, err := os.OpenRoot(d.stage.dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	for _, l := range links {
-		if l.Round < 1 || l.Round >= d.last || l.Name != filepath.Base(l.Name) || strings.HasPrefix(l.Name, ".") {
-			return fmt.Errorf("%.80q of round %d is no file of an earlier round", l.Name, l.Round)
-		}
-		from := filepath.Join(filepath.Base(d.stage.round(l.Round)), l.Name)
-		if err := root.Link(from, filepath.Join(filepath.Base(d.stage.round(d.last)), l.Name)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -92,10 +92,12 @@ func (d *destination) onRestored(err error) error {
 		err = errGivenUp
 	}
 	if err == nil {
+		err = d.made.promise()
+	}
+	if err == nil {
 		err = d.on(commit.Complete)
 	}
 	if err == nil {
-		d.made = nil
 		_ = d.stage.remove() // the memory is needed; the job has its own now
 		d.stage = nil
 		return nil

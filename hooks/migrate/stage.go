@@ -105,3 +105,25 @@ func needed(sessions []*journal.Session, dir string) bool {
 	}
 	return false
 }
+
+// linkEarlier gives the last round the files that it has in common with earlier ones.
+func (d *destination) linkEarlier(links []link) error {
+	if len(links) > maxFiles {
+		return errors.New("too many files of earlier rounds are named")
+	}
+	root, err := os.OpenRoot(d.stage.dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for _, l := range links {
+		if l.Round < 1 || l.Round >= d.last || l.Name != filepath.Base(l.Name) || strings.HasPrefix(l.Name, ".") {
+			return fmt.Errorf("%.80q of round %d is no file of an earlier round", l.Name, l.Round)
+		}
+		from := filepath.Join(filepath.Base(d.stage.round(l.Round)), l.Name)
+		if err := root.Link(from, filepath.Join(filepath.Base(d.stage.round(d.last)), l.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
