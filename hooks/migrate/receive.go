@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"sync"
 
 	"cucriu/hooks"
 	"cucriu/hooks/migrate/commit"
@@ -34,17 +36,20 @@ type destination struct {
 	stage     *stage
 	job       *prepare.Job
 	judgement *prepare.Judgement // of the job
-	made      []string           // files and directories, for the job
-	last      int                // the number of the round that is being received
-	probes    int                // rounds of any kind, so far
-	probing   string             // the directory of a round that is only a probe; empty if there is none
+	copies    prepare.Copy       // which files come with it
+	made      madeRecord
+	last      int    // the number of the round that is being received
+	probes    int    // rounds of any kind, so far
+	probing   string // the directory of a round that is only a probe; empty if there is none
 	receiver  *wire.Receiver
 	root      *os.Root // of the round's directory
 	// restored gets the result of the restore that is under way.
 	restored  chan error
 	restoring bool
-	giveUp    context.CancelCauseFunc
-	pid       int // of the restored root
+	// clearing removes what is not needed any more, which takes seconds for many GiB.
+	clearing sync.WaitGroup
+	giveUp   context.CancelCauseFunc
+	pid      int // of the restored root
 }
 
 // Receive is the destination's program. It talks with the source over in and out, until the
@@ -110,6 +115,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 		return err
 	}
 	d.peer.Host = printable(d.peer.Host, 255)
+	d.made.path = filepath.Join(recordsDir(d.hook.Config.RunDir), d.peer.ID+madeSuffix)
 	if d.identity, err = wire.NewIdentity(); err != nil {
 		return err
 	}
@@ -162,11 +168,12 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if err := asked.Job.Validate(); err != nil {
 		return preflight.AsRefusal(err)
 	}
+	d.removeMade() // of others, who were killed
 	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy})
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	d.job, d.judgement = asked.Job, judgement
+	d.job, d.judgement, d.copies = asked.Job, judgement, asked.Copy
 	if len(d.job.Map) > 0 {
 		d.hook.Config.GPUs.Map = d.job.Map
 	}
@@ -177,7 +184,10 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 }
 
 func (d *destination) close() {
-	d.unmake()
+	if !d.restoring { // else files are still being made; the next receive or recover removes them
+		d.made.close()
+		d.removeMade()
+	}
 	d.Close()
 	if d.listener != nil {
 		d.listener.Close()
@@ -188,4 +198,5 @@ func (d *destination) close() {
 	if d.stage != nil {
 		_ = d.stage.remove()
 	}
+	d.clearing.Wait()
 }

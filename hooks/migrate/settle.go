@@ -39,6 +39,7 @@ func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 	for _, stage := range stages {
 		removeStale(hook.Config.RunDir, stage)
 	}
+	errs = append(errs, removeMade(hook))
 	return worked, errors.Join(errs...)
 }
 
@@ -74,7 +75,8 @@ func Settle(ctx context.Context, hook *hooks.Hook, id string, take bool) (hooks.
 	if _, _, err := (commit.Destination{State: state}).On(e); err != nil {
 		return hooks.Status{}, fmt.Errorf("migration %s: %w", id, err)
 	}
-	return hook.Decide(ctx, id, decision)
+	status, err := hook.Decide(ctx, id, decision)
+	return status, errors.Join(err, removeMade(hook))
 }
 
 // A source that gives a migration up may say so before its job is known here. What it has given

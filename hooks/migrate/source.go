@@ -114,7 +114,10 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.result.Report = &prepare.Report{Source: here, Destination: there}
-		return errors.Join(s.result.Report.Err(), reach(ctx, "migrate.judged"))
+		if err := s.result.Report.Err(); err != nil {
+			return err
+		}
+		return errors.Join(s.foreseeFiles(ctx), reach(ctx, "migrate.judged"))
 	})
 }
 

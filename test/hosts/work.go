@@ -193,7 +193,7 @@ func (w *Work) Check(on *Host) {
 	for _, dir := range w.Ranks {
 		request := w.path(on, filepath.Join(dir, "check"))
 		testenv.WriteFile(t, request, "")
-		testenv.Eventually(t, testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
+		testenv.Eventually(t, 6*testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
 		var checked struct{ Bad, Words int }
 		data, err := os.ReadFile(w.path(on, filepath.Join(dir, "checked")))
 		if err == nil {

@@ -144,7 +144,7 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 	if err != nil {
 		return p, 0, proc.GoneOr(pid, err)
 	}
-	p = Process{PID: pid, Name: proc.Printable(status.Name), UID: int(status.UIDs[1])}
+	p = Process{PID: pid, Name: proc.Printable(status.Name), UID: int(status.UIDs[1]), RealUID: int(status.UIDs[0])}
 	if known, err := user.LookupId(strconv.Itoa(p.UID)); err == nil {
 		p.User = proc.Printable(known.Username)
 	}
