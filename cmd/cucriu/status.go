@@ -26,6 +26,7 @@ type statusReport struct {
 
 func statusCommand() *cobra.Command {
 	var asJSON, uuids bool
+	var dir string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
@@ -33,8 +34,12 @@ func statusCommand() *cobra.Command {
 what became of them.
 
 GPUs are shown by their index in cucriu gpus. The last dumps and restores that
-were refused are shown until the same one is begun, for a week at most.`,
-		Example: "  cucriu status\n  cucriu status --json",
+were refused are shown until the same one is begun, for a week at most.
+
+With -D, only what is about an image is shown. The exit status is 0 then if the
+last dump into it, or restore from it, has succeeded, whoever drove criu; 1 if
+not; 3 if it was refused or none is known; 4 if it is not over.`,
+		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
@@ -52,6 +57,15 @@ were refused are shown until the same one is begun, for a week at most.`,
 			long, err := jobs.Locals(hook.Config.RunDir)
 			if err != nil {
 				return err
+			}
+			if dir != "" {
+				report, err := statusReport{Sessions: sessions, Refusals: refusals}.of(dir)
+				if err == nil && asJSON {
+					err = writeJSON(cmd.OutOrStdout(), report)
+				} else if err == nil {
+					err = writeImageReport(cmd.OutOrStdout(), report)
+				}
+				return errors.Join(err, report.verdict(dir))
 			}
 			processes, err := hook.Processes(cmd.Context())
 			if asJSON {
@@ -74,6 +88,7 @@ were refused are shown until the same one is begun, for a week at most.`,
 			return err
 		},
 	}
+	cmd.Flags().VarP((*folderValue)(&dir), "images-dir", "D", "only what is about this image, and its exit status")
 	jsonFlag(cmd, &asJSON)
 	uuidFlag(cmd, &uuids)
 	return cmd

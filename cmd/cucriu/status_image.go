@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/hooks/jobs"
+	"cucriu/hooks/journal"
+)
+
+// of leaves of a report what is about one image directory. The image need not be there any more.
+func (r statusReport) of(dir string) (statusReport, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return r, err
+	}
+	if real, err := filepath.EvalSymlinks(dir); err == nil { // as the hook finds it
+		dir = real
+	}
+	return statusReport{
+		Sessions:  slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return s.ImageDir != dir }),
+		Refusals:  slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir }),
+		Processes: []hooks.CUDAProcess{}, Jobs: []jobs.Local{},
+	}, nil
+}
+
+// verdict returns an error unless the last dump into an image, or restore from it, has succeeded.
+func (r statusReport) verdict(dir string) error {
+	var last hooks.Status
+	if n := len(r.Sessions); n > 0 {
+		last = r.Sessions[n-1]
+	}
+	var refusal journal.Refusal
+	for _, next := range r.Refusals {
+		if next.Last.After(refusal.Last) {
+			refusal = next
+		}
+	}
+	switch {
+	case refusal.Last.After(last.Begun):
+		return refusedError{fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text())}
+	case last.Session == "":
+		return refusedError{fmt.Errorf("no dump into %s and no restore from it is known on this host: a job without CUDA is criu's alone", dir)}
+	case last.Outcome == "":
+		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
+	case last.Kind == journal.KindDump && last.Step == journal.StepDumped, last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeRunning,
+		last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeStopped:
+		return nil
+	}
+	return errors.New("the last " + string(last.Kind) + " did not succeed: " + last.Message)
+}
+
+func writeImageReport(out io.Writer, r statusReport) error {
+	var err error
+	if len(r.Sessions) > 0 {
+		err = writeSessions(out, r.Sessions)
+	}
+	if len(r.Refusals) > 0 {
+		err = errors.Join(err, writeRefusals(out, r.Refusals))
+	}
+	return err
+}
