@@ -60,6 +60,9 @@ func writeImageReport(out io.Writer, r statusReport) error {
 	if len(r.Sessions) > 0 {
 		err = writeSessions(out, r.Sessions)
 	}
+	if len(r.Sessions) > 0 && len(r.Refusals) > 0 {
+		fmt.Fprintln(out)
+	}
 	if len(r.Refusals) > 0 {
 		err = errors.Join(err, writeRefusals(out, r.Refusals))
 	}

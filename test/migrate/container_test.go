@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,7 +35,7 @@ type containers struct {
 func newContainers(t *testing.T) *containers {
 	t.Helper()
 	testenv.MountCgroups(t, 2)
-	group := fmt.Sprintf("/cucriu-%d", os.Getpid())
+	group := "/cucriu-" + strings.ToLower(rand.Text())
 	t.Cleanup(func() {
 		testenv.Eventually(t, testenv.Soon, "the control group is removed", func() bool {
 			err := os.Remove("/sys/fs/cgroup" + group)
@@ -176,29 +177,39 @@ func (c *containers) is(on *hosts.Host) {
 	}
 }
 
-func (c *containers) tick(on *hosts.Host) int { return c.work.Tick(on) }
+// start starts the container on host a.
+func (c *containers) start() {
+	c.t.Helper()
+	c.A.Run("sh", "-c", "runc run --detach --bundle "+containerDir+" train </dev/null >/dev/null 2>&1")
+	c.work.Ticks(c.A, 3)
+	c.is(c.A)
+}
 
-// TestAContainerMovesAsThePageSays runs what docs/containers.md tells people to type.
+// goesOn fails the test unless the container is on a host, and at least where it was.
+func (c *containers) goesOn(on *hosts.Host, before int) {
+	c.t.Helper()
+	c.is(on)
+	if after := c.work.Tick(on); after < before {
+		c.t.Errorf("the job was at %d, and goes on from %d", before, after)
+	}
+}
+
+// TestAContainerMovesAsThePageSays types what docs/containers.md tells people to type.
 func TestAContainerMovesAsThePageSays(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		c := newContainers(t)
-		c.A.Run("sh", "-c", "runc run --detach --bundle "+containerDir+" train </dev/null >/dev/null 2>&1")
-		c.work.Ticks(c.A, 3)
-		c.is(c.A)
+		c.start()
 		watch := c.work.Watch()
-		for _, m := range []*typing{c.typing(c.A, c.B), c.typing(c.B, c.A)} {
-			before := c.tick(m.from)
-			m.run(pageCheck, 0, 0)
-			if m.from == c.A {
-				m.run(pageCheck, 1, 0)
-			}
+		there := c.typing(c.A, c.B)
+		before := c.work.Tick(c.A)
+		there.run(pageCheck, 0, 0)
+		there.run(pageCheck, 1, 0)
+		for _, m := range []*typing{there, c.typing(c.B, c.A)} {
 			m.run(pageCheckpoint, 0, 0)
 			m.run(pageSend, 0, 0)
 			m.run(pageRestore, 0, 0)
-			c.is(m.to)
-			if after := c.tick(m.to); after < before {
-				t.Errorf("the job was at %d, and goes on from %d", before, after)
-			}
+			c.goesOn(m.to, before)
+			before = c.work.Tick(m.to)
 			m.run(pageClean, 0, 0)
 			for _, h := range c.Hosts() {
 				if left, _ := filepath.Glob(h.Path(containerDir + "/checkpoint-*")); len(left) > 0 {
@@ -207,6 +218,50 @@ func TestAContainerMovesAsThePageSays(t *testing.T) {
 			}
 		}
 		watch.Stop()
+	})
+}
 
+// TestAContainerThatCannotGoThereGoesOnHere, wherever that is found.
+func TestAContainerThatCannotGoThereGoesOnHere(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		c := newContainers(t)
+		c.start()
+		watch := c.work.Watch()
+		out, err := c.A.Try("bash", "-c", `cucriu migrate -t "$(runc state train | jq .pid)" --to b`)
+		if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "is in a container") {
+			t.Errorf("cucriu migrate does not refuse a container: %v\n%s", err, out)
+		}
+
+		m := c.typing(c.A, c.B)
+		before := c.work.Tick(c.A)
+		version := c.B.Path("/run/nvidia/proc/driver/nvidia/version")
+		text, err := os.ReadFile(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		testenv.WriteFile(t, version, strings.ReplaceAll(string(text), "580.159.04", "580.95.05"))
+		m.run(pageCheck, 0, 3)
+		m.run(pageCheck, 1, 0)
+		m.run(pageCheckpoint, 0, 0)
+		if out := m.run(pageSend, 0, 3); !strings.Contains(out, "driver-version") {
+			t.Errorf("it is not said why:\n%s", out)
+		}
+		m.run(pageBack, 0, 0)
+		c.goesOn(c.A, before)
+		testenv.WriteFile(t, version, string(text))
+
+		// Only the GPU that the container sees there is full, which its restore finds.
+		m = c.typing(c.A, c.B)
+		before = c.work.Tick(c.A)
+		m.run(pageCheckpoint, 0, 0)
+		m.run(pageSend, 0, 0)
+		hog := c.B.Start(1, "--gpus", "1", "--mib", "58")
+		if out := m.run(pageRestore, 0, 1); !strings.Contains(out, "killed") {
+			t.Errorf("it is not said what became of it:\n%s", out)
+		}
+		m.run(pageBack, 0, 0)
+		c.goesOn(c.A, before)
+		hog.Is(c.B)
+		watch.Stop()
 	})
 }
