@@ -38,13 +38,16 @@ were refused are shown until the same one is begun, for a week at most.
 
 With -D, only what is about an image is shown. The exit status is 0 then if the
 last dump into it, or restore from it, has succeeded, whoever drove criu; 1 if
-not; 3 if it was refused or none is known; 4 if it is not over.`,
+not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {
 				return err
+			}
+			if dir != "" {
+				return showImage(cmd, hook.Config.RunDir, dir, asJSON)
 			}
 			sessions, err := hooks.Sessions(hook.Config.RunDir)
 			if err != nil {
@@ -57,15 +60,6 @@ not; 3 if it was refused or none is known; 4 if it is not over.`,
 			long, err := jobs.Locals(hook.Config.RunDir)
 			if err != nil {
 				return err
-			}
-			if dir != "" {
-				report, err := statusReport{Sessions: sessions, Refusals: refusals}.of(dir)
-				if err == nil && asJSON {
-					err = writeJSON(cmd.OutOrStdout(), report)
-				} else if err == nil {
-					err = writeImageReport(cmd.OutOrStdout(), report)
-				}
-				return errors.Join(err, report.verdict(dir))
 			}
 			processes, err := hook.Processes(cmd.Context())
 			if asJSON {

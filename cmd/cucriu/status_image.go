@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,25 +9,61 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/journal"
 )
 
-// of leaves of a report what is about one image directory. The image need not be there any more.
-func (r statusReport) of(dir string) (statusReport, error) {
+// imagePatience is how long to wait for a dump or restore that is not over: the watcher needs a
+// moment once criu has ended.
+const imagePatience = 10 * time.Second
+
+// showImage shows what became of an image, which need not be there any more.
+func showImage(cmd *cobra.Command, runDir, dir string, asJSON bool) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return r, err
+		return err
 	}
 	if real, err := filepath.EvalSymlinks(dir); err == nil { // as the hook finds it
 		dir = real
 	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), imagePatience)
+	defer cancel()
+	var r statusReport
+	var verdict error
+	for {
+		if r, err = reportOf(runDir, dir); err != nil {
+			return err
+		}
+		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if asJSON {
+		err = writeJSON(cmd.OutOrStdout(), r)
+	} else {
+		err = writeImageReport(cmd.OutOrStdout(), r)
+	}
+	return errors.Join(err, verdict)
+}
+
+func reportOf(runDir, dir string) (statusReport, error) {
+	sessions, err := hooks.Sessions(runDir)
+	if err != nil {
+		return statusReport{}, err
+	}
+	refusals, err := journal.Refusals(runDir)
 	return statusReport{
-		Sessions:  slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return s.ImageDir != dir }),
-		Refusals:  slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir }),
+		Sessions:  slices.DeleteFunc(sessions, func(s hooks.Status) bool { return s.ImageDir != dir }),
+		Refusals:  slices.DeleteFunc(refusals, func(r journal.Refusal) bool { return r.ImageDir != dir }),
 		Processes: []hooks.CUDAProcess{}, Jobs: []jobs.Local{},
-	}, nil
+	}, err
 }
 
 // verdict returns an error unless the last dump into an image, or restore from it, has succeeded.
