@@ -34,7 +34,7 @@ func showImage(cmd *cobra.Command, runDir, dir string, asJSON bool) error {
 	var r statusReport
 	var verdict error
 	for {
-		if r, err = reportOf(runDir, dir); err != nil {
+		if r, err = imageReportOf(runDir, dir); err != nil {
 			return err
 		}
 		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {
@@ -53,7 +53,7 @@ func showImage(cmd *cobra.Command, runDir, dir string, asJSON bool) error {
 	return errors.Join(err, verdict)
 }
 
-func reportOf(runDir, dir string) (statusReport, error) {
+func imageReportOf(runDir, dir string) (statusReport, error) {
 	sessions, err := hooks.Sessions(runDir)
 	if err != nil {
 		return statusReport{}, err
