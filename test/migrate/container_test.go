@@ -143,7 +143,11 @@ func (m *typing) run(section string, n, status int) string {
 		m.c.t.Fatalf("the page has no lines %d in %q; it has %v", n, section, slices.Sorted(maps.Keys(m.c.lines)))
 	}
 	begun := time.Now()
-	out, err := m.from.Try("bash", "-e", "-c", m.set+all[n])
+	shell := "set -e\n"
+	if section == pageRestore {
+		shell = "" // what comes last counts
+	}
+	out, err := m.from.Try("bash", "-c", shell+m.set+all[n])
 	got := 0
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		got = exit.ExitCode()
