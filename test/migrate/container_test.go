@@ -29,7 +29,6 @@ type containers struct {
 	lines map[string][]string // of each section
 	work  *hosts.Work
 	gpu   map[*hosts.Host]int // which it gives to the container
-
 }
 
 func newContainers(t *testing.T) *containers {
