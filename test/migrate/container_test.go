@@ -235,8 +235,20 @@ func TestAContainerThatCannotGoThereGoesOnHere(t *testing.T) {
 			t.Errorf("cucriu migrate does not refuse a container: %v\n%s", err, out)
 		}
 
+		// What did not arrive whole gets no name there.
 		m := c.typing(c.A, c.B)
 		before := c.work.Tick(c.A)
+		c.B.SmallDisk(containerDir, "4m")
+		m.run(pageCheck, 1, 0)
+		m.run(pageCheckpoint, 0, 0)
+		m.run(pageSend, 0, 2)
+		m.run(pageRestore, 0, 3)
+		m.run(pageBack, 0, 0)
+		c.goesOn(c.A, before)
+		c.B.Run("umount", containerDir)
+
+		m = c.typing(c.A, c.B)
+		before = c.work.Tick(c.A)
 		version := c.B.Path("/run/nvidia/proc/driver/nvidia/version")
 		text, err := os.ReadFile(version)
 		if err != nil {
