@@ -127,7 +127,7 @@ make_image() {
 run_container() {
 	local host=$1
 	shift
-	on "$host" "podman run --detach --name train --network none --volume /run/nvidia:/run/nvidia --volume $sim:$sim:ro \
+	on "$host" "podman run --detach --name train --cgroup-parent /${dir##*/} --network none --volume /run/nvidia:/run/nvidia --volume $sim:$sim:ro \
 		--env CUDASIM_ROOT=/run/nvidia --env LD_LIBRARY_PATH=$sim $* localhost/train /cudawork --dir /job --mib 8" >&2
 	await 20 "the workload ticks on host $host" ticks "$host"
 }
@@ -257,6 +257,11 @@ inside() {
 	say "it was on GPU 0 of host a, and is on GPU 1 of host b, whose node it sees there"
 }
 
+# remove_groups removes the control groups of the containers, which are gone.
+remove_groups() {
+	unshare --mount sh -c 'mount -t cgroup2 cgroup2 /mnt && cd /mnt && if [ -d "$1" ]; then find "$1" -depth -type d -exec rmdir {} +; fi' sh "${dir##*/}"
+}
+
 case ${1:-} in
 --inside) ;;
 --host)
@@ -266,6 +271,8 @@ case ${1:-} in
 *)
 	((EUID == 0)) || die "this needs root"
 	make_debian
+	dir=
+	trap 'if [[ -n $dir ]]; then remove_groups; fi' EXIT
 	;;
 esac
 run_in_namespaces "" "" "$@"
