@@ -137,6 +137,7 @@ func (v variant) protocol() protocol {
 
 // TestTheCheckerFindsWhatIsBroken shows that the checker can fail, and why each rule is there.
 func TestTheCheckerFindsWhatIsBroken(t *testing.T) {
+	t.Parallel()
 	for _, v := range broken {
 		t.Run(v.name, func(t *testing.T) {
 			r := model{protocol: v.protocol(), helpers: 1, person: v.person, destroy: v.destroy}.check()

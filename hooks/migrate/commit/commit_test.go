@@ -10,6 +10,7 @@ import (
 // TestExactlyOneCopyGoesOn: in every interleaving of two programs, their watchers, recovers,
 // requests to settle, a person who keeps to the rules, crashes, losses and destroyed hosts.
 func TestExactlyOneCopyGoesOn(t *testing.T) {
+	t.Parallel()
 	r := model{protocol: built(), person: honest, helpers: maxHelpers, destroy: true}.check()
 	t.Logf("%d worlds, %d moves", r.worlds, r.moves)
 	if r.broken != "" {
