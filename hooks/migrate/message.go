@@ -53,6 +53,8 @@ type prepareMessage struct {
 	Job  *prepare.Job `json:"job"`
 	TCP  prepare.TCP  `json:"tcp"`
 	Copy prepare.Copy `json:"copy"`
+	// Force names findings that are overridden on both hosts.
+	Force []string `json:"force,omitempty"`
 }
 
 // round announces data: a whole image, or what has changed since an earlier round.

@@ -169,6 +169,10 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 		return preflight.AsRefusal(err)
 	}
 	d.removeMade() // of others, who were killed
+	if err := preflight.CheckForce(asked.Force); err != nil {
+		return preflight.AsRefusal(err)
+	}
+	d.hook.Force = asked.Force
 	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy})
 	if err != nil {
 		return preflight.AsRefusal(err)

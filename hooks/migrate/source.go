@@ -99,7 +99,7 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.job.Map = s.hook.Config.MapFor(s.options.Host)
-		if err := s.remote.Send(sayPrepare, prepareMessage{s.job, s.options.TCP, s.options.Copy}); err != nil {
+		if err := s.remote.Send(sayPrepare, prepareMessage{s.job, s.options.TCP, s.options.Copy, s.hook.Force}); err != nil {
 			return err
 		}
 		here, err := prepare.JudgeSource(ctx, s.hook, s.job, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP})

@@ -4,6 +4,7 @@ package migrate
 import (
 	"bytes"
 	"encoding/json"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -136,6 +137,15 @@ func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
 				t.Errorf("%q is not found beforehand (%v):\n%s", want, err, out)
 			}
 		}
+		own := filepath.Join(w.Dir, "own")
+		p.B.Run("sh", "-c", "mkdir -m 700 "+own+" && cd "+own+" && printf else > text && touch -r / text")
+		for _, force := range [][]string{nil, {"--force", "file-differs"}} {
+			out, err := p.A.Try("cucriu", append([]string{"migrate", "-t", w.Root(), "--to", "b", "--dry-run"}, force...)...)
+			if (err == nil) != (len(force) > 0) || !strings.Contains(out, "file-differs") {
+				t.Errorf("with %q: %v:\n%s", force, err, out)
+			}
+		}
+		p.B.Run("rm", "-r", own)
 		migrate(t, w, p.A, p.B)
 		w.Ticks(p.B, 3)
 		if copies := w.Copies(); len(copies) != 1 || copies[0].Host != p.B {
