@@ -11,6 +11,7 @@ import (
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/wire"
+	"cucriu/internal/failpoint"
 )
 
 // ErrUndelivered is wrapped by an error that says that the decision is made, and the destination
@@ -147,7 +148,7 @@ func (s *source) say(ctx context.Context, decision string) (answer commit.Event,
 			s.remote.Close()
 			s.remote = nil
 		}
-		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
+		for deadline, pause := time.Now().Add(failpoint.Patience(settlePatience)), failpoint.Patience(time.Second); ; pause = min(2*pause, 10*time.Second) {
 			if err = s.reconnect(ctx, deadline); err == nil {
 				if err = s.remote.Send(saySettle, settleMessage{decision}); err == nil {
 					err = reach(ctx, "migrate.told")

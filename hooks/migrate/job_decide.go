@@ -162,7 +162,7 @@ func (s *jobSource) say(ctx context.Context, decision string) (answer commit.Eve
 			s.remote.Close()
 			s.remote = nil
 		}
-		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
+		for deadline, pause := time.Now().Add(failpoint.Patience(settlePatience)), failpoint.Patience(time.Second); ; pause = min(2*pause, 10*time.Second) {
 			if err = s.connect(ctx); err == nil {
 				if err = s.remote.Send(saySettleJob, jobSettle{s.job.Dir, decision}); err == nil {
 					answer, err = s.answer(ctx)

@@ -78,6 +78,20 @@ func (w *world) fresh() {
 	w.watch = w.work.Watch()
 }
 
+// haste is how many times sooner than a user's the programs of the tests give up what is silent.
+const haste = "10"
+
+// hasten has cucriu give up sooner what is silent, or as soon as usual.
+func (w *world) hasten(soon bool) {
+	value := ""
+	if soon {
+		value = haste
+	}
+	for _, h := range w.Hosts() {
+		h.Setenv("CUCRIU_FAILPOINT_HASTE", value)
+	}
+}
+
 // migration is a cucriu migrate that runs.
 type migration struct {
 	t        *testing.T
