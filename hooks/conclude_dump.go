@@ -40,6 +40,9 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 			s.BackBegun = true
 			h.note(s)
 		}
+		if !s.LeavesStopped() {
+			h.reconnect(s)
+		}
 		if err := h.bringUp(ctx, driver, s, alive); err != nil { // this continues what is left of the tree, too
 			return err
 		}

@@ -237,7 +237,11 @@ func (h *Hook) concludeHeld(ctx context.Context, s *session) (done bool, err err
 				h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
 			}
 		}
-		if err := s.killTree(); err != nil {
+		kill := s.killTree
+		if s.Kind == journal.KindDump {
+			kill = func() error { return h.killMoved(s) }
+		}
+		if err := kill(); err != nil {
 			return true, err
 		}
 		if s.Kind == journal.KindRestore {

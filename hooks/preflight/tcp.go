@@ -70,10 +70,13 @@ const riskOfSkip = "a packet that comes in while the job is dumped may end its c
 
 // networkLock finds a way to hold back the packets of TCP connections that works here: criu's
 // default, iptables; else nftables, which is in criu if it was built with it; else none.
-func networkLock(ctx context.Context, criu string) (method string, need Need) {
+func networkLock(ctx context.Context, criu string, held bool) (method string, need Need) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	missing := workingIptables(ctx)
+	missing := "the job is held until it is decided where it goes on"
+	if !held {
+		missing = workingIptables(ctx)
+	}
 	if missing == "" {
 		return "", Need{}
 	}

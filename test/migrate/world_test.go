@@ -300,3 +300,12 @@ func held(t *testing.T, h *hosts.Host) string {
 	}
 	return ""
 }
+
+// exitStatus returns the exit status of a command; 0 if it succeeded.
+func exitStatus(err error) int {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	return 0
+}

@@ -65,7 +65,7 @@ func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addSockets(pids); err != nil {
 		return nil, err
 	}
-	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu})
+	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu, Held: true})
 	if err != nil {
 		return nil, err
 	}
