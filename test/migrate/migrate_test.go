@@ -14,19 +14,6 @@ import (
 
 func TestMain(m *testing.M) { hosts.Main(m) }
 
-func TestThereAndBack(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{})
-		w := p.A.Start(1, "--mib", "64", "--loaders", "2")
-		watch := w.Watch()
-		for range 2 {
-			move(t, w, p.A, p.B)
-			move(t, w, p.B, p.A)
-		}
-		watch.Stop()
-	})
-}
-
 // result is what the tests look at of a migration's JSON.
 type result struct {
 	Bytes     int64
