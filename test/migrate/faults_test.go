@@ -168,6 +168,8 @@ var usual = map[string]string{
 	"migrate.dumped":       "all killed",
 	"restore.post-restore": "ssh killed",
 	"receive.promised":     "migrate and watcher killed",
+	"receive.say-ready":    "nothing from the source",
+	"migrate.asked":        "lossy link",
 	"migrate.ready":        "source without power",
 	"dump.decided":         "migrate killed",
 	"restore.decided":      "receive and watcher killed",

@@ -26,6 +26,9 @@ func TestALongJobAndANetworkThatIsCut(t *testing.T) {
 		if err := os.Chmod(script, 0o755); err != nil {
 			t.Fatal(err)
 		}
+		for _, h := range p.Hosts() {
+			h.Setenv("CUCRIU_FAILPOINT_HASTE", haste)
+		}
 		p.A.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 		p.A.UseFailpoint("job.left=run " + script)
 		j.Prepare(p.B)

@@ -16,6 +16,7 @@ func TestMain(m *testing.M) { hosts.Main(m) }
 
 // result is what the tests look at of a migration's JSON.
 type result struct {
+	DryRun    bool `json:"dry_run"`
 	Bytes     int64
 	Ahead     int64         `json:"ahead_bytes"`
 	Pause     time.Duration `json:"pause_ns"`
