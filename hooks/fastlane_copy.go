@@ -105,7 +105,7 @@ func (d *dump) planPages() error {
 // hold them open from then on.
 func (d *dump) createPages() error {
 	if d.store = d.stage.Pages; d.store == nil {
-		d.store = pages.Files{Dir: d.imageDir, SyncAlong: d.syncs()}
+		d.store = pages.Files{Dir: d.imageDir, SyncAlong: d.syncs(), Written: d.stage.Written}
 	}
 	for _, t := range d.targets {
 		if t.member.Pages == nil {

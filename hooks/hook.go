@@ -101,6 +101,9 @@ type Stage struct {
 	// restore reads it. It must have files open while it is written, which the watcher holds:
 	// if the dump fails, the job is brought back from them.
 	Pages pages.Store `json:"-"`
+	// Written is told of the files of the GPU state as they grow, if Pages is nil: see
+	// [pages.Files.Written].
+	Written func(f *os.File, offset, size int64) `json:"-"`
 	// Hold, if it is set, keeps the processes held after criu has done its part, until
 	// [Hook.Decide].
 	Hold *journal.Hold `json:"-"`

@@ -14,12 +14,13 @@ import (
 	"cucriu/hooks/migrate"
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/units"
 )
 
 func migrateCommand() *cobra.Command {
 	var pid int
-	var asJSON bool
+	var asJSON, asTimeline bool
 	var job string
 	var rsh, tcp, copyFiles, via string
 	var bandwidth int64
@@ -91,7 +92,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			undone()
 			p.stop()
 			if asJSON {
-				if jsonErr := writeJSON(cmd.OutOrStdout(), newMigrationSummary(result, o.DryRun, err)); err == nil {
+				if jsonErr := writeJSON(cmd.OutOrStdout(), newMigrationSummary(result, o.DryRun, asTimeline, err)); err == nil {
 					err = jsonErr
 				}
 				return err
@@ -99,7 +100,11 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if job != "" && err == nil {
 				return writeMovedJob(cmd.OutOrStdout(), result, o.DryRun)
 			}
-			return errors.Join(writeMigration(cmd.OutOrStdout(), result, o.DryRun, err), err)
+			err = errors.Join(writeMigration(cmd.OutOrStdout(), result, o.DryRun, err), err)
+			if asTimeline && len(result.Timeline.Events) > 0 {
+				err = errors.Join(err, drawTimeline(cmd.OutOrStdout(), result.Timeline, widthOf(cmd.OutOrStdout(), defaultColumns)))
+			}
+			return err
 		},
 	}
 	flags := cmd.Flags()
@@ -122,6 +127,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	flags.StringVar(&o.Criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run here (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringArrayVar(&force, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
+	flags.BoolVar(&asTimeline, "timeline", false, "draw what both hosts did, and when; with --json, in Chrome's trace format")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
@@ -138,16 +144,28 @@ func oneOf[T any](flag, text string, values map[string]T) (T, error) {
 // migrationSummary is the migrate command's JSON.
 type migrationSummary struct {
 	migrate.Result
-	DryRun bool   `json:"dry_run"`
-	Error  string `json:"error,omitempty"`
+	DryRun   bool            `json:"dry_run"`
+	Error    string          `json:"error,omitempty"`
+	Timeline *timeline.Trace `json:"timeline,omitempty"`
 }
 
-func newMigrationSummary(r migrate.Result, dryRun bool, err error) migrationSummary {
+func newMigrationSummary(r migrate.Result, dryRun, asTimeline bool, err error) migrationSummary {
 	s := migrationSummary{Result: r, DryRun: dryRun}
+	if asTimeline {
+		s.Timeline = &r.Timeline
+	}
 	if err != nil {
 		s.Error = err.Error()
 	}
 	return s
+}
+
+// precopyPays says whether it would.
+func precopyPays(from float64) string {
+	if from >= 1 {
+		return "--precopy would not pay; "
+	}
+	return fmt.Sprintf("--precopy pays if more than %.0f %% of its GPU memory stays the same while it is sent; ", 100*from)
 }
 
 // writeMigration says how a migration went. The table of the checks is shown where nothing else
@@ -169,8 +187,8 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 	case err != nil:
 		return nil
 	case dryRun:
-		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still for some %v (the way there takes %s/s); nothing was touched\n",
-			r.Host, r.Predicted.Round(100*time.Millisecond), units.Size(int64(r.Bandwidth)))
+		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still for some %v (the way there takes %s/s); %snothing was touched\n",
+			r.Host, r.Predicted.Round(100*time.Millisecond), units.Size(int64(r.Bandwidth)), precopyPays(r.PrecopyPaysFrom))
 	default:
 		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
 			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))

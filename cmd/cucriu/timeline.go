@@ -62,7 +62,11 @@ func showTimeline(out io.Writer, dir, session string, asJSON bool) error {
 // drawTimeline draws a line for each span, with a bar in the columns that are left.
 func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 	type line struct{ name, process, start, took string }
+	ofHosts := trace.About["rows"] == "hosts"
 	lines := []line{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
+	if ofHosts {
+		lines[0].process = "HOST"
+	}
 	spans := trace.Spans()
 	total := int64(1)
 	for _, span := range spans {
@@ -70,7 +74,11 @@ func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 		if span.Failed() {
 			name += " (failed)"
 		}
-		lines = append(lines, line{name, fmt.Sprintf("%s %d", label(trace.RowOf(span)), span.PID), ms(span.Start), ms(span.Duration)})
+		row := label(trace.RowOf(span))
+		if !ofHosts {
+			row = fmt.Sprintf("%s %d", row, span.PID)
+		}
+		lines = append(lines, line{name, row, ms(span.Start), ms(span.Duration)})
 		total = max(total, span.Start+span.Duration)
 	}
 	var w struct{ name, process, start, took int }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -72,6 +73,21 @@ func joined(ranges []proc.Range) []proc.Range {
 	return all
 }
 
+// noteWritten notes what a writer says that it has written, which must follow what it said before.
+func noteWritten(t *rapid.T, w *Writer) func() map[string]int64 {
+	var mutex sync.Mutex
+	ends := make(map[string]int64)
+	w.written = func(f *os.File, offset, size int64) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		if offset != ends[f.Name()] {
+			t.Errorf("%s: a part at %d follows what ends at %d", f.Name(), offset, ends[f.Name()])
+		}
+		ends[f.Name()] = offset + size
+	}
+	return func() map[string]int64 { return ends }
+}
+
 func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 	a := newArena(t, 4*ChunkSize)
 	memory, err := os.MkdirTemp("/dev/shm", "pages-")
@@ -90,6 +106,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		if durable {
 			w.sync = true
 		}
+		written := noteWritten(t, w)
 		w.Reserve(int64(rapid.IntRange(0, 8*ChunkSize).Draw(t, "reserved")))
 		must(t, Copy(t.Context(), a.Process, rapid.Permutation(ranges).Draw(t, "in the order"), w, codec))
 		listing, err := w.Finish()
@@ -102,6 +119,13 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 			}
 		}
 		checkListing(t, w, &listing, ranges)
+		for _, f := range w.Files() {
+			info, err := f.Stat()
+			must(t, err)
+			if got := written()[f.Name()]; got != info.Size() {
+				t.Errorf("%d of the %d bytes of %s are said to be written", got, info.Size(), f.Name())
+			}
+		}
 
 		want := slices.Repeat([]byte{0xaa}, len(a.memory)) // around the ranges
 		for _, r := range ranges {

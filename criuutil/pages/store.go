@@ -67,6 +67,10 @@ type Files struct {
 	// SyncAlong says to start writing each chunk to the disk as soon as it is in its file,
 	// so that less is left to sync at the end.
 	SyncAlong bool
+	// Written, if it is set, is told of every part of a file that is complete, in the order of the
+	// file. It is called by several goroutines, one for each file, and the process stands still
+	// meanwhile.
+	Written func(f *os.File, offset, size int64)
 }
 
 // Create creates the files, empty. They must not exist yet. If one cannot be created, none
@@ -76,7 +80,7 @@ func (s Files) Create(process int, l *Listing) (Output, error) {
 	if err != nil {
 		return nil, err // not an Output that holds a nil Writer
 	}
-	w.sync = s.SyncAlong
+	w.sync, w.written = s.SyncAlong, s.Written
 	return w, nil
 }
 

@@ -19,6 +19,9 @@ type Writer struct {
 	files  []*os.File // the index, then the shards
 	shards []shard
 	sync   bool
+	// written is told of every part of a file that is complete, by the worker that wrote it. The
+	// parts of a file follow each other. It may be nil.
+	written func(f *os.File, offset, size int64)
 	// reserved says that the shards have more room than is written.
 	reserved bool
 }
@@ -79,14 +82,14 @@ func (w *Writer) Workers() int { return len(w.shards) }
 func (w *Writer) Put(worker int, chunk Chunk) error {
 	s := &w.shards[worker]
 	if s.end == 0 {
-		if err := s.write(header(w.id, w.pid, uint32(worker))); err != nil {
+		if err := w.append(s, header(w.id, w.pid, uint32(worker))); err != nil {
 			return err
 		}
 	}
 	r := record{chunk: chunk, stored: uint32(len(chunk.Data)), shard: uint32(worker), offset: s.end}
 	r.chunk.Data = nil
 	if chunk.Codec != Zero {
-		if err := s.write(chunk.Data); err != nil {
+		if err := w.append(s, chunk.Data); err != nil {
 			return err
 		}
 		if w.sync {
@@ -98,11 +101,15 @@ func (w *Writer) Put(worker int, chunk Chunk) error {
 	return nil
 }
 
-func (s *shard) write(data []byte) error {
-	n, err := s.file.WriteAt(data, s.end)
+func (w *Writer) append(s *shard, data []byte) error {
+	offset := s.end
+	n, err := s.file.WriteAt(data, offset)
 	s.end += int64(n)
 	if err != nil {
 		return fmt.Errorf("pages: %w", err)
+	}
+	if w.written != nil {
+		w.written(s.file, offset, int64(n))
 	}
 	return nil
 }
@@ -113,7 +120,7 @@ func (w *Writer) Finish() (Listing, error) {
 	for i := range w.shards {
 		s := &w.shards[i]
 		if s.end == 0 { // this worker got no chunk
-			if err := s.write(header(w.id, w.pid, uint32(i))); err != nil {
+			if err := w.append(s, header(w.id, w.pid, uint32(i))); err != nil {
 				return l, err
 			}
 		}
@@ -141,6 +148,9 @@ func (w *Writer) Finish() (Listing, error) {
 	l.IndexChecksum = checksum(index)
 	if _, err := w.files[0].WriteAt(index, 0); err != nil {
 		return l, fmt.Errorf("pages: %w", err)
+	}
+	if w.written != nil {
+		w.written(w.files[0], 0, int64(len(index)))
 	}
 	return l, nil
 }

@@ -60,6 +60,10 @@ type Options struct {
 	// dir. No process of the tree runs then. If it returns an error, the dump fails.
 	AtStandstill func(ctx context.Context, dir string) error
 
+	// Written, if it is set, is told of the files of the GPU state as they grow: see
+	// [pages.Files.Written].
+	Written func(f *os.File, offset, size int64)
+
 	// Hold, if it is set, keeps the job held once criu is through, until [hooks.Hook.Decide]: a
 	// dumped job with its GPU state in the image, a restored one complete. The processes of a
 	// dump are left stopped then.
@@ -121,7 +125,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
-	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold}
+	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written}
 	empty, err := emptyDir(hook.Config.RunDir)
 	if err != nil {
 		return nil, err

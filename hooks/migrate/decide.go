@@ -196,6 +196,9 @@ func (s *source) answer(ctx context.Context, decision string) (commit.Event, err
 				return "", err
 			}
 			s.result.PID = r.PID
+			if err := checkPhases(r.Steps); err == nil { // the job runs, whatever it says
+				s.there = r.Steps
+			}
 			return commit.Running, nil
 		case sayEnded:
 			return commit.Ended, nil

@@ -16,10 +16,10 @@ import (
 // criuLogLevel is warnings and errors.
 const criuLogLevel = 2
 
-// dump dumps the job into dir and holds it.
-func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir string) error {
+// dump dumps the job into dir and holds it. It tells written of the GPU state.
+func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir string, written func(*os.File, int64, int64)) error {
 	options := s.dumpOptions(root)
-	options.Hold = hold
+	options.Hold, options.Written = hold, written
 	options.AtStandstill = s.saveFiles
 	noting := *s.hook
 	noting.Progress = func(r *journal.Record, step string) {

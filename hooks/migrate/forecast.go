@@ -3,13 +3,10 @@ package migrate
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"cucriu/hooks/migrate/predict"
 	"cucriu/hooks/preflight"
@@ -22,11 +19,13 @@ const (
 )
 
 // forecast measures the way to the destination and predicts how long the job will stand still.
-// It chooses whether to pre-copy, unless that was asked for, and refuses what would take too long.
+// It refuses what would take too long.
 func (s *source) forecast(ctx context.Context) error {
 	rates := predict.DefaultRates()
 	err := s.phase("measure", func() (err error) {
-		rates.Bandwidth, rates.RoundTrip, err = s.probe(ctx)
+		if s.clocks, err = s.remote.compareClocks(ctx); err == nil {
+			rates.Bandwidth, rates.RoundTrip, err = s.probe(ctx)
+		}
 		return err
 	})
 	if err != nil {
@@ -46,7 +45,7 @@ func (s *source) forecast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.result.Bandwidth = rates.Bandwidth
+	s.result.Bandwidth, s.result.PrecopyPaysFrom = rates.Bandwidth, prediction.PaysFrom
 	s.result.Predicted = prediction.Direct.Sum()
 	if s.options.Precopy {
 		s.result.Predicted = max(prediction.Round.Sum(), prediction.Final.Sum())
@@ -95,17 +94,10 @@ func (w *way) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
 	streams := int64(w.source.streams())
-	var senders errgroup.Group
-	for i := range streams { // a file for each, as the kernel allows only one write into a file at a time
-		name := fmt.Sprintf("noise-%d", i)
-		senders.Go(func() error {
-			if err := w.sender.Range(ctx, name, n, 0, size/streams); err != nil {
-				return err
-			}
-			return w.sender.Close(ctx, name, size/streams)
-		})
+	for i := range streams {
+		w.files.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
 	}
-	return errors.Join(senders.Wait(), w.finish(ctx))
+	return w.finish(ctx)
 }
 
 // dropProbe removes what was received to show how fast the way is.

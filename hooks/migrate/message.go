@@ -7,6 +7,7 @@ import (
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/migrate/wire"
+	"cucriu/hooks/timeline"
 )
 
 // The protocol between the two programs. A change that an older one would not understand makes a
@@ -20,6 +21,7 @@ const (
 const (
 	sayHello   = "hello"   // the destination answers with its own
 	sayPrepare = "prepare" // the destination answers with its judgement
+	sayClock   = "clock"   // the destination answers with its own
 	sayRound   = "round"   // the destination answers where it listens
 	sayRestore = "restore" // the destination answers that it is ready, or has failed
 	saySettle  = "settle"  // over a connection of its own; the destination answers as to commit and abort
@@ -94,6 +96,8 @@ type settleMessage struct {
 type running struct {
 	PID     int    `json:"pid"`
 	Message string `json:"message"`
+	// Steps are those of the restore, with times since the destination's boot.
+	Steps timeline.Phases `json:"steps,omitempty"`
 }
 
 var validID = regexp.MustCompile(`^[0-9a-f]{16}$`)

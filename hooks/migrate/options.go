@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"cucriu/hooks/migrate/prepare"
+	"cucriu/hooks/timeline"
 )
 
 // Options say how a job migrates.
@@ -70,10 +71,16 @@ type Result struct {
 	Pause     time.Duration `json:"pause_ns"`
 	// Before is how long the job stood still for the pre-copy.
 	Before time.Duration `json:"precopy_pause_ns,omitempty"`
+	// PrecopyPaysFrom is the share of GPU memory that has to stay the same for Precopy to pay, 1 or
+	// more if it cannot.
+	PrecopyPaysFrom float64 `json:"precopy_pays_from"`
 	// Bandwidth is what the way to the destination takes, in bytes per second.
 	Bandwidth float64       `json:"bytes_per_second"`
 	Total     time.Duration `json:"total_ns"`
 	Phases    []Phase       `json:"phases"`
+	// Timeline shows what both hosts did and when, on the source's clock. The clocks are compared
+	// beforehand, and "clock_error" says by how much that may be wrong.
+	Timeline timeline.Trace `json:"-"`
 	// Bytes is what was sent while the job stood still, Ahead what was sent before.
 	Bytes int64 `json:"bytes"`
 	Ahead int64 `json:"ahead_bytes"`
@@ -82,7 +89,6 @@ type Result struct {
 // Phase is a part of a migration.
 type Phase struct {
 	Name    string        `json:"name"`
-	There   bool          `json:"there"`
 	Begin   time.Duration `json:"begin_ns"` // since the begin of the migration
 	Took    time.Duration `json:"took_ns"`
 	Running bool          `json:"running"` // the job ran meanwhile

@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/migrate/wire"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 )
 
 // ReceiveOptions say how a destination receives a job.
@@ -135,6 +136,8 @@ func (d *destination) handle(ctx context.Context, m wire.Message) error {
 	switch m.Kind {
 	case sayPrepare:
 		return d.prepare(ctx, m)
+	case sayClock:
+		return d.Send(sayClock, clockMessage{timeline.SinceBoot()})
 	case sayRound:
 		return d.listen(ctx, m)
 	case sayRestore:

@@ -232,7 +232,7 @@ func (d *destination) answer(do []commit.Action) (err error) {
 		case commit.SayReady:
 			err = d.Send(sayReady, nil)
 		case commit.SayRunning:
-			err = d.Send(sayRunning, running{PID: d.rootPID()})
+			err = d.Send(sayRunning, running{PID: d.rootPID(), Steps: stepsOf(d.hook, d.peer.ID)})
 		case commit.SayEnded:
 			err = d.Send(sayEnded, nil)
 		default:

@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/migrate/wire"
 	"cucriu/hooks/preflight"
+	"cucriu/hooks/timeline"
 )
 
 // source is the source's side of one migration.
@@ -28,16 +29,20 @@ type source struct {
 	stage    *stage
 	job      *prepare.Job
 	begun    time.Time
-	locked   time.Time // when the job came to a halt
-	limit    *pauseLimit
-	result   Result
+	// begunClock is begun as time since boot.
+	begunClock time.Duration
+	clocks     clocks
+	there      timeline.Phases // what the destination did, on its clock
+	locked     time.Time       // when the job came to a halt
+	limit      *pauseLimit
+	result     Result
 }
 
 // Migrate moves the job whose root process is given to another host. After an error the job goes
 // on here, unless the error wraps [hooks.ErrNotBack] or [ErrUndelivered]; [preflight.Refused] tells
 // whether it was touched. If ctx ends before the destination is ready, the migration is given up.
 func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result, error) {
-	s := &source{hook: hook.Filled(), options: o, begun: time.Now()}
+	s := &source{hook: hook.Filled(), options: o, begun: time.Now(), begunClock: timeline.SinceBoot()}
 	defer s.close()
 	err := s.begin(ctx, root)
 	if err == nil {
@@ -51,7 +56,7 @@ func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result
 		return s.result, preflight.AsRefusal(err)
 	}
 	err = s.perform(ctx, root)
-	s.result.Total = time.Since(s.begun)
+	s.result.Total, s.result.Timeline = time.Since(s.begun), s.timeline(s.there)
 	return s.result, err
 }
 
@@ -203,7 +208,13 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := reach(ctx, "migrate.opened"); err != nil {
 		return "", err
 	}
-	err = s.whileConnected(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last)) })
+	written := way.files.wrote
+	if last > 1 {
+		written = nil // only what has changed is sent
+	}
+	err = s.whileConnected(ctx, func(ctx context.Context) error {
+		return way.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last), written) })
+	})
 	if err != nil {
 		return "", err
 	}

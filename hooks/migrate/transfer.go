@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +17,7 @@ type way struct {
 	sender *wire.Sender
 	cancel context.CancelFunc
 	sent   atomic.Int64
+	files  *outgoing
 	totals wire.Totals
 }
 
@@ -58,6 +56,9 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 			},
 			Streams: s.streams(), BytesPerSecond: s.options.BytesPerSecond, Progress: w.sent.Store,
 		})
+		if err == nil {
+			w.files = newOutgoing(ctx, w.sender)
+		}
 		return err
 	})
 	return w, err
@@ -89,85 +90,29 @@ func streamsOf(o Options) int {
 // sendImage sends the files of an image that the destination does not have, and waits until they
 // are there.
 func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
-	files, total, err := openPlain(dir, d.replaced)
-	defer func() { closeAll(files) }()
+	total, err := w.files.complete(dir, d.replaced)
 	if err == nil && !d.unshared {
-		var more []plainFile
-		var size int64
-		more, size, err = openPlain(d.dir, d.links)
-		files, total = append(files, more...), total+size
+		var more int64
+		more, err = w.files.complete(d.dir, d.links)
+		total += more
 	}
 	if err != nil {
 		return err
 	}
 	w.source.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
-	if err := w.queue(ctx, files); err != nil {
-		return err
-	}
 	return w.finish(ctx)
 }
 
-// queue queues files piece by piece, side by side: the kernel allows only one write into a file at
-// a time.
-func (w *way) queue(ctx context.Context, files []plainFile) error {
-	const piece = 4 << 20
-	for offset, left := int64(0), slices.Clone(files); len(left) > 0; offset += piece {
-		for _, f := range left {
-			if err := w.sender.Range(ctx, filepath.Base(f.Name()), f, offset, min(piece, f.size-offset)); err != nil {
-				return err
-			}
-		}
-		var done error
-		left = slices.DeleteFunc(left, func(f plainFile) bool {
-			if done != nil || f.size > offset+piece {
-				return false
-			}
-			done = w.sender.Close(ctx, filepath.Base(f.Name()), f.size)
-			return true
-		})
-		if done != nil {
-			return done
-		}
-	}
-	return nil
+// whileSending does something that is given up when what was sent meanwhile could not be.
+func (w *way) whileSending(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	sending := w.files.Context()
+	defer context.AfterFunc(sending, func() { cancel(context.Cause(sending)) })()
+	return do(ctx)
 }
 
-type plainFile struct {
-	*os.File
-	size int64
-}
-
-// openPlain opens the regular files of a directory, and sums up their sizes.
-func openPlain(dir string, except []string) (files []plainFile, total int64, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, 0, err
-	}
-	for _, entry := range entries {
-		if !entry.Type().IsRegular() || slices.Contains(except, entry.Name()) {
-			continue
-		}
-		f, err := os.Open(filepath.Join(dir, entry.Name()))
-		if err != nil {
-			return files, 0, err
-		}
-		files = append(files, plainFile{File: f})
-		info, err := f.Stat()
-		if err != nil {
-			return files, 0, err
-		}
-		files[len(files)-1].size = info.Size()
-		total += info.Size()
-	}
-	return files, total, nil
-}
-
-func closeAll(files []plainFile) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
+// finish waits until everything is there.
 func (w *way) finish(ctx context.Context) error {
 	finished := make(chan struct{})
 	defer close(finished)
@@ -185,9 +130,14 @@ func (w *way) finish(ctx context.Context) error {
 		case <-finished:
 		}
 	}()
-	var err error
-	w.totals, err = w.sender.Finish(ctx)
+	err := w.files.Wait(ctx)
+	if err == nil {
+		w.totals, err = w.sender.Finish(ctx)
+	}
 	return err
 }
 
-func (w *way) close() { w.cancel() }
+func (w *way) close() {
+	w.cancel()
+	w.files.close()
+}

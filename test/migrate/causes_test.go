@@ -28,7 +28,7 @@ type cause struct {
 
 var causes = []cause{
 	{
-		name: "memory for images full", point: "migrate.dumped", says: "no space left|room", status: 1,
+		name: "memory for images full", point: "migrate.opened", says: "no space left|room", status: 1,
 		do:   func(_ *testing.T, w *world) { w.to.Run("mount", "-o", "remount,size=2m", "/dev/shm") },
 		undo: func(w *world) { w.to.Run("mount", "-o", "remount,size=50%", "/dev/shm") },
 	},

@@ -4,15 +4,42 @@ package migrate
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"cucriu/hooks"
+	"cucriu/hooks/journal"
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )
 
 func TestMain(m *testing.M) { hosts.Main(m) }
+
+// checkTimeline: what the destination did to restore the job lies within the time in which the
+// source waited for that.
+func checkTimeline(t *testing.T, trace timeline.Trace) {
+	t.Helper()
+	var waited timeline.Event
+	var restores int
+	for _, span := range trace.Spans() {
+		switch {
+		case span.Name == "restore" && trace.RowOf(span) == "a":
+			waited = span
+		case trace.RowOf(span) == "b" && (span.Name == string(journal.StepPreRestore) || span.Name == hooks.StepRestoreGPU):
+			restores++
+			const error = 50_000 // µs
+			if span.Start < waited.Start-error || span.Start+span.Duration > waited.Start+waited.Duration+error {
+				t.Errorf("%s took from %d to %d µs, and the source waited from %d to %d", span.Name, span.Start, span.Start+span.Duration, waited.Start, waited.Start+waited.Duration)
+			}
+		}
+	}
+	if restores != 2 {
+		t.Errorf("%d of 2 steps of the restore are in the timeline: %+v", restores, trace.Events)
+	}
+}
 
 // result is what the tests look at of a migration's JSON.
 type result struct {
@@ -23,6 +50,7 @@ type result struct {
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Before    time.Duration `json:"precopy_pause_ns"`
 	Bandwidth float64       `json:"bytes_per_second"`
+	Timeline  timeline.Trace
 	Phases    []struct {
 		Name string
 		Took time.Duration `json:"took_ns"`
@@ -107,11 +135,34 @@ func TestDataGoesThroughSSHAsWell(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.Start(1, "--mib", "16")
-		move(t, w, p.A, p.B, "--via", "ssh")
+		r := move(t, w, p.A, p.B, "--via", "ssh", "--timeline")
+		checkTimeline(t, r.Timeline)
 		w.Prepare(p.A)
 		move(t, w, p.B, p.A, "--bind", p.A.Addr.String(), "--ports", "7100-7110")
 		if left := p.B.Find("receive", "--relay"); len(left) > 0 {
 			t.Errorf("left there: %v", left)
 		}
+	})
+}
+
+// TestTheGPUStateLeavesWhileTheDumpGoesOn: it is on its way before criu has written anything.
+func TestTheGPUStateLeavesWhileTheDumpGoesOn(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		w := newWorld(t, "cuda")
+		m := w.begin(t, "dump.dropping", "")
+		if !m.reached() {
+			t.Fatal("the migration ended before")
+		}
+		testenv.Eventually(t, testenv.Soon, "the GPU state is at the destination", func() bool {
+			out, _ := w.to.Try("sh", "-c", "cat $(find /dev/shm -name 'cucriu-pages-*') | wc -c")
+			sent, _ := strconv.Atoi(strings.TrimSpace(out))
+			return sent > 4<<20
+		})
+		m.goOn()
+		if status := m.status(); status != 0 {
+			t.Fatalf("cucriu migrate ended with %d", status)
+		}
+		w.is(w.to)
+		w.watch.Stop()
 	})
 }

@@ -1,6 +1,7 @@
 package predict
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -23,12 +24,15 @@ func (job Job) largest() float64 {
 }
 
 // sent returns the bytes that go over the link without pre-copy.
-func (job Job) sent() float64 {
-	ratio := job.SendRatio
-	if ratio == 0 {
-		ratio = 1
-	}
-	return ratio * (job.gpu() + float64(job.HostPages))
+func (job Job) sent() float64 { return job.ratio() * (job.gpu() + float64(job.HostPages)) }
+
+func (job Job) ratio() float64 { return cmp.Or(job.SendRatio, 1) }
+
+// early returns how much of what is sent has left before criu's dump is over: the GPU state goes
+// while it is copied and while criu dumps the rest.
+func (job Job) early(rates Rates) float64 {
+	meanwhile := job.standstill(rates, 0, Copy, CriuDump).Sum()
+	return min(job.ratio()*job.gpu(), meanwhile.Seconds()*rates.Bandwidth)
 }
 
 // standstill returns the phases with how long each takes, where send bytes go over the link.

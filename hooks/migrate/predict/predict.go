@@ -31,11 +31,6 @@ type Job struct {
 	// compressed. 0 counts as 1.
 	SendRatio float64
 
-	// Unchanged is the share of what is sent that stays the same between a pre-copy round and the
-	// final dump, if UnchangedKnown.
-	Unchanged      float64
-	UnchangedKnown bool
-
 	// Measured is what phases of this job have taken, in an earlier round, checkpoint or migration.
 	// It counts instead of what the rates say.
 	Measured map[Phase]time.Duration
@@ -63,12 +58,12 @@ func (s Standstill) Sum() time.Duration {
 type Prediction struct {
 	Direct Standstill // without pre-copy
 	Round  Standstill // with it: the round that leaves the job running
-	Final  Standstill // and the dump that moves it
+	Final  Standstill // and the dump that moves it, if nothing has stayed the same since
 
-	// WorthPrecopy: the job stands still for less time in all with pre-copy.
-	WorthPrecopy bool
-	// Why says so with figures.
-	Why string
+	// PaysFrom is the share of GPU memory that has to stay the same between the round and the
+	// final dump for pre-copy to pay: the job stands still for less time in all then. If it is 1 or
+	// more, pre-copy cannot pay.
+	PaysFrom float64
 }
 
 // Predict returns how long the job will stand still.
@@ -76,44 +71,17 @@ func Predict(job Job, rates Rates) (Prediction, error) {
 	if err := job.check(rates); err != nil {
 		return Prediction{}, err
 	}
-	unchanged := 0.0
-	if job.UnchangedKnown {
-		unchanged = job.Unchanged
-	}
 	p := Prediction{
-		Direct: job.standstill(rates, job.sent(), Checkpoint, Copy, CriuDump, Send, CriuRestore, FillIn, Restore, Confirm),
+		Direct: job.standstill(rates, job.sent()-job.early(rates), Checkpoint, Copy, CriuDump, Send, CriuRestore, FillIn, Restore, Confirm),
 		Round:  job.standstill(rates, 0, Checkpoint, Copy, CriuDump, FillIn, Restore),
-		Final:  job.standstill(rates, job.sent()*(1-unchanged), Checkpoint, Copy, CriuDump, Send, CriuRestore, FillIn, Restore, Confirm),
+		Final:  job.standstill(rates, job.sent(), Checkpoint, Copy, CriuDump, Send, CriuRestore, FillIn, Restore, Confirm),
 	}
-	saved := p.Direct.Sum() - p.Final.Sum()
-	p.WorthPrecopy = saved > p.Round.Sum()
-	p.Why = why(job, saved, p.Round.Sum())
+	p.PaysFrom = 1
+	if more, all := p.Round.Sum()+p.Final.Sum()-p.Direct.Sum(), take(0, job.ratio()*job.gpu(), rates.Bandwidth); all > 0 {
+		p.PaysFrom = more.Seconds() / all.Seconds()
+	}
 	return p, nil
 }
-
-// Choose decides between pre-copy and none where no standstill may be longer than most; 0 stands
-// for no limit. It takes what makes the job stand still for less time in all, unless only the other
-// is within the limit. If neither is, fits is false.
-func (p Prediction) Choose(most time.Duration) (precopy, fits bool) {
-	direct := most == 0 || p.Direct.Sum() <= most
-	twice := most == 0 || max(p.Round.Sum(), p.Final.Sum()) <= most
-	if p.WorthPrecopy {
-		return twice || !direct, direct || twice
-	}
-	return twice && !direct, direct || twice
-}
-
-func why(job Job, saved, round time.Duration) string {
-	switch {
-	case !job.UnchangedKnown:
-		return "how much of the job's memory stays the same is not known"
-	case saved > round:
-		return fmt.Sprintf("pre-copy sends %.0f %% beforehand, which saves %v, and stands still for %v more", 100*job.Unchanged, rounded(saved), rounded(round))
-	}
-	return fmt.Sprintf("pre-copy sends %.0f %% beforehand, which saves only %v, and stands still for %v more", 100*job.Unchanged, rounded(saved), rounded(round))
-}
-
-func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
 
 // check refuses what would make the prediction a number without a meaning.
 func (job Job) check(rates Rates) error {
@@ -127,9 +95,6 @@ func (job Job) check(rates Rates) error {
 		if !(rate > 0) || math.IsInf(rate, 0) {
 			return fmt.Errorf("%v bytes per second is not a rate", rate)
 		}
-	}
-	if !(job.Unchanged >= 0 && job.Unchanged <= 1) {
-		return fmt.Errorf("an unchanged share of %v is not between 0 and 1", job.Unchanged)
 	}
 	if !(job.SendRatio >= 0) || math.IsInf(job.SendRatio, 0) {
 		return fmt.Errorf("%v is not a ratio of what is sent", job.SendRatio)

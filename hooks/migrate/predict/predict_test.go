@@ -124,23 +124,22 @@ func TestWherePrecopyPays(t *testing.T) {
 		{"nothing is written", 0.999, 10, true},
 	} {
 		t.Run(fmt.Sprintf("%s, %v Gbit/s", c.name, c.gbits), func(t *testing.T) {
-			job := Job{GPU: processes(1, 16*gib), Unchanged: c.unchanged, UnchangedKnown: true}
-			p := predict(t, job, rates(c.gbits*gbit))
-			t.Log(p.Why)
-			if p.WorthPrecopy != c.pays {
-				t.Errorf("worth it: %v; without %v, with %v and %v: %s", p.WorthPrecopy, p.Direct.Sum(), p.Round.Sum(), p.Final.Sum(), p.Why)
+			p := predict(t, Job{GPU: processes(1, 16*gib)}, rates(c.gbits*gbit))
+			t.Logf("from %v", p.PaysFrom)
+			if pays := c.unchanged > p.PaysFrom; pays != c.pays {
+				t.Errorf("pays: %v; without %v, with %v and %v", pays, p.Direct.Sum(), p.Round.Sum(), p.Final.Sum())
 			}
-			if less := p.Round.Sum()+p.Final.Sum() < p.Direct.Sum(); less != c.pays {
+			saved := time.Duration(c.unchanged * 16 * gib / (c.gbits * gbit) * float64(time.Second))
+			if less := p.Round.Sum()+p.Final.Sum()-saved < p.Direct.Sum(); less != c.pays {
 				t.Errorf("less in all: %v; it is said to pay: %v", less, c.pays)
 			}
 		})
 	}
 }
 
-func TestAnUnknownShareIsNoReasonForPrecopy(t *testing.T) {
-	p := predict(t, Job{GPU: processes(1, 16*gib), Unchanged: 0.99}, rates(gbit))
-	if p.WorthPrecopy || !strings.Contains(p.Why, "not known") || p.Final.Sum() != p.Direct.Sum() {
-		t.Errorf("%+v", p)
+func TestWithoutAnythingToSendPrecopyCannotPay(t *testing.T) {
+	if p := predict(t, Job{}, rates(gbit)); p.PaysFrom < 1 {
+		t.Errorf("it pays from %v", p.PaysFrom)
 	}
 }
 
@@ -160,9 +159,22 @@ func TestWhatWasMeasuredOfTheJobCounts(t *testing.T) {
 func TestSendIsWhatGoesOverTheLink(t *testing.T) {
 	r := rates(gbit)
 	job := Job{GPU: processes(2, gib), HostPages: gib, SendRatio: 0.25}
-	got := sumOf(predict(t, job, r).Direct, Send)
+	p := predict(t, job, r)
 	want := r.RoundTrip + time.Duration(0.25*3*gib/gbit*float64(time.Second))
-	if got != want {
+	if got := sumOf(p.Final, Send); got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+	// The GPU state leaves during the dump.
+	if got := want - sumOf(p.Direct, Send) - sumOf(p.Direct, Copy, CriuDump); got.Abs() > time.Microsecond {
+		t.Errorf("%v more than the dump leaves", got)
+	}
+}
+
+func TestCriusPagesLeaveAfterTheDump(t *testing.T) {
+	r := rates(1000 * gbit) // so fast that the rest has left before
+	p := predict(t, Job{GPU: processes(1, gib), HostPages: gib}, r)
+	want := take(r.RoundTrip, gib, r.Bandwidth)
+	if got := sumOf(p.Direct, Send); (got - want).Abs() > time.Microsecond {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
@@ -186,31 +198,6 @@ func TestThePhasesAreInTheirOrder(t *testing.T) {
 	}
 }
 
-func TestChoose(t *testing.T) {
-	standstill := func(s float64) Standstill {
-		return Standstill{{Send, time.Duration(s * float64(time.Second))}}
-	}
-	for _, c := range []struct {
-		direct, round, final, most float64
-		precopy, fits              bool
-	}{
-		{direct: 10, round: 2, final: 3, most: 0, precopy: true, fits: true},
-		{direct: 10, round: 8, final: 9, most: 0, precopy: false, fits: true},
-		{direct: 10, round: 8, final: 9, most: 9.5, precopy: true, fits: true}, // more in all, but each is shorter
-		{direct: 10, round: 8, final: 9, most: 10, precopy: false, fits: true},
-		{direct: 10, round: 8, final: 9, most: 8.5, precopy: false, fits: false},
-		{direct: 10, round: 2, final: 3, most: 3, precopy: true, fits: true},
-		{direct: 10, round: 4, final: 5, most: 4.5, precopy: true, fits: false},
-	} {
-		p := Prediction{Direct: standstill(c.direct), Round: standstill(c.round), Final: standstill(c.final)}
-		p.WorthPrecopy = c.round+c.final < c.direct
-		precopy, fits := p.Choose(time.Duration(c.most * float64(time.Second)))
-		if precopy != c.precopy || fits != c.fits {
-			t.Errorf("%+v: pre-copy %v, fits %v", c, precopy, fits)
-		}
-	}
-}
-
 func TestAVerySlowLinkTakesVeryLong(t *testing.T) {
 	p := predict(t, Job{GPU: processes(1, 1<<40)}, rates(1e-9))
 	if got := p.Direct.Sum(); got < longest {
@@ -226,8 +213,6 @@ func TestNumbersWithoutAMeaningAreRefused(t *testing.T) {
 	}{
 		"no bandwidth":       {good, DefaultRates()},
 		"no rate":            {good, Rates{Bandwidth: gbit}},
-		"share above one":    {Job{Unchanged: 1.5}, rates(gbit)},
-		"share below zero":   {Job{Unchanged: -0.1}, rates(gbit)},
 		"ratio below zero":   {Job{SendRatio: -1}, rates(gbit)},
 		"memory below zero":  {Job{HostPages: -1}, rates(gbit)},
 		"GPU memory as well": {Job{GPU: []int64{gib, -1}}, rates(gbit)},
