@@ -53,6 +53,8 @@ type prepareMessage struct {
 	Job  *prepare.Job `json:"job"`
 	TCP  prepare.TCP  `json:"tcp"`
 	Copy prepare.Copy `json:"copy"`
+	// HostMark is that of the source: see hostMark.
+	HostMark string `json:"host_mark,omitempty"`
 }
 
 // round announces data: a whole image, or what has changed since an earlier round.

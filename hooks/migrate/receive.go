@@ -165,6 +165,9 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if err := asked.Job.Validate(); err != nil {
 		return preflight.AsRefusal(err)
 	}
+	if own := hostMark(d.hook.Config.RunDir); own != "" && own == asked.HostMark {
+		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
+	}
 	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy})
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -187,9 +190,6 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 	}
 	if d.probes++; d.job == nil || d.giveUp != nil || r.Number > maxRounds || d.probes > maxProbes || !r.Probe && r.Number != d.last+1 {
 		return fmt.Errorf("round %d cannot begin now", r.Number)
-	}
-	if isSource(d.hook, d.peer.ID) {
-		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
 	}
 	if d.receiver != nil {
 		if err := d.receiver.Finish(); err != nil {

@@ -65,10 +65,7 @@ func (s *source) begin(ctx context.Context, root int) error {
 	if err := s.options.fill(); err != nil {
 		return err
 	}
-	findings, err := preflight.ProcessFindings(root)
-	if err == nil {
-		err = findings.Err()
-	}
+	err := s.checkRoot(root)
 	if err != nil {
 		return err
 	}
@@ -104,7 +101,7 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.job.Map = s.hook.Config.MapFor(s.options.Host)
-		if err := s.remote.Send(sayPrepare, prepareMessage{s.job, s.options.TCP, s.options.Copy}); err != nil {
+		if err := s.remote.Send(sayPrepare, prepareMessage{s.job, s.options.TCP, s.options.Copy, hostMark(s.hook.Config.RunDir)}); err != nil {
 			return err
 		}
 		here, err := prepare.JudgeSource(ctx, s.hook, s.job, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP})

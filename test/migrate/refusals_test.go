@@ -1,8 +1,6 @@
 package migrate
 
 import (
-	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,6 +16,7 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 		w := p.A.Start(1, "--mib", "8", "--loaders", "1")
 		j := startJob(t, p, p.A)
 		w.Prepare(p.B)
+		p.A.Run("mkdir", "-m", "777", "/tmp/open")
 		begin := map[*hosts.Host]traces{p.A: tracesOn(t, w, p.A), p.B: tracesOn(t, w, p.B)}
 
 		here := testenv.Script(t, "shift; exec \"$@\"") // drops the name of the host
@@ -30,20 +29,23 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 		for _, q := range j.roots(p.A) {
 			inPlace = q
 		}
-		t.Log(child, inPlace)
 		for name, c := range map[string]struct {
 			args   []string
 			status int
 			says   string
 		}{
-			"itself":           {[]string{"-t", w.Root(), "--to", "b", "--rsh", here}, 3, "XX"},
-			"itself, long job": {[]string{"--job", "train", "--to", "b", "--rsh", here}, 3, "XX"},
-			"nobody":           {[]string{"-t", "13999", "--to", "b"}, 3, "does not exist"},
-			"a child":          {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "XX"},
-			"init":             {[]string{"-t", "1", "--to", "b"}, 3, "XX"},
-			"in a long job":    {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "XX"},
-			"its supervisor":    {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "XX"},
-			"no long job":      {[]string{"--job", "nothing", "--to", "b"}, 3, "XX"},
+			"to its own host":          {[]string{"-t", w.Root(), "--to", "b", "--rsh", here}, 3, "error: at the destination: this is the host on which the job runs\n"},
+			"a long job, the same":     {[]string{"--job", "train", "--to", "b", "--rsh", here}, 3, "nothing has to be sent"},
+			"nobody":                   {[]string{"-t", "13999", "--to", "b"}, 3, "process 13999: does not exist"},
+			"a child":                  {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "nothing was touched"},
+			"an ancestor":              {[]string{"-t", "1", "--to", "b"}, 3, "the long job train is below process 1"},
+			"a process of a long job":  {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
+			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "the long job train is below process"},
+			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job of this host is called "nothing"`},
+			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "no cucriu answers at nobody"},
+			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "no cucriu answers at b"},
+			"a thread":                 {[]string{"-t", strconv.Itoa(w.PID + 1), "--to", "b"}, 3, "is a thread of process " + w.Root()},
+			"a directory for everyone": {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
 		} {
 			out, err := p.A.Try("cucriu", append([]string{"migrate"}, c.args...)...)
 			if status := exitStatus(err); status != c.status || !strings.Contains(out, c.says) {
@@ -55,7 +57,6 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 		for h, want := range begin {
 			settled(t, "host "+h.Name, want, func() traces { return tracesOn(t, w, h) })
 		}
-		fmt.Fprint(os.Stderr)
 	})
 }
 
@@ -67,15 +68,22 @@ func TestStatusShowsAHeldJob(t *testing.T) {
 		if !m.reached() {
 			t.Fatal("the migration ended before")
 		}
-		for _, h := range w.Hosts() {
-			t.Log(h.Run("cucriu", "status"))
+		for h, want := range map[*hosts.Host]string{
+			w.from: "on its way to b, and stopped until it is decided where it goes on (migration ",
+			w.to:   "complete, and stopped until a says what it has decided (migration ",
+		} {
+			if said := h.Run("cucriu", "status"); !strings.Contains(said, want) {
+				t.Errorf("cucriu status on host %s says:\n%s", h.Name, said)
+			}
 		}
 		m.goOn()
 		if status := m.status(); status != 0 {
 			t.Errorf("exit status %d", status)
 		}
-		for _, h := range w.Hosts() {
-			t.Log(h.Run("cucriu", "status"))
+		for h, want := range map[*hosts.Host]string{w.from: "the job goes on at b (migration ", w.to: "came from a (migration "} {
+			if said := h.Run("cucriu", "status"); !strings.Contains(said, want) {
+				t.Errorf("cucriu status on host %s says afterwards:\n%s", h.Name, said)
+			}
 		}
 		w.is(w.end(t))
 	})
