@@ -30,7 +30,7 @@ func (s *source) checkRoot(root int) error {
 		case within(root, job.Init.PID):
 			return fmt.Errorf("process %d belongs to the long job %s, which moves as a whole: cucriu migrate --job %[2]s --to %s", root, job.Name, s.options.Host)
 		case within(job.Init.PID, root):
-			return fmt.Errorf("the long job %s is below process %d, and moves by itself: cucriu migrate --job %[1]s --to %s", job.Name, root, s.options.Host)
+			return fmt.Errorf("the long job %s is below process %d, and moves by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, root, s.options.Host)
 		}
 	}
 	return nil

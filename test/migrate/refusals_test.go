@@ -40,7 +40,7 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"a child":                  {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "nothing was touched"},
 			"an ancestor":              {[]string{"-t", "1", "--to", "b"}, 3, "the long job train is below process 1"},
 			"a process of a long job":  {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
-			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "the long job train is below process"},
+			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and moves by itself: cucriu migrate --job train --to b\n"},
 			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job of this host is called "nothing"`},
 			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "no cucriu answers at nobody"},
 			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "no cucriu answers at b"},
