@@ -53,6 +53,7 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 		return errHeld
 	}
 	return b.doAll(ctx, []step{
+		{"connections", b.releaseConnections},
 		{"unpark", b.unpark},
 		{"continue", b.letRun},
 		{"unlock", b.unlockTargets},

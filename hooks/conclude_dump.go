@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/criuutil/netlock"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
 )
@@ -40,9 +41,6 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 			s.BackBegun = true
 			h.note(s)
 		}
-		if !s.LeavesStopped() {
-			h.reconnect(s)
-		}
 		if err := h.bringUp(ctx, driver, s, alive); err != nil { // this continues what is left of the tree, too
 			return err
 		}
@@ -53,6 +51,31 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 	_, err = s.closeAlive(v.outcome, v.message, v.livingDo)
 	h.Log.Info(s.Message, "session", s.Name(), "outcome", s.Outcome, "processes", pidsOf(alive))
 	return err
+}
+
+// releaseConnections gives the tree back the TCP connections that criu held back for its dump, if
+// criu was killed or was to leave the tree stopped. Without them, the job goes on all the same.
+func (b *bringUp) releaseConnections(ctx context.Context) error {
+	if b.Kind != journal.KindDump {
+		return nil
+	}
+	b.withTree(func(tree []*proc.Process) {
+		if err := netlock.Release(ctx, tree); err != nil {
+			b.hook.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
+		}
+	})
+	return nil
+}
+
+// withTree does something with the living processes of the session.
+func (s *session) withTree(do func([]*proc.Process)) {
+	tree, _ := s.openTree() // those that are found
+	defer func() {
+		for _, p := range tree {
+			p.Close()
+		}
+	}()
+	do(tree)
 }
 
 // awaitRelease waits until criu has let go of the processes: those that it killed have ended, and

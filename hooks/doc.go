@@ -71,7 +71,8 @@
 //	             takes effect                                              restore_resume.go
 //	post-resume  all tasks are restored and in the group-stop: bring them
 //	             up; a failure → kill the tree: the image is intact, and a
-//	             half-restored job must not run                            restore_post.go, kill.go
+//	             half-restored job must not run; and kill criu, so that a
+//	             container engine sees a failure                           restore_post.go, kill.go, late.go
 //
 // restore_finish.go brings a restore that was cut off to a good end, for the watcher and for
 // recover: forward, or by killing the tree. Only kill.go kills processes of a job. root.go finds

@@ -123,7 +123,8 @@ func StageFrom(getenv func(string) string) Stage {
 
 // Run does what the stage asks for. Stages that need nothing of us succeed at once. criu
 // aborts on an error at pre-dump and pre-restore. It ignores one at pre-resume and
-// post-resume, so there Run ends the tree itself.
+// post-resume, so there Run ends the tree itself. If an engine drives criu, the error is a
+// [LateError] then.
 func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	h = h.Filled()
 	if stage.Action == "" {
@@ -149,7 +150,7 @@ func (h *Hook) Run(ctx context.Context, stage Stage) error {
 	if served, err := h.servedByClient(criu); err != nil || served {
 		return err
 	}
-	return h.once(ctx, criu, stage, h.Serve)
+	return late(criu, stage, h.once(ctx, criu, stage, h.Serve))
 }
 
 // Serve does what a stage asks for, for a criu that is driven over RPC. [Hook.Run] is for

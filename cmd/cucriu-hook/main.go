@@ -40,6 +40,10 @@ func main() {
 		if errors.As(err, new(usageError)) {
 			os.Exit(2)
 		}
+		var late *hooks.LateError
+		if errors.As(err, &late) {
+			_ = late.EndCriu() // if that fails, cucriu status says what became of the job
+		}
 		os.Exit(1)
 	}
 }

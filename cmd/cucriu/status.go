@@ -26,6 +26,7 @@ type statusReport struct {
 
 func statusCommand() *cobra.Command {
 	var asJSON, uuids bool
+	var dir string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the CUDA processes of this host, its long jobs, and what became of its dumps and restores",
@@ -33,13 +34,20 @@ func statusCommand() *cobra.Command {
 what became of them.
 
 GPUs are shown by their index in cucriu gpus. The last dumps and restores that
-were refused are shown until the same one is begun, for a week at most.`,
-		Example: "  cucriu status\n  cucriu status --json",
+were refused are shown until the same one is begun, for a week at most.
+
+With -D, only what is about an image is shown. The exit status is 0 then if the
+last dump into it, or restore from it, has succeeded, whoever drove criu; 1 if
+not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
+		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			hook, err := newHook()
 			if err != nil {
 				return err
+			}
+			if dir != "" {
+				return showImage(cmd, hook.Config.RunDir, dir, asJSON)
 			}
 			sessions, err := hooks.Sessions(hook.Config.RunDir)
 			if err != nil {
@@ -74,6 +82,7 @@ were refused are shown until the same one is begun, for a week at most.`,
 			return err
 		},
 	}
+	cmd.Flags().VarP((*folderValue)(&dir), "images-dir", "D", "only what is about this image, and its exit status")
 	jsonFlag(cmd, &asJSON)
 	uuidFlag(cmd, &uuids)
 	return cmd

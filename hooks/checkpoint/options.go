@@ -27,7 +27,6 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
 		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
-		Held: options.Hold != nil,
 	})
 	if errors.Is(err, proc.ErrGone) {
 		return nil, nil, nil // criu says what is wrong with the pid

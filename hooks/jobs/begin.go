@@ -1,12 +1,9 @@
 package jobs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,8 +13,6 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
-	"cucriu/hooks/jobs/store"
-	"cucriu/hooks/preflight"
 )
 
 // firstPID is where the pids of a job begin. Those below are for the place's own programs.
@@ -179,140 +174,4 @@ func (s *supervisor) openRoot() (err error) {
 		return nil
 	}
 	return err
-}
-
-// resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would
-// be lost by taking an older one, and may go through later or elsewhere.
-func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
-	all = inTurn(all)
-	failed := make(map[string]error)
-	for i, c := range all {
-		err := s.resumeStubbornly(ctx, c)
-		if err == nil {
-			s.giveUp(failed)
-			return nil
-		}
-		if ctx.Err() != nil {
-			return err
-		}
-		if preflight.Refused(err) {
-			return fmt.Errorf("checkpoint %s is whole, but cannot be restored here: %w", called(c), err)
-		}
-		failed[c.Name] = err
-		next := "and there is no other"
-		if i+1 < len(all) {
-			next = "trying checkpoint " + all[i+1].Name
-		}
-		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
-	}
-	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
-}
-
-// resumeStubbornly tries a checkpoint a second time if it is not known to be damaged: to take the
-// one before loses an interval, and somebody may just have killed criu.
-func (s *supervisor) resumeStubbornly(ctx context.Context, c store.Checkpoint) error {
-	err := s.resume(ctx, c)
-	refused := new(insideError)
-	switch {
-	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)):
-		return err
-	case errors.As(err, &refused) && refused.refused:
-		return err
-	}
-	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s was not restored, trying it again: %v", called(c), err)})
-	return s.resume(ctx, c)
-}
-
-// inTurn returns the checkpoints in the order in which they are tried: the newest first, and last
-// of all those that were given up.
-func inTurn(all []store.Checkpoint) []store.Checkpoint {
-	all = slices.Clone(all)
-	slices.Reverse(all)
-	slices.SortStableFunc(all, func(a, b store.Checkpoint) int {
-		return cmp.Compare(min(len(a.GivenUp), 1), min(len(b.GivenUp), 1))
-	})
-	return all
-}
-
-// giveUp records which checkpoints did not restore, now that the job goes on from another one. It
-// has put back the job's files further than these can do with.
-func (s *supervisor) giveUp(failed map[string]error) {
-	for name, why := range failed {
-		if err := s.store.GiveUp(name, why); err != nil {
-			s.say(err.Error())
-		}
-	}
-}
-
-// resume restores a checkpoint in a new place.
-func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
-	if c.Err != nil {
-		return c.Err
-	}
-	if err := s.store.Check(ctx, c); err != nil {
-		return err
-	}
-	if s.user != nil {
-		if err := s.user.check(c.Dir); err != nil {
-			return preflight.AsRefusal(err)
-		}
-	}
-	first, err := freePIDs(c.Dir)
-	if err != nil {
-		return err
-	}
-	dir, notes, release, err := s.restorable(ctx, c.Dir)
-	defer release()
-	if err != nil {
-		return err
-	}
-	g, err := s.givenGPUs(s.environment())
-	if err != nil {
-		return err
-	}
-	spec := place.Spec{
-		Hide:     g.hidden,
-		Params:   s.driverParams(),
-		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
-		FirstPID: first,
-		Root:     c.RootPID,
-	}
-	of, err := readStaged(c.Dir)
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = s.addInput(&spec, of)
-	}
-	if err == nil {
-		err = s.newPlace(ctx, spec)
-	}
-	if err != nil {
-		return err
-	}
-	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir()}
-	if s.record.Adopted {
-		restore.Output = s.outputPath()
-	}
-	over := killPatiently(ctx, s.place)
-	a, err := s.ask(ctx, restore)
-	over()
-	s.noteTails(a.Tails)
-	for _, note := range append(notes, a.Notes...) {
-		s.say(note)
-	}
-	if err != nil {
-		return errors.Join(err, s.endPlace())
-	}
-	s.setRunning()
-	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
-	return s.openRoot()
-}
-
-// age says when a checkpoint was made.
-func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
-
-// called names a checkpoint, with its age if that is known.
-func called(c store.Checkpoint) string {
-	if c.Err != nil {
-		return c.Name
-	}
-	return c.Name + " of " + age(c)
 }

@@ -1,115 +1,74 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
-
-	"golang.org/x/sys/unix"
+	"slices"
 
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/migrate/prepare"
 )
 
-// The destination asks for files that it does not have. Those that the job writes are saved and
-// put back by package files, as they are at the standstill. The others travel as copies beside
-// the image, by their numbers: no name from the other host becomes a path.
+// The destination asks for files that it does not have. Package files saves them as they are at the
+// standstill, and puts them back. Their paths come from the other host, and are those that the job
+// has: who restores a job trusts its host with all that root can do.
 
-func copyName(n int) string { return fmt.Sprintf("cucriu-copy-%d", n) }
+// moving says which files move with the job: those that the destination has asked for, and those
+// into which the job writes that were not there when it was described.
+func (s *source) moving() files.Options {
+	o := files.Options{Elsewhere: true, Also: make(map[string]uint64)}
+	for _, n := range s.result.Report.Destination.Copies {
+		o.Also[s.job.Files[n].Path] = s.job.Files[n].Identity.Inode
+	}
+	for _, f := range s.job.Files {
+		if _, asked := o.Also[f.Path]; !asked {
+			o.Except = append(o.Except, f.Path)
+		}
+	}
+	return o
+}
 
-// saveFiles adds to an image the files that the destination has asked for. The job stands still.
+// foreseeFiles refuses files that could not be saved, such as those that are too large.
+func (s *source) foreseeFiles(ctx context.Context) error {
+	if s.options.Copy == prepare.CopyNone {
+		return nil
+	}
+	return files.Foresee(ctx, s.job.RootPID, s.moving())
+}
+
+// saveFiles adds the files to the image. The job stands still.
 func (s *source) saveFiles(ctx context.Context, dir string) error {
 	if s.options.Copy == prepare.CopyNone {
 		return nil
 	}
-	if _, err := files.Save(ctx, s.job.RootPID, dir, files.Options{}); err != nil {
-		return err
-	}
-	for _, n := range s.result.Report.Destination.Copies {
-		f := s.job.Files[n]
-		if f.Written {
-			continue
-		}
-		if err := copyFile(fmt.Sprintf("/proc/%d/root%s", s.job.RootPID, f.Path), filepath.Join(dir, copyName(n)), 0o600); err != nil {
-			return fmt.Errorf("copy %s: %w", f.Path, err)
-		}
-	}
-	return nil
-}
-
-// copyFile copies a regular file. The new one must not be there yet.
-func copyFile(from, to string, mode fs.FileMode) error {
-	source, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer source.Close()
-	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, mode)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(target, source)
-	return errors.Join(err, target.Close())
+	_, err := files.Save(ctx, s.job.RootPID, dir, s.moving())
+	return err
 }
 
 // putFiles makes the files and directories on this host that it has asked for.
 func (d *destination) putFiles(ctx context.Context, dir string) error {
+	if d.copies == prepare.CopyNone {
+		return nil
+	}
+	making := func(m files.Made) error {
+		return errors.Join(d.made.note(m), reach(ctx, "receive.making"))
+	}
+	var makes []prepare.Directory
 	for _, n := range d.judgement.Makes {
-		if err := d.makeDirectory(d.job.SocketDirectories[n]); err != nil {
+		makes = append(makes, d.job.SocketDirectories[n])
+	}
+	slices.SortFunc(makes, func(a, b prepare.Directory) int { return cmp.Compare(a.Path, b.Path) }) // one may be in another
+	for _, m := range makes {
+		if err := files.MakeDirectory(m.Path, m.Mode, uint32(m.UID), uint32(m.GID), making); err != nil {
 			return err
 		}
 	}
-	for _, n := range d.judgement.Copies {
-		if err := d.putFile(dir, n, d.job.Files[n]); err != nil {
-			return fmt.Errorf("copy %s: %w", d.job.Files[n].Path, err)
+	changes, err := files.PutBack(ctx, dir, files.PutBackOptions{OnlyMissing: d.copies == prepare.CopyMissing, Making: making})
+	for _, change := range changes {
+		if change.Kept != "" {
+			d.hook.Log.Info(change.String())
 		}
 	}
-	_, err := files.PutBack(ctx, dir, files.PutBackOptions{})
-	return err
-}
-
-func (d *destination) makeDirectory(wanted prepare.Directory) error {
-	if err := os.Mkdir(wanted.Path, 0o700); errors.Is(err, fs.ErrExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	d.made = append(d.made, wanted.Path)
-	// The owner first, as another owner takes away special permissions.
-	return errors.Join(os.Lchown(wanted.Path, wanted.UID, wanted.GID), unix.Chmod(wanted.Path, wanted.Mode))
-}
-
-// putFile makes a file that is not here. One that the job writes is made empty: its content is put
-// back afterwards.
-func (d *destination) putFile(dir string, n int, f prepare.File) error {
-	var err error
-	if f.Written {
-		var empty *os.File
-		if empty, err = os.OpenFile(f.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600); err == nil {
-			err = empty.Close()
-		}
-	} else {
-		err = copyFile(filepath.Join(dir, copyName(n)), f.Path, 0o600)
-	}
-	if f.Written && errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	d.made = append(d.made, f.Path)
-	return errors.Join(os.Lchown(f.Path, f.UID, f.GID), unix.Chmod(f.Path, f.Mode&0o7777))
-}
-
-// unmake removes what was made for a job that does not come.
-func (d *destination) unmake() {
-	for len(d.made) > 0 {
-		last := len(d.made) - 1
-		_ = os.Remove(d.made[last]) // a directory only if it is empty
-		d.made = d.made[:last]
-	}
+	return errors.Join(err, reach(ctx, "receive.put"))
 }

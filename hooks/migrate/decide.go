@@ -5,24 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
-	"cucriu/internal/failpoint"
-)
-
-// ErrUndelivered is wrapped by an error that says that the decision is made, and the destination
-// could not be told.
-var ErrUndelivered = errors.New("the destination does not know of it")
-
-const (
-	// settlePatience is how long a destination is tried that cannot be reached.
-	settlePatience = time.Minute
-	// answerPatience is how long it may take to do what it was told.
-	answerPatience = 10 * time.Minute
 )
 
 // sourceState returns where the source stands in the commit protocol. Without a session the job
@@ -130,115 +116,17 @@ func (s *source) decide(ctx context.Context, name string, decision journal.Decis
 	})
 }
 
-// say tells the destination what was decided, over the connection that there is or, if that is
-// lost, over new ones.
-func (s *source) say(ctx context.Context, decision string) (answer commit.Event, err error) {
-	err = s.phase("tell "+s.record.Host, func() error {
-		if s.remote != nil {
-			if err = s.remote.Send(decision, nil); err == nil {
-				err = reach(ctx, "migrate.told")
-			}
-			if err == nil {
-				answer, err = s.answer(ctx, decision)
-			}
-			if err == nil || !isLost(err) {
-				return err
-			}
-			s.hook.Log.Warn("the connection to the destination is lost: trying another", "error", err)
-			s.remote.Close()
-			s.remote = nil
-		}
-		for deadline, pause := time.Now().Add(failpoint.Patience(settlePatience)), failpoint.Patience(time.Second); ; pause = min(2*pause, 10*time.Second) {
-			if err = s.reconnect(ctx, deadline); err == nil {
-				if err = s.remote.Send(saySettle, settleMessage{decision}); err == nil {
-					err = reach(ctx, "migrate.told")
-				}
-				if err == nil {
-					answer, err = s.answer(ctx, decision)
-				}
-			}
-			if err == nil || errors.As(err, new(*thereError)) || !time.Now().Add(pause).Before(deadline) {
-				return err
-			}
-			time.Sleep(pause)
-		}
-	})
+// say tells the destination what was decided, and returns what it answers.
+func (s *source) say(ctx context.Context, decision string) (commit.Event, error) {
+	answer, err := s.departure.say(ctx, decision)
 	if err == nil {
-		return answer, nil
+		return commit.Event(answer.Kind), nil
 	}
-	return "", &undeliveredError{record: s.record, decision: decision, cause: err}
-}
-
-// reconnect makes another connection. ssh by itself tries for minutes.
-func (s *source) reconnect(ctx context.Context, deadline time.Time) error {
-	if s.remote != nil {
-		s.remote.Close()
-		s.remote = nil
+	text := fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
+		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", s.record.Host, err, s.record.ID)
+	if decision == sayCommit {
+		text = fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
+			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", s.record.Host, err, s.record.ID)
 	}
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	return s.connect(ctx)
-}
-
-// answer waits for the destination's answer to a decision.
-func (s *source) answer(ctx context.Context, decision string) (commit.Event, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, wire.ErrSilent)
-	defer cancel()
-	for {
-		m, err := s.remote.Receive(ctx)
-		if err != nil {
-			return "", err
-		}
-		switch m.Kind {
-		case sayRunning:
-			var r running
-			if err := m.Decode(&r); err != nil {
-				return "", err
-			}
-			s.result.PID = r.PID
-			if err := checkPhases(r.Steps); err == nil { // the job runs, whatever it says
-				s.there = r.Steps
-			}
-			return commit.Running, nil
-		case sayEnded:
-			return commit.Ended, nil
-		case sayUnknown:
-			return commit.Unknown, nil
-		case sayFailed:
-			failed := failureOf(m)
-			there := new(thereError)
-			if errors.As(failed, &there) && (there.asked == decision || there.asked == saySettle) {
-				return "", failed
-			}
-			// It has failed by itself, before it heard the decision.
-			s.hook.Log.Info("the destination reports a failure", "error", failed)
-		}
-	}
-}
-
-func isLost(err error) bool {
-	return errors.Is(err, wire.ErrClosed) || errors.Is(err, wire.ErrSilent)
-}
-
-// undeliveredError says what is where, and what decides.
-type undeliveredError struct {
-	record   *Record
-	decision string
-	cause    error
-}
-
-func (e *undeliveredError) Error() string {
-	if e.decision == sayCommit {
-		return fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
-			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", e.record.Host, e.cause, e.record.ID)
-	}
-	return fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
-		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", e.record.Host, e.cause, e.record.ID)
-}
-
-func (e *undeliveredError) Unwrap() error { return e.cause }
-
-// Is makes the error known as [ErrUndelivered] and, if the job runs nowhere, as [hooks.ErrNotBack].
-func (e *undeliveredError) Is(target error) bool {
-	return target == ErrUndelivered || target == hooks.ErrNotBack && e.decision == sayCommit
+	return "", &undeliveredError{text, decision, err}
 }

@@ -2,8 +2,6 @@ package migrate
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -106,12 +104,11 @@ func planDelta(m image.Manifest, dir string, pool *pages.Pool) (plans []processP
 
 // write writes the pages that have changed, and the manifest that finds all of them.
 func (d *delta) write(ctx context.Context, m image.Manifest, plans []processPlan) error {
-	id := make([]byte, 8)
-	rand.Read(id)
+	id := newID()
 	for _, p := range plans {
 		d.replaced = append(d.replaced, p.process.Pages.Names(p.process.PID)...)
 		rewritten, err := pages.Rewrite(ctx, p.plan, pages.RewriteOptions{
-			Dir: d.dir, ID: hex.EncodeToString(id), PID: p.process.PID, Workers: runtime.NumCPU(),
+			Dir: d.dir, ID: id, PID: p.process.PID, Workers: runtime.NumCPU(),
 			Read: func(int) error { return ctx.Err() }, Write: func(int) error { return ctx.Err() },
 		})
 		if err != nil {

@@ -23,8 +23,8 @@ func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir str
 	options.AtStandstill = s.saveFiles
 	noting := *s.hook
 	noting.Progress = func(r *journal.Record, step string) {
-		if step == string(journal.StepLock) && s.locked.IsZero() {
-			s.locked = time.Now()
+		if step == string(journal.StepLock) && s.halted.IsZero() {
+			s.halted = time.Now()
 			s.limit.begin()
 		}
 		s.tell(Progress{Phase: step})

@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"cucriu/hooks/migrate/predict"
@@ -93,19 +91,9 @@ func (n noise) ReadAt(data []byte, offset int64) (int, error) {
 func (w *way) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
-	streams := int64(w.source.streams())
+	streams := int64(w.from.options.streams())
 	for i := range streams {
 		w.files.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
 	}
 	return w.finish(ctx)
-}
-
-// dropProbe removes what was received to show how fast the way is.
-func (d *destination) dropProbe() error {
-	if d.probing == "" {
-		return nil
-	}
-	err := os.RemoveAll(filepath.Join(d.stage.dir, d.probing))
-	d.probing = ""
-	return err
 }

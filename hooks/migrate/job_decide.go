@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
 	"cucriu/internal/failpoint"
 )
 
@@ -30,7 +30,7 @@ func (s *jobSource) on(e commit.Event) error {
 	ctx := context.Background()
 	for e != "" {
 		m, err := jobs.ReadMove(s.job.Dir)
-		if err == nil && m.ID != s.id {
+		if err == nil && m.ID != s.result.ID {
 			err = errors.New("the record of the move was exchanged")
 		}
 		if err != nil {
@@ -51,7 +51,7 @@ func (s *jobSource) on(e commit.Event) error {
 			return errors.Join(s.notBack, err)
 		}
 		if e == commit.Unknown && next.State == commit.End {
-			return fmt.Errorf("%w: %s has moved to %s, which does not know it any more: was its directory removed there? cucriu recover --take %s lets it go on here", hooks.ErrNotBack, s.job.Name, m.Peer, s.id)
+			return fmt.Errorf("%w: %s has moved to %s, which does not know it any more: was its directory removed there? cucriu recover --take %s lets it go on here", hooks.ErrNotBack, s.job.Name, m.Peer, s.result.ID)
 		}
 	}
 	return s.notBack
@@ -147,102 +147,28 @@ func (s *jobSource) awaitBack(ctx context.Context) error {
 	return fmt.Errorf("%w: %s is not back after %v: see cucriu jobs list", hooks.ErrNotBack, s.job.Name, backPatience)
 }
 
-// say tells the destination what was decided, over the connection that there is or, if that is
-// lost, over new ones.
-func (s *jobSource) say(ctx context.Context, decision string) (answer commit.Event, err error) {
-	err = s.phase("tell "+s.options.Host, func() error {
-		if s.remote != nil {
-			if err = s.remote.Send(decision, nil); err == nil {
-				answer, err = s.answer(ctx)
-			}
-			if err == nil || !isLost(err) {
-				return err
-			}
-			s.hook.Log.Warn("the connection to the destination is lost: trying another", "error", err)
-			s.remote.Close()
-			s.remote = nil
-		}
-		for deadline, pause := time.Now().Add(failpoint.Patience(settlePatience)), failpoint.Patience(time.Second); ; pause = min(2*pause, 10*time.Second) {
-			if err = s.connect(ctx); err == nil {
-				if err = s.remote.Send(saySettleJob, jobSettle{s.job.Dir, decision}); err == nil {
-					answer, err = s.answer(ctx)
-				}
-			}
-			if err == nil || !time.Now().Add(pause).Before(deadline) {
-				return err
-			}
-			if s.remote != nil {
-				s.remote.Close()
-				s.remote = nil
-			}
-			time.Sleep(pause)
-		}
-	})
+// say tells the destination what was decided, and returns what it answers: nothing if it gives the
+// job back.
+func (s *jobSource) say(ctx context.Context, decision string) (commit.Event, error) {
+	answer, err := s.departure.say(ctx, decision)
+	if err == nil && answer.Kind != sayReturned {
+		return commit.Event(answer.Kind), nil
+	}
 	if err == nil {
-		return answer, nil
-	}
-	return "", &jobUndeliveredError{job: s.job, host: s.options.Host, id: s.id, decision: decision, cause: errors.Join(err, s.failure)}
-}
-
-// answer waits for the destination's answer to a decision. It resumes the job before it answers.
-func (s *jobSource) answer(ctx context.Context) (commit.Event, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, startPatience+time.Minute, wire.ErrSilent)
-	defer cancel()
-	for {
-		m, err := s.remote.Receive(ctx)
-		if err != nil {
-			return "", err
-		}
-		switch m.Kind {
-		case sayRunning:
-			var r running
-			if err := m.Decode(&r); err != nil {
-				return "", err
-			}
-			s.result.PID = r.PID
-			return commit.Running, nil
-		case sayReturned:
-			var r jobReturned
-			if err := m.Decode(&r); err != nil {
-				return "", err
-			}
-			s.returned = printable(r.Why, 4000)
-			if s.returned == "" {
-				s.returned = "it does not say why"
-			}
+		var r jobReturned
+		if err = answer.Decode(&r); err == nil {
+			s.returned = cmp.Or(printable(r.Why, 4000), "it does not say why")
 			return "", nil
-		case sayEnded:
-			return commit.Ended, nil
-		case sayUnknown:
-			return commit.Unknown, nil
-		case sayFailed:
-			s.failure = failureOf(m) // it tries again, or ends the connection
-			if there := new(thereError); errors.As(s.failure, &there) && there.asked == sayAbort {
-				return "", s.failure
-			}
 		}
 	}
-}
-
-// jobUndeliveredError says what is where, and what decides.
-type jobUndeliveredError struct {
-	job      jobs.Local
-	host, id string
-	decision string
-	cause    error
-}
-
-func (e *jobUndeliveredError) Error() string {
-	if e.decision == sayCommit {
-		return fmt.Sprintf("%s has left this host, and %s, which has it complete, has not said that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
-			e.job.Name, e.host, e.cause, e.id)
+	if !errors.Is(err, s.failure) {
+		err = errors.Join(err, s.failure)
 	}
-	return fmt.Sprintf("%s goes on here, but %s could not be told so: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached", e.job.Name, e.host, e.cause)
-}
-
-func (e *jobUndeliveredError) Unwrap() error { return e.cause }
-
-// Is makes the error known as [ErrUndelivered] and, if the job runs nowhere, as [hooks.ErrNotBack].
-func (e *jobUndeliveredError) Is(target error) bool {
-	return target == ErrUndelivered || target == hooks.ErrNotBack && e.decision == sayCommit
+	text := fmt.Sprintf("%s goes on here, but %s could not be told so: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached",
+		s.job.Name, s.options.Host, err)
+	if decision == sayCommit {
+		text = fmt.Sprintf("%s has left this host, and %s, which has it complete, has not said that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
+			s.job.Name, s.options.Host, err, s.result.ID)
+	}
+	return "", &undeliveredError{text, decision, err}
 }

@@ -70,11 +70,6 @@ type jobWelcome struct {
 	Have []store.Listed `json:"have"` // without files
 }
 
-type jobRound struct {
-	Number int   `json:"number"`
-	Bytes  int64 `json:"bytes"`
-}
-
 // jobManifest comes as a file of each round, and says what the others are.
 type jobManifest struct {
 	Checkpoints []jobCheckpoint `json:"checkpoints"`

@@ -25,8 +25,7 @@ type jobDestination struct {
 	job   jobMessage
 	lock  *jobs.MoveLock // held from the first change in the job's directory on
 	store *store.Store   // open until the promise
-	root  *os.Root       // of what arrives
-	dir   string         // the same
+	dir   string         // of what arrives
 }
 
 // ReceiveJob is the destination's program for a long job.
@@ -48,10 +47,13 @@ func ReceiveJob(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writ
 		if err != nil {
 			return d.lost(err)
 		}
-		if err := d.handle(working, m); err != nil {
-			failure := d.fail(m.Kind, err)
+		if cause := d.handle(working, m); cause != nil {
+			failure := d.fail(m.Kind, cause)
 			if err := d.on(commit.Failed); err != nil || failure != nil {
 				return errors.Join(err, d.lost(failure))
+			}
+			if m.Kind == sayCommit || m.Kind == sayAbort || m.Kind == saySettleJob {
+				return d.lost(cause) // the source waits for an answer: it asks again over another connection
 			}
 		}
 	}
@@ -133,12 +135,7 @@ func (d *jobDestination) open(ctx context.Context) (err error) {
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
 		return err
 	}
-	config, err := d.identity.ServerConfig(d.peer.Fingerprint)
-	if err != nil {
-		return err
-	}
-	d.listener, err = wire.Listen(ctx, wire.ListenOptions{Bind: d.options.Bind, Ports: d.options.Ports, Config: config, Log: d.hook.Log})
-	return err
+	return d.listenForSource(ctx)
 }
 
 // stillMayArrive looks again, now that nobody else can open the store.
@@ -167,7 +164,7 @@ func (d *jobDestination) roundDir() string { return filepath.Join(d.dir, fmt.Spr
 
 // listen makes ready for the data of a round.
 func (d *jobDestination) listen(ctx context.Context, m wire.Message) error {
-	var r jobRound
+	var r round
 	if err := m.Decode(&r); err != nil {
 		return err
 	}
@@ -178,43 +175,7 @@ func (d *jobDestination) listen(ctx context.Context, m wire.Message) error {
 		return fmt.Errorf("round %d cannot begin now", r.Number)
 	}
 	d.last = r.Number
-	if err := os.Mkdir(d.roundDir(), 0o700); err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(d.roundDir())
-	if err != nil {
-		return err
-	}
-	d.root = root
-	room, err := free(d.job.Dir)
-	if err != nil {
-		return err
-	}
-	receiver := wire.NewReceiver(wire.ReceiveOptions{Dir: root, MaxBytes: room, MaxFiles: maxFiles})
-	d.receiver = receiver
-	go acceptRound(ctx, d.hook, d.listener, receiver)
-	return d.Send(sayListening, listening{Addresses: d.listener.Addresses()})
-}
-
-// acceptRound serves the connections of a round.
-func acceptRound(ctx context.Context, hook *hooks.Hook, listener *wire.Listener, receiver *wire.Receiver) {
-	over, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		_ = receiver.Wait(over)
-		cancel()
-	}()
-	for {
-		conn, err := listener.Accept(over)
-		if err != nil {
-			return
-		}
-		go func() {
-			if err := receiver.Serve(ctx, conn); err != nil {
-				hook.Log.Debug("a data connection has ended", "error", err)
-			}
-		}()
-	}
+	return d.beginRound(ctx, d.roundDir())
 }
 
 // lost ends what is not promised: the source has its own checkpoints.
@@ -232,13 +193,7 @@ func (d *jobDestination) lost(cause error) error {
 }
 
 func (d *jobDestination) close() {
-	d.Close()
-	if d.listener != nil {
-		d.listener.Close()
-	}
-	if d.root != nil {
-		d.root.Close()
-	}
+	d.destination.close()
 	if d.store != nil {
 		_ = d.store.Close()
 	}

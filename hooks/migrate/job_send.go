@@ -9,51 +9,47 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync/atomic"
-	"time"
 
 	"cucriu/hooks/jobs"
-	"cucriu/hooks/migrate/wire"
 )
 
 // sentFiles are the files of one round.
 type sentFiles struct {
-	files []sentFile
-	total int64
-	done  atomic.Int64
+	files  []sentFile
+	total  int64 // bytes
+	opened []*os.File
 }
 
 type sentFile struct {
 	name    string // in the round
 	content io.ReaderAt
-	close   func() error
 	size    int64
 }
 
-func (f *sentFiles) add(content io.ReaderAt, close func() error, size int64) (name string) {
-	name = fmt.Sprintf("f%d", len(f.files))
-	f.files = append(f.files, sentFile{name, content, close, size})
+func (f *sentFiles) add(name string, content io.ReaderAt, size int64) {
+	f.files = append(f.files, sentFile{name, content, size})
 	f.total += size
-	return name
 }
 
-func (f *sentFiles) addPath(path string) (name string, err error) {
+// open adds a file of this host, under a name of the round.
+func (f *sentFiles) open(path string) (name string, err error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return "", err
 	}
+	f.opened = append(f.opened, file)
 	info, err := file.Stat()
 	if err != nil {
-		return "", errors.Join(err, file.Close())
+		return "", err
 	}
-	return f.add(file, file.Close, info.Size()), nil
+	name = fmt.Sprintf("f%d", len(f.files))
+	f.add(name, file, info.Size())
+	return name, nil
 }
 
-func (f *sentFiles) closeAll() {
-	for _, file := range f.files {
-		if file.close != nil {
-			_ = file.close()
-		}
+func (f *sentFiles) close() {
+	for _, file := range f.opened {
+		file.Close()
 	}
 }
 
@@ -61,7 +57,7 @@ func (f *sentFiles) closeAll() {
 // with last the newest one, and the job's other files.
 func (s *jobSource) send(ctx context.Context, last bool) error {
 	files := new(sentFiles)
-	defer files.closeAll()
+	defer files.close()
 	manifest, err := s.collect(files, last)
 	if err != nil {
 		return err
@@ -73,8 +69,7 @@ func (s *jobSource) send(ctx context.Context, last bool) error {
 	if err != nil {
 		return err
 	}
-	files.add(bytes.NewReader(data), nil, int64(len(data)))
-	files.files[len(files.files)-1].name = jobManifestName
+	files.add(jobManifestName, bytes.NewReader(data), int64(len(data)))
 	if err := s.sendRound(ctx, files); err != nil {
 		return err
 	}
@@ -115,7 +110,7 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 		for _, f := range l.Files {
 			name := ""
 			if f.SameAs == "" {
-				if name, err = files.addPath(filepath.Join(s.job.Dir, "checkpoints", l.Name, f.Name)); err != nil {
+				if name, err = files.open(filepath.Join(s.job.Dir, "checkpoints", l.Name, f.Name)); err != nil {
 					return m, err
 				}
 			}
@@ -127,7 +122,7 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 		return m, nil
 	}
 	for _, name := range jobs.TravelFiles() {
-		sent, err := files.addPath(filepath.Join(s.job.Dir, name))
+		sent, err := files.open(filepath.Join(s.job.Dir, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -139,60 +134,23 @@ func (s *jobSource) collect(files *sentFiles, last bool) (m jobManifest, err err
 	return m, nil
 }
 
-// sendRound has the destination listen, and sends files there.
+// sendRound sends the files of a round.
 func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	s.round++
-	if err := s.remote.Send(sayJobRound, jobRound{Number: s.round, Bytes: files.total}); err != nil {
-		return err
-	}
-	var at listening
-	if err := s.remote.expect(ctx, sayListening, &at); err != nil {
-		return err
-	}
-	config, err := s.identity.ClientConfig(s.remote.peer.Fingerprint)
+	way, err := s.open(ctx, sayJobRound, round{Number: s.round})
 	if err != nil {
 		return err
 	}
-	dial := s.options.dataDialer(at, config)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	over := make(chan struct{})
-	defer close(over)
-	go s.giveUpWhenLost(over, cancel)
-	sender, err := wire.NewSender(ctx, wire.SendOptions{
-		Dial:    dial,
-		Streams: streamsOf(s.options), BytesPerSecond: s.options.BytesPerSecond, Progress: files.done.Store,
-	})
-	if err != nil {
-		return err
-	}
+	defer way.close()
 	name := "ahead"
-	if !s.stopped.IsZero() {
+	if !s.halted.IsZero() {
 		name = "send"
 	}
-	s.tell(Progress{Phase: name, Done: files.done.Load, Total: files.total})
+	s.tell(Progress{Phase: name, Done: way.sent.Load, Total: files.total})
 	for _, f := range files.files {
-		if err := sender.Range(ctx, f.name, f.content, 0, f.size); err != nil {
-			return err
-		}
-		if err := sender.Close(ctx, f.name, f.size); err != nil {
-			return err
-		}
+		way.files.Add(f.name, f.content).Complete(f.size)
 	}
-	totals, err := sender.Finish(ctx)
-	s.result.Bytes += totals.Bytes
+	err = way.finish(ctx)
+	s.result.Bytes += way.totals.Bytes
 	return err
-}
-
-// giveUpWhenLost ends a transfer whose control connection is lost.
-func (s *jobSource) giveUpWhenLost(over chan struct{}, cancel context.CancelCauseFunc) {
-	select {
-	case <-s.remote.Done():
-		select {
-		case <-over:
-		case <-time.After(5 * time.Second): // for the receiver's own words
-			cancel(errors.New("the connection to the destination is lost"))
-		}
-	case <-over:
-	}
 }

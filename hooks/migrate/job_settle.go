@@ -11,7 +11,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
 )
 
 // SettledJob is a move of a long job that was brought to an end.
@@ -46,12 +45,18 @@ func RecoverJobs(ctx context.Context, hook *hooks.Hook) ([]SettledJob, error) {
 	return settled, errors.Join(errs...)
 }
 
+// supervisorPatience is how long the lock of a move is waited for: a supervisor whose move was cut
+// off has it for a moment.
+const supervisorPatience = 2 * time.Second
+
 // recoverJob brings one move to an end. The message is empty if there was nothing to do.
 func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, err error) {
 	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.Known {
 		return "", m, err
 	}
-	lock, err := jobs.TryLockMove(job.Dir)
+	waiting, cancel := context.WithTimeout(context.Background(), supervisorPatience)
+	defer cancel()
+	lock, err := jobs.LockMove(waiting, job.Dir)
 	if errors.Is(err, jobs.ErrMoving) {
 		return "", m, nil // under way
 	}
@@ -93,15 +98,11 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 
 // tellDestination tells the destination of a move what was decided here.
 func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, error) {
-	s := &jobSource{hook: hook, job: job, id: m.ID, recovering: true, begun: time.Now()}
-	s.options = Options{Host: m.Peer, RSH: m.RSH, Remote: m.Remote}
 	if len(m.RSH) == 0 {
 		return "", errors.New("its record names no remote shell")
 	}
-	var err error
-	if s.identity, err = wire.NewIdentity(); err != nil {
-		return "", err
-	}
+	s := newJobSource(hook, job, Options{Host: m.Peer, RSH: m.RSH, Remote: m.Remote})
+	s.result.ID, s.recovering = m.ID, true
 	defer s.close()
 	left := m.State == jobs.MoveLeft
 	if err := s.on(commit.Recover); err != nil {

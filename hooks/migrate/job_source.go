@@ -2,8 +2,6 @@ package migrate
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -13,39 +11,45 @@ import (
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/failpoint"
 )
 
 // jobSource is the source's side of the move of a long job.
 type jobSource struct {
-	hook     *hooks.Hook
-	options  Options
-	job      jobs.Local
-	id       string
-	identity *wire.Identity
-	remote   *remote
-	lock     *jobs.MoveLock
-	view     *store.Store
-	there    map[string]uint32 // the checkpoints that the destination has
-	round    int
-	begun    time.Time
-	stopped  time.Time // when the supervisor was asked to end the job
-	asked    bool      // the supervisor has been asked, and may have ended the job
-	failure  error     // of the destination, after the decision
-	notBack  error     // why the job does not run here, although it is to
+	departure
+	job     jobs.Local
+	lock    *jobs.MoveLock
+	view    *store.Store
+	there   map[string]uint32 // the checkpoints that the destination has
+	round   int
+	asked   bool  // the supervisor has been asked, and may have ended the job
+	notBack error // why the job does not run here, although it is to
 	// recovering says that this is not the program that began.
 	recovering bool
 	returned   string // why the destination gave the job back
-	result     Result
+}
+
+func newJobSource(hook *hooks.Hook, job jobs.Local, o Options) *jobSource {
+	return &jobSource{
+		job: job, there: make(map[string]uint32),
+		departure: departure{
+			hook: hook, options: o, begun: time.Now(),
+			manner: manner{
+				args:       []string{jobArg},
+				settle:     func(decision string) (string, any) { return saySettleJob, jobSettle{job.Dir, decision} },
+				patience:   startPatience + time.Minute, // it resumes the job before it answers
+				triesAgain: true,
+			},
+		},
+	}
 }
 
 // MigrateJob moves a long job with its checkpoints to another host, where a supervisor goes on with
 // it. After an error the job goes on here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
 // before the destination is ready, the move is given up.
 func MigrateJob(ctx context.Context, hook *hooks.Hook, job jobs.Local, o Options) (Result, error) {
-	s := &jobSource{hook: hook.Filled(), options: o, job: job, begun: time.Now(), there: make(map[string]uint32)}
+	s := newJobSource(hook.Filled(), job, o)
 	defer s.close()
 	err := s.prepare(ctx)
 	if err != nil || o.DryRun {
@@ -89,13 +93,7 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.identity, err = wire.NewIdentity(); err != nil {
-		return err
-	}
-	random := make([]byte, 8)
-	rand.Read(random)
-	s.id = hex.EncodeToString(random)
-	s.result.ID, s.result.Host = s.id, s.options.Host
+	s.result.ID, s.result.Host = newID(), s.options.Host
 	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
 		return err
 	}
@@ -119,11 +117,6 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	})
 }
 
-func (s *jobSource) connect(ctx context.Context) (err error) {
-	s.remote, err = connect(ctx, s.options.RSH, s.options.Host, s.options.Remote, s.id, s.identity.Fingerprint(), append(s.options.receiveArgs(), jobArg)...)
-	return err
-}
-
 // newest returns the newest checkpoint that can be used.
 func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
 	all, err := s.view.Checkpoints()
@@ -137,7 +130,7 @@ func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
 
 // perform moves the job.
 func (s *jobSource) perform(ctx context.Context) error {
-	m := jobs.Move{ID: s.id, State: jobs.MoveLeaving, Peer: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote}
+	m := jobs.Move{ID: s.result.ID, State: jobs.MoveLeaving, Peer: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote}
 	if err := m.Write(s.job.Dir); err != nil {
 		return preflight.AsRefusal(err)
 	}
@@ -157,7 +150,7 @@ func (s *jobSource) perform(ctx context.Context) error {
 	if s.returned != "" {
 		return preflight.AsFailure(fmt.Errorf("%s could not resume %s: %s; it goes on here", s.options.Host, s.job.Name, s.returned))
 	}
-	s.result.Pause = time.Since(s.stopped)
+	s.result.Pause = time.Since(s.halted)
 	return nil
 }
 
@@ -177,7 +170,7 @@ func (s *jobSource) move(ctx context.Context) error {
 	if err := failpoint.Hit(ctx, "job.ahead", 0); err != nil {
 		return err
 	}
-	s.stopped, s.asked = time.Now(), true
+	s.halted, s.asked = time.Now(), true
 	if err := s.phase("last checkpoint", func() error { return s.ask(ctx, jobs.AskMove) }); err != nil {
 		return err
 	}
@@ -221,25 +214,8 @@ func (s *jobSource) giveUp(cause error) error {
 	return preflight.AsFailure(fmt.Errorf("%w; %s goes on here", cause, s.job.Name))
 }
 
-func (s *jobSource) phase(name string, do func() error) error {
-	s.tell(Progress{Phase: name})
-	begin := time.Now()
-	err := do()
-	s.result.Phases = append(s.result.Phases, Phase{Name: name, Begin: begin.Sub(s.begun), Took: time.Since(begin), Running: s.stopped.IsZero()})
-	return err
-}
-
-func (s *jobSource) tell(p Progress) {
-	if s.options.Progress != nil {
-		s.options.Progress(p)
-	}
-}
-
 func (s *jobSource) close() {
-	if s.remote != nil {
-		s.remote.Close()
-		<-s.remote.ended
-	}
+	s.departure.close()
 	if s.lock != nil {
 		if err := s.lock.Free(); err != nil && !errors.Is(err, os.ErrClosed) {
 			s.hook.Log.Warn("the lock of the move", "error", err)

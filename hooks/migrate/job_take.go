@@ -25,12 +25,7 @@ const jobVerifiers = 4
 // take makes checkpoints of what has arrived, and verifies them. Those that go ahead are looked at
 // as a resume does: what stands in its way is said while the job still runs.
 func (d *jobDestination) take(ctx context.Context) error {
-	if d.receiver == nil {
-		return errors.New("nothing was sent")
-	}
-	err := d.receiver.Finish()
-	d.receiver = nil
-	if err != nil {
+	if err := d.endRound(); err != nil {
 		return err
 	}
 	defer os.RemoveAll(d.roundDir())

@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
-
-	"golang.org/x/sys/unix"
+	"sync"
 
 	"cucriu/hooks"
 	"cucriu/hooks/migrate/commit"
@@ -38,16 +36,20 @@ type destination struct {
 	stage     *stage
 	job       *prepare.Job
 	judgement *prepare.Judgement // of the job
-	made      []string           // files and directories, for the job
-	last      int                // the number of the round that is being received
-	probes    int                // rounds of any kind, so far
-	probing   string             // the directory of a round that is only a probe; empty if there is none
+	copies    prepare.Copy       // which files come with it
+	made      madeRecord
+	last      int    // the number of the round that is being received
+	probes    int    // rounds of any kind, so far
+	probing   string // the directory of a round that is only a probe; empty if there is none
 	receiver  *wire.Receiver
+	root      *os.Root // of the round's directory
 	// restored gets the result of the restore that is under way.
 	restored  chan error
 	restoring bool
-	giveUp    context.CancelCauseFunc
-	pid       int // of the restored root
+	// clearing removes what is not needed any more, which takes seconds for many GiB.
+	clearing sync.WaitGroup
+	giveUp   context.CancelCauseFunc
+	pid      int // of the restored root
 }
 
 // Receive is the destination's program. It talks with the source over in and out, until the
@@ -113,6 +115,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 		return err
 	}
 	d.peer.Host = printable(d.peer.Host, 255)
+	d.made.path = filepath.Join(recordsDir(d.hook.Config.RunDir), d.peer.ID+madeSuffix)
 	if d.identity, err = wire.NewIdentity(); err != nil {
 		return err
 	}
@@ -168,11 +171,12 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if own := hostMark(d.hook.Config.RunDir); own != "" && own == asked.HostMark {
 		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
 	}
+	d.removeMade() // of others, who were killed
 	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy})
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	d.job, d.judgement = asked.Job, judgement
+	d.job, d.judgement, d.copies = asked.Job, judgement, asked.Copy
 	if len(d.job.Map) > 0 {
 		d.hook.Config.GPUs.Map = d.job.Map
 	}
@@ -182,128 +186,20 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	return reach(ctx, "receive.judged")
 }
 
-// listen makes ready for the data of a round.
-func (d *destination) listen(ctx context.Context, m wire.Message) error {
-	var r round
-	if err := m.Decode(&r); err != nil {
-		return err
-	}
-	if d.probes++; d.job == nil || d.giveUp != nil || r.Number > maxRounds || d.probes > maxProbes || !r.Probe && r.Number != d.last+1 {
-		return fmt.Errorf("round %d cannot begin now", r.Number)
-	}
-	if d.receiver != nil {
-		if err := d.receiver.Finish(); err != nil {
-			return fmt.Errorf("round %d: %w", d.last, err)
-		}
-	}
-	if err := errors.Join(d.openStage(ctx), d.dropProbe()); err != nil {
-		return err
-	}
-	dir := d.stage.round(r.Number)
-	if r.Probe {
-		d.probing = fmt.Sprintf("probe-%d", d.probes)
-		dir = filepath.Join(d.stage.dir, d.probing)
-	} else {
-		d.last = r.Number
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	room, err := free(dir)
-	if err != nil {
-		return err
-	}
-	receiver := wire.NewReceiver(wire.ReceiveOptions{Dir: root, MaxBytes: room, MaxFiles: maxFiles})
-	d.receiver = receiver
-	go func() { // for the connections of this round
-		over, cancel := context.WithCancel(ctx)
-		defer cancel()
-		go func() {
-			_ = receiver.Wait(over)
-			cancel()
-		}()
-		for {
-			conn, err := d.listener.Accept(over)
-			if err != nil {
-				return
-			}
-			go func() {
-				if err := receiver.Serve(ctx, conn); err != nil {
-					d.hook.Log.Debug("a data connection has ended", "error", err)
-				}
-			}()
-		}
-	}()
-	if err := d.Send(sayListening, listening{Addresses: d.listener.Addresses()}); err != nil {
-		return err
-	}
-	return reach(ctx, "receive.listening")
-}
-
-const (
-	maxRounds = 16
-	maxProbes = 64
-	maxFiles  = 1 << 16
-)
-
-// openStage makes the directory for the images, and listens for the pinned source.
-func (d *destination) openStage(ctx context.Context) (err error) {
-	if d.stage != nil {
-		return nil
-	}
-	config, err := d.identity.ServerConfig(d.peer.Fingerprint)
-	if err != nil {
-		return err
-	}
-	d.listener, err = wire.Listen(ctx, wire.ListenOptions{Bind: d.options.Bind, Ports: d.options.Ports, Config: config, Log: d.hook.Log})
-	if err != nil {
-		return err
-	}
-	d.stage, err = newStage(d.hook.Config.RunDir, d.options.Stage, d.peer.ID, "destination")
-	return err
-}
-
-func free(dir string) (int64, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return 0, fmt.Errorf("%s: %w", dir, err)
-	}
-	return int64(fs.Bavail) * fs.Bsize, nil
-}
-
 func (d *destination) close() {
-	d.unmake()
+	if !d.restoring { // else files are still being made; the next receive or recover removes them
+		d.made.close()
+		d.removeMade()
+	}
 	d.Close()
 	if d.listener != nil {
 		d.listener.Close()
 	}
+	if d.root != nil {
+		d.root.Close()
+	}
 	if d.stage != nil {
 		_ = d.stage.remove()
 	}
-}
-
-// linkEarlier gives the last round the files that it has in common with earlier ones.
-func (d *destination) linkEarlier(links []link) error {
-	if len(links) > maxFiles {
-		return errors.New("too many files of earlier rounds are named")
-	}
-	root, err := os.OpenRoot(d.stage.dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	for _, l := range links {
-		if l.Round < 1 || l.Round >= d.last || l.Name != filepath.Base(l.Name) || strings.HasPrefix(l.Name, ".") {
-			return fmt.Errorf("%.80q of round %d is no file of an earlier round", l.Name, l.Round)
-		}
-		from := filepath.Join(filepath.Base(d.stage.round(l.Round)), l.Name)
-		if err := root.Link(from, filepath.Join(filepath.Base(d.stage.round(d.last)), l.Name)); err != nil {
-			return err
-		}
-	}
-	return nil
+	d.clearing.Wait()
 }

@@ -3,10 +3,10 @@ package migrate
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,13 +28,8 @@ type remote struct {
 
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
 // that host is.
-func connect(ctx context.Context, rsh []string, host, command, id, fingerprint string, receiveArgs ...string) (*remote, error) {
-	args := append(append([]string{}, rsh[1:]...), host)
-	args = append(args, strings.Fields(command)...)
-	cmd := exec.Command(rsh[0], append(append(args, "receive"), receiveArgs...)...)
-	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	cmd.Stderr = os.Stderr
+func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArgs ...string) (*remote, error) {
+	cmd := o.remoteCommand(receiveArgs...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -44,7 +39,7 @@ func connect(ctx context.Context, rsh []string, host, command, id, fingerprint s
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", rsh[0], err)
+		return nil, fmt.Errorf("start %s: %w", o.RSH[0], err)
 	}
 	r := &remote{cmd: cmd, ended: make(chan struct{})}
 	r.Control = wire.NewControl(out, in)
@@ -60,11 +55,21 @@ func connect(ctx context.Context, rsh []string, host, command, id, fingerprint s
 		r.Close()
 		<-r.ended
 		if r.err != nil && !isLost(err) {
-			err = fmt.Errorf("%w (%s: %w)", err, rsh[0], r.err)
+			err = fmt.Errorf("%w (%s: %w)", err, o.RSH[0], r.err)
 		}
-		return nil, fmt.Errorf("no cucriu answers at %s: %w", host, err)
+		return nil, fmt.Errorf("no cucriu answers at %s: %w", o.Host, err)
 	}
 	return r, nil
+}
+
+// remoteCommand is cucriu receive at the other host.
+func (o *Options) remoteCommand(receiveArgs ...string) *exec.Cmd {
+	args := slices.Concat(o.RSH[1:], []string{o.Host}, strings.Fields(o.Remote), []string{"receive"}, receiveArgs)
+	cmd := exec.Command(o.RSH[0], args...)
+	// Ctrl-C is for this program, which undoes what it has begun. It needs ssh for that.
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Stderr = os.Stderr
+	return cmd
 }
 
 func (r *remote) greet(ctx context.Context, id, fingerprint string) error {
@@ -109,6 +114,34 @@ func (r *remote) lastWords(ctx context.Context) error {
 			return failureOf(m)
 		}
 	}
+}
+
+// dataPatience is how long to wait, once the control connection is lost, for what the receiver says
+// over the data connections.
+const dataPatience = time.Second
+
+// whileConnected does something that is given up some time after the connection is lost.
+func (r *remote) whileConnected(ctx context.Context, patience time.Duration, do func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-r.Done():
+			cause := r.lastWords(context.WithoutCancel(ctx))
+			select {
+			case <-time.After(patience):
+				cancel(cause)
+			case <-over:
+			}
+		case <-over:
+		}
+	}()
+	err := do(ctx)
+	close(over)
+	<-ended
+	return err
 }
 
 // lost adds to an error why the remote shell has ended, if it has.
@@ -183,5 +216,3 @@ func printable(text string, most int) string {
 	}
 	return text
 }
-
-var _ io.Closer = (*remote)(nil)

@@ -31,7 +31,7 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 	if err := reach(ctx, "receive.asked"); err != nil {
 		return err
 	}
-	if err := d.receiver.Finish(); err != nil {
+	if err := d.endRound(); err != nil {
 		return err
 	}
 	if err := d.linkEarlier(asked.Links); err != nil {
@@ -92,12 +92,15 @@ func (d *destination) onRestored(err error) error {
 		err = errGivenUp
 	}
 	if err == nil {
+		err = d.made.promise()
+	}
+	if err == nil {
 		err = d.on(commit.Complete)
 	}
 	if err == nil {
-		d.made = nil
-		_ = d.stage.remove() // the memory is needed; the job has its own now
+		stage := d.stage
 		d.stage = nil
+		d.clearing.Go(func() { _ = stage.remove() }) // the memory is needed; the job has its own now
 		return nil
 	}
 	if sayErr := d.fail(sayRestore, err); sayErr != nil {

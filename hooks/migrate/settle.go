@@ -11,7 +11,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
-	"cucriu/hooks/migrate/wire"
 )
 
 // Recover tells the destinations of migrations that were cut off what was decided here. The jobs
@@ -40,21 +39,14 @@ func Recover(ctx context.Context, hook *hooks.Hook) ([]*Record, error) {
 	for _, stage := range stages {
 		removeStale(hook.Config.RunDir, stage)
 	}
+	errs = append(errs, removeMade(hook))
 	return worked, errors.Join(errs...)
 }
 
 func recoverOne(hook *hooks.Hook, r *Record) error {
-	identity, err := wire.NewIdentity()
-	if err != nil {
-		return err
-	}
-	s := &source{hook: hook, record: r, identity: identity, begun: time.Now()}
-	s.result.ID, s.result.Host = r.ID, r.Host
-	defer func() {
-		if s.remote != nil {
-			s.remote.Close()
-		}
-	}()
+	s := newSource(hook, Options{Host: r.Host, RSH: r.RSH, Remote: r.Remote})
+	s.record, s.result.ID, s.result.Host = r, r.ID, r.Host
+	defer s.departure.close()
 	if err := s.on(commit.Recover); err != nil {
 		return fmt.Errorf("migration %s: %w", r.ID, err)
 	}
@@ -83,7 +75,8 @@ func Settle(ctx context.Context, hook *hooks.Hook, id string, take bool) (hooks.
 	if _, _, err := (commit.Destination{State: state}).On(e); err != nil {
 		return hooks.Status{}, fmt.Errorf("migration %s: %w", id, err)
 	}
-	return hook.Decide(ctx, id, decision)
+	status, err := hook.Decide(ctx, id, decision)
+	return status, errors.Join(err, removeMade(hook))
 }
 
 // A source that gives a migration up may say so before its job is known here. What it has given

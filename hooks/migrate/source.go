@@ -2,8 +2,6 @@ package migrate
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -14,35 +12,43 @@ import (
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/prepare"
-	"cucriu/hooks/migrate/wire"
 	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 )
 
 // source is the source's side of one migration.
 type source struct {
-	hook     *hooks.Hook
-	options  Options
-	record   *Record
-	identity *wire.Identity
-	remote   *remote // nil before there is one, and after it was lost
-	stage    *stage
-	job      *prepare.Job
-	begun    time.Time
+	departure
+	record *Record
+	stage  *stage
+	job    *prepare.Job
+	limit  *pauseLimit
 	// begunClock is begun as time since boot.
 	begunClock time.Duration
 	clocks     clocks
-	there      timeline.Phases // what the destination did, on its clock
-	locked     time.Time       // when the job came to a halt
-	limit      *pauseLimit
-	result     Result
+}
+
+// answerPatience is how long a destination may take to do what it was told.
+const answerPatience = 10 * time.Minute
+
+func newSource(hook *hooks.Hook, o Options) *source {
+	return &source{
+		begunClock: timeline.SinceBoot(),
+		departure: departure{
+			hook: hook, options: o, begun: time.Now(),
+			manner: manner{
+				settle:   func(decision string) (string, any) { return saySettle, settleMessage{decision} },
+				patience: answerPatience,
+			},
+		},
+	}
 }
 
 // Migrate moves the job whose root process is given to another host. After an error the job goes
 // on here, unless the error wraps [hooks.ErrNotBack] or [ErrUndelivered]; [preflight.Refused] tells
 // whether it was touched. If ctx ends before the destination is ready, the migration is given up.
 func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result, error) {
-	s := &source{hook: hook.Filled(), options: o, begun: time.Now(), begunClock: timeline.SinceBoot()}
+	s := newSource(hook.Filled(), o)
 	defer s.close()
 	err := s.begin(ctx, root)
 	if err == nil {
@@ -52,7 +58,6 @@ func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result
 		err = s.forecast(ctx)
 	}
 	if err != nil || o.DryRun {
-		s.forget()
 		return s.result, preflight.AsRefusal(err)
 	}
 	err = s.perform(ctx, root)
@@ -69,12 +74,7 @@ func (s *source) begin(ctx context.Context, root int) error {
 	if err != nil {
 		return err
 	}
-	if s.identity, err = wire.NewIdentity(); err != nil {
-		return err
-	}
-	random := make([]byte, 8)
-	rand.Read(random)
-	s.result.ID, s.result.Host = hex.EncodeToString(random), s.options.Host
+	s.result.ID, s.result.Host = newID(), s.options.Host
 	status, err := proc.ReadStatus(root)
 	if err != nil {
 		return err
@@ -87,11 +87,6 @@ func (s *source) begin(ctx context.Context, root int) error {
 		return err
 	}
 	return reach(ctx, "migrate.connected")
-}
-
-func (s *source) connect(ctx context.Context) (err error) {
-	s.remote, err = connect(ctx, s.record.RSH, s.record.Host, s.record.Remote, s.record.ID, s.identity.Fingerprint(), s.options.receiveArgs()...)
-	return err
 }
 
 // prepare has both hosts judge whether the job can move.
@@ -116,37 +111,15 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.result.Report = &prepare.Report{Source: here, Destination: there}
-		return errors.Join(s.result.Report.Err(), reach(ctx, "migrate.judged"))
+		if err := s.result.Report.Err(); err != nil {
+			return err
+		}
+		return errors.Join(s.foreseeFiles(ctx), reach(ctx, "migrate.judged"))
 	})
 }
 
-// phase does a part of the migration and notes how long it took.
-func (s *source) phase(name string, do func() error) error {
-	s.tell(Progress{Phase: name})
-	begin := time.Now()
-	err := do()
-	s.result.Phases = append(s.result.Phases, Phase{Name: name, Begin: begin.Sub(s.begun), Took: time.Since(begin), Running: s.locked.IsZero()})
-	return err
-}
-
-func (s *source) tell(p Progress) {
-	if s.options.Progress != nil {
-		s.options.Progress(p)
-	}
-}
-
-// forget removes what a migration that has touched nothing has left.
-func (s *source) forget() {
-	if s.remote != nil { // the destination holds nothing either
-		s.remote.Close()
-	}
-}
-
 func (s *source) close() {
-	if s.remote != nil {
-		s.remote.Close()
-		<-s.remote.ended
-	}
+	s.departure.close()
 	if s.stage != nil {
 		if err := s.stage.settle(s.hook.Config.RunDir); err != nil {
 			s.hook.Log.Warn("the directory of the image could not be removed", "directory", s.stage.dir, "error", err)
@@ -169,7 +142,7 @@ func (s *source) perform(ctx context.Context, root int) error {
 	if s.stage, err = newStage(s.hook.Config.RunDir, s.options.Stage, s.record.ID, "source"); err != nil {
 		return errors.Join(preflight.AsRefusal(err), s.record.remove())
 	}
-	hold := &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: id, IfAbandoned: journal.DecisionGo}
+	hold := &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: id, IfAbandoned: journal.DecisionGo, KeepsConnections: s.options.TCP == prepare.TCPKeep}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	s.limit = &pauseLimit{most: s.options.MaxPause, giveUp: giveUp}
@@ -184,7 +157,7 @@ func (s *source) perform(ctx context.Context, root int) error {
 		}
 		return err
 	}
-	s.result.Pause = time.Since(s.locked)
+	s.result.Pause = time.Since(s.halted)
 	return nil
 }
 
@@ -209,7 +182,7 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if last > 1 {
 		written = nil // only what has changed is sent
 	}
-	err = s.whileConnected(ctx, func(ctx context.Context) error {
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
 		return way.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last), written) })
 	})
 	if err != nil {
@@ -254,6 +227,15 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	return commit.Ready, reach(ctx, "migrate.ready")
 }
 
+// open opens the way for the files of a round. The job runs on meanwhile.
+func (s *source) open(ctx context.Context, r round) (w *way, err error) {
+	err = s.phase("open the way for data", func() error {
+		w, err = s.departure.open(ctx, sayRound, r)
+		return err
+	})
+	return w, err
+}
+
 // ahead sends the job as it is now, while it runs on.
 func (s *source) ahead(ctx context.Context, root int) error {
 	way, err := s.open(ctx, round{Number: 1})
@@ -261,7 +243,7 @@ func (s *source) ahead(ctx context.Context, root int) error {
 		return preflight.AsRefusal(err)
 	}
 	defer way.close()
-	err = s.whileConnected(ctx, func(ctx context.Context) error { return s.dumpRunning(ctx, root, s.stage.round(1)) })
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dumpRunning(ctx, root, s.stage.round(1)) })
 	if err != nil {
 		return err
 	}
@@ -270,28 +252,9 @@ func (s *source) ahead(ctx context.Context, root int) error {
 	return err
 }
 
-// whileConnected does something that is given up when the destination is lost.
-func (s *source) whileConnected(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	over, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		select {
-		case <-s.remote.Done():
-			cancel(s.remote.lastWords(context.WithoutCancel(ctx)))
-		case <-over:
-		}
-	}()
-	err := do(ctx)
-	close(over)
-	<-ended
-	return err
-}
-
 // giveUp lets the job go on here, and says why it did not move.
 func (s *source) giveUp(cause error) error {
-	refused := preflight.Refused(cause) && s.locked.IsZero() && s.result.Before == 0
+	refused := preflight.Refused(cause) && s.halted.IsZero() && s.result.Before == 0
 	err := s.on(commit.Failed)
 	switch {
 	case err == nil && refused:

@@ -39,9 +39,10 @@ func TestTheTimelineIsOnTheClockOfTheSource(t *testing.T) {
 	hook := &hooks.Hook{Config: config.Default()}
 	hook.Config.RunDir = t.TempDir()
 	begun := timeline.SinceBoot()
-	s := &source{hook: hook, begunClock: begun, clocks: clocks{ahead: earlier}, result: Result{
+	s := &source{departure: departure{hook: hook}, begunClock: begun, clocks: clocks{ahead: earlier}}
+	s.result = Result{
 		ID: "0123456789abcdef", Host: "gpu-b", Phases: []Phase{{Name: "restore", Begin: time.Second, Took: 3 * time.Second}},
-	}}
+	}
 	trace := s.timeline(timeline.Phases{{Name: "restore GPU", Start: (begun + earlier + 2*time.Second).Seconds(), Seconds: 1}})
 	spans := trace.Spans()
 	i := slices.IndexFunc(spans, func(e timeline.Event) bool { return e.Name == "restore GPU" })

@@ -9,12 +9,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/migrate/wire"
 )
@@ -57,7 +54,8 @@ func (o *Options) checkListening() error {
 // dataDialer makes the connections for data to where the destination listens.
 func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Context) (net.Conn, error) {
 	if !o.ViaSSH {
-		dialer := &wire.Dialer{Addresses: at.Addresses, Hint: hostName(o.Host), Config: config}
+		name := o.Host[strings.LastIndexByte(o.Host, '@')+1:]
+		dialer := &wire.Dialer{Addresses: at.Addresses, Hint: name, Config: config}
 		return dialer.Dial
 	}
 	return func(ctx context.Context) (net.Conn, error) {
@@ -85,11 +83,7 @@ func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Cont
 
 // relayed is a connection over an ssh of its own.
 func (o *Options) relayed(address string) (net.Conn, error) {
-	args := append(append([]string{}, o.RSH[1:]...), o.Host)
-	args = append(args, strings.Fields(o.Remote)...)
-	cmd := exec.Command(o.RSH[0], append(args, "receive", "--relay", address)...)
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	cmd.Stderr = os.Stderr
+	cmd := o.remoteCommand("--relay", address)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err

@@ -62,6 +62,7 @@ const (
 	FindingGPUMap        = "gpu-map"        // the image's GPUs cannot be mapped to this host's
 	FindingGPUMemory     = "gpu-memory"     // a GPU has too little free memory
 	// About a migration: see package prepare.
+	FindingContainer     = "container"         // a container engine has started the job, and must dump it
 	FindingArchitecture  = "architecture"      // the other host's processor runs other programs
 	FindingCPU           = "cpu-features"      // the other host's processor lacks instructions
 	FindingCriuFeature   = "criu-feature"      // criu or the kernel there lacks something that this job needs
@@ -85,7 +86,7 @@ const (
 func Forceable() []string {
 	return []string{
 		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingMPTCP, FindingOtherUser, FindingInfiniBand, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
-		FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
+		FindingContainer, FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
 	}
 }
 

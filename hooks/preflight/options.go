@@ -34,9 +34,6 @@ type Asked struct {
 	External []string
 	// NoTerminal says that the tree does not use the terminal of its session.
 	NoTerminal bool
-	// Held says that the tree stays as criu has left it until it is decided what becomes of it.
-	// Then somebody else than criu lets its connections go on, who knows no iptables.
-	Held bool
 }
 
 // Wanted is what criu must be told to dump a tree.
@@ -70,7 +67,7 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		o.TCPEstablished = true
 		w.add("--tcp-established", fmt.Sprintf("process %d has TCP connections", pid), "")
 		var need Need
-		if o.NetworkLock, need = networkLock(ctx, asked.Criu, asked.Held); o.NetworkLock != "" {
+		if o.NetworkLock, need = networkLock(ctx, asked.Criu); o.NetworkLock != "" {
 			w.Needs = append(w.Needs, need)
 		}
 	}

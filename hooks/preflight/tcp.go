@@ -5,28 +5,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/proc"
 )
-
-// connectedStates are the states of a TCP socket in which criu needs --tcp-established, as
-// /proc/PID/net/tcp has them: established, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK,
-// CLOSING.
-var connectedStates = []string{"01", "04", "05", "08", "09", "0B"}
 
 // connected finds a process with a TCP connection, 0 if there is none.
 func (t tree) connected() int {
 	byNamespace := make(map[string]map[uint64]bool) // inodes of connected sockets
 	namespaces := make(map[int]string)
 	for inode, f := range t.inodes("socket") {
-		dir := filepath.Join("/proc", strconv.Itoa(f.pid))
 		if _, known := namespaces[f.pid]; !known {
-			namespace, err := os.Readlink(filepath.Join(dir, "ns", "net"))
+			namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", f.pid))
 			if err != nil {
 				continue
 			}
@@ -34,7 +26,7 @@ func (t tree) connected() int {
 		}
 		namespace := namespaces[f.pid]
 		if byNamespace[namespace] == nil {
-			byNamespace[namespace] = connectedSockets(dir)
+			byNamespace[namespace] = connectedSockets(f.pid)
 		}
 		if byNamespace[namespace][inode] {
 			return f.pid
@@ -44,23 +36,13 @@ func (t tree) connected() int {
 }
 
 // connectedSockets returns the inodes of the TCP connections in the network namespace of a
-// process, whose folder in /proc is dir.
-func connectedSockets(dir string) map[uint64]bool {
+// process.
+func connectedSockets(pid int) map[uint64]bool {
 	inodes := make(map[uint64]bool)
-	for _, name := range []string{"tcp", "tcp6"} {
-		data, err := os.ReadFile(filepath.Join(dir, "net", name))
-		if err != nil {
-			continue // without IPv6 there is no tcp6
-		}
-		for line := range strings.Lines(string(data)) {
-			// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
-			fields := strings.Fields(line)
-			if len(fields) < 10 || !slices.Contains(connectedStates, fields[3]) {
-				continue
-			}
-			if inode, err := strconv.ParseUint(fields[9], 10, 64); err == nil && inode > 0 {
-				inodes[inode] = true
-			}
+	sockets, _ := proc.TCPSockets(pid) // it may have ended
+	for _, s := range sockets {
+		if s.Connected() && s.Inode > 0 {
+			inodes[s.Inode] = true
 		}
 	}
 	return inodes
@@ -70,13 +52,10 @@ const riskOfSkip = "a packet that comes in while the job is dumped may end its c
 
 // networkLock finds a way to hold back the packets of TCP connections that works here: criu's
 // default, iptables; else nftables, which is in criu if it was built with it; else none.
-func networkLock(ctx context.Context, criu string, held bool) (method string, need Need) {
+func networkLock(ctx context.Context, criu string) (method string, need Need) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	missing := "the job is held until it is decided where it goes on"
-	if !held {
-		missing = workingIptables(ctx)
-	}
+	missing := workingIptables(ctx)
 	if missing == "" {
 		return "", Need{}
 	}

@@ -46,13 +46,13 @@ func (h *Host) StartContainer(gpus []int, processes int, args ...string) *Contai
 	c := &Container{Job: h.newJob(processes), host: h, id: "cucriu-" + strings.ToLower(rand.Text()), bundle: h.t.TempDir()}
 	work := Artefact(h.t, "make workload", "build", "workload", "cudawork")
 	libraries := h.env("LD_LIBRARY_PATH")
-	mounts := append(hostPrograms(h.t, filepath.Join(c.bundle, "rootfs")),
-		mount{Source: "proc", Destination: "/proc", Type: "proc"},
-		bind(work, "/cudawork", "ro"),
-		bind(libraries, libraries, "ro"),
-		bind(h.Dir, h.Dir, "rw"),
-		bind(c.deviceNodes(gpus), filepath.Join(h.Dir, "dev"), "rw"),
-		bind(c.Job.dir, "/job", "rw"),
+	mounts := append(HostPrograms(h.t, filepath.Join(c.bundle, "rootfs")),
+		Mount{Source: "proc", Destination: "/proc", Type: "proc"},
+		Bind(work, "/cudawork", "ro"),
+		Bind(libraries, libraries, "ro"),
+		Bind(h.Dir, h.Dir, "rw"),
+		Bind(c.deviceNodes(gpus), filepath.Join(h.Dir, "dev"), "rw"),
+		Bind(c.Job.dir, "/job", "rw"),
 	)
 	c.Configure("")
 	spec, err := json.MarshalIndent(map[string]any{
@@ -106,23 +106,23 @@ func (c *Container) home() string { return filepath.Join(c.bundle, "home") }
 
 func (c *Container) configuration() string { return filepath.Join(c.bundle, "runc.conf") }
 
-// mount is a mount of a container.
-type mount struct {
+// Mount is a mount of a container.
+type Mount struct {
 	Destination string   `json:"destination"`
 	Source      string   `json:"source"`
 	Type        string   `json:"type,omitempty"`
 	Options     []string `json:"options,omitempty"`
 }
 
-// bind mounts one directory without the mounts below it: criu is told of no other mounts.
-func bind(source, destination, access string) mount {
-	return mount{Source: source, Destination: destination, Type: "bind", Options: []string{"bind", access}}
+// Bind mounts one directory without the mounts below it: criu is told of no other mounts.
+func Bind(source, destination, access string) Mount {
+	return Mount{Source: source, Destination: destination, Type: "bind", Options: []string{"bind", access}}
 }
 
-// hostPrograms puts this machine's programs and libraries into a container's root.
-func hostPrograms(t testing.TB, root string) []mount {
+// HostPrograms puts this machine's programs and libraries into a container's root.
+func HostPrograms(t testing.TB, root string) []Mount {
 	t.Helper()
-	var mounts []mount
+	var mounts []Mount
 	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc"} {
 		info, err := os.Lstat(dir)
 		switch {
@@ -139,7 +139,7 @@ func hostPrograms(t testing.TB, root string) []mount {
 				t.Fatal(err)
 			}
 		default:
-			mounts = append(mounts, bind(dir, dir, "ro"))
+			mounts = append(mounts, Bind(dir, dir, "ro"))
 		}
 	}
 	return mounts

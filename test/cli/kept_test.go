@@ -77,6 +77,57 @@ func TestStatusKeepsWhyAPlainCriuWasRefused(t *testing.T) {
 	})
 }
 
+// TestStatusOfAnImageEndsWithWhatBecameOfIt, also where criu itself says that all is well.
+func TestStatusOfAnImageEndsWithWhatBecameOfIt(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		b := newBench(t)
+		other := b.Dump(b.Start(1, "--gpus", "1"))
+		is := func(status int, says string) {
+			t.Helper()
+			stdout, stderr, got := b.run(t, "status", "-D", "images")
+			if got != status || !strings.Contains(stdout+stderr, says) || strings.Contains(stdout, other) {
+				t.Errorf("exit status %d, want %d and %q\n%s%s", got, status, says, stdout, stderr)
+			}
+			stdout, _, got = b.run(t, "status", "-D", b.path("images"), "--json")
+			var r report
+			if err := json.Unmarshal([]byte(stdout), &r); err != nil || got != status || r.Sessions == nil || r.Refusals == nil {
+				t.Errorf("exit status %d, %v\n%s", got, err, stdout)
+			}
+		}
+		is(3, "no dump into ")
+		b.Faults("checkpoint return 999")
+		if b.TryDump(b.job, b.path("images")).Err == nil {
+			t.Fatal("it is dumped")
+		}
+		is(1, "the last dump did not succeed")
+		b.Faults()
+		if run := b.TryDump(b.job, b.path("images")); run.Err != nil {
+			t.Fatal(run.Lines())
+		}
+		is(0, "dumped")
+		b.Faults("restore return 999")
+		if run := b.TryRestore(b.path("images")); run.Err != nil {
+			t.Fatalf("criu does not ignore what fails last: %s", run.Lines())
+		}
+		is(1, "the last restore did not succeed")
+		b.Faults()
+		manifest := b.path("images/cucriu.json")
+		if err := os.Rename(manifest, manifest+".whole"); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WriteFile(t, manifest, "{")
+		if b.TryRestore(b.path("images")).Err == nil {
+			t.Fatal("a damaged image is restored")
+		}
+		is(3, "the last restore was refused")
+		if err := os.Rename(manifest+".whole", manifest); err != nil {
+			t.Fatal(err)
+		}
+		b.Restore(b.path("images"))
+		is(0, "running")
+	})
+}
+
 // TestARefusalIsKeptUntilTheSameIsBegun, and only the last ones are.
 func TestARefusalIsKeptUntilTheSameIsBegun(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {

@@ -210,6 +210,33 @@ func TestRecoverLeavesAPausedContainerPaused(t *testing.T) {
 	})
 }
 
+// TestTheEngineSeesThatTheGPUStateDidNotComeBack: Podman removes the checkpoint of a container
+// that criu says it has restored. One that is left for inspection must not end with the engine's
+// failure.
+func TestTheEngineSeesThatTheGPUStateDidNotComeBack(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1)
+		container.Checkpoint()
+		host.Faults("restore return 999")
+		run := container.TryRestore()
+		if run.Err == nil || !strings.Contains(run.Log, "Error (cucriu-hook): ") {
+			t.Fatalf("runc has restored it, or does not show why not: %v\n%s", run.Err, run.Lines())
+		}
+		testenv.Eventually(t, testenv.Soon, "the container is gone", container.Gone)
+		container.Delete()
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nrestore: {on_failure: leave}\n"))
+		container.Restore()
+		if got := host.RestoreOutcome(); got != "left" {
+			t.Errorf("the outcome is %q", got)
+		}
+		host.Faults()
+		container.Delete()
+		container.Restore()
+		wantAsFound(t, container, false)
+	})
+}
+
 // TestAHookThatIsNamedTwiceDoesItsWorkOnce: criu before 4.2 reads runc.conf twice, and
 // calls the hook twice at each stage.
 func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {

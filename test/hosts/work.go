@@ -58,6 +58,14 @@ func (h *Host) StartProgram(name string, args ...string) *Work {
 	return w
 }
 
+// ForeignWork is a job that the test starts by itself, such as a container: cudawork with one
+// process, which reports to a directory below /tmp and has the variable in its environment.
+func (h *Host) ForeignWork(dir string) (w *Work, variable string) {
+	w = h.newWork()
+	w.Dir, w.Ranks = dir, []string{dir}
+	return w, workVariable + "=" + w.id
+}
+
 func (h *Host) newWork() *Work {
 	id := newUUID()
 	dir := filepath.Join(tmpDir, "work-"+id[:8])
@@ -193,7 +201,7 @@ func (w *Work) Check(on *Host) {
 	for _, dir := range w.Ranks {
 		request := w.path(on, filepath.Join(dir, "check"))
 		testenv.WriteFile(t, request, "")
-		testenv.Eventually(t, testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
+		testenv.Eventually(t, 6*testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
 		var checked struct{ Bad, Words int }
 		data, err := os.ReadFile(w.path(on, filepath.Join(dir, "checked")))
 		if err == nil {

@@ -28,7 +28,7 @@ var layers = [][]string{
 	{"hooks/jobs/store", "hooks/preflight"},
 	{"hooks/image"},
 	{"hooks/gpumap", "hooks/migrate/wire", "hooks/timeline"},
-	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/pages", "criuutil/tcp", "internal/failpoint"},
+	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/netlock", "criuutil/pages", "internal/failpoint"},
 	{"criuutil/proc", "criuutil/pstree"},
 	{"hooks/migrate/commit", "hooks/migrate/predict", "internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
 }

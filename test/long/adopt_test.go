@@ -54,16 +54,6 @@ func (w *world) adopts(pid int, flags ...string) *run {
 	return w.start(w.host.CucriuCommand(append(args, flags...)...), w.flags)
 }
 
-// keepers are the processes that stand beside adopted jobs.
-func keepers(t *testing.T) (pids []int) {
-	for _, pid := range processes(t) {
-		if line := commandLine(pid); len(line) > 1 && line[1] == "place-keep" {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
 // TestAJobIsAdopted as it runs, and goes on in a place from its checkpoint, with all its processes,
 // its GPU and its files.
 func TestAJobIsAdopted(t *testing.T) {
@@ -87,7 +77,7 @@ func TestAJobIsAdopted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, victim := range append(keepers(t), job...) {
+		for _, victim := range append(w.victims(keeperKilled), job...) {
 			_ = unix.Kill(victim, unix.SIGKILL)
 		}
 		<-ended
@@ -184,13 +174,11 @@ func TestAnAdoptedJobWithoutItsKeeper(t *testing.T) {
 		r := w.adopts(pid)
 		r.verified(1)
 		r.kill()
-		for _, keeper := range keepers(t) {
-			_ = unix.Kill(keeper, unix.SIGKILL)
-		}
-		testenv.Eventually(t, testenv.Soon, "the keeper is gone", func() bool { return len(keepers(t)) == 0 })
+		w.kills(keeperKilled)
+		testenv.Eventually(t, testenv.Soon, "the keeper is gone", func() bool { return len(w.victims(keeperKilled)) == 0 })
 		r = w.adopts(pid)
 		r.says("it is under care again")
-		if now := keepers(t); len(now) != 1 {
+		if now := w.victims(keeperKilled); len(now) != 1 {
 			t.Errorf("it has the keepers %v, want one", now)
 		}
 		r.verified(1)

@@ -22,9 +22,7 @@ func TestAJobGoesOnAfterAReboot(t *testing.T) {
 		w := newMixedWorld(t)
 		r := w.run()
 		r.verified(1)
-		w.kills(allKilled)
-		<-r.done
-		w.noProcesses()
+		r.killsAll()
 		if err := os.RemoveAll(w.host.RunDir); err != nil {
 			t.Fatal(err)
 		}
@@ -44,9 +42,7 @@ func TestAPIDThatSomebodyElseHasNowIsNoPlace(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
-		w.kills(allKilled)
-		<-r.done
-		w.noProcesses()
+		r.killsAll()
 		edit(t, w.placeFiles()[0], func(p map[string]any) { p["init"].(map[string]any)["pid"] = os.Getpid() })
 		w.finish(w.goesOn(w.newest()))
 	})
@@ -217,9 +213,7 @@ func TestAFullDiskHarmsNeitherTheJobNorItsCheckpoints(t *testing.T) {
 		w.ticks(5)
 		// What there is still restores, on the full disk.
 		newest := w.newest()
-		w.kills(allKilled)
-		<-r.done
-		w.noProcesses()
+		r.killsAll()
 		r = w.goesOn(newest)
 		w.ticks(3)
 		if err := os.Remove(ballast); err != nil {

@@ -75,9 +75,7 @@ func (w *world) surviveKill(t *testing.T, step string, k who, resume bool) {
 	r := w.run()
 	r.verified(1)
 	if resume {
-		w.kills(allKilled)
-		<-r.done
-		w.noProcesses()
+		r.killsAll()
 	} else {
 		r.kill()
 	}

@@ -121,9 +121,7 @@ func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(2)
-		w.kills(allKilled)
-		<-r.done
-		w.noProcesses()
+		r.killsAll()
 		newest := w.newest()
 		s := w.stopAt("jobs.restored")
 		r = w.runAs(s.host)
@@ -143,9 +141,7 @@ func TestADirectoryThatWasMovedIsRefused(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
-		w.kills(allKilled)
-		<-r.done
-		w.noProcesses()
+		r.killsAll()
 		old := w.dir
 		w.dir += "-moved"
 		if err := os.Rename(old, w.dir); err != nil {

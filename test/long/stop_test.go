@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/jobs/place"
 	"cucriu/internal/testenv"
 )
 
@@ -47,6 +48,7 @@ const (
 	criuKilled       who = "criu"
 	watcherKilled    who = "watcher"
 	initKilled       who = "init"
+	keeperKilled     who = "keeper" // of an adopted job
 	rootKilled       who = "root"
 	allKilled        who = "all"
 )
@@ -74,10 +76,12 @@ func (w *world) victims(k who) []int {
 		case criuKilled:
 			is = name(pid) == "criu"
 		case initKilled:
-			is = has("place-init")
+			is = has(place.CommandInit)
+		case keeperKilled:
+			is = has(place.CommandKeep)
 		case rootKilled:
-			place := w.place()
-			is = place != nil && !isOurs(pid) && insidePID(pid) == place.Root
+			p := w.place()
+			is = p != nil && !isOurs(pid) && insidePID(pid) == p.Root
 		case allKilled:
 			is = true
 		}
@@ -96,4 +100,12 @@ func (w *world) kills(k who) bool {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	return len(victims) > 0
+}
+
+// killsAll kills all of the job and its supervisor, and waits until nothing of them is there.
+func (r *run) killsAll() {
+	r.w.t.Helper()
+	r.w.kills(allKilled)
+	<-r.done
+	r.w.noProcesses()
 }

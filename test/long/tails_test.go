@@ -13,9 +13,7 @@ func TestWhatResumesHaveKeptIsListedAndRemoved(t *testing.T) {
 		for range 2 {
 			r.verified(1)
 			w.ticks(2)
-			w.kills(allKilled)
-			<-r.done
-			w.noProcesses()
+			r.killsAll()
 			r = w.goesOn(w.newest())
 		}
 		kept := glob(w.work, "*.cucriu-*")

@@ -16,9 +16,7 @@ func killed(w *world) *world {
 	w.t.Helper()
 	r := w.run()
 	r.verified(1)
-	w.kills(allKilled)
-	<-r.done
-	w.noProcesses()
+	r.killsAll()
 	w.flags = []string{"--every", "0"}
 	return w
 }

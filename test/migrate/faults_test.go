@@ -24,7 +24,7 @@ var (
 	beforeDecision = []string{
 		"migrate.connected", "receive.greeted", "receive.judged", "migrate.judged", "receive.listening", "migrate.opened",
 		"dump.lock", "dump.park", "dump.checkpoint", "dump.copy", "dump.dropping", "dump.manifest", "dump.post-dump", "dump.dumped",
-		"migrate.dumped", "migrate.sent", "migrate.asked", "receive.asked",
+		"migrate.dumped", "migrate.sent", "migrate.asked", "receive.asked", "receive.put",
 		"restore.pre-restore", "restore.post-restore", "restore.pre-resume", "restore.post-resume", "restore.back.restore",
 		"receive.restored",
 	}

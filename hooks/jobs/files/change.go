@@ -29,7 +29,7 @@ func (p *putBack) keepNewer(ctx context.Context, todo *todo) error {
 	}
 	todo.size = t.stat.Size
 	err = t.withFile(unix.O_RDONLY, func(now *os.File) error {
-		todo.kept, err = t.keep(ctx, now, start, t.stat.Size, p.at, p.step)
+		todo.kept, err = t.keep(ctx, now, start, t.stat.Size, p.Time, p.step)
 		return err
 	})
 	if err != nil {
@@ -100,7 +100,7 @@ func (p *putBack) changeOpen(ctx context.Context, now *os.File, t *target, todo 
 		p.say(f, "", "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job goes on at its end", t.path, size(f.Meta.Size), size(t.stat.Size))
 		f.Meta.MTime = t.stat.Mtim.Nano()
 	}
-	if err == nil {
+	if err == nil && !p.OnlyMissing {
 		err = setModeAndTime(now, f.Meta)
 	}
 	if err == nil && todo.writes() {
@@ -174,6 +174,9 @@ func (p *putBack) create(ctx context.Context, t *target, f file) error {
 	}
 	defer then.Close()
 	err = t.writeBeside(meta, p.step, func(to *os.File) error {
+		if err := p.tell(t, to, meta); err != nil {
+			return err
+		}
 		return then.writeTo(ctx, to, func() error { return p.step("part written") })
 	})
 	if err == nil {
@@ -213,12 +216,15 @@ func (p *putBack) linkTo(t, other *target, f file) error {
 		if inodeOf(st) == inodeOf(other.stat) {
 			return nil
 		}
-		if kept, err = other.renameAside(other.base, p.at); err != nil {
+		if kept, err = other.renameAside(other.base, p.Time); err != nil {
 			return err
 		}
 		if err := p.step("moved aside"); err != nil {
 			return err
 		}
+	}
+	if err := p.tell(other, now, f.Meta); err != nil {
+		return err
 	}
 	if err := unix.Linkat(int(t.dir.Fd()), t.base, int(other.dir.Fd()), other.base, 0); err != nil {
 		return err

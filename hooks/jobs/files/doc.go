@@ -14,6 +14,9 @@
 // PutBack is killed at any point, a second one comes to the same result: it finds out from
 // the files alone how far the first one came.
 //
+// A checkpoint may be put back on another host, too: see [Options] and [PutBackOptions]. What is
+// made there for a job can be found and removed again, even if PutBack is killed: see [Made].
+//
 // The package works as root for a job that may be somebody else's. So it follows no
 // symbolic link, and it writes only to a file that has the owner that it had at the
 // checkpoint, and no more names than then.

@@ -164,8 +164,12 @@ func runPutBack() error {
 	if err != nil {
 		return err
 	}
+	o := PutBackOptions{Time: at}
+	if record := os.Getenv("RECORD"); record != "" {
+		o.OnlyMissing, o.Making = true, recorder(record)
+	}
 	steps := 0
-	changes, err := putBackInSteps(bg(), os.Getenv("DIR"), PutBackOptions{Time: at}, func(string) error {
+	changes, err := putBackInSteps(bg(), os.Getenv("DIR"), o, func(string) error {
 		if steps == last {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 			select {}

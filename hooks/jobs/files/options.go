@@ -19,6 +19,12 @@ type Options struct {
 	Except []string
 	// Shm and PrivateTmp are directories of the job's own. All of them is saved; "" for none.
 	Shm, PrivateTmp string
+	// Elsewhere says that the files are put back on another host, which does not have them: a
+	// file to which the job only appends is saved with its content, too.
+	Elsewhere bool
+	// Also are files that are saved with their content although the job only reads them, by
+	// their paths, with their inodes: another file that has such a path by now is not saved.
+	Also map[string]uint64
 }
 
 func (o Options) limit() int64 {
@@ -64,6 +70,11 @@ type Summary struct {
 type PutBackOptions struct {
 	// Time is in the names of what is kept aside. The zero value means now.
 	Time time.Time
+	// OnlyMissing refuses to change a file that is there.
+	OnlyMissing bool
+	// Making, if it is set, is told of each file, and each name of one, before it gets its name.
+	// If it fails, the file is not made.
+	Making func(Made) error
 }
 
 func (o PutBackOptions) time() time.Time {

@@ -72,6 +72,11 @@ func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
 	defer targets.Close()
 	t := targets[0]
 	todo := todo{file: f, size: t.stat.Size}
+	for _, other := range targets {
+		if p.OnlyMissing && other.now != nil && inodeOf(other.stat) != inodeOf(t.stat) {
+			return todo, fmt.Errorf("%v is another file here than %v, and is not to be changed", other.path, t.path)
+		}
+	}
 	if t.now == nil {
 		todo.action = create
 		if f.Use == useAppend && !f.MayBeShorter {
@@ -83,6 +88,9 @@ func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
 		err = p.lookAtContent(ctx, t, &todo, needs)
 	} else {
 		err = lookAtEnd(t, &todo, needs)
+	}
+	if err == nil && p.OnlyMissing && todo.action != leave {
+		err = errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
 	}
 	if err == nil && todo.writes() {
 		// Opened as it will be: it may be in use as a program, or cannot be changed.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 )
 
 // Change is something that PutBack did, or that the user should know.
@@ -38,9 +37,9 @@ type stepper func(step string) error
 
 // putBack is one run of PutBack.
 type putBack struct {
-	list    list
-	dir     *os.Root // the checkpoint's
-	at      time.Time
+	list list
+	dir  *os.Root // the checkpoint's
+	PutBackOptions
 	step    stepper
 	changes []Change
 }
@@ -124,7 +123,8 @@ func open(ctx context.Context, dir string, o PutBackOptions, step stepper) (*put
 		root.Close()
 		return nil, err
 	}
-	return &putBack{list: l, dir: root, at: o.time(), step: step}, nil
+	o.Time = o.time()
+	return &putBack{list: l, dir: root, PutBackOptions: o, step: step}, nil
 }
 
 // plan finds out what is to be done about each file, and refuses what cannot be done.

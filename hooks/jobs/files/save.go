@@ -107,37 +107,49 @@ func (s *surveyed) find(ctx context.Context, root int, o Options) error {
 	}
 	large = nil
 	for _, h := range holds {
-		if err := s.addFile(h); err != nil && !gone(err) {
+		if err := s.addFile(h, o); err != nil && !gone(err) {
 			return err
 		}
 	}
+	what := "the files that the job has open for writing"
+	if o.Elsewhere {
+		what = "the files that move with the job"
+	}
 	for _, f := range s.files {
-		if n := f.Content.length(); n > 0 {
-			large = append(large, Large{Path: string(f.Paths[0]), Bytes: n, PID: f.PID, Process: f.Process})
+		l := Large{Path: string(f.Paths[0]), Bytes: f.Content.length(), PID: f.PID, Process: f.Process}
+		if o.Elsewhere {
+			l.PID = 0 // it may only read the file
+		}
+		if l.Bytes > 0 {
+			large = append(large, l)
 		}
 	}
-	return checkLimit("the files that the job has open for writing", o.limit(), large)
+	return checkLimit(what, o.limit(), large)
 }
 
 // addFile adds a file that the tree holds.
-func (s *surveyed) addFile(h *held) error {
+func (s *surveyed) addFile(h *held, o Options) error {
 	if len(h.paths) == 0 && (h.isRemoved() || !h.written) {
 		return nil // criu knows a way to it, or it fails
 	}
 	f := file{
-		Paths: h.paths, Use: h.use(), PID: h.pid, Process: h.process(),
+		Paths: h.paths, Use: h.use(o), PID: h.pid, Process: h.process(),
 		Dev: uint64(h.stat.Dev), Inode: h.stat.Ino, Links: uint64(h.stat.Nlink),
 		Meta: metadataOf(h.stat), MayBeShorter: !h.sized,
+	}
+	if o.Elsewhere {
+		f.Dev, f.Inode = 0, 0          // they may be those of any file there
+		f.Links = uint64(len(f.Paths)) // nor is another of its names the job's there
 	}
 	if h.written && h.hides != "" && !h.isRemoved() && len(h.paths) == 0 {
 		return fmt.Errorf("%v, which process %d (%s) has open for writing, cannot be reached by this path: something is mounted over it, or the process has another root directory",
 			h.hides, f.PID, f.Process)
 	}
-	if h.written {
+	if f.Use == useContent || f.Use == useAppend {
 		if err := f.readHeld(h.link); gone(err) {
 			return err
 		} else if err != nil {
-			return fmt.Errorf("%v, which process %d (%s) has open for writing, cannot be read: %w", h.name(), f.PID, f.Process, err)
+			return fmt.Errorf("%v, which process %d (%s) has open, cannot be read: %w", h.name(), f.PID, f.Process, err)
 		}
 	}
 	switch f.Use {

@@ -30,9 +30,9 @@ type held struct {
 	opened   bool // somebody has it open, not only mapped
 }
 
-func (h *held) use() use {
+func (h *held) use(o Options) use {
 	switch {
-	case h.written && h.inserted:
+	case h.written && (h.inserted || o.Elsewhere), h.isAmong(o.Also):
 		return useContent
 	case h.written:
 		return useAppend
@@ -40,6 +40,13 @@ func (h *held) use() use {
 		return useRead
 	}
 	return useMapped
+}
+
+func (h *held) isAmong(wanted map[string]uint64) bool {
+	return slices.ContainsFunc(h.paths, func(path name) bool {
+		ino, found := wanted[string(path)]
+		return found && ino == h.stat.Ino
+	})
 }
 
 // scan finds the files that the processes of a tree hold.

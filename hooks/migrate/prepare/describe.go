@@ -65,7 +65,7 @@ func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addSockets(pids); err != nil {
 		return nil, err
 	}
-	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu, Held: true})
+	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu})
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 	if err != nil {
 		return p, 0, proc.GoneOr(pid, err)
 	}
-	p = Process{PID: pid, Name: proc.Printable(status.Name), UID: int(status.UIDs[1])}
+	p = Process{PID: pid, Name: proc.Printable(status.Name), UID: int(status.UIDs[1]), RealUID: int(status.UIDs[0])}
 	if known, err := user.LookupId(strconv.Itoa(p.UID)); err == nil {
 		p.User = proc.Printable(known.Username)
 	}

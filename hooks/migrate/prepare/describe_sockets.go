@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"cucriu/criuutil/proc"
 )
 
 // addSockets adds the TCP sockets of the tree. A job is in one network namespace: criu dumps no
@@ -16,25 +18,25 @@ func (j *Job) addSockets(pids []int) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	all, err := tcpSockets(j.RootPID)
+	all, err := proc.TCPSockets(j.RootPID)
 	if err != nil {
 		return err
 	}
-	ours := slices.DeleteFunc(all, func(s tcpSocket) bool { return holders[s.inode] == 0 })
+	ours := slices.DeleteFunc(all, func(s proc.TCPSocket) bool { return holders[s.Inode] == 0 })
 	ends := make(map[[2]netip.AddrPort]bool)
 	for _, s := range ours {
-		if s.connected() {
-			ends[[2]netip.AddrPort{s.local, s.remote}] = true
+		if s.Connected() {
+			ends[[2]netip.AddrPort{s.Local, s.Remote}] = true
 		}
 	}
 	for _, s := range ours {
 		switch {
-		case s.state == stateListening:
-			j.Listening = append(j.Listening, Listener{PID: holders[s.inode], Local: s.local})
-		case s.connected():
-			both := ends[[2]netip.AddrPort{s.remote, s.local}]
+		case s.Listening():
+			j.Listening = append(j.Listening, Listener{PID: holders[s.Inode], Local: s.Local})
+		case s.Connected():
+			both := ends[[2]netip.AddrPort{s.Remote, s.Local}]
 			j.Connections = append(j.Connections, Connection{
-				PID: holders[s.inode], Local: s.local, Remote: s.remote, Inside: both && (s.local.Addr().IsLoopback() || j.Own.Network),
+				PID: holders[s.Inode], Local: s.Local, Remote: s.Remote, Inside: both && (s.Local.Addr().IsLoopback() || j.Own.Network),
 			})
 		}
 	}

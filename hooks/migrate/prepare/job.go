@@ -76,7 +76,8 @@ type Namespaces struct {
 type Process struct {
 	PID     int    `json:"pid"`
 	Name    string `json:"name"`
-	UID     int    `json:"uid"`            // effective
+	UID     int    `json:"uid"` // effective
+	RealUID int    `json:"real_uid"`
 	User    string `json:"user,omitempty"` // its name at the source; empty if it has none
 	Threads int    `json:"threads"`
 	// PrivateBytes is the private memory that criu writes into the image.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/procfs"
@@ -27,7 +29,15 @@ var networkFileSystems = map[string]bool{
 }
 
 // copyable reports whether a migration can copy a file.
-func (f *File) copyable() bool { return !f.Pipe && !f.Shared && f.Size <= maxCopied }
+func (j *Job) copyable(f *File) bool {
+	return !f.Pipe && !f.Shared && f.Size <= maxCopied && j.mayBring(f)
+}
+
+// mayBring reports whether a job may bring a file to another host. A user can hold any file that is
+// root's, and gets no rights by that; but root would make it there, such as one of /etc/sudoers.d.
+func (j *Job) mayBring(f *File) bool {
+	return f.Written || slices.ContainsFunc(j.Processes, func(p Process) bool { return p.RealUID == f.UID || p.RealUID == 0 })
+}
 
 // fileFindings look for the files and directories of a job on this host, which has this boot id.
 func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findings, look *fileLook, err error) {
@@ -51,6 +61,7 @@ func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findin
 	for n := range j.SocketDirectories {
 		l.socketDirectory(n)
 	}
+	l.parents()
 	return l.findings(), l, nil
 }
 
@@ -92,7 +103,7 @@ func (l *fileLook) file(n int) {
 	switch {
 	case what == "":
 		l.there++
-	case f.Written && f.copyable() && l.policy == CopyChanged:
+	case f.Written && l.job.copyable(f) && l.policy == CopyChanged:
 		l.copy(n)
 	case f.AppendOnly && uint32(stat.Mode) == f.Mode:
 		l.there++
@@ -100,7 +111,7 @@ func (l *fileLook) file(n int) {
 			"keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's")
 	default:
 		remedy := "put the job's file there, or move the job to a host that has it"
-		if f.Written && f.copyable() {
+		if f.Written && l.job.copyable(f) {
 			remedy = "keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's"
 		}
 		l.problem(preflight.SeverityError, f.PID, preflight.FindingFileDiffers, f.Path+" "+what, remedy)
@@ -158,7 +169,9 @@ func (l *fileLook) missing(n int, err error) {
 		remedy = "make the pipe: mkfifo " + f.Path
 	case f.Shared:
 		remedy = "other programs write into it too: keep it on a file system that both hosts have mounted"
-	case !f.copyable():
+	case !l.job.mayBring(f):
+		remedy = fmt.Sprintf("it belongs to user %d, who runs nothing of the job, so --copy-files does not copy it: put it there", f.UID)
+	case !l.job.copyable(f):
 		remedy = fmt.Sprintf("it has %s, and --copy-files copies what has up to %s: put it there, or keep it on a file system that both hosts have mounted", size(uint64(f.Size)), size(maxCopied))
 	case l.policy != CopyNone:
 		l.copy(n)
@@ -188,6 +201,41 @@ func (l *fileLook) directory(path string) {
 		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is no directory here", "make it one")
 	default:
 		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
+	}
+}
+
+// parents looks for the directories that are to hold what is made here. No symbolic link may lead
+// to one: whoever could change that would have root write elsewhere.
+func (l *fileLook) parents() {
+	known := make(map[string]bool)
+	for _, n := range l.makes {
+		known[l.job.SocketDirectories[n].Path] = true
+	}
+	for _, n := range l.copies {
+		l.parent(l.job.Files[n].Path, l.job.Files[n].PID, known)
+	}
+	for _, n := range l.makes {
+		l.parent(l.job.SocketDirectories[n].Path, l.job.SocketDirectories[n].PID, known)
+	}
+}
+
+func (l *fileLook) parent(path string, pid int, known map[string]bool) {
+	dir := filepath.Dir(path)
+	if known[dir] {
+		return
+	}
+	known[dir] = true
+	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch {
+	case err == nil:
+		_ = unix.Close(fd)
+	case errors.Is(err, unix.ENOENT):
+		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, dir+" does not exist here, and "+path+" is to be made in it", "mkdir -p "+dir)
+	default:
+		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, fmt.Sprintf("%s is to be made in %s, which is no directory here, or a symbolic link leads there (%v)", path, dir, err),
+			"put it there yourself, or make "+dir+" a directory as it is at the source")
 	}
 }
 

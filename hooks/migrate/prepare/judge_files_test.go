@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"fmt"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,11 +20,60 @@ var fileChanges = []change{
 		want: []string{"error file-missing"}, words: []string{"/nonexistent/file does not exist", "--copy-files"},
 	},
 	{
-		name: "a file that is not there, and is copied", change: func(_ *testing.T, j *Job, room *Room) {
+		name: "a file that is not there, and is copied", change: func(t *testing.T, j *Job, room *Room) {
 			room.Copy = CopyMissing
-			missing(j)
+			missing(j).Path = t.TempDir() + "/file"
 		},
 		words: []string{"1 are copied, 100 B"}, copies: 1,
+	},
+	{
+		name: "a file that is copied into a directory that is not there", change: func(_ *testing.T, j *Job, room *Room) {
+			room.Copy = CopyMissing
+			missing(j)
+			missing(j).Path = "/nonexistent/another"
+		},
+		want: []string{"error directory-missing"}, words: []string{"/nonexistent does not exist here, and /nonexistent/file is to be made in it", "mkdir -p /nonexistent"}, copies: 2,
+	},
+	{
+		name: "a file that is copied into a directory that is made", change: func(t *testing.T, j *Job, room *Room) {
+			room.Copy = CopyMissing
+			dir := t.TempDir() + "/made"
+			missing(j).Path = dir + "/below/file"
+			j.SocketDirectories = append(j.SocketDirectories, Directory{Path: dir + "/below", PID: j.RootPID, Mode: 0o700}, Directory{Path: dir, PID: j.RootPID, Mode: 0o700})
+		},
+		copies: 1,
+	},
+	{
+		name: "a directory that is made in one that is not there", change: func(_ *testing.T, j *Job, room *Room) {
+			room.Copy = CopyMissing
+			j.SocketDirectories = append(j.SocketDirectories, Directory{Path: "/nonexistent/made", PID: j.RootPID, Mode: 0o700})
+		},
+		want: []string{"error directory-missing"}, words: []string{"/nonexistent does not exist here, and /nonexistent/made is to be made in it"},
+	},
+	{
+		name: "a file that is copied to where a symbolic link leads", change: func(t *testing.T, j *Job, room *Room) {
+			room.Copy = CopyMissing
+			dir := t.TempDir()
+			if err := os.Symlink(dir, dir+"/link"); err != nil {
+				t.Fatal(err)
+			}
+			missing(j).Path = dir + "/link/file"
+		},
+		want: []string{"error directory-missing"}, words: []string{"a symbolic link leads there"}, copies: 1,
+	},
+	{
+		name: "root's file, which a user's job reads", change: func(t *testing.T, j *Job, room *Room) {
+			room.Copy = CopyMissing
+			for n := range j.Processes {
+				j.Processes[n].RealUID = 1000
+			}
+			missing(j).Path = t.TempDir() + "/root's"
+			missing(j).Path = t.TempDir() + "/log"
+			j.Files[len(j.Files)-1].Written = true
+			missing(j).Path = t.TempDir() + "/own"
+			j.Files[len(j.Files)-1].UID = 1000
+		},
+		want: []string{"error file-missing"}, words: []string{"belongs to user 0, who runs nothing of the job"}, copies: 2,
 	},
 	{
 		name: "a file that is not there, and is too large", change: func(_ *testing.T, j *Job, room *Room) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
 )
 
@@ -72,14 +73,14 @@ func portFindings(j *Job, tcp TCP) (preflight.Findings, error) {
 	if err != nil {
 		return nil, err
 	}
-	here, err := tcpSockets(os.Getpid())
+	here, err := proc.TCPSockets(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
 	var listening []netip.AddrPort
 	for _, s := range here {
-		if s.state == stateListening {
-			listening = append(listening, s.local)
+		if s.Listening() {
+			listening = append(listening, s.Local)
 		}
 	}
 	return socketFindings(j, tcp, own, listening), nil

@@ -80,7 +80,7 @@ func (j *Judgement) Validate(of *Job) error {
 	if c.count("copies", len(j.Copies), len(of.Files)) {
 		last := -1
 		for _, n := range j.Copies {
-			if n <= last || n >= len(of.Files) || !of.Files[n].copyable() {
+			if n <= last || n >= len(of.Files) || !of.copyable(&of.Files[n]) {
 				c.fail("file %d of the job is asked for", n)
 				break
 			}

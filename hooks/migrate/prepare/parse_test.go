@@ -3,7 +3,6 @@ package prepare
 import (
 	"debug/elf"
 	"encoding/binary"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,35 +27,6 @@ func TestOfAProcessorCountsWhatProgramsUse(t *testing.T) {
 	} {
 		if diff := cmp.Diff(tt.want, parseCPU(tt.text)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-func TestTCPSocketsAreRead(t *testing.T) {
-	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		t.Skip("the lines are those of a little-endian kernel")
-	}
-	const rest = " 00000000:00000000 00:00000000 00000000 0 0 77 1 0 20 4 0 10 -1"
-	for line, want := range map[string]tcpSocket{
-		"0: 0100007F:1F90 00000000:0000 0A": {state: stateListening, local: netip.MustParseAddrPort("127.0.0.1:8080"), remote: netip.MustParseAddrPort("0.0.0.0:0"), inode: 77},
-		"1: 00000000000000000000000001000000:0016 B80D0120000000000000000001000000:C001 01": {
-			state: 1, local: netip.MustParseAddrPort("[::1]:22"), remote: netip.MustParseAddrPort("[2001:db8::1]:49153"), inode: 77,
-		},
-		"2: 0000000000000000FFFF00000100007F:0016 0000000000000000FFFF00000100007F:C001 06": {
-			state: 6, local: netip.MustParseAddrPort("127.0.0.1:22"), remote: netip.MustParseAddrPort("127.0.0.1:49153"), inode: 77,
-		},
-	} {
-		got, err := parseTCP(line + rest)
-		if err != nil || got != want {
-			t.Errorf("%s: %+v, %v, want %+v", line, got, err, want)
-		}
-		if got.connected() != (want.state == 1) {
-			t.Errorf("%s: it is connected: %v", line, got.connected())
-		}
-	}
-	for _, line := range []string{"", "0: 1:2 3:4", "0: 0100007F 00000000:0000 0A" + rest, "0: 01007F:1F90 00000000:0000 0A" + rest, "0: 0100007F:1F90 00000000:0000 XX" + rest} {
-		if s, err := parseTCP(line); err == nil {
-			t.Errorf("%q was read as %+v", line, s)
 		}
 	}
 }

@@ -182,7 +182,7 @@ func (j *Job) validateProcesses(c *checks) {
 		c.size("a process", p.PrivateBytes)
 		sum += p.PrivateBytes
 		c.size("the job", sum) // before it can overflow
-		if p.Threads < 1 || p.Threads > maxPID || p.UID < 0 || p.UID > 1<<32-1 {
+		if p.Threads < 1 || p.Threads > maxPID || p.UID < 0 || p.UID > 1<<32-1 || p.RealUID < 0 || p.RealUID > 1<<32-1 {
 			c.fail("process %d has %d threads and user %d", p.PID, p.Threads, p.UID)
 		}
 		if len(p.GPUs) == 0 && len(p.MemoryBytes) > 0 {

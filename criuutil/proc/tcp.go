@@ -1,4 +1,4 @@
-package prepare
+package proc
 
 import (
 	"encoding/binary"
@@ -7,40 +7,43 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"cucriu/criuutil/proc"
+	"golang.org/x/sys/unix"
 )
 
-// tcpSocket is a TCP socket of a network namespace.
-type tcpSocket struct {
-	state         uint64
-	local, remote netip.AddrPort
-	inode         uint64 // 0 if no process holds it
+// TCPSocket is a TCP socket of a network namespace.
+type TCPSocket struct {
+	State         uint64 // as /proc/PID/net/tcp has it
+	Local, Remote netip.AddrPort
+	Inode         uint64 // 0 if no process holds it
 }
 
-// The states of TCP sockets, as /proc/PID/net/tcp has them.
-const stateListening = 0x0A
+// Listening reports whether the socket waits for connections.
+func (s TCPSocket) Listening() bool { return s.State == unix.BPF_TCP_LISTEN }
 
-// connected reports whether the socket has a peer: its state is one of those from established to
-// closing, other than TIME_WAIT.
-func (s tcpSocket) connected() bool {
-	return slices.Contains([]uint64{1, 2, 3, 4, 5, 8, 9, 0x0B}, s.state)
+// Connected reports whether the socket has a peer, or looks for one. criu dumps such a socket only
+// with --tcp-established or --tcp-close.
+func (s TCPSocket) Connected() bool {
+	return slices.Contains([]uint64{
+		unix.BPF_TCP_ESTABLISHED, unix.BPF_TCP_SYN_SENT, unix.BPF_TCP_SYN_RECV, unix.BPF_TCP_FIN_WAIT1,
+		unix.BPF_TCP_FIN_WAIT2, unix.BPF_TCP_CLOSE_WAIT, unix.BPF_TCP_LAST_ACK, unix.BPF_TCP_CLOSING,
+	}, s.State)
 }
 
-// tcpSockets lists the TCP sockets in the network namespace of a process.
-func tcpSockets(pid int) ([]tcpSocket, error) {
-	var sockets []tcpSocket
+// TCPSockets lists the TCP sockets in the network namespace of a process.
+func TCPSockets(pid int) ([]TCPSocket, error) {
+	var sockets []TCPSocket
 	for _, name := range []string{"tcp", "tcp6"} {
-		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "net", name))
+		path := fmt.Sprintf("/proc/%d/net/%s", pid, name)
+		data, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) && name == "tcp6" {
 			continue // without IPv6
 		}
 		if err != nil {
-			return nil, proc.GoneOr(pid, err)
+			return nil, GoneOr(pid, err)
 		}
 		for n, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
 			if n == 0 {
@@ -48,7 +51,7 @@ func tcpSockets(pid int) ([]tcpSocket, error) {
 			}
 			s, err := parseTCP(line)
 			if err != nil {
-				return nil, fmt.Errorf("/proc/%d/net/%s: %q: %w", pid, name, line, err)
+				return nil, fmt.Errorf("%s: %q: %w", path, line, err)
 			}
 			sockets = append(sockets, s)
 		}
@@ -57,22 +60,22 @@ func tcpSockets(pid int) ([]tcpSocket, error) {
 }
 
 // parseTCP reads a line of /proc/PID/net/tcp or tcp6.
-func parseTCP(line string) (s tcpSocket, err error) {
+func parseTCP(line string) (s TCPSocket, err error) {
 	// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
 	fields := strings.Fields(line)
 	if len(fields) < 10 {
 		return s, errors.New("it has too few fields")
 	}
-	if s.local, err = parseAddress(fields[1]); err != nil {
+	if s.Local, err = parseAddress(fields[1]); err != nil {
 		return s, err
 	}
-	if s.remote, err = parseAddress(fields[2]); err != nil {
+	if s.Remote, err = parseAddress(fields[2]); err != nil {
 		return s, err
 	}
-	if s.state, err = strconv.ParseUint(fields[3], 16, 8); err != nil {
+	if s.State, err = strconv.ParseUint(fields[3], 16, 8); err != nil {
 		return s, err
 	}
-	s.inode, err = strconv.ParseUint(fields[9], 10, 64)
+	s.Inode, err = strconv.ParseUint(fields[9], 10, 64)
 	return s, err
 }
 
