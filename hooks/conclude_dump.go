@@ -59,23 +59,54 @@ func (b *bringUp) releaseConnections(ctx context.Context) error {
 	if b.Kind != journal.KindDump {
 		return nil
 	}
-	b.withTree(func(tree []*proc.Process) {
-		if err := netlock.Release(ctx, tree); err != nil {
-			b.hook.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
-		}
-	})
+	locks, err := b.findLocks()
+	if err == nil {
+		err = locks.Release(ctx)
+		locks.Close()
+	}
+	if err != nil {
+		b.hook.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
+	}
 	return nil
 }
 
-// withTree does something with the living processes of the session.
-func (s *session) withTree(do func([]*proc.Process)) {
-	tree, _ := s.openTree() // those that are found
+func (s *session) findLocks() (*netlock.Locks, error) {
+	tree, err := s.openTree()
 	defer func() {
 		for _, p := range tree {
 			p.Close()
 		}
 	}()
-	do(tree)
+	if err != nil {
+		return nil, err
+	}
+	return netlock.Find(tree)
+}
+
+// endDumped ends the processes of a dump, and removes the rules by which criu holds back their
+// connections. If these go on elsewhere, no packet may reach the sockets here: they would
+// acknowledge it.
+func (h *Hook) endDumped(ctx context.Context, s *session) error {
+	remove := func() error { return nil }
+	locks, findErr := s.findLocks()
+	if findErr == nil {
+		defer locks.Close()
+		locks.LetGo() // they end with the processes
+		remove = func() error { return locks.Remove(ctx) }
+	}
+	var err, removeErr error
+	if s.Hold.KeepsConnections {
+		if err = s.killTree(); err == nil {
+			removeErr = remove()
+		}
+	} else { // also if we are killed between the two
+		removeErr = remove()
+		err = s.killTree()
+	}
+	if ruleErr := errors.Join(findErr, removeErr); ruleErr != nil {
+		h.Log.Warn("rules that hold back the job's TCP connections may be left", "session", s.Name(), "error", ruleErr)
+	}
+	return err
 }
 
 // awaitRelease waits until criu has let go of the processes: those that it killed have ended, and

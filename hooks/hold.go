@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 
-	"cucriu/criuutil/netlock"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
@@ -238,14 +237,12 @@ func (h *Hook) concludeHeld(ctx context.Context, s *session) (done bool, err err
 				h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
 			}
 		}
-		if s.Kind == journal.KindDump && !s.Hold.KeepsConnections {
-			s.withTree(func(tree []*proc.Process) {
-				if err := netlock.Forget(ctx, tree); err != nil {
-					h.Log.Warn("rules that hold back the job's TCP connections are left", "session", s.Name(), "error", err)
-				}
-			})
+		if s.Kind == journal.KindDump {
+			err = h.endDumped(ctx, s)
+		} else {
+			err = s.killTree()
 		}
-		if err := s.killTree(); err != nil {
+		if err != nil {
 			return true, err
 		}
 		if s.Kind == journal.KindRestore {

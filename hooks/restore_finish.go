@@ -38,7 +38,11 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		}
 		err := h.bringUpRestored(ctx, s)
 		if err == nil {
-			return s.close(s.ResumedOutcome(), "restored from "+s.ImageDir+", after the hook was cut off")
+			message := "restored from " + s.ImageDir + ", after the hook was cut off"
+			if s.Hold != nil {
+				message = "came from " + s.Hold.Peer + " (migration " + s.Hold.ID + ")"
+			}
+			return s.close(s.ResumedOutcome(), message)
 		}
 		if errors.Is(err, errHeld) {
 			return nil

@@ -2,6 +2,7 @@ package hooks
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"time"
@@ -80,6 +81,9 @@ func StatusOf(s *journal.Session) Status {
 	if isPublished(s) {
 		status.ImageDir = s.CommittedDir
 		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
+	}
+	if s.Kind == journal.KindDump && s.Held() && s.Message == "" {
+		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it goes on (migration %s)", s.Hold.Peer, s.Hold.ID)
 	}
 	if s.Root != nil {
 		status.RootPID = s.Root.PID

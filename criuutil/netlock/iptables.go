@@ -20,19 +20,19 @@ const criuMark = "0xc114"
 
 // removeChains removes criu's rules of iptables for the tree from a network namespace. Where there
 // is no iptables, criu has used nftables, or nothing.
-func (n *namespace) removeChains(ctx context.Context, inside *os.File) error {
+func (n *namespace) removeChains(ctx context.Context) error {
 	var errs []error
 	for _, program := range []string{"iptables", "ip6tables"} {
 		path, err := exec.LookPath(program)
 		if err != nil {
 			continue
 		}
-		listed, err := runInside(ctx, inside, path, "-w", "-t", "filter", "-S")
+		listed, err := runInside(ctx, n.inside, path, "-w", "-t", "filter", "-S")
 		if err != nil {
 			continue // this host's iptables does not work, so criu's rules cannot be there either
 		}
 		for _, rule := range n.rulesIn(listed) {
-			if _, err := runInside(ctx, inside, path, append([]string{"-w", "-t", "filter"}, rule...)...); err != nil {
+			if _, err := runInside(ctx, n.inside, path, append([]string{"-w", "-t", "filter"}, rule...)...); err != nil {
 				errs = append(errs, err)
 			}
 		}

@@ -174,6 +174,14 @@ func keyOf(end netip.AddrPort) []byte {
 	return append(binary.BigEndian.AppendUint16(end.Addr().AsSlice(), end.Port()), 0, 0)
 }
 
+func (k *talker) find(t *testing.T) *Locks {
+	t.Helper()
+	found, err := Find([]*proc.Process{k.Process})
+	must(t, err)
+	t.Cleanup(found.Close)
+	return found
+}
+
 func (k *talker) tables(t *testing.T) (names string) {
 	t.Helper()
 	tables, err := k.rules(t).ListTablesOfFamily(nftables.TableFamilyINet)
@@ -217,7 +225,7 @@ func TestConnectionsGoOn(t *testing.T) {
 				t.Fatal("nothing holds it back")
 			}
 			for range 2 { // it may be repeated
-				must(t, Release(t.Context(), []*proc.Process{k.Process}))
+				must(t, k.find(t).Release(t.Context()))
 			}
 			if !k.talks() {
 				t.Error("it is held back still")
@@ -233,18 +241,27 @@ func TestForgottenRulesAreRemoved(t *testing.T) {
 	k := startTalker(t, true)
 	k.enterRepair(t)
 	k.lock(t, "CRIU-1", &k.connection, true)
-	must(t, Forget(t.Context(), []*proc.Process{k.Process}))
+	must(t, k.find(t).Remove(t.Context()))
 	if left := k.tables(t); left != "" {
 		t.Errorf("left: %s", left)
 	}
 	if k.talks() {
 		t.Error("the sockets are to stay as they are")
 	}
+	k.lock(t, "CRIU-1", &k.connection, true)
+	found := k.find(t)
+	rules := k.rules(t)
+	must(t, k.Signal(unix.SIGKILL))
+	must(t, k.WaitExit(t.Context()))
+	must(t, found.Remove(t.Context()))
+	if tables, err := rules.ListTablesOfFamily(nftables.TableFamilyINet); err != nil || len(tables) > 0 {
+		t.Errorf("left after the process has ended: %v %v", tables, err)
+	}
 }
 
 func TestConnectionsThatAreNotHeldBackStay(t *testing.T) {
 	k := startTalker(t, false)
-	must(t, Release(t.Context(), []*proc.Process{k.Process}))
+	must(t, k.find(t).Release(t.Context()))
 	if !k.talks() {
 		t.Error("it does not talk any more")
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/google/nftables"
@@ -17,8 +16,8 @@ import (
 const tablePrefix = "CRIU-"
 
 // removeTables removes criu's tables for the tree from a network namespace.
-func (n *namespace) removeTables(inside *os.File) error {
-	c, err := nftables.New(nftables.WithNetNSFd(int(inside.Fd())), nftables.AsLasting())
+func (n *namespace) removeTables() error {
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.inside.Fd())), nftables.AsLasting())
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil
 	}

@@ -120,6 +120,10 @@ func (s socket) leaveRepair() error {
 		if err != nil || on == 0 {
 			return err
 		}
-		return unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR, 0)
+		if err := unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR, 0); err != nil {
+			return err
+		}
+		// The end of the repair takes this from those that had it. It does no harm to others.
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	})
 }

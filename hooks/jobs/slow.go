@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/internal/failpoint"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 // tellIfSlow tells people, less and less often, that something has not ended, until over is called.
 // expected is how long it takes, 0 if that is not known. waits says what it waits for.
 func (s *supervisor) tellIfSlow(what string, expected time.Duration, waits func() string) (over func()) {
-	return s.tellEvery(max(leastSlow, slowFactor*expected), what, waits)
+	return s.tellEvery(max(failpoint.Patience(leastSlow), slowFactor*expected), what, waits)
 }
 
 func (s *supervisor) tellEvery(wait time.Duration, what string, waits func() string) (over func()) {

@@ -31,8 +31,8 @@ type Hold struct {
 	// IfAbandoned is what happens if the holder ends without a decision.
 	IfAbandoned Decision `json:"if_abandoned"`
 	Decision    Decision `json:"decision,omitempty"`
-	// KeepsConnections says that criu goes on holding back the TCP connections of a dumped job that
-	// is ended here: they go on elsewhere, with the job's address.
+	// KeepsConnections says that the TCP connections of a dumped job go on elsewhere, with the job's
+	// address: no packet reaches them here before the processes have ended.
 	KeepsConnections bool `json:"keeps_connections,omitempty"`
 	// Told says that the other side knows the decision. Until then it asks, or has to be told.
 	Told bool `json:"told,omitempty"`

@@ -55,11 +55,16 @@ func (s *source) dumpRunning(ctx context.Context, root int, dir string) error {
 }
 
 func (s *source) dumpOptions(root int) checkpoint.Options {
+	var lock *rpc.CriuNetworkLockMethod
+	if s.options.TCP == prepare.TCPClose { // there are no packets to hold back
+		lock = rpc.CriuNetworkLockMethod_SKIP.Enum()
+	}
 	return checkpoint.Options{
 		Path: s.options.Criu, Output: os.Stderr,
 		RPC: &rpc.CriuOpts{
 			Pid: proto.Int32(int32(root)), LogLevel: proto.Int32(criuLogLevel),
 			TcpClose: proto.Bool(s.options.TCP == prepare.TCPClose), TcpEstablished: proto.Bool(s.options.TCP == prepare.TCPKeep),
+			NetworkLock: lock,
 		},
 	}
 }

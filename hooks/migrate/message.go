@@ -55,6 +55,8 @@ type prepareMessage struct {
 	Copy prepare.Copy `json:"copy"`
 	// Force names findings that are overridden on both hosts.
 	Force []string `json:"force,omitempty"`
+	// HostMark is that of the source: see hostMark.
+	HostMark string `json:"host_mark,omitempty"`
 }
 
 // round announces data: a whole image, or what has changed since an earlier round.

@@ -168,6 +168,9 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 	if err := asked.Job.Validate(); err != nil {
 		return preflight.AsRefusal(err)
 	}
+	if own := hostMark(d.hook.Config.RunDir); own != "" && own == asked.HostMark {
+		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
+	}
 	d.removeMade() // of others, who were killed
 	if err := preflight.CheckForce(asked.Force); err != nil {
 		return preflight.AsRefusal(err)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/gofrs/flock"
 
-	"cucriu/hooks"
 	"cucriu/internal/durable"
 )
 
@@ -60,12 +59,6 @@ func (r *Record) remove() error {
 	}
 	_ = os.Remove(strings.TrimSuffix(r.path, ".json") + ".lock")
 	return err
-}
-
-// isSource reports whether a migration has its source on this host.
-func isSource(hook *hooks.Hook, id string) bool {
-	_, err := os.Lstat(filepath.Join(recordsDir(hook.Config.RunDir), id+".json"))
-	return err == nil
 }
 
 func (r *Record) letGo() { _ = r.lock.Close() }

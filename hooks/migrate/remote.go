@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/migrate/wire"
+	"cucriu/internal/failpoint"
 	"cucriu/internal/version"
 )
 
@@ -45,7 +46,7 @@ func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArg
 	go func() {
 		<-r.Control.Done()
 		// What ssh still has to say is on its standard error.
-		timer := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
+		timer := time.AfterFunc(failpoint.Patience(5*time.Second), func() { _ = cmd.Process.Kill() })
 		r.err = cmd.Wait()
 		timer.Stop()
 		close(r.ended)

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/migrate/wire"
-	"cucriu/hooks/preflight"
 )
 
 const (
@@ -28,9 +27,6 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 	}
 	if d.probes++; d.job == nil || d.giveUp != nil || r.Number > maxRounds || d.probes > maxProbes || !r.Probe && r.Number != d.last+1 {
 		return fmt.Errorf("round %d cannot begin now", r.Number)
-	}
-	if isSource(d.hook, d.peer.ID) {
-		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
 	}
 	if d.receiver != nil {
 		if err := d.endRound(); err != nil {

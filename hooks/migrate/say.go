@@ -7,6 +7,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/migrate/wire"
+	"cucriu/internal/failpoint"
 )
 
 // ErrUndelivered is wrapped by an error that says that the decision is made, and the destination
@@ -38,7 +39,7 @@ func (d *departure) say(ctx context.Context, decision string) (answer wire.Messa
 			d.hook.Log.Warn("the connection to the destination is lost: trying another", "error", err)
 		}
 		kind, body := d.manner.settle(decision)
-		for deadline, pause := time.Now().Add(settlePatience), time.Second; ; pause = min(2*pause, 10*time.Second) {
+		for deadline, pause := time.Now().Add(failpoint.Patience(settlePatience)), failpoint.Patience(time.Second); ; pause = min(2*pause, 10*time.Second) {
 			d.hangUp()
 			if err = d.connectBefore(ctx, deadline); err == nil {
 				answer, err = d.sayOnce(ctx, decision, kind, body)

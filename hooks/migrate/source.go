@@ -70,10 +70,7 @@ func (s *source) begin(ctx context.Context, root int) error {
 	if err := s.options.fill(); err != nil {
 		return err
 	}
-	findings, err := preflight.ProcessFindings(root)
-	if err == nil {
-		err = findings.Err()
-	}
+	err := s.checkRoot(root)
 	if err != nil {
 		return err
 	}
@@ -99,7 +96,8 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.job.Map = s.hook.Config.MapFor(s.options.Host)
-		if err := s.remote.Send(sayPrepare, prepareMessage{s.job, s.options.TCP, s.options.Copy, s.hook.Force}); err != nil {
+		asked := prepareMessage{Job: s.job, TCP: s.options.TCP, Copy: s.options.Copy, Force: s.hook.Force, HostMark: hostMark(s.hook.Config.RunDir)}
+		if err := s.remote.Send(sayPrepare, asked); err != nil {
 			return err
 		}
 		here, err := prepare.JudgeSource(ctx, s.hook, s.job, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP})

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -39,6 +40,45 @@ func (h *Host) ListenPacket(network, addr string) (conn net.PacketConn, err erro
 		return err
 	})
 	return conn, err
+}
+
+// AddAddress gives the host one more address on the link, such as one that a service moves with.
+func (h *Host) AddAddress(addr netip.Addr) {
+	h.pair.t.Helper()
+	h.address(addr, h.network.handle.AddrAdd)
+}
+
+// RemoveAddress takes an address of the link from the host.
+func (h *Host) RemoveAddress(addr netip.Addr) {
+	h.pair.t.Helper()
+	h.address(addr, h.network.handle.AddrDel)
+}
+
+func (h *Host) address(addr netip.Addr, do func(netlink.Link, *netlink.Addr) error) {
+	h.pair.t.Helper()
+	link, err := h.network.handle.LinkByName(linkName)
+	if err == nil {
+		err = do(link, &netlink.Addr{IPNet: network64(addr), Flags: noDAD(addr)})
+	}
+	if err != nil {
+		h.pair.t.Fatalf("address %v of host %s: %v", addr, h.Name, err)
+	}
+}
+
+// Tables lists the tables of nftables on the host.
+func (h *Host) Tables() (names []string) {
+	h.pair.t.Helper()
+	err := h.network.do(func() error {
+		tables, err := new(nftables.Conn).ListTables()
+		for _, table := range tables {
+			names = append(names, table.Name)
+		}
+		return err
+	})
+	if err != nil {
+		h.pair.t.Fatal(err)
+	}
+	return names
 }
 
 // Break resets the TCP connections between the hosts, on both ends, and returns how many

@@ -31,7 +31,7 @@ func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
 	})
 }
 
-// TestAHangIsTold after a minute, with what waits for what, and the checkpoint comes all the same.
+// TestAHangIsTold after a minute, which is a tenth of that here, with what waits for what, and the checkpoint comes all the same.
 func TestAHangIsTold(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -39,14 +39,15 @@ func TestAHangIsTold(t *testing.T) {
 		w.ticks(1)
 		r.kill()
 		s := w.stopAt("jobs.dumped")
+		s.host.Setenv("CUCRIU_FAILPOINT_HASTE", "10")
 		r = w.runAs(s.host)
 		s.await(r)
-		testenv.Eventually(t, 100*time.Second, "it is told", func() bool {
+		testenv.Eventually(t, testenv.Soon, "it is told", func() bool {
 			e, _ := w.last(jobs.EventWaiting)
 			return e.Message != ""
 		})
 		e, _ := w.last(jobs.EventWaiting)
-		if !strings.HasPrefix(e.Message, "D: the dump has not ended after 1m") || !strings.Contains(e.Message, " waits in ") {
+		if !strings.HasPrefix(e.Message, "D: the dump has not ended after 6s") || !strings.Contains(e.Message, " waits in ") {
 			t.Errorf("the log says %q", e.Message)
 		}
 		r.says(e.Message)

@@ -76,6 +76,11 @@ var faults = []fault{
 	{name: "network cut", do: func(t *testing.T, w *world) { w.Cut() }, slow: true, cause: "silent|connection"},
 	{name: "nothing from the source", do: func(t *testing.T, w *world) { w.CutDirection(w.from) }, slow: true, cause: "silent|connection"},
 	{name: "nothing from the destination", do: func(t *testing.T, w *world) { w.CutDirection(w.to) }, slow: true, cause: "silent|connection"},
+	{name: "slow link", do: func(t *testing.T, w *world) {
+		w.In(t)
+		w.Shape(hosts.Shape{Delay: 20 * time.Millisecond, Rate: 8 << 20})
+	}, harmless: true, slow: true},
+	{name: "lossy link", do: func(t *testing.T, w *world) { w.In(t); w.Shape(hosts.Shape{Delay: 2 * time.Millisecond, Loss: 0.03}) }, harmless: true, slow: true},
 }
 
 func killAny(processes []hosts.Process) {
@@ -163,6 +168,8 @@ var usual = map[string]string{
 	"migrate.dumped":       "all killed",
 	"restore.post-restore": "ssh killed",
 	"receive.promised":     "migrate and watcher killed",
+	"receive.say-ready":    "nothing from the source",
+	"migrate.asked":        "lossy link",
 	"migrate.ready":        "source without power",
 	"dump.decided":         "migrate killed",
 	"restore.decided":      "receive and watcher killed",
@@ -186,6 +193,7 @@ func asked(point string, f fault) bool {
 func (w *world) survive(t *testing.T, point string, f fault) {
 	begun := time.Now()
 	from, to := w.from, w.to
+	w.hasten(f.slow && !f.harmless)
 	m := w.begin(t, point, "")
 	if !m.reached() {
 		t.Fatalf("the migration ended before %s: %v", point, m.err)

@@ -26,6 +26,10 @@ func TestALongJobAndANetworkThatIsCut(t *testing.T) {
 		if err := os.Chmod(script, 0o755); err != nil {
 			t.Fatal(err)
 		}
+		for _, h := range p.Hosts() {
+			h.UseFailpoint("") // for the build that knows haste
+			h.Setenv("CUCRIU_FAILPOINT_HASTE", haste)
+		}
 		p.A.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 		p.A.UseFailpoint("job.left=run " + script)
 		j.Prepare(p.B)
@@ -36,7 +40,10 @@ func TestALongJobAndANetworkThatIsCut(t *testing.T) {
 			out, err = p.A.Try("cucriu", "migrate", "--job", "train", "--to", "b")
 			done <- err
 		}()
-		testenv.Eventually(t, 3*testenv.Soon, "the source has decided", func() bool { return testenv.Exists(filepath.Join(marks, "job.left")) })
+		testenv.Eventually(t, 3*testenv.Soon, "the source has decided", func() bool { return testenv.Exists(filepath.Join(marks, "job.left")) || len(done) > 0 })
+		if len(done) > 0 {
+			t.Fatalf("the migration ended before: %v: %s", <-done, out)
+		}
 		p.Cut()
 		testenv.WriteFile(t, goOn, "")
 		testenv.Eventually(t, 3*testenv.Soon, "the destination has noticed", func() bool { return len(p.B.Find("receive", "--job")) == 0 })

@@ -19,20 +19,6 @@ import (
 
 func TestMain(m *testing.M) { hosts.Main(m) }
 
-func TestThereAndBack(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{})
-		w := p.A.Start(1, "--mib", "64", "--loaders", "2")
-		watch := w.Watch()
-		for range 2 {
-			r := move(t, w, p.A, p.B, "--timeline")
-			checkTimeline(t, r.Timeline)
-			move(t, w, p.B, p.A)
-		}
-		watch.Stop()
-	})
-}
-
 // checkTimeline: what the destination did to restore the job lies within the time in which the
 // source waited for that.
 func checkTimeline(t *testing.T, trace timeline.Trace) {
@@ -58,6 +44,7 @@ func checkTimeline(t *testing.T, trace timeline.Trace) {
 
 // result is what the tests look at of a migration's JSON.
 type result struct {
+	DryRun    bool `json:"dry_run"`
 	Bytes     int64
 	Ahead     int64         `json:"ahead_bytes"`
 	Pause     time.Duration `json:"pause_ns"`
@@ -158,7 +145,8 @@ func TestDataGoesThroughSSHAsWell(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.Start(1, "--mib", "16")
-		move(t, w, p.A, p.B, "--via", "ssh")
+		r := move(t, w, p.A, p.B, "--via", "ssh", "--timeline")
+		checkTimeline(t, r.Timeline)
 		w.Prepare(p.A)
 		move(t, w, p.B, p.A, "--bind", p.A.Addr.String(), "--ports", "7100-7110")
 		if left := p.B.Find("receive", "--relay"); len(left) > 0 {

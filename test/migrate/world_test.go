@@ -78,6 +78,20 @@ func (w *world) fresh() {
 	w.watch = w.work.Watch()
 }
 
+// haste is how many times sooner than a user's the programs of the tests give up what is silent.
+const haste = "10"
+
+// hasten has cucriu give up sooner what is silent, or as soon as usual.
+func (w *world) hasten(soon bool) {
+	value := ""
+	if soon {
+		value = haste
+	}
+	for _, h := range w.Hosts() {
+		h.Setenv("CUCRIU_FAILPOINT_HASTE", value)
+	}
+}
+
 // migration is a cucriu migrate that runs.
 type migration struct {
 	t        *testing.T
@@ -285,4 +299,13 @@ func held(t *testing.T, h *hosts.Host) string {
 		}
 	}
 	return ""
+}
+
+// exitStatus returns the exit status of a command; 0 if it succeeded.
+func exitStatus(err error) int {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	return 0
 }

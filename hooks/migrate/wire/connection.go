@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"cucriu/internal/failpoint"
 )
 
 const (
@@ -91,7 +93,7 @@ func (c *connection) carry() error {
 	err := c.write()
 	if c.ctx.Err() == nil && errors.Is(err, errBroken) {
 		// The receiver may have said why it has hung up.
-		defer time.AfterFunc(lastWords, func() { c.cancel(err) }).Stop()
+		defer time.AfterFunc(failpoint.Patience(lastWords), func() { c.cancel(err) }).Stop()
 	} else {
 		c.cancel(err)
 	}
@@ -135,7 +137,7 @@ func (c *connection) listen() error {
 
 // write writes pieces, and a sign of life where there are none.
 func (c *connection) write() error {
-	ticker := time.NewTicker(aliveEvery)
+	ticker := time.NewTicker(failpoint.Patience(aliveEvery))
 	defer ticker.Stop()
 	alive := make([]byte, headerSize)
 	(&frame{kind: aliveFrame}).put(alive, nil)

@@ -9,6 +9,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"cucriu/internal/failpoint"
 )
 
 // The errors of a control connection that is over.
@@ -69,10 +71,10 @@ func NewControlWith(r io.Reader, w io.Writer, k Keepalive) *Control {
 		done: make(chan struct{}),
 	}
 	if c.every <= 0 {
-		c.every = pingEvery
+		c.every = failpoint.Patience(pingEvery)
 	}
 	if c.dead <= 0 {
-		c.dead = silentDead
+		c.dead = failpoint.Patience(silentDead)
 	}
 	for _, end := range []any{w, r} {
 		if closer, ok := end.(io.Closer); ok {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"cucriu/internal/failpoint"
 )
 
 const (
@@ -90,7 +92,7 @@ func (d *Dialer) Dial(ctx context.Context) (net.Conn, error) {
 }
 
 func (d *Dialer) dialOne(ctx context.Context, address string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, failpoint.Patience(dialTimeout))
 	defer cancel()
 	var dialer net.Dialer
 	raw, err := dialer.DialContext(ctx, "tcp", address)
@@ -105,7 +107,7 @@ func (d *Dialer) order(ctx context.Context) []string {
 	all := d.Addresses[:min(len(d.Addresses), maxAddresses)]
 	var hinted []string
 	if d.Hint != "" {
-		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		ctx, cancel := context.WithTimeout(ctx, failpoint.Patience(dialTimeout))
 		defer cancel()
 		hinted, _ = net.DefaultResolver.LookupHost(ctx, d.Hint) // an alias of the ssh configuration is unknown here
 	}

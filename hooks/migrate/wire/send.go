@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"cucriu/criuutil/pages"
+	"cucriu/internal/failpoint"
 )
 
 const (
@@ -114,7 +115,7 @@ func NewSender(ctx context.Context, o SendOptions) (*Sender, error) {
 		o.Streams = defaultStreams
 	}
 	if o.Patience <= 0 {
-		o.Patience = defaultPatience
+		o.Patience = failpoint.Patience(defaultPatience)
 	}
 	if o.Dial == nil || o.Streams < 0 || o.Streams > maxStreams || o.BytesPerSecond < 0 {
 		return nil, fmt.Errorf("send: %d streams of at most %d, %d bytes per second", o.Streams, maxStreams, o.BytesPerSecond)

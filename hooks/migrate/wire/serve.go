@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"cucriu/internal/failpoint"
 )
 
 const (
@@ -74,7 +76,7 @@ type served struct {
 type patientReader struct{ conn net.Conn }
 
 func (p patientReader) Read(data []byte) (int, error) {
-	if err := p.conn.SetReadDeadline(time.Now().Add(aliveDead)); err != nil {
+	if err := p.conn.SetReadDeadline(time.Now().Add(failpoint.Patience(aliveDead))); err != nil {
 		return 0, err
 	}
 	return p.conn.Read(data)
@@ -144,7 +146,7 @@ func (s *served) handle(f *frame, header, followed []byte) error {
 // transfer has failed. Otherwise it makes the connection end.
 func (s *served) answer(ctx context.Context) {
 	err := s.send(answer{kind: welcomeAnswer, count: transferVersion})
-	ticker := time.NewTicker(aliveEvery)
+	ticker := time.NewTicker(failpoint.Patience(aliveEvery))
 	defer ticker.Stop()
 	over := s.receiver.over
 	var hangUp <-chan time.Time
@@ -160,7 +162,7 @@ func (s *served) answer(ctx context.Context) {
 				}
 				continue
 			}
-			over, hangUp = nil, time.After(aliveDead) // the sender hangs up when it has seen the last acknowledgement
+			over, hangUp = nil, time.After(failpoint.Patience(aliveDead)) // the sender hangs up when it has seen the last acknowledgement
 		case <-hangUp:
 			err = errBroken
 			continue
@@ -174,7 +176,7 @@ func (s *served) answer(ctx context.Context) {
 }
 
 func (s *served) send(a answer) error {
-	if err := s.conn.SetWriteDeadline(time.Now().Add(aliveDead)); err != nil {
+	if err := s.conn.SetWriteDeadline(time.Now().Add(failpoint.Patience(aliveDead))); err != nil {
 		return err
 	}
 	_, err := s.conn.Write(a.encode())
@@ -184,7 +186,7 @@ func (s *served) send(a answer) error {
 // drain waits for the sender to hang up: if data were left unread, the kernel would reset the
 // connection, and what the sender was told would be lost.
 func (s *served) drain() {
-	if s.conn.SetReadDeadline(time.Now().Add(lastWords)) == nil {
+	if s.conn.SetReadDeadline(time.Now().Add(failpoint.Patience(lastWords))) == nil {
 		_, _ = io.Copy(io.Discard, s.conn)
 	}
 }

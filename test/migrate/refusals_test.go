@@ -1,0 +1,90 @@
+package migrate
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"cucriu/internal/testenv"
+	"cucriu/test/hosts"
+)
+
+// TestWhatCannotMoveIsRefused at once, by one clear error, and nothing is touched.
+func TestWhatCannotMoveIsRefused(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		w := p.A.Start(1, "--mib", "8", "--loaders", "1")
+		j := startJob(t, p, p.A)
+		w.Prepare(p.B)
+		p.A.Run("mkdir", "-m", "777", "/tmp/open")
+		begin := map[*hosts.Host]traces{p.A: tracesOn(t, w, p.A), p.B: tracesOn(t, w, p.B)}
+
+		here := testenv.Script(t, "shift; exec \"$@\"") // drops the name of the host
+		var child, inPlace hosts.Process
+		for _, q := range w.All(p.A) {
+			if q.PID != w.PID {
+				child = q
+			}
+		}
+		for _, q := range j.roots(p.A) {
+			inPlace = q
+		}
+		for name, c := range map[string]struct {
+			args   []string
+			status int
+			says   string
+		}{
+			"to its own host":          {[]string{"-t", w.Root(), "--to", "b", "--rsh", here}, 3, "error: at the destination: this is the host on which the job runs\n"},
+			"a long job, the same":     {[]string{"--job", "train", "--to", "b", "--rsh", here}, 3, "nothing has to be sent"},
+			"nobody":                   {[]string{"-t", "13999", "--to", "b"}, 3, "process 13999: does not exist"},
+			"a child":                  {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "nothing was touched"},
+			"an ancestor":              {[]string{"-t", "1", "--to", "b"}, 3, "the long job train is below process 1"},
+			"a process of a long job":  {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
+			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and moves by itself: cucriu migrate --job train --to b\n"},
+			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job of this host is called "nothing"`},
+			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "no cucriu answers at nobody"},
+			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "no cucriu answers at b"},
+			"a thread":                 {[]string{"-t", strconv.Itoa(w.PID + 1), "--to", "b"}, 3, "is a thread of process " + w.Root()},
+			"a directory for everyone": {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
+		} {
+			out, err := p.A.Try("cucriu", append([]string{"migrate"}, c.args...)...)
+			if status := exitStatus(err); status != c.status || !strings.Contains(out, c.says) {
+				t.Errorf("%s: exit status %d: %s", name, status, out)
+			}
+		}
+		w.Is(p.A)
+		j.is(p.A)
+		for h, want := range begin {
+			settled(t, "host "+h.Name, want, func() traces { return tracesOn(t, w, h) })
+		}
+	})
+}
+
+// TestStatusShowsAHeldJob on both hosts.
+func TestStatusShowsAHeldJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		w := newWorld(t, "cuda")
+		m := w.begin(t, "migrate.ready", "")
+		if !m.reached() {
+			t.Fatal("the migration ended before")
+		}
+		for h, want := range map[*hosts.Host]string{
+			w.from: "on its way to b, and stopped until it is decided where it goes on (migration ",
+			w.to:   "complete, and stopped until a says what it has decided (migration ",
+		} {
+			if said := h.Run("cucriu", "status"); !strings.Contains(said, want) {
+				t.Errorf("cucriu status on host %s says:\n%s", h.Name, said)
+			}
+		}
+		m.goOn()
+		if status := m.status(); status != 0 {
+			t.Errorf("exit status %d", status)
+		}
+		for h, want := range map[*hosts.Host]string{w.from: "the job goes on at b (migration ", w.to: "came from a (migration "} {
+			if said := h.Run("cucriu", "status"); !strings.Contains(said, want) {
+				t.Errorf("cucriu status on host %s says afterwards:\n%s", h.Name, said)
+			}
+		}
+		w.is(w.end(t))
+	})
+}

@@ -1,0 +1,246 @@
+package migrate
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+	"cucriu/test/hosts"
+)
+
+// onTCP is what the jobs of these tests have in common.
+const onTCP = `
+import json, os, socket, sys, time
+def exactly(s, n):
+    data = b""
+    while len(data) < n:
+        more = s.recv(n - len(data))
+        if not more: raise EOFError
+        data += more
+    return data
+def block(n): return n.to_bytes(8, "little") * 512
+tick, bad, connections = 0, 0, 0
+def report():
+    global tick
+    tick += 1
+    with open(sys.argv[-1] + "/status.new", "w") as f: json.dump({"tick": tick, "bad": bad, "connections": connections}, f)
+    os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    time.sleep(0.01)
+`
+
+// echoed talks with its own child all the time, and compares what comes back. Some of it is on its
+// way when it is dumped. It talks without waiting, which must stay so.
+const echoed = onTCP + `
+listener = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    s = socket.create_connection(listener.getsockname())
+    while True: s.sendall(exactly(s, 4096))
+s, _ = listener.accept()
+for n in range(8): s.sendall(block(n))
+for n in range(10**6):
+    bad += exactly(s, 4096) != block(n) or s.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
+    s.sendall(block(n + 8))
+    report()
+    if os.path.exists(sys.argv[-1] + "/check"):
+        with open(sys.argv[-1] + "/checked", "w") as f: json.dump({"bad": bad, "words": 1}, f)
+        os.remove(sys.argv[-1] + "/check")
+`
+
+// calls talks with a server, and calls it again when the connection has ended.
+const calls = onTCP + `
+while True:
+    s = socket.create_connection((sys.argv[1], int(sys.argv[2])), source_address=(sys.argv[3], 0))
+    connections += 1
+    try:
+        for n in range(10**6):
+            s.sendall(block(n))
+            bad += exactly(s, 4096) != block(n)
+            report()
+    except (OSError, EOFError):
+        s.close()
+`
+
+func TestConnectionsInsideOfAJobGoOn(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := &world{t: t, Pair: p, from: p.A, to: p.B}
+		w.work = p.A.StartProgram("python3", "-c", echoed)
+		w.work.Ticks(p.A, 3)
+		for point, do := range map[string]func(){
+			"migrate.sent": func() { signal(t, unix.SIGTERM, migrates(p.A)) },
+			"dump.dumped": func() {
+				killAny(slices.Concat(watchers(p.A), migrates(p.A), receives(p.B), clients(p.A), servers(p.B)))
+			},
+		} {
+			m := w.begin(t, point, "")
+			if !m.reached() {
+				t.Fatalf("the migration ended before %s", point)
+			}
+			do()
+			m.goOn()
+			status := m.status()
+			if at := w.end(t); status == 0 || at != p.A {
+				t.Fatalf("%s: exit status %d, the job is on %v: %s", point, status, at, m.out.String())
+			}
+			w.work.Ticks(p.A, 30)
+			withoutRules(t, p)
+		}
+		move(t, w.work, p.A, p.B)
+		w.work.Ticks(p.B, 30)
+		withoutRules(t, p)
+	})
+}
+
+// withoutRules fails the test if packets are still dropped.
+func withoutRules(t *testing.T, p *hosts.Pair) {
+	t.Helper()
+	for _, h := range p.Hosts() {
+		if tables := h.Tables(); len(tables) > 0 {
+			t.Errorf("left on host %s: tables %v of nftables", h.Name, tables)
+		}
+	}
+}
+
+// server sends back what it gets.
+type server struct {
+	net.Listener
+	calls, ended atomic.Int32
+}
+
+func serve(t *testing.T, on *hosts.Host) *server {
+	t.Helper()
+	l, err := on.Listen("tcp4", net.JoinHostPort(on.Addr.String(), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	s := &server{Listener: l}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.calls.Add(1)
+			go func() {
+				_, _ = io.Copy(conn, conn)
+				conn.Close()
+				s.ended.Add(1)
+			}()
+		}
+	}()
+	return s
+}
+
+func (s *server) caller(on *hosts.Host, from netip.Addr) *hosts.Work {
+	host, port, _ := net.SplitHostPort(s.Addr().String())
+	return on.StartProgram("python3", "-c", calls, host, port, from.String())
+}
+
+// connections returns how many connections a job has made.
+func connections(t *testing.T, w *hosts.Work, on *hosts.Host) (n int) {
+	t.Helper()
+	var said struct{ Connections int }
+	data, err := os.ReadFile(on.Path(filepath.Join(w.Dir, "status")))
+	if err == nil {
+		err = json.Unmarshal(data, &said)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return said.Connections
+}
+
+func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		s := serve(t, p.B)
+		w := s.caller(p.A, netip.IPv4Unspecified())
+		w.Ticks(p.A, 3)
+		w.Prepare(p.B)
+
+		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b")
+		for _, want := range []string{"tcp-connection", fmt.Sprintf("from %v:", p.A.Addr), fmt.Sprintf("to %v, outside of the job", s.Addr()), "--tcp close", "--tcp keep"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("it does not say %q", want)
+			}
+		}
+		if status := exitStatus(err); status != 3 {
+			t.Errorf("exit status %d: %s", status, out)
+		}
+		w.Ticks(p.A, 3)
+		if n := s.calls.Load(); n != 1 {
+			t.Errorf("there were %d connections", n)
+		}
+
+		p.A.UseFailpoint("migrate.sent=error")
+		if out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--copy-files", "changed", "--tcp", "close"); err == nil {
+			t.Errorf("want it given up: %s", out)
+		}
+		p.A.UseFailpoint("")
+		w.Ticks(p.A, 30)
+		if n := connections(t, w, p.A); n != 1 {
+			t.Errorf("the job goes on at its source, and has made %d connections", n)
+		}
+
+		migrate(t, w, p.A, p.B, "--tcp", "close")
+		w.Ticks(p.B, 3)
+		testenv.Eventually(t, testenv.Soon, "the server has noticed", func() bool { return s.ended.Load() == 1 })
+		if n, m := connections(t, w, p.B), s.calls.Load(); n != 2 || m != 2 {
+			t.Errorf("the job has made %d connections, and the server had %d", n, m)
+		}
+		withoutRules(t, p)
+	})
+}
+
+// TestConnectionsAreKept if the address of the job moves with it; and if it comes back. The other end
+// is not on the host that the job leaves: criu's rules stay there.
+func TestConnectionsAreKept(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		moves := netip.MustParseAddr("10.77.0.9")
+		p.A.AddAddress(moves)
+		there := serve(t, p.B)
+		w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep"}}
+		for _, s := range []*server{there} {
+			w.from, w.to = p.A, p.B
+			w.work = s.caller(p.A, moves)
+			w.work.Ticks(p.A, 3)
+
+			m := w.begin(t, "migrate.sent", "error")
+			if status := m.status(); status != 1 {
+				t.Errorf("exit status %d", status)
+			}
+			w.work.Ticks(p.A, 30)
+
+			m = w.begin(t, "migrate.dumped", "")
+			if !m.reached() {
+				t.Fatal("the migration ended before")
+			}
+			p.A.RemoveAddress(moves)
+			p.B.AddAddress(moves)
+			m.goOn()
+			if status := m.status(); status != 0 {
+				t.Fatalf("exit status %d", status)
+			}
+			w.work.Ticks(p.B, 30)
+			if n, m := connections(t, w.work, p.B), s.ended.Load(); n != 1 || m != 0 {
+				t.Errorf("the job has made %d connections, and %d have ended", n, m)
+			}
+			killAny(w.work.All(p.B))
+			p.B.RemoveAddress(moves)
+			p.A.AddAddress(moves)
+		}
+	})
+}
