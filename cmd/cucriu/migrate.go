@@ -22,7 +22,7 @@ func migrateCommand() *cobra.Command {
 	var pid int
 	var asJSON, asTimeline bool
 	var job string
-	var rsh, tcp, copyFiles, via string
+	var rsh, tcp, copyFiles, via, moveAddress string
 	var bandwidth int64
 	var force []string
 	var o migrate.Options
@@ -68,6 +68,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 				return usageError{err}
 			}
 			o.RSH, o.BytesPerSecond, o.ViaSSH = strings.Fields(rsh), bandwidth, via == "ssh"
+			o.MoveAddress = strings.Fields(moveAddress)
 			var err error
 			if o.TCP, err = oneOf("--tcp", tcp, map[string]prepare.TCP{"refuse": prepare.TCPRefuse, "close": prepare.TCPClose, "keep": prepare.TCPKeep}); err != nil {
 				return err
@@ -123,6 +124,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
 	flags.Var((*sizeValue)(&bandwidth), "bandwidth", "send no more than so many bytes in a second, such as 500M")
 	flags.StringVar(&tcp, "tcp", "refuse", "what becomes of TCP connections with other programs: refuse, close or keep")
+	flags.StringVar(&moveAddress, "move-address", "", "with --tcp keep: a command that moves the address of the job, run here with \"there\" once the job stands still, and with \"back\" if it goes on here")
 	flags.StringVar(&copyFiles, "copy-files", "none", "which files of the job move with it: none, missing, or also changed ones")
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	flags.StringVar(&o.Criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run here (default: $CUCRIU_CRIU, else the system's)")

@@ -41,6 +41,10 @@ type Options struct {
 	ViaSSH bool
 	// TCP says what becomes of the job's connections with other programs.
 	TCP prepare.TCP
+	// MoveAddress is a command that moves the address of the job, for connections that are kept. It
+	// is run here, with one more argument: "there" once the job stands still, before it is restored
+	// at the destination, and "back" if it goes on here after that, or may have.
+	MoveAddress []string
 	// Copy says which of its files move with it.
 	Copy prepare.Copy
 	// Start is the command that starts the supervisor of a long job at the destination; by default
@@ -103,6 +107,9 @@ func (o *Options) fill() error {
 	}
 	if len(o.RSH) == 0 {
 		o.RSH = []string{"ssh"}
+	}
+	if len(o.MoveAddress) > 0 && o.TCP != prepare.TCPKeep {
+		return errors.New("an address is moved for connections that are kept: --move-address goes with --tcp keep")
 	}
 	if o.Remote == "" {
 		o.Remote = "cucriu"

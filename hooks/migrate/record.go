@@ -26,6 +26,8 @@ type Record struct {
 	RootPID int       `json:"root_pid"`
 	Name    string    `json:"name"` // of the root
 	Begun   time.Time `json:"begun"`
+	// MoveAddress is [Options.MoveAddress].
+	MoveAddress []string `json:"move_address,omitempty"`
 
 	path string
 	lock *flock.Flock

@@ -47,6 +47,7 @@ func recoverOne(hook *hooks.Hook, r *Record) error {
 	s := newSource(hook, Options{Host: r.Host, RSH: r.RSH, Remote: r.Remote})
 	s.record, s.result.ID, s.result.Host = r, r.ID, r.Host
 	defer s.departure.close()
+	s.addressBackIfStaying()
 	if err := s.on(commit.Recover); err != nil {
 		return fmt.Errorf("migration %s: %w", r.ID, err)
 	}

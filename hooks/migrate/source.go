@@ -22,7 +22,9 @@ type source struct {
 	record *Record
 	stage  *stage
 	job    *prepare.Job
-	limit  *pauseLimit
+	// addressMoved says that the command that moves the address of the job has begun.
+	addressMoved bool
+	limit        *pauseLimit
 	// begunClock is begun as time since boot.
 	begunClock time.Duration
 	clocks     clocks
@@ -82,7 +84,7 @@ func (s *source) begin(ctx context.Context, root int) error {
 	if _, err := journal.MakeSessionsDir(s.hook.Config.RunDir); err != nil {
 		return err
 	}
-	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, Stage: s.options.Stage, RootPID: root, Name: status.Name, Begun: time.Now().UTC()}
+	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, Stage: s.options.Stage, RootPID: root, Name: status.Name, Begun: time.Now().UTC(), MoveAddress: s.options.MoveAddress}
 	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
 		return err
 	}
@@ -192,6 +194,10 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := reach(ctx, "migrate.dumped"); err != nil {
 		return "", err
 	}
+	s.addressMoved = true
+	if err := s.moveAddress(ctx, addressThere); err != nil {
+		return "", err
+	}
 	d := &delta{unshared: true}
 	if last > 1 {
 		err := s.phase("compare", func() (err error) {
@@ -256,6 +262,9 @@ func (s *source) ahead(ctx context.Context, root int) error {
 // giveUp lets the job go on here, and says why it did not move.
 func (s *source) giveUp(cause error) error {
 	refused := preflight.Refused(cause) && s.halted.IsZero() && s.result.Before == 0
+	if s.addressMoved {
+		s.addressBackIfStaying()
+	}
 	err := s.on(commit.Failed)
 	switch {
 	case err == nil && refused:

@@ -205,40 +205,47 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 }
 
 // TestConnectionsAreKept if the address of the job moves with it; and if it comes back. The other end
-// is not on the host that the job leaves: criu's rules stay there.
+// is at the destination, or on the host that the job leaves.
 func TestConnectionsAreKept(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		moves := netip.MustParseAddr("10.77.0.9")
 		p.A.AddAddress(moves)
-		there := serve(t, p.B)
-		w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep"}}
-		for _, s := range []*server{there} {
+		marks := t.TempDir()
+		asked := func(what string) bool { return testenv.Exists(filepath.Join(marks, what)) }
+		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.01; done", marks))
+		w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep", "--move-address", mover}}
+		for _, s := range []*server{serve(t, p.B), serve(t, p.A)} {
 			w.from, w.to = p.A, p.B
 			w.work = s.caller(p.A, moves)
 			w.work.Ticks(p.A, 3)
 
+			testenv.WriteFile(t, filepath.Join(marks, "done-there"), "")
+			testenv.WriteFile(t, filepath.Join(marks, "done-back"), "")
 			m := w.begin(t, "migrate.sent", "error")
-			if status := m.status(); status != 1 {
-				t.Errorf("exit status %d", status)
+			if status := m.status(); status != 1 || !asked("there") || !asked("back") {
+				t.Errorf("exit status %d, asked to move the address: %v, and back: %v", status, asked("there"), asked("back"))
 			}
 			w.work.Ticks(p.A, 30)
-
-			m = w.begin(t, "migrate.dumped", "")
-			if !m.reached() {
-				t.Fatal("the migration ended before")
+			for _, name := range []string{"there", "back", "done-there"} {
+				_ = os.Remove(filepath.Join(marks, name))
 			}
+
+			m = w.begin(t, "none", "kill")
+			testenv.Eventually(t, testenv.Soon, "the address is to be moved", func() bool { return asked("there") })
 			p.A.RemoveAddress(moves)
 			p.B.AddAddress(moves)
-			m.goOn()
-			if status := m.status(); status != 0 {
+			testenv.WriteFile(t, filepath.Join(marks, "done-there"), "")
+			if status := m.status(); status != 0 || asked("back") {
 				t.Fatalf("exit status %d", status)
 			}
 			w.work.Ticks(p.B, 30)
 			if n, m := connections(t, w.work, p.B), s.ended.Load(); n != 1 || m != 0 {
 				t.Errorf("the job has made %d connections, and %d have ended", n, m)
 			}
+			withoutRules(t, p)
 			killAny(w.work.All(p.B))
+			_ = os.Remove(filepath.Join(marks, "there"))
 			p.B.RemoveAddress(moves)
 			p.A.AddAddress(moves)
 		}
