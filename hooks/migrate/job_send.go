@@ -159,10 +159,12 @@ func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	over := make(chan struct{})
 	defer close(over)
 	go s.giveUpWhenLost(over, cancel)
-	sender, err := wire.NewSender(ctx, wire.SendOptions{
+	options := wire.SendOptions{
 		Dial:    dial,
 		Streams: streamsOf(s.options), BytesPerSecond: s.options.BytesPerSecond, Progress: files.done.Store,
-	})
+	}
+	s.options.Compress.apply(&options, 0)
+	sender, err := wire.NewSender(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -181,6 +183,7 @@ func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	}
 	totals, err := sender.Finish(ctx)
 	s.result.Bytes += totals.Bytes
+	s.result.Link += totals.Sent
 	return err
 }
 

@@ -47,7 +47,7 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 		connections <- first
 		w = &way{source: s}
 		ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
-		w.sender, err = wire.NewSender(ctx, wire.SendOptions{
+		options := wire.SendOptions{
 			Dial: func(ctx context.Context) (net.Conn, error) {
 				select {
 				case conn := <-connections:
@@ -57,7 +57,11 @@ func (s *source) open(ctx context.Context, r round) (w *way, err error) {
 				}
 			},
 			Streams: s.streams(), BytesPerSecond: s.options.BytesPerSecond, Progress: w.sent.Store,
-		})
+		}
+		if !r.Probe {
+			s.options.Compress.apply(&options, s.result.Bandwidth)
+		}
+		w.sender, err = wire.NewSender(ctx, options)
 		return err
 	})
 	return w, err

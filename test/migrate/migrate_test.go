@@ -31,6 +31,7 @@ func TestThereAndBack(t *testing.T) {
 type result struct {
 	Bytes     int64
 	Ahead     int64         `json:"ahead_bytes"`
+	Link      int64         `json:"link_bytes"`
 	Pause     time.Duration `json:"pause_ns"`
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Before    time.Duration `json:"precopy_pause_ns"`
