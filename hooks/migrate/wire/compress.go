@@ -88,11 +88,14 @@ func (t *thrift) worth(content []byte, compress func([]byte) int) bool {
 	return false
 }
 
+// worthwhile is the part of the time for plain bytes that compressed ones may take at most. The rest
+// is for decompressing, and for links that are as fast as the processors rather than the network.
+const worthwhile = 0.75
+
 // quicker reports whether bytes that shrink to a ratio are sooner at the other side of a link.
-// It counts as if nothing were sent while something is compressed. What that is too much stands for
-// decompressing.
+// It counts as if nothing were sent while something is compressed.
 func quicker(ratio, secondsPerByte, rate float64) bool {
-	return secondsPerByte+ratio/rate < 1/rate
+	return secondsPerByte+ratio/rate < worthwhile/rate
 }
 
 func (t *thrift) note(cost float64) {

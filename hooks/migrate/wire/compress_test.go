@@ -20,10 +20,11 @@ func TestCompressionPaysIfItSavesMoreThanItTakes(t *testing.T) {
 		pays               bool
 	}{
 		{ratio: 0.5, speed: 800 * mb, rate: 100 * mb, pays: true},
-		{ratio: 0.5, speed: 800 * mb, rate: 399 * mb, pays: true},
-		{ratio: 0.5, speed: 800 * mb, rate: 401 * mb},
+		{ratio: 0.5, speed: 800 * mb, rate: 199 * mb, pays: true},
+		{ratio: 0.5, speed: 800 * mb, rate: 201 * mb},
 		{ratio: 0.95, speed: 800 * mb, rate: 100 * mb},
-		{ratio: 0.95, speed: 800 * mb, rate: 10 * mb, pays: true},
+		{ratio: 0.7, speed: 800 * mb, rate: 10 * mb, pays: true},
+		{ratio: 0.8, speed: 800 * mb, rate: 10 * mb},
 		{ratio: 1.01, speed: 800 * mb, rate: 1 * mb},
 		{ratio: 0.001, speed: 800 * mb, rate: 9800 * mb},
 	} {
