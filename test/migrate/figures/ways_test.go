@@ -3,10 +3,12 @@ package figures
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )
@@ -26,8 +28,10 @@ type migration struct {
 		Begin time.Duration `json:"begin_ns"`
 		Took  time.Duration `json:"took_ns"`
 	}
+	Timeline timeline.Trace
 
-	ran  span  // of the command
+	ran  span // of the command
+	from *hosts.Host
 	used int64 // bytes of memory on both hosts at most, beyond what there was before
 }
 
@@ -42,17 +46,40 @@ func (m migration) phase(name string) span {
 	return span{}
 }
 
+// step is a part of a phase, or a whole one, on one of the hosts.
+type step struct {
+	host, name string
+	took       time.Duration
+}
+
+// steps returns what both hosts did, in the order in which it began. What was done several times is
+// summed up.
+func (m migration) steps() (all []step) {
+	for _, e := range m.Timeline.Spans() {
+		s := step{host: "destination", name: e.Name}
+		if m.Timeline.RowOf(e) == m.from.Name {
+			s.host = "source"
+		}
+		at := slices.IndexFunc(all, func(o step) bool { return o.host == s.host && o.name == s.name })
+		if at < 0 {
+			at, all = len(all), append(all, s)
+		}
+		all[at].took += time.Duration(e.Duration) * time.Microsecond
+	}
+	return all
+}
+
 // migrate moves a job to the other host, and checks it there.
 func (f *figures) migrate(w *hosts.Work, options ...string) (m migration) {
 	f.t.Helper()
 	from, to := w.Host, f.other(w.Host)
 	w.Prepare(to)
 	before := available()
-	out, ran := f.do(from, "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json"}, options...)...)
+	out, ran := f.do(from, "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json", "--timeline"}, options...)...)
 	if err := json.Unmarshal(out, &m); err != nil {
 		f.t.Fatalf("%v: %s", err, out)
 	}
-	m.ran, m.used = ran, before-f.meter.least(ran)
+	m.ran, m.from, m.used = ran, from, before-f.meter.least(ran)
 	w.Is(to)
 	return m
 }
