@@ -25,8 +25,9 @@ const (
 	runLimit  = 50 * time.Minute
 	gib       = 1 << 30
 	mib       = 1 << 20
-	// each is the GPU memory that changes at each tick, in MiB. The rest is never written again.
-	each = 16
+	// each is the GPU memory that changes at each tick, in MiB. The rest is never written again. It
+	// is little, so that the job leaves the processors to what is measured.
+	each = 1
 )
 
 // figures is one run.
@@ -125,7 +126,7 @@ func (s span) length() time.Duration { return s.end.Sub(s.begin) }
 // start starts a job with so much GPU memory in all.
 func (f *figures) start(bytes int64) *hosts.Work {
 	f.t.Helper()
-	return f.A.Start(1, "--mib", strconv.Itoa(each), "--ballast", strconv.FormatInt(bytes/mib-each, 10))
+	return f.A.Start(1, "--mib", strconv.Itoa(each), "--ballast", strconv.FormatInt(bytes/mib-each, 10), "--tick-ms", "20")
 }
 
 // endWork kills every copy of a job.

@@ -17,9 +17,9 @@ var ways = []struct {
 	takes float64
 	move  func(f *figures, w *hosts.Work) row
 }{
-	{"cucriu migrate", 4, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w)) }},
+	{"cucriu migrate", 4.5, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w)) }},
 	{"with --precopy", 6, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w, "--precopy")) }},
-	{"by hand", 4, func(f *figures, w *hosts.Work) row { return byHand(f.byHand(w)) }},
+	{"by hand", 5, func(f *figures, w *hosts.Work) row { return byHand(f.byHand(w)) }},
 }
 
 // row is one move.
