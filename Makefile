@@ -16,6 +16,8 @@ PKGS         ?= ./...
 TESTFLAGS    ?=
 TEST_TIMEOUT ?= 20m
 BENCHFLAGS   ?=
+SIZES        ?=
+REPEAT       ?=
 SOAK         ?= 10m
 SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
@@ -70,6 +72,15 @@ demo: build sim workload tools ## dump a CUDA job and restore it on another GPU;
 .PHONY: bench
 bench: build sim workload ## measure the downtime side by side, on simulated GPUs, into build/bench (BENCHFLAGS=--help)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/private-exec.sh build/test/bench $(BENCHFLAGS)
+
+.PHONY: bench-migrate
+bench-migrate: build sim workload tools ## measure live migration beside iperf3, rsync and the way by hand, into build/bench/migrate.md (SIZES="0.25 4" REPEAT=3)
+	mkdir -p build/bench && : >build/bench/migrate.md
+	tail -f --pid=$$$$ build/bench/migrate.md & \
+	CUCRIU_FIGURES=$(CURDIR)/build/bench/migrate.md CUCRIU_FIGURES_SIZES="$(SIZES)" CUCRIU_FIGURES_REPEAT="$(REPEAT)" \
+		CUCRIU_BENCH_NET="$$(scripts/provide-net.sh)" CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" \
+		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" scripts/private-exec.sh \
+		go test -count=1 -timeout 1h ./test/migrate/figures
 
 .PHONY: test
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')

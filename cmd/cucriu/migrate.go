@@ -22,7 +22,7 @@ func migrateCommand() *cobra.Command {
 	var pid int
 	var asJSON, asTimeline bool
 	var job string
-	var rsh, tcp, copyFiles, via, moveAddress string
+	var rsh, tcp, copyFiles, via, moveAddress, compress string
 	var bandwidth int64
 	var force []string
 	var o migrate.Options
@@ -76,6 +76,9 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if o.Copy, err = oneOf("--copy-files", copyFiles, map[string]prepare.Copy{"none": prepare.CopyNone, "missing": prepare.CopyMissing, "changed": prepare.CopyChanged}); err != nil {
 				return err
 			}
+			if o.Compress, err = oneOf("--compress", compress, map[string]migrate.Compress{"auto": migrate.CompressAuto, "never": migrate.CompressNever, "always": migrate.CompressAlways}); err != nil {
+				return err
+			}
 			if _, err = oneOf("--via", via, map[string]bool{"tls": false, "ssh": true}); err != nil {
 				return err
 			}
@@ -123,6 +126,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.StringVar(&via, "via", "tls", "how the data goes: tls, over connections of its own; ssh, where no port is open")
 	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
 	flags.Var((*sizeValue)(&bandwidth), "bandwidth", "send no more than so many bytes in a second, such as 500M")
+	flags.StringVar(&compress, "compress", "auto", "compress the data: never, always, or what arrives sooner then")
 	flags.StringVar(&tcp, "tcp", "refuse", "what becomes of TCP connections with other programs: refuse, close or keep")
 	flags.StringVar(&moveAddress, "move-address", "", "with --tcp keep: a command that moves the address of the job, run here with \"there\" once the job stands still, and with \"back\" if it goes on here")
 	flags.StringVar(&copyFiles, "copy-files", "none", "which files of the job move with it: none, missing, or also changed ones")
@@ -196,6 +200,9 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))
 		if r.Ahead > 0 {
 			fmt.Fprintf(out, ", %s before, for which it stood still for %v", units.Size(r.Ahead), r.Before.Round(time.Millisecond))
+		}
+		if all := r.Bytes + r.Ahead; r.Link < all*9/10 {
+			fmt.Fprintf(out, "; %s went over the link", units.Size(r.Link))
 		}
 		fmt.Fprintln(out)
 	}

@@ -152,5 +152,6 @@ func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	}
 	err = way.finish(ctx)
 	s.result.Bytes += way.totals.Bytes
+	s.result.Link += way.totals.Sent
 	return err
 }

@@ -33,6 +33,8 @@ type Options struct {
 	Streams int
 	// BytesPerSecond limits the sending; 0 is no limit.
 	BytesPerSecond int64
+	// Compress says what of the data is compressed on its way.
+	Compress Compress
 	// Bind are the addresses at which the destination receives the data, all if there are none.
 	// Ports are its ports for that, such as 7000-7010; empty means any.
 	Bind  []string
@@ -88,6 +90,8 @@ type Result struct {
 	// Bytes is what was sent while the job stood still, Ahead what was sent before.
 	Bytes int64 `json:"bytes"`
 	Ahead int64 `json:"ahead_bytes"`
+	// Link is what of both went over the link: zeros are left out, and the rest may be compressed.
+	Link int64 `json:"link_bytes"`
 }
 
 // Phase is a part of a migration.
@@ -117,7 +121,7 @@ func (o *Options) fill() error {
 	if o.Stage == "" {
 		o.Stage = defaultStage
 	}
-	if err := o.checkListening(); err != nil {
+	if err := errors.Join(o.checkListening(), o.Compress.check()); err != nil {
 		return err
 	}
 	return checkStage(o.Stage)

@@ -215,6 +215,7 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		return "", err
 	}
 	s.result.Bytes = way.totals.Bytes
+	s.result.Link += way.totals.Sent
 	err = s.phase("restore", func() error {
 		asked := restoreMessage{TCP: s.options.TCP}
 		for _, name := range d.links {
@@ -256,6 +257,7 @@ func (s *source) ahead(ctx context.Context, root int) error {
 	}
 	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), &delta{unshared: true}) })
 	s.result.Ahead = way.totals.Bytes
+	s.result.Link += way.totals.Sent
 	return err
 }
 

@@ -21,7 +21,7 @@ type way struct {
 }
 
 // open has the destination listen for the round that a message announces, and connects.
-func (d *departure) open(ctx context.Context, kind string, round any) (w *way, err error) {
+func (d *departure) open(ctx context.Context, kind string, round round) (w *way, err error) {
 	if err := d.remote.Send(kind, round); err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (d *departure) open(ctx context.Context, kind string, round any) (w *way, e
 	connections <- first
 	w = &way{from: d}
 	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	w.sender, err = wire.NewSender(ctx, wire.SendOptions{
+	options := wire.SendOptions{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			select {
 			case conn := <-connections:
@@ -53,7 +53,11 @@ func (d *departure) open(ctx context.Context, kind string, round any) (w *way, e
 			}
 		},
 		Streams: d.options.streams(), BytesPerSecond: d.options.BytesPerSecond, Progress: w.sent.Store,
-	})
+	}
+	if !round.Probe {
+		d.options.Compress.apply(&options, d.result.Bandwidth)
+	}
+	w.sender, err = wire.NewSender(ctx, options)
 	if err == nil {
 		w.files = newOutgoing(ctx, w.sender)
 	}

@@ -47,6 +47,7 @@ type result struct {
 	DryRun    bool `json:"dry_run"`
 	Bytes     int64
 	Ahead     int64         `json:"ahead_bytes"`
+	Link      int64         `json:"link_bytes"`
 	Pause     time.Duration `json:"pause_ns"`
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Before    time.Duration `json:"precopy_pause_ns"`

@@ -15,13 +15,14 @@ var zeros [chunkSize]byte
 // packer makes frames of chunks, for one connection.
 type packer struct {
 	codec   pages.Codec
+	thrift  *thrift // says which chunks are compressed; nil for all
 	encoder *zstd.Encoder
 	plain   []byte // room for a header, and then for a chunk
 	packed  []byte // the same, for a compressed one
 }
 
-func newPacker(codec pages.Codec) (*packer, error) {
-	p := &packer{codec: codec, plain: make([]byte, headerSize+chunkSize)}
+func newPacker(codec pages.Codec, t *thrift) (*packer, error) {
+	p := &packer{codec: codec, thrift: t, plain: make([]byte, headerSize+chunkSize)}
 	switch codec {
 	case pages.Zero, pages.Raw:
 		p.codec = pages.Raw
@@ -40,6 +41,23 @@ func newPacker(codec pages.Codec) (*packer, error) {
 	return p, nil
 }
 
+// newPackers makes one for each connection of a sender.
+func newPackers(o SendOptions, l *link) ([]*packer, error) {
+	l.rate.Store(uint64(min(o.Link, maxOffset)))
+	packers := make([]*packer, o.Streams)
+	for i := range packers {
+		var t *thrift
+		if o.Auto {
+			t = newThrift(l, o.Streams)
+		}
+		var err error
+		if packers[i], err = newPacker(o.Codec, t); err != nil {
+			return nil, err
+		}
+	}
+	return packers, nil
+}
+
 // chunk is where a chunk of this size is to be read to.
 func (p *packer) chunk(size uint32) []byte { return p.plain[headerSize : headerSize+size] }
 
@@ -52,15 +70,21 @@ func (p *packer) pack(file uint32, offset int64, size uint32) []byte {
 	case content[0] == 0 && bytes.Equal(content, zeros[:size]):
 		f.codec, f.stored = pages.Zero, 0
 		content = nil
-	case p.codec == pages.S2:
-		stored := s2.Encode(p.packed[headerSize:], content)
-		f.pickSmaller(&out, p.packed, p.codec, len(stored))
-	case p.codec == pages.Zstd:
-		p.packed = p.encoder.EncodeAll(content, p.packed[:headerSize])
-		f.pickSmaller(&out, p.packed, p.codec, len(p.packed)-headerSize)
+	case p.codec == pages.Raw:
+	case p.thrift == nil || p.thrift.worth(content, p.compress):
+		f.pickSmaller(&out, p.packed, p.codec, p.compress(content))
 	}
 	f.put(out, content)
 	return out[:headerSize+f.stored]
+}
+
+// compress compresses after the room for a header, and returns the size.
+func (p *packer) compress(content []byte) int {
+	if p.codec == pages.S2 {
+		return len(s2.Encode(p.packed[headerSize:], content))
+	}
+	p.packed = p.encoder.EncodeAll(content, p.packed[:headerSize])
+	return len(p.packed) - headerSize
 }
 
 // pickSmaller takes the compressed chunk if it is smaller.

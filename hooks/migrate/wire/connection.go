@@ -221,6 +221,9 @@ func (c *connection) piece(p piece) error {
 		return fmt.Errorf("send: %s: %w", p.file.name, err)
 	}
 	data := c.packer.pack(f.file, p.offset, p.size)
+	c.mutex.Lock()
+	c.unacknowledged[len(c.unacknowledged)-1].stored = uint32(len(data)) // it is the last one, and was not sent
+	c.mutex.Unlock()
 	switch {
 	case p.resent:
 		c.resent += int64(p.size)

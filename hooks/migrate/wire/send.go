@@ -36,6 +36,10 @@ type SendOptions struct {
 	BytesPerSecond int64
 	// Codec compresses chunks; those that do not get smaller are sent as they are. Zero is none.
 	Codec pages.Codec
+	// Auto compresses only the chunks that are sooner at the receiver then. Link is how many bytes a
+	// second the way takes for that; if it is 0, it is measured.
+	Auto bool
+	Link float64
 	// Patience is how long to go on without any connection; 0 is 30 s.
 	Patience time.Duration
 	// Progress is told how many bytes of the files are there. It must not wait. May be nil.
@@ -57,6 +61,7 @@ type Totals struct {
 type Sender struct {
 	options SendOptions
 	limiter *rate.Limiter // nil without a limit
+	link    link
 	ctx     context.Context
 	end     context.CancelCauseFunc
 
@@ -93,6 +98,7 @@ type piece struct {
 	reader io.ReaderAt
 	offset int64 // of a chunk; else what the frame says
 	size   uint32
+	stored uint32 // bytes of the frame, once it was sent
 	resent bool
 }
 
@@ -117,7 +123,7 @@ func NewSender(ctx context.Context, o SendOptions) (*Sender, error) {
 	if o.Patience <= 0 {
 		o.Patience = failpoint.Patience(defaultPatience)
 	}
-	if o.Dial == nil || o.Streams < 0 || o.Streams > maxStreams || o.BytesPerSecond < 0 {
+	if o.Dial == nil || o.Streams < 0 || o.Streams > maxStreams || o.BytesPerSecond < 0 || !(o.Link >= 0) {
 		return nil, fmt.Errorf("send: %d streams of at most %d, %d bytes per second", o.Streams, maxStreams, o.BytesPerSecond)
 	}
 	s := &Sender{
@@ -130,12 +136,9 @@ func NewSender(ctx context.Context, o SendOptions) (*Sender, error) {
 	if o.BytesPerSecond > 0 {
 		s.limiter = rate.NewLimiter(rate.Limit(o.BytesPerSecond), slice(o.BytesPerSecond, o.Streams))
 	}
-	packers := make([]*packer, o.Streams)
-	for i := range packers {
-		var err error
-		if packers[i], err = newPacker(o.Codec); err != nil {
-			return nil, fmt.Errorf("send: %w", err)
-		}
+	packers, err := newPackers(o, &s.link)
+	if err != nil {
+		return nil, fmt.Errorf("send: %w", err)
 	}
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.lonely = time.AfterFunc(o.Patience, s.alone)
@@ -237,12 +240,14 @@ func (s *Sender) settle(ctx context.Context) error {
 
 // acknowledged notes pieces that are there.
 func (s *Sender) acknowledged(pieces []piece) {
-	var bytes int64
+	var bytes, stored int64
 	for _, p := range pieces {
 		if p.kind == chunkFrame {
 			bytes += int64(p.size)
+			stored += int64(p.stored)
 		}
 	}
+	s.link.there(stored)
 	if s.options.Progress != nil && bytes > 0 {
 		s.report.Lock()
 		s.there += bytes
