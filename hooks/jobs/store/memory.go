@@ -139,6 +139,7 @@ func (d *drainer) difference(name string, pid int, bases []Checkpoint, owners ma
 	}
 	linked, err := d.parent(name, staged, base)
 	if err != nil || !linked {
+		d.done -= staged.Bytes // it will be copied
 		return "", err
 	}
 	if err := d.changed(name, difference); err != nil {
