@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/images"
 	"cucriu/criuutil/pagemap"
 )
@@ -32,8 +34,8 @@ const (
 	minSame = 1 << 20
 	// maxPagemapBytes bounds the pagemaps that are compared, and with them the memory for it.
 	maxPagemapBytes = 16 << 20
-	// maxReadOnly bounds what criu's other way to map memory could make the kernel refuse: see
-	// [images.Areas].
+	// maxReadOnly bounds what criu's other way to map memory could make the kernel refuse, together
+	// with the half of this host's memory: see [images.Areas].
 	maxReadOnly = 16 << 30
 )
 
@@ -82,6 +84,15 @@ func mayDiffer(names []string) bool {
 	return err == nil && strings.TrimSpace(string(mode)) != "2"
 }
 
+// hostBytes returns how much memory this host has.
+func hostBytes() uint64 {
+	var host unix.Sysinfo_t
+	if unix.Sysinfo(&host) != nil {
+		return 0
+	}
+	return host.Totalram * uint64(host.Unit)
+}
+
 // pagesOwners counts how many pagemaps name a file of pages.
 func (d *drainer) pagesOwners(names []string) map[string]int {
 	owners := make(map[string]int)
@@ -116,7 +127,7 @@ func (d *drainer) difference(name string, pid int, bases []Checkpoint, owners ma
 	}
 	var areas images.Areas
 	if pid > 0 {
-		if areas, err = images.ReadAreas(d.from.Name(), pid); err != nil || areas.ReadOnly > maxReadOnly {
+		if areas, err = images.ReadAreas(d.from.Name(), pid); err != nil || areas.ReadOnly > min(maxReadOnly, hostBytes()/2) {
 			return "", nil
 		}
 	}
