@@ -204,7 +204,7 @@ func (d *drainer) parent(name string, staged memoryImage, base *memoryBase) (boo
 		return false, err
 	}
 	pages := parentDir + "/" + staged.Map.PagesName()
-	linked, err := d.link(base.pages, pages)
+	linked, err := d.linkBase(base.pages, pages)
 	if err != nil || !linked {
 		if d.to.Remove(parentDir) == nil {
 			d.dirs = slices.DeleteFunc(d.dirs, func(dir string) bool { return dir == parentDir })
@@ -216,7 +216,7 @@ func (d *drainer) parent(name string, staged memoryImage, base *memoryBase) (boo
 		return false, err
 	}
 	if base.Map.PagesID == staged.Map.PagesID {
-		if linked, err = d.link(base.pagemap, parentDir+"/"+name); err != nil {
+		if linked, err = d.linkBase(base.pagemap, parentDir+"/"+name); err != nil {
 			return false, err
 		}
 		if linked {
@@ -228,6 +228,15 @@ func (d *drainer) parent(name string, staged memoryImage, base *memoryBase) (boo
 	m := base.Map
 	m.PagesID = staged.Map.PagesID
 	return true, d.pagemap(parentDir+"/"+name, m)
+}
+
+// linkBase is link. Somebody may have removed the checkpoint just now.
+func (d *drainer) linkBase(f *os.File, name string) (bool, error) {
+	linked, err := d.link(f, name)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return linked, err
 }
 
 // changed writes a difference.
