@@ -17,12 +17,12 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/mm"
-	"github.com/checkpoint-restore/go-criu/v7/crit/images/pagemap"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/stats"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"cucriu/criuutil/pagemap"
 	"cucriu/criuutil/proc"
 )
 
@@ -154,20 +154,18 @@ func readProcess(dir string, task *pstree.PstreeEntry) (Process, error) {
 	for _, area := range memory.GetVmas() {
 		p.MappedBytes += area.GetEnd() - area.GetStart()
 	}
-	name := fmt.Sprintf("pagemap-%d.img", pid)
-	entries, err := readImage(dir, name, "PAGEMAP", &pagemap.PagemapEntry{})
+	pages, err := readPagemap(dir, fmt.Sprintf("pagemap-%d.img", pid))
+	if errors.Is(err, pagemap.ErrUnknown) {
+		return p, nil
+	}
 	if err != nil {
 		return p, err
 	}
-	if len(entries) == 0 {
-		return p, damaged(dir, name, errors.New("it is empty"))
-	}
-	pages := fmt.Sprintf("pages-%d.img", entries[0].(*pagemap.PagemapHead).GetPagesId())
-	info, err := os.Stat(filepath.Join(dir, pages))
+	info, err := os.Stat(filepath.Join(dir, pages.PagesName()))
 	if err != nil {
-		return p, missing(dir, pages, err)
+		return p, missing(dir, pages.PagesName(), err)
 	}
-	p.ImageBytes = uint64(info.Size())
+	p.ImageBytes = uint64(info.Size() + pages.ParentBytes())
 	return p, nil
 }
 
@@ -281,11 +279,17 @@ func folderBytes(dir string) (uint64, error) {
 	var total uint64
 	for _, entry := range entries {
 		info, err := entry.Info()
-		if err != nil {
+		switch {
+		case err != nil:
 			return 0, err
-		}
-		if info.Mode().IsRegular() {
+		case info.Mode().IsRegular():
 			total += uint64(info.Size())
+		case info.IsDir() && entry.Name() == ParentName:
+			parent, err := folderBytes(filepath.Join(dir, ParentName))
+			if err != nil {
+				return 0, err
+			}
+			total += parent
 		}
 	}
 	return total, nil

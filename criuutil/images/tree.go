@@ -1,13 +1,11 @@
 package images
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
-	"github.com/checkpoint-restore/go-criu/v7/crit/images/pagemap"
 
 	"cucriu/criuutil/pstree"
 )
@@ -60,22 +58,6 @@ func namedBy(dir string, pid int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("pagemap-%d.img", pid)
-	entries, err := readImage(dir, name, "PAGEMAP", &pagemap.PagemapEntry{})
-	if err != nil {
-		return nil, err
-	}
-	if len(entries) == 0 {
-		return nil, damaged(dir, name, errors.New("it is empty"))
-	}
-	names := []string{fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId())}
-	for _, entry := range entries[1:] {
-		const parent, lazy, present = 1 << 0, 1 << 1, 1 << 2 // PE_… of criu's pagemap.h
-		pages := entry.(*pagemap.PagemapEntry)
-		flags := pages.GetFlags() // a page that could be sent lazily, and is in the image, has both
-		if flags&parent == 0 && !pages.GetInParent() && (flags&lazy == 0 || flags&present != 0) {
-			return append(names, fmt.Sprintf("pages-%d.img", entries[0].(*pagemap.PagemapHead).GetPagesId())), nil
-		}
-	}
-	return names, nil
+	pages, err := pagesOf(dir, pid)
+	return append(pages, fmt.Sprintf("fdinfo-%d.img", ids.GetFilesId())), err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -27,22 +28,38 @@ func (s *supervisor) restorable(ctx context.Context, dir string) (_ string, note
 		return "", nil, release, err
 	}
 	release = func() { _ = s.store.RemoveStage(stage) }
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return "", nil, release, err
-	}
-	for _, entry := range entries {
-		if entry.Name() == images.FilesName || !entry.Type().IsRegular() {
-			continue
-		}
-		if err := linkOrCopy(ctx, filepath.Join(dir, entry.Name()), filepath.Join(stage, entry.Name())); err != nil {
-			return "", nil, release, fmt.Errorf("prepare the checkpoint for its restore: %w", err)
-		}
+	if err := linkFiles(ctx, dir, stage); err != nil {
+		return "", nil, release, fmt.Errorf("prepare the checkpoint for its restore: %w", err)
 	}
 	for _, c := range outside {
 		notes = append(notes, fmt.Sprintf("the connection from %v leads out of the job and comes back closed", c))
 	}
 	return stage, notes, release, images.WriteFilesWithoutOutside(dir, stage)
+}
+
+// linkFiles links the files of an image directory but that of open files, and those of its parent.
+func linkFiles(ctx context.Context, dir, to string) error {
+	for _, sub := range []string{".", images.ParentName} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if sub != "." && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil && sub != "." {
+			err = os.Mkdir(filepath.Join(to, sub), 0o700)
+		}
+		if err != nil {
+			return err
+		}
+		for _, entry := range entries {
+			if entry.Name() == images.FilesName || !entry.Type().IsRegular() {
+				continue
+			}
+			if err := linkOrCopy(ctx, filepath.Join(dir, sub, entry.Name()), filepath.Join(to, sub, entry.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // copyPiece is how much is copied before somebody may have given up, in bytes.

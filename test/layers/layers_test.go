@@ -29,7 +29,7 @@ var layers = [][]string{
 	{"hooks/image"},
 	{"hooks/gpumap", "hooks/migrate/wire", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/netlock", "criuutil/pages", "internal/failpoint"},
-	{"criuutil/proc", "criuutil/pstree"},
+	{"criuutil/pagemap", "criuutil/proc", "criuutil/pstree"},
 	{"hooks/migrate/commit", "hooks/migrate/predict", "internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
 }
 

@@ -51,6 +51,7 @@ type counter struct {
 	dir         string
 	ticks, page *os.File // appended to; written in place
 	shm         *os.File
+	memory      *memory // nil if it is not to have much
 	timer       int
 	begun       time.Time
 }
@@ -198,6 +199,9 @@ func (c *counter) open() error {
 	if err != nil {
 		return err
 	}
+	if c.memory, err = newMemory(); err != nil {
+		return err
+	}
 	if c.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC); err != nil {
 		return err
 	}
@@ -221,6 +225,9 @@ func (c *counter) tick() {
 		for i, b := range expired {
 			c.Timer += uint64(b) << (8 * i)
 		}
+	}
+	if what := c.memory.tick(c.Tick); what != "" {
+		c.wrong(what)
 	}
 	c.Tick++
 	if _, err := c.ticks.WriteString(line(c.Tick)); err != nil {

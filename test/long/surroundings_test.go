@@ -34,23 +34,10 @@ func testConnections(t *testing.T, prepare func(*world)) {
 	t.Helper()
 	simulated(t, func(t *testing.T) {
 		t.Helper()
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer listener.Close()
-		go func() {
-			for {
-				c, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				go func() { _, _ = io.Copy(c, c) }() // an echo
-			}
-		}()
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
-		w.host.Setenv(connectVariable, listener.Addr().String())
+		outside := listen(t)
+		w.host.Setenv(connectVariable, outside)
 		r := w.run()
 		w.ticks(5)
 		if before := w.report(); !before.Outside || before.Echoes == 0 {
@@ -61,13 +48,33 @@ func testConnections(t *testing.T, prepare func(*world)) {
 		before := w.report()
 		prepare(w)
 		r = w.goesOn("000001")
-		r.says(" to " + listener.Addr().String() + " leads out of the job and comes back closed")
+		r.says(" to " + outside + " leads out of the job and comes back closed")
 		w.ticks(5)
 		if after := w.report(); after.Outside || after.Echoes <= before.Echoes {
 			t.Errorf("before %+v, after %+v", before, after)
 		}
 		w.finish(r)
 	})
+}
+
+// listen returns the address of an echo outside of the job.
+func listen(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(c, c) }()
+		}
+	}()
+	return listener.Addr().String()
 }
 
 // TestAJobSeesTheGPUsOfItsRun, and goes on with those of the next one.

@@ -3,6 +3,7 @@
 //	D/lock, D/owner.json       who owns D: one supervisor, on one host
 //	D/checkpoints/NAME/        an image directory of its own, which a restore can take as it is
 //	    checkpoint.json        what the checkpoint is, with the checksum of every file; written last
+//	    parent/                memory that is the same in an earlier checkpoint, as links to its files
 //	    verified.json, pinned  marks, which are no part of the checkpoint
 //	D/checkpoints/.partial-*   checkpoints that are being written, or removed
 //	D/staged/                  which staging directories there are
@@ -13,6 +14,6 @@
 // A [Store] that is open has the lock and is the owner. Each owner has a generation, and one
 // that finds a later one in owner.json is fenced: it changes nothing any more.
 //
-// The package knows files and image directories. It knows nothing of criu, of places and of
-// schedules.
+// The package knows files and image directories, and of criu's images those of memory. It knows
+// nothing of places and of schedules.
 package store

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -38,7 +39,8 @@ type drainer struct {
 	room        room
 	added       []File // what is in the partial directory
 	names       map[string]bool
-	written     int64 // bytes
+	dirs        []string // made here, and "."
+	written     int64    // bytes
 	warnings    []string
 }
 
@@ -53,11 +55,16 @@ func (d *drainer) image(names []string) error {
 	if err != nil {
 		return err
 	}
-	isPage := pageNames(staged)
+	there := pageNames(staged)
+	memory, err := d.memory(names)
+	if err != nil {
+		return err
+	}
+	maps.Copy(there, memory)
 	for _, name := range names {
 		switch {
-		case isPage[name]:
-			continue // pages has put it there
+		case there[name]:
+			continue // pages or memory has put it there
 		case name == image.ManifestName && !reflect.DeepEqual(m, staged):
 			err = d.manifest(m)
 		default:
@@ -120,7 +127,7 @@ func (d *drainer) file(name string) (File, error) {
 		}
 		defer target.Close()
 	}
-	f, err := d.copy(name, source, target, linked)
+	f, err := d.copy(name, source, target, linked, d.report)
 	if err == nil && f.Bytes != info.Size() {
 		err = fmt.Errorf("it had %d bytes, and %d were read", info.Size(), f.Bytes)
 	}
@@ -144,15 +151,19 @@ func (d *drainer) link(source *os.File, name string) (bool, error) {
 	return false, os.NewSyscallError("linkat", err)
 }
 
-// copy reads a file to its end, and writes what it reads unless the file is linked.
-func (d *drainer) copy(name string, source, target *os.File, linked bool) (File, error) {
+// copy reads to the end, and writes what it reads unless the file is linked. report is called
+// for what is done.
+func (d *drainer) copy(name string, source io.Reader, target *os.File, linked bool, report func(name string, n int64)) (File, error) {
 	if d.buffer == nil {
 		d.buffer = make([]byte, pieceBytes)
 	}
 	f := File{Name: name}
 	table := crc32.MakeTable(crc32.Castagnoli)
 	for flushed := int64(0); ; {
-		n, err := source.ReadAt(d.buffer, f.Bytes)
+		n, err := io.ReadFull(source, d.buffer)
+		if errors.Is(err, io.ErrUnexpectedEOF) && n > 0 {
+			err = nil // the next one finds the end
+		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return f, err
 		}
@@ -168,7 +179,7 @@ func (d *drainer) copy(name string, source, target *os.File, linked bool) (File,
 				}
 			}
 			f.Bytes += int64(n)
-			d.report(name, int64(n))
+			report(name, int64(n))
 		}
 		if f.Bytes-flushed >= flushBytes {
 			// What this misses, Sync does.

@@ -124,11 +124,12 @@ func openStore(t testing.TB, dir string) *Store {
 	return s
 }
 
-// publish publishes a new dump of the memory.
-func publish(t testing.TB, s *Store, id int, m memory) Checkpoint {
+// publish publishes a new dump of the memory, with further processes without CUDA.
+func publish(t testing.TB, s *Store, id int, m memory, others ...process) Checkpoint {
 	t.Helper()
 	staged := filepath.Join(s.Dir(), "image") // on the same file system
-	c, err := s.Publish(t.Context(), stageImage(t, staged, id, m), goodInfo(t), nil)
+	stageMemory(t, stageImage(t, staged, id, m), others...)
+	c, err := s.Publish(t.Context(), staged, goodInfo(t), nil)
 	must(t, err)
 	must(t, os.RemoveAll(staged))
 	return c

@@ -75,13 +75,15 @@ func change(order string) error {
 // every checkpoint that is listed is whole, and nothing else is left.
 func TestAKilledChangeHarmsNothing(t *testing.T) {
 	base := onTmpfs(t, "size=512m")
+	cpu := newProcess("9", 9, 1, 2)
 	staged := stageImage(t, filepath.Join(base, "image"), 3, changed(newMemory(2, 4), 3, 1))
+	stageMemory(t, staged, cpu.with(9, 3))
 	steps := 0
 	run := func(t *testing.T, last int) (dir string, killed bool) {
 		dir = filepath.Join(base, fmt.Sprint("job", last))
 		s := openStore(t, dir)
-		publish(t, s, 1, newMemory(1, 4))
-		must(t, s.Verify(t.Context(), publish(t, s, 2, newMemory(2, 4)), 1, nil))
+		publish(t, s, 1, newMemory(1, 4), cpu)
+		must(t, s.Verify(t.Context(), publish(t, s, 2, newMemory(2, 4), cpu.with(9, 5)), 1, nil))
 		must(t, s.Close())
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", killVariable, dir, staged, last))
@@ -96,7 +98,7 @@ func TestAKilledChangeHarmsNothing(t *testing.T) {
 		must(t, err)
 		return dir, false
 	}
-	if _, killed := run(t, 0); killed || steps < 12 {
+	if _, killed := run(t, 0); killed || steps < 16 {
 		t.Fatalf("%d steps, killed %t", steps, killed)
 	}
 	for last := 1; last <= steps; last++ {
@@ -125,7 +127,9 @@ func TestAKilledChangeHarmsNothing(t *testing.T) {
 			if len(entries) != len(all) || len(left) > 0 || len(records) > 0 {
 				t.Errorf("left over: %v, %v, %v", entries, left, records)
 			}
-			publish(t, s, 4, newMemory(4, 2))
+			if c := publish(t, s, 4, newMemory(4, 2), cpu.with(9, 6)); c.Shared < 2<<20 {
+				t.Errorf("%d bytes are shared afterwards", c.Shared)
+			}
 		})
 	}
 }

@@ -117,7 +117,7 @@ func (s *Store) drain(ctx context.Context, partial, staged string, info Info, pr
 			return nil, err
 		}
 	}
-	d := &drainer{store: s, ctx: ctx, from: from, to: to, dir: partial, total: total, progress: progress, names: make(map[string]bool)}
+	d := &drainer{store: s, ctx: ctx, from: from, to: to, dir: partial, total: total, progress: progress, names: make(map[string]bool), dirs: []string{"."}}
 	if err := d.image(files); err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (s *Store) drain(ctx context.Context, partial, staged string, info Info, pr
 	if err := writeRecord(to, r); err != nil {
 		return nil, fmt.Errorf("%s: %w", recordName, err)
 	}
-	for _, dir := range append(dirs, ".") {
+	for _, dir := range append(dirs, d.dirs...) {
 		if err := durable.Sync(filepath.Join(partial, dir)); err != nil {
 			return nil, err
 		}
