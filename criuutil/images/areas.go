@@ -17,9 +17,10 @@ type Areas struct {
 	// Own are areas for whose pages criu does not look at the parent: huge pages, and what a
 	// plugin maps. They are in order.
 	Own []pagemap.Range
-	// ReadOnly is the size of private areas that nobody may write. With a parent, criu maps them
-	// writable first, and the kernel counts them as memory that is needed, without one it does not.
-	ReadOnly uint64
+	// LargestReadOnly is the size of the largest private area that nobody may write, such as the
+	// address space that CUDA reserves. With a parent, criu maps it writable first, and the kernel
+	// takes it for memory that is needed, without one it does not.
+	LargestReadOnly uint64
 }
 
 // ReadAreas reads the areas of a process.
@@ -38,7 +39,7 @@ func ReadAreas(dir string, pid int) (Areas, error) {
 		case a.GetFlags()&unix.MAP_HUGETLB != 0 || a.GetStatus()&plugin != 0:
 			areas.Own = append(areas.Own, pagemap.Range{Start: a.GetStart(), End: a.GetEnd()})
 		case isPrivate && a.GetProt()&unix.PROT_WRITE == 0 && a.GetFlags()&unix.MAP_NORESERVE == 0:
-			areas.ReadOnly += a.GetEnd() - a.GetStart()
+			areas.LargestReadOnly = max(areas.LargestReadOnly, a.GetEnd()-a.GetStart())
 		}
 	}
 	slices.SortFunc(areas.Own, func(a, b pagemap.Range) int { return cmp.Compare(a.Start, b.Start) })

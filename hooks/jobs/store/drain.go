@@ -42,6 +42,7 @@ type drainer struct {
 	dirs        []string // made here, and "."
 	written     int64    // bytes
 	warnings    []string
+	largest     uint64 // see largestArea
 }
 
 // image puts all files into the partial directory. An image without CUDA processes has no

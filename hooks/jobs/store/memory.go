@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -34,9 +35,6 @@ const (
 	minSame = 1 << 20
 	// maxPagemapBytes bounds the pagemaps that are compared, and with them the memory for it.
 	maxPagemapBytes = 16 << 20
-	// maxReadOnly bounds what criu's other way to map memory could make the kernel refuse, together
-	// with the half of this host's memory: see [images.Areas].
-	maxReadOnly = 16 << 30
 )
 
 var pagemapName = regexp.MustCompile(`^pagemap-(shmem-)?([0-9]{1,10})\.img$`)
@@ -45,7 +43,11 @@ var pagemapName = regexp.MustCompile(`^pagemap-(shmem-)?([0-9]{1,10})\.img$`)
 // and returns the names of the staged files that they stand for.
 func (d *drainer) memory(names []string) (put map[string]bool, err error) {
 	put = make(map[string]bool)
-	if !mayDiffer(names) {
+	if slices.ContainsFunc(names, func(name string) bool { return name == parentDir || strings.HasPrefix(name, parentDir+"/") }) {
+		return put, nil
+	}
+	// The hosts of a job are set up alike.
+	if d.largest = largestArea(); d.largest == 0 {
 		return put, nil
 	}
 	bases, err := d.store.memoryBases()
@@ -73,24 +75,25 @@ func (d *drainer) memory(names []string) (put map[string]bool, err error) {
 	return put, nil
 }
 
-// mayDiffer reports whether images may get a parent.
-func mayDiffer(names []string) bool {
-	if slices.ContainsFunc(names, func(name string) bool { return name == parentDir || strings.HasPrefix(name, parentDir+"/") }) {
-		return false
-	}
-	// A kernel that never promises more memory than it has refuses what criu maps then. The
-	// hosts of a job are set up alike.
+// largestArea returns how large an area may be that criu maps writable although nobody may write
+// it: see [images.Areas]. The kernel refuses what is larger than its memory, or refuses nothing, or
+// never promises more than it has: see proc(5), /proc/sys/vm/overcommit_memory.
+func largestArea() uint64 {
 	mode, err := os.ReadFile("/proc/sys/vm/overcommit_memory")
-	return err == nil && strings.TrimSpace(string(mode)) != "2"
-}
-
-// hostBytes returns how much memory this host has.
-func hostBytes() uint64 {
-	var host unix.Sysinfo_t
-	if unix.Sysinfo(&host) != nil {
+	if err != nil {
 		return 0
 	}
-	return host.Totalram * uint64(host.Unit)
+	switch strings.TrimSpace(string(mode)) {
+	case "1":
+		return math.MaxUint64
+	case "0":
+		var host unix.Sysinfo_t
+		if unix.Sysinfo(&host) != nil {
+			return 0
+		}
+		return host.Totalram * uint64(host.Unit) / 2
+	}
+	return 0
 }
 
 // pagesOwners counts how many pagemaps name a file of pages.
@@ -127,7 +130,7 @@ func (d *drainer) difference(name string, pid int, bases []Checkpoint, owners ma
 	}
 	var areas images.Areas
 	if pid > 0 {
-		if areas, err = images.ReadAreas(d.from.Name(), pid); err != nil || areas.ReadOnly > min(maxReadOnly, hostBytes()/2) {
+		if areas, err = images.ReadAreas(d.from.Name(), pid); err != nil || areas.LargestReadOnly > d.largest {
 			return "", nil
 		}
 	}
