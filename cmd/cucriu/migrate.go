@@ -166,6 +166,15 @@ func newMigrationSummary(r migrate.Result, dryRun, asTimeline bool, err error) m
 	return s
 }
 
+// packets describes the way for data.
+func packets(r migrate.Result) string {
+	text := fmt.Sprintf(", a round trip %v", r.RoundTrip.Round(10*time.Microsecond))
+	if r.MTU > 0 {
+		text += fmt.Sprintf(", packets of %d bytes", r.MTU)
+	}
+	return text
+}
+
 // precopyPays says whether it would.
 func precopyPays(from float64) string {
 	if from >= 1 {
@@ -193,8 +202,8 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 	case err != nil:
 		return nil
 	case dryRun:
-		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still for some %v (the way there takes %s/s); %snothing was touched\n",
-			r.Host, r.Predicted.Round(100*time.Millisecond), units.Size(int64(r.Bandwidth)), precopyPays(r.PrecopyPaysFrom))
+		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still for some %v (the way there takes %s/s%s); %snothing was touched\n",
+			r.Host, r.Predicted.Round(100*time.Millisecond), units.Size(int64(r.Bandwidth)), packets(r), precopyPays(r.PrecopyPaysFrom))
 	default:
 		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
 			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/pages"
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/job"
@@ -29,6 +30,7 @@ type longFlags struct {
 	maxPause        time.Duration
 	overhead        float64
 	keep            int
+	compress        string
 	settings        []string
 	noSettings      []string
 	takeover        bool
@@ -56,6 +58,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.noSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&f.keep, "keep", 3, "how many checkpoints to keep")
 	flags.StringVar(&f.maxBytes, "max-bytes", "", "how much room the checkpoints may take together, such as 500G; the newest verified one and pinned ones stay")
+	flags.StringVar(&f.compress, "compress", "none", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)")
 	flags.BoolVar(&f.takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
@@ -116,6 +119,12 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		var err error
 		if *size.bytes, err = units.ParseSize(size.text); err != nil {
 			return o, fmt.Errorf("--%s: %w", size.flag, err)
+		}
+	}
+	if f.compress != "none" {
+		var err error
+		if o.Compress, err = pages.ParseCodec(f.compress); err != nil {
+			return o, fmt.Errorf("--compress: %w: name none, s2 or zstd", err)
 		}
 	}
 	for _, path := range f.notSaved {

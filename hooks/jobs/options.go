@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/pages"
 )
 
 // Options say how a long job is run.
@@ -33,6 +35,8 @@ type Options struct {
 	Keep  int // how many checkpoints to keep, at least
 	// MaxBytes limits how much the checkpoints take together; 0 is no limit.
 	MaxBytes int64
+	// Compress says how GPU memory is compressed on its way into Dir; the zero Codec is none.
+	Compress pages.Codec
 	// Takeover takes the job away from a host that has not given it back.
 	Takeover bool
 

@@ -59,7 +59,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	}
 	s := &supervisor{Options: o, hook: hook}
 	defer s.endControl()
-	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Log: hook.Log}); err != nil {
+	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: hook.Log}); err != nil {
 		return 0, err
 	}
 	defer func() {

@@ -43,6 +43,7 @@ func (s *source) forecast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.result.RoundTrip = 2 * s.clocks.error
 	s.result.Bandwidth, s.result.PrecopyPaysFrom = rates.Bandwidth, prediction.PaysFrom
 	s.result.Predicted = prediction.Direct.Sum()
 	if s.options.Precopy {

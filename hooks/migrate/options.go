@@ -81,7 +81,11 @@ type Result struct {
 	// more if it cannot.
 	PrecopyPaysFrom float64 `json:"precopy_pays_from"`
 	// Bandwidth is what the way to the destination takes, in bytes per second.
-	Bandwidth float64       `json:"bytes_per_second"`
+	Bandwidth float64 `json:"bytes_per_second"`
+	// RoundTrip is how long a question and its answer take over the control connection, MTU the size
+	// in bytes of the packets that the way for data takes, 0 if that goes through ssh.
+	RoundTrip time.Duration `json:"round_trip_ns"`
+	MTU       int           `json:"mtu,omitempty"`
 	Total     time.Duration `json:"total_ns"`
 	Phases    []Phase       `json:"phases"`
 	// Timeline shows what both hosts did and when, on the source's clock. The clocks are compared

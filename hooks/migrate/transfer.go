@@ -2,10 +2,13 @@ package migrate
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"runtime"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/migrate/wire"
 )
@@ -39,6 +42,7 @@ func (d *departure) open(ctx context.Context, kind string, round round) (w *way,
 	if err != nil {
 		return nil, fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", d.options.Host, at.Addresses, err)
 	}
+	d.result.MTU = mtuOf(first)
 	connections := make(chan net.Conn, 1)
 	connections <- first
 	w = &way{from: d}
@@ -62,6 +66,29 @@ func (d *departure) open(ctx context.Context, kind string, round round) (w *way,
 		w.files = newOutgoing(ctx, w.sender)
 	}
 	return w, err
+}
+
+// mtuOf returns the size of the packets on a connection's path, 0 if it is not TCP.
+func mtuOf(conn net.Conn) int {
+	secured, ok := conn.(*tls.Conn)
+	if !ok {
+		return 0
+	}
+	raw, ok := secured.NetConn().(*net.TCPConn)
+	if !ok {
+		return 0
+	}
+	c, err := raw.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	mtu := 0
+	_ = c.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			mtu = int(info.Pmtu)
+		}
+	})
+	return mtu
 }
 
 // streams is the number of connections: TLS takes a core for each 2 to 5 GB/s.

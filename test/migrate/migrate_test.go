@@ -52,6 +52,8 @@ type result struct {
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Before    time.Duration `json:"precopy_pause_ns"`
 	Bandwidth float64       `json:"bytes_per_second"`
+	RoundTrip time.Duration `json:"round_trip_ns"`
+	MTU       int
 	Timeline  timeline.Trace
 	Phases    []struct {
 		Name string

@@ -39,6 +39,9 @@ func TestTheOptionsOfAMigration(t *testing.T) {
 		if least := time.Second * mib << 20 / perSecond; r.Predicted < least || !r.DryRun || r.Bandwidth > 1.2*perSecond {
 			t.Errorf("%v is predicted for %d MiB, want at least %v; %.0f bytes a second", r.Predicted, mib, least, r.Bandwidth)
 		}
+		if r.MTU != 1500 || r.RoundTrip <= 0 || r.RoundTrip > time.Second {
+			t.Errorf("packets of %d bytes, a round trip of %v", r.MTU, r.RoundTrip)
+		}
 		w.work.Is(p.A)
 		settled(t, "host b", before, func() traces { return tracesOn(t, w.work, p.B) })
 
