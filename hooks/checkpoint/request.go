@@ -136,6 +136,9 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		return nil, err
 	}
 	if d.criu, err = criuutil.OpenCriu(d.swrk.PID); err != nil {
+		if errors.Is(err, proc.ErrGone) { // at once
+			err = d.noCriu(criuutil.ErrNoAnswer)
+		}
 		return nil, errors.Join(err, d.swrk.Close(), d.output.Close())
 	}
 	asked := proto.Clone(options.RPC).(*rpc.CriuOpts)
@@ -354,6 +357,11 @@ func (d *drive) withFate(err error, fate string) error {
 
 func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
 
+// noCriu explains that what was run as criu does not answer.
+func (d *drive) noCriu(err error) error {
+	return fmt.Errorf("%w: is %s a CRIU of version 4.0 or newer (%s --version)?", err, d.path, d.path)
+}
+
 // explained adds to the error of a request what criu has logged and said: the cause comes
 // first, then what to do about it.
 func (d *drive) explained(err error, said string) error {
@@ -363,7 +371,7 @@ func (d *drive) explained(err error, said string) error {
 		return err
 	}
 	if !answered && !d.staged {
-		err = fmt.Errorf("%w: is %s a CRIU of version 4.0 or newer (%s --version)?", err, d.path, d.path)
+		err = d.noCriu(err)
 	}
 	log, readErr := os.ReadFile(d.logPath())
 	failure := criuutil.ReadFailure(bytes.NewReader(log))
