@@ -65,7 +65,14 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 	process, err := proc.Open(cmd.Process.Pid)
 	if err != nil {
 		conn.Close()
-		return nil, errors.Join(err, cmd.Wait())
+		ended := cmd.Wait()
+		if errors.Is(err, proc.ErrGone) {
+			err = ErrNoAnswer
+			if ended != nil {
+				return nil, fmt.Errorf("%w (%w)", err, ended)
+			}
+		}
+		return nil, errors.Join(err, ended)
 	}
 	return &Swrk{Process: process, cmd: cmd, conn: conn.(*net.UnixConn)}, nil
 }

@@ -136,7 +136,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 		return nil, err
 	}
 	if d.criu, err = criuutil.OpenCriu(d.swrk.PID); err != nil {
-		if errors.Is(err, proc.ErrGone) { // at once
+		if errors.Is(err, proc.ErrGone) {
 			err = d.noCriu(criuutil.ErrNoAnswer)
 		}
 		return nil, errors.Join(err, d.swrk.Close(), d.output.Close())
@@ -170,6 +170,9 @@ func (d *drive) startSwrk(path string, env []string) (err error) {
 			files = append(files, i.File)
 		}
 		d.swrk, err = criuutil.StartSwrk(path, env, d.output, files...)
+	}
+	if errors.Is(err, criuutil.ErrNoAnswer) { // it has ended at once
+		err = d.noCriu(err)
 	}
 	if err != nil {
 		return errors.Join(err, d.output.Close())
