@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/migrate/commit"
 )
@@ -30,6 +33,10 @@ func (s *source) moveAddress(ctx context.Context, where string) error {
 		cmd.Env = append(os.Environ(), "CUCRIU_MIGRATION="+s.record.ID, "CUCRIU_DESTINATION="+s.record.Host)
 		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 		cmd.WaitDelay = time.Second
+		// It ends with us: who recovers asks for the address back, and it must not leave after that.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("%s %s: %w", command[0], where, err)
 		}

@@ -251,3 +251,26 @@ func TestConnectionsAreKept(t *testing.T) {
 		}
 	})
 }
+
+// TestTheAddressIsAskedBackByWhoRecovers: cucriu migrate is killed while the address moves.
+func TestTheAddressIsAskedBackByWhoRecovers(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		marks := t.TempDir()
+		asked := func(what string) bool { return testenv.Exists(filepath.Join(marks, what)) }
+		w := newWorld(t, "cuda")
+		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; [ $1 = back ] && exit; while :; do sleep 0.01; done", marks))
+		w.flags = []string{"--tcp", "keep", "--move-address", mover}
+		m := w.begin(t, "none", "kill")
+		testenv.Eventually(t, testenv.Soon, "the address is to be moved", func() bool { return asked("there") })
+		kill(t, "migrate", migrates(w.from)...)
+		_ = m.status()
+		if at := w.end(t); at != w.from || !asked("back") {
+			t.Errorf("the job is on %v; its address was asked back: %v", at, asked("back"))
+		}
+		if movers := w.from.Find(mover); len(movers) > 0 {
+			t.Errorf("the address may still move: %v", movers)
+		}
+		w.is(w.from)
+		w.watch.Stop()
+	})
+}
