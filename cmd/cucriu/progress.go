@@ -96,7 +96,7 @@ func (p *progress) migration(m migrate.Progress) {
 	if host, found := strings.CutPrefix(m.Phase, "tell "); found {
 		text, known = "telling "+host+" what was decided", true
 	}
-	if !known && !m.There {
+	if !known {
 		text, known = phases[m.Phase]
 	}
 	if !known {

@@ -59,7 +59,6 @@ type Options struct {
 // Progress says how far a migration is.
 type Progress struct {
 	Phase string `json:"phase"`
-	There bool   `json:"there"` // the phase is the destination's
 	// Done is how many of the Total bytes of the phase are done; nil if it has none.
 	Done  func() int64 `json:"-"`
 	Total int64        `json:"-"`
