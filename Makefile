@@ -25,7 +25,7 @@ SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 export CRIU_RELEASE ?=
 
 # The packages whose tests `make gpu-bundle` takes along as test binaries.
-GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e ./test/programs
+GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e ./test/programs ./test/migrate
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2

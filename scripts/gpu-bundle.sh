@@ -33,6 +33,10 @@ for scripts_of in torch programs; do
 	mkdir -p "$new/test/workload/$scripts_of"
 	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
 done
+mkdir "$new/scripts"
+for try in preemption pause overhead; do
+	cp "scripts/try-$try.sh" "$new/scripts/"
+done
 if [[ -d configs ]]; then
 	cp -a configs "$new/"
 fi

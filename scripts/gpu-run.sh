@@ -5,7 +5,10 @@
 #   run.sh demo                  only the demo
 #   run.sh e2e [TEST REGEX]      the tests on real criu
 #   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
-#   run.sh bench [FLAGS]         only the benchmark (--help), which "everything" does not include
+# not in everything:
+#   run.sh bench [FLAGS]         the benchmark (--help)
+#   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
+#   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
 # CUCRIU_OUT names the folder for tables and logs.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -52,5 +55,16 @@ if [[ $what == bench ]]; then
 	echo "=== bench"
 	./private-exec.sh build/test/bench --out "$out/bench" "${@:2}" 2>&1 | tee "$out/bench.log"
 	((PIPESTATUS[0] == 0)) || failed=1
+fi
+if [[ $what == long ]]; then
+	for try in preemption pause overhead; do
+		echo "=== $try"
+		PATH=$here/bin:$PATH CUCRIU_CRIU=$criu scripts/try-$try.sh "$out/$try" 2>&1 | tee "$out/$try.log"
+		((PIPESTATUS[0] == 0)) || failed=1
+		rm -rf "$out/$try/job"
+	done
+fi
+if [[ $what == migrate ]]; then
+	CUCRIU_TEST_FIGURES=$out/migrate.txt tests migrate "${CUCRIU_LIMIT:-550}" test/migrate -test.parallel=1 -test.run "${2:-TestOnGPUs}"
 fi
 exit "$failed"

@@ -19,7 +19,7 @@ import (
 func realPair(t *testing.T) *hosts.Pair {
 	t.Helper()
 	if !testenv.RealDriver() {
-		t.Skip("needs two GPUs: make gpu-bundle GPU_TEST_PACKAGES=./test/migrate")
+		t.Skip("needs two GPUs: make gpu-bundle")
 	}
 	return hosts.New(t, hosts.Options{WithoutSSH: true, A: hosts.HostOptions{Real: []int{0}}, B: hosts.HostOptions{Real: []int{1}}})
 }

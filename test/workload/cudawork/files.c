@@ -54,30 +54,60 @@ static int write_all(int fd, const char *data, size_t len)
 	return 0;
 }
 
-int file_write(const char *dir, const char *name, const void *data, size_t len)
+/* Writes path, which is cut to nothing first if flags say so: 0, or -1 with errno. */
+static int write_path(const char *path, int flags, const char *data, size_t len)
 {
-	char path[PATH_LEN], tmp[PATH_LEN];
-	int fd, err;
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666), err;
 
-	path_join(path, dir, name);
-	if (snprintf(tmp, sizeof(tmp), "%s.tmp", path) >= (int)sizeof(tmp)) {
-		errno = ENAMETOOLONG;
-		return -1;
-	}
-	fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return -1;
 	err = write_all(fd, data, len) ? errno : 0;
 	if (close(fd) && !err)
 		err = errno;
-	if (!err && rename(tmp, path))
-		err = errno;
-	if (err) {
-		unlink(tmp);
-		errno = err;
+	errno = err;
+	return err ? -1 : 0;
+}
+
+/* Renames tmp to path, or removes it: 0, or -1 with errno. */
+static int put(const char *tmp, const char *path, int made)
+{
+	int err;
+
+	if (made && !rename(tmp, path))
+		return 0;
+	err = errno;
+	unlink(tmp);
+	errno = err;
+	return -1;
+}
+
+static int path_with(char *out, const char *path, const char *suffix)
+{
+	if (snprintf(out, PATH_LEN, "%s%s", path, suffix) < PATH_LEN)
+		return 0;
+	errno = ENAMETOOLONG;
+	return -1;
+}
+
+int file_write(const char *dir, const char *name, const void *data, size_t len)
+{
+	char path[PATH_LEN], tmp[PATH_LEN];
+
+	path_join(path, dir, name);
+	if (path_with(tmp, path, ".tmp"))
 		return -1;
-	}
-	return 0;
+	return put(tmp, path, !write_path(tmp, O_TRUNC, data, len));
+}
+
+int file_update(const char *dir, const char *name, const void *data, size_t len, unsigned turn)
+{
+	const char *suffix = turn % 2 ? ".1" : ".0";
+	char path[PATH_LEN], tmp[PATH_LEN], version[PATH_LEN];
+
+	path_join(path, dir, name);
+	if (path_with(tmp, path, ".tmp") || path_with(version, path, suffix) || write_path(version, 0, data, len))
+		return -1;
+	return put(tmp, path, !symlink(strrchr(version, '/') + 1, tmp));
 }
 
 int file_read(const char *dir, const char *name, void *data, size_t len)

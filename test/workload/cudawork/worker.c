@@ -129,12 +129,12 @@ static void tick(struct worker *w)
 }
 
 /*
- * Writes one of our files. The disk may be full: that is said once for each file, and
+ * Notes how the writing of one of our files went. The disk may be full: that is said once for each file, and
  * the job goes on. Returns whether the file was written.
  */
-static int publish(const struct worker *w, const char *name, const char *text, int len, int *failed)
+static int published(const struct worker *w, const char *name, int result, int *failed)
 {
-	if (!file_write(w->role->dir, name, text, len)) {
+	if (!result) {
 		if (*failed)
 			say("%s/%s can be written again", w->role->dir, name);
 		*failed = 0;
@@ -159,9 +159,10 @@ static void write_status(struct worker *w)
 		gpu_identity(&w->gpus[i], uuid, pci);
 		n += snprintf(text + n, sizeof(text) - n, "%s{\"uuid\":\"%s\",\"pci\":\"%s\"}", i ? "," : "", uuid, pci);
 	}
-	n += snprintf(text + n, sizeof(text) - n, "],\"bad\":%llu}\n", (unsigned long long)bad_count());
+	n += snprintf(text + n, sizeof(text) - n, "],\"bad\":%llu}", (unsigned long long)bad_count());
+	n += snprintf(text + n, sizeof(text) - n, "%*s\n", 255 + w->ngpus * 128 - n, "");
 
-	publish(w, "status", text, n, &w->status_failed);
+	published(w, "status", file_update(w->role->dir, "status", text, n, w->ticks), &w->status_failed);
 }
 
 /* Answers DIR/check. The request stays when the answer cannot be written, and is met at the next tick. */
@@ -189,7 +190,7 @@ static void answer_check(struct worker *w)
 	}
 	n = snprintf(text, sizeof(text), "{\"tick\":%llu,\"bad\":%llu,\"words\":%llu}\n", (unsigned long long)w->ticks,
 		     (unsigned long long)all.bad, (unsigned long long)all.words);
-	if (publish(w, "checked", text, n, &w->checked_failed))
+	if (published(w, "checked", file_write(w->role->dir, "checked", text, n), &w->checked_failed))
 		file_remove(w->role->dir, "check");
 }
 
