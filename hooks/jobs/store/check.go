@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 
+	"cucriu/criuutil/images"
 	"cucriu/criuutil/pages"
 	"cucriu/hooks/image"
 )
@@ -95,7 +96,7 @@ func pageNames(m image.Manifest) map[string]bool {
 
 // checkFile fails if a file does not have its size or, with all, its checksum.
 func checkFile(ctx context.Context, root *os.Root, want File, all bool, read func(n int, file string) error) error {
-	f, info, err := openFile(root, want.Name)
+	f, info, err := images.OpenIn(root, want.Name)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/images"
 	"cucriu/hooks/image"
 	"cucriu/internal/durable"
 )
@@ -42,7 +43,6 @@ type drainer struct {
 	dirs        []string // made here, and "."
 	written     int64    // bytes
 	warnings    []string
-	largest     uint64 // see largestArea
 }
 
 // image puts all files into the partial directory. An image without CUDA processes has no
@@ -111,7 +111,7 @@ func (d *drainer) sync() error {
 // file puts a file into the partial directory. Where both directories are on
 // one file system it gets a second name, and is only read.
 func (d *drainer) file(name string) (File, error) {
-	source, info, err := openFile(d.from, name)
+	source, info, err := images.OpenIn(d.from, name)
 	if err != nil {
 		return File{}, err
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"cucriu/criuutil/images"
 	"cucriu/criuutil/pages"
 	"cucriu/internal/durable"
 )
@@ -176,7 +177,7 @@ func (s *Store) place(partial, checkpoint string, f ListedFile, from string) err
 		return err
 	}
 	defer root.Close()
-	opened, info, err := openFile(root, file)
+	opened, info, err := images.OpenIn(root, file)
 	if err != nil {
 		return err
 	}

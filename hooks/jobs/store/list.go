@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"cucriu/criuutil/images"
 )
 
 // Checkpoints returns all checkpoints, the oldest first. One that cannot be used has its Err
@@ -121,7 +123,7 @@ func (s *Store) read(name string) (Checkpoint, error) {
 }
 
 func readRecord(root *os.Root) (record, uint32, error) {
-	f, _, err := openFile(root, recordName)
+	f, _, err := images.OpenIn(root, recordName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, 0, fmt.Errorf("it is not complete: %s is missing", recordName)
 	}

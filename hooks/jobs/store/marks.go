@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"cucriu/criuutil/images"
 	"cucriu/criuutil/proc"
 	"cucriu/internal/durable"
 )
@@ -30,7 +31,7 @@ type verified struct {
 }
 
 func isVerified(root *os.Root, sum uint32) bool {
-	f, _, err := openFile(root, verifiedName)
+	f, _, err := images.OpenIn(root, verifiedName)
 	if err != nil {
 		return false
 	}
@@ -47,7 +48,7 @@ type givenUp struct {
 }
 
 func givenUpFor(root *os.Root) string {
-	f, _, err := openFile(root, givenUpName)
+	f, _, err := images.OpenIn(root, givenUpName)
 	if err != nil {
 		return ""
 	}

@@ -5,12 +5,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -29,146 +25,71 @@ import (
 
 const parentDir = images.ParentName
 
-const (
-	// minSame is how many bytes a process must have in common with an earlier checkpoint: below
-	// it, two more files do not pay.
-	minSame = 1 << 20
-	// maxPagemapBytes bounds the pagemaps that are compared, and with them the memory for it.
-	maxPagemapBytes = 16 << 20
-)
-
-var pagemapName = regexp.MustCompile(`^pagemap-(shmem-)?([0-9]{1,10})\.img$`)
-
 // memory puts those images of memory into the partial directory that are stored as a difference,
-// and returns the names of the staged files that they stand for.
+// and returns the names of the staged files that they stand for. The hosts of a job are set
+// up alike.
 func (d *drainer) memory(names []string) (put map[string]bool, err error) {
 	put = make(map[string]bool)
-	if slices.ContainsFunc(names, func(name string) bool { return name == parentDir || strings.HasPrefix(name, parentDir+"/") }) {
-		return put, nil
-	}
-	// The hosts of a job are set up alike.
-	if d.largest = largestArea(); d.largest == 0 {
-		return put, nil
-	}
 	bases, err := d.store.memoryBases()
 	if err != nil || len(bases) == 0 {
 		return put, err
 	}
-	owners := d.pagesOwners(names)
-	for _, name := range names {
-		match := pagemapName.FindStringSubmatch(name)
-		if match == nil {
-			continue
+	err = images.Divide(d.from, names, images.LargestArea(), func(staged *images.Memory) error {
+		defer staged.Close()
+		divided, err := d.difference(staged, bases)
+		if divided {
+			put[staged.Name], put[staged.PagesName] = true, true
 		}
-		pid := 0
-		if match[1] == "" {
-			pid, _ = strconv.Atoi(match[2])
-		}
-		pages, err := d.difference(name, pid, bases, owners)
-		if err != nil {
-			return put, fmt.Errorf("%s: %w", name, err)
-		}
-		if pages != "" {
-			put[name], put[pages] = true, true
-		}
-	}
-	return put, nil
-}
-
-// largestArea returns how large an area may be that criu maps writable although nobody may write
-// it: see [images.Areas]. The kernel refuses what is larger than its memory, or refuses nothing, or
-// never promises more than it has: see proc(5), /proc/sys/vm/overcommit_memory.
-func largestArea() uint64 {
-	mode, err := os.ReadFile("/proc/sys/vm/overcommit_memory")
-	if err != nil {
-		return 0
-	}
-	switch strings.TrimSpace(string(mode)) {
-	case "1":
-		return math.MaxUint64
-	case "0":
-		var host unix.Sysinfo_t
-		if unix.Sysinfo(&host) != nil {
-			return 0
-		}
-		return host.Totalram * uint64(host.Unit) / 2
-	}
-	return 0
-}
-
-// pagesOwners counts how many pagemaps name a file of pages.
-func (d *drainer) pagesOwners(names []string) map[string]int {
-	owners := make(map[string]int)
-	for _, name := range names {
-		if pagemapName.MatchString(name) {
-			if m, err := readPagemap(d.from, name); err == nil {
-				owners[m.PagesName()]++
-			}
-		}
-	}
-	return owners
+		return err
+	})
+	return put, err
 }
 
 func hasFile(c Checkpoint, name string) bool {
 	return slices.ContainsFunc(c.Files, func(f File) bool { return f.Name == name })
 }
 
-// difference puts the memory of a pagemap into the partial directory as a difference, if that
-// pays, and returns the name of the staged file of pages then.
-func (d *drainer) difference(name string, pid int, bases []Checkpoint, owners map[string]int) (pages string, err error) {
-	at := slices.IndexFunc(bases, func(c Checkpoint) bool { return hasFile(c, name) })
+// difference puts memory into the partial directory as a difference, if that pays.
+func (d *drainer) difference(staged *images.Memory, bases []Checkpoint) (divided bool, err error) {
+	at := slices.IndexFunc(bases, func(c Checkpoint) bool { return hasFile(c, staged.Name) })
 	if at < 0 {
-		return "", nil
+		return false, nil
 	}
-	staged, err := openMemory(d.from, "", name)
-	if err != nil {
-		return "", nil // criu knows what it has written
-	}
-	defer staged.pages.Close()
-	if owners[staged.Map.PagesName()] != 1 || staged.Bytes < minSame || staged.Validate() != nil {
-		return "", nil
-	}
-	var areas images.Areas
-	if pid > 0 {
-		if areas, err = images.ReadAreas(d.from.Name(), pid); err != nil || areas.LargestReadOnly > d.largest {
-			return "", nil
-		}
-	}
-	base, err := openMemoryBase(bases[at], name)
+	base, err := openMemoryBase(bases[at], staged.Name)
 	if err != nil {
 		d.warn((&DamageError{Checkpoint: bases[at].Name, Err: err}).Error())
-		return "", nil
+		return false, nil
 	}
 	defer base.close()
-	difference, err := d.compare(name, staged, base, areas.Own)
+	difference, err := d.compare(staged, base)
 	var damage *DamageError
 	switch {
 	case errors.Is(err, pagemap.ErrDiffers):
-		return "", nil
+		return false, nil
 	case errors.As(err, &damage):
 		d.warn(err.Error())
-		return "", nil
+		return false, nil
 	case err != nil:
-		return "", err
+		return false, err
 	}
-	linked, err := d.parent(name, staged, base)
+	linked, err := d.parent(staged, base)
 	if err != nil || !linked {
 		d.done -= staged.Bytes // it will be copied
-		return "", err
+		return false, err
 	}
-	if err := d.changed(name, difference); err != nil {
-		return "", err
+	if err := d.changed(staged.Name, difference); err != nil {
+		return false, err
 	}
-	info, err := d.from.Lstat(name)
+	info, err := d.from.Lstat(staged.Name)
 	if err == nil {
-		d.report(name, info.Size())
+		d.report(staged.Name, info.Size())
 	}
-	return staged.Map.PagesName(), err
+	return true, err
 }
 
 // compare compares staged memory with a base. It fails with [pagemap.ErrDiffers] if too little is
 // the same, and with a [DamageError] if the base is not what was written.
-func (d *drainer) compare(name string, staged memoryImage, base *memoryBase, own []pagemap.Range) (_ pagemap.Difference, err error) {
+func (d *drainer) compare(staged *images.Memory, base *memoryBase) (_ pagemap.Difference, err error) {
 	if base.Validate() != nil {
 		return pagemap.Difference{}, pagemap.ErrDiffers
 	}
@@ -178,8 +99,8 @@ func (d *drainer) compare(name string, staged memoryImage, base *memoryBase, own
 			d.done = done // all of it will be copied
 		}
 	}()
-	difference, err := pagemap.Compare(staged.Dump, base.Dump, own, staged.Bytes/2, func(n int) error {
-		d.report(name, min(int64(n), done+staged.Bytes-d.done))
+	difference, err := pagemap.Compare(staged.Dump, base.Dump, staged.Own, staged.Bytes/2, func(n int) error {
+		d.report(staged.Name, min(int64(n), done+staged.Bytes-d.done))
 		return d.store.pay(d.ctx, n)
 	})
 	same := difference.Map.ParentBytes()
@@ -188,26 +109,26 @@ func (d *drainer) compare(name string, staged memoryImage, base *memoryBase, own
 		return difference, &DamageError{Checkpoint: base.checkpoint, File: base.pagesRecord.Name, Err: err}
 	case err != nil:
 		return difference, err
-	case same < minSame || 2*same < base.Bytes:
+	case same < images.MinDivided || 2*same < base.Bytes:
 		return difference, pagemap.ErrDiffers
 	case difference.Checksum != sum:
 		err := fmt.Errorf("its CRC-32C is %08x, and %08x was written", difference.Checksum, sum)
 		return difference, &DamageError{Checkpoint: base.checkpoint, File: base.pagesRecord.Name, Err: err}
 	}
-	d.report(name, done+staged.Bytes-d.done)
+	d.report(staged.Name, done+staged.Bytes-d.done)
 	return difference, nil
 }
 
 // parent links a base into the parent of the partial directory. It reports false where the file
 // system has no links.
-func (d *drainer) parent(name string, staged memoryImage, base *memoryBase) (bool, error) {
+func (d *drainer) parent(staged *images.Memory, base *memoryBase) (bool, error) {
 	if err := d.to.Mkdir(parentDir, 0o700); err == nil {
 		d.dirs = append(d.dirs, parentDir)
 	} else if !errors.Is(err, fs.ErrExist) {
 		return false, err
 	}
-	pages := parentDir + "/" + staged.Map.PagesName()
-	linked, err := d.linkBase(base.pages, pages)
+	pages := parentDir + "/" + staged.PagesName
+	linked, err := d.linkBase(base.File, pages)
 	if err != nil || !linked {
 		if d.to.Remove(parentDir) == nil {
 			d.dirs = slices.DeleteFunc(d.dirs, func(dir string) bool { return dir == parentDir })
@@ -219,18 +140,18 @@ func (d *drainer) parent(name string, staged memoryImage, base *memoryBase) (boo
 		return false, err
 	}
 	if base.Map.PagesID == staged.Map.PagesID {
-		if linked, err = d.linkBase(base.pagemap, parentDir+"/"+name); err != nil {
+		if linked, err = d.linkBase(base.pagemap, parentDir+"/"+staged.Name); err != nil {
 			return false, err
 		}
 		if linked {
-			d.add(File{Name: parentDir + "/" + name, Bytes: base.pagemapRecord.Bytes, CRC32C: base.pagemapRecord.CRC32C}, 0)
+			d.add(File{Name: parentDir + "/" + staged.Name, Bytes: base.pagemapRecord.Bytes, CRC32C: base.pagemapRecord.CRC32C}, 0)
 			return true, d.store.step(d.ctx, stepFile)
 		}
 	}
 	// The numbers are those of this dump. In parent there may be memory of several.
 	m := base.Map
 	m.PagesID = staged.Map.PagesID
-	return true, d.pagemap(parentDir+"/"+name, m)
+	return true, d.pagemap(parentDir+"/"+staged.Name, m)
 }
 
 // linkBase is link. Somebody may have removed the checkpoint just now.

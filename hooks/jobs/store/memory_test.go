@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"cucriu/criuutil/images"
+
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/vma"
 	"golang.org/x/sys/unix"
 )
@@ -144,7 +146,7 @@ func TestAnyHistoryOfMemoryIsWhole(t *testing.T) {
 func TestWhatCriuDoesNotLookForInAParentIsStored(t *testing.T) {
 	const regular, anonymous, plugin, write = 1, 1 << 9, 1 << 27, unix.PROT_READ | unix.PROT_WRITE
 	largest, large := uint64(1<<40), 2047 // where the kernel refuses nothing
-	if most := largestArea(); most < 1<<60 {
+	if most := images.LargestArea(); most < 1<<60 {
 		largest, large = most, 0
 	}
 	for name, test := range map[string]struct {

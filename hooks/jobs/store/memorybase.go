@@ -8,7 +8,7 @@ import (
 	"os"
 	"slices"
 
-	"cucriu/criuutil/pagemap"
+	"cucriu/criuutil/images"
 )
 
 // memoryBases returns the checkpoints with whose memory a new one may be compared, the newest
@@ -23,46 +23,16 @@ func (s *Store) memoryBases() ([]Checkpoint, error) {
 	return all[:min(len(all), baseCheckpoints)], nil
 }
 
-func readPagemap(root *os.Root, name string) (pagemap.Map, error) {
-	f, info, err := openFile(root, name)
-	if err != nil {
-		return pagemap.Map{}, err
-	}
-	defer f.Close()
-	if info.Size() > maxPagemapBytes {
-		return pagemap.Map{}, fmt.Errorf("%s has %d bytes", name, info.Size())
-	}
-	return pagemap.Read(f)
-}
-
-// memoryImage is a pagemap and its file of pages.
-type memoryImage struct {
-	pagemap.Dump
-	pages *os.File
-}
-
-func openMemory(root *os.Root, dir, name string) (memoryImage, error) {
-	m, err := readPagemap(root, dir+name)
-	if err != nil {
-		return memoryImage{}, err
-	}
-	f, info, err := openFile(root, dir+m.PagesName())
-	if err != nil {
-		return memoryImage{}, err
-	}
-	return memoryImage{Dump: pagemap.Dump{Map: m, Pages: f, Bytes: info.Size()}, pages: f}, nil
-}
-
 // memoryBase is the memory of a process in an earlier checkpoint.
 type memoryBase struct {
-	memoryImage
+	*images.Memory
 	checkpoint    string
 	pagemap       *os.File
 	pagemapRecord File
 	pagesRecord   File
 }
 
-func (b *memoryBase) close() { _ = errors.Join(b.pages.Close(), b.pagemap.Close()) }
+func (b *memoryBase) close() { _ = errors.Join(b.Close(), b.pagemap.Close()) }
 
 // openMemoryBase opens the memory that a checkpoint has for a pagemap: in its parent, if it is a
 // difference there.
@@ -81,7 +51,7 @@ func openMemoryBase(c Checkpoint, name string) (b *memoryBase, err error) {
 		dir = parentDir + "/"
 	}
 	b = &memoryBase{checkpoint: c.Name, pagemapRecord: records[dir+name]}
-	if b.pagemap, _, err = openFile(root, dir+name); err != nil {
+	if b.pagemap, _, err = images.OpenIn(root, dir+name); err != nil {
 		return nil, err
 	}
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
@@ -90,12 +60,12 @@ func openMemoryBase(c Checkpoint, name string) (b *memoryBase, err error) {
 		err = fmt.Errorf("%s%s is not what was written", dir, name)
 	}
 	if err == nil {
-		b.memoryImage, err = openMemory(root, dir, name)
+		b.Memory, err = images.OpenMemory(root, dir+name)
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.pagemap.Close())
 	}
-	b.pagesRecord = records[dir+b.Map.PagesName()]
+	b.pagesRecord = records[b.PagesName]
 	if b.Bytes != b.pagesRecord.Bytes {
 		err = fmt.Errorf("%s: it has %d bytes, and %d were written", b.pagesRecord.Name, b.Bytes, b.pagesRecord.Bytes)
 		b.close()

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/images"
 	"cucriu/criuutil/pages"
 	"cucriu/hooks/image"
 )
@@ -199,7 +200,7 @@ func (d *drainer) manifest(m image.Manifest) error {
 	if err := m.Write(d.dir); err != nil {
 		return err
 	}
-	f, info, err := openFile(d.to, image.ManifestName)
+	f, info, err := images.OpenIn(d.to, image.ManifestName)
 	if err != nil {
 		return err
 	}

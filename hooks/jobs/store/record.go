@@ -141,28 +141,3 @@ func readAll(f *os.File, limit int64) ([]byte, error) {
 	}
 	return io.ReadAll(io.LimitReader(f, limit))
 }
-
-// openFile opens a regular file of a checkpoint for reading, by its name in the directory.
-func openFile(root *os.Root, name string) (*os.File, os.FileInfo, error) {
-	// Before it is opened: to open a device can have effects, and os.Root follows links that
-	// lead to somewhere in it.
-	info, err := root.Lstat(name)
-	if err != nil {
-		return nil, nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is not a regular file", name)
-	}
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	opened, err := f.Stat()
-	if err == nil && !os.SameFile(info, opened) {
-		err = fmt.Errorf("%s is exchanged just now", name)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
-	}
-	return f, opened, nil
-}
