@@ -22,7 +22,7 @@ func migrateCommand() *cobra.Command {
 	var pid int
 	var asJSON, asTimeline bool
 	var job string
-	var rsh, tcp, copyFiles, via, moveAddress, compress string
+	var rsh, tcp, copyFiles, via, moveAddress, compress, precopy string
 	var bandwidth int64
 	var force []string
 	var o migrate.Options
@@ -79,6 +79,9 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if o.Compress, err = oneOf("--compress", compress, map[string]migrate.Compress{"auto": migrate.CompressAuto, "never": migrate.CompressNever, "always": migrate.CompressAlways}); err != nil {
 				return err
 			}
+			if o.Precopy, err = oneOf("--precopy", precopy, map[string]migrate.Precopy{"auto": migrate.PrecopyAuto, "never": migrate.PrecopyNever, "always": migrate.PrecopyAlways}); err != nil {
+				return err
+			}
 			if _, err = oneOf("--via", via, map[string]bool{"tls": false, "ssh": true}); err != nil {
 				return err
 			}
@@ -117,7 +120,8 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.StringVar(&o.Start, "start", "", "with --job: the command that starts its cucriu run there, such as \"systemctl start cucriu-job@train\" (default: as it was run here)")
 	flags.StringVar(&o.Host, "to", "", "the destination, as ssh knows it: [USER@]HOST (required)")
 	flags.BoolVar(&o.DryRun, "dry-run", false, "only check both hosts")
-	flags.BoolVar(&o.Precopy, "precopy", false, "send the GPU memory once before, while the job runs on; what has changed is sent again")
+	flags.StringVar(&precopy, "precopy", "auto", "send the job's memory once before, while it runs on, and then what has changed: never, always, or where little is lost by it")
+	flags.Lookup("precopy").NoOptDefVal = "always"
 	flags.Var((*timeoutValue)(&o.MaxPause), "max-pause", "refuse, or give up, rather than have the job stand still for longer")
 	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
 	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
@@ -180,7 +184,16 @@ func precopyPays(from float64) string {
 	if from >= 1 {
 		return "--precopy would not pay; "
 	}
-	return fmt.Sprintf("--precopy pays if more than %.0f %% of its GPU memory stays the same while it is sent; ", 100*from)
+	return fmt.Sprintf("--precopy pays if more than %.0f %% of its memory stays the same while it is sent; ", 100*from)
+}
+
+// predicted says how long a job would stand still.
+func predicted(r migrate.Result) string {
+	most := r.Predicted.Round(100 * time.Millisecond)
+	if !r.Precopied {
+		return fmt.Sprintf("for some %v", most)
+	}
+	return fmt.Sprintf("for some %v to %v, by what changes meanwhile, once its memory has been sent ahead", r.Least.Round(100*time.Millisecond), most)
 }
 
 // writeMigration says how a migration went. The table of the checks is shown where nothing else
@@ -202,8 +215,8 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 	case err != nil:
 		return nil
 	case dryRun:
-		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still for some %v (the way there takes %s/s%s); %snothing was touched\n",
-			r.Host, r.Predicted.Round(100*time.Millisecond), units.Size(int64(r.Bandwidth)), packets(r), precopyPays(r.PrecopyPaysFrom))
+		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still %s (the way there takes %s/s%s); %snothing was touched\n",
+			r.Host, predicted(r), units.Size(int64(r.Bandwidth)), packets(r), precopyPays(r.PrecopyPaysFrom))
 	default:
 		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
 			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))

@@ -14,32 +14,44 @@ import (
 
 // delta is what of an image the destination does not have from an earlier round.
 type delta struct {
-	dir   string   // holds what was written anew, and links to what the destination has
-	links []string // names of files of the earlier round that the image has as well
-	// replaced are the files of the image that the destination does not need.
+	dir string // holds what was written anew, and links to what the destination has
+	// links and parents are names of files of the earlier round that the image has as well: in its
+	// directory, and where criu looks for memory that has not changed.
+	links, parents []string
+	// replaced are the files of the image that the destination does not need, as dir has others.
 	replaced []string
-	unshared bool // there is next to nothing in common: the image is sent as it is
 }
 
-// leastShared is the part of the pages, as 1/leastShared, below which all of them are sent.
+// leastShared is the part of the GPU state, as 1/leastShared, below which all of it is sent.
 const leastShared = 8
 
-// newDelta compares the GPU state in an image with that of an earlier round, byte by byte, and
-// writes what has changed into dir.
-func newDelta(ctx context.Context, earlier, current, dir string) (*delta, error) {
+// compare finds out, byte by byte, what of an image is as in that of an earlier round. The
+// destination maps areas up to largest writable: see [images.LargestArea].
+func (d *delta) compare(ctx context.Context, earlier, current string, largest uint64) error {
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		return err
+	}
+	if err := d.compareGPU(ctx, earlier, current); err != nil {
+		return err
+	}
+	return d.compareMemory(ctx, earlier, current, largest)
+}
+
+// compareGPU compares the GPU state.
+func (d *delta) compareGPU(ctx context.Context, earlier, current string) error {
 	before, err := image.ReadManifest(earlier)
 	if errors.Is(err, os.ErrNotExist) {
-		return &delta{unshared: true}, nil // no process used CUDA
+		return nil // no process used CUDA
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	now, err := image.ReadManifest(current)
 	if errors.Is(err, os.ErrNotExist) {
-		return &delta{unshared: true}, nil
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	pool := new(pages.Pool)
 	defer pool.Close()
@@ -48,7 +60,7 @@ func newDelta(ctx context.Context, earlier, current, dir string) (*delta, error)
 			continue
 		}
 		if err := pool.Add("the round before", earlier, p.PID, p.Pages); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	plans, err := planDelta(now, current, pool)
@@ -58,22 +70,17 @@ func newDelta(ctx context.Context, earlier, current, dir string) (*delta, error)
 		}
 	}()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var all, shared int64
 	for _, p := range plans {
 		a, s := p.plan.Bytes()
 		all, shared = all+a, shared+s
 	}
-	d := &delta{dir: dir}
 	if shared*leastShared <= all {
-		d.unshared = true
-		return d, nil
+		return nil
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return d, d.write(ctx, now, plans)
+	return d.write(ctx, now, plans)
 }
 
 // processPlan is the plan for the pages of one process.

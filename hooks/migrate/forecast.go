@@ -45,13 +45,16 @@ func (s *source) forecast(ctx context.Context) error {
 	}
 	s.result.RoundTrip = 2 * s.clocks.error
 	s.result.Bandwidth, s.result.PrecopyPaysFrom = rates.Bandwidth, prediction.PaysFrom
+	s.result.Precopied = s.options.Precopy == PrecopyAlways || s.options.Precopy == PrecopyAuto && s.result.Report.RoomAhead() && prediction.Precopy(s.options.MaxPause)
 	s.result.Predicted = prediction.Direct.Sum()
-	if s.options.Precopy {
+	s.result.Least = s.result.Predicted
+	if s.result.Precopied {
 		s.result.Predicted = max(prediction.Round.Sum(), prediction.Final.Sum())
+		s.result.Least = max(prediction.Round.Sum(), prediction.Least.Sum())
 	}
-	if s.options.MaxPause > 0 && s.result.Predicted > s.options.MaxPause {
-		return preflight.AsRefusal(fmt.Errorf("the job would stand still for some %v, and --max-pause allows %v: the way to %s takes %.1f MB/s",
-			s.result.Predicted.Round(100*time.Millisecond), s.options.MaxPause, s.options.Host, rates.Bandwidth/1e6))
+	if s.options.MaxPause > 0 && s.result.Least > s.options.MaxPause {
+		return preflight.AsRefusal(fmt.Errorf("the job would stand still for some %v at least, and --max-pause allows %v: the way to %s takes %.1f MB/s",
+			s.result.Least.Round(100*time.Millisecond), s.options.MaxPause, s.options.Host, rates.Bandwidth/1e6))
 	}
 	return nil
 }

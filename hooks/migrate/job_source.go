@@ -158,7 +158,7 @@ func (s *jobSource) perform(ctx context.Context) error {
 func (s *jobSource) move(ctx context.Context) error {
 	if _, found, err := s.newest(); err != nil {
 		return err
-	} else if !found || s.options.Precopy {
+	} else if !found || s.options.Precopy == PrecopyAlways {
 		if err := s.phase("first checkpoint", func() error { return s.ask(ctx, jobs.AskCheckpoint) }); err != nil {
 			return err
 		}

@@ -53,6 +53,8 @@ type prepareMessage struct {
 	Job  *prepare.Job `json:"job"`
 	TCP  prepare.TCP  `json:"tcp"`
 	Copy prepare.Copy `json:"copy"`
+	// Ahead says that the job's memory will be sent ahead.
+	Ahead bool `json:"ahead,omitempty"`
 	// Force names findings that are overridden on both hosts.
 	Force []string `json:"force,omitempty"`
 	// HostMark is that of the source: see hostMark.
@@ -81,6 +83,8 @@ type restoreMessage struct {
 type link struct {
 	Round int    `json:"round"`
 	Name  string `json:"name"`
+	// Parent says that the file is to be where criu looks for memory that has not changed.
+	Parent bool `json:"parent,omitempty"`
 }
 
 type progressMessage struct {

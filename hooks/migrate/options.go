@@ -25,8 +25,8 @@ type Options struct {
 	Stage string
 	// DryRun ends the migration before anything is touched.
 	DryRun bool
-	// Precopy sends the GPU memory once while the job runs on.
-	Precopy bool
+	// Precopy says whether the job's memory is sent once while it runs on.
+	Precopy Precopy
 	// MaxPause refuses a migration whose predicted pause is longer; 0 is no limit.
 	MaxPause time.Duration
 	// Streams is the number of connections for data, 0 for a number that fits the host.
@@ -56,6 +56,25 @@ type Options struct {
 	Progress func(Progress)
 }
 
+// Precopy says whether the memory of a job is sent once while it runs on, so that less is to be
+// sent while it stands still. For that, it stands still once more: see package predict.
+type Precopy string
+
+// The choices.
+const (
+	PrecopyAuto   Precopy = "" // if it is predicted to pay
+	PrecopyNever  Precopy = "never"
+	PrecopyAlways Precopy = "always"
+)
+
+func (p Precopy) check() error {
+	switch p {
+	case PrecopyAuto, PrecopyNever, PrecopyAlways:
+		return nil
+	}
+	return fmt.Errorf("%q is no way to say when memory is sent ahead", string(p))
+}
+
 // Progress says how far a migration is.
 type Progress struct {
 	Phase string `json:"phase"`
@@ -70,13 +89,17 @@ type Result struct {
 	Host   string          `json:"host"`
 	PID    int             `json:"pid"` // of the job's root at the destination, as seen there
 	Report *prepare.Report `json:"report,omitempty"`
+	// Precopied says that the job's memory is sent ahead.
+	Precopied bool `json:"precopy"`
 	// Predicted is the pause that was expected, Pause the one that came: from the lock here to
-	// the first instruction there.
+	// the first instruction there. With pre-copy, Predicted is the longest that comes if all of the
+	// job's memory changes meanwhile, and Least if none of it does.
 	Predicted time.Duration `json:"predicted_pause_ns"`
+	Least     time.Duration `json:"predicted_least_ns"`
 	Pause     time.Duration `json:"pause_ns"`
 	// Before is how long the job stood still for the pre-copy.
 	Before time.Duration `json:"precopy_pause_ns,omitempty"`
-	// PrecopyPaysFrom is the share of GPU memory that has to stay the same for Precopy to pay, 1 or
+	// PrecopyPaysFrom is the share of memory that has to stay the same for pre-copy to pay, 1 or
 	// more if it cannot.
 	PrecopyPaysFrom float64 `json:"precopy_pays_from"`
 	// Bandwidth is what the way to the destination takes, in bytes per second.
@@ -124,7 +147,7 @@ func (o *Options) fill() error {
 	if o.Stage == "" {
 		o.Stage = defaultStage
 	}
-	if err := errors.Join(o.checkListening(), o.Compress.check()); err != nil {
+	if err := errors.Join(o.checkListening(), o.Compress.check(), o.Precopy.check()); err != nil {
 		return err
 	}
 	return checkStage(o.Stage)

@@ -176,7 +176,7 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 		return preflight.AsRefusal(err)
 	}
 	d.hook.Force = asked.Force
-	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy})
+	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy, Ahead: asked.Ahead})
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}

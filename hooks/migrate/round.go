@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/images"
 	"cucriu/hooks/migrate/wire"
 )
 
@@ -153,8 +154,14 @@ func (d *destination) linkEarlier(links []link) error {
 		if l.Round < 1 || l.Round >= d.last || l.Name != filepath.Base(l.Name) || strings.HasPrefix(l.Name, ".") {
 			return fmt.Errorf("%.80q of round %d is no file of an earlier round", l.Name, l.Round)
 		}
-		from := filepath.Join(filepath.Base(d.stage.round(l.Round)), l.Name)
-		if err := root.Link(from, filepath.Join(filepath.Base(d.stage.round(d.last)), l.Name)); err != nil {
+		from, to := filepath.Base(d.stage.round(l.Round)), filepath.Base(d.stage.round(d.last))
+		if l.Parent {
+			to = filepath.Join(to, images.ParentName)
+			if err := root.Mkdir(to, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+				return err
+			}
+		}
+		if err := root.Link(filepath.Join(from, l.Name), filepath.Join(to, l.Name)); err != nil {
 			return err
 		}
 	}

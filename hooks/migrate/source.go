@@ -98,11 +98,12 @@ func (s *source) prepare(ctx context.Context, root int) error {
 			return err
 		}
 		s.job.Map = s.hook.Config.MapFor(s.options.Host)
-		asked := prepareMessage{Job: s.job, TCP: s.options.TCP, Copy: s.options.Copy, Force: s.hook.Force, HostMark: hostMark(s.hook.Config.RunDir)}
+		ahead := s.options.Precopy == PrecopyAlways
+		asked := prepareMessage{Job: s.job, TCP: s.options.TCP, Copy: s.options.Copy, Ahead: ahead, Force: s.hook.Force, HostMark: hostMark(s.hook.Config.RunDir)}
 		if err := s.remote.Send(sayPrepare, asked); err != nil {
 			return err
 		}
-		here, err := prepare.JudgeSource(ctx, s.hook, s.job, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP})
+		here, err := prepare.JudgeSource(ctx, s.hook, s.job, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP, Ahead: ahead})
 		if err != nil {
 			return err
 		}
@@ -167,7 +168,7 @@ func (s *source) perform(ctx context.Context, root int) error {
 // move brings a complete copy of the job to the destination, which holds it.
 func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit.Event, error) {
 	last := 1
-	if s.options.Precopy {
+	if s.result.Precopied {
 		if err := s.ahead(ctx, root); err != nil {
 			return "", err
 		}
@@ -198,11 +199,11 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	if err := s.moveAddress(ctx, addressThere); err != nil {
 		return "", err
 	}
-	d := &delta{unshared: true}
+	d := new(delta)
 	if last > 1 {
-		err := s.phase("compare", func() (err error) {
-			d, err = newDelta(ctx, s.stage.round(1), s.stage.round(last), s.stage.round(last)+"-delta")
-			return err
+		d.dir = s.stage.round(last) + "-delta"
+		err := s.phase("compare", func() error {
+			return d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
 		})
 		if err != nil {
 			return "", err
@@ -220,6 +221,9 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		asked := restoreMessage{TCP: s.options.TCP}
 		for _, name := range d.links {
 			asked.Links = append(asked.Links, link{Round: 1, Name: name})
+		}
+		for _, name := range d.parents {
+			asked.Links = append(asked.Links, link{Round: 1, Name: name, Parent: true})
 		}
 		if err := s.remote.Send(sayRestore, asked); err != nil {
 			return err
@@ -255,7 +259,7 @@ func (s *source) ahead(ctx context.Context, root int) error {
 	if err != nil {
 		return err
 	}
-	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), &delta{unshared: true}) })
+	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), new(delta)) })
 	s.result.Ahead = way.totals.Bytes
 	s.result.Link += way.totals.Sent
 	return err

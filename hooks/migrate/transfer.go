@@ -106,7 +106,7 @@ func (o *Options) streams() int {
 // are there.
 func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
 	total, err := w.files.complete(dir, d.replaced)
-	if err == nil && !d.unshared {
+	if err == nil && len(d.replaced) > 0 {
 		var more int64
 		more, err = w.files.complete(d.dir, d.links)
 		total += more

@@ -30,7 +30,7 @@ func TestOnGPUsThereAndBack(t *testing.T) {
 		w := p.A.Start(1, "--mib", "64", "--loaders", "2")
 		watch := w.Watch()
 		for range 2 {
-			show(t, "64 MiB", move(t, w, p.A, p.B, "--rsh", p.A.RSH()))
+			show(t, "64 MiB", move(t, w, p.A, p.B, "--precopy=never", "--rsh", p.A.RSH()))
 			show(t, "64 MiB", move(t, w, p.B, p.A, "--rsh", p.B.RSH()))
 		}
 		watch.Stop()
@@ -56,7 +56,7 @@ func TestOnGPUsTraining(t *testing.T) {
 		}
 		steps := func(on *hosts.Host) int { return strings.Count(output(on), "step ") }
 		from, to := p.A, p.B
-		for _, flags := range [][]string{nil, nil, {"--precopy"}, {"--precopy"}} {
+		for _, flags := range [][]string{{"--precopy=never"}, {"--precopy=never"}, {"--precopy"}, {"--precopy"}} {
 			before := steps(from)
 			testenv.Eventually(t, testenv.Soon, "the training goes on", func() bool { return steps(from) >= before+30 })
 			w.Host = from
@@ -79,7 +79,7 @@ func TestOnGPUsPause(t *testing.T) {
 		p := realPair(t)
 		for _, text := range strings.Fields(os.Getenv("CUCRIU_TEST_SIZES")) {
 			w := p.A.Start(1, "--mib", "16", "--ballast", text)
-			show(t, text+" MiB", move(t, w, p.A, p.B, "--rsh", p.A.RSH()))
+			show(t, text+" MiB", move(t, w, p.A, p.B, "--precopy=never", "--rsh", p.A.RSH()))
 			byHand(t, w, p.B, p.A, text)
 			if size, _ := strconv.Atoi(text); roomFor(t, size) {
 				show(t, text+" MiB, pre-copy", move(t, w, p.A, p.B, "--rsh", p.A.RSH(), "--precopy"))

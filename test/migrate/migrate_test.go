@@ -100,6 +100,57 @@ func TestAhead(t *testing.T) {
 	})
 }
 
+// remembers is a job without CUDA, with memory of its own, and some that it shares with its child.
+// Little of it changes.
+const remembers = `
+import mmap, os, random, sys, time
+own = bytearray(random.Random(1).randbytes(32 << 20))
+shared = mmap.mmap(-1, 8 << 20)
+shared.write(random.Random(2).randbytes(8 << 20))
+first = (hash(bytes(own[1 << 20:])), hash(shared[1 << 20:]))
+child = os.fork() == 0
+if child: own[2 << 20:3 << 20] = bytes(1 << 20)
+tick = 0
+while True:
+    tick += 1
+    own[:8] = tick.to_bytes(8, "little")
+    if not child: shared[:8] = tick.to_bytes(8, "little")
+    bad = int.from_bytes(own[:8], "little") != tick
+    if child: bad = bad or any(own[2 << 20:3 << 20])
+    if not child or bad:
+        with open(sys.argv[-1] + "/status.new", "w") as f: f.write('{"tick":%d,"bad":%d}' % (tick, bad))
+        os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
+    if not child and os.path.exists(sys.argv[-1] + "/check"):
+        bad = bad or (hash(bytes(own[1 << 20:])), hash(shared[1 << 20:])) != first
+        with open(sys.argv[-1] + "/checked.new", "w") as f: f.write('{"bad":%d,"words":1}' % bad)
+        os.rename(sys.argv[-1] + "/checked.new", sys.argv[-1] + "/checked")
+        os.remove(sys.argv[-1] + "/check")
+    if bad: break
+    time.sleep(0.02)
+time.sleep(1000)
+`
+
+func TestOrdinaryMemoryGoesAhead(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.StartProgram("python3", "-c", remembers)
+		w.Ticks(p.A, 3)
+		watch := w.Watch()
+		from, to := p.A, p.B
+		for _, flags := range [][]string{{"--precopy"}, {"--bandwidth", "16M"}, {"--precopy"}} {
+			r := move(t, w, from, to, flags...)
+			if r.Ahead < 70<<20 || r.Bytes > 24<<20 {
+				t.Errorf("%v: %d bytes were sent ahead and %d at the standstill; most of the 72 MiB do not change", flags, r.Ahead, r.Bytes)
+			}
+			from, to = to, from
+		}
+		if r := move(t, w, from, to); r.Ahead > 0 {
+			t.Errorf("%d bytes were sent ahead on a fast way, where that loses", r.Ahead)
+		}
+		watch.Stop()
+	})
+}
+
 // listens is a job without CUDA that has a socket and reads a file in a directory of its own.
 const listens = `
 import os, socket, sys, time

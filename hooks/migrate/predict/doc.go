@@ -14,14 +14,17 @@
 //
 // With pre-copy it stands still twice. First for a round that leaves it running: checkpoint, copy,
 // criu dump, fill in and restore on the source, without send, as that goes on while the job runs.
-// Then for the final dump, with the same phases as above, of which send alone is shorter: only
-// what has changed since the round is sent. The driver always moves all GPU memory.
+// Then for the final dump, with the same phases as above, and
+//
+//	compare       which memory is what it was in the round
+//
+// after criu dump. Only send is shorter: what has changed since the round is sent. The driver always moves all GPU memory.
 //
 // # Where pre-copy loses
 //
 // So pre-copy trades transfer for a second checkpoint and restore: it pays if
 //
-//	unchanged share × GPU memory ÷ bandwidth > the standstill of the round + what leaves early without
+//	unchanged share × memory ÷ bandwidth > the standstill of the round + compare + what leaves early without
 //
 // A round of a process with 16 GiB takes some 7 s, as measured; all of its memory goes over a link
 // of 100 Gbit/s in 1.4 s. There pre-copy loses whatever is unchanged. On 10 Gbit/s it takes 14 s:
@@ -31,5 +34,5 @@
 // with Adam 3 % were unchanged after 2 s. With three of four layers frozen it was 35 to 39 %, for
 // LoRA of rank 8 89 %, for inference 90 to 97 %. And the share falls while the round is sent: it
 // is known from two dumps of the same job, about as far apart as the transfer takes. So nothing is
-// assumed of it.
+// assumed of it: by itself, pre-copy is used where little is lost if all changes ([Prediction.Precopy]).
 package predict

@@ -1,7 +1,6 @@
 package predict
 
 import (
-	"cmp"
 	"slices"
 	"time"
 )
@@ -24,26 +23,20 @@ func (job Job) largest() float64 {
 }
 
 // sent returns the bytes that go over the link without pre-copy.
-func (job Job) sent() float64 { return job.ratio() * (job.gpu() + float64(job.HostPages)) }
-
-func (job Job) ratio() float64 { return cmp.Or(job.SendRatio, 1) }
+func (job Job) sent() float64 { return job.gpu() + float64(job.HostPages) }
 
 // early returns how much of what is sent has left before criu's dump is over: the GPU state goes
 // while it is copied and while criu dumps the rest.
 func (job Job) early(rates Rates) float64 {
 	meanwhile := job.standstill(rates, 0, Copy, CriuDump).Sum()
-	return min(job.ratio()*job.gpu(), meanwhile.Seconds()*rates.Bandwidth)
+	return min(job.gpu(), meanwhile.Seconds()*rates.Bandwidth)
 }
 
 // standstill returns the phases with how long each takes, where send bytes go over the link.
 func (job Job) standstill(rates Rates, send float64, phases ...Phase) Standstill {
 	s := make(Standstill, len(phases))
 	for i, phase := range phases {
-		duration, measured := job.Measured[phase]
-		if !measured || phase == Send { // what was sent before was not the same
-			duration = job.phase(rates, send, phase)
-		}
-		s[i] = Timed{phase, duration}
+		s[i] = Timed{phase, job.phase(rates, send, phase)}
 	}
 	return s
 }
@@ -56,6 +49,8 @@ func (job Job) phase(rates Rates, send float64, phase Phase) time.Duration {
 		return 2 * rates.RoundTrip
 	case CriuDump:
 		return take(rates.CriuDumpLeast, float64(job.HostPages), rates.CriuDump)
+	case Compare:
+		return take(0, job.gpu(), rates.Compare) + take(0, float64(job.HostPages), rates.CompareOne)
 	case CriuRestore:
 		return take(rates.CriuLoadLeast, float64(job.HostPages), rates.CriuLoad)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -15,6 +16,7 @@ const (
 	Checkpoint  Phase = "checkpoint"
 	Copy        Phase = "copy"
 	CriuDump    Phase = "criu dump"
+	Compare     Phase = "compare"
 	Send        Phase = "send"
 	CriuRestore Phase = "criu restore"
 	FillIn      Phase = "fill in"
@@ -26,14 +28,6 @@ const (
 type Job struct {
 	GPU       []int64 // bytes of GPU memory of each CUDA process
 	HostPages int64   // bytes of ordinary memory that criu dumps, of all processes
-
-	// SendRatio is what goes over the link of a byte, as zeros are left out and the rest may be
-	// compressed. 0 counts as 1.
-	SendRatio float64
-
-	// Measured is what phases of this job have taken, in an earlier round, checkpoint or migration.
-	// It counts instead of what the rates say.
-	Measured map[Phase]time.Duration
 }
 
 // Timed is a phase and how long it takes.
@@ -59,8 +53,9 @@ type Prediction struct {
 	Direct Standstill // without pre-copy
 	Round  Standstill // with it: the round that leaves the job running
 	Final  Standstill // and the dump that moves it, if nothing has stayed the same since
+	Least  Standstill // and if everything has
 
-	// PaysFrom is the share of GPU memory that has to stay the same between the round and the
+	// PaysFrom is the share of the job's memory that has to stay the same between the round and the
 	// final dump for pre-copy to pay: the job stands still for less time in all then. If it is 1 or
 	// more, pre-copy cannot pay.
 	PaysFrom float64
@@ -71,16 +66,36 @@ func Predict(job Job, rates Rates) (Prediction, error) {
 	if err := job.check(rates); err != nil {
 		return Prediction{}, err
 	}
+	final := []Phase{Checkpoint, Copy, CriuDump, Compare, Send, CriuRestore, FillIn, Restore, Confirm}
+	direct := slices.DeleteFunc(slices.Clone(final), func(phase Phase) bool { return phase == Compare })
 	p := Prediction{
-		Direct: job.standstill(rates, job.sent()-job.early(rates), Checkpoint, Copy, CriuDump, Send, CriuRestore, FillIn, Restore, Confirm),
+		Direct: job.standstill(rates, job.sent()-job.early(rates), direct...),
 		Round:  job.standstill(rates, 0, Checkpoint, Copy, CriuDump, FillIn, Restore),
-		Final:  job.standstill(rates, job.sent(), Checkpoint, Copy, CriuDump, Send, CriuRestore, FillIn, Restore, Confirm),
+		Final:  job.standstill(rates, job.sent(), final...),
+		Least:  job.standstill(rates, 0, final...),
 	}
 	p.PaysFrom = 1
-	if more, all := p.Round.Sum()+p.Final.Sum()-p.Direct.Sum(), take(0, job.ratio()*job.gpu(), rates.Bandwidth); all > 0 {
+	if more, all := p.Round.Sum()+p.Final.Sum()-p.Direct.Sum(), take(0, job.sent(), rates.Bandwidth); all > 0 {
 		p.PaysFrom = more.Seconds() / all.Seconds()
 	}
 	return p, nil
+}
+
+// autoPaysFrom is the share from which pre-copy has to pay to be used although nobody knows what
+// will change: so it loses a tenth of the time for sending at most, and gains nine.
+const autoPaysFrom = 0.1
+
+// Precopy reports whether to use pre-copy if nothing is known of what the job changes: if it pays
+// from a small share on, or as the only way that may keep each standstill within limit, if that is
+// not 0.
+func (p Prediction) Precopy(limit time.Duration) bool {
+	if limit > 0 {
+		direct, ahead := p.Direct.Sum() <= limit, max(p.Round.Sum(), p.Least.Sum()) <= limit
+		if direct != ahead {
+			return ahead
+		}
+	}
+	return p.PaysFrom <= autoPaysFrom
 }
 
 // check refuses what would make the prediction a number without a meaning.
@@ -90,14 +105,11 @@ func (job Job) check(rates Rates) error {
 	}
 	for _, rate := range []float64{
 		rates.Bandwidth, rates.Checkpoint, rates.Restore, rates.MakeReady, rates.CopyOut,
-		rates.CopyOutAll, rates.FillIn, rates.CriuDump, rates.CriuLoad,
+		rates.CopyOutAll, rates.FillIn, rates.CriuDump, rates.CriuLoad, rates.Compare, rates.CompareOne,
 	} {
 		if !(rate > 0) || math.IsInf(rate, 0) {
 			return fmt.Errorf("%v bytes per second is not a rate", rate)
 		}
-	}
-	if !(job.SendRatio >= 0) || math.IsInf(job.SendRatio, 0) {
-		return fmt.Errorf("%v is not a ratio of what is sent", job.SendRatio)
 	}
 	for _, bytes := range append([]int64{job.HostPages}, job.GPU...) {
 		if bytes < 0 {

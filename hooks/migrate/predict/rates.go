@@ -15,6 +15,8 @@ type Rates struct {
 	FillIn     float64 // for all of them
 	CriuDump   float64 // criu, one process after the other
 	CriuLoad   float64
+	Compare    float64 // GPU memory with that of an earlier round
+	CompareOne float64 // ordinary memory, of one process after the other
 
 	// What remains of a phase without any bytes, for the first process, and for each further one.
 	CheckpointLeast, CheckpointEach time.Duration
@@ -24,8 +26,7 @@ type Rates struct {
 
 // DefaultRates are those measured on hosts with one to four H200s and 16 to 64 cores, driver
 // 580.159.04, images in memory. The predictions made with them were between 10 % too short and 21 %
-// too long for the jobs that were measured there. A host with an H100 took up to 1.4 times as long,
-// so what was measured of the same job counts more ([Job.Measured]).
+// too long for the jobs that were measured there. A host with an H100 took up to 1.4 times as long.
 func DefaultRates() Rates {
 	return Rates{
 		Checkpoint: 7e9,
@@ -36,6 +37,8 @@ func DefaultRates() Rates {
 		FillIn:     20e9,
 		CriuDump:   2e9,
 		CriuLoad:   2.3e9,
+		Compare:    20e9,
+		CompareOne: 1.5e9,
 
 		CheckpointLeast: 400 * time.Millisecond,
 		CheckpointEach:  100 * time.Millisecond,

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/images"
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
@@ -26,6 +27,8 @@ type Room struct {
 	Copy Copy
 	// TCP says what becomes of connections with other programs.
 	TCP TCP
+	// Ahead says that the job's memory is sent ahead, so that there are two images.
+	Ahead bool
 }
 
 // Copy says which files of a job a migration copies.
@@ -65,7 +68,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	if err != nil {
 		return nil, err
 	}
-	memory, err := roomFindings(j, room.Dir, arriving)
+	memory, ahead, err := room.findings(j, arriving)
 	if err != nil {
 		return nil, err
 	}
@@ -83,6 +86,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 	}
 	judgement := judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
 	judgement.Copies, judgement.Makes = look.copies, look.makes
+	judgement.RoomAhead, judgement.LargestArea = ahead, images.LargestArea()
 	return judgement, nil
 }
 

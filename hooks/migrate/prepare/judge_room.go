@@ -19,11 +19,22 @@ const (
 	arriving                  // the processes are still to come
 )
 
+// findings find out whether this host has room for the job on its way, and whether it has it also
+// if the job's memory is sent ahead.
+func (r Room) findings(j *Job, end direction) (findings preflight.Findings, ahead bool, err error) {
+	two, err := roomFindings(j, r.Dir, end, 2)
+	if err != nil || r.Ahead {
+		return two, true, err
+	}
+	one, err := roomFindings(j, r.Dir, end, 1)
+	return one, two.Err() == nil, err
+}
+
 // roomFindings find out whether this host has memory, and dir space, for the job on its way. The
-// image holds what is in the job's memory and on its GPUs. Beside it a host has the processes
+// images hold what is in the job's memory and on its GPUs. Beside them a host has the processes
 // themselves, with what is on the GPUs in their memory, or in the watcher's.
-func roomFindings(j *Job, dir string, end direction) (preflight.Findings, error) {
-	image := j.HostBytes() + j.GPUBytes()
+func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.Findings, error) {
+	image := images * (j.HostBytes() + j.GPUBytes())
 	dir = preflight.Existing(dir)
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {

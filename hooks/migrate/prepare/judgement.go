@@ -21,6 +21,10 @@ type Judgement struct {
 	Copies []int `json:"copies,omitempty"`
 	// Makes are the positions in [Job.SocketDirectories] of those that the destination makes.
 	Makes []int `json:"makes,omitempty"`
+	// RoomAhead says that there is room for the job's memory to be sent ahead.
+	RoomAhead bool `json:"room_ahead,omitempty"`
+	// LargestArea is [images.LargestArea] of the destination.
+	LargestArea uint64 `json:"largest_area,omitempty"`
 }
 
 // Err returns a [*preflight.RefusedError] with the errors among the findings; nil if there are

@@ -72,8 +72,8 @@ func TestABuildIDIsReadAsTheLinkerWroteIt(t *testing.T) {
 // TestTheSourceHoldsWhatItHasUntilTheJobRunsElsewhere: an image in memory is counted on top.
 func TestTheSourceHoldsWhatItHasUntilTheJobRunsElsewhere(t *testing.T) {
 	j := sample()
-	need := func(dir string, end direction) string {
-		findings, err := roomFindings(j, dir, end)
+	need := func(room Room, end direction) string {
+		findings, _, err := room.findings(j, end)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,10 +85,11 @@ func TestTheSourceHoldsWhatItHasUntilTheJobRunsElsewhere(t *testing.T) {
 	}
 	// 16 GiB on the GPU, 1 GiB and 1 MiB of its own.
 	for what, want := range map[string]string{
-		need("/", leaving):         "16.0 GiB",
-		need("/", arriving):        "17.0 GiB",
-		need("/dev/shm", leaving):  "33.0 GiB",
-		need("/dev/shm", arriving): "34.0 GiB",
+		need(Room{Dir: "/"}, leaving):                     "16.0 GiB",
+		need(Room{Dir: "/"}, arriving):                    "17.0 GiB",
+		need(Room{Dir: "/dev/shm"}, leaving):              "33.0 GiB",
+		need(Room{Dir: "/dev/shm"}, arriving):             "34.0 GiB",
+		need(Room{Dir: "/dev/shm", Ahead: true}, leaving): "50.0 GiB",
 	} {
 		if what != want {
 			t.Errorf("it takes %s, want %s", what, want)

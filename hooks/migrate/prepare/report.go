@@ -12,6 +12,9 @@ type Report struct {
 	Destination *Judgement `json:"destination"`
 }
 
+// RoomAhead reports whether both ends have room for the job's memory to be sent ahead.
+func (r Report) RoomAhead() bool { return r.Source.RoomAhead && r.Destination.RoomAhead }
+
 // Err returns a [*preflight.RefusedError] with the errors of both ends; nil if there are none.
 func (r Report) Err() error {
 	var all preflight.Findings

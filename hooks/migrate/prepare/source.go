@@ -39,7 +39,7 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 		}
 		more = append(more, wanted.Findings...)
 	}
-	memory, err := roomFindings(j, room.Dir, leaving)
+	memory, ahead, err := room.findings(j, leaving)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,9 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 	if err != nil {
 		return nil, err
 	}
-	return judged(hook, j.Host.Name, slices.Concat(findings, more, container, memory, connectionFindings(j, room.TCP))), nil
+	judgement := judged(hook, j.Host.Name, slices.Concat(findings, more, container, memory, connectionFindings(j, room.TCP)))
+	judgement.RoomAhead = ahead
+	return judgement, nil
 }
 
 // containerFindings finds a job whose root directory is not this host's. Only who has made the

@@ -206,7 +206,7 @@ func FuzzJob(f *testing.F) {
 		findings := append(hostFindings(&j, Host{Architecture: j.Host.Architecture}), connectionFindings(&j, TCPRefuse)...)
 		findings = append(findings, socketFindings(&j, TCPKeep, nil, []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:29500")})...)
 		findings = append(findings, userFindings(&j, func(int) string { return "root" })...)
-		room, err := roomFindings(&j, dir, arriving)
+		room, err := roomFindings(&j, dir, arriving, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

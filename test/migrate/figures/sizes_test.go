@@ -17,7 +17,7 @@ var ways = []struct {
 	takes float64
 	move  func(f *figures, w *hosts.Work) row
 }{
-	{"cucriu migrate", 4.5, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w)) }},
+	{"cucriu migrate", 4.5, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w, "--precopy=never")) }},
 	{"with --precopy", 6, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w, "--precopy")) }},
 	{"by hand", 5, func(f *figures, w *hosts.Work) row { return byHand(f.byHand(w)) }},
 }

@@ -1,0 +1,97 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"cucriu/criuutil/images"
+	"cucriu/criuutil/pagemap"
+)
+
+// compareMemory compares ordinary memory, as criu has written it.
+func (d *delta) compareMemory(ctx context.Context, earlier, current string, largest uint64) error {
+	before, err := os.OpenRoot(earlier)
+	if err != nil {
+		return err
+	}
+	defer before.Close()
+	now, err := os.OpenRoot(current)
+	if err != nil {
+		return err
+	}
+	defer now.Close()
+	names, err := namesIn(now)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.NumCPU())
+	err = images.Divide(now, names, largest, func(m *images.Memory) error {
+		group.Go(func() error {
+			defer m.Close()
+			base, err := images.OpenMemory(before, m.Name)
+			if err != nil {
+				return nil // a process that was not there, or something that criu does not write: all of it is sent
+			}
+			defer base.Close()
+			differs, err := d.divide(ctx, m, base)
+			if err != nil || differs {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			d.replaced = append(d.replaced, m.Name, m.PagesName)
+			d.parents = append(d.parents, base.Name, base.PagesName)
+			return nil
+		})
+		return nil
+	})
+	return errors.Join(err, group.Wait())
+}
+
+// divide writes what of memory has changed, unless that is too much.
+func (d *delta) divide(ctx context.Context, m, base *images.Memory) (differs bool, err error) {
+	difference, err := pagemap.Compare(m.Dump, base.Dump, m.Own, m.Bytes/2, func(int) error { return ctx.Err() })
+	if errors.Is(err, pagemap.ErrDiffers) || err == nil && difference.Map.ParentBytes() < images.MinDivided {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := writeTo(filepath.Join(d.dir, m.PagesName), difference.Changed()); err != nil {
+		return false, err
+	}
+	r, w := io.Pipe()
+	defer r.Close()
+	go func() {
+		_, err := difference.Map.WriteTo(w)
+		w.CloseWithError(err)
+	}()
+	return false, writeTo(filepath.Join(d.dir, m.Name), r)
+}
+
+func writeTo(path string, from io.Reader) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, from)
+	return errors.Join(err, f.Close())
+}
+
+func namesIn(root *os.Root) ([]string, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return dir.Readdirnames(-1)
+}
