@@ -81,7 +81,7 @@ func (p *progress) measured(phase string, measure func() (done, total int64)) {
 // migrationPhases describes in words the phases of a migration that are no steps of a session.
 var migrationPhases = map[string]string{
 	"prepare": "checking both hosts",
-	"ahead":   "sending the GPU memory while the job runs on",
+	"ahead":   "sending its memory while the job runs on",
 	"send":    "sending the job",
 	"restore": "restoring the job there",
 

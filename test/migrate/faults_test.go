@@ -138,9 +138,9 @@ func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
 }
 
 // TestOtherJobsSurviveToo: those without CUDA, trees of several CUDA processes with children, and
-// those that are sent ahead.
+// those whose GPU memory or ordinary memory is sent ahead.
 func TestOtherJobsSurviveToo(t *testing.T) {
-	for _, job := range []string{"cpu", "tree", "precopy"} {
+	for _, job := range []string{"cpu", "tree", "precopy", "memory"} {
 		t.Run(job, func(t *testing.T) {
 			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {
 				w := newWorld(t, job)

@@ -44,6 +44,9 @@ func newWorld(t *testing.T, job string) *world {
 		switch job {
 		case "cpu":
 			return w.A.StartProgram("sh", "-c", cpuProgram, "sh")
+		case "memory":
+			w.flags = []string{"--precopy"}
+			return w.A.StartProgram("python3", "-c", remembers)
 		case "precopy":
 			w.flags = []string{"--precopy"}
 		case "tree":
