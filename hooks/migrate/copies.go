@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"cucriu/hooks/jobs/files"
@@ -37,8 +38,35 @@ func (s *source) foreseeFiles(ctx context.Context) error {
 	return files.Foresee(ctx, s.job.RootPID, s.moving())
 }
 
+// later has the destination judge what the job, which stands still, uses and did not use when it was
+// described.
+func (s *source) later(ctx context.Context) error {
+	if s.remote.version < versionLater {
+		return nil
+	}
+	job, err := prepare.Later(s.hook, s.job)
+	if job == nil || err != nil {
+		return err
+	}
+	if err := s.remote.Send(sayLater, laterMessage{job}); err != nil {
+		return err
+	}
+	there := new(prepare.Judgement)
+	if err := s.remote.expect(ctx, sayJudged, there); err != nil {
+		return err
+	}
+	if err := errors.Join(there.Validate(job), there.Err()); err != nil {
+		return fmt.Errorf("what the job uses has changed since it was checked: %w", err)
+	}
+	s.job, s.result.Report.Destination.Copies = job, there.Copies
+	return nil
+}
+
 // saveFiles adds the files to the image. The job stands still.
 func (s *source) saveFiles(ctx context.Context, dir string) error {
+	if err := s.later(ctx); err != nil {
+		return err
+	}
 	if s.options.Copy == prepare.CopyNone {
 		return nil
 	}

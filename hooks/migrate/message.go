@@ -13,14 +13,17 @@ import (
 // The protocol between the two programs. A change that an older one would not understand makes a
 // new version.
 const (
-	protocolVersion = 1
+	protocolVersion = 2
 	protocolOldest  = 1
+
+	versionLater = 2 // knows sayLater
 )
 
 // What the source says.
 const (
 	sayHello   = "hello"   // the destination answers with its own
 	sayPrepare = "prepare" // the destination answers with its judgement
+	sayLater   = "later"   // as sayPrepare, once the job stands still and uses more than it did then
 	sayClock   = "clock"   // the destination answers with its own
 	sayRound   = "round"   // the destination answers where it listens
 	sayRestore = "restore" // the destination answers that it is ready, or has failed
@@ -59,6 +62,10 @@ type prepareMessage struct {
 	Force []string `json:"force,omitempty"`
 	// HostMark is that of the source: see hostMark.
 	HostMark string `json:"host_mark,omitempty"`
+}
+
+type laterMessage struct {
+	Job *prepare.Job `json:"job"`
 }
 
 // round announces data: a whole image, or what has changed since an earlier round.

@@ -139,6 +139,8 @@ func (d *destination) handle(ctx context.Context, m wire.Message) error {
 	switch m.Kind {
 	case sayPrepare:
 		return d.prepare(ctx, m)
+	case sayLater:
+		return d.later(ctx, m)
 	case sayClock:
 		return d.Send(sayClock, clockMessage{timeline.SinceBoot()})
 	case sayRound:
@@ -188,6 +190,23 @@ func (d *destination) prepare(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	return reach(ctx, "receive.judged")
+}
+
+// later judges again, with what the job has come to use meanwhile.
+func (d *destination) later(ctx context.Context, m wire.Message) error {
+	var asked laterMessage
+	if err := m.Decode(&asked); err != nil {
+		return err
+	}
+	if d.job == nil || asked.Job == nil || d.giveUp != nil {
+		return errors.New("there is no job that could be described again")
+	}
+	judgement, err := prepare.JudgeLater(ctx, d.hook, asked.Job, d.copies)
+	if err != nil {
+		return err
+	}
+	d.job, d.judgement = asked.Job, judgement
+	return d.Send(sayJudged, judgement)
 }
 
 func (d *destination) close() {

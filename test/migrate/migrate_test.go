@@ -159,8 +159,18 @@ os.makedirs(own, 0o700)
 with open(own + "/text", "w") as f: f.write("text")
 text = open(own + "/text")
 s = socket.socket(socket.AF_UNIX); s.bind(own + "/socket"); s.listen()
+later = None
 for tick in range(10**6):
     text.seek(0)
+    if os.path.exists(sys.argv[-1] + "/more"):
+        os.makedirs(sys.argv[-1] + "/late", 0o750)
+        with open(sys.argv[-1] + "/late/text", "w") as f: f.write("late")
+        later = open(sys.argv[-1] + "/late/text"), socket.socket(socket.AF_UNIX)
+        later[1].bind(sys.argv[-1] + "/late/socket"); later[1].listen()
+        os.remove(sys.argv[-1] + "/more")
+    if later:
+        later[0].seek(0)
+        if later[0].read() != "late": break
     with open(sys.argv[-1] + "/status.new", "w") as f: f.write('{"tick":%d,"bad":%d}' % (tick, text.read() != "text"))
     os.rename(sys.argv[-1] + "/status.new", sys.argv[-1] + "/status")
     time.sleep(0.02)
@@ -191,6 +201,43 @@ func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
 		w.Ticks(p.B, 3)
 		if copies := w.Copies(); len(copies) != 1 || copies[0].Host != p.B {
 			t.Errorf("want one copy, on host b; there are %v", copies)
+		}
+	})
+}
+
+// TestWhatAJobComesToUseBeforeItStandsStillMovesToo: as the loaders of a training that begins its
+// next epoch.
+func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := &world{t: t, Pair: p, from: p.A, to: p.B, work: p.A.StartProgram("python3", "-c", listens)}
+		w.work.Ticks(p.A, 3)
+		more := func(flags ...string) *migration {
+			p.A.Run("rm", "-rf", filepath.Join(w.work.Dir, "late"))
+			m := w.begin(t, "migrate.opened", "", flags...)
+			if !m.reached() {
+				t.Fatal("the migration ended before")
+			}
+			p.A.Run("touch", filepath.Join(w.work.Dir, "more"))
+			testenv.Eventually(t, testenv.Soon, "the job uses more", func() bool { return !testenv.Exists(p.A.Path(filepath.Join(w.work.Dir, "more"))) })
+			m.goOn()
+			return m
+		}
+		p.B.Run("sh", "-c", "mkdir -p "+w.work.Dir+"/own && printf text > "+w.work.Dir+"/own/text")
+		m := more("--copy-files", "none", "--force", "file-differs")
+		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "/late/text does not exist here") || !strings.Contains(m.out.String(), "the job goes on here") {
+			t.Errorf("exit status %d:\n%s", status, m.out.String())
+		}
+		w.work.Ticks(p.A, 3)
+		if status := more().status(); status != 0 {
+			t.Fatalf("exit status %d", status)
+		}
+		w.work.Ticks(p.B, 3)
+		if copies := w.work.Copies(); len(copies) != 1 || copies[0].Host != p.B {
+			t.Errorf("want one copy, on host b; there are %v", copies)
+		}
+		if mode := p.B.Run("stat", "-c", "%a", filepath.Join(w.work.Dir, "late")); strings.TrimSpace(mode) != "750" {
+			t.Errorf("the directory has the mode %s", mode)
 		}
 	})
 }

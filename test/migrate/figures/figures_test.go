@@ -36,13 +36,15 @@ type figures struct {
 	t      *testing.T
 	out    *os.File // each line as soon as it is known
 	meter  *meter
-	net    string // the directory of iperf3 and rsync
+	net    string // the directory of iperf3 and rsync; empty without them
+	bare   bool   // there is no sshd: the rig's own remote shell is used
 	repeat int
 	// patience is how long a measurement waits for a quiet machine.
 	patience time.Duration
 }
 
-// TestFigures writes a report into the file that CUCRIU_FIGURES names.
+// TestFigures writes a report into the file that CUCRIU_FIGURES names. CUCRIU_FIGURES_BARE leaves
+// out what needs sshd, iperf3 and rsync, which a machine for GPUs may lack.
 func TestFigures(t *testing.T) {
 	file := os.Getenv("CUCRIU_FIGURES")
 	if file == "" {
@@ -59,7 +61,10 @@ func TestFigures(t *testing.T) {
 			sizes = append(sizes, number(t, text))
 		}
 		large := hosts.HostOptions{Simulator: []string{"--mib-per-gpu", "32768"}}
-		f := &figures{t: t, out: out, net: os.Getenv("CUCRIU_BENCH_NET"), repeat: int(number(t, setting("REPEAT", "3"))), patience: time.Minute}
+		f := &figures{
+			t: t, out: out, net: os.Getenv("CUCRIU_BENCH_NET"), bare: setting("BARE", "") != "",
+			repeat: int(number(t, setting("REPEAT", "3"))), patience: time.Minute,
+		}
 		if text := setting("PATIENCE", ""); text != "" {
 			f.patience = time.Duration(number(t, text) * float64(time.Second))
 		}
@@ -68,9 +73,11 @@ func TestFigures(t *testing.T) {
 			os.Exit(1) // and with it everything below this process
 		})
 		defer f.meter.stop()
-		f.Pair = hosts.New(t, hosts.Options{A: large, B: large})
+		f.Pair = hosts.New(t, hosts.Options{A: large, B: large, WithoutSSH: f.bare})
 		f.machine()
-		f.throughput(number(t, setting("THROUGHPUT", "2")))
+		if !f.bare {
+			f.throughput(number(t, setting("THROUGHPUT", "2")))
+		}
 		f.sizes(sizes)
 		f.say("\nThe run ended at %s.", time.Now().UTC().Format("15:04 UTC"))
 	})

@@ -164,5 +164,9 @@ func (f *figures) machine() {
 	}
 	f.say("- begun: %s, load %s", time.Now().UTC().Format("2006-01-02 15:04 UTC"), strings.Join(strings.Fields(string(load))[:3], " "))
 	f.say("- machine: %d × %s, %d MiB of memory available, kernel %s %s", runtime.NumCPU(), model, available()/mib, kernel, runtime.GOARCH)
+	if f.bare {
+		f.say("- CRIU %s; %s; control over the rig's own remote shell", criu, runtime.Version())
+		return
+	}
 	f.say("- CRIU %s; %s; %s; %s; %s", criu, first("ssh", "-V"), first(f.net+"/iperf3", "--version"), first(f.net+"/rsync", "--version"), runtime.Version())
 }

@@ -87,6 +87,9 @@ func (f *figures) size(bytes int64) (results []result) {
 	defer f.endWork(w)
 	f.migrate(w) // not measured: the memory of a virtual machine is slow when it is touched for the first time
 	for _, way := range ways {
+		if way.name == "by hand" && f.bare {
+			continue
+		}
 		r := result{bytes: bytes, way: way.name}
 		for range f.repeat {
 			if left := available(); float64(left) < float64(bytes)*(way.takes-1)+2*gib {

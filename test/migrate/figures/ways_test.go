@@ -74,6 +74,9 @@ func (f *figures) migrate(w *hosts.Work, options ...string) (m migration) {
 	f.t.Helper()
 	from, to := w.Host, f.other(w.Host)
 	w.Prepare(to)
+	if f.bare {
+		options = append(options, "--rsh", from.RSH())
+	}
 	before := available()
 	w.Ticks(from, 3) // the simulated driver opens its memory for a comparison, which has just ended
 	out, ran := f.do(from, "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json", "--timeline"}, options...)...)
