@@ -244,9 +244,14 @@ func (fs *files) findShared(tree []int) error {
 			}
 			var stat unix.Stat_t
 			info, err := os.Lstat(link)
-			if err == nil && unix.Stat(link, &stat) == nil && stat.Ino == f.Identity.Inode && stat.Dev == f.Identity.Device {
-				f.Shared = f.Shared || info.Mode()&0o200 != 0
+			if err != nil || info.Mode()&0o200 == 0 || unix.Stat(link, &stat) != nil || stat.Ino != f.Identity.Inode || stat.Dev != f.Identity.Device {
+				continue
 			}
+			now, err := proc.Tree(tree[0])
+			if err != nil {
+				return err
+			}
+			f.Shared = f.Shared || !slices.Contains(now, pid) // the tree may have grown meanwhile
 		}
 	}
 	return nil
