@@ -59,6 +59,9 @@ func (d *delta) compareMemory(ctx context.Context, earlier, current string, larg
 
 // divide writes what of memory has changed, unless that is too much.
 func (d *delta) divide(ctx context.Context, m, base *images.Memory) (differs bool, err error) {
+	if base.Validate() != nil {
+		return true, nil
+	}
 	difference, err := pagemap.Compare(m.Dump, base.Dump, m.Own, m.Bytes/2, func(int) error { return ctx.Err() })
 	if errors.Is(err, pagemap.ErrDiffers) || err == nil && difference.Map.ParentBytes() < images.MinDivided {
 		return true, nil
@@ -66,24 +69,16 @@ func (d *delta) divide(ctx context.Context, m, base *images.Memory) (differs boo
 	if err != nil {
 		return false, err
 	}
-	if err := writeTo(filepath.Join(d.dir, m.PagesName), difference.Changed()); err != nil {
-		return false, err
-	}
-	r, w := io.Pipe()
-	defer r.Close()
-	go func() {
-		_, err := difference.Map.WriteTo(w)
-		w.CloseWithError(err)
-	}()
-	return false, writeTo(filepath.Join(d.dir, m.Name), r)
+	pages := func(w io.Writer) (int64, error) { return io.Copy(w, difference.Changed()) }
+	return false, errors.Join(d.create(m.PagesName, pages), d.create(m.Name, difference.Map.WriteTo))
 }
 
-func writeTo(path string, from io.Reader) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+func (d *delta) create(name string, write func(io.Writer) (int64, error)) error {
+	f, err := os.OpenFile(filepath.Join(d.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, from)
+	_, err = write(f)
 	return errors.Join(err, f.Close())
 }
 
