@@ -206,6 +206,9 @@ func (d *destination) later(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	d.job, d.judgement = asked.Job, judgement
+	if err := reach(ctx, "receive.later"); err != nil {
+		return err
+	}
 	return d.Send(sayJudged, judgement)
 }
 

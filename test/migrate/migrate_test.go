@@ -212,9 +212,9 @@ func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := &world{t: t, Pair: p, from: p.A, to: p.B, work: p.A.StartProgram("python3", "-c", listens)}
 		w.work.Ticks(p.A, 3)
-		more := func(flags ...string) *migration {
+		more := func(point string, flags ...string) *migration {
 			p.A.Run("rm", "-rf", filepath.Join(w.work.Dir, "late"))
-			m := w.begin(t, "migrate.opened", "", flags...)
+			m := w.begin(t, point, "", flags...)
 			if !m.reached() {
 				t.Fatal("the migration ended before")
 			}
@@ -224,12 +224,17 @@ func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
 			return m
 		}
 		p.B.Run("sh", "-c", "mkdir -p "+w.work.Dir+"/own && printf text > "+w.work.Dir+"/own/text")
-		m := more("--copy-files", "none", "--force", "file-differs")
+		m := more("migrate.opened", "--copy-files", "none", "--force", "file-differs")
 		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "/late/text does not exist here") || !strings.Contains(m.out.String(), "the job goes on here") {
 			t.Errorf("exit status %d:\n%s", status, m.out.String())
 		}
 		w.work.Ticks(p.A, 3)
-		if status := more().status(); status != 0 {
+		m = more("receive.later=kill,migrate.opened")
+		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "the job goes on here") {
+			t.Errorf("exit status %d:\n%s", status, m.out.String())
+		}
+		w.work.Ticks(p.A, 3)
+		if status := more("migrate.opened").status(); status != 0 {
 			t.Fatalf("exit status %d", status)
 		}
 		w.work.Ticks(p.B, 3)
