@@ -69,7 +69,7 @@ func (d *delta) divide(ctx context.Context, m, base *images.Memory) (differs boo
 	if err != nil {
 		return false, err
 	}
-	pages := func(w io.Writer) (int64, error) { return io.Copy(w, difference.Changed()) }
+	pages := func(w io.Writer) (int64, error) { return io.Copy(w, whileWanted{ctx, difference.Changed()}) }
 	return false, errors.Join(d.create(m.PagesName, pages), d.create(m.Name, difference.Map.WriteTo))
 }
 
@@ -80,6 +80,19 @@ func (d *delta) create(name string, write func(io.Writer) (int64, error)) error 
 	}
 	_, err = write(f)
 	return errors.Join(err, f.Close())
+}
+
+// whileWanted is a reader that fails once its context has ended.
+type whileWanted struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+func (w whileWanted) Read(buffer []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return w.from.Read(buffer)
 }
 
 func namesIn(root *os.Root) ([]string, error) {

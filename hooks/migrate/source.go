@@ -7,6 +7,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
@@ -201,9 +203,9 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	}
 	d := new(delta)
 	if last > 1 {
-		d.dir = s.stage.round(last) + "-delta"
-		err := s.phase("compare", func() error {
-			return d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
+		err := s.phase("compare", func() (err error) {
+			d, err = s.compare(ctx, last)
+			return err
 		})
 		if err != nil {
 			return "", err
@@ -237,6 +239,20 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 		return "", err
 	}
 	return commit.Ready, reach(ctx, "migrate.ready")
+}
+
+// compare finds out what of a round the destination does not have from the first one.
+func (s *source) compare(ctx context.Context, last int) (*delta, error) {
+	d := &delta{dir: s.stage.round(last) + "-delta"}
+	err := d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
+		s.hook.Log.Warn("there is no room to write down what has changed, so all of the image is sent", "error", err)
+		return new(delta), os.RemoveAll(d.dir)
+	}
+	return d, err
 }
 
 // open opens the way for the files of a round. The job runs on meanwhile.

@@ -147,6 +147,12 @@ func TestOrdinaryMemoryGoesAhead(t *testing.T) {
 		if r := move(t, w, from, to); r.Ahead > 0 {
 			t.Errorf("%d bytes were sent ahead on a fast way, where that loses", r.Ahead)
 		}
+		// What has changed is written beside the images. Where there is no room for it, all is sent.
+		to.SmallDisk("/run/stage", "250m")
+		to.UseFailpoint("migrate.dumped=fill /run/stage")
+		if r := move(t, w, to, from, "--precopy", "--stage", "/run/stage"); r.Bytes < 70<<20 {
+			t.Errorf("%d bytes were sent at the standstill, without room to write down what has changed", r.Bytes)
+		}
 		watch.Stop()
 	})
 }
