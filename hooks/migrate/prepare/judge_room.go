@@ -20,14 +20,23 @@ const (
 )
 
 // findings find out whether this host has room for the job on its way, and whether it has it also
-// if the job's memory is sent ahead.
+// if the job's memory is sent ahead although nobody has asked for that. Then there has to be room
+// for all that may have changed: the source writes it down beside the images of both rounds.
 func (r Room) findings(j *Job, end direction) (findings preflight.Findings, ahead bool, err error) {
-	two, err := roomFindings(j, r.Dir, end, 2)
-	if err != nil || r.Ahead {
-		return two, true, err
+	if r.Ahead {
+		findings, err = roomFindings(j, r.Dir, end, 2)
+		return findings, true, err
 	}
-	one, err := roomFindings(j, r.Dir, end, 1)
-	return one, two.Err() == nil, err
+	images := uint64(2)
+	if end == leaving {
+		images = 3
+	}
+	most, err := roomFindings(j, r.Dir, end, images)
+	if err != nil {
+		return nil, false, err
+	}
+	findings, err = roomFindings(j, r.Dir, end, 1)
+	return findings, most.Err() == nil, err
 }
 
 // roomFindings find out whether this host has memory, and dir space, for the job on its way. The

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
 )
 
@@ -93,6 +94,22 @@ func TestTheSourceHoldsWhatItHasUntilTheJobRunsElsewhere(t *testing.T) {
 	} {
 		if what != want {
 			t.Errorf("it takes %s, want %s", what, want)
+		}
+	}
+}
+
+// TestNothingIsSentAheadUnaskedWithoutRoomForAllThatMayChange: 4 tenths of this host's memory are too
+// much three times, but not twice.
+func TestNothingIsSentAheadUnaskedWithoutRoomForAllThatMayChange(t *testing.T) {
+	var system proc.System
+	available, err := system.AvailableMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for bytes, want := range map[uint64]bool{available / 10 * 4: false, 1 << 20: true} {
+		j := &Job{SharedBytes: bytes}
+		if _, ahead, err := (Room{Dir: "/dev/shm"}).findings(j, leaving); err != nil || ahead != want {
+			t.Errorf("%d of %d bytes: %v, %v, want %v", bytes, available, ahead, err, want)
 		}
 	}
 }
