@@ -98,6 +98,8 @@ func TestConnectionsInsideOfAJobGoOn(t *testing.T) {
 		}
 		move(t, w.work, p.A, p.B)
 		w.work.Ticks(p.B, 30)
+		move(t, w.work, p.B, p.A, "--precopy")
+		w.work.Ticks(p.A, 30)
 		withoutRules(t, p)
 	})
 }
@@ -185,7 +187,7 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 		}
 
 		p.A.UseFailpoint("migrate.sent=error")
-		if out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--copy-files", "changed", "--tcp", "close"); err == nil {
+		if out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--copy-files", "changed", "--tcp", "close", "--precopy"); err == nil {
 			t.Errorf("want it given up: %s", out)
 		}
 		p.A.UseFailpoint("")
@@ -245,6 +247,7 @@ func TestConnectionsAreKept(t *testing.T) {
 			}
 			withoutRules(t, p)
 			killAny(w.work.All(p.B))
+			w.flags = append(w.flags, "--precopy")
 			_ = os.Remove(filepath.Join(marks, "there"))
 			p.B.RemoveAddress(moves)
 			p.A.AddAddress(moves)
