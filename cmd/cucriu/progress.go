@@ -82,6 +82,7 @@ func (p *progress) measured(phase string, measure func() (done, total int64)) {
 var migrationPhases = map[string]string{
 	"prepare": "checking both hosts",
 	"ahead":   "sending its memory while the job runs on",
+	"compare": "comparing its memory with what was sent ahead",
 	"send":    "sending the job",
 	"restore": "restoring the job there",
 

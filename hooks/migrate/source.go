@@ -211,7 +211,7 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 			return "", err
 		}
 	}
-	if err := s.phase("send", func() error { return way.sendImage(ctx, s.stage.round(last), d) }); err != nil {
+	if err := way.sendImage(ctx, "send", s.stage.round(last), d); err != nil {
 		return "", err
 	}
 	if err := reach(ctx, "migrate.sent"); err != nil {
@@ -275,7 +275,7 @@ func (s *source) ahead(ctx context.Context, root int) error {
 	if err != nil {
 		return err
 	}
-	err = s.phase("ahead", func() error { return way.sendImage(ctx, s.stage.round(1), new(delta)) })
+	err = way.sendImage(ctx, "ahead", s.stage.round(1), new(delta))
 	s.result.Ahead = way.totals.Bytes
 	s.result.Link += way.totals.Sent
 	return err

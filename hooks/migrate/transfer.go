@@ -103,19 +103,21 @@ func (o *Options) streams() int {
 }
 
 // sendImage sends the files of an image that the destination does not have, and waits until they
-// are there.
-func (w *way) sendImage(ctx context.Context, dir string, d *delta) error {
-	total, err := w.files.complete(dir, d.replaced)
-	if err == nil && len(d.replaced) > 0 {
-		var more int64
-		more, err = w.files.complete(d.dir, d.links)
-		total += more
-	}
-	if err != nil {
-		return err
-	}
-	w.from.tell(Progress{Phase: "send", Done: w.sent.Load, Total: total})
-	return w.finish(ctx)
+// are there. That is a phase.
+func (w *way) sendImage(ctx context.Context, phase, dir string, d *delta) error {
+	return w.from.phase(phase, func() error {
+		total, err := w.files.complete(dir, d.replaced)
+		if err == nil && len(d.replaced) > 0 {
+			var more int64
+			more, err = w.files.complete(d.dir, d.links)
+			total += more
+		}
+		if err != nil {
+			return err
+		}
+		w.from.tell(Progress{Phase: phase, Done: w.sent.Load, Total: total})
+		return w.finish(ctx)
+	})
 }
 
 // whileSending does something that is given up when what was sent meanwhile could not be.

@@ -59,6 +59,7 @@ type result struct {
 		Name string
 		Took time.Duration `json:"took_ns"`
 	}
+	said string // meanwhile
 }
 
 // move migrates a work, and fails the test unless it is there afterwards.
@@ -83,6 +84,7 @@ func migrate(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) 
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	r.said = said.String()
 	return r
 }
 
@@ -94,6 +96,10 @@ func TestAhead(t *testing.T) {
 		first := move(t, w, p.A, p.B, "--precopy")
 		if first.Ahead < 128<<20 || first.Bytes > 64<<20 {
 			t.Errorf("%d bytes were sent ahead and %d at the standstill; most of the 128 MiB does not change", first.Ahead, first.Bytes)
+		}
+		_, ahead, _ := strings.Cut(first.said, "sending its memory while the job runs on\n")
+		if ahead, _, _ = strings.Cut(ahead, "comparing its memory"); ahead == "" || strings.Contains(ahead, "sending the job") {
+			t.Errorf("it says that the job is sent before it stands still:\n%s", first.said)
 		}
 		move(t, w, p.B, p.A, "--precopy")
 		watch.Stop()

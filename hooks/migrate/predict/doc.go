@@ -18,7 +18,8 @@
 //
 //	compare       which memory is what it was in the round
 //
-// after criu dump. Only send is shorter: what has changed since the round is sent. The driver always moves all GPU memory.
+// after criu dump. Only send is shorter: what has changed since the round is sent. The driver always
+// moves all GPU memory.
 //
 // # Where pre-copy loses
 //
