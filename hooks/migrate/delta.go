@@ -8,8 +8,11 @@ import (
 	"runtime"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/pages"
 	"cucriu/hooks/image"
+	"cucriu/internal/units"
 )
 
 // delta is what of an image the destination does not have from an earlier round.
@@ -79,6 +82,13 @@ func (d *delta) compareGPU(ctx context.Context, earlier, current string) error {
 	}
 	if shared*leastShared <= all {
 		return nil
+	}
+	room, err := free(d.dir)
+	if err == nil && room < all-shared {
+		err = fmt.Errorf("%s for the GPU memory that has changed: %w", units.Size(all-shared), unix.ENOSPC)
+	}
+	if err != nil {
+		return err
 	}
 	return d.write(ctx, now, plans)
 }

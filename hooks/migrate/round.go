@@ -11,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/images"
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/migrate/wire"
+	"cucriu/hooks/preflight"
 )
 
 const (
@@ -132,12 +134,18 @@ func (d *destination) endRound() error {
 	return nil
 }
 
+// free returns how much may be written into a directory, in bytes.
 func free(dir string) (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return 0, fmt.Errorf("%s: %w", dir, err)
 	}
-	return int64(fs.Bavail) * fs.Bsize, nil
+	room := int64(fs.Bavail) * fs.Bsize
+	if !preflight.KeepsInMemory(int64(fs.Type)) {
+		return room, nil
+	}
+	memory, err := (proc.System{}).AvailableMemory()
+	return min(room, int64(memory)), err
 }
 
 // linkEarlier gives the last round the files that it has in common with earlier ones.

@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -244,10 +245,11 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 // compare finds out what of a round the destination does not have from the first one.
 func (s *source) compare(ctx context.Context, last int) (*delta, error) {
 	d := &delta{dir: s.stage.round(last) + "-delta"}
-	err := d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
+	err := s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
+		err := d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
+		return cmp.Or(context.Cause(ctx), err)
+	})
 	switch {
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
 	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
 		s.hook.Log.Warn("there is no room to write down what has changed, so all of the image is sent", "error", err)
 		return new(delta), os.RemoveAll(d.dir)

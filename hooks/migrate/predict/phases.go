@@ -50,7 +50,7 @@ func (job Job) phase(rates Rates, send float64, phase Phase) time.Duration {
 	case CriuDump:
 		return take(rates.CriuDumpLeast, float64(job.HostPages), rates.CriuDump)
 	case Compare:
-		return take(0, job.gpu(), rates.Compare) + take(0, float64(job.HostPages), rates.CompareOne)
+		return take(0, job.gpu(), rates.Compare) + take(0, float64(job.HostPages), rates.CompareCPU)
 	case CriuRestore:
 		return take(rates.CriuLoadLeast, float64(job.HostPages), rates.CriuLoad)
 	}

@@ -105,7 +105,7 @@ func (job Job) check(rates Rates) error {
 	}
 	for _, rate := range []float64{
 		rates.Bandwidth, rates.Checkpoint, rates.Restore, rates.MakeReady, rates.CopyOut,
-		rates.CopyOutAll, rates.FillIn, rates.CriuDump, rates.CriuLoad, rates.Compare, rates.CompareOne,
+		rates.CopyOutAll, rates.FillIn, rates.CriuDump, rates.CriuLoad, rates.Compare, rates.CompareCPU,
 	} {
 		if !(rate > 0) || math.IsInf(rate, 0) {
 			return fmt.Errorf("%v bytes per second is not a rate", rate)

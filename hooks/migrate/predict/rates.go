@@ -16,7 +16,7 @@ type Rates struct {
 	CriuDump   float64 // criu, one process after the other
 	CriuLoad   float64
 	Compare    float64 // GPU memory with that of an earlier round
-	CompareOne float64 // ordinary memory, of one process after the other
+	CompareCPU float64 // ordinary memory
 
 	// What remains of a phase without any bytes, for the first process, and for each further one.
 	CheckpointLeast, CheckpointEach time.Duration
@@ -38,7 +38,7 @@ func DefaultRates() Rates {
 		CriuDump:   2e9,
 		CriuLoad:   2.3e9,
 		Compare:    20e9,
-		CompareOne: 1.5e9,
+		CompareCPU: 3e9,
 
 		CheckpointLeast: 400 * time.Millisecond,
 		CheckpointEach:  100 * time.Millisecond,
