@@ -22,7 +22,7 @@ func migrateCommand() *cobra.Command {
 	var pid int
 	var asJSON, asTimeline bool
 	var job string
-	var rsh, tcp, copyFiles, via, moveAddress, compress, precopy string
+	var rsh, moveAddress string
 	var bandwidth int64
 	var force []string
 	var o migrate.Options
@@ -67,24 +67,8 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
 			}
-			o.RSH, o.BytesPerSecond, o.ViaSSH = strings.Fields(rsh), bandwidth, via == "ssh"
+			o.RSH, o.BytesPerSecond = strings.Fields(rsh), bandwidth
 			o.MoveAddress = strings.Fields(moveAddress)
-			var err error
-			if o.TCP, err = oneOf("--tcp", tcp, map[string]prepare.TCP{"refuse": prepare.TCPRefuse, "close": prepare.TCPClose, "keep": prepare.TCPKeep}); err != nil {
-				return err
-			}
-			if o.Copy, err = oneOf("--copy-files", copyFiles, map[string]prepare.Copy{"none": prepare.CopyNone, "missing": prepare.CopyMissing, "changed": prepare.CopyChanged}); err != nil {
-				return err
-			}
-			if o.Compress, err = oneOf("--compress", compress, map[string]migrate.Compress{"auto": migrate.CompressAuto, "never": migrate.CompressNever, "always": migrate.CompressAlways}); err != nil {
-				return err
-			}
-			if o.Precopy, err = oneOf("--precopy", precopy, map[string]migrate.Precopy{"auto": migrate.PrecopyAuto, "never": migrate.PrecopyNever, "always": migrate.PrecopyAlways}); err != nil {
-				return err
-			}
-			if _, err = oneOf("--via", via, map[string]bool{"tls": false, "ssh": true}); err != nil {
-				return err
-			}
 			hook, err := newHook()
 			if err != nil {
 				return err
@@ -120,35 +104,30 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	flags.StringVar(&o.Start, "start", "", "with --job: the command that starts its cucriu run there, such as \"systemctl start cucriu-job@train\" (default: as it was run here)")
 	flags.StringVar(&o.Host, "to", "", "the destination, as ssh knows it: [USER@]HOST (required)")
 	flags.BoolVar(&o.DryRun, "dry-run", false, "only check both hosts")
-	flags.StringVar(&precopy, "precopy", "auto", "send the job's memory once before, while it runs on, and then what has changed: never, always, or where little is lost by it")
+	choose(cmd, &o.Precopy, "precopy", "send the job's memory once before, while it runs on, and then what has changed: never, always, or where little is lost by it",
+		word[migrate.Precopy]{"auto", migrate.PrecopyAuto}, word[migrate.Precopy]{"never", migrate.PrecopyNever}, word[migrate.Precopy]{"always", migrate.PrecopyAlways})
 	flags.Lookup("precopy").NoOptDefVal = "always"
 	flags.Var((*timeoutValue)(&o.MaxPause), "max-pause", "refuse, or give up, rather than have the job stand still for longer")
 	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
 	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
 	flags.StringArrayVar(&o.Bind, "bind", nil, "an address of the destination to receive the data at (default: all); may be repeated")
 	flags.StringVar(&o.Ports, "ports", "", "a port of the destination to receive the data at, or a range, such as 7000-7010 (default: any)")
-	flags.StringVar(&via, "via", "tls", "how the data goes: tls, over connections of its own; ssh, where no port is open")
+	choose(cmd, &o.ViaSSH, "via", "how the data goes: tls, over connections of its own; ssh, where no port is open", word[bool]{"tls", false}, word[bool]{"ssh", true})
 	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
 	flags.Var((*sizeValue)(&bandwidth), "bandwidth", "send no more than so many bytes in a second, such as 500M")
-	flags.StringVar(&compress, "compress", "auto", "compress the data: never, always, or what arrives sooner then")
-	flags.StringVar(&tcp, "tcp", "refuse", "what becomes of TCP connections with other programs: refuse, close or keep")
+	choose(cmd, &o.Compress, "compress", "compress the data: never, always, or what arrives sooner then",
+		word[migrate.Compress]{"auto", migrate.CompressAuto}, word[migrate.Compress]{"never", migrate.CompressNever}, word[migrate.Compress]{"always", migrate.CompressAlways})
+	choose(cmd, &o.TCP, "tcp", "what becomes of TCP connections with other programs: refuse, close or keep",
+		word[prepare.TCP]{"refuse", prepare.TCPRefuse}, word[prepare.TCP]{"close", prepare.TCPClose}, word[prepare.TCP]{"keep", prepare.TCPKeep})
 	flags.StringVar(&moveAddress, "move-address", "", "with --tcp keep: a command that moves the address of the job, run here with \"there\" once the job stands still, and with \"back\" if it goes on here")
-	flags.StringVar(&copyFiles, "copy-files", "none", "which files of the job move with it: none, missing, or also changed ones")
+	choose(cmd, &o.Copy, "copy-files", "which files of the job move with it: none, missing, or also changed ones",
+		word[prepare.Copy]{"none", prepare.CopyNone}, word[prepare.Copy]{"missing", prepare.CopyMissing}, word[prepare.Copy]{"changed", prepare.CopyChanged})
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	flags.StringVar(&o.Criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run here (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringArrayVar(&force, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
 	flags.BoolVar(&asTimeline, "timeline", false, "draw what both hosts did, and when; with --json, in Chrome's trace format")
 	jsonFlag(cmd, &asJSON)
 	return cmd
-}
-
-// oneOf reads an option that is one of several words.
-func oneOf[T any](flag, text string, values map[string]T) (T, error) {
-	value, known := values[text]
-	if !known {
-		return value, usageError{fmt.Errorf("%s %s: see --help", flag, text)}
-	}
-	return value, nil
 }
 
 // migrationSummary is the migrate command's JSON.

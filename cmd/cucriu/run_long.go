@@ -30,7 +30,7 @@ type longFlags struct {
 	maxPause        time.Duration
 	overhead        float64
 	keep            int
-	compress        string
+	compress        pages.Codec
 	settings        []string
 	noSettings      []string
 	takeover        bool
@@ -58,7 +58,8 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.noSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&f.keep, "keep", 3, "how many checkpoints to keep")
 	flags.StringVar(&f.maxBytes, "max-bytes", "", "how much room the checkpoints may take together, such as 500G; the newest verified one and pinned ones stay")
-	flags.StringVar(&f.compress, "compress", "none", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)")
+	choose(cmd, &f.compress, "compress", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)",
+		word[pages.Codec]{"none", 0}, word[pages.Codec]{"s2", pages.S2}, word[pages.Codec]{"zstd", pages.Zstd})
 	flags.BoolVar(&f.takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
@@ -121,12 +122,7 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 			return o, fmt.Errorf("--%s: %w", size.flag, err)
 		}
 	}
-	if f.compress != "none" {
-		var err error
-		if o.Compress, err = pages.ParseCodec(f.compress); err != nil {
-			return o, fmt.Errorf("--compress: %w: name none, s2 or zstd", err)
-		}
-	}
+	o.Compress = f.compress
 	for _, path := range f.notSaved {
 		if !filepath.IsAbs(path) {
 			return o, fmt.Errorf("--not-saved %s: an absolute path", path)

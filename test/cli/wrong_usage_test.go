@@ -104,6 +104,7 @@ func TestWrongUsage(t *testing.T) {
 		{"jobs resume nothing", "name the job", []string{"jobs", "resume"}},
 		{"jobs stop nothing", "name the job", []string{"jobs", "stop"}},
 		{"status argument", `argument "extra"`, []string{"status", "extra"}},
+		{"a word that is none of an option's", `for "--tcp" flag: want one of refuse, close, keep`, []string{"migrate", "-t", "1", "--to", "b", "--tcp", "drop"}},
 		{"recover argument", `argument "extra"`, []string{"recover", "extra"}},
 		{"inspect no image", "takes one argument", []string{"inspect"}},
 		{"inspect empty image", "takes one argument", []string{"inspect", ""}},
