@@ -19,14 +19,28 @@ import (
 // that are ending and may still hold a lock.
 func Running(program string) []int {
 	name := filepath.Base(program)
-	files, _ := filepath.Glob("/proc/[0-9]*/comm")
+	return slices.DeleteFunc(PIDs(), func(pid int) bool {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		return err != nil || strings.TrimSpace(string(comm)) != name
+	})
+}
+
+// PIDs lists the processes of this pid namespace. Tests ask for it so often that the directories
+// of the processes must not be read for it, as [filepath.Glob] does.
+func PIDs() []int {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
 	var pids []int
-	for _, file := range files {
-		if comm, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(comm)) == name {
-			pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
 			pids = append(pids, pid)
 		}
 	}
+	slices.Sort(pids)
 	return pids
 }
 

@@ -123,18 +123,14 @@ func (h *Host) kill(pid int) {
 // eachProcess visits every process.
 func (h *Host) eachProcess(visit func(pid int, args []string, parent int)) {
 	h.t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+	for _, pid := range PIDs() {
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		data, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		args := strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
 		if err != nil {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
+		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 		if err != nil {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,13 +78,10 @@ func (n *pidNamespace) dump(root int, images string) {
 func (n *pidNamespace) awaitReaped() {
 	n.t.Helper()
 	testenv.Eventually(n.t, testenv.Soon, "what has ended in the namespace is reaped", func() bool {
-		stats, err := filepath.Glob("/proc/[0-9]*/stat")
-		for _, file := range stats {
-			if data, err := os.ReadFile(file); err == nil && strings.Contains(string(data), ") Z ") {
-				return false
-			}
-		}
-		return err == nil
+		return !slices.ContainsFunc(testenv.PIDs(), func(pid int) bool {
+			data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			return err == nil && strings.Contains(string(data), ") Z ")
+		})
 	})
 }
 

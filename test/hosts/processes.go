@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,18 +29,11 @@ func (h *Host) processes() []int {
 	if err := unix.Fstat(int(h.network.ns), &own); err != nil {
 		return nil
 	}
-	files, _ := filepath.Glob("/proc/[0-9]*/ns/net")
-	var pids []int
-	for _, file := range files {
+	return slices.DeleteFunc(testenv.PIDs(), func(pid int) bool {
 		var stat unix.Stat_t
-		if err := unix.Stat(file, &stat); err != nil || stat.Ino != own.Ino || stat.Dev != own.Dev {
-			continue
-		}
-		if pid, _ := strconv.Atoi(strings.Split(file, "/")[2]); pid != os.Getpid() {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+		err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &stat)
+		return err != nil || stat.Ino != own.Ino || stat.Dev != own.Dev || pid == os.Getpid()
+	})
 }
 
 // Processes lists what runs on the host, without zombies.
