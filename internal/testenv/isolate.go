@@ -1,9 +1,11 @@
 package testenv
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +26,26 @@ func Main(m *testing.M) {
 		os.Exit(runInit())
 	}
 	os.Exit(m.Run())
+}
+
+// Parallel lets a test whose subtests are isolated wait for them beside other tests.
+func Parallel(t *testing.T) {
+	t.Helper()
+	if os.Getenv(roleVariable) != roleTest && !RealDriver() {
+		t.Parallel()
+	}
+}
+
+// SideBySide says how many isolated tests of a package run at once, unless go test's -parallel
+// does: they wait more than they compute. On a real machine they share its GPUs, and it is left
+// to go test.
+func SideBySide(n int) {
+	if RealDriver() {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err)
+	}
 }
 
 // Isolated runs a test in a pid and mount namespace of its own, below an init that reaps. A

@@ -72,6 +72,7 @@ func standsStill(t *testing.T, pid int) bool {
 
 // TestAParentThatStopsWithTheJobGoesOnWithIt in whichever way the job comes back.
 func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
+	testenv.Parallel(t)
 	for _, way := range []struct {
 		name string
 		do   func(t *testing.T, host *testenv.Host, job *testenv.Job)
@@ -132,6 +133,7 @@ func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
 
 // TestAParentThatStoppedWithTheJobLearnsOfItsEnd: otherwise it would never reap the job.
 func TestAParentThatStoppedWithTheJobLearnsOfItsEnd(t *testing.T) {
+	testenv.Parallel(t)
 	for _, real := range []bool{false, true} {
 		t.Run(fmt.Sprint("su ", real), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
@@ -173,6 +175,7 @@ func TestAnAncestorThatStoodStillBeforeStaysSo(t *testing.T) {
 // TestAParentInsideTheTreeGoesOnWithTheJob: the parent may stop itself before it is held
 // with the rest of the tree. It must not be mistaken for a process that was stopped before.
 func TestAParentInsideTheTreeGoesOnWithTheJob(t *testing.T) {
+	testenv.Parallel(t)
 	for _, restored := range []bool{false, true} {
 		t.Run(fmt.Sprint("restored ", restored), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

@@ -113,6 +113,7 @@ func TestTheCallerMayLockTheImageDirectory(t *testing.T) {
 
 // TestAJobWhoseImageIsNotWholeIsNotEnded: at post-dump criu asks whether to end the job.
 func TestAJobWhoseImageIsNotWholeIsNotEnded(t *testing.T) {
+	testenv.Parallel(t)
 	for name, spoil := range map[string]string{
 		"page-files-gone":      `rm cucriu-pages-*`,
 		"a-page-file-replaced": `f=$(ls cucriu-pages-* | head -1); cp "$f" copy; mv copy "$f"`,
@@ -144,6 +145,7 @@ func TestAJobWhoseImageIsNotWholeIsNotEnded(t *testing.T) {
 // TestAnotherPIDNamespaceLeavesASessionAlone: a program there shares the run directory and
 // sees the journal, but sees neither criu nor the job.
 func TestAnotherPIDNamespaceLeavesASessionAlone(t *testing.T) {
+	testenv.Parallel(t)
 	for name, namespaces := range map[string][]string{
 		"pid":          {"--pid", "--fork", "--mount-proc"},
 		"pid-and-time": {"--pid", "--time", "--boottime", "1000003", "--fork", "--mount-proc"},

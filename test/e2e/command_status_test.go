@@ -138,6 +138,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 
 // TestAJobThatIsNotBackYet: bringing it back fails until it is tried without the fault.
 func TestAJobThatIsNotBackYet(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct{ name, point, command string }{
 		{"dump", "dump.checkpoint=error,dump.back.unlock=error", "dump"},
 		{"dump that criu fails", "dump.post-dump=error,dump.back.unlock=error", "dump"},

@@ -259,6 +259,7 @@ func TestCommandRefuses(t *testing.T) {
 
 // TestCommandGivesUpOnASignal checks every stage at which a signal can come.
 func TestCommandGivesUpOnASignal(t *testing.T) {
+	testenv.Parallel(t)
 	stage := func(name string) func(*testing.T, *testenv.Host) []string {
 		// An action script that waits until the signal has come. criu before 4.2 reads the
 		// file twice, and so calls the script twice.
@@ -322,6 +323,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 
 // TestCommandIsKilledAtAStep kills the command that serves criu with SIGKILL.
 func TestCommandIsKilledAtAStep(t *testing.T) {
+	testenv.Parallel(t)
 	for _, step := range []string{"dump.lock", "dump.checkpoint", "dump.dumping", "dump.publish", "dump.dumped"} {
 		t.Run(step, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

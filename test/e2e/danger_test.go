@@ -14,6 +14,7 @@ import (
 var spinModes = []string{"stream-sync", "event-sync", "ctx-sync", "stream-query", "event-query"}
 
 func TestThreadsThatSynchronizeSurvive(t *testing.T) {
+	testenv.Parallel(t)
 	for _, mode := range spinModes {
 		t.Run(mode, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
@@ -30,6 +31,7 @@ func TestThreadsThatSynchronizeSurvive(t *testing.T) {
 // TestWithoutTheStopTheyDie shows the danger that the stop prevents: lock and checkpoint
 // alone kill the job.
 func TestWithoutTheStopTheyDie(t *testing.T) {
+	testenv.Parallel(t)
 	for _, mode := range spinModes {
 		t.Run(mode, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

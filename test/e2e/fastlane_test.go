@@ -65,6 +65,7 @@ func dumpWith(t *testing.T, host *testenv.Host, job *testenv.Job, images, script
 // TestTheImageOfAFailedDumpIsRemovedAtOnce: its files are the only copy of the GPU state
 // then, and the watcher keeps them open.
 func TestTheImageOfAFailedDumpIsRemovedAtOnce(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		name string
 		dump func(t *testing.T, host *testenv.Host, job *testenv.Job, images string)
@@ -303,6 +304,7 @@ func TestDamagedChunkFilesAreRefused(t *testing.T) {
 // TestTheMemoryComesBackWithEverySettingOfTheFastLane checks that no setting changes the
 // restored memory.
 func TestTheMemoryComesBackWithEverySettingOfTheFastLane(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		name, yaml string
 		codec      pages.Codec // of the chunks that are stored in files; Zero: there are no files
@@ -469,6 +471,7 @@ func TestMemoryOfZerosTakesNoRoom(t *testing.T) {
 
 // TestThreadsThatSynchronizeSurviveTheMakingReady of memory by all threads of the process.
 func TestThreadsThatSynchronizeSurviveTheMakingReady(t *testing.T) {
+	testenv.Parallel(t)
 	for _, mode := range []string{"stream-sync", "event-query"} {
 		t.Run(mode, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
@@ -488,6 +491,7 @@ func TestThreadsThatSynchronizeSurviveTheMakingReady(t *testing.T) {
 
 // TestCommandRollsBackInTheMiddleOfACopy when the disk is full, and on Ctrl-C.
 func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		name, says string
 		status     int

@@ -59,6 +59,7 @@ func TestTheHookIsKilledAtEachStepOfTheDump(t *testing.T) {
 }
 
 func TestTheHookIsKilledInTheMiddleOfACall(t *testing.T) {
+	testenv.Parallel(t)
 	for _, call := range []string{"lock", "checkpoint"} {
 		t.Run(call, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
@@ -165,6 +166,7 @@ func TestTheDriverFailsAtRestoreAndTheImageStaysGood(t *testing.T) {
 // TestTheHookIsKilledUnderACriuThatStays: without -d, criu lives as long as the job and
 // does not notice that its hook has died.
 func TestTheHookIsKilledUnderACriuThatStays(t *testing.T) {
+	testenv.Parallel(t)
 	for _, step := range []string{"pre-resume", "post-resume"} {
 		t.Run(step, func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

@@ -26,6 +26,7 @@ func continueAt(t *testing.T, job *testenv.Job, stage string) string {
 // scancel send SIGCONT. The test sends it at each moment at which neither criu nor the hook
 // traces the threads, and at all of them together.
 func TestASigcontFromOutsideRunsNothingOfACheckpointedJob(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		name, stage string
 		afterHook   bool

@@ -250,6 +250,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 
 // TestARunDirectoryThatOthersCanWriteIsRefused, and the job runs on.
 func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
+	testenv.Parallel(t)
 	for name, spoil := range map[string]func(dir string) error{
 		"writable":        func(dir string) error { return errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o777)) },
 		"another-users":   func(dir string) error { return errors.Join(os.MkdirAll(dir, 0o700), os.Chown(dir, 12345, 12345)) },

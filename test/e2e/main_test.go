@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 	if to := os.Getenv(connectVariable); to != "" {
 		connectAndExec(to)
 	}
+	testenv.SideBySide(5)
 	testenv.Main(m)
 }
 

@@ -15,6 +15,7 @@ const mebibyte = 1 << 20
 // If NVML does not report what a process holds, that must not be taken to mean that it
 // holds nothing: the restore would run out of memory, and the process would be lost.
 func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
+	testenv.Parallel(t)
 	for _, view := range []string{"hide", "unknown"} {
 		for _, lane := range []string{"fast", "criu"} {
 			t.Run(view+", pages "+lane, func(t *testing.T) {

@@ -113,6 +113,7 @@ func TestAForkedChildWithALowLimitOfFilesIsDumped(t *testing.T) {
 }
 
 func TestFileLocksThatNameNoProcessOfTheTreeAreFound(t *testing.T) {
+	testenv.Parallel(t)
 	const ofd = `python3 -c 'import fcntl, struct; fcntl.fcntl(4, 37, struct.pack("hhqqi4x", 1, 0, 0, 0, 0))'; `
 	for name, script := range map[string]string{
 		"flock by a program that ended": `exec 4>locked; flock -x 4; `,

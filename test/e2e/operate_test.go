@@ -26,6 +26,7 @@ func failing(t *testing.T, host *testenv.Host, point string, args ...string) (st
 }
 
 func TestAJobRunsOnWhereverItsSuspendFailsOrIsKilled(t *testing.T) {
+	testenv.Parallel(t)
 	for _, step := range []string{"lock", "stop", "park", "trace", "checkpoint", "release", "suspended"} {
 		for _, how := range []string{"kill", "error"} {
 			t.Run(step+"-"+how, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 // TestTheOptionsThatATreeNeedsAreFound, set for the dump, and recorded for the restore,
 // which needs none by hand.
 func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
+	testenv.Parallel(t)
 	const ghost = `exec 3>ghost; rm ghost; head -c 3000000 /dev/urandom >&3; `
 	const lock = `exec 4>locked; flock -x 4; `
 	const tcp = `exec 5<>/dev/tcp/127.0.0.1/PORT; `

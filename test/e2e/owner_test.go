@@ -206,6 +206,7 @@ func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
 // otherwise. A file system that is not known to be local counts as one where a write may
 // fail later.
 func TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater(t *testing.T) {
+	testenv.Parallel(t)
 	for filesystem, synced := range map[string]bool{"ramfs": true, "tmpfs": false} {
 		t.Run(filesystem, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {

@@ -73,6 +73,7 @@ func TestAPausedJobThatIsRefusedHasNotRun(t *testing.T) {
 
 // If a hook is killed or fails before it has locked anything, the paused job stays paused.
 func TestAPausedJobStaysPausedIfTheHookEndsEarly(t *testing.T) {
+	testenv.Parallel(t)
 	for _, point := range []string{"dump.inspect=kill", "dump.inspect=error", "dump.thawed=kill", "dump.thawed=error"} {
 		t.Run(strings.ReplaceAll(point, "=", " "), func(t *testing.T) {
 			simulated(t, func(t *testing.T) {

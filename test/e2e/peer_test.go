@@ -12,6 +12,7 @@ import (
 // through each GPU that can reach it. Most of it needs NVIDIA's kernel module, which shows
 // which processes come back. What is known without the module has a test of its own.
 func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
+	testenv.Parallel(t)
 	const large = 600 // MiB
 	for _, test := range []struct {
 		name    string

@@ -82,6 +82,7 @@ func refused(t *testing.T, host *testenv.Host, job *testenv.Job, name, images st
 }
 
 func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		finding string
 		start   func(t *testing.T, host *testenv.Host) *testenv.Job
@@ -306,6 +307,7 @@ func TestNCCLOverSocketsIsDumped(t *testing.T) {
 }
 
 func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
+	testenv.Parallel(t)
 	for _, driver := range []string{"old", "missing"} {
 		t.Run(driver, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
@@ -347,6 +349,7 @@ func withLibrary(t *testing.T, host *testenv.Host, name, text string, environmen
 }
 
 func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
+	testenv.Parallel(t)
 	const (
 		name       = "libc10_cuda.so"
 		expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

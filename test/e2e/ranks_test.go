@@ -12,6 +12,7 @@ import (
 // TestRanksOfWhichSomeRunAheadAreDumped: only rank 0 synchronizes, and each other rank is
 // ahead of it by a different number of steps.
 func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
+	testenv.Parallel(t)
 	for _, ranks := range []int{2, 3, 4} {
 		t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

@@ -50,6 +50,7 @@ func remap(t *testing.T, host *testenv.Host, images, yaml string, job *testenv.J
 }
 
 func TestAJobGoesOnOnTheGPUsThatTheMapNames(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		name, gpus, yaml string
 		want             []int
@@ -73,6 +74,7 @@ func TestAJobGoesOnOnTheGPUsThatTheMapNames(t *testing.T) {
 }
 
 func TestAJobGoesOnOnTheGPUsOfAnotherHost(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		name        string
 		gpus        int // of the destination
@@ -274,6 +276,7 @@ func TestAnImageThatLostItsManifestDoesNotPassForRestored(t *testing.T) {
 }
 
 func TestAFrozenV1ContainerIsDumpedAndRestored(t *testing.T) {
+	testenv.Parallel(t)
 	for _, engine := range []string{"freezes first", "leaves it to criu"} {
 		t.Run(strings.ReplaceAll(engine, " ", "-"), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

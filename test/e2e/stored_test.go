@@ -17,6 +17,7 @@ import (
 // TestAJobComesBackFromStoredCheckpointsThatShareTheirState restores a checkpoint whose GPU
 // state was partly written by an earlier dump, after that one's checkpoint is gone.
 func TestAJobComesBackFromStoredCheckpointsThatShareTheirState(t *testing.T) {
+	testenv.Parallel(t)
 	for _, codec := range []pages.Codec{pages.Zero, pages.S2} {
 		t.Run(codec.String(), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {

@@ -35,6 +35,7 @@ func wantVerdict(t *testing.T, text string, job *testenv.Job, gone ...int) {
 // TestAFailedDumpSaysWhichProcessesHaveEnded: the processes end at a step, which then
 // fails.
 func TestAFailedDumpSaysWhichProcessesHaveEnded(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		processes int
 		outcome   string
@@ -81,6 +82,7 @@ func othersRun(t *testing.T, job *testenv.Job) {
 
 // TestTheWatcherSaysWhichProcessesHaveEnded after criu was killed.
 func TestTheWatcherSaysWhichProcessesHaveEnded(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct {
 		processes int
 		outcome   string
@@ -108,6 +110,7 @@ func TestTheWatcherSaysWhichProcessesHaveEnded(t *testing.T) {
 // TestASuspendOrResumeSaysThatTheProcessHasEnded although all its own steps succeeded, or
 // would have.
 func TestASuspendOrResumeSaysThatTheProcessHasEnded(t *testing.T) {
+	testenv.Parallel(t)
 	for _, test := range []struct{ name, command, point string }{
 		{"the suspend fails", "suspend", "suspend.checkpoint=kill %d+error"},
 		{"the suspend does not", "suspend", "suspend.release=kill %d"},

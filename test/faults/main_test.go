@@ -4,18 +4,12 @@
 package faults
 
 import (
-	"flag"
-	"os"
 	"testing"
 
 	"cucriu/internal/testenv"
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	// The rows of the matrix wait more than they compute.
-	if err := flag.Set("test.parallel", "4"); err != nil {
-		os.Exit(2)
-	}
+	testenv.SideBySide(4)
 	testenv.Main(m)
 }

@@ -118,6 +118,7 @@ func TestWhoeverLosesTheJobToAnotherHostEndsIt(t *testing.T) {
 
 // TestTheLastImageOfAPreemptedJobIsSaved although the supervisor was killed.
 func TestTheLastImageOfAPreemptedJobIsSaved(t *testing.T) {
+	testenv.Parallel(t)
 	for _, step := range []string{"jobs.dumped", "jobs.staged", "store.record", "store.renamed"} {
 		t.Run(step, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {

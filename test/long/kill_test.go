@@ -26,6 +26,7 @@ var (
 // TestNoKillLosesMoreThanAnInterval: whoever is killed at whatever step of a checkpoint, the
 // job runs on, or the same command goes on from the newest checkpoint.
 func TestNoKillLosesMoreThanAnInterval(t *testing.T) {
+	testenv.Parallel(t)
 	for i, step := range checkpointSteps {
 		t.Run(step, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
@@ -43,6 +44,7 @@ func TestNoKillLosesMoreThanAnInterval(t *testing.T) {
 
 // TestNoKillDuringAResumeLosesTheJob, or makes two of it.
 func TestNoKillDuringAResumeLosesTheJob(t *testing.T) {
+	testenv.Parallel(t)
 	for i, step := range resumeSteps {
 		t.Run(step, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {

@@ -3,7 +3,6 @@
 package long
 
 import (
-	"flag"
 	"os"
 	"testing"
 
@@ -14,11 +13,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(jobVariable); dir != "" {
 		runJob(dir)
 	}
-	flag.Parse()
-	// The tests wait most of the time.
-	if err := flag.Set("test.parallel", "5"); err != nil {
-		os.Exit(2)
-	}
+	testenv.SideBySide(8)
 	testenv.Main(m)
 }
 

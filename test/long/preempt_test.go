@@ -96,6 +96,7 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 // TestASecondSignalCutsOffTheWayToTheStore, and the image that was on it becomes a checkpoint at
 // the next start. Nothing of it counts before.
 func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
+	testenv.Parallel(t)
 	for name, last := range map[string]bool{"of a checkpoint on the schedule": false, "of the last checkpoint": true} {
 		for _, step := range []string{"store.begin", "store.file", "store.rename"} {
 			t.Run(name+" at "+step, func(t *testing.T) {

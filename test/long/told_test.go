@@ -34,6 +34,7 @@ func (r *run) endsSoon(within time.Duration, status int, says ...string) {
 // TestASignalBeforeTheJobIsHere leaves the job as it was: whoever waits for another host to let go
 // of it, or restores it, gives up.
 func TestASignalBeforeTheJobIsHere(t *testing.T) {
+	testenv.Parallel(t)
 	const soon = 6 * time.Second // less than a fence takes
 	for name, test := range map[string]struct {
 		sig    unix.Signal

@@ -68,6 +68,7 @@ while True:
 // TestThereAndBack: a job can move as often as one likes. Its data stays intact, and neither host
 // nor the job keeps anything of it.
 func TestThereAndBack(t *testing.T) {
+	testenv.Parallel(t)
 	for name, job := range map[string]struct {
 		moves int
 		start func(*hosts.Host) *hosts.Work

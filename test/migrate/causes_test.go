@@ -205,6 +205,7 @@ func TestAMigrationWaitsForADumpOrSaysSo(t *testing.T) {
 
 // TestWhoRecoversMayBeKilledToo: the next cucriu recover goes on with it.
 func TestWhoRecoversMayBeKilledToo(t *testing.T) {
+	testenv.Parallel(t)
 	for cutOff, points := range map[string][]string{
 		"receive.promised": {"dump.decided", "dump.back.unpark", "dump.close", "migrate.bring-back", "migrate.told", "receive.heard", "restore.decided", "restore.close", "receive.dropped", "receive.say-ended", "migrate.say-abort", "migrate.close"},
 		"dump.decided":     {"dump.close", "migrate.kill-copy", "migrate.told", "receive.heard", "restore.decided", "restore.back.unpark", "restore.close", "receive.go", "receive.say-running", "migrate.say-commit", "migrate.close"},
@@ -294,6 +295,7 @@ func TestTheLastCopyIsNotDropped(t *testing.T) {
 // source has gone, and hears of it over another connection. Whoever is killed then, no copy is
 // left there.
 func TestTheSourceGivesUpWhileItsCopyIsRestored(t *testing.T) {
+	testenv.Parallel(t)
 	points := []string{"restore.post-restore"}
 	if os.Getenv(faultsVariable) != "" {
 		points = append(points, "receive.promised", "receive.listening", "receive.asked", "restore.pre-restore", "restore.pre-resume", "restore.post-resume", "receive.restored")

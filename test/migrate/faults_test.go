@@ -115,6 +115,7 @@ func (w *world) storm() {
 
 // TestNoFaultLosesAJobOrMakesTwo: whatever goes wrong at whatever point, one copy goes on.
 func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
+	testenv.Parallel(t)
 	for _, point := range slices.Concat(beforeDecision, promised, afterDecision) {
 		if !slices.ContainsFunc(faults, func(f fault) bool { return asked(point, f) }) {
 			continue
@@ -140,6 +141,7 @@ func TestNoFaultLosesAJobOrMakesTwo(t *testing.T) {
 // TestOtherJobsSurviveToo: those without CUDA, trees of several CUDA processes with children, and
 // those whose GPU memory or ordinary memory is sent ahead.
 func TestOtherJobsSurviveToo(t *testing.T) {
+	testenv.Parallel(t)
 	for _, job := range []string{"cpu", "tree", "precopy", "memory"} {
 		t.Run(job, func(t *testing.T) {
 			testenv.IsolatedFor(t, 30*time.Minute, func(t *testing.T) {

@@ -17,7 +17,10 @@ import (
 	"cucriu/test/hosts"
 )
 
-func TestMain(m *testing.M) { hosts.Main(m) }
+func TestMain(m *testing.M) {
+	testenv.SideBySide(4)
+	hosts.Main(m)
+}
 
 // checkTimeline: what the destination did to restore the job lies within the time in which the
 // source waited for that.
