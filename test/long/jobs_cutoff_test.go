@@ -2,19 +2,22 @@ package long
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/jobs"
 	"cucriu/internal/testenv"
 )
 
 // TestAPauseThatIsCutOff is undone, or made whole by the next supervisor: the job never stays
-// half paused.
+// half paused. The program in the place undoes the pause if it outlives the supervisor, so it must
+// end before that where both are killed.
 func TestAPauseThatIsCutOff(t *testing.T) {
+	testenv.Parallel(t)
 	for name, test := range map[string]struct {
 		killInside bool
 		want       string
@@ -25,7 +28,7 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
 				a := newAsked(t)
-				a.Faults("checkpoint delay 2s skip 1") // the first is for the checkpoint
+				a.Faults("checkpoint delay 4s skip 1") // the first is for the checkpoint
 				pause := a.CucriuCommand("jobs", "pause", "train")
 				if err := pause.Start(); err != nil {
 					t.Fatal(err)
@@ -34,12 +37,16 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 					found, _ := filepath.Glob(filepath.Join(a.RunDir, "jobs", "*", "run", "paused.json"))
 					return len(found) > 0
 				})
-				_ = a.super.Process.Kill()
 				if test.killInside {
-					for _, pid := range running("job-inside") {
+					_ = a.super.Process.Signal(unix.SIGSTOP) // it notices nothing
+					for _, pid := range running(jobs.CommandInside) {
 						_ = unix.Kill(pid, unix.SIGKILL)
 					}
+					testenv.Eventually(t, testenv.Soon, "the program in the place has ended", func() bool {
+						return len(testenv.NotEnding(running(jobs.CommandInside))) == 0
+					})
 				}
+				_ = a.super.Process.Kill()
 				_ = a.super.Wait()
 				if err := pause.Wait(); err == nil {
 					t.Error("cucriu jobs pause has not noticed")
@@ -61,10 +68,8 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 
 // running returns the processes with this argument.
 func running(argument string) (pids []int) {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+	for _, pid := range testenv.PIDs() {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if err == nil && pid > 1 && bytes.Contains(text, []byte("\x00"+argument+"\x00")) {
 			pids = append(pids, pid)
 		}

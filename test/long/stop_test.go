@@ -2,6 +2,7 @@ package long
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -16,6 +17,7 @@ type stop struct {
 	w    *world
 	host *testenv.Host // on which it waits
 	dir  string
+	fifo *os.File // from which it reads that it may go on: it does not poll, so that it looks like what hangs
 }
 
 // stopAt makes the first program that comes to a step wait there.
@@ -24,7 +26,16 @@ func (w *world) stopAt(step string) *stop {
 	host := w.host.For(w.t)
 	s := &stop{w: w, host: host, dir: w.t.TempDir()}
 	marks := w.t.TempDir()
-	script := testenv.Script(w.t, fmt.Sprintf("touch %[1]s/reached\nwhile [ ! -e %[1]s/go ]; do sleep 0.02; done", s.dir))
+	fifo := filepath.Join(s.dir, "go")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	var err error
+	if s.fifo, err = os.OpenFile(fifo, os.O_RDWR, 0); err != nil { // so that no side waits for the other to open it
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { s.fifo.Close() })
+	script := testenv.Script(w.t, fmt.Sprintf("touch %s/reached\nread -r go <%s", s.dir, fifo))
 	host.UseFailpoint(step + "=run " + script)
 	host.Setenv("CUCRIU_FAILPOINT_MARKS", marks)
 	w.t.Cleanup(s.goOn)
@@ -37,7 +48,12 @@ func (s *stop) await(r *run) {
 	r.awaits("the step is reached", func() bool { return testenv.Exists(filepath.Join(s.dir, "reached")) })
 }
 
-func (s *stop) goOn() { testenv.WriteFile(s.w.t, filepath.Join(s.dir, "go"), "") }
+func (s *stop) goOn() {
+	s.w.t.Helper()
+	if _, err := s.fifo.WriteString("go\n"); err != nil {
+		s.w.t.Fatal(err)
+	}
+}
 
 // who is killed.
 type who string
