@@ -48,7 +48,11 @@ func (c *cell) run() string {
 		c.host.Setenv("CUCRIU_FAILPOINT_MARKS", c.marks)
 	}
 	if c.fault == deadline {
-		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\ncheckpoint: {timeout: 1s}\nrestore: {timeout: 2s}\n"))
+		checkpoint := "1s"
+		if c.helps {
+			checkpoint = "4s"
+		}
+		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\ncheckpoint: {timeout: "+checkpoint+"}\nrestore: {timeout: 2s}\n"))
 	}
 	if c.moment != nil {
 		c.host.Faults(c.slow...)

@@ -28,7 +28,7 @@ running, and a restore that fails leaves the image.
 
 "SIGCONT from outside": every process of the job is continued as the step begins. "The stage called twice": the same criu runs the hook a second time at that stage, after the first
 call, or, in the middle of a stage, after the first call was killed there. "Another dump at the same time": somebody dumps two other jobs of the host meanwhile, one without CUDA, with a
-` + "`lock.timeout`" + ` of a second. "The image's files gone": what the hook has written into the image directory is removed. The first three change nothing of what becomes of the job.
+` + "`lock.timeout`" + ` of five seconds. "The image's files gone": what the hook has written into the image directory is removed. The first three change nothing of what becomes of the job.
 
 | it says | what became of the job |
 |---|---|
