@@ -22,9 +22,13 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print into the scripts")
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}
 
 func TestCommandsDoWhatTheirScriptsSay(t *testing.T) {
+	testenv.Parallel(t)
 	files, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("scripts: %v %v", files, err)

@@ -13,6 +13,7 @@ import (
 
 // TestCtrlCSaysWhatItDid: what was begun is undone, or it came too late and changes nothing.
 func TestCtrlCSaysWhatItDid(t *testing.T) {
+	testenv.Parallel(t)
 	const tooLate = "cucriu: got SIGINT too late: the "
 	for _, test := range []struct {
 		name, fault string

@@ -18,11 +18,15 @@ import (
 	"cucriu/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}
 
 // onBoth runs a test with cgroup v1 and with cgroup v2.
 func onBoth(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
+	testenv.Parallel(t)
 	for _, version := range []int{1, 2} {
 		t.Run(fmt.Sprintf("cgroup-v%d", version), func(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
@@ -38,6 +42,7 @@ func onBoth(t *testing.T, test func(t *testing.T)) {
 // first.
 func withAndWithoutPause(t *testing.T, test func(t *testing.T, paused bool)) {
 	t.Helper()
+	testenv.Parallel(t)
 	for name, paused := range map[string]bool{"running": false, "paused": true} {
 		t.Run(name, func(t *testing.T) { onBoth(t, func(t *testing.T) { test(t, paused) }) })
 	}
@@ -158,6 +163,7 @@ func TestAPausedContainerIsCheckpointedTwice(t *testing.T) {
 }
 
 func TestAPausedContainerStaysPausedIfTheHookFails(t *testing.T) {
+	testenv.Parallel(t)
 	for _, failpoint := range []string{"dump.checkpoint=error", "dump.lock=kill", "dump.manifest=kill"} {
 		t.Run(failpoint, func(t *testing.T) {
 			onBoth(t, func(t *testing.T) {
