@@ -107,7 +107,18 @@ int file_update(const char *dir, const char *name, const void *data, size_t len,
 	path_join(path, dir, name);
 	if (path_with(tmp, path, ".tmp") || path_with(version, path, suffix) || write_path(version, 0, data, len))
 		return -1;
-	return put(tmp, path, !symlink(strrchr(version, '/') + 1, tmp));
+	/*
+	 * A process that was restored in here may find the link that it was about to make, or miss the one that
+	 * it had made: its files are as it left them later.
+	 */
+	for (int tries = 0; tries < 3; tries++) {
+		if (!unlink(tmp) || errno == ENOENT)
+			if (!symlink(strrchr(version, '/') + 1, tmp) && !rename(tmp, path))
+				return 0;
+		if (errno != EEXIST && errno != ENOENT)
+			break;
+	}
+	return put(tmp, path, 0);
 }
 
 int file_read(const char *dir, const char *name, void *data, size_t len)
