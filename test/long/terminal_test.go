@@ -156,6 +156,7 @@ func TestAJobHasItsTerminalAgain(t *testing.T) {
 		p.resize(25, 80)
 		r = w.runOn(terminal)
 		r.says("goes on from checkpoint 000001")
+		r.awaits("the terminal is joined to the job's", func() bool { return modes(t, terminal) != before })
 		p.types("\x03") // ends what is in the foreground
 		p.asks("stty size; echo \"is $X\"; jobs\r", `(?s)25 80\r.*is kept\r.*Stopped +sleep 1000\r`)
 		p.asks("stty -a | grep -o -e -echo' '; stty echo; fg\r", `(?s)-echo .*sleep 1000\r`)

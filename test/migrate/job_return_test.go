@@ -156,8 +156,20 @@ func (j *longJob) cucriuFails(on *hosts.Host, status int, args []string, says ..
 // again gives the same cucriu run again on a host.
 func (j *longJob) again(on *hosts.Host) {
 	j.t.Helper()
+	log := func() string {
+		data, err := os.ReadFile(on.Path(filepath.Join(j.dir, "supervisor.log")))
+		if err != nil && !os.IsNotExist(err) {
+			j.t.Fatal(err)
+		}
+		return string(data)
+	}
+	before := len(log())
 	on.Run("sh", append([]string{"-c", `setsid cucriu "$@" </dev/null >/dev/null 2>>"$0" &`, filepath.Join(j.dir, "supervisor.log")}, j.args...)...)
 	testenv.Eventually(j.t, testenv.Soon, "the job has a supervisor", func() bool {
+		said := log()[before:] // what is listed may be of the supervisor before
+		if !strings.Contains(said, "under care again") && !strings.Contains(said, "goes on from checkpoint") {
+			return false
+		}
 		out, err := on.Try("cucriu", "jobs", "list")
 		return err == nil && strings.Contains(out, "running")
 	})
