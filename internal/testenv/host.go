@@ -46,6 +46,12 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 			t.Fatalf("make a simulated host: %v%s", err, stderrOf(err))
 		}
 		h.Env = append(strings.Split(strings.TrimRight(string(out), "\x00"), "\x00"), "CUCRIU_RUN_DIR="+h.RunDir)
+		// A killed process may still end, and a folder in which it writes cannot be removed.
+		t.Cleanup(func() {
+			for deadline := time.Now().Add(Soon); os.RemoveAll(h.Dir) != nil && time.Now().Before(deadline); {
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
 	}
 	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
 	h.Setenv("CUCRIU_CRIU", Criu(t))
