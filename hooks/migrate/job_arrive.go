@@ -127,7 +127,7 @@ func (d *jobDestination) on(e commit.Event) error {
 			}
 		case commit.SayRunning:
 			local, _ := jobs.Find(d.hook.Config.RunDir, d.job.Dir)
-			err = d.Send(sayRunning, running{PID: local.PID, Message: string(local.State)})
+			err = d.Send(sayRunning, running{PID: local.PID})
 		case commit.SayEnded:
 			err = d.Send(sayEnded, nil)
 		}

@@ -109,8 +109,7 @@ type settleMessage struct {
 }
 
 type running struct {
-	PID     int    `json:"pid"`
-	Message string `json:"message"`
+	PID int `json:"pid"`
 	// Steps are those of the restore, with times since the destination's boot.
 	Steps timeline.Phases `json:"steps,omitempty"`
 }
