@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/testenv"
@@ -160,6 +161,7 @@ func TestAJobHasItsTerminalAgain(t *testing.T) {
 		p.types("\x03") // ends what is in the foreground
 		p.asks("stty size; echo \"is $X\"; jobs\r", `(?s)25 80\r.*is kept\r.*Stopped +sleep 1000\r`)
 		p.asks("stty -a | grep -o -e -echo' '; stty echo; fg\r", `(?s)-echo .*sleep 1000\r`)
+		r.awaits("the job sleeps on in the foreground", func() bool { return continued(t, "sleep 1000") }) // bash says so before it does it
 		p.asks("\x03", `\^C`)
 
 		// Whoever takes the job under care finds it at its terminal.
@@ -181,6 +183,21 @@ func runsCommand(t *testing.T, command string) bool {
 	for _, pid := range processes(t) {
 		if strings.Join(commandLine(pid), " ") == command {
 			return true
+		}
+	}
+	return false
+}
+
+// continued reports whether there is a process with this command line that is not stopped.
+func continued(t *testing.T, command string) bool {
+	for _, pid := range processes(t) {
+		if strings.Join(commandLine(pid), " ") == command {
+			process, err := procfs.NewProc(pid)
+			if err != nil {
+				return false
+			}
+			stat, err := process.Stat()
+			return err == nil && stat.State != "T"
 		}
 	}
 	return false
