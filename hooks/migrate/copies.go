@@ -64,9 +64,6 @@ func (s *source) later(ctx context.Context) error {
 
 // saveFiles adds the files to the image. The job stands still.
 func (s *source) saveFiles(ctx context.Context, dir string) error {
-	if err := s.later(ctx); err != nil {
-		return err
-	}
 	if s.options.Copy == prepare.CopyNone {
 		return nil
 	}

@@ -20,7 +20,12 @@ const criuLogLevel = 2
 func (s *source) dump(ctx context.Context, root int, hold *journal.Hold, dir string, written func(*os.File, int64, int64)) error {
 	options := s.dumpOptions(root)
 	options.Hold, options.Written = hold, written
-	options.AtStandstill = s.saveFiles
+	options.AtStandstill = func(ctx context.Context, dir string) error {
+		if err := s.later(ctx); err != nil {
+			return err
+		}
+		return s.saveFiles(ctx, dir)
+	}
 	noting := *s.hook
 	noting.Progress = func(r *journal.Record, step string) {
 		if step == string(journal.StepLock) && s.halted.IsZero() {

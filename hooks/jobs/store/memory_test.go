@@ -10,10 +10,10 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/criuutil/images"
-
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/vma"
 	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/images"
 )
 
 func TestMemoryThatDidNotChangeIsStoredOnce(t *testing.T) {
