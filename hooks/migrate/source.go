@@ -208,6 +208,9 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 			d, err = s.compare(ctx, last)
 			return err
 		})
+		if err == nil {
+			err = reach(ctx, "migrate.compared")
+		}
 		if err != nil {
 			return "", err
 		}

@@ -165,6 +165,19 @@ func TestOtherJobsSurviveToo(t *testing.T) {
 	}
 }
 
+// TestAJobSurvivesAfterItsMemoryWasCompared: what has changed is written down, and not sent yet.
+func TestAJobSurvivesAfterItsMemoryWasCompared(t *testing.T) {
+	testenv.IsolatedFor(t, 5*time.Minute, func(t *testing.T) {
+		w := newWorld(t, "memory")
+		for _, f := range faults {
+			if slices.Contains([]string{"migrate killed", "all killed", "receive and watcher killed"}, f.name) {
+				t.Run(strings.ReplaceAll(f.name, " ", "-"), func(t *testing.T) { w.survive(t, "migrate.compared", f) })
+			}
+		}
+		w.watch.Stop()
+	})
+}
+
 // usual are the faults that always happen.
 var usual = map[string]string{
 	"migrate.dumped":       "all killed",
