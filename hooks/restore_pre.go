@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/netlock"
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/pstree"
 	"cucriu/hooks/image"
@@ -20,8 +21,8 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	defer func() { err = preflight.AsRefusal(err) }()
 	manifest, err := image.ReadManifest(stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
-		h.Log.Info("the image holds no CUDA process: nothing to do")
-		return nil
+		h.Log.Info("the image holds no CUDA process")
+		return h.freeAddresses(ctx, stage.ImageDir)
 	}
 	if err == nil {
 		err = manifest.MatchImages(stage.ImageDir)
@@ -49,6 +50,9 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 		files = append(files, input.Files()...)
 	}
 	imageDir, err := stage.imagePath()
+	if err == nil {
+		err = h.freeAddresses(ctx, stage.ImageDir)
+	}
 	if err != nil {
 		return err
 	}
@@ -84,6 +88,25 @@ func (h *Hook) planRestore(ctx context.Context, manifest image.Manifest) error {
 	plan, err := h.Host().PlanRestore(ctx, driver, manifest)
 	for _, line := range plan.Explain() {
 		h.Log.Info("GPU map: " + line)
+	}
+	return err
+}
+
+// freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.
+func (h *Hook) freeAddresses(ctx context.Context, imageDir string) error {
+	addresses, err := pstree.TCPAddresses(imageDir)
+	if err != nil {
+		return nil // criu itself judges its images, which may be streamed
+	}
+	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
+		h.Log.Warn("waiting up to 75 seconds for ports of the image: this kernel keeps closed connections of theirs (TIME_WAIT) and does not let them be removed", "connections", n)
+	})
+	if n > 0 && err == nil {
+		h.Log.Info("ports of the image are free again: closed connections of theirs (TIME_WAIT) are removed", "connections", n)
+	}
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		h.Log.Debug("connections that are over cannot be looked for", "error", err)
+		return nil
 	}
 	return err
 }

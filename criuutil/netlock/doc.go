@@ -1,4 +1,5 @@
-// Package netlock takes back what criu does to TCP connections for the time of a dump.
+// Package netlock takes back what criu does to TCP connections for the time of a dump, and frees
+// the addresses that a restore binds from connections that are over.
 //
 // criu holds back the packets of each connection, by a rule of iptables or a table of nftables, and
 // puts its socket into repair mode, in which nothing is sent. It takes that back itself if the tree

@@ -1,5 +1,5 @@
-// Package pstree reads from CRIU's images which processes a restore creates. It knows the
-// few fields that this takes, so that the hook, which criu starts at every stage, needs no
+// Package pstree reads from CRIU's images which processes a restore creates, and which TCP
+// addresses it binds. It knows the few fields that this takes, so that the hook, which criu starts at every stage, needs no
 // decoders of CRIU's images.
 package pstree
 
@@ -20,7 +20,9 @@ type Tree struct {
 	// OwnPIDs says that the tree has a pid namespace of its own. A restore then creates one, or
 	// enters one that the caller names. Otherwise the pids are those of criu's own namespace.
 	OwnPIDs bool
-	Tasks   []Task // the root first
+	// OwnNetwork says the same of its network namespace.
+	OwnNetwork bool
+	Tasks      []Task // the root first
 }
 
 // Task is a process of a tree.
@@ -50,13 +52,18 @@ func Read(dir string) (Tree, error) {
 		return t, imageError(dir, "pstree.img", fmt.Errorf("%w: it holds no process", ErrDamaged))
 	}
 	// criu compares the root's namespaces with its own at the dump, which the inventory holds.
-	const rootIDs, pidNamespace = 3, 5
-	ours, err := field(dir, "inventory.img", rootIDs, pidNamespace)
-	if err != nil {
-		return t, err
+	const rootIDs, pidNamespace, networkNamespace = 3, 5, 6
+	isOwn := func(namespace protowire.Number) (bool, error) {
+		ours, err := field(dir, "inventory.img", rootIDs, namespace)
+		if err != nil {
+			return false, err
+		}
+		theirs, err := field(dir, fmt.Sprintf("ids-%d.img", t.Tasks[0].PID), namespace)
+		return ours != theirs, err
 	}
-	theirs, err := field(dir, fmt.Sprintf("ids-%d.img", t.Tasks[0].PID), pidNamespace)
-	t.OwnPIDs = ours != theirs
+	if t.OwnPIDs, err = isOwn(pidNamespace); err == nil {
+		t.OwnNetwork, err = isOwn(networkNamespace)
+	}
 	return t, err
 }
 

@@ -3,9 +3,13 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -57,4 +61,66 @@ func TestConnectionsGoOnWhereCriuIsKilled(t *testing.T) {
 		job.Runs()
 		goOn()
 	})
+}
+
+// closedConnections becomes its further arguments, with a port on which it listens without
+// SO_REUSEADDR and of which the kernel keeps connections that it has closed. Those from the first
+// argument on are still open at their other end.
+const closedConnections = `
+import os, socket, sys
+listener = socket.socket(); listener.set_inheritable(True)
+listener.bind(("127.0.0.1", 0)); listener.listen()
+for n in range(4):
+    client = socket.create_connection(listener.getsockname())
+    served, _ = listener.accept()
+    served.close()
+    if n < int(sys.argv[1]): client.close()
+    else: os.dup2(client.fileno(), 50 + n)
+os.execv(sys.argv[2], sys.argv[2:])
+`
+
+// TestPortsWithClosedConnectionsAreBoundAtOnce, although the kernel keeps such connections for a
+// minute, which makes bind fail.
+func TestPortsWithClosedConnectionsAreBoundAtOnce(t *testing.T) {
+	needsTCP(t)
+	testenv.Parallel(t)
+	for _, test := range []struct {
+		name   string
+		closed string
+		args   []string
+		plain  bool // without cucriu's commands
+	}{
+		{"both ends closed", "4", nil, false},
+		{"one end closed", "2", []string{"--tcp-established"}, false},
+		{"by criu and its hook", "4", nil, true},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				job := host.StartUnder([]string{"/usr/bin/python3", "-c", closedConnections, test.closed}, 1)
+				sockets, err := proc.TCPSockets(job.PID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				kept := 0
+				for _, s := range sockets {
+					if s.State == unix.BPF_TCP_TIME_WAIT || s.State == unix.BPF_TCP_FIN_WAIT2 {
+						kept++
+					}
+				}
+				if kept == 0 {
+					t.Fatal("the kernel keeps no connection")
+				}
+				images := newImages(t)
+				if test.plain {
+					host.Restore(host.Dump(job))
+				} else {
+					cucriu(t, host, 0, append([]string{"dump", "-t", job.Root(), "-D", images}, test.args...)...)
+					testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+					cucriu(t, host, 0, "restore", "-D", images)
+				}
+				job.Runs()
+			})
+		})
+	}
 }

@@ -57,6 +57,30 @@ func testConnections(t *testing.T, prepare func(*world)) {
 	})
 }
 
+// TestPortsWithClosedConnectionsAreBoundAtOnce: the job listens without SO_REUSEADDR, and the kernel
+// keeps connections that it has closed.
+func TestPortsWithClosedConnectionsAreBoundAtOnce(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		const closed = `
+import os, socket, sys
+listener = socket.socket(); listener.set_inheritable(True)
+listener.bind(("127.0.0.1", 0)); listener.listen()
+client = socket.create_connection(listener.getsockname())
+served, _ = listener.accept()
+served.close(); client.close()
+os.execv(sys.argv[1], sys.argv[1:])
+`
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		w.command = append([]string{"/usr/bin/python3", "-c", closed}, w.command...)
+		r := w.run()
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		w.finish(w.goesOn("000001"))
+	})
+}
+
 // listen returns the address of an echo outside of the job.
 func listen(t *testing.T) string {
 	t.Helper()

@@ -71,6 +71,29 @@ while True:
         s.close()
 `
 
+// closed listens without SO_REUSEADDR on a port of which the kernel keeps closed connections.
+const closed = onTCP + `
+listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen()
+s = socket.create_connection(listener.getsockname())
+served, _ = listener.accept()
+served.close(); s.close()
+while True: report()
+`
+
+// TestAJobComesBackToPortsWithClosedConnections that it has left there less than a minute ago.
+func TestAJobComesBackToPortsWithClosedConnections(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := p.A.StartProgram("python3", "-c", closed)
+		w.Ticks(p.A, 3)
+		w.Prepare(p.B)
+		migrate(t, w, p.A, p.B)
+		w.Ticks(p.B, 3)
+		migrate(t, w, p.B, p.A)
+		w.Ticks(p.A, 3)
+	})
+}
+
 func TestConnectionsInsideOfAJobGoOn(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
