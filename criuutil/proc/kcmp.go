@@ -3,6 +3,7 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,6 +13,7 @@ const (
 	kcmpFile  = 0 // two descriptors: do they refer to the same open file?
 	kcmpVM    = 1 // two processes: do they share their memory?
 	kcmpFiles = 2 // do they share their table of descriptors?
+	kcmpEpoll = 7 // a descriptor and an entry of an epoll set: do they refer to the same open file?
 )
 
 // SameFile reports whether a descriptor of one process and one of another refer to the same
@@ -35,8 +37,24 @@ func SharedTables(pid, otherPID int) (memory, descriptors bool, err error) {
 	return memory, descriptors, err
 }
 
+// InEpoll reports whether a descriptor of a process refers to the file that an epoll set of the
+// process watches by the descriptor target, which may be closed or that of another file by now.
+// The set may hold several files by the same target: nth counts them as its fdinfo does, from 0.
+func InEpoll(pid, epoll, target, nth, fd int) (bool, error) {
+	slot := struct{ epoll, target, nth uint32 }{uint32(epoll), uint32(target), uint32(nth)}
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(pid), kcmpEpoll, uintptr(fd), uintptr(unsafe.Pointer(&slot)), 0)
+	if errno == unix.EBADF {
+		return false, nil
+	}
+	return kcmpResult(pid, pid, order, errno)
+}
+
 func kcmp(what, pid, otherPID, index, otherIndex int) (same bool, err error) {
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(otherPID), uintptr(what), uintptr(index), uintptr(otherIndex), 0)
+	return kcmpResult(pid, otherPID, order, errno)
+}
+
+func kcmpResult(pid, otherPID int, order uintptr, errno unix.Errno) (same bool, err error) {
 	switch errno {
 	case 0:
 		return order == 0, nil

@@ -18,8 +18,8 @@ type TreeInspection struct {
 	Findings  Findings
 }
 
-// UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without CUDA is
-// left to criu.
+// UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without is left to
+// criu.
 func (in *TreeInspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
 
 // InspectTree walks the tree below root. It finds the CUDA processes, and everything that would
@@ -32,7 +32,6 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 		return nil, err
 	}
 	in := &TreeInspection{}
-	var general Findings // matters only if there is CUDA in the tree
 	var holders []*Holder
 	for _, pid := range pids {
 		p, err := InspectProcess(ctx, pid, open)
@@ -43,8 +42,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			return nil, err
 		}
 		in.PIDs = append(in.PIDs, pid)
-		in.Findings = append(in.Findings, p.Findings...)
-		general = append(general, p.general...)
+		in.Findings = slices.Concat(in.Findings, p.Findings, p.general)
 		if p.Process != nil {
 			in.Processes = append(in.Processes, *p.Process)
 		}
@@ -52,6 +50,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			holders = append(holders, p.Holder)
 		}
 	}
+	in.Findings = append(in.Findings, namespaceFindings(in.PIDs)...)
 	var driver *cudackpt.Driver
 	if len(holders)+len(in.Processes) > 0 {
 		if driver, err = open(); err != nil {
@@ -75,7 +74,6 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if !in.UsesCUDA() {
 		return in, nil
 	}
-	in.Findings = append(in.Findings, general...)
 	in.Findings = append(in.Findings, DifferentGPUs(in.Processes)...)
 	if len(in.Processes) == 0 {
 		return in, nil
@@ -121,7 +119,7 @@ type ProcessInspection struct {
 	Process  *Process // nil if it is not a CUDA process
 	Holder   *Holder  // nil if it is a CUDA process, or holds nothing of the driver
 	Findings Findings // from its use of the NVIDIA driver
-	general  Findings // what criu cannot dump, with or without CUDA
+	general  Findings // what criu cannot dump or restore, with or without CUDA
 }
 
 // InspectProcess looks at one process.

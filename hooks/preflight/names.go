@@ -43,6 +43,8 @@ const (
 	FindingMPTCP          = "mptcp"            // an MPTCP socket
 	FindingOtherUser      = "other-user"       // a process of another user, which criu lacks the capability to dump
 	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
+	FindingNamespace      = "namespace"        // a process in another namespace than the root
+	FindingUnrestorable   = "unrestorable"     // what criu puts into an image and never restores
 	FindingNCCL           = "nccl-ipc"         // NCCL, which may share device memory between processes
 	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
 	FindingHostNUMA       = "host-numa-memory" // memory of the driver in a NUMA node of the host
@@ -85,7 +87,7 @@ const (
 // could not succeed.
 func Forceable() []string {
 	return []string{
-		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingMPTCP, FindingOtherUser, FindingInfiniBand, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingMPTCP, FindingOtherUser, FindingInfiniBand, FindingNamespace, FindingUnrestorable, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 		FindingContainer, FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
 	}
 }

@@ -29,6 +29,7 @@ type OpenFiles struct {
 	ringUsers  []string // the names of mapped libraries that use an io_uring if they can
 	infiniband []string // open InfiniBand device files
 	mptcp      bool     // an MPTCP socket is open
+	open       []openFile
 }
 
 // lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
@@ -116,6 +117,7 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		if err != nil {
 			continue // closed in the meantime
 		}
+		f.open = append(f.open, openFile{pid, entry.Name(), path})
 		path = strings.TrimSuffix(path, " (deleted)")
 		if nvidiaDevice.MatchString(path) && isDevice(link) {
 			devices[path] = true

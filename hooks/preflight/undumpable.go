@@ -51,6 +51,9 @@ func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 	if len(held.infiniband) > 0 {
 		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")
 	}
+	if message, remedy := unrestorable(pid, held); message != "" {
+		add(FindingUnrestorable, message+", which criu dumps and never restores", remedy)
+	}
 	return findings
 }
 

@@ -113,7 +113,7 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 		{preflight.FindingDifferentGPUs, func(t *testing.T, host *testenv.Host) *testenv.Job {
 			other := t.TempDir()
 			job := host.StartUnder([]string{
-				"/bin/sh", "-c",
+				"/usr/bin/unshare", "-m", "/bin/sh", "-c", // criu dumps a mount namespace below another one
 				`unshare -m /bin/sh -c 'mount --bind /dev/null "$0" && exec "$@"' "$1" "$3" --dir "$2" & shift 2; "$@" & wait`,
 				"sh", filepath.Join(host.Dir, "dev/nvidia1"), other,
 			}, 1)
