@@ -1,0 +1,133 @@
+package workload
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}
+
+// The exit statuses of a command that failed, and of one that refused before it touched anything.
+const failed, refused = 1, 3
+
+// foundLate stands for a finding if check passes a kind, and the dump fails and undoes itself.
+const foundLate = "found by the dump"
+
+// The kinds of odd processes, and the finding for which check and dump refuse each; "" if it is
+// dumped and restored.
+var odd = []struct{ kind, finding string }{
+	{"plain", ""},
+	// processes
+	{"child-mount-namespace", preflight.FindingNamespace},
+	{"child-network-namespace", preflight.FindingNamespace},
+	{"memfd-program", preflight.FindingUnrestorable},
+	{"deadline", preflight.FindingUnrestorable},
+	// open files
+	{"epoll", ""},
+	{"epoll-duplicate", preflight.FindingUnrestorable},
+	{"epoll-moved", ""},
+	{"epoll-reused", ""},
+}
+
+// TestWhatCheckPassesIsNeverLost: an odd process that check and dump pass is restored and is what
+// it was. One that check refuses is refused by dump, too, for the same reason, and runs on. Each
+// is dumped with a CUDA process as its child, and the first that is refused also without one.
+func TestWhatCheckPassesIsNeverLost(t *testing.T) {
+	testenv.Parallel(t)
+	for _, row := range odd {
+		t.Run(row.kind, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) { tryOdd(t, row.kind, row.finding, true) })
+		})
+	}
+	t.Run("without-cuda", func(t *testing.T) {
+		testenv.Isolated(t, func(t *testing.T) { tryOdd(t, "memfd-program", preflight.FindingUnrestorable, false) })
+	})
+}
+
+func tryOdd(t *testing.T, kind, finding string, cuda bool) {
+	host := testenv.NewHost(t, 1)
+	dir, images := t.TempDir(), filepath.Join(t.TempDir(), "images")
+	in := func(name string) string { return filepath.Join(dir, name) }
+	program := testenv.Artefact(t, "make workload", "build", "workload", "odd")
+	var job *testenv.Job
+	if cuda {
+		job = host.StartUnder([]string{"/bin/sh", "-c", `odd=$1 kind=$2 dir=$3; shift 3; "$@" & exec $odd $kind $dir`, "sh", program, kind, dir}, 1)
+	} else {
+		job = testenv.JobOf(t, host.Spawn(dir, program, kind, dir))
+	}
+	testenv.Eventually(t, testenv.Soon, "it is "+kind, func() bool {
+		if why, err := os.ReadFile(in("not-here")); err == nil {
+			t.Skipf("this kernel does not have it: %s", why)
+		}
+		return testenv.Exists(in("ready"))
+	})
+	asItWas := func() {
+		t.Helper()
+		testenv.WriteFile(t, in("ask"), "")
+		testenv.Eventually(t, testenv.Soon, "the odd process answers", func() bool { return testenv.Exists(in("answer")) })
+		if answer, err := os.ReadFile(in("answer")); err != nil || string(answer) != "as it was" {
+			t.Fatalf("%s: %v", answer, err)
+		}
+		if err := os.Remove(in("answer")); err != nil {
+			t.Fatal(err)
+		}
+		job.Runs()
+	}
+	asItWas()
+	out, checked := cucriu(t, host, "check", "--json", "-t", job.Root(), "-D", images)
+	var findings preflight.Findings
+	if err := json.Unmarshal([]byte(out), &findings); err != nil {
+		t.Fatalf("cucriu check: %v\n%s", err, out)
+	}
+	errs := findings.Of(preflight.SeverityError)
+	out, dumped := cucriu(t, host, "dump", "-t", job.Root(), "-D", images)
+	became := ""
+	switch {
+	case checked == 0 && dumped == 0:
+		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+		if out, status := cucriu(t, host, "restore", "-D", images); status != 0 {
+			t.Fatalf("LOST: check and dump passed it, and cucriu restore ends with %d\n%s", status, out)
+		}
+	case checked == 0 && dumped == failed:
+		became = foundLate
+	case checked == refused && dumped == refused && len(errs) == 1 && strings.Contains(out, errs[0].String()):
+		became = errs[0].Name
+	default:
+		t.Fatalf("cucriu check: %d %v\ncucriu dump: %d\n%s", checked, errs, dumped, out)
+	}
+	asItWas()
+	if became != finding {
+		t.Errorf("became %q, want %q: %v\n%s", became, finding, errs, out)
+	}
+	if became != "" && testenv.Exists(images) {
+		t.Error("it was not dumped, but there is an image directory")
+	}
+}
+
+// cucriu runs the command to its end.
+func cucriu(t *testing.T, host *testenv.Host, args ...string) (out string, status int) {
+	t.Helper()
+	if args[0] == "check" {
+		args = append(args, "--criu", testenv.Criu(t))
+	}
+	cmd := host.CucriuCommand(args...)
+	watchdog := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer watchdog.Stop()
+	var output strings.Builder
+	cmd.Stdout = &output
+	if args[0] != "check" {
+		cmd.Stderr = &output
+	}
+	_ = cmd.Run()
+	return output.String(), cmd.ProcessState.ExitCode()
+}
