@@ -14,9 +14,9 @@ import (
 )
 
 // Recover brings every orphaned session to a good end. A session is orphaned if its criu
-// has ended and neither hook nor watcher is at work on it. Recover returns the sessions
-// that it worked on, and those whose watcher has failed and tries again. The errors of those
-// that are not finished wrap [ErrNotBack].
+// has ended and neither hook nor watcher is at work on it. Those that were killed are waited
+// for. Recover returns the sessions that it worked on, and those on which somebody else is at
+// work. The errors of those that are not finished wrap [ErrNotBack].
 func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	h = h.Filled()
 	sessions, err := journal.MakeSessionsDir(h.Config.RunDir)
@@ -27,24 +27,19 @@ func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	recovered, err := h.recoverAll(ctx, dirs)
-	for _, dir := range dirs {
-		s, readErr := journal.Read(dir)
-		if readErr != nil || s.Outcome != "" || !s.Stuck || s.Elsewhere() || slices.ContainsFunc(recovered, func(r Status) bool { return r.Session == s.Name() }) {
-			continue
-		}
-		recovered = append(recovered, StatusOf(s))
-		err = errors.Join(err, fmt.Errorf("%w: session %s: its watcher goes on trying: %s", ErrNotBack, s.Name(), strings.TrimPrefix(s.Message, stuckPrefix)))
-	}
-	return recovered, err
+	return h.recoverAll(ctx, dirs, true)
 }
 
-// recoverAll works on the orphans among sessions.
-func (h *Hook) recoverAll(ctx context.Context, dirs []string) ([]Status, error) {
+// recoverAll works on the orphans among sessions. If strict is set, a session on which somebody
+// is at work is an error.
+func (h *Hook) recoverAll(ctx context.Context, dirs []string, strict bool) ([]Status, error) {
 	recovered := []Status{} // not nil: null is no list in JSON
 	var errs []error
 	for _, dir := range dirs {
-		s, err := h.recoverOne(ctx, dir)
+		s, err := h.recoverOne(ctx, dir, strict)
+		if errors.As(err, new(*AtWorkError)) && !strict {
+			continue
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%w: session %s: %w", ErrNotBack, filepath.Base(dir), err))
 		}
@@ -53,6 +48,19 @@ func (h *Hook) recoverAll(ctx context.Context, dirs []string) ([]Status, error) 
 		}
 	}
 	return recovered, errors.Join(errs...)
+}
+
+// AtWorkError says who is at work on a session, which [Hook.Recover] then leaves alone.
+type AtWorkError struct{ text string }
+
+func (e *AtWorkError) Error() string { return e.text }
+
+// atWork returns an error that says that somebody is at work on the session.
+func (s *session) atWork(who string) error {
+	if s.Stuck {
+		return &AtWorkError{"its watcher goes on trying: " + strings.TrimPrefix(s.Message, stuckPrefix)}
+	}
+	return &AtWorkError{fmt.Sprintf("%s is at work on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
 }
 
 // recoverFirst brings orphaned jobs back before another session begins: the job of that
@@ -71,7 +79,7 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	recovered, err := h.recoverAll(ctx, dirs)
+	recovered, err := h.recoverAll(ctx, dirs, false)
 	for _, s := range recovered {
 		if s.Outcome == "" {
 			continue // the error tells of it
@@ -83,10 +91,27 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 	}
 }
 
-func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
+// recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for a while
+// for the lock of a session: who was killed may still have it.
+func (h *Hook) recoverOne(ctx context.Context, dir string, strict bool) (*session, error) {
 	read, err := journal.Load(dir, false)
-	if errors.Is(err, journal.ErrBusy) || errors.Is(err, os.ErrNotExist) {
-		return nil, nil // at work, or killed before the journal was written and anything touched
+	if errors.Is(err, journal.ErrBusy) {
+		now, readErr := journal.Read(dir)
+		if readErr != nil || now.Outcome != "" || now.Elsewhere() {
+			return nil, nil
+		}
+		if strict && !now.Stuck {
+			waiting, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
+			defer cancel()
+			read, err = journal.LoadWithin(waiting, dir)
+		}
+		if errors.Is(err, journal.ErrBusy) {
+			s := h.takeOn(now)
+			return s, s.atWork("its hook, watcher or command")
+		}
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // killed before the journal was written and anything touched
 	}
 	if err != nil {
 		return nil, err
@@ -105,8 +130,10 @@ func (h *Hook) recoverOne(ctx context.Context, dir string) (*session, error) {
 		return nil, err
 	}
 	if s.BootID == boot { // after a reboot its identities mean nothing
-		if owned, err := s.owned(); err != nil || owned {
-			return nil, err
+		if owned, err := h.owned(ctx, s); err != nil {
+			return s, err
+		} else if owned {
+			return nil, nil
 		}
 	}
 	if err := h.conclude(ctx, s); err != nil {
@@ -127,11 +154,11 @@ func (h *Hook) noteStuck(s *session, err error) {
 	}
 }
 
-// owned reports whether somebody is left who will take the session on: a criu that lives
-// calls its hook again, and a watcher waits for its turn. A third program would get between
-// them. If an owner is in another pid namespace, nobody here can tell whether it lives, and
-// the session counts as owned.
-func (s *session) owned() (bool, error) {
+// owned returns an [AtWorkError] if somebody is left who will take the session on: a criu that
+// lives calls its hook again, and a watcher waits for its turn. A third program would get between
+// them. Who was killed, but is not gone yet, is waited for. If an owner is in another pid
+// namespace, nobody here can tell whether it lives, and owned reports that.
+func (h *Hook) owned(ctx context.Context, s *session) (elsewhere bool, err error) {
 	owners := []proc.Ident{s.Criu}
 	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {
 		owners = nil // criu calls nobody after that, and lives on for as long as the job
@@ -144,15 +171,23 @@ func (s *session) owned() (bool, error) {
 	}
 	for _, id := range owners {
 		owner, err := proc.Reopen(id)
-		if err == nil {
-			owner.Close()
+		switch {
+		case errors.Is(err, proc.ErrGone):
+			continue
+		case errors.Is(err, proc.ErrElsewhere):
 			return true, nil
-		}
-		if errors.Is(err, proc.ErrElsewhere) {
-			return true, nil
-		}
-		if !errors.Is(err, proc.ErrGone) {
+		case err != nil:
 			return false, err
+		}
+		defer owner.Close()
+		status, _ := proc.ReadStatus(id.PID)
+		who := fmt.Sprintf("process %d (%s)", id.PID, status.Name)
+		if !owner.Exiting() {
+			return false, s.atWork(who)
+		}
+		h.Log.Warn("waiting for the end of a process that was killed", "process", who, "session", s.Name())
+		if err := owner.WaitExit(ctx); err != nil {
+			return false, fmt.Errorf("%s was killed and does not end: %w", who, err)
 		}
 	}
 	return false, nil

@@ -22,9 +22,10 @@ func recoverCommand() *cobra.Command {
 		Long: `Bring back every job whose dump or restore was cut off and that nobody watches.
 
 After a dump that failed, the watcher brings the job back by itself. If the
-watcher, too, was killed, this command does what it would have done. Sessions
-whose criu, hook or watcher is still at work are left alone. It can be run at
-any time, and again. The exit status is 4 if a job is still not back.
+watcher, too, was killed, this command does what it would have done. It waits
+for a program that was killed and is not gone yet. Sessions whose criu, hook or
+watcher is still at work are named, and left alone. It can be run at any time,
+and again. The exit status is 4 if a job is still not back.
 
 Of a migration that was cut off, it tells the destination what the source has
 decided. A destination that was promised a decision and cannot get one, because

@@ -22,6 +22,7 @@ type Status struct {
 	Caught    SignalSet
 	Ignored   SignalSet
 	Blocked   SignalSet // by this thread; for a process, by its first thread
+	Pending   SignalSet // for this thread or the whole process
 	// NSPID lists the pids of the process in its pid namespaces, from the one of the reader
 	// inwards. The last is the pid in the CRIU image.
 	NSPID []int
@@ -97,6 +98,10 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.Ignored, err = parseSignals(value)
 		case "SigBlk":
 			s.Blocked, err = parseSignals(value)
+		case "SigPnd", "ShdPnd":
+			var pending SignalSet
+			pending, err = parseSignals(value)
+			s.Pending |= pending
 		case "Seccomp":
 			s.Seccomp = value != "0"
 		case "NSpid":

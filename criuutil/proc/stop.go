@@ -110,5 +110,9 @@ func (p *Process) Exiting() bool {
 		return true
 	}
 	stat, err := procStat(p.PID)
-	return errors.Is(err, ErrGone) || stat.Flags&pfExiting != 0 || stat.State == "Z" || stat.State == "X"
+	if errors.Is(err, ErrGone) || stat.Flags&pfExiting != 0 || stat.State == "Z" || stat.State == "X" {
+		return true
+	}
+	status, err := ReadStatus(p.PID) // on a busy machine a SIGKILL takes its time
+	return errors.Is(err, ErrGone) || status.Pending.Has(unix.SIGKILL)
 }
