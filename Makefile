@@ -46,10 +46,11 @@ workload: need-gcc ## the CUDA workload, build/workload
 	$(MAKE) -C test/workload
 
 .PHONY: tools
-tools: ## CRIU >= 4.0, runc and OpenSSH: the system's, or unpacked ones in .tools
+tools: ## CRIU >= 4.0, runc, OpenSSH and iptables: the system's, or unpacked ones in .tools
 	@scripts/provide-criu.sh >/dev/null
 	@scripts/provide-runc.sh >/dev/null
 	@scripts/provide-ssh.sh >/dev/null
+	@scripts/provide-iptables.sh >/dev/null
 
 .PHONY: which-criu
 which-criu: ## print the path of the CRIU in use (with make -s)
@@ -86,7 +87,7 @@ bench-migrate: build sim workload tools ## measure live migration beside iperf3,
 test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-run Dump -v')
 	go vet $(PKGS)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
-		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" scripts/private-exec.sh \
+		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh \
 		go test -count=1 -p 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: soak

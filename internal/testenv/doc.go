@@ -9,6 +9,7 @@
 //	CUCRIU_TEST_CRIU            the path of criu
 //	CUCRIU_TEST_RUNC            the path of runc, for the tests with containers
 //	CUCRIU_TEST_SSH             a directory with OpenSSH, for the tests with two hosts
+//	CUCRIU_TEST_IPTABLES        a directory with an iptables that speaks nftables
 //	CUCRIU_TEST_DRIVER=real     use the real driver, not the simulated one
 //	CUCRIU_TEST_NAMESPACES=off  a real driver may not know pid namespaces
 package testenv

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -65,15 +66,42 @@ func (h *Host) address(addr netip.Addr, do func(netlink.Link, *netlink.Addr) err
 	}
 }
 
-// Tables lists the tables of nftables on the host.
+// Tables lists the tables of nftables on the host that hold anything. An iptables that speaks nftables
+// leaves its tables behind, empty.
 func (h *Host) Tables() (names []string) {
 	h.pair.t.Helper()
 	err := h.network.do(func() error {
-		tables, err := new(nftables.Conn).ListTables()
-		for _, table := range tables {
-			names = append(names, table.Name)
+		c := new(nftables.Conn)
+		tables, err := c.ListTables()
+		if err != nil {
+			return err
 		}
-		return err
+		chains, err := c.ListChains()
+		if err != nil {
+			return err
+		}
+		for _, table := range tables {
+			sets, err := c.GetSets(table)
+			if err != nil {
+				return err
+			}
+			empty := len(sets) == 0
+			for _, chain := range chains {
+				if chain.Table.Name != table.Name || chain.Table.Family != table.Family {
+					continue
+				}
+				rules, err := c.GetRules(table, chain)
+				if err != nil {
+					return err
+				}
+				policy := chain.Policy
+				empty = empty && len(rules) == 0 && chain.Hooknum != nil && policy != nil && *policy == nftables.ChainPolicyAccept
+			}
+			if !empty || strings.HasPrefix(table.Name, "CRIU-") {
+				names = append(names, table.Name)
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		h.pair.t.Fatal(err)

@@ -94,9 +94,42 @@ func TestAJobComesBackToPortsWithClosedConnections(t *testing.T) {
 	})
 }
 
+// withEachNetworkLock runs a test with either of criu's ways to hold packets back, whatever this machine
+// has: by an iptables that speaks nftables, as Debian's does, and by nftables where iptables does not work.
+func withEachNetworkLock(t *testing.T, test func(t *testing.T, p *hosts.Pair)) {
+	testenv.Parallel(t)
+	for _, lock := range []string{"iptables", "nftables"} {
+		t.Run(lock, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				dir := os.Getenv("CUCRIU_TEST_IPTABLES")
+				if lock == "nftables" {
+					dir = t.TempDir()
+					testenv.WriteFile(t, filepath.Join(dir, "iptables"), "#!/bin/sh\nexit 4\n")
+					if err := os.Chmod(filepath.Join(dir, "iptables"), 0o700); err != nil {
+						t.Fatal(err)
+					}
+				} else if dir == "" {
+					t.Fatal("CUCRIU_TEST_IPTABLES is not set: run make test")
+				}
+				if err := os.Setenv("PATH", dir+":"+os.Getenv("PATH")); err != nil { // the hosts take it over
+					t.Fatal(err)
+				}
+				p := hosts.New(t, hosts.Options{})
+				if modules := filepath.Join(dir, "xtables"); testenv.Exists(modules) {
+					p.A.Setenv("XTABLES_LIBDIR", modules)
+					p.B.Setenv("XTABLES_LIBDIR", modules)
+				}
+				if _, err := p.B.Try("iptables", "-S"); (err == nil) != (lock == "iptables") {
+					t.Fatalf("iptables -S on a host: %v", err)
+				}
+				test(t, p)
+			})
+		})
+	}
+}
+
 func TestConnectionsInsideOfAJobGoOn(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{})
+	withEachNetworkLock(t, func(t *testing.T, p *hosts.Pair) {
 		w := &world{t: t, Pair: p, from: p.A, to: p.B}
 		w.work = p.A.StartProgram("python3", "-c", echoed)
 		w.work.Ticks(p.A, 3)
@@ -232,8 +265,7 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 // TestConnectionsAreKept if the address of the job moves with it; and if it comes back. The other end
 // is at the destination, or on the host that the job leaves.
 func TestConnectionsAreKept(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{})
+	withEachNetworkLock(t, func(t *testing.T, p *hosts.Pair) {
 		moves := netip.MustParseAddr("10.77.0.9")
 		p.A.AddAddress(moves)
 		marks := t.TempDir()
