@@ -42,6 +42,9 @@ func (s *supervisor) begin(ctx, told context.Context) error {
 	if s.record.Finished != nil {
 		return s.removePlaces()
 	}
+	if err := s.undoFiles(); err != nil {
+		return err
+	}
 	all, err := s.store.Checkpoints()
 	if err != nil {
 		return err
@@ -87,6 +90,9 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.place = p
 	s.notePlace()
+	if p.HasRun() {
+		s.forgetUndo()
+	}
 	if err := p.Keep(ctx); err != nil {
 		return false, err
 	}
@@ -165,6 +171,7 @@ func (s *supervisor) setRunning() {
 	if err := s.place.SetRunning(); err != nil {
 		s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
 	}
+	s.forgetUndo()
 }
 
 // openRoot opens the job's root process. It is no error if that has ended.

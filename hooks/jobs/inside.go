@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs/files"
@@ -50,6 +52,8 @@ type request struct {
 	NoTerminal bool `json:"no_terminal,omitempty"`
 	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
 	Output string `json:"output,omitempty"`
+	// Undo is where a restore notes how to undo what it does to the job's files.
+	Undo string `json:"undo,omitempty"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
@@ -79,9 +83,9 @@ func (r request) what() string {
 type answer struct {
 	Result checkpoint.Result `json:"result"`
 	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
-	Notes  []string          `json:"notes,omitempty"`
-	Tails  []string          `json:"tails,omitempty"` // what was kept of the job's files
-	Error  string            `json:"error,omitempty"`
+	// Changes is what was done to the job's files.
+	Changes []files.Change `json:"changes,omitempty"`
+	Error   string         `json:"error,omitempty"`
 	// NotBack says that the job must still be brought back, for which its image may be needed.
 	NotBack bool `json:"not_back,omitempty"`
 	// Refused says that the job was not touched.
@@ -184,14 +188,7 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
 		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))
 	}
-	changes, err := files.PutBack(ctx, r.Images, files.PutBackOptions{})
-	for _, change := range changes {
-		a.Notes = append(a.Notes, change.String())
-		if change.Kept != "" {
-			a.Tails = append(a.Tails, change.Kept)
-		}
-	}
-	if err != nil {
+	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo}); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
@@ -212,10 +209,20 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 		options.Inherit = []checkpoint.Inherited{*terminal}
 	}
 	a.Result, err = checkpoint.Restore(ctx, hook, r.Images, options)
+	if isOfImage(err) {
+		err = preflight.AsFailure(err)
+	}
 	if err == nil {
 		err = failpoint.Hit(ctx, "jobs.restored", 0)
 	}
 	return a, err
+}
+
+// isOfImage reports whether a restore was refused for what the image is, and not for what this
+// host lacks: another host would not restore it either.
+func isOfImage(err error) bool {
+	refused := new(preflight.RefusedError)
+	return errors.As(err, new(*criuutil.CriuError)) || errors.As(err, &refused) && slices.ContainsFunc(refused.Findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingImage })
 }
 
 // terminalFor opens the terminal of the place for a job that had one; nil if it had none.

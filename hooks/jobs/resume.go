@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 	"time"
 
+	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/preflight"
@@ -68,8 +70,8 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 	return all
 }
 
-// giveUp records which checkpoints did not restore, now that the job goes on from another one. It
-// has put back the job's files further than these can do with.
+// giveUp records which checkpoints did not restore, now that the job goes on from an older one,
+// which has put back the job's files further.
 func (s *supervisor) giveUp(failed map[string]error) {
 	for name, why := range failed {
 		if err := s.store.GiveUp(name, why); err != nil {
@@ -121,23 +123,64 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir()}
+	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir(), Undo: undoPath(s.Dir)}
 	if s.record.Adopted {
 		restore.Output = s.outputPath()
 	}
 	over := killPatiently(ctx, s.place)
 	a, err := s.ask(ctx, restore)
 	over()
-	s.noteTails(a.Tails)
-	for _, note := range append(notes, a.Notes...) {
-		s.say(note)
-	}
 	if err != nil {
-		return errors.Join(err, s.endPlace())
+		return errors.Join(err, s.endRestore())
+	}
+	s.noteTails(keptOf(a.Changes))
+	for _, change := range a.Changes {
+		notes = append(notes, change.String())
+	}
+	for _, note := range notes {
+		s.say(note)
 	}
 	s.setRunning()
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
+}
+
+// endRestore ends what there is of a restore that has failed, and makes the job's files again what
+// they were before it.
+func (s *supervisor) endRestore() error {
+	if err := s.endPlace(); err != nil {
+		return err
+	}
+	return s.undoFiles()
+}
+
+// undoPath is where a restore notes how to undo what it does to the job's files.
+func undoPath(dir string) string { return filepath.Join(dir, undoName) }
+
+const undoName = "undo.json"
+
+// undoFiles undoes what a restore did to the job's files that did not come to its end. Nothing of
+// the job runs.
+func (s *supervisor) undoFiles() error {
+	left, err := files.Undo(undoPath(s.Dir))
+	s.noteTails(keptOf(left))
+	for _, change := range left {
+		s.say(change.String())
+	}
+	return err
+}
+
+// forgetUndo notes that the job goes on with its files as they are.
+func (s *supervisor) forgetUndo() {
+	if err := files.Forget(undoPath(s.Dir)); err != nil {
+		s.say(err.Error())
+	}
+}
+
+// UndoFiles undoes what a restore did to the files of a job that is not resumed here.
+func UndoFiles(dir string) error {
+	_, err := files.Undo(undoPath(dir))
+	return err
 }
 
 // age says when a checkpoint was made.

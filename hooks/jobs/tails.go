@@ -37,6 +37,16 @@ func readTails(dir string) (t tails, err error) {
 	return t, nil
 }
 
+// keptOf returns where what is newer is kept.
+func keptOf(changes []files.Change) (paths []string) {
+	for _, change := range changes {
+		if change.Kept != "" {
+			paths = append(paths, change.Kept)
+		}
+	}
+	return paths
+}
+
 // noteTails lists what a resume has kept. A full disk does not stop it.
 func (s *supervisor) noteTails(paths []string) {
 	if len(paths) == 0 {

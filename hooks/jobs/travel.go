@@ -53,7 +53,7 @@ func TravelFiles() []string { return []string{recordName, "output.log", eventsNa
 
 // OwnFiles are all names that there may be in the directory of a job that has not run here.
 func OwnFiles() []string {
-	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, moveLockName, moveName)
+	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, moveLockName, moveName)
 }
 
 // NoteLocal notes in the run directory what a job does on this host that has no supervisor here.

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,18 +23,11 @@ func asidePrefix(base string) string {
 }
 
 // keep copies a file's bytes from start to end to a name beside it, and waits until that is
-// on disk. If this was done before, it returns the name of that.
-func (t *target) keep(ctx context.Context, now *os.File, start, end int64, at time.Time, step stepper) (kept string, err error) {
-	kept, err = t.findKept(ctx, now, start, end)
-	if err != nil {
-		return "", err
-	}
-	if kept != "" {
-		return kept, t.dir.Sync()
-	}
+// on disk.
+func (t *target) keep(ctx context.Context, now *os.File, start, end int64, base string, step stepper) error {
 	spans, err := dataOf(now, end)
 	if err != nil {
-		return "", err
+		return err
 	}
 	var wanted []span
 	for _, s := range spans {
@@ -48,26 +39,29 @@ func (t *target) keep(ctx context.Context, now *os.File, start, end int64, at ti
 	meta.Size = end - start
 	meta.Mode &= 0o777
 	err = t.writeBeside(meta, step, func(to *os.File) error { return copySpans(ctx, to, now, wanted, start) })
-	if err != nil {
-		return "", fmt.Errorf("keep what is newer of %v: %w", t.path, err)
+	if err == nil {
+		err = t.rename(asidePrefix(t.base)+partialSuffix, base)
 	}
-	kept, err = t.renameAside(asidePrefix(t.base)+partialSuffix, at)
 	if err != nil {
-		return "", fmt.Errorf("keep what is newer of %v: %w", t.path, err)
+		return fmt.Errorf("keep what is newer of %v: %w", t.path, err)
 	}
-	return kept, t.dir.Sync()
+	return t.dir.Sync()
 }
 
-// renameAside gives a file of the directory the name of what is kept, and returns its path.
-func (t *target) renameAside(from string, at time.Time) (string, error) {
+// freeName returns a name beside the file for what is kept of it.
+func (p *putBack) freeName(t *target) (string, error) {
 	for i := 1; ; i++ {
-		base := asidePrefix(t.base) + at.UTC().Format("20060102-150405")
+		base := asidePrefix(t.base) + p.Time.UTC().Format("20060102-150405")
 		if i > 1 {
 			base += "-" + strconv.Itoa(i)
 		}
-		err := t.rename(from, base)
-		if !errors.Is(err, unix.EEXIST) {
-			return filepath.Join(t.dir.Name(), base), err
+		var st unix.Stat_t
+		err := unix.Fstatat(int(t.dir.Fd()), base, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if path := filepath.Join(t.dir.Name(), base); errors.Is(err, unix.ENOENT) && !p.taken[path] {
+			p.taken[path] = true
+			return base, nil
+		} else if err != nil && !errors.Is(err, unix.ENOENT) {
+			return "", err
 		}
 	}
 }
@@ -138,61 +132,4 @@ func setModeAndTime(f *os.File, meta metadata) error {
 		return fmt.Errorf("set the time of %v: %w", name(f.Name()), err)
 	}
 	return nil
-}
-
-// kept lists what was kept of a file before.
-func (t *target) kept() ([]string, error) {
-	// The directory is read from its start each time.
-	dir, err := openDirectory(t.dir.Name())
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	var kept []string
-	for _, base := range names {
-		if suffix, found := strings.CutPrefix(base, asidePrefix(t.base)); found && suffix != partialSuffix {
-			kept = append(kept, base)
-		}
-	}
-	return kept, nil
-}
-
-// findKept returns the path of a kept file that holds these bytes; "" if there is none.
-func (t *target) findKept(ctx context.Context, now *os.File, start, end int64) (string, error) {
-	names, err := t.kept()
-	if err != nil {
-		return "", err
-	}
-	for _, base := range names {
-		f, err := openIn(t.dir, base)
-		if err != nil || f == nil {
-			continue
-		}
-		same, err := t.isCopy(ctx, f, now, start, end)
-		f.Close()
-		if err != nil {
-			return "", err
-		}
-		if same {
-			return filepath.Join(t.dir.Name(), base), nil
-		}
-	}
-	return "", nil
-}
-
-func (t *target) isCopy(ctx context.Context, kept, now *os.File, start, end int64) (bool, error) {
-	st, err := statOf(kept)
-	if err != nil || !isRegular(st) || st.Uid != t.stat.Uid || st.Size != end-start {
-		return false, err
-	}
-	readable, err := reopen(kept, unix.O_RDONLY)
-	if err != nil {
-		return false, err
-	}
-	defer readable.Close()
-	return sameBytes(ctx, readable, st.Size, now, start, end)
 }

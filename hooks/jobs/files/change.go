@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,14 +29,22 @@ func (p *putBack) keepNewer(ctx context.Context, todo *todo) error {
 		start = todo.file.Meta.Size
 	}
 	todo.size = t.stat.Size
-	err = t.withFile(unix.O_RDONLY, func(now *os.File) error {
-		todo.kept, err = t.keep(ctx, now, start, t.stat.Size, p.Time, p.step)
-		return err
-	})
+	u := todo.undoOf(t)
+	err = t.withFile(unix.O_RDONLY, func(now *os.File) error { return t.keep(ctx, now, start, t.stat.Size, u.Kept, p.step) })
+	todo.kept = string(u.keptName())
 	if err != nil {
 		return err
 	}
 	return p.step("kept")
+}
+
+// undoOf returns what was planned for a path.
+func (todo *todo) undoOf(t *target) undoPath {
+	i := slices.IndexFunc(todo.undo, func(u undoPath) bool { return u.Path == t.path })
+	if i < 0 {
+		return undoPath{Path: t.path}
+	}
+	return todo.undo[i]
 }
 
 // change makes a file what it was. What is newer was kept.
@@ -57,7 +66,7 @@ func (p *putBack) change(ctx context.Context, todo *todo) error {
 		return fmt.Errorf("put back %v: %w", t.path, err)
 	}
 	for _, other := range targets[1:] {
-		if err := p.linkTo(t, other, f); err != nil {
+		if err := p.linkTo(t, other, todo); err != nil {
 			return fmt.Errorf("put back %v: %w", other.path, err)
 		}
 	}
@@ -115,8 +124,7 @@ func (p *putBack) changeOpen(ctx context.Context, now *os.File, t *target, todo 
 	return p.step("changed")
 }
 
-// write writes the content of the checkpoint into a file. If it is killed, what it leaves is
-// recognized as begun.
+// write writes the content of the checkpoint into a file.
 func (p *putBack) write(ctx context.Context, now *os.File, f file) error {
 	then, err := openSaved(p.dir, f.Content, f.Meta.Size)
 	if err != nil {
@@ -198,7 +206,7 @@ func (p *putBack) create(ctx context.Context, t *target, f file) error {
 
 // linkTo makes a path another name of the file, as it was at the checkpoint. What is there
 // instead is kept under another name.
-func (p *putBack) linkTo(t, other *target, f file) error {
+func (p *putBack) linkTo(t, other *target, todo *todo) error {
 	now, err := openIn(t.dir, t.base)
 	if err != nil {
 		return err
@@ -216,23 +224,25 @@ func (p *putBack) linkTo(t, other *target, f file) error {
 		if inodeOf(st) == inodeOf(other.stat) {
 			return nil
 		}
-		if kept, err = other.renameAside(other.base, p.Time); err != nil {
+		u := todo.undoOf(other)
+		if err := other.rename(other.base, u.Kept); err != nil {
 			return err
 		}
+		kept = string(u.keptName())
 		if err := p.step("moved aside"); err != nil {
 			return err
 		}
 	}
-	if err := p.tell(other, now, f.Meta); err != nil {
+	if err := p.tell(other, now, todo.file.Meta); err != nil {
 		return err
 	}
 	if err := unix.Linkat(int(t.dir.Fd()), t.base, int(other.dir.Fd()), other.base, 0); err != nil {
 		return err
 	}
 	if kept == "" {
-		p.say(f, "", "%v was missing: it is another name of %v again", other.path, t.path)
+		p.say(todo.file, "", "%v was missing: it is another name of %v again", other.path, t.path)
 	} else {
-		p.say(f, kept, "%v is another name of %v again: what was there is in %v", other.path, t.path, name(kept))
+		p.say(todo.file, kept, "%v is another name of %v again: what was there is in %v", other.path, t.path, name(kept))
 	}
 	return other.dir.Sync()
 }

@@ -59,9 +59,6 @@ type likeness int
 const (
 	different likeness = iota
 	equal
-	// begun is what an interrupted PutBack leaves: the file of the checkpoint up to a
-	// point, and zeros from there on.
-	begun
 	// blank has nothing but zeros, or no content at all.
 	blank
 )
@@ -82,7 +79,7 @@ func compare(ctx context.Context, now *os.File, nowSize int64, s *saved) (likene
 	for _, e := range s.extents {
 		then = append(then, span{e.Offset, e.Offset + e.Length})
 	}
-	result, onlyZeros := equal, true
+	same, onlyZeros := true, true
 	a, b := make([]byte, bufferSize), make([]byte, bufferSize)
 	for _, part := range union(there, then) {
 		for at := part.start; at < part.end; at += bufferSize {
@@ -97,22 +94,16 @@ func compare(ctx context.Context, now *os.File, nowSize int64, s *saved) (likene
 			if _, err := s.ReadAt(b, at); err != nil {
 				return different, err
 			}
-			onlyZeros = onlyZeros && isZero(a)
-			if result == equal && !bytes.Equal(a, b) {
-				result = begun
-				for len(a) > 0 && a[0] == b[0] {
-					a, b = a[1:], b[1:]
-				}
-			}
-			if result == begun && !isZero(a) {
+			same, onlyZeros = same && bytes.Equal(a, b), onlyZeros && isZero(a)
+			if !same && !onlyZeros {
 				return different, nil
 			}
 		}
 	}
-	if result == begun && onlyZeros {
+	if !same {
 		return blank, nil
 	}
-	return result, nil
+	return equal, nil
 }
 
 func isZero(p []byte) bool {
@@ -122,51 +113,6 @@ func isZero(p []byte) bool {
 		}
 	}
 	return true
-}
-
-// sameBytes reports whether a kept file holds the part of another one that begins at start.
-func sameBytes(ctx context.Context, kept *os.File, keptSize int64, now *os.File, start, end int64) (bool, error) {
-	if keptSize != end-start {
-		return false, nil
-	}
-	keptData, err := dataOf(kept, keptSize)
-	if err != nil {
-		return false, err
-	}
-	nowData, err := dataOf(now, end)
-	if err != nil {
-		return false, err
-	}
-	a, b := make([]byte, bufferSize), make([]byte, bufferSize)
-	for _, part := range union(keptData, shift(nowData, start)) {
-		for at := part.start; at < part.end; at += bufferSize {
-			if err := ctx.Err(); err != nil {
-				return false, err
-			}
-			n := min(bufferSize, part.end-at)
-			if _, err := kept.ReadAt(a[:n], at); err != nil {
-				return false, readError(err)
-			}
-			if _, err := now.ReadAt(b[:n], start+at); err != nil {
-				return false, readError(err)
-			}
-			if !bytes.Equal(a[:n], b[:n]) {
-				return false, nil
-			}
-		}
-	}
-	return true, nil
-}
-
-// shift returns what spans hold from start on, counted from there.
-func shift(spans []span, start int64) []span {
-	var shifted []span
-	for _, s := range spans {
-		if s.end > start {
-			shifted = append(shifted, span{max(s.start, start) - start, s.end - start})
-		}
-	}
-	return shifted
 }
 
 // copySpans copies parts of a file to another one, which gets them at the place less start.

@@ -10,9 +10,9 @@
 //
 // PutBack never loses what is newer than the checkpoint. It copies that to
 // NAME.cucriu-TIME beside the file, waits until the copy is on disk, and only then changes
-// the file itself. The file stays the same inode, which other programs may have open. If
-// PutBack is killed at any point, a second one comes to the same result: it finds out from
-// the files alone how far the first one came.
+// the file itself. The file stays the same inode, which other programs may have open. Before
+// that it records how to undo this: until [Forget], [Undo] makes the files again what they
+// were, whoever was killed at whatever point.
 //
 // A checkpoint may be put back on another host, too: see [Options] and [PutBackOptions]. What is
 // made there for a job can be found and removed again, even if PutBack is killed: see [Made].

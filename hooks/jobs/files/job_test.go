@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(childVariable) {
 	case "job":
 		os.Exit(report(runJob()))
-	case "putback":
+	case "putback", "undo":
 		os.Exit(report(runPutBack()))
 	}
 	testenv.Main(m)
@@ -154,7 +154,7 @@ func startJob(t *testing.T, orders ...order) int {
 	return cmd.Process.Pid
 }
 
-// runPutBack puts files back, and kills itself at a step.
+// runPutBack puts files back, or undoes that, and kills itself at a step.
 func runPutBack() error {
 	last, err := strconv.Atoi(os.Getenv("KILL_AT"))
 	if err != nil {
@@ -164,19 +164,24 @@ func runPutBack() error {
 	if err != nil {
 		return err
 	}
-	o := PutBackOptions{Time: at}
+	o := PutBackOptions{Time: at, Undo: os.Getenv("UNDO")}
 	if record := os.Getenv("RECORD"); record != "" {
 		o.OnlyMissing, o.Making = true, recorder(record)
 	}
 	steps := 0
-	changes, err := putBackInSteps(bg(), os.Getenv("DIR"), o, func(string) error {
+	step := func(string) error {
 		if steps == last {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 			select {}
 		}
 		steps++
 		return nil
-	})
+	}
+	if os.Getenv(childVariable) == "undo" {
+		_, err := undoInSteps(o.Undo, step)
+		return err
+	}
+	changes, err := putBackInSteps(bg(), os.Getenv("DIR"), o, step)
 	for _, change := range changes {
 		fmt.Println(change)
 	}

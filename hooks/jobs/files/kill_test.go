@@ -23,7 +23,18 @@ import (
 func putBackProcess(t *testing.T, checkpoint string, killAt int) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), childVariable+"=putback", "DIR="+checkpoint, "KILL_AT="+strconv.Itoa(killAt), "TIME="+noon().Format(time.RFC3339))
+	cmd.Env = append(os.Environ(), childVariable+"=putback", "DIR="+checkpoint, "KILL_AT="+strconv.Itoa(killAt), "TIME="+noon().Format(time.RFC3339), "UNDO="+undoOf(checkpoint))
+	return cmd
+}
+
+// undoOf is where the record of what was done for a checkpoint is.
+func undoOf(checkpoint string) string { return checkpoint + ".undo" }
+
+// undoProcess is the same for the undo.
+func undoProcess(t *testing.T, checkpoint string, killAt int) *exec.Cmd {
+	t.Helper()
+	cmd := putBackProcess(t, checkpoint, killAt)
+	cmd.Env = append(cmd.Env, childVariable+"=undo")
 	return cmd
 }
 
@@ -131,33 +142,74 @@ func sceneAtTheEnd() map[string]string {
 	}
 }
 
-// TestKilledAtAnyStepASecondPutBackComesToTheSameResult proves that nothing newer is lost
-// either, and that it is kept once.
-func TestKilledAtAnyStepASecondPutBackComesToTheSameResult(t *testing.T) {
+// files describes the files that are not the job's alone, with their times.
+func (s scene) files(t *testing.T) map[string]string {
+	t.Helper()
+	all := s.describe(t)
+	for base := range all {
+		if strings.HasPrefix(base, "shm/") {
+			delete(all, base)
+			continue
+		}
+		info, err := os.Lstat(filepath.Join(filepath.Dir(s.dir), base))
+		must(t, err)
+		all[base] += " of " + info.ModTime().String()
+	}
+	return all
+}
+
+// TestKilledAtAnyStepPutBackCanBeUndone, and then comes to the same result, wherever the undo is
+// killed.
+func TestKilledAtAnyStepPutBackCanBeUndone(t *testing.T) {
 	want := sceneAtTheEnd()
 	want["data/name 2"] = "is data/name 1"
-	for killAt := 0; ; killAt++ {
+	undoSteps := 0
+	for killAt, last := 0, false; !last; killAt++ {
 		s := makeScene(t)
+		before := s.files(t)
 		out, err := putBackProcess(t, s.checkpoint, killAt).CombinedOutput()
-		killed := wasKilled(err)
-		if err != nil && !killed {
+		if last = !wasKilled(err); last && err != nil {
 			t.Fatalf("step %d: %v\n%s", killAt, err, out)
 		}
-		if killed {
-			out, err := putBackProcess(t, s.checkpoint, -1).CombinedOutput()
-			if err != nil {
-				t.Fatalf("after a kill at step %d: %v\n%s", killAt, err, out)
+		if last {
+			if diff := cmp.Diff(want, s.describe(t)); diff != "" {
+				t.Error(diff)
 			}
 		}
+		for undoAt, undone := killAt%3, false; !undone; undoAt += 3 {
+			out, err := undoProcess(t, s.checkpoint, undoAt).CombinedOutput()
+			if undone = !wasKilled(err); undone && err != nil {
+				t.Fatalf("after a kill at step %d, undo: %v\n%s", killAt, err, out)
+			} else if !undone {
+				undoSteps++
+			}
+		}
+		if diff := cmp.Diff(before, s.files(t)); diff != "" {
+			t.Errorf("after a kill at step %d it is not as before:\n%s", killAt, diff)
+		}
+		must(t, putBackProcess(t, s.checkpoint, -1).Run())
 		if diff := cmp.Diff(want, s.describe(t)); diff != "" {
 			t.Errorf("after a kill at step %d:\n%s", killAt, diff)
 		}
-		if !killed {
-			if t.Logf("%d steps", killAt); killAt < 20 {
-				t.Errorf("there were only %d steps", killAt)
-			}
-			return
+		if last && (killAt < 20 || undoSteps < 20) {
+			t.Errorf("there were only %d steps, and %d of the undo", killAt, undoSteps)
 		}
+	}
+}
+
+// TestWhatWasChangedAfterPutBackIsNotUndone: it may be the job's work.
+func TestWhatWasChangedAfterPutBackIsNotUndone(t *testing.T) {
+	s := makeScene(t)
+	must(t, putBackProcess(t, s.checkpoint, -1).Run())
+	log := filepath.Join(s.dir, "log")
+	write(t, log, "line 1\nanother line 2\n")
+	left, err := Undo(undoOf(s.checkpoint))
+	if must(t, err); len(left) != 1 || left[0].Kept != log+ofNoon {
+		t.Errorf("left: %q", left)
+	}
+	all := s.describe(t)
+	if all["data/log"+ofNoon] == "" || !strings.Contains(all["data/log"], "another line") || strings.Contains(all["data/parts"], "aaaa") {
+		t.Errorf("%v", all)
 	}
 }
 
@@ -170,26 +222,34 @@ func TestKilledAtAnyMomentNothingNewerIsLost(t *testing.T) {
 	checkpoint, _ := save(t, root, Options{})
 	newer := strings.Repeat("b", size)
 	kills := 0
+	ends := func(cmd *exec.Cmd) bool {
+		must(t, cmd.Start())
+		timer := time.AfterFunc(time.Duration(rand.IntN(100))*time.Millisecond, func() { _ = cmd.Process.Kill() })
+		err := cmd.Wait()
+		timer.Stop()
+		if err == nil {
+			return true
+		}
+		if kills++; !wasKilled(err) {
+			t.Fatal(err)
+		}
+		return false
+	}
+	write(t, path, newer)
 	for range 15 {
-		write(t, path, newer)
-		for {
-			cmd := putBackProcess(t, checkpoint, -1)
-			must(t, cmd.Start())
-			timer := time.AfterFunc(time.Duration(rand.IntN(100))*time.Millisecond, func() { _ = cmd.Process.Kill() })
-			err := cmd.Wait()
-			timer.Stop()
-			if err == nil {
-				break
+		for !ends(putBackProcess(t, checkpoint, -1)) {
+			for !ends(undoProcess(t, checkpoint, -1)) {
 			}
-			if kills++; !wasKilled(err) {
-				t.Fatal(err)
+			if names := namesIn(t, dir); len(names) != 1 || names["state"] != newer {
+				t.Fatalf("%d names", len(names))
 			}
 		}
 		names := namesIn(t, dir)
 		if len(names) != 2 || names["state"] != strings.Repeat("a", size) || names["state"+ofNoon] != newer {
 			t.Fatalf("%d names", len(names))
 		}
-		must(t, os.Remove(path+ofNoon))
+		for !ends(undoProcess(t, checkpoint, -1)) {
+		}
 	}
 	t.Logf("%d kills", kills)
 	if kills == 0 {

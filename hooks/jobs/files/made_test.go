@@ -68,7 +68,7 @@ func TestWhoeverIsKilledLeavesOnlyWhatCanBeFound(t *testing.T) {
 		must(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
 
 		cmd := putBackProcess(t, checkpoint, killAt)
-		cmd.Env = append(cmd.Env, "RECORD="+record)
+		cmd.Env = append(cmd.Env, "RECORD="+record, "UNDO=")
 		out, err := cmd.CombinedOutput()
 		killed := wasKilled(err)
 		if err != nil && !killed {

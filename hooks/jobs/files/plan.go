@@ -18,7 +18,7 @@ const (
 	cut                    // what follows its end at the checkpoint is newer
 	create                 // it is missing
 	rewrite                // its content is another one
-	complete               // the same, and there is nothing to keep
+	complete               // the same, and there is nothing to keep: it holds only zeros
 )
 
 // todo is what is to be done about one file.
@@ -26,7 +26,8 @@ type todo struct {
 	file   file
 	action action
 	size   int64  // what it has now
-	kept   string // the name of what was kept
+	kept   string // the path of what was kept
+	undo   []undoPath
 }
 
 // writes reports whether the file is opened to change its content.
@@ -82,7 +83,7 @@ func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
 		if f.Use == useAppend && !f.MayBeShorter {
 			return todo, fmt.Errorf("%v, to which the job only appends, is missing: its content is not in the checkpoint", t.path)
 		}
-		return todo, needs.add(t, f.Content.length())
+		return todo, errors.Join(needs.add(t, f.Content.length()), p.planUndo(&todo, targets))
 	}
 	if f.Use == useContent {
 		err = p.lookAtContent(ctx, t, &todo, needs)
@@ -96,10 +97,45 @@ func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
 		// Opened as it will be: it may be in use as a program, or cannot be changed.
 		err = t.withFile(unix.O_RDWR, func(*os.File) error { return nil })
 	}
+	if err == nil {
+		err = p.planUndo(&todo, targets)
+	}
 	if err != nil {
 		return todo, fmt.Errorf("%v: %w", t.path, err)
 	}
 	return todo, nil
+}
+
+// planUndo notes what there is at the paths of a file, and chooses the names for what is kept.
+func (p *putBack) planUndo(todo *todo, targets targets) (err error) {
+	then := todo.file.Meta
+	for i, t := range targets {
+		u := undoPath{Path: t.path, After: then}
+		if t.now != nil {
+			u.Inode, u.Meta = t.stat.Ino, metadataOf(t.stat)
+		}
+		switch {
+		case i > 0 && t.now != nil && inodeOf(t.stat) == inodeOf(targets[0].stat):
+			continue
+		case i > 0 && t.now != nil:
+			u.Moved = true
+		case todo.action == create && todo.file.Use == useAppend:
+			u.After.Size = 0
+		case todo.action == complete:
+			u.Blank = true
+		case todo.action == cut:
+			u.From = then.Size
+		case i == 0 && (todo.action == leave || todo.action == goOn) && (p.OnlyMissing || u.Meta == then):
+			continue
+		}
+		if u.Moved || i == 0 && (todo.action == cut || todo.action == rewrite) {
+			if u.Kept, err = p.freeName(t); err != nil {
+				return err
+			}
+		}
+		todo.undo = append(todo.undo, u)
+	}
+	return nil
 }
 
 // lookAtEnd looks at a file to which the job only appends.
@@ -141,15 +177,6 @@ func (p *putBack) lookAtContent(ctx context.Context, t *target, todo *todo, need
 		return nil
 	case blank: // there is nothing to keep
 		todo.action = complete
-	case begun:
-		kept, err := t.kept()
-		if err != nil {
-			return err
-		}
-		todo.action = complete
-		if len(kept) == 0 { // so it was not PutBack that began
-			todo.action = rewrite
-		}
 	default:
 		todo.action = rewrite
 	}

@@ -42,6 +42,7 @@ type putBack struct {
 	PutBackOptions
 	step    stepper
 	changes []Change
+	taken   map[string]bool // the names that are chosen for what is kept
 }
 
 // Check fails with a [*DamagedError] or a [*RefusedError] if PutBack would fail for a reason
@@ -62,8 +63,7 @@ func Check(ctx context.Context, dir string) error {
 // beside each file. It first checks everything: a [*DamagedError] or a [*RefusedError] says
 // that nothing was changed.
 //
-// After another error, or if it was killed, it can be called again, and comes to the same
-// result.
+// After another error, or if it was killed, [Undo] makes the files again what they were.
 func PutBack(ctx context.Context, dir string, o PutBackOptions) ([]Change, error) {
 	return putBackInSteps(ctx, dir, o, func(string) error { return nil })
 }
@@ -74,21 +74,24 @@ func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step step
 		return nil, err
 	}
 	defer p.dir.Close()
-	todo, err := p.plan(ctx)
+	todos, err := p.plan(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if err := p.checkTrees(); err != nil {
 		return nil, err
 	}
+	if err := p.note(todos, false); err != nil {
+		return nil, err
+	}
 	// What is newer is on disk everywhere before anything is changed anywhere.
-	for i := range todo {
-		if err := p.keepNewer(ctx, &todo[i]); err != nil {
+	for i := range todos {
+		if err := p.keepNewer(ctx, &todos[i]); err != nil {
 			return p.changes, err
 		}
 	}
-	for i := range todo {
-		if err := p.change(ctx, &todo[i]); err != nil {
+	for i := range todos {
+		if err := p.change(ctx, &todos[i]); err != nil {
 			return p.changes, err
 		}
 	}
@@ -97,7 +100,7 @@ func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step step
 			return p.changes, err
 		}
 	}
-	return p.changes, nil
+	return p.changes, p.note(todos, true)
 }
 
 // open reads the list, and checks the content against it.
@@ -124,7 +127,7 @@ func open(ctx context.Context, dir string, o PutBackOptions, step stepper) (*put
 		return nil, err
 	}
 	o.Time = o.time()
-	return &putBack{list: l, dir: root, PutBackOptions: o, step: step}, nil
+	return &putBack{list: l, dir: root, PutBackOptions: o, step: step, taken: make(map[string]bool)}, nil
 }
 
 // plan finds out what is to be done about each file, and refuses what cannot be done.
