@@ -95,7 +95,7 @@ func prune(ctx context.Context, hook *hooks.Hook, job jobs.Local, policy store.P
 		return answer.Removed, err
 	}
 	// The store is given back afterwards, so that nobody may run the job now.
-	if err := jobs.RequireGone(job.Dir); err != nil {
+	if err := jobs.RequireGone(hook.Config.RunDir, job.Dir); err != nil {
 		return nil, refusedError{fmt.Errorf("%s (%s): %w", job.Name, job.Dir, err)}
 	}
 	s, err := store.Open(job.Dir, store.OpenOptions{})

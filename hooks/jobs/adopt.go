@@ -35,7 +35,7 @@ func adoptedRecord(o Options) (record, error) {
 	for word := range strings.SplitSeq(strings.TrimRight(string(line), "\x00"), "\x00") {
 		r.Command = append(r.Command, proc.Printable(word)) // a program may write anything there
 	}
-	return r, r.write(o.Dir)
+	return r, nil
 }
 
 // adopt takes a job under care that runs already. What could not go on from a checkpoint is
@@ -49,13 +49,15 @@ func (s *supervisor) adopt(ctx context.Context) error {
 		err = s.checkAdoptable(ctx)
 	}
 	if err == nil { // it may be another one than the one that has ended
-		s.record, err = adoptedRecord(s.Options)
+		if s.record, err = adoptedRecord(s.Options); err == nil {
+			err = s.record.write(s.Dir)
+		}
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("process %d cannot be adopted, and was not touched: %w", s.Adopt, err), s.record.remove(s.Dir))
 	}
 	err = s.makePlace(func(dir, runDir string) (err error) {
-		s.place, err = place.Adopt(ctx, dir, runDir, root, s.fence)
+		s.place, err = place.Adopt(ctx, dir, runDir, root, place.Spec{HostDir: s.runDir, Fence: s.fence})
 		return err
 	})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/place"
+	"cucriu/internal/durable"
 )
 
 const fenceName = "host" // in the job's directory: where the job runs
@@ -30,20 +31,30 @@ func (s *supervisor) raiseFence(ctx context.Context) (place.Fence, error) {
 	if err != nil {
 		return place.Fence{}, err
 	}
-	fence := place.Fence{Path: filepath.Join(s.Dir, fenceName), Text: fmt.Sprintf("%s %d\n", boot, self.PIDNamespace)}
+	owner, err := s.store.Owner()
+	if err != nil {
+		return place.Fence{}, err
+	}
+	fence := place.Fence{Path: filepath.Join(s.Dir, fenceName), Text: place.FenceText(boot, self.PIDNamespace, owner.Generation)}
 	before, err := os.ReadFile(fence.Path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	isFirst := errors.Is(err, fs.ErrNotExist)
+	info, statErr := os.Stat(fence.Path)
+	if !isFirst && errors.Join(err, statErr) != nil {
+		return fence, fmt.Errorf("where the job runs: %w", errors.Join(err, statErr))
+	}
+	err = renameio.WriteFile(fence.Path, []byte(fence.Text), 0o600, renameio.WithTempDir(s.Dir))
+	if err := durable.OnFullDisk(err, fence.Path, []byte(fence.Text)); err != nil {
 		return fence, fmt.Errorf("where the job runs: %w", err)
 	}
-	if string(before) == fence.Text {
+	switch {
+	case isFirst:
+		return fence, nil
+	case strings.HasPrefix(string(before), fmt.Sprintf("%s %d ", boot, self.PIDNamespace)):
+		// Places elsewhere have had to end since this host's first fence.
+		if err := os.Chtimes(fence.Path, time.Time{}, info.ModTime()); err != nil {
+			return fence, fmt.Errorf("where the job runs: %w", err)
+		}
 		return fence, s.awaitFence(ctx, fence, "this host had just taken the job over")
-	}
-	if err := renameio.WriteFile(fence.Path, []byte(fence.Text), 0o600, renameio.WithTempDir(s.Dir)); err != nil {
-		return fence, fmt.Errorf("where the job runs: %w", err)
-	}
-	left, err := s.placeDirs()
-	if err != nil || len(left) == 0 || len(before) == 0 {
-		return fence, err
 	}
 	return fence, s.awaitFence(ctx, fence, fmt.Sprintf("%s ran on another host, or before a reboot, and was not ended there (%s)", s.record.Name, strings.TrimSpace(string(before))))
 }

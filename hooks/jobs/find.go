@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"cucriu/hooks/jobs/place"
 )
 
 // NotFoundError says that there is no such job, or more than one.
@@ -96,14 +94,19 @@ func findDir(runDir, dir string) (Local, error) {
 }
 
 // RequireGone fails unless the job of a directory is known not to run on this host.
-func RequireGone(dir string) error {
-	s := &supervisor{Options: Options{Dir: dir}}
-	p, _, err := s.findPlace()
-	if errors.Is(err, place.ErrGone) {
-		return nil
-	}
+func RequireGone(runDir, dir string) error {
+	where, err := whereIs(dir)
 	if err != nil {
 		return err
 	}
-	return errors.Join(errors.New("it runs without a supervisor: the same cucriu run takes it under care again"), p.Close())
+	folder, known, err := findKnown(runDir, dir, where)
+	if err != nil {
+		return err
+	}
+	s := &supervisor{Options: Options{Dir: dir}}
+	p, err := s.findAlive(folder, known)
+	if p == nil {
+		return err
+	}
+	return errors.Join(errors.New("it runs without a supervisor: the same cucriu run takes it under care again"), err, p.Close())
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
 	"cucriu/internal/durable"
 )
@@ -49,6 +50,10 @@ type Local struct {
 	Checkpoint *Made     `json:"checkpoint,omitempty"`
 	Next       time.Time `json:"next_checkpoint,omitzero"`
 	Failure    *Failure  `json:"last_failure,omitempty"`
+	// Where is what the directory is recognized by: see [whereIs].
+	Where []string `json:"where,omitempty"`
+
+	alive bool // something of the job runs, with or without a supervisor
 }
 
 // Made says which checkpoint was made, and when.
@@ -70,13 +75,13 @@ func localDir(runDir, dir string) string { return filepath.Join(runDir, "jobs", 
 
 // Locals returns the long jobs of this host, by name.
 func Locals(runDir string) ([]Local, error) {
-	found, err := filepath.Glob(filepath.Join(runDir, "jobs", "*", localName))
+	found, err := entries(filepath.Join(runDir, "jobs"), "")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("run directory: %w", err)
 	}
 	all := []Local{} // not nil: null is no list in JSON
-	for _, path := range found {
-		l, err := readLocal(filepath.Dir(path))
+	for _, folder := range found {
+		l, err := readLocal(folder)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -100,21 +105,25 @@ func readLocal(folder string) (Local, error) {
 		err = json.Unmarshal(data, &l)
 	}
 	if err != nil {
-		return l, fmt.Errorf("run directory: %w", err)
+		return l, fmt.Errorf("what the run directory says of a job, %s: %w", filepath.Join(folder, localName), err)
+	}
+	if l.alive, _ = place.IsAlive(folder); !l.alive && l.Init != nil { // earlier versions hold no lock there
+		init, err := proc.Reopen(*l.Init)
+		if l.alive = err == nil; l.alive {
+			err = init.Close()
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) && !errors.Is(err, proc.ErrElsewhere) {
+			return l, err
+		}
 	}
 	conn, err := dial(folder)
 	if err == nil {
 		return l, conn.Close()
 	}
 	l.PID, l.Next = 0, time.Time{}
-	if l.Init != nil {
-		if init, err := proc.Reopen(*l.Init); !errors.Is(err, proc.ErrGone) {
-			l.State = StateUnattended
-			if err == nil {
-				err = init.Close()
-			}
-			return l, err
-		}
+	if l.alive {
+		l.State = StateUnattended
+		return l, nil
 	}
 	if slices.Contains([]State{StateBegins, StateRunning, StateCheckpoint, StatePaused}, l.State) {
 		l.State = StateGone
@@ -160,18 +169,14 @@ func (b *board) noteEvent(e Event) {
 	})
 }
 
-// makeRunDir makes the folder of the job in the run directory.
-func (s *supervisor) makeRunDir() error {
-	s.runDir = localDir(s.hook.Config.RunDir, s.Dir)
-	if err := os.MkdirAll(s.runDir, 0o700); err != nil {
-		return fmt.Errorf("run directory: %w", err)
-	}
+// openRunDir begins to be found in the folder of the job in the run directory.
+func (s *supervisor) openRunDir(known Local) error {
 	if err := s.listen(); err != nil { // before others can find the job
 		return err
 	}
 	s.board.folder = s.runDir
 	s.board.note(func(l *Local) {
-		*l = Local{Name: s.record.Name, Dir: s.Dir, PID: os.Getpid(), State: StateBegins}
+		*l = Local{Name: s.record.Name, Dir: known.Dir, PID: os.Getpid(), State: StateBegins, Init: known.Init, Where: known.Where}
 		if all, err := s.store.Checkpoints(); err == nil {
 			l.Checkpoint = newestOf(all)
 		}

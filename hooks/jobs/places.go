@@ -4,16 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"cucriu/hooks/jobs/place"
 )
 
 const placePrefix = "place-" // of the folders in the job's directory
 
-func (s *supervisor) placeDirs() ([]string, error) {
-	return filepath.Glob(filepath.Join(s.Dir, placePrefix+"*"))
+func (s *supervisor) placeDirs() ([]string, error) { return entries(s.Dir, placePrefix) }
+
+// entries lists what is in a directory and has a prefix. A directory that cannot be read is an error,
+// and not empty.
+func entries(dir, prefix string) (paths []string, err error) {
+	all, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, entry := range all {
+		if strings.HasPrefix(entry.Name(), prefix) {
+			paths = append(paths, filepath.Join(dir, entry.Name()))
+		}
+	}
+	return paths, err
 }
 
 // newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
@@ -25,7 +40,7 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 			return err
 		}
 	}
-	spec.Fence, spec.PrivateTmp = s.fence, s.PrivateTmp
+	spec.HostDir, spec.Fence, spec.PrivateTmp = s.runDir, s.fence, s.PrivateTmp
 	return s.makePlace(func(dir, runDir string) (err error) {
 		s.place, err = place.New(ctx, dir, runDir, spec)
 		return err
@@ -75,10 +90,12 @@ func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
 		return nil, nil, err
 	}
 	var exit *place.Exit
+	gone := place.ErrGone
 	for _, dir := range dirs {
 		p, err := place.Attach(dir)
 		switch {
 		case errors.Is(err, place.ErrElsewhere) && s.Takeover: // it ends when the fence is raised
+			gone = errors.Join(place.ErrGone, err)
 		case errors.Is(err, place.ErrElsewhere):
 			return nil, nil, fmt.Errorf("%w: run this command there, or say --takeover, and what the job has done since its last checkpoint is lost", err)
 		case !errors.Is(err, place.ErrGone):
@@ -88,7 +105,7 @@ func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
 			return nil, nil, err
 		}
 	}
-	return nil, exit, place.ErrGone
+	return nil, exit, gone
 }
 
 // letGo closes what the supervisor holds of the job, and notes whether the job runs on.
@@ -112,5 +129,6 @@ func (s *supervisor) endPlace() error {
 	if err != nil {
 		return err
 	}
+	s.board.note(func(l *Local) { l.Init = nil })
 	return os.RemoveAll(dir) // others may be a new owner's
 }

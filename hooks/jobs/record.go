@@ -40,12 +40,22 @@ const recordVersion = 1
 
 // openRecord reads the record of a job, or makes one for a job that is new.
 func openRecord(o Options) (record, error) {
+	r, change, err := readRecord(o)
+	if err == nil && change {
+		err = r.write(o.Dir)
+	}
+	return r, err
+}
+
+// readRecord reads the record of a job, or makes one for a job that is new, and reports whether it is
+// to be written.
+func readRecord(o Options) (r record, change bool, err error) {
 	path := filepath.Join(o.Dir, recordName)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return newRecord(o)
+		r, err = newRecord(o)
+		return r, true, err
 	}
-	var r record
 	if err == nil {
 		err = json.Unmarshal(data, &r)
 	}
@@ -53,25 +63,24 @@ func openRecord(o Options) (record, error) {
 		err = fmt.Errorf("it is of version %d, and this cucriu reads version %d", r.Version, recordVersion)
 	}
 	if err != nil {
-		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
+		return record{}, false, fmt.Errorf("the job's record %s: %w", path, err)
 	}
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
-		return record{}, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to go on with that job", o.Dir, strings.Join(r.Command, " "))
+		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to go on with that job", o.Dir, strings.Join(r.Command, " "))
 	}
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
-		return record{}, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
+		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
 	}
 	if err := r.Input.checkAsked(o); err != nil {
-		return record{}, err
+		return record{}, false, err
 	}
 	if o.Adopt != 0 && !r.Adopted {
-		return record{}, fmt.Errorf("%s is the directory of another job, which was started there: %s: name another --dir", o.Dir, strings.Join(r.Command, " "))
+		return record{}, false, fmt.Errorf("%s is the directory of another job, which was started there: %s: name another --dir", o.Dir, strings.Join(r.Command, " "))
 	}
-	if o.Name != "" && o.Name != r.Name {
+	if change = o.Name != "" && o.Name != r.Name; change {
 		r.Name = o.Name
-		return r, r.write(o.Dir)
 	}
-	return r, nil
+	return r, change, nil
 }
 
 func newRecord(o Options) (record, error) {
@@ -89,7 +98,7 @@ func newRecord(o Options) (record, error) {
 	if r.Name == "" {
 		r.Name = filepath.Base(o.Dir)
 	}
-	return r, r.write(o.Dir)
+	return r, nil
 }
 
 // isSame reports whether two paths lead to one directory.

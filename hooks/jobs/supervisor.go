@@ -58,6 +58,27 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 		return 0, err
 	}
 	s := &supervisor{Options: o, hook: hook}
+	known, release, err := s.claim(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	// Whatever refuses this command does so before it makes itself the owner of the directory: one
+	// that is a copy may be where somebody looks who has the job.
+	if left, err := s.mayRunHere(); err != nil || left {
+		return o.MovedStatus, err
+	}
+	if s.record.Finished != nil {
+		return s.sayFinished(), nil
+	}
+	if s.User != "" {
+		if s.user, err = lookupAccount(s.User); err != nil {
+			return 0, err
+		}
+	}
+	if err := s.checkHere(ctx); err != nil {
+		return 0, err
+	}
 	defer s.endControl()
 	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: hook.Log}); err != nil {
 		return 0, err
@@ -78,15 +99,7 @@ func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals)
 	if s.record.Finished != nil {
 		return s.sayFinished(), nil
 	}
-	if s.User != "" {
-		if s.user, err = lookupAccount(s.User); err != nil {
-			return 0, err
-		}
-	}
-	if err := s.checkHere(ctx); err != nil {
-		return 0, err
-	}
-	if err := s.makeRunDir(); err != nil {
+	if err := s.openRunDir(known); err != nil {
 		return 0, err
 	}
 	defer func() { s.noteEnd(err) }()

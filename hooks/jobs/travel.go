@@ -66,6 +66,9 @@ func NoteLocal(runDir, dir string, state State) error {
 		return err
 	}
 	folder := localDir(runDir, dir)
+	if l, err := readLocal(folder); err == nil && (l.alive || l.PID != 0) {
+		return nil // it is under care, or to be found
+	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}

@@ -68,7 +68,7 @@ func (s *jobSource) carryOut(ctx context.Context, m jobs.Move, do []commit.Actio
 			err = s.bringBack(ctx)
 		case commit.KillCopy: // its supervisor has ended it, before it has answered
 			if err = failpoint.Hit(ctx, "job.left", 0); err == nil {
-				err = jobs.RequireGone(s.job.Dir)
+				err = jobs.RequireGone(s.hook.Config.RunDir, s.job.Dir)
 			}
 		case commit.SayCommit:
 			answer, err = s.say(ctx, sayCommit)

@@ -157,7 +157,7 @@ func (a arrival) giveBack(ctx context.Context, m jobs.Move, why error) (jobs.Mov
 		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
 	}
 	defer s.Close()
-	if err := jobs.RequireGone(a.dir); err != nil {
+	if err := jobs.RequireGone(a.hook.Config.RunDir, a.dir); err != nil {
 		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
 	}
 	if ran, err := jobs.Resumed(a.dir, m.Events); err != nil || ran {

@@ -3,11 +3,13 @@ package durable
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 )
 
 // WriteJSON replaces the content of a file by a value as JSON. After a crash the file holds
@@ -22,6 +24,23 @@ func WriteJSON(path string, value any) error {
 		return err
 	}
 	return Sync(dir)
+}
+
+// OnFullDisk writes over a file, which has its room, if err says that the disk was too full to replace
+// it.
+func OnFullDisk(err error, path string, data []byte) error {
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	f, openErr := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if openErr != nil {
+		return err
+	}
+	defer f.Close()
+	if _, inPlace := f.WriteAt(data, 0); inPlace != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(int64(len(data))), f.Sync())
 }
 
 // Sync waits until a file, or the names in a directory, are on disk.

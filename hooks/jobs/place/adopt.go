@@ -27,8 +27,8 @@ const CommandKeep = "place-keep"
 const keeperName = "keeper.json" // who the keeper is; written by it
 
 // Adopt takes a job under care that runs outside of any place. Its records are in dir, an empty
-// folder; runDir is for the hook.
-func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, fence Fence) (*Place, error) {
+// folder; runDir is for the hook. spec has the fence and the job's folder in the run directory.
+func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) (*Place, error) {
 	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
@@ -38,7 +38,8 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, fence Fence
 		return nil, err
 	}
 	// The record comes first: a job with one and no keeper is given a new keeper.
-	err = durable.WriteJSON(filepath.Join(dir, specName), Spec{Fence: fence, Adopted: &root})
+	spec.Adopted = &root
+	err = durable.WriteJSON(filepath.Join(dir, specName), spec)
 	if err == nil {
 		err = p.save()
 	}

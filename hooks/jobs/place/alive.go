@@ -11,23 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Init holds a lock as long as it lives. It shows from every container and pid namespace whether
-// the place is there, and from the first moment on.
+// Init holds two locks as long as it lives: one in the folder of the place, and one in the job's
+// folder in the run directory, which stays whatever becomes of the job's directory. They show from
+// every container and pid namespace whether the place is there, and from the first moment on.
 
-// holdAlive takes the lock of a place for its init.
+// lookPatience is how long somebody may have a lock who only looks whether it is free.
+const lookPatience = time.Second
+
+// holdAlive takes a lock of a place for its init.
 func holdAlive(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, aliveName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if time.Since(begin) > lookPatience {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+		}
 	}
-	return f, nil
 }
 
-// isAlive reports whether the init of a place lives. known is false if that cannot be told.
-func isAlive(dir string) (alive, known bool) {
+// IsAlive reports whether the init of a place lives, by its lock in a folder. known is false if that
+// cannot be told.
+func IsAlive(dir string) (alive, known bool) {
 	f, err := os.OpenFile(filepath.Join(dir, aliveName), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, false // it has not come that far
@@ -47,7 +57,7 @@ const unrecordedPatience = 10 * time.Second
 // its lock, it has started nothing, and it starts nothing once it has noticed.
 func awaitUnrecorded(dir string) error {
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if alive, _ := isAlive(dir); !alive {
+		if alive, _ := IsAlive(dir); !alive {
 			return ErrGone
 		}
 		if time.Since(begin) > unrecordedPatience {

@@ -36,7 +36,16 @@ func Init(dir string) error {
 		return err
 	}
 	defer alive.Close()
-	begun, err := begin(dir)
+	var spec Spec
+	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+		return err
+	}
+	var begun begun
+	known, err := holdAlive(spec.HostDir)
+	if err == nil {
+		defer known.Close()
+		begun, err = begin(dir, spec)
+	}
 	r := ready{Root: begun.root}
 	if err != nil {
 		r.Error = err.Error()
@@ -69,13 +78,9 @@ type begun struct {
 }
 
 // begin makes what is inside a place, and starts the job there if that is to be started.
-func begin(dir string) (b begun, err error) {
+func begin(dir string, spec Spec) (b begun, err error) {
 	if os.Getpid() != 1 {
 		return b, errors.New("this is a command for the first process of a job's place")
-	}
-	var spec Spec
-	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
-		return b, err
 	}
 	if err := furnish(dir, spec); err != nil {
 		return b, err

@@ -29,6 +29,13 @@ func Keep(dir string) error {
 	if spec.Adopted == nil {
 		return errors.New("this is a command for the keeper of an adopted job")
 	}
+	if spec.HostDir != "" { // an earlier version may have taken the job under care
+		known, err := holdAlive(spec.HostDir)
+		if err != nil {
+			return err
+		}
+		defer known.Close()
+	}
 	self, err := proc.IdentOf(os.Getpid())
 	if err == nil {
 		err = durable.WriteJSON(filepath.Join(dir, keeperName), self)

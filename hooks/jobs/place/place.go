@@ -147,13 +147,13 @@ func Attach(dir string) (*Place, error) {
 		return p.attachAdopted()
 	}
 	if p.record.Init.Elsewhere() {
-		if alive, known := isAlive(dir); known && !alive {
+		if alive, known := IsAlive(dir); known && !alive {
 			return nil, ErrGone
 		}
 		return nil, ErrElsewhere
 	}
 	p.init, err = proc.Reopen(p.record.Init)
-	alive, known := isAlive(dir)
+	alive, known := IsAlive(dir)
 	switch {
 	case errors.Is(err, proc.ErrGone) && alive: // a time namespace shows other start times
 		return nil, ErrElsewhere

@@ -41,6 +41,8 @@ type Spec struct {
 	Memory string `json:"memory,omitempty"`
 	// PrivateTmp says that the place has a /tmp of its own, in memory.
 	PrivateTmp bool `json:"private_tmp,omitempty"`
+	// HostDir is the job's folder in the run directory.
+	HostDir string `json:"host_dir,omitempty"`
 	// Fence ends the place once the job belongs to another one.
 	Fence Fence `json:"fence"`
 	// Feed is the job's input, if it is passed on to it.

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/criuutil/proc"
 	"cucriu/internal/durable"
 )
@@ -97,19 +95,10 @@ func readOwner(dir string) (Owner, error) {
 func (o Owner) write(dir string) error {
 	path := filepath.Join(dir, ownerName)
 	err := durable.WriteJSON(path, o)
-	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		return err
+	if data, jsonErr := json.Marshal(o); jsonErr == nil {
+		return durable.OnFullDisk(err, path, data)
 	}
-	data, jsonErr := json.Marshal(o)
-	f, openErr := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
-	if jsonErr != nil || openErr != nil {
-		return err
-	}
-	defer f.Close()
-	if _, inPlace := f.WriteAt(data, 0); inPlace != nil {
-		return err
-	}
-	return errors.Join(f.Truncate(int64(len(data))), f.Sync())
+	return err
 }
 
 // Owner returns the record of who owns the store now, or owned it last. It is the zero Owner
@@ -137,6 +126,8 @@ func (s *Store) Fenced() error {
 		return fmt.Errorf("job directory %s: who owns it cannot be told: %w", s.dir, err)
 	case now.Generation == 0:
 		return fmt.Errorf("job directory %s: %s was removed", s.dir, ownerName)
+	case now.Generation < s.owner.Generation && (now.Released || now.onHostOf(s.owner)):
+		return fmt.Errorf("job directory %s: an earlier copy is in its place (%s is of generation %d, and not %d): bring it back", s.dir, ownerName, now.Generation, s.owner.Generation)
 	case now.Generation != s.owner.Generation || now.Token != s.owner.Token:
 		return fmt.Errorf("job directory %s: %w: it was taken over by %v", s.dir, ErrFenced, now)
 	}
