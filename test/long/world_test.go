@@ -231,10 +231,11 @@ func (w *world) report() report {
 // checks makes a CUDA job compare all its memory.
 func (w *world) checks() {
 	w.t.Helper()
-	place := w.place()
-	if place == nil {
-		w.t.Fatal("the job has no place")
-	}
+	var place *placeRecord // it is written when the job runs already
+	testenv.Eventually(w.t, testenv.Soon, "the job's sandbox is on record", func() bool {
+		place = w.place()
+		return place != nil
+	})
 	job := testenv.JobOf(w.t, place.Init.PID)
 	job.Dirs = []string{w.cuda}
 	job.Runs()
