@@ -3,6 +3,7 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,7 @@ const (
 	kcmpVM    = 1 // two processes: do they share their memory?
 	kcmpFiles = 2 // do they share their table of descriptors?
 	kcmpEpoll = 7 // a descriptor and an entry of an epoll set: do they refer to the same open file?
+	kcmpFS    = 3 // do they share their root, working directory and umask?
 )
 
 // SameFile reports whether a descriptor of one process and one of another refer to the same
@@ -47,6 +49,22 @@ func InEpoll(pid, epoll, target, nth, fd int) (bool, error) {
 		return false, nil
 	}
 	return kcmpResult(pid, pid, order, errno)
+}
+
+// Sharing finds two processes that share their memory, or their root and working directory
+// (clone with CLONE_VM, CLONE_FS). The processes must not have ended. kcmp(2) has an order, so
+// sorting finds them.
+func Sharing(pids []int) (pid, otherPID int, shared string) {
+	for what, name := range map[uintptr]string{kcmpVM: "memory", kcmpFS: "root and working directory"} {
+		slices.SortFunc(slices.Clone(pids), func(a, b int) int {
+			order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), what, 0, 0, 0)
+			if errno == 0 && order == 0 && a != b {
+				pid, otherPID, shared = a, b, name
+			}
+			return []int{0, -1, 1, 0}[order%4]
+		})
+	}
+	return pid, otherPID, shared
 }
 
 func kcmp(what, pid, otherPID, index, otherIndex int) (same bool, err error) {

@@ -31,7 +31,7 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string
 		// A dump waits until the session is over, and it is the reason for the state.
 		more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return f.Name == preflight.FindingCUDAState })
 	}
-	return slices.Concat(findings, more), err
+	return slices.Concat(findings, preflight.ContainerFindings(root), more), err
 }
 
 // refuseDump refuses a dump before a criu is started for it.
@@ -40,7 +40,7 @@ func refuseDump(hook *hooks.Hook, root int, dir string) error {
 	if err != nil {
 		return err
 	}
-	return slices.Concat(findings, preflight.DirectoryFindings(dir)).Err()
+	return hook.Judge(slices.Concat(findings, preflight.DirectoryFindings(dir), preflight.ContainerFindings(root))).Err()
 }
 
 // rootFindings finds what keeps the tree below root from being dumped, whatever is in it.

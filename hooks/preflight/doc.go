@@ -9,7 +9,7 @@
 // [StateFindings].
 //
 // A finding's name is in names.go. What looks for it is in inspect.go if it is about a CUDA
-// process, in undumpable.go if criu cannot dump it, in openfiles.go if it shows in what a process
+// process, in undumpable.go if criu cannot dump it, in supported.go if it shows in what a process
 // has open or mapped, and in nccl.go, peer.go, holdings.go, resources.go or machine.go. A new
 // finding also needs a section in docs/limits.md, which a test demands.
 package preflight

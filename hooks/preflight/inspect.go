@@ -33,14 +33,17 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	}
 	in := &TreeInspection{}
 	var holders []*Holder
+	var all []ProcessInspection
 	for _, pid := range pids {
 		p, err := InspectProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != root {
+			in.Findings = append(in.Findings, withoutMain(ctx, pid)...)
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
+		all = append(all, p)
 		in.PIDs = append(in.PIDs, pid)
 		in.Findings = slices.Concat(in.Findings, p.Findings, p.general)
 		if p.Process != nil {
@@ -50,7 +53,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			holders = append(holders, p.Holder)
 		}
 	}
-	in.Findings = append(in.Findings, namespaceFindings(in.PIDs)...)
+	in.Findings = slices.Concat(in.Findings, namespaceFindings(in.PIDs), unsupportedFindings(all), sharingFindings(ctx, in.PIDs))
 	var driver *cudackpt.Driver
 	if len(holders)+len(in.Processes) > 0 {
 		if driver, err = open(); err != nil {
@@ -120,6 +123,9 @@ type ProcessInspection struct {
 	Holder   *Holder  // nil if it is a CUDA process, or holds nothing of the driver
 	Findings Findings // from its use of the NVIDIA driver
 	general  Findings // what criu cannot dump or restore, with or without CUDA
+	pid      int
+	mounts   string // its mount namespace
+	held     OpenFiles
 }
 
 // InspectProcess looks at one process.
@@ -132,7 +138,8 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	if err != nil {
 		return ProcessInspection{}, err
 	}
-	p := ProcessInspection{Name: status.Name, general: generalFindings(pid, status, held)}
+	p := ProcessInspection{Name: status.Name, pid: pid, held: held, general: generalFindings(pid, status, held)}
+	p.mounts, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)) // it may have ended
 	if !held.Libcuda && len(held.devices) == 0 {
 		return p, nil
 	}

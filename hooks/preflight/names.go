@@ -23,39 +23,39 @@ const (
 	FindingKernel        = "kernel"         // the kernel's version
 	FindingTHP           = "thp"            // transparent huge pages are not available
 	// About a job.
-	FindingNoProcess      = "no-process"       // the pid is nobody's, or that of a thread
-	FindingZombie         = "zombie"           // the root has ended and is not reaped
-	FindingKernelThread   = "kernel-thread"    // the root is a thread of the kernel
-	FindingSession        = "session"          // processes of the tree are suspended, or in another dump
-	FindingCUDA           = "cuda"             // a CUDA process and what it holds
-	FindingCUDAState      = "cuda-state"       // a CUDA process is not running, or the driver cannot tell
-	FindingNoGPU          = "no-gpu"           // a CUDA process that sees no GPU
-	FindingForkedChild    = "forked-child"     // children of CUDA processes that hold its devices, and cannot use them
-	FindingNVIDIADevice   = "nvidia-device"    // another process with NVIDIA devices but without CUDA state
-	FindingMismatch       = "library-mismatch" // the process uses another libcuda than the one that would drive it
-	FindingDifferentGPUs  = "different-gpus"   // the processes of the tree see different GPUs
-	FindingCriuInside     = "criu-in-tree"     // criu is in the tree that it is to dump
-	FindingTraced         = "traced"           // traced by a debugger
-	FindingFrozen         = "frozen"           // frozen by its control group
-	FindingStopped        = "stopped"          // stopped by SIGSTOP, and stays so
-	FindingIOURing        = "io-uring"         // an open io_uring
-	FindingAnonymousInode = "anonymous-inode"  // another descriptor of a kind that criu cannot dump
-	FindingMPTCP          = "mptcp"            // an MPTCP socket
-	FindingOtherUser      = "other-user"       // a process of another user, which criu lacks the capability to dump
-	FindingInfiniBand     = "infiniband"       // an open InfiniBand device
-	FindingNamespace      = "namespace"        // a process in another namespace than the root
-	FindingUnrestorable   = "unrestorable"     // what criu puts into an image and never restores
-	FindingNCCL           = "nccl-ipc"         // NCCL, which may share device memory between processes
-	FindingPeerMemory     = "peer-memory"      // one process on several GPUs, which may have peer access to large allocations
-	FindingHostNUMA       = "host-numa-memory" // memory of the driver in a NUMA node of the host
-	FindingOptions        = "criu-options"     // the options of criu that the tree needs
-	FindingUNIXSocket     = "unix-socket"      // a UNIX socket whose other end is outside of the tree, or missing
-	FindingOutsidePipe    = "outside-pipe"     // a pipe whose other end is outside of the tree
-	FindingMemoryUnknown  = "memory-unknown"   // how much GPU memory a process holds is not known
-	FindingStagingMemory  = "staging-memory"   // this host lacks memory for what is on the GPUs
-	FindingMemoryCgroup   = "memory-cgroup"    // a control group lacks memory for it
-	FindingDiskSpace      = "disk-space"       // the image directory's file system lacks space
-	FindingImageDirectory = "image-directory"  // a dump cannot make this directory its image
+	FindingNoProcess          = "no-process"          // the pid is nobody's, or that of a thread
+	FindingZombie             = "zombie"              // the root has ended and is not reaped
+	FindingKernelThread       = "kernel-thread"       // the root is a thread of the kernel
+	FindingSession            = "session"             // processes of the tree are suspended, or in another dump
+	FindingCUDA               = "cuda"                // a CUDA process and what it holds
+	FindingCUDAState          = "cuda-state"          // a CUDA process is not running, or the driver cannot tell
+	FindingNoGPU              = "no-gpu"              // a CUDA process that sees no GPU
+	FindingForkedChild        = "forked-child"        // children of CUDA processes that hold its devices, and cannot use them
+	FindingNVIDIADevice       = "nvidia-device"       // another process with NVIDIA devices but without CUDA state
+	FindingMismatch           = "library-mismatch"    // the process uses another libcuda than the one that would drive it
+	FindingDifferentGPUs      = "different-gpus"      // the processes of the tree see different GPUs
+	FindingCriuInside         = "criu-in-tree"        // criu is in the tree that it is to dump
+	FindingTraced             = "traced"              // traced by a debugger
+	FindingFrozen             = "frozen"              // frozen by its control group
+	FindingStopped            = "stopped"             // stopped by SIGSTOP, and stays so
+	FindingIOURing            = "io-uring"            // an open io_uring
+	FindingUnsupportedFile    = "unsupported-file"    // something open or mapped of a kind that criu cannot dump
+	FindingUnsupportedProcess = "unsupported-process" // a process of a kind that criu cannot dump
+	FindingMemoryPolicy       = "memory-policy"       // a NUMA memory policy, which a restore does not bring back
+	FindingOtherUser          = "other-user"          // a process of another user, which criu lacks the capability to dump
+	FindingNamespace          = "namespace"           // a process in another namespace than the root
+	FindingUnrestorable       = "unrestorable"        // what criu puts into an image and never restores
+	FindingNCCL               = "nccl-ipc"            // NCCL, which may share device memory between processes
+	FindingPeerMemory         = "peer-memory"         // one process on several GPUs, which may have peer access to large allocations
+	FindingHostNUMA           = "host-numa-memory"    // memory of the driver in a NUMA node of the host
+	FindingOptions            = "criu-options"        // the options of criu that the tree needs
+	FindingUNIXSocket         = "unix-socket"         // a UNIX socket whose other end is outside of the tree, or missing
+	FindingOutsidePipe        = "outside-pipe"        // a pipe whose other end is outside of the tree
+	FindingMemoryUnknown      = "memory-unknown"      // how much GPU memory a process holds is not known
+	FindingStagingMemory      = "staging-memory"      // this host lacks memory for what is on the GPUs
+	FindingMemoryCgroup       = "memory-cgroup"       // a control group lacks memory for it
+	FindingDiskSpace          = "disk-space"          // the image directory's file system lacks space
+	FindingImageDirectory     = "image-directory"     // a dump cannot make this directory its image
 	// About an image.
 	FindingImage         = "image"          // what the image holds
 	FindingDriverVersion = "driver-version" // the image was made with another driver
@@ -87,7 +87,7 @@ const (
 // could not succeed.
 func Forceable() []string {
 	return []string{
-		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingAnonymousInode, FindingMPTCP, FindingOtherUser, FindingInfiniBand, FindingNamespace, FindingUnrestorable, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingUnsupportedFile, FindingUnsupportedProcess, FindingOtherUser, FindingNamespace, FindingUnrestorable, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 		FindingContainer, FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
 	}
 }

@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -19,17 +20,17 @@ import (
 // OpenFiles is what /proc shows that a process holds of the NVIDIA driver, and of what criu
 // cannot dump.
 type OpenFiles struct {
-	Libcuda    bool     // a libcuda is mapped; without it this cannot be a CUDA process
-	devices    []string // NVIDIA device files, open or mapped
-	openers    []string // mapped libraries of NVIDIA's, besides libcuda, that open device files by themselves
-	hwloc      bool     // hwloc is mapped, which looks for GPUs
-	nvidia     deviceUse
-	nccl       []string // NCCL's library or its shared memory, open or mapped
-	anonymous  []string // anonymous inodes that criu cannot dump, open or mapped
-	ringUsers  []string // the names of mapped libraries that use an io_uring if they can
-	infiniband []string // open InfiniBand device files
-	mptcp      bool     // an MPTCP socket is open
-	open       []openFile
+	Libcuda   bool     // a libcuda is mapped; without it this cannot be a CUDA process
+	devices   []string // NVIDIA device files, open or mapped
+	openers   []string // mapped libraries of NVIDIA's, besides libcuda, that open device files by themselves
+	hwloc     bool     // hwloc is mapped, which looks for GPUs
+	nvidia    deviceUse
+	nccl      []string // NCCL's library or its shared memory, open or mapped
+	ring      bool     // an io_uring is open or mapped
+	ringUsers []string // the names of mapped libraries that use an io_uring if they can
+	program   string   // what it executes
+	open      []openFile
+	unsupported
 }
 
 // lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
@@ -54,23 +55,26 @@ func (u *deviceUse) addMapping(r proc.Range) {
 }
 
 var (
-	libcudaFile      = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
-	nvidiaDevice     = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
-	openerFile       = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
-	openCLFile       = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
-	hwlocFile        = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
-	ncclFile         = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
-	infinibandDevice = regexp.MustCompile(`/dev/infiniband/[^/]+$`)
-	// The kinds that criu 4.2.1 was seen to refuse.
-	undumpableInode = regexp.MustCompile(`^anon_inode:\[(io_uring|userfaultfd|perf_event)\]$`)
+	libcudaFile  = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
+	nvidiaDevice = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
+	openerFile   = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
+	openCLFile   = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
+	hwlocFile    = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
+	ncclFile     = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
 	// uvloop, Node.js and some builds of PyTorch have libuv inside.
 	ringUser = regexp.MustCompile(`/(liburing|libuv|libtorch_cpu)[^/]*\.so[^/]*$|/uvloop/[^/]+\.so$|/node(js)?$`)
+)
+
+const (
+	ioURing = "anon_inode:[io_uring]"
+	tooLong = "a file whose path is longer than 4 KiB"
 )
 
 // OpenFilesOf reads a process's mappings and descriptors. The process need not run.
 func OpenFilesOf(pid int) (OpenFiles, error) {
 	var f OpenFiles
-	devices, openers, nccl, anonymous, ringUsers, infiniband := make(set), make(set), make(set), make(set), make(set), make(set)
+	f.mounts, f.pidfds = make(map[string]usedFile), make(map[string]usedFile)
+	devices, openers, nccl, ringUsers := make(set), make(set), make(set), make(set)
 	mappings, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return f, proc.GoneOr(pid, err)
@@ -79,14 +83,17 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	lines := bufio.NewScanner(mappings)
 	for lines.Scan() {
 		line := lines.Text()
-		start := strings.IndexByte(line, '/')
+		start := strings.IndexAny(line, "/[")
+		if inode := strings.Index(line, "anon_inode:"); inode >= 0 && (start < 0 || inode < start) {
+			start = inode
+		}
 		if start < 0 {
-			if inode := strings.Index(line, "anon_inode:"); inode >= 0 {
-				anonymous.addIf(undumpableInode, line[inode:])
-			}
 			continue
 		}
+		addresses, _, _ := strings.Cut(line, " ")
+		f.addMapping(pid, addresses, line[start:])
 		path := strings.TrimSuffix(line[start:], " (deleted)")
+		f.ring = f.ring || path == ioURing
 		f.Libcuda = f.Libcuda || libcudaFile.MatchString(path)
 		if nvidiaDevice.MatchString(path) {
 			var r proc.Range
@@ -114,10 +121,14 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 	for _, entry := range entries {
 		link := filepath.Join(dir, entry.Name())
 		path, err := os.Readlink(link)
+		if errors.Is(err, unix.ENAMETOOLONG) {
+			f.refuse(tooLong, "open (descriptor "+entry.Name()+")")
+		}
 		if err != nil {
 			continue // closed in the meantime
 		}
 		f.open = append(f.open, openFile{pid, entry.Name(), path})
+		f.addDescriptor(f.open[len(f.open)-1])
 		path = strings.TrimSuffix(path, " (deleted)")
 		if nvidiaDevice.MatchString(path) && isDevice(link) {
 			devices[path] = true
@@ -127,23 +138,24 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 			}
 			f.nvidia.descriptors = append(f.nvidia.descriptors, fd)
 		}
-		f.mptcp = f.mptcp || strings.HasPrefix(path, "socket:[") && isMPTCP(link)
+		f.ring = f.ring || path == ioURing
 		nccl.addIf(ncclFile, path)
-		anonymous.addIf(undumpableInode, path)
-		infiniband.addIf(infinibandDevice, path)
 	}
 	f.devices, f.openers, f.nccl = devices.sorted(), openers.sorted(), nccl.sorted()
-	f.anonymous, f.infiniband = anonymous.sorted(), infiniband.sorted()
 	f.ringUsers = ringUsers.sorted()
+	for _, name := range []string{"exe", "cwd", "root"} {
+		path, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), name))
+		if errors.Is(err, unix.ENAMETOOLONG) {
+			f.refuse(tooLong, "as its "+name)
+		}
+		if name == "exe" && err == nil {
+			f.program = strings.TrimSuffix(path, " (deleted)")
+			link := filepath.Join("/proc", strconv.Itoa(pid), name)
+			_, _, mount := fileOf(link)
+			f.mounts[mount] = usedFile{f.program, "as its program", link}
+		}
+	}
 	return f, nil
-}
-
-// isMPTCP reports whether a link in /proc leads to an MPTCP socket. The kernel names its protocol
-// MPTCP or MPTCPv6.
-func isMPTCP(link string) bool {
-	protocol := make([]byte, 32)
-	n, err := unix.Getxattr(link, "system.sockprotoname", protocol)
-	return err == nil && strings.HasPrefix(string(protocol[:n]), "MPTCP")
 }
 
 // isDevice reports whether a link in /proc leads to a character device. A program may have its

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -189,17 +188,11 @@ func (t tree) locksFiles() int {
 		}
 	}
 	for _, f := range t.open {
-		if strings.HasPrefix(f.link, "/") && f.locked() {
+		if strings.HasPrefix(f.link, "/") && f.info().field("lock") != "" {
 			return f.pid
 		}
 	}
 	return 0
-}
-
-// locked reports whether there is a lock through this descriptor.
-func (f openFile) locked() bool {
-	info, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(f.pid), "fdinfo", f.number))
-	return err == nil && strings.Contains(string(info), "\nlock:")
 }
 
 // optionsFindings show the options that a tree needs as the line to type for plain criu.

@@ -40,6 +40,8 @@ func ProcessFindings(root int) (Findings, error) {
 		f.Name, f.Message = FindingNoProcess, fmt.Sprintf("is a thread of process %d", status.TGID)
 		f.Remedy = fmt.Sprintf("name process %d", status.TGID)
 		return Findings{f}, nil
+	case status.Ended && lacksMain(root):
+		return Findings{mainEnded(root)}, nil
 	case status.Ended:
 		f.Name, f.Message = FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left", status.PPID)
 		f.Remedy = "name a process that runs"
@@ -54,4 +56,18 @@ func ProcessFindings(root int) (Findings, error) {
 		return Findings{f}, nil
 	}
 	return nil, nil
+}
+
+// ContainerFindings refuses a process with mounts of its own, as in a container or in the sandbox
+// of a long job. criu needs to be told of each, and crashes at the restore without.
+func ContainerFindings(root int) Findings {
+	f := aboutProcess(root, Finding{
+		Name: FindingContainer, Severity: SeverityError,
+		Message: "is in a mount namespace of its own, as in a container, and criu does not know its mounts",
+		Remedy:  "let the engine dump or move the container (runc checkpoint, podman container checkpoint); a job of cucriu run: see cucriu jobs --help",
+	})
+	if f.Process == "" || inOurs(root, "mnt") { // it has ended, or it has ours
+		return nil
+	}
+	return Findings{f}
 }

@@ -1,11 +1,13 @@
 package preflight
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,29 +32,25 @@ func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
 		}
 		add(FindingTraced, of+" traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
 	}
-	for _, inode := range held.anonymous {
-		if inode == "anon_inode:[io_uring]" {
-			message := "has an io_uring, which criu cannot dump"
-			if len(held.ringUsers) > 0 {
-				message += fmt.Sprintf(" (%s may have made it)", strings.Join(held.ringUsers, " or "))
-			}
-			add(FindingIOURing, message, "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then")
-			continue
+	if held.ring {
+		message := "has an io_uring, which criu cannot dump"
+		if len(held.ringUsers) > 0 {
+			message += fmt.Sprintf(" (%s may have made it)", strings.Join(held.ringUsers, " or "))
 		}
-		add(FindingAnonymousInode, "has "+inode+" open, which criu cannot dump", "let the job close it, or run it without")
-	}
-	if held.mptcp {
-		add(FindingMPTCP, "has an MPTCP socket, which criu cannot dump", "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets")
+		add(FindingIOURing, message, "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then")
 	}
 	if of := otherUser(pid, status); of != "" {
 		add(FindingOtherUser, "is "+of+"'s, and criu reads the limits of another user's process only with CAP_SYS_RESOURCE, which is lacking here",
 			"add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it")
 	}
-	if len(held.infiniband) > 0 {
-		add(FindingInfiniBand, fmt.Sprintf("has %v open, which criu cannot dump", held.infiniband), "run the job without RDMA (NCCL_IB_DISABLE=1)")
-	}
 	if message, remedy := unrestorable(pid, held); message != "" {
 		add(FindingUnrestorable, message+", which criu dumps and never restores", remedy)
+	}
+	if policy := memoryPolicy(pid); policy != "default" && policy != "" {
+		findings = append(findings, Finding{
+			Name: FindingMemoryPolicy, Severity: SeverityWarning, PID: pid, Process: status.Name,
+			Message: "has the NUMA memory policy " + policy + ", which a restore does not bring back", Remedy: "restore it with numactl, too",
+		})
 	}
 	return findings
 }
@@ -64,9 +62,7 @@ func otherUser(pid int, status proc.Status) string {
 	if err != nil {
 		return ""
 	}
-	ours, err := os.Readlink("/proc/self/ns/user")
-	theirs, theirErr := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/user")
-	if err != nil || theirErr != nil || ours != theirs {
+	if !inOurs(pid, "user") {
 		return ""
 	}
 	return foreignTo(status, os.Getuid(), os.Getgid(), capabilities)
@@ -101,6 +97,81 @@ func tracedThread(pid int) (tid, tracer int) {
 		}
 	}
 	return 0, 0
+}
+
+// lasts reports whether something stays true for a second. What is true for a moment only, as
+// between vfork and exec, or while a process ends, is no obstacle.
+func lasts(ctx context.Context, is func() bool) bool {
+	for end := time.Now().Add(time.Second); is(); {
+		select {
+		case <-ctx.Done():
+			return true
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Now().After(end) {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutMain refuses a process whose main thread has ended while others run.
+func withoutMain(ctx context.Context, pid int) Findings {
+	if !lasts(ctx, func() bool { return lacksMain(pid) }) {
+		return nil
+	}
+	return Findings{mainEnded(pid)}
+}
+
+func lacksMain(pid int) bool {
+	tids, err := proc.Threads(pid)
+	return err == nil && slices.ContainsFunc(tids, func(tid int) bool {
+		status, err := proc.ReadStatus(tid)
+		return err == nil && !status.Ended && tid != pid
+	})
+}
+
+func mainEnded(pid int) Finding {
+	return aboutProcess(pid, Finding{
+		Name: FindingUnsupportedProcess, Severity: SeverityError, Message: "has other threads, but its main thread has ended (pthread_exit), and criu cannot dump it",
+		Remedy: "let the main thread wait for the others",
+	})
+}
+
+// sharingFindings refuses processes that share what only threads of one process may share.
+func sharingFindings(ctx context.Context, pids []int) Findings {
+	var pid, other int
+	var shared string
+	if !lasts(ctx, func() bool {
+		alive := slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
+			status, err := proc.ReadStatus(pid)
+			return err != nil || status.Ended
+		})
+		pid, other, shared = proc.Sharing(alive)
+		return shared != ""
+	}) {
+		return nil
+	}
+	return Findings{aboutProcess(pid, Finding{
+		Name: FindingUnsupportedProcess, Severity: SeverityError, Message: fmt.Sprintf("shares its %s with process %d (clone), and criu cannot dump that", shared, other),
+		Remedy: "run the job without it",
+	})}
+}
+
+// memoryPolicy is the policy that a process has for its first mapping, which is the program's:
+// one line, because the kernel walks through all pages of a mapping for its line.
+func memoryPolicy(pid int) string {
+	file, err := os.Open("/proc/" + strconv.Itoa(pid) + "/numa_maps")
+	if err != nil {
+		return "" // it has ended, or the kernel knows no nodes
+	}
+	defer file.Close()
+	line := make([]byte, 64)
+	n, _ := file.Read(line)
+	if fields := strings.Fields(string(line[:n])); len(fields) > 1 {
+		return fields[1]
+	}
+	return ""
 }
 
 // InsideFindings refuses a tree that contains criu itself, or the process that would start it.

@@ -24,7 +24,7 @@ func generalFindingsOf(t *testing.T, pid int) Findings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return generalFindings(pid, status, held)
+	return append(generalFindings(pid, status, held), unsupportedFindings([]ProcessInspection{{pid: pid, held: held}})...)
 }
 
 func named(findings Findings, name string) bool {
@@ -44,7 +44,7 @@ func TestMPTCPSocketsAreFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if is := named(generalFindingsOf(t, os.Getpid()), FindingMPTCP); is != multipath {
+			if is := named(generalFindingsOf(t, os.Getpid()), FindingUnsupportedFile); is != multipath {
 				t.Errorf("%s, MPTCP %v: found %v", address, multipath, is)
 			}
 			listener.Close()

@@ -41,9 +41,7 @@ func (s outsideSocket) reachableHere() bool {
 	} else if !strings.HasPrefix(s.peerName, "@") {
 		return false
 	}
-	ours, err := os.Readlink("/proc/self/ns/" + kind)
-	theirs, theirErr := os.Readlink(filepath.Join("/proc", strconv.Itoa(s.pid), "ns", kind))
-	return err == nil && theirErr == nil && ours == theirs
+	return inOurs(s.pid, kind)
 }
 
 // outsideSockets finds the UNIX sockets that are connected to sockets outside of the tree.

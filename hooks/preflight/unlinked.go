@@ -85,7 +85,7 @@ func isUnlinked(link string) bool {
 	if !strings.HasSuffix(link, " (deleted)") {
 		return false
 	}
-	for _, prefix := range []string{"/memfd:", "/dev/zero", "/SYSV", "/anon_hugepage", "/dev/nvidia"} {
+	for _, prefix := range []string{"/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage", "/dev/nvidia"} {
 		if strings.HasPrefix(link, prefix) {
 			return false
 		}

@@ -240,7 +240,7 @@ func TestWhatCannotBeAdopted(t *testing.T) {
 		cmd = exec.Command("sleep", "1000")
 		start(t, cmd)
 		refused(newWorld(t), cmd.Process.Pid, "its session began outside of this pid namespace")
-		refused(newWorld(t), inner, "has namespaces of its own (mnt, pid)")
+		refused(newWorld(t), inner, "is in a mount namespace of its own")
 
 		// Its directory is another job's.
 		w = newWorld(t)

@@ -2,12 +2,8 @@ package prepare
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
@@ -43,32 +39,7 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 	if err != nil {
 		return nil, err
 	}
-	container, err := containerFindings(j)
-	if err != nil {
-		return nil, err
-	}
-	judgement := judged(hook, j.Host.Name, slices.Concat(findings, more, container, memory, connectionFindings(j, room.TCP)))
+	judgement := judged(hook, j.Host.Name, slices.Concat(findings, more, memory, connectionFindings(j, room.TCP)))
 	judgement.RoomAhead = ahead
 	return judgement, nil
-}
-
-// containerFindings finds a job whose root directory is not this host's. Only who has made the
-// mounts there can tell criu of them.
-func containerFindings(j *Job) (preflight.Findings, error) {
-	if !j.Own.Mount {
-		return nil, nil
-	}
-	theirs, err := os.Stat(filepath.Join("/proc", strconv.Itoa(j.RootPID), "root"))
-	if err != nil {
-		return nil, proc.GoneOr(j.RootPID, err)
-	}
-	ours, err := os.Stat("/")
-	if err != nil || os.SameFile(theirs, ours) {
-		return nil, err
-	}
-	return preflight.Findings{{
-		Name: preflight.FindingContainer, Severity: preflight.SeverityError, PID: j.RootPID, Process: j.nameOf(j.RootPID),
-		Message: "is in a container, whose mounts criu does not know",
-		Remedy:  "let its engine move it (runc checkpoint, podman container checkpoint); with --dry-run it can be forced",
-	}}, nil
 }

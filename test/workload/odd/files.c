@@ -1,9 +1,20 @@
 /* Kinds of open files. */
 #include "odd.h"
 
+#include <linux/bpf.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <mqueue.h>
+#include <sched.h>
 #include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
 
 static int events, watched;
 
@@ -67,7 +78,229 @@ static void look_at_epoll(void)
 	must(read(watched, &one, sizeof one));
 }
 
+/* Open until the end, which nobody looks at again. */
+static void device(const char *path)
+{
+	try(open(path, O_RDWR));
+}
+
+static void kvm(void) { device("/dev/kvm"); }
+static void fuse(void) { device("/dev/fuse"); }
+static void tun(void) { device("/dev/net/tun"); }
+
+static void memory_devices(void)
+{
+	device("/dev/null");
+	device("/dev/zero");
+	device("/dev/urandom");
+	must(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, must(open("/dev/zero", O_RDWR)), 0));
+}
+
+static void sysv_memory(void)
+{
+	int id = must(shmget(IPC_PRIVATE, 4096, 0600));
+
+	must(shmat(id, NULL, 0));
+	must(shmctl(id, IPC_RMID, NULL));
+}
+
+static void message_queue(void)
+{
+	char name[40];
+
+	snprintf(name, sizeof name, "/odd-%d", getpid());
+	try(mq_open(name, O_CREAT | O_RDWR, 0600, NULL));
+	must(mq_unlink(name));
+}
+
+/* criu takes it where a huge page is free. */
+static void huge_memfd(void)
+{
+	void *page = mmap(NULL, 2 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+
+	if (page != MAP_FAILED) {
+		errno = EEXIST;
+		not_here("a machine without a free huge page");
+	}
+	try((int)syscall(SYS_memfd_create, "odd", 4 /* MFD_HUGETLB */));
+}
+
+static int secret(void)
+{
+	int fd = try((int)syscall(SYS_memfd_secret, 0));
+
+	must(ftruncate(fd, 4096));
+	return fd;
+}
+
+static void secret_file(void) { secret(); }
+
+static void secret_memory(void)
+{
+	int fd = secret();
+
+	must(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
+	must(close(fd));
+}
+
+static void bpf_map(void)
+{
+	union bpf_attr attr = {.map_type = BPF_MAP_TYPE_ARRAY, .key_size = 4, .value_size = 4, .max_entries = 1};
+
+	try(syscall(SYS_bpf, BPF_MAP_CREATE, &attr, sizeof attr));
+}
+
+static void seccomp_notify(void)
+{
+	struct sock_filter allow = {.code = BPF_RET, .k = SECCOMP_RET_ALLOW};
+	struct sock_fprog program = {1, &allow};
+
+	try(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program));
+}
+
+static void landlock(void)
+{
+	uint64_t handled = 1;
+
+	try(syscall(444 /* landlock_create_ruleset */, &handled, sizeof handled, 0));
+}
+
+static void new_file_system(void) { try(syscall(430 /* fsopen */, "tmpfs", 0)); }
+static void detached_mount(void) { try(syscall(428 /* open_tree */, AT_FDCWD, ".", 1 /* OPEN_TREE_CLONE */)); }
+
+static int open_elsewhere(void *unused)
+{
+	(void)unused;
+	must(unshare(CLONE_NEWNS));
+	must(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
+	must(mount("odd", ".", "tmpfs", 0, NULL));
+	must(chdir(arguments[2]));
+	must(open("file", O_CREAT | O_RDWR, 0600));
+	return 0;
+}
+
+/* A descriptor from another mount namespace: the child has our descriptors. */
+static void foreign_mount(void)
+{
+	static char stack[65536];
+
+	must(waitpid(must(clone(open_elsewhere, stack + sizeof stack, CLONE_FILES | SIGCHLD, NULL)), NULL, 0));
+}
+
+static void foreign_namespace(void)
+{
+	char path[40];
+	int ends[2];
+	pid_t pid;
+
+	must(pipe(ends));
+	pid = must(fork());
+	if (pid == 0) {
+		must(unshare(CLONE_NEWUTS));
+		must(write(ends[1], "", 1));
+		pause();
+	}
+	must(read(ends[0], path, 1));
+	snprintf(path, sizeof path, "/proc/%d/ns/uts", pid);
+	must(open(path, O_RDONLY));
+	must(kill(pid, SIGKILL));
+	must(waitpid(pid, NULL, 0));
+}
+
+static void pidfd(pid_t pid) { try((int)syscall(SYS_pidfd_open, pid, 0)); }
+static void pidfd_outside(void) { pidfd(getppid()); }
+
+static void pidfd_inside(void)
+{
+	pid_t ended = must(fork());
+
+	if (ended == 0)
+		_exit(0);
+	pidfd(ended);
+	must(waitpid(ended, NULL, 0));
+	pidfd(getpid());
+}
+
+static void alarm_timer(void) { try(timerfd_create(CLOCK_BOOTTIME_ALARM, 0)); }
+static void timers(void) { must(timerfd_create(CLOCK_BOOTTIME, 0)); must(timerfd_create(CLOCK_MONOTONIC, 0)); }
+
+static void pipe_with(int flags)
+{
+	int ends[2];
+
+	must(pipe2(ends, flags));
+}
+
+static void packet_pipe(void) { pipe_with(O_DIRECT); }
+static void plain_pipe(void) { pipe_with(0); }
+
+static void vsock(void) { try(socket(40 /* AF_VSOCK */, SOCK_STREAM, 0)); }
+
+static void sockets(void)
+{
+	int families[] = {AF_INET, AF_INET6, AF_UNIX};
+
+	for (int i = 0; i < 3; i++) {
+		must(socket(families[i], SOCK_STREAM, 0));
+		must(socket(families[i], SOCK_DGRAM, 0));
+	}
+	must(socket(AF_NETLINK, SOCK_RAW, 0));
+	must(socket(AF_PACKET, SOCK_RAW, 0));
+}
+
+static void path_descriptor(void) { must(open("/", O_PATH)); }
+static void program_descriptor(void) { must(open("/proc/self/exe", O_PATH)); }
+
+static void long_path(void)
+{
+	char name[201];
+
+	memset(name, 'd', 200);
+	name[200] = 0;
+	for (int i = 0; i < 22; i++) {
+		must(mkdir(name, 0700));
+		must(chdir(name));
+	}
+	must(open("file", O_CREAT | O_RDWR, 0600));
+	must(chdir(arguments[2]));
+}
+
+static void libaio(void)
+{
+	unsigned long context = 0;
+
+	try(syscall(SYS_io_setup, 8, &context));
+}
+
 const struct kind of_files[] = {
+	{"kvm", kvm, NULL},
+	{"fuse", fuse, NULL},
+	{"tun", tun, NULL},
+	{"memory-devices", memory_devices, NULL},
+	{"sysv-memory", sysv_memory, NULL},
+	{"message-queue", message_queue, NULL},
+	{"huge-memfd", huge_memfd, NULL},
+	{"secret-file", secret_file, NULL},
+	{"secret-memory", secret_memory, NULL},
+	{"bpf-map", bpf_map, NULL},
+	{"seccomp-notify", seccomp_notify, NULL},
+	{"landlock", landlock, NULL},
+	{"new-file-system", new_file_system, NULL},
+	{"detached-mount", detached_mount, NULL},
+	{"foreign-mount", foreign_mount, NULL},
+	{"foreign-namespace", foreign_namespace, NULL},
+	{"pidfd-outside", pidfd_outside, NULL},
+	{"pidfd-inside", pidfd_inside, NULL},
+	{"alarm-timer", alarm_timer, NULL},
+	{"timers", timers, NULL},
+	{"packet-pipe", packet_pipe, NULL},
+	{"plain-pipe", plain_pipe, NULL},
+	{"vsock", vsock, NULL},
+	{"sockets", sockets, NULL},
+	{"path-descriptor", path_descriptor, NULL},
+	{"program-descriptor", program_descriptor, NULL},
+	{"long-path", long_path, NULL},
+	{"libaio", libaio, NULL},
 	{"epoll", epoll, look_at_epoll},
 	{"epoll-duplicate", epoll_duplicate, look_at_epoll},
 	{"epoll-moved", epoll_moved, look_at_epoll},

@@ -73,6 +73,22 @@ static const struct kind *kind_named(const char *name)
 	wrong("there is no such kind");
 }
 
+void serve(void)
+{
+	const struct kind *kind = kind_named(arguments[1]);
+
+	must(close(must(creat("ready", 0600))));
+	for (;; usleep(10000)) {
+		if (access("ask", F_OK) != 0)
+			continue;
+		asked = true;
+		if (kind->look)
+			kind->look();
+		answer("answer", "as it was");
+		asked = false;
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const struct kind *kind;
@@ -86,14 +102,5 @@ int main(int argc, char **argv)
 	must(chdir(argv[2]));
 	beats = must(mmap(NULL, sizeof *beats, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
 	kind->become();
-	must(close(must(creat("ready", 0600))));
-	for (;; usleep(10000)) {
-		if (access("ask", F_OK) != 0)
-			continue;
-		asked = true;
-		if (kind->look)
-			kind->look();
-		answer("answer", "as it was");
-		asked = false;
-	}
+	serve();
 }

@@ -21,6 +21,9 @@ struct kind {
 /* Each ends with a kind without a name. */
 extern const struct kind of_processes[], of_files[];
 
+/* Shows that it is ready, and answers, in the calling thread; it does not return. */
+__attribute__((noreturn)) void serve(void);
+
 extern char **arguments; /* of the program */
 
 /* Ends the process, and says why. */

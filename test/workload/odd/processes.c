@@ -1,10 +1,12 @@
 /* Kinds of processes. */
 #include "odd.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/sem.h>
 
 static pid_t only_child;
 
@@ -19,6 +21,26 @@ static void leave_mounts(void)
 }
 
 static void leave_network(void) { try(unshare(CLONE_NEWNET)); }
+
+static void leave_users(void) { try(unshare(CLONE_NEWUSER)); }
+static void leave_pids(void)
+{
+	try(unshare(CLONE_NEWPID));
+	if (must(fork()) == 0)
+		pause();
+}
+
+static void leave_ipc(void) { try(unshare(CLONE_NEWIPC)); }
+static void leave_name(void) { try(unshare(CLONE_NEWUTS)); }
+static void leave_groups(void) { try(unshare(CLONE_NEWCGROUP)); }
+static void leave_time(void) { try(unshare(0x80 /* CLONE_NEWTIME */)); }
+
+static void child_with_users(void) { only_child = child(leave_users); }
+static void child_with_pids(void) { only_child = child(leave_pids); }
+static void child_with_ipc(void) { only_child = child(leave_ipc); }
+static void child_with_name(void) { only_child = child(leave_name); }
+static void child_with_groups(void) { only_child = child(leave_groups); }
+static void child_with_time(void) { only_child = child(leave_time); }
 
 static void child_with_mounts(void) { only_child = child(leave_mounts); }
 static void child_with_network(void) { only_child = child(leave_network); }
@@ -69,10 +91,69 @@ static void look_at_deadline(void)
 		wrong("the scheduling policy is %d", sched_getscheduler(0));
 }
 
+static void *go_on(void *unused)
+{
+	(void)unused;
+	serve();
+}
+
+static void main_ended(void)
+{
+	pthread_t other;
+
+	must(-pthread_create(&other, NULL, go_on, NULL));
+	syscall(SYS_exit, 0);
+}
+
+static int wait_for_ever(void *unused)
+{
+	(void)unused;
+	return pause();
+}
+
+static void clone_with(int flags)
+{
+	static char stack[65536];
+
+	must(clone(wait_for_ever, stack + sizeof stack, flags | SIGCHLD, NULL));
+}
+
+static void shared_memory_child(void) { clone_with(CLONE_VM); }
+static void shared_directory_child(void) { clone_with(CLONE_FS); }
+static void shared_files_child(void) { clone_with(CLONE_FILES); }
+
+static void undo(void)
+{
+	struct sembuf up = {.sem_op = 1, .sem_flg = SEM_UNDO};
+	int set = must(semget(IPC_PRIVATE, 1, 0600));
+
+	must(semop(set, &up, 1));
+	must(semctl(set, 0, IPC_RMID));
+}
+
+static void memory_policy(void)
+{
+	unsigned long nodes = 1;
+
+	try(syscall(SYS_set_mempolicy, 2 /* MPOL_BIND */, &nodes, 8 * sizeof nodes));
+}
+
 const struct kind of_processes[] = {
 	{"plain", nothing, NULL},
 	{"child-mount-namespace", child_with_mounts, look_at_child},
 	{"child-network-namespace", child_with_network, look_at_child},
+	{"child-user-namespace", child_with_users, look_at_child},
+	{"child-pid-namespace", child_with_pids, look_at_child},
+	{"child-ipc-namespace", child_with_ipc, look_at_child},
+	{"child-uts-namespace", child_with_name, look_at_child},
+	{"child-cgroup-namespace", child_with_groups, look_at_child},
+	{"child-time-namespace", child_with_time, look_at_child},
+	{"main-thread-ended", main_ended, NULL},
+	{"clone-vm", shared_memory_child, NULL},
+	{"clone-fs", shared_directory_child, NULL},
+	{"clone-files", shared_files_child, NULL},
+	{"undo", undo, NULL},
+	{"memory-policy", memory_policy, NULL},
 	{"memfd-program", memfd_program, look_at_program},
 	{"deadline", deadline, look_at_deadline},
 	{0},
