@@ -119,6 +119,23 @@ func untilSignal() context.Context {
 	return ctx
 }
 
+// holdsJob has Ctrl-Z wait until a command is over. A command that stopped in the middle of its work
+// would leave a job stopped, too.
+func holdsJob(cmd *cobra.Command) *cobra.Command {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		defer deferStops(cmd)()
+		return run(cmd, args)
+	}
+	return cmd
+}
+
+func deferStops(cmd *cobra.Command) (over func()) {
+	return job.DeferStops(func() {
+		fmt.Fprintf(os.Stderr, "cucriu: got SIGTSTP: this command stops when the %s is over\n", cmd.Name())
+	})
+}
+
 // sayAtSignal prints what a signal will do, when it comes. The function that it returns is
 // called at the end of the command, and prints whether the signal came too late.
 func sayAtSignal(cmd *cobra.Command, text string) (ended func(error)) {

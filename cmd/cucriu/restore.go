@@ -54,12 +54,13 @@ and the image is intact.`,
 			if asJSON {
 				options.Output = os.Stderr // nothing but JSON on the standard output
 			}
-			root := 0
+			root, over := 0, deferStops(cmd)
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				result, err := checkpoint.Restore(ctx, hook, criu.images, options)
 				root = result.RootPID
 				return result, err
 			})
+			over()
 			if err != nil {
 				return err
 			}

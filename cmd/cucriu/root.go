@@ -33,8 +33,9 @@ cannot be used is wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(asRoot(dumpCommand(), restoreCommand(), recoverCommand(), statusCommand(), stateCommand(),
-		lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(), watchCommand(), migrateCommand(), receiveCommand())...)
+	root.AddCommand(asRoot(holdsJob(dumpCommand()), restoreCommand(), holdsJob(recoverCommand()), statusCommand(), stateCommand(),
+		holdsJob(lockCommand()), holdsJob(suspendCommand()), holdsJob(resumeCommand()), holdsJob(unlockCommand()), watchCommand(),
+		holdsJob(migrateCommand()), holdsJob(receiveCommand()))...)
 	root.AddCommand(placeCommands()...)
 	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
 	return root

@@ -98,7 +98,9 @@ func runInside(ctx context.Context, inside *os.File, path string, args ...string
 			done <- result{err: err}
 			return
 		}
-		out, err := exec.CommandContext(ctx, path, args...).CombinedOutput()
+		cmd := exec.CommandContext(ctx, path, args...)
+		cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true} // the terminal does not stop it
+		out, err := cmd.CombinedOutput()
 		done <- result{out, err}
 	}()
 	r := <-done

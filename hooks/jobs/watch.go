@@ -36,6 +36,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	defer owned.Stop()
 	stuck := 0                                                 // how often the root process was seen ending while something was under way
 	gone := false                                              // the job has ended
+	toStop := false                                            // by Ctrl-Z, once nothing is under way
 	made := s.begun(func() work { s.tidyUp(); return work{} }) // something is under way
 	for {
 		isDue, isToLook, requests := due.C, look.C, s.control.requests
@@ -88,6 +89,10 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			if gone {
 				return s.jobEnded(signals)
 			}
+			if toStop {
+				toStop = false
+				s.pass(unix.SIGTSTP)
+			}
 			if w.reschedule {
 				s.schedule(due, w.err)
 			} else {
@@ -98,7 +103,9 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 			if slices.Contains(s.Preempt, sig) {
 				return s.preempt(ctx, sig, signals, made, cutOff)
 			}
-			s.pass(sig, signals)
+			if toStop = sig == unix.SIGTSTP && made != nil; !toStop { // the job may be held
+				s.pass(sig)
+			}
 		}
 	}
 }
@@ -128,15 +135,15 @@ func (s *supervisor) schedule(due *time.Timer, err error) {
 
 // pass passes a signal on to the job: to the whole process group what a terminal sends there. The
 // end of our terminal is none of the job's business, nor that it stops us.
-func (s *supervisor) pass(sig unix.Signal, signals *job.Signals) {
+func (s *supervisor) pass(sig unix.Signal) {
 	if sig == unix.SIGCONT {
-		signals.Continued()
 		s.console.enter()
 	}
 	switch {
 	case sig == unix.SIGTSTP:
 		s.console.leave()
-		signals.StopSelf()
+		job.StopSelf()
+		s.console.enter()
 	case sig == unix.SIGWINCH && s.console != nil:
 		s.console.resize()
 	case s.root == nil || sig == unix.SIGHUP:

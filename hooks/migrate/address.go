@@ -36,7 +36,7 @@ func (s *source) moveAddress(ctx context.Context, where string) error {
 		// It ends with us: who recovers asks for the address back, and it must not leave after that.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true} // the terminal does not stop it
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("%s %s: %w", command[0], where, err)
 		}

@@ -247,8 +247,15 @@ func (j *Job) Alive() bool { return processState(j.PID) != 0 && processState(j.P
 
 // Stopped reports whether every thread of every CUDA process is stopped.
 func (j *Job) Stopped() bool {
+	pids := []int{j.PID} // of a job without CUDA
+	if len(j.Dirs) > 0 {
+		pids = nil
+	}
 	for i := range j.Dirs {
-		for _, state := range ThreadStates(j.t, j.pid(i)) {
+		pids = append(pids, j.pid(i))
+	}
+	for _, pid := range pids {
+		for _, state := range ThreadStates(j.t, pid) {
 			if state != 'T' {
 				return false
 			}

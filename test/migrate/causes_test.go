@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )
@@ -373,5 +374,36 @@ func TestAJobStandsStillForNoLongerThanAllowed(t *testing.T) {
 			t.Errorf("want it given up after 6 s, got %v: %s", err, out)
 		}
 		w.Is(p.A)
+	})
+}
+
+// TestCtrlZWaitsForTheMigration: a command that stopped in the middle would hold the job on both hosts.
+func TestCtrlZWaitsForTheMigration(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{})
+		w := &world{t: t, Pair: p, from: p.A, to: p.B}
+		w.work = p.A.StartProgram("python3", "-c", remembers)
+		w.work.Ticks(p.A, 3)
+		m := w.begin(t, "migrate.sent", "")
+		if !m.reached() {
+			t.Fatal("the migration ended")
+		}
+		command := migrates(p.A)
+		if len(command) != 1 {
+			t.Fatalf("%d processes migrate", len(command))
+		}
+		signal(t, unix.SIGTSTP, command)
+		m.goOn()
+		w.work.Ticks(p.B, 3)
+		testenv.Eventually(t, testenv.Soon, "the command stops", func() bool {
+			stopped, err := proc.Stopped(command[0].Outer)
+			return err == nil && stopped
+		})
+		if err := unix.Kill(-m.cmd.Process.Pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if status := m.status(); status != 0 {
+			t.Errorf("exit status %d", status)
+		}
 	})
 }

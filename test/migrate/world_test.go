@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,7 +128,8 @@ func (m *migration) start(work *hosts.Work, flags ...string) {
 	work.Prepare(m.to)
 	m.cmd = m.from.Command(context.Background(), "cucriu", append([]string{"migrate", "-t", work.Root(), "--to", m.to.Name, "--copy-files", "changed"}, flags...)...)
 	m.cmd.Stdout, m.cmd.Stderr = &m.out, &m.out
-	m.cmd.WaitDelay = time.Second // a killed one leaves ssh with its output
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell starts it
+	m.cmd.WaitDelay = time.Second                           // a killed one leaves ssh with its output
 	if err := m.cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}

@@ -3,7 +3,9 @@ package job
 import (
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -79,12 +81,53 @@ func IsForGroup(sig os.Signal) bool { return slices.Contains(toGroup(), sig) }
 // IsForFirst reports whether this signal is passed on to the first process of a job only.
 func IsForFirst(sig os.Signal) bool { return slices.Contains(toFirst(), sig) }
 
-// StopSelf stops this program as the terminal asks it to, and not the job. If nobody could
-// continue it, the kernel does not stop it.
-func (s *Signals) StopSelf() {
-	signal.Reset(unix.SIGTSTP)
-	_ = unix.Kill(os.Getpid(), unix.SIGTSTP)
+// action is a kernel's struct sigaction. Its zero value is the default. os/signal knows no way back to that:
+// it leaves Go's handler, which does nothing.
+type action [4]uint64
+
+const ignored = 1 // SIG_IGN
+
+// swapAction sets what a signal does, unless set is nil, and returns what it did before.
+func swapAction(sig unix.Signal, set *action) (before action) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(set)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
+	return before
 }
 
-// Continued is to be called at SIGCONT after [Signals.StopSelf].
-func (s *Signals) Continued() { signal.Notify(s.got, unix.SIGTSTP) }
+// StopSelf stops this program as the terminal asks it to, and not the job, and returns once it was
+// continued. If nobody could continue it, the kernel does not stop it.
+func StopSelf() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := swapAction(unix.SIGTSTP, &action{})
+	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGTSTP) // to this thread, so that it takes effect here
+	swapAction(unix.SIGTSTP, &before)
+}
+
+// DeferStops has the signals by which a terminal stops programs wait until over is called: a program
+// that holds a job must not stop. say is called when one comes.
+func DeferStops(say func()) (over func()) {
+	// A program in the background may be sent these again and again. They must not be caught.
+	in, out := swapAction(unix.SIGTTIN, &action{ignored}), swapAction(unix.SIGTTOU, &action{ignored})
+	stop, got, done := swapAction(unix.SIGTSTP, nil), make(chan os.Signal, 1), make(chan bool)
+	if stop[0] != ignored {
+		signal.Notify(got, unix.SIGTSTP)
+	}
+	go func() {
+		_, asked := <-got
+		if asked {
+			say()
+		}
+		done <- asked
+	}()
+	return func() {
+		signal.Stop(got)
+		close(got)
+		asked := <-done
+		swapAction(unix.SIGTSTP, &stop)
+		swapAction(unix.SIGTTIN, &in)
+		swapAction(unix.SIGTTOU, &out)
+		if asked {
+			StopSelf()
+		}
+	}
+}
