@@ -42,32 +42,55 @@ func OutsideConnections(dir string) ([]Connection, error) {
 	return outside, nil
 }
 
-// WriteFilesWithoutOutside writes the image of open files of dir to another place, with sockets
-// that are not connected in place of connections whose other end is not in the images.
-func WriteFilesWithoutOutside(dir, to string) error {
+// FileChanges is how the files that a restore opens are to differ from those of an image.
+type FileChanges struct {
+	// CloseOutside puts sockets that are not connected in place of TCP connections whose other end is
+	// not in the image.
+	CloseOutside bool
+	// NameSocket returns the name that a UNIX socket gets instead of the one in the image. Abstract
+	// names begin with NUL.
+	NameSocket func(name string) string
+}
+
+// WriteChangedFiles writes the image of open files of dir to another place, with changes. It writes
+// nothing and returns false if nothing changes.
+func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err error) {
 	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
 	if err != nil {
-		return err
+		return false, err
 	}
-	for _, socket := range outsideOf(entries) {
-		socket.State = proto.Uint32(tcpClose)
-		socket.SrcPort, socket.DstPort = proto.Uint32(0), proto.Uint32(0)
-		clear(socket.SrcAddr)
-		clear(socket.DstAddr)
+	if changes.CloseOutside {
+		for _, socket := range outsideOf(entries) {
+			socket.State = proto.Uint32(tcpClose)
+			socket.SrcPort, socket.DstPort = proto.Uint32(0), proto.Uint32(0)
+			clear(socket.SrcAddr)
+			clear(socket.DstAddr)
+			changed = true
+		}
+	}
+	for _, entry := range entries {
+		if socket := entry.(*fdinfo.FileEntry).GetUsk(); len(socket.GetName()) > 0 {
+			name := changes.NameSocket(string(socket.GetName()))
+			changed = changed || name != string(socket.GetName())
+			socket.Name = []byte(name)
+		}
+	}
+	if !changed {
+		return false, nil
 	}
 	data, err := magicOf(filepath.Join(dir, FilesName))
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, entry := range entries {
 		body, err := proto.Marshal(entry)
 		if err != nil {
-			return fmt.Errorf("image %s: %w", FilesName, err)
+			return false, fmt.Errorf("image %s: %w", FilesName, err)
 		}
 		data = binary.LittleEndian.AppendUint32(data, uint32(len(body)))
 		data = append(data, body...)
 	}
-	return os.WriteFile(filepath.Join(to, FilesName), data, 0o600)
+	return true, os.WriteFile(filepath.Join(to, FilesName), data, 0o600)
 }
 
 // magicOf returns the bytes before the first entry of an image.

@@ -20,9 +20,9 @@ type Tree struct {
 	// OwnPIDs says that the tree has a pid namespace of its own. A restore then creates one, or
 	// enters one that the caller names. Otherwise the pids are those of criu's own namespace.
 	OwnPIDs bool
-	// OwnNetwork says the same of its network namespace.
-	OwnNetwork bool
-	Tasks      []Task // the root first
+	// OwnNetwork and OwnMounts say the same of its network and mount namespaces.
+	OwnNetwork, OwnMounts bool
+	Tasks                 []Task // the root first
 }
 
 // Task is a process of a tree.
@@ -52,7 +52,7 @@ func Read(dir string) (Tree, error) {
 		return t, imageError(dir, "pstree.img", fmt.Errorf("%w: it holds no process", ErrDamaged))
 	}
 	// criu compares the root's namespaces with its own at the dump, which the inventory holds.
-	const rootIDs, pidNamespace, networkNamespace = 3, 5, 6
+	const rootIDs, pidNamespace, networkNamespace, mountNamespace = 3, 5, 6, 9
 	isOwn := func(namespace protowire.Number) (bool, error) {
 		ours, err := field(dir, "inventory.img", rootIDs, namespace)
 		if err != nil {
@@ -63,6 +63,9 @@ func Read(dir string) (Tree, error) {
 	}
 	if t.OwnPIDs, err = isOwn(pidNamespace); err == nil {
 		t.OwnNetwork, err = isOwn(networkNamespace)
+	}
+	if err == nil {
+		t.OwnMounts, err = isOwn(mountNamespace)
 	}
 	return t, err
 }

@@ -55,6 +55,8 @@ type Options struct {
 	NoTerminal bool
 	// Inherit are files that a restored job gets in place of what was outside of the image.
 	Inherit []Inherited
+	// CloseOutside has TCP connections whose other end is not in the image restored as closed.
+	CloseOutside bool
 
 	// AtStandstill, if it is set, is called on a dump once criu has written its images into
 	// dir. No process of the tree runs then. If it returns an error, the dump fails.
@@ -246,7 +248,12 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 		}
 	}()
 	opts := proto.Clone(d.options.RPC).(*rpc.CriuOpts)
-	images, err := os.Open(d.stage.ImageDir)
+	imagesDir, release, err := d.changedImages()
+	defer release()
+	var images *os.File
+	if err == nil {
+		images, err = os.Open(imagesDir)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("image directory: %w", err), d.swrk.Close())
 	}

@@ -94,7 +94,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 		init := s.place.Init()
 		whose = &init
 	}
-	stage, err := s.store.StageDirOf(base, whose)
+	stage, err := s.store.StageDir(base, whose)
 	if err != nil {
 		return store.Checkpoint{}, err
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
+	"cucriu/criuutil/images"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs/files"
@@ -85,6 +86,7 @@ type answer struct {
 	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
 	// Changes is what was done to the job's files.
 	Changes []files.Change `json:"changes,omitempty"`
+	Notes   []string       `json:"notes,omitempty"`
 	Error   string         `json:"error,omitempty"`
 	// NotBack says that the job must still be brought back, for which its image may be needed.
 	NotBack bool `json:"not_back,omitempty"`
@@ -188,10 +190,18 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
 		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))
 	}
+	outside, err := images.OutsideConnections(r.Images)
+	if err != nil {
+		return a, err // the image is damaged, and another one may not be
+	}
+	for _, c := range outside {
+		a.Notes = append(a.Notes, fmt.Sprintf("the connection from %v leads out of the job and comes back closed", c))
+	}
 	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo}); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
-	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr}
+	// Whoever was at the other end has gone on, or gone.
+	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr, CloseOutside: true}
 	if r.Output != "" {
 		output, err := os.OpenFile(r.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 		if err != nil {

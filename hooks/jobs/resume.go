@@ -97,11 +97,6 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	dir, notes, release, err := s.restorable(ctx, c.Dir)
-	defer release()
-	if err != nil {
-		return err
-	}
 	g, err := s.givenGPUs(s.environment())
 	if err != nil {
 		return err
@@ -123,7 +118,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	restore := request{Op: opRestore, Images: dir, Place: s.place.Dir(), Undo: undoPath(s.Dir)}
+	restore := request{Op: opRestore, Images: c.Dir, Place: s.place.Dir(), Undo: undoPath(s.Dir)}
 	if s.record.Adopted {
 		restore.Output = s.outputPath()
 	}
@@ -134,11 +129,11 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 		return errors.Join(err, s.endRestore())
 	}
 	s.noteTails(keptOf(a.Changes))
-	for _, change := range a.Changes {
-		notes = append(notes, change.String())
-	}
-	for _, note := range notes {
+	for _, note := range a.Notes {
 		s.say(note)
+	}
+	for _, change := range a.Changes {
+		s.say(change.String())
 	}
 	s.setRunning()
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/proc"
 )
 
@@ -23,6 +25,7 @@ func entryCases() []testCase {
 			rows: []row{
 				{from: running, call: getState, want: results(success), to: running, atMost: atOnce},
 				{name: "GetRestoreThreadId names a thread", from: running, do: namesThread, text: "a thread of it"},
+				{name: "its UNIX socket, named after its pid namespace and pid", from: running, do: namedSocket, text: "seqpacket, listens, ends with NUL"},
 				{from: running, call: lock(long), want: results(success), to: locked},
 				{from: locked, call: getState, want: results(success), to: locked, atMost: atOnce},
 				{from: locked, call: getThread, want: results(success), to: locked, atMost: atOnce},
@@ -109,6 +112,36 @@ func namesThread(b *bench) (string, error) {
 		return "", fmt.Errorf("thread %d of process %d: %v", tid, pid, err)
 	}
 	return "a thread of it", nil
+}
+
+// namedSocket looks for the socket that each CUDA process has: the namespace is its inode number.
+func namedSocket(b *bench) (string, error) {
+	pid, err := b.main()
+	if err != nil {
+		return "", err
+	}
+	status, err := proc.ReadStatus(pid)
+	if err != nil {
+		return "", err
+	}
+	var namespace unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &namespace); err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", pid))
+	name := fmt.Sprintf(" @cuda-uvmfd-%d-%d", namespace.Ino, status.ImagePID())
+	for line := range strings.Lines(string(data)) {
+		const listens, seqpacket = "00010000", "0005"
+		fields := strings.Fields(line) // Num RefCount Protocol Flags Type St Inode Path
+		switch line = strings.TrimSuffix(line, "\n"); {
+		case !strings.Contains(line, name) || strings.TrimRight(line, "@")[strings.Index(line, name):] != name:
+		case fields[3] == listens && fields[4] == seqpacket && strings.HasSuffix(line, name+"@"):
+			return "seqpacket, listens, ends with NUL", nil
+		default:
+			return line, nil
+		}
+	}
+	return "none", err
 }
 
 func killed(b *bench) (string, error) {

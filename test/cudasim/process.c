@@ -8,13 +8,17 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
-
 
 struct sim_block sim_block = {.magic = SIM_BLOCK_MAGIC, .size = sizeof sim_block};
 struct sim_process sim = {.alive = -1, .hold = -1};
@@ -243,6 +247,31 @@ static void in_child(void)
 	sim.alive = -1;
 }
 
+/*
+ * The socket on which the real driver hands a descriptor to processes that share
+ * memory with this one. Nobody asks here, but its name must be free, and CRIU
+ * restores it.
+ */
+static int listen_for_peers(void)
+{
+	struct stat namespace;
+	if (stat("/proc/self/ns/pid", &namespace) < 0)
+		return -errno;
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "cuda-uvmfd-%lu-%d", (unsigned long)namespace.st_ino, getpid());
+	int fd = move_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+	if (fd < 0)
+		return fd;
+	/* with the NUL that ends it */
+	if (bind(fd, (void *)&name, offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length + 1) < 0 || listen(fd, 16) < 0) {
+		int err = -errno;
+		sim_log("cuInit: socket @%s: %s", name.sun_path + 1, strerror(-err));
+		close(fd);
+		return err;
+	}
+	return fd;
+}
+
 static CUresult initialise(void)
 {
 	const char *root = getenv("CUDASIM_ROOT");
@@ -259,11 +288,17 @@ static CUresult initialise(void)
 	enumerate();
 	if (!sim.nvisible)
 		return CUDA_ERROR_NO_DEVICE;
-	if (sim_hold(&sim) < 0)
+	int peers = listen_for_peers();
+	if (peers < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (sim_hold(&sim) < 0) {
+		close(peers);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
 	sim_block.pid = getpid();
 	if (agent_start() < 0) {
 		sim_release(&sim);
+		close(peers);
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	pthread_atfork(NULL, NULL, in_child);

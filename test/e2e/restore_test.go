@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -396,6 +397,47 @@ func TestAProcessWithoutCUDAThatWasStoppedStaysStopped(t *testing.T) {
 			if state != 'T' {
 				t.Errorf("sleep was stopped when it was dumped, and is in state %c", state)
 			}
+		}
+	})
+}
+
+// TestTheNameOfACUDASocketIsTaken: libcuda names a socket after the numbers of its pid namespace and
+// process. Somebody may have the name when the process is restored.
+func TestTheNameOfACUDASocketIsTaken(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		var namespace unix.Stat_t
+		if err := unix.Stat("/proc/self/ns/pid", &namespace); err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprintf("@cuda-uvmfd-%d-%d\x00", namespace.Ino, job.PID)
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		before, err := os.ReadFile(filepath.Join(images, "files.img"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(before), "\x00"+name[1:]) {
+			t.Fatalf("the image has no socket %q", name)
+		}
+		holder, err := net.Listen("unixpacket", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+		job.Kill()
+		if after, err := os.ReadFile(filepath.Join(images, "files.img")); err != nil || string(after) != string(before) {
+			t.Errorf("the image is changed: %v", err)
+		}
+		holder.Close()
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+		if holder, err := net.Listen("unixpacket", name); err == nil {
+			holder.Close()
+			t.Error("the job has not got the name that is free again")
 		}
 	})
 }

@@ -16,24 +16,7 @@ import (
 
 // TestConnectionsToTheOutsideComeBackClosed, and named; those inside of the job come back.
 func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
-	t.Run("on a file system with links", func(t *testing.T) { testConnections(t, func(*world) {}) })
-	t.Run("where there are no links", func(t *testing.T) {
-		testConnections(t, func(w *world) {
-			w.t.Helper()
-			staged := filepath.Join(w.dir, "staged")
-			if err := unix.Mount("tmpfs", staged, "tmpfs", 0, "size=64m"); err != nil {
-				w.t.Fatal(err)
-			}
-			w.t.Cleanup(func() { _ = unix.Unmount(staged, unix.MNT_DETACH) })
-			w.mounts = mounts(w.t)
-		})
-	})
-}
-
-func testConnections(t *testing.T, prepare func(*world)) {
-	t.Helper()
 	simulated(t, func(t *testing.T) {
-		t.Helper()
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		outside := listen(t)
@@ -46,7 +29,6 @@ func testConnections(t *testing.T, prepare func(*world)) {
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)
 		before := w.report()
-		prepare(w)
 		r = w.goesOn("000001")
 		r.says(" to " + outside + " leads out of the job and comes back closed")
 		w.ticks(5)

@@ -47,7 +47,7 @@ func change(order string) error {
 		}
 		return nil
 	}
-	stage, err := s.StageDir(filepath.Dir(staged))
+	stage, err := s.StageDir(filepath.Dir(staged), nil)
 	if err != nil {
 		return err
 	}

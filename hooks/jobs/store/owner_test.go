@@ -150,7 +150,7 @@ func TestAnOwnerThatWasRobbedChangesNothing(t *testing.T) {
 		"pin":       func() error { return old.Pin(c.Name, true) },
 		"remove":    func() error { return old.Remove(c.Name) },
 		"leftovers": func() error { _, err := old.RemoveLeftovers(); return err },
-		"stage":     func() error { _, err := old.StageDir(""); return err },
+		"stage":     func() error { _, err := old.StageDir("", nil); return err },
 	} {
 		t.Run(what, func(t *testing.T) {
 			if err := change(); !errors.Is(err, ErrFenced) {

@@ -40,7 +40,7 @@ func TestACheckpointIsAnImageDirectoryOfItsOwn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, filepath.Join(t.TempDir(), "job"))
-			dir, err := s.StageDir(base)
+			dir, err := s.StageDir(base, nil)
 			must(t, err)
 			m := newMemory(1, 9)
 			m[3] = nil
@@ -234,7 +234,7 @@ func TestTheNextDumpIsStagedWhileTheLastIsPublished(t *testing.T) {
 	var once sync.Once
 	second, err := s.Publish(t.Context(), staged, goodInfo(t), func(Progress) {
 		once.Do(func() {
-			dir, err := s.StageDir("")
+			dir, err := s.StageDir("", nil)
 			must(t, err)
 			must(t, s.RemoveStage(dir))
 			must(t, s.Pin(first.Name, true))

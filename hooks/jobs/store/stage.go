@@ -49,12 +49,9 @@ func (r stage) isThere(bootID string) bool {
 }
 
 // StageDir makes an empty private directory for a dump on its way to the store: below base,
-// or below the store's own directory if base is "". [Store.RemoveStage] removes it.
-func (s *Store) StageDir(base string) (string, error) { return s.StageDirOf(base, nil) }
-
-// StageDirOf is [Store.StageDir] for a base below the /proc/PID/root of a process. The directory
-// is taken for gone once the process is.
-func (s *Store) StageDirOf(base string, of *proc.Ident) (string, error) {
+// or below the store's own directory if base is "". [Store.RemoveStage] removes it. If base is below
+// the /proc/PID/root of a process, of is that process: the directory is taken for gone once it is.
+func (s *Store) StageDir(base string, of *proc.Ident) (string, error) {
 	s.stageMutex.Lock()
 	defer s.stageMutex.Unlock()
 	if err := s.mayChange(); err != nil {

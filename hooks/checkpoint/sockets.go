@@ -1,0 +1,99 @@
+package checkpoint
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/images"
+	"cucriu/criuutil/pstree"
+	"cucriu/hooks/journal"
+)
+
+// changedImages returns the directory from which criu restores: that of the image, or, if sockets
+// are to be restored in another way than they were dumped, one of links to its files. The image
+// itself stays as it is: others may restore it, too, or have its files in theirs.
+func (d *drive) changedImages() (dir string, release func(), err error) {
+	dir, release = d.stage.ImageDir, func() {}
+	if d.kind != journal.KindRestore {
+		return dir, release, nil
+	}
+	tree, err := pstree.Read(dir)
+	if err != nil || tree.OwnMounts { // criu judges its images; where it looks for those of a container, links lead nowhere
+		return dir, release, nil
+	}
+	links, err := os.MkdirTemp(d.workDir, "images-")
+	if err != nil {
+		return dir, release, err
+	}
+	release = func() { _ = os.RemoveAll(links) }
+	nameSocket, err := socketNames(tree)
+	if err != nil {
+		return dir, release, err
+	}
+	changed, err := images.WriteChangedFiles(dir, links, images.FileChanges{CloseOutside: d.options.CloseOutside, NameSocket: nameSocket})
+	if err != nil || !changed {
+		return dir, release, err
+	}
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		if err == nil && entry.Name() != images.FilesName {
+			err = os.Symlink(filepath.Join(dir, entry.Name()), filepath.Join(links, entry.Name()))
+		}
+	}
+	return links, release, err
+}
+
+// Each CUDA process listens on an abstract UNIX socket, for others that share its memory. libcuda
+// names it after the number of the process's pid namespace and its pid there. The kernel gives the
+// number of a namespace that has ended to a later one, and a CUDA process whose name is taken does
+// not start. So a restored process gets the name of the namespace that it is restored in.
+var (
+	cudaSocket = regexp.MustCompile("^\x00(cuda-uvmfd-)([0-9]+)(-[0-9]+)(\x00*)$")
+	cudaListed = regexp.MustCompile("@cuda-uvmfd-[0-9]+-[0-9]+")
+)
+
+// socketNames returns what names the sockets of an image.
+func socketNames(tree pstree.Tree) (func(name string) string, error) {
+	given := make(map[string]string)
+	if tree.OwnNetwork { // and so are its names
+		return func(name string) string { return name }, nil
+	}
+	var namespace unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &namespace); err != nil {
+		return nil, fmt.Errorf("pid namespace: %w", err)
+	}
+	listed, err := os.ReadFile("/proc/self/net/unix")
+	if err != nil {
+		return nil, fmt.Errorf("names of UNIX sockets: %w", err)
+	}
+	taken := make(map[string]bool)
+	for _, name := range cudaListed.FindAllString(string(listed), -1) {
+		taken[strings.TrimPrefix(name, "@")] = true
+	}
+	return func(name string) string {
+		part := cudaSocket.FindStringSubmatch(name)
+		switch {
+		case part == nil:
+			return name
+		case given[name] != "": // a connection that it has accepted
+			return given[name]
+		}
+		number := strconv.FormatUint(namespace.Ino, 10)
+		if tree.OwnPIDs {
+			number = part[2] // criu makes the namespace later
+		}
+		for taken[part[1]+number+part[3]] {
+			number = strconv.Itoa(1 + rand.IntN(1<<30)) // smaller than that of any namespace
+		}
+		taken[part[1]+number+part[3]] = true
+		given[name] = "\x00" + part[1] + number + part[3] + part[4]
+		return given[name]
+	}, nil
+}
