@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/jobs"
 	"cucriu/hooks/preflight"
 )
 
@@ -62,7 +63,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			case pid != 0:
 				more, err = checkpoint.CheckDump(cmd.Context(), hook, pid, dir, criu)
 			case dir != "":
-				more, err = checkpoint.CheckRestore(cmd.Context(), hook, dir)
+				more, err = jobs.CheckRestore(cmd.Context(), hook, dir)
 			}
 			if err != nil {
 				return err

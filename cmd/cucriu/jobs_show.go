@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/store"
@@ -67,11 +66,10 @@ this host can take it is found out. Nothing is touched.`,
 					r.Error = err.Error()
 				} else {
 					r.Here, r.WhyNotHere = takes(cmd.Context(), hook, c)
-					if report.Findings, err = checkpoint.CheckRestore(cmd.Context(), hook, c.Dir); err != nil {
+					if report.Findings, err = jobs.CheckRestore(cmd.Context(), hook, c.Dir); err != nil {
 						return err
 					}
-					// The pids are those of a new place, where all are free.
-					report.Findings = dropFinding(hook.Judge(report.Findings), preflight.FindingPIDTaken)
+					report.Findings = hook.Judge(report.Findings)
 				}
 				report.Checkpoint = &r
 			}
@@ -83,15 +81,6 @@ this host can take it is found out. Nothing is touched.`,
 	}
 	jsonFlag(cmd, &asJSON)
 	return cmd
-}
-
-func dropFinding(findings preflight.Findings, name string) (kept preflight.Findings) {
-	for _, f := range findings {
-		if f.Name != name {
-			kept = append(kept, f)
-		}
-	}
-	return kept
 }
 
 func writeJob(out io.Writer, report jobReport) error {

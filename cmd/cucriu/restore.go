@@ -13,12 +13,13 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/jobs"
 )
 
 func restoreCommand() *cobra.Command {
 	var criu criuFlags
 	var pidFile string
-	var foreground, detached, asJSON bool
+	var foreground, detached, cutLogs, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
@@ -32,8 +33,8 @@ standard output of this command; if that is a pipe, only with --foreground, else
 to /dev/null.
 
 The checks that can be made beforehand (whether the image is whole, whether its
-pids are free, driver version, GPU map, free GPU memory) are made before criu
-creates anything. If the restore fails later, what exists of the job is ended,
+pids are free, whether its files and directories are as they were, driver version,
+GPU map, free GPU memory) are made before criu creates anything. If the restore fails later, what exists of the job is ended,
 and the image is intact.`,
 		Example: `  cucriu restore -D /var/lib/images/job1
   cucriu restore -D /var/lib/images/job1 -j --foreground
@@ -56,7 +57,7 @@ and the image is intact.`,
 			}
 			root, over := 0, deferStops(cmd)
 			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
-				result, err := checkpoint.Restore(ctx, hook, criu.images, options)
+				result, err := jobs.RestoreCut(ctx, hook, criu.images, options, cutLogs)
 				root = result.RootPID
 				return result, err
 			})
@@ -79,6 +80,7 @@ and the image is intact.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&foreground, "foreground", false, "stay, pass signals on, and end with the job's exit status")
 	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
+	flags.BoolVar(&cutLogs, "cut-logs", false, "cut files that the job was writing at their end, and that have grown since, back to their size at the dump; what is newer is kept beside them")
 	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
 	jsonFlag(cmd, &asJSON)
 	return cmd

@@ -116,13 +116,21 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 	if err != nil {
 		return err
 	}
-	if status == exitSignal+int(unix.SIGKILL) {
+	if status == exitSignal+int(unix.SIGKILL) && !wouldGrow(os.Stderr) {
 		sayWhyKilled(runDir, started.PID, begun)
 	}
 	if status != 0 {
 		return exitStatus(status)
 	}
 	return nil
+}
+
+// wouldGrow reports whether a file that the job has open, too, would get another size by what is
+// written to it: criu restores the job only if it has its size.
+func wouldGrow(f *os.File) bool {
+	info, err := f.Stat()
+	flags, flagsErr := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	return err == nil && flagsErr == nil && info.Mode().IsRegular() && flags&unix.O_APPEND == 0
 }
 
 // sayWhyKilled says whether a dump has ended the job.

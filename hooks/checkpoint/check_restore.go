@@ -14,9 +14,10 @@ import (
 )
 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what
-// else there is to say about it. It touches nothing.
-func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.Findings, error) {
-	findings, err := imageFindings(ctx, dir)
+// else there is to say about it. It touches nothing. except are paths of files that are not
+// compared with those of the image.
+func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
+	findings, err := imageFindings(ctx, dir, fileCheck{except: except})
 	if err != nil || slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingImage }) {
 		return findings, err
 	}
@@ -29,7 +30,7 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.
-func imageFindings(ctx context.Context, dir string) (preflight.Findings, error) {
+func imageFindings(ctx context.Context, dir string, check fileCheck) (preflight.Findings, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -50,8 +51,10 @@ func imageFindings(ctx context.Context, dir string) (preflight.Findings, error) 
 	if err != nil {
 		return preflight.Findings{preflight.DamagedFinding(err)}, nil
 	}
-	if tree.OwnPIDs {
-		return nil, nil
+	findings, err := check.findings(dir)
+	if err != nil || tree.OwnPIDs {
+		return findings, err
 	}
-	return preflight.TakenPIDs(ctx, tree.Numbers())
+	taken, err := preflight.TakenPIDs(ctx, tree.Numbers())
+	return append(taken, findings...), err
 }

@@ -29,7 +29,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		hook.KeepRefusal(journal.KindRestore, 0, 0, dir, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
-	findings, err := imageFindings(ctx, dir)
+	findings, err := imageFindings(ctx, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})
 	if err := errors.Join(err, findings.Err()); err != nil {
 		return refused(err)
 	}

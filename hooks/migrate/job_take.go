@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/migrate/commit"
@@ -132,12 +131,10 @@ func (d *jobDestination) verify(ctx context.Context) error {
 
 // judge finds out whether this host can take a checkpoint.
 func (d *jobDestination) judge(ctx context.Context, c store.Checkpoint) error {
-	findings, err := checkpoint.CheckRestore(ctx, d.hook, c.Dir)
+	findings, err := jobs.CheckRestore(ctx, d.hook, c.Dir)
 	if err != nil {
 		return err
 	}
-	// The pids are those of a new place, where all are free.
-	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingPIDTaken })
 	if err := d.hook.Judge(findings).Err(); err != nil {
 		return preflight.AsRefusal(fmt.Errorf("the job cannot be resumed here: %w", err))
 	}

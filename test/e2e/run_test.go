@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -25,11 +26,20 @@ type started struct {
 // startRun starts a job of one CUDA process with cucriu run.
 func startRun(t *testing.T, host *testenv.Host, parent []string, args ...string) *started {
 	t.Helper()
+	return startRunTo(t, host, nil, parent, args...)
+}
+
+// startRunTo is startRun with a file for the output of both; nil for a buffer.
+func startRunTo(t *testing.T, host *testenv.Host, log *os.File, parent []string, args ...string) *started {
+	t.Helper()
 	s := &started{stderr: new(bytes.Buffer)}
 	file := filepath.Join(t.TempDir(), "pid")
 	s.Job = host.StartWith(func(command []string) int {
 		s.starter = host.CucriuCommand(append([]string{"run", "--no-checkpoints", "--pidfile", file, "--"}, command...)...)
 		s.starter.Stderr = s.stderr
+		if log != nil {
+			s.starter.Stdout, s.starter.Stderr = log, log
+		}
 		if err := s.starter.Start(); err != nil {
 			t.Fatal(err)
 		}

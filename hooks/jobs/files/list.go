@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -161,6 +163,21 @@ func readList(dir string) (list, error) {
 		return list{}, &DamagedError{Path: path, Err: err}
 	}
 	return l, nil
+}
+
+// Covered returns which paths a checkpoint's list covers: they are put back, and checked by [Check].
+// The error is [fs.ErrNotExist] if the image in dir has no list.
+func Covered(dir string) (func(path string) bool, error) {
+	l, err := readList(dir)
+	paths := make(map[string]bool)
+	for _, f := range l.Files {
+		for _, path := range f.Paths {
+			paths[string(path)] = true
+		}
+	}
+	return func(path string) bool {
+		return paths[path] || slices.ContainsFunc(l.Trees, func(t tree) bool { return path == string(t.Dir) || strings.HasPrefix(path, string(t.Dir)+"/") })
+	}, err
 }
 
 func unseal(data []byte) (list, error) {

@@ -141,8 +141,8 @@ func (p *putBack) planUndo(todo *todo, targets targets) (err error) {
 // lookAtEnd looks at a file to which the job only appends.
 func lookAtEnd(t *target, todo *todo, needs room) error {
 	f := todo.file
-	same := false
-	if t.stat.Size >= f.Meta.Size {
+	same := f.End == nil
+	if !same && t.stat.Size >= f.Meta.Size {
 		err := t.withFile(unix.O_RDONLY, func(now *os.File) (err error) {
 			same, err = f.End.isAt(now, f.Meta.Size)
 			return err

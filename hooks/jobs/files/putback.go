@@ -74,6 +74,27 @@ func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step step
 		return nil, err
 	}
 	defer p.dir.Close()
+	return p.run(ctx)
+}
+
+// CutBack cuts files to these sizes, by their paths. What follows is kept beside each file, as
+// PutBack does.
+func CutBack(ctx context.Context, sizes map[string]int64, o PutBackOptions) ([]Change, error) {
+	o.Time = o.time()
+	p := &putBack{PutBackOptions: o, step: func(string) error { return nil }, taken: make(map[string]bool)}
+	for path, size := range sizes {
+		st, err := statPath(path)
+		if err != nil {
+			return nil, &RefusedError{Problems: []error{fmt.Errorf("%v: %w", name(path), err)}}
+		}
+		f := file{Paths: []name{name(path)}, Use: useAppend, Dev: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), Meta: metadataOf(st)}
+		f.Meta.Size = size
+		p.list.Files = append(p.list.Files, f)
+	}
+	return p.run(ctx)
+}
+
+func (p *putBack) run(ctx context.Context) ([]Change, error) {
 	todos, err := p.plan(ctx)
 	if err != nil {
 		return nil, err
