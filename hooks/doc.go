@@ -68,7 +68,8 @@
 //	pre-restore  the checks that need no process, the GPU map, the watcher;
 //	             a failure → criu creates nothing                          restore_pre.go
 //	pre-resume   SIGSTOP every process: queued, nothing runs before it
-//	             takes effect                                              restore_resume.go
+//	             takes effect; put back the CPUs, I/O priority and timer
+//	             slack of threads                                          restore_resume.go, scheduling.go
 //	post-resume  all tasks are restored and in the group-stop: bring them
 //	             up; a failure → kill the tree: the image is intact, and a
 //	             half-restored job must not run; and kill criu, so that a

@@ -34,6 +34,12 @@ func (d *dump) describe() (image.Manifest, error) {
 		m.Processes = append(m.Processes, p)
 	}
 	m.StoppedOthers = d.stoppedOthers
+	if m.Scheduling, err = schedulingOf(d.root); err != nil {
+		d.Log.Warn("the threads will not be scheduled as they are: what they may have been given was not found out", "error", err)
+	}
+	if len(m.Scheduling) > 0 {
+		m.Version = image.ScheduledVersion
+	}
 	m.Parked, err = d.parkedForImage()
 	return m, err
 }

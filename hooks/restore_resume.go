@@ -112,6 +112,7 @@ func (h *Hook) onPreResume(ctx context.Context, criu *criuutil.Criu, stage Stage
 		if err := s.holdOthers(); err != nil {
 			return err
 		}
+		h.reschedule(s)
 		return s.Save()
 	})
 	if errors.Is(err, ErrDecided) {

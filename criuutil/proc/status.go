@@ -26,6 +26,7 @@ type Status struct {
 	// NSPID lists the pids of the process in its pid namespaces, from the one of the reader
 	// inwards. The last is the pid in the CRIU image.
 	NSPID []int
+	CPUs  string // on which it may run, such as 0-3,8
 	// UIDs and GIDs are the real, effective, saved and file system ids.
 	UIDs, GIDs []int
 }
@@ -106,6 +107,8 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.Seccomp = value != "0"
 		case "NSpid":
 			s.NSPID, err = parseNumbers(value)
+		case "Cpus_allowed_list":
+			s.CPUs = value
 		case "Uid":
 			s.UIDs, err = parseNumbers(value)
 		case "Gid":

@@ -26,6 +26,7 @@ const ManifestName = "cucriu.json"
 const (
 	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
 	RewrittenVersion = 3 // with pages in shards that other dumps have written
+	ScheduledVersion = 4 // with the scheduling of threads
 	maxManifestBytes = 64 << 20
 	maxProcesses     = 1 << 14
 	maxGPUs          = 1 << 8
@@ -46,6 +47,8 @@ type Manifest struct {
 	// Parked are the threads that wait in criu's image, and what they need to go on. Without it
 	// the restored processes never run.
 	Parked []inject.Parked `json:"parked,omitempty"`
+	// Scheduling is what criu does not restore of the threads of any process.
+	Scheduling []proc.Scheduling `json:"scheduling,omitempty"`
 }
 
 // Process is one CUDA process of the image.
@@ -164,8 +167,10 @@ func (m Manifest) MatchImages(dir string) error {
 // Validate refuses a manifest that no dump can have written.
 func (m Manifest) Validate() error {
 	switch {
-	case m.Version < 1 || m.Version > RewrittenVersion:
-		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, RewrittenVersion)
+	case m.Version < 1 || m.Version > ScheduledVersion:
+		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, ScheduledVersion)
+	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
+		return fmt.Errorf("damaged: it has the scheduling of threads, and is of version %d", m.Version)
 	case m.DriverVersion == "" && len(m.Processes) > 0:
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):

@@ -20,6 +20,7 @@ import (
 
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/pages"
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -72,7 +73,10 @@ func TestManifestSurvivesTheDisk(t *testing.T) {
 
 func TestManifestRefusesWhatNoDumpWrote(t *testing.T) {
 	for name, damage := range map[string]func(*Manifest){
-		"another version":            func(m *Manifest) { m.Version = RewrittenVersion + 1 },
+		"another version": func(m *Manifest) { m.Version = ScheduledVersion + 1 },
+		"scheduling in an old version": func(m *Manifest) {
+			m.Version, m.Scheduling = RewrittenVersion, []proc.Scheduling{{TID: 8, SlackNanos: 1}}
+		},
 		"threads of no process":      func(m *Manifest) { m.Parked = []inject.Parked{{Arch: runtime.GOARCH}} },
 		"no driver":                  func(m *Manifest) { m.DriverVersion = "" },
 		"a line of its own":          func(m *Manifest) { m.DriverVersion = "580\nall is well" },

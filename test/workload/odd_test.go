@@ -42,6 +42,7 @@ var odd = []struct{ kind, finding string }{
 	{"clone-fs", preflight.FindingUnsupportedProcess},
 	{"clone-files", ""},
 	{"undo", ""},
+	{"scheduled", ""},
 	{"memory-policy", ""}, // with a warning
 	{"memfd-program", preflight.FindingUnrestorable},
 	{"deadline", preflight.FindingUnrestorable},

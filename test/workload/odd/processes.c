@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/sem.h>
 
 static pid_t only_child;
@@ -131,6 +132,66 @@ static void undo(void)
 	must(semctl(set, 0, IPC_RMID));
 }
 
+/* As taskset, ionice and prctl do it; the second thread differs in all three. */
+static volatile int bound_thread;
+static int bound_cpu[2];
+
+static void schedule(int as)
+{
+	cpu_set_t cpus;
+
+	CPU_ZERO(&cpus);
+	CPU_SET(bound_cpu[as], &cpus);
+	must(sched_setaffinity(0, sizeof cpus, &cpus));
+	must(syscall(SYS_ioprio_set, 1 /* of this thread */, 0, 2 << 13 | (3 + as)));
+	must(prctl(PR_SET_TIMERSLACK, 70000 + as));
+}
+
+static void *scheduled_thread(void *unused)
+{
+	(void)unused;
+	schedule(1);
+	bound_thread = syscall(SYS_gettid);
+	pause();
+	return NULL;
+}
+
+static void scheduled(void)
+{
+	pthread_t other;
+	cpu_set_t cpus;
+
+	must(sched_getaffinity(0, sizeof cpus, &cpus));
+	for (int cpu = 0, found = 0; cpu < CPU_SETSIZE && found < 2; cpu++)
+		if (CPU_ISSET(cpu, &cpus))
+			bound_cpu[found++] = cpu;
+	must(-pthread_create(&other, NULL, scheduled_thread, NULL));
+	while (bound_thread == 0)
+		usleep(1000);
+	schedule(0);
+}
+
+static void look_at_schedule(void)
+{
+	for (int as = 0; as < 2; as++) {
+		int tid = as ? bound_thread : getpid(), slack = 0;
+		char path[40];
+		cpu_set_t cpus;
+		FILE *file;
+
+		must(sched_getaffinity(tid, sizeof cpus, &cpus));
+		if (CPU_COUNT(&cpus) != 1 || !CPU_ISSET(bound_cpu[as], &cpus))
+			wrong("thread %d is not bound to CPU %d", as, bound_cpu[as]);
+		if (syscall(SYS_ioprio_get, 1, tid) != (2 << 13 | (3 + as)))
+			wrong("the I/O priority of thread %d is %ld", as, syscall(SYS_ioprio_get, 1, tid));
+		snprintf(path, sizeof path, "/proc/%d/timerslack_ns", tid);
+		file = fopen(path, "r");
+		if (!file || fscanf(file, "%d", &slack) != 1 || slack != 70000 + as)
+			wrong("the timer slack of thread %d is %d", as, slack);
+		fclose(file);
+	}
+}
+
 static void memory_policy(void)
 {
 	unsigned long nodes = 1;
@@ -153,6 +214,7 @@ const struct kind of_processes[] = {
 	{"clone-fs", shared_directory_child, NULL},
 	{"clone-files", shared_files_child, NULL},
 	{"undo", undo, NULL},
+	{"scheduled", scheduled, look_at_schedule},
 	{"memory-policy", memory_policy, NULL},
 	{"memfd-program", memfd_program, look_at_program},
 	{"deadline", deadline, look_at_deadline},
