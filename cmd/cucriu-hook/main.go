@@ -35,8 +35,11 @@ Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
 `
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
-		fmt.Fprint(os.Stderr, errorLine(len(os.Args) == 1 && os.Getenv("CRTOOLS_SCRIPT_ACTION") != "", err))
+	err := run(os.Args[1:])
+	defer logging.Stderr().Flush()
+	if err != nil {
+		fmt.Fprint(logging.Stderr(), errorLine(len(os.Args) == 1 && os.Getenv("CRTOOLS_SCRIPT_ACTION") != "", err))
+		logging.Stderr().Flush()
 		if errors.As(err, new(usageError)) {
 			os.Exit(2)
 		}

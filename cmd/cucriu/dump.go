@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -91,7 +90,7 @@ func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(
 		return err
 	}
 	ctx := cmd.Context()
-	p := newProgress(os.Stderr, images)
+	p := newProgress(images)
 	hook.Progress = p.step
 	undone := context.AfterFunc(ctx, func() {
 		p.say(fmt.Sprintf("%v: undoing what was begun, as soon as criu comes to a point where it can be", context.Cause(ctx)))

@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/logging"
 )
 
 // The exit statuses. docs/exit-status.md documents them, so they must not change.
@@ -132,7 +133,7 @@ func holdsJob(cmd *cobra.Command) *cobra.Command {
 
 func deferStops(cmd *cobra.Command) (over func()) {
 	return job.DeferStops(func() {
-		fmt.Fprintf(os.Stderr, "cucriu: got SIGTSTP: this command stops when the %s is over\n", cmd.Name())
+		fmt.Fprintf(logging.Stderr(), "cucriu: got SIGTSTP: this command stops when the %s is over\n", cmd.Name())
 	})
 }
 
@@ -142,7 +143,7 @@ func sayAtSignal(cmd *cobra.Command, text string) (ended func(error)) {
 	ctx, said := cmd.Context(), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(said)
-		fmt.Fprintf(os.Stderr, "cucriu: %v: %s\n", context.Cause(ctx), text)
+		fmt.Fprintf(logging.Stderr(), "cucriu: %v: %s\n", context.Cause(ctx), text)
 	})
 	return func(err error) {
 		if stop() {
@@ -150,7 +151,7 @@ func sayAtSignal(cmd *cobra.Command, text string) (ended func(error)) {
 		}
 		<-said
 		if err == nil {
-			fmt.Fprintf(os.Stderr, "cucriu: %v too late: the %s is complete\n", context.Cause(ctx), cmd.Name())
+			fmt.Fprintf(logging.Stderr(), "cucriu: %v too late: the %s is complete\n", context.Cause(ctx), cmd.Name())
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/store"
+	"cucriu/internal/logging"
 )
 
 func jobsCommand() *cobra.Command {
@@ -179,7 +179,7 @@ func ask(ctx context.Context, arg string, r jobs.Request, quiet bool) (jobs.Answ
 	}
 	return jobs.Ask(ctx, hook.Config.RunDir, job, r, func(text string) {
 		if !quiet {
-			fmt.Fprintf(os.Stderr, "cucriu: %s\n", text)
+			fmt.Fprintf(logging.Stderr(), "cucriu: %s\n", text)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"sync/atomic"
 
@@ -82,7 +81,7 @@ something is damaged.`,
 
 func verifyCheckpoint(cmd *cobra.Command, view *store.Store, c store.Checkpoint) error {
 	var done atomic.Int64
-	progress := newProgress(os.Stderr, c.Dir)
+	progress := newProgress(c.Dir)
 	defer progress.stop()
 	progress.measured("reading checkpoint "+c.Name, func() (int64, int64) { return done.Load(), c.Bytes })
 	return view.Verify(cmd.Context(), c, runtime.GOMAXPROCS(0), func(p store.Progress) { done.Store(p.Done) })

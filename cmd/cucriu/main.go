@@ -7,13 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"cucriu/internal/logging"
 )
 
 func main() {
 	ctx := untilSignal()
 	err := execute(ctx, rootCommand())
 	if err != nil && !errors.As(err, new(exitStatus)) {
-		fmt.Fprintln(os.Stderr, "cucriu: error:", err)
+		fmt.Fprintln(logging.Stderr(), "cucriu: error:", err)
 	}
+	logging.Stderr().Flush()
 	os.Exit(exitCode(ctx, err))
 }

@@ -74,7 +74,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 				return err
 			}
 			hook.Force = force
-			p := newProgress(os.Stderr, "")
+			p := newProgress("")
 			o.Progress = p.migration
 			undone := context.AfterFunc(cmd.Context(), func() {
 				p.say(fmt.Sprintf("%v: the job goes on here, unless it is complete there already", context.Cause(cmd.Context())))

@@ -18,13 +18,14 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate"
+	"cucriu/internal/logging"
 	"cucriu/internal/units"
 )
 
 // progress tells people what a dump or restore does. On a terminal it uses one line that
 // changes. Elsewhere it prints a line for each phase, and more lines in long phases.
 type progress struct {
-	out    *os.File
+	out    *logging.Writer
 	tty    bool
 	images string
 
@@ -36,9 +37,9 @@ type progress struct {
 	done    chan struct{}
 }
 
-func newProgress(out *os.File, images string) *progress {
-	_, err := unix.IoctlGetTermios(int(out.Fd()), unix.TCGETS)
-	p := &progress{out: out, tty: err == nil, images: images, done: make(chan struct{})}
+func newProgress(images string) *progress {
+	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
+	p := &progress{out: logging.Stderr(), tty: err == nil, images: images, done: make(chan struct{})}
 	go p.run()
 	return p
 }
@@ -135,6 +136,7 @@ func (p *progress) stop() {
 	if p.tty {
 		io.WriteString(p.out, "\r\x1b[K")
 	}
+	p.out.Flush() // what follows is the standard output
 }
 
 func (p *progress) run() {

@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
+	"cucriu/internal/logging"
 )
 
 func restoreCommand() *cobra.Command {
@@ -67,7 +68,7 @@ and the image is intact.`,
 			}
 			if pidFile != "" {
 				if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(root)+"\n"), 0o644); err != nil {
-					fmt.Fprintln(os.Stderr, "cucriu: the job runs, but its pid file could not be written:", err)
+					fmt.Fprintln(logging.Stderr(), "cucriu: the job runs, but its pid file could not be written:", err)
 				}
 			}
 			if foreground {

@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/journal"
+	"cucriu/internal/logging"
 )
 
 func runCommand() *cobra.Command {
@@ -106,10 +107,10 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 		return err
 	}
 	go signals.PassTo(started)
-	fmt.Fprintf(os.Stderr, "cucriu: the job has pid %d: cucriu dump -t %d -D DIR\n", started.PID, started.PID)
+	fmt.Fprintf(logging.Stderr(), "cucriu: the job has pid %d: cucriu dump -t %d -D DIR\n", started.PID, started.PID)
 	if pidFile != "" {
 		if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(started.PID)+"\n"), 0o644); err != nil {
-			fmt.Fprintln(os.Stderr, "cucriu: the job runs, but its pid file could not be written:", err)
+			fmt.Fprintln(logging.Stderr(), "cucriu: the job runs, but its pid file could not be written:", err)
 		}
 	}
 	status, err := started.Wait()
@@ -138,9 +139,9 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 	sessions, _ := hooks.Sessions(runDir) // those of a job that does not use CUDA are not there
 	for _, s := range slices.Backward(sessions) {
 		if s.RootPID == pid && s.Kind == journal.KindDump && s.Step == journal.StepDumped && s.Begun.After(begun) {
-			fmt.Fprintf(os.Stderr, "cucriu: the job was dumped and ended: cucriu restore -D %s\n", s.ImageDir)
+			fmt.Fprintf(logging.Stderr(), "cucriu: the job was dumped and ended: cucriu restore -D %s\n", s.ImageDir)
 			return
 		}
 	}
-	fmt.Fprintln(os.Stderr, "cucriu: the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
+	fmt.Fprintln(logging.Stderr(), "cucriu: the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
 }

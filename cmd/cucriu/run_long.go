@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/job"
+	"cucriu/internal/logging"
 	"cucriu/internal/units"
 )
 
@@ -78,7 +79,7 @@ func (f *longFlags) options(args []string) (jobs.Options, error) {
 		Dir: f.dir, Name: f.name, Command: args, Adopt: f.adopt, Every: f.every, Keep: f.keep, Takeover: f.takeover,
 		User: f.user, NotSaved: f.notSaved, PrivateTmp: f.privateTmp,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
-		Grace: f.grace, RequeueStatus: f.requeueStatus, MovedStatus: f.movedStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: os.Stderr,
+		Grace: f.grace, RequeueStatus: f.requeueStatus, MovedStatus: f.movedStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: logging.Stderr(),
 	}
 	if f.stdin {
 		o.Stdin = os.Stdin

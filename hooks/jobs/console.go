@@ -52,7 +52,7 @@ func (c *console) enter() {
 	raw.Oflag &^= unix.OPOST
 	raw.Lflag &^= unix.ECHO | unix.ECHONL | unix.ICANON | unix.ISIG | unix.IEXTEN
 	raw.Cc[unix.VMIN], raw.Cc[unix.VTIME] = 1, 0
-	if unix.IoctlSetTermios(int(c.ours.Fd()), unix.TCSETSW, &raw) == nil {
+	if unix.IoctlSetTermios(int(c.ours.Fd()), unix.TCSETS, &raw) == nil {
 		c.before = now
 	}
 	c.resize()
@@ -66,7 +66,7 @@ func (c *console) leave() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.before != nil {
-		_ = unix.IoctlSetTermios(int(c.ours.Fd()), unix.TCSETSW, c.before)
+		_ = unix.IoctlSetTermios(int(c.ours.Fd()), unix.TCSETS, c.before)
 		c.before = nil
 	}
 }

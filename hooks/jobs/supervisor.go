@@ -182,7 +182,7 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	cmd.Stderr = s.Messages
+	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return answer{}, fmt.Errorf("enter the job's place: %w", err)
 	}

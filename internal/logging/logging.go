@@ -24,13 +24,13 @@ func New(c config.Log, component string) (*slog.Logger, error) {
 	} else {
 		logger.SetFormatter(&logrus.TextFormatter{FullTimestamp: true, DisableColors: true})
 	}
-	logger.SetOutput(os.Stderr)
+	logger.SetOutput(Stderr())
 	if c.File != "" {
 		file, err := os.OpenFile(c.File, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
 			return nil, fmt.Errorf("log file: %w", err)
 		}
-		logger.SetOutput(io.MultiWriter(os.Stderr, file))
+		logger.SetOutput(io.MultiWriter(Stderr(), file))
 	}
 	return slog.New(logrusslog.NewHandler(logger, nil)).With("component", component), nil
 }

@@ -2,6 +2,8 @@ package testenv
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,6 +52,52 @@ func WriteFile(t testing.TB, path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// StuckPipe returns the end of a full pipe whose reader has stopped.
+func StuckPipe(t testing.TB) *os.File {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reader.Close(); writer.Close() })
+	if err := writer.SetWriteDeadline(time.Now().Add(time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = writer.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	return writer
+}
+
+// StuckTerminal returns a terminal at Ctrl-S, at which nobody reads.
+func StuckTerminal(t testing.TB) *os.File {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() })
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	var slave *os.File
+	if err == nil {
+		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err == nil {
+		t.Cleanup(func() { slave.Close() })
+		err = unix.IoctlSetInt(int(slave.Fd()), unix.TCXONC, unix.TCOOFF)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slave
 }
 
 // SmallDisk mounts a tmpfs of a given size (such as "32m") at dir.

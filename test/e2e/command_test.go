@@ -602,3 +602,28 @@ func TestCommandShowsProgressOnATerminal(t *testing.T) {
 		job.Runs()
 	})
 }
+
+// TestAReaderThatHasStoppedHoldsNoJob: neither its dump nor its restore waits until somebody reads what
+// is said.
+func TestAReaderThatHasStoppedHoldsNoJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_LOG", "debug")
+		job := host.Start(1, "--mib", "8")
+		images := newImages(t)
+		dump := host.CucriuCommand("dump", "-t", job.Root(), "-D", newImages(t), "-R")
+		dump.Stderr = testenv.StuckTerminal(t)
+		if out, err := dump.Output(); err != nil {
+			t.Fatalf("cucriu dump: %v\n%s", err, out)
+		}
+		job.Runs()
+		for _, args := range [][]string{{"dump", "-t", job.Root(), "-D", images}, {"restore", "-D", images}} {
+			cmd := host.CucriuCommand(args...)
+			cmd.Stderr = testenv.StuckPipe(t)
+			if out, err := cmd.Output(); err != nil {
+				t.Fatalf("cucriu %v: %v\n%s", args, err, out)
+			}
+		}
+		job.Runs()
+	})
+}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
 )
 
 // TestACopyOfTheDirectoryDoesNotTakeTheJob: a backup, or a clone on the same host.
@@ -77,41 +79,15 @@ func free(t *testing.T, r *run, file string) {
 func TestAReaderThatDoesNotReadKeepsNobodyWaiting(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		w := newWorld(t)
-		reader, writer, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer reader.Close()
-		if err := fillPipe(writer); err != nil {
-			t.Fatal(err)
-		}
 		cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "0", "--"}, w.command...)...)
-		cmd.Stdout = writer
+		cmd.Stdout = testenv.StuckPipe(t)
 		r := w.start(cmd, nil)
-		writer.Close()
 		w.ticks(5)
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)
 		w.noProcesses()
 		w.finish(w.goesOn("000001"))
 		inOrder(t, w)
-	})
-}
-
-func fillPipe(f *os.File) error {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return conn.Control(func(fd uintptr) {
-		flags, _ := unix.FcntlInt(fd, unix.F_GETFL, 0)
-		_, _ = unix.FcntlInt(fd, unix.F_SETFL, flags|unix.O_NONBLOCK)
-		for {
-			if _, err := unix.Write(int(fd), make([]byte, 4096)); err != nil {
-				break
-			}
-		}
-		_, _ = unix.FcntlInt(fd, unix.F_SETFL, flags&^unix.O_NONBLOCK)
 	})
 }
 
@@ -156,4 +132,39 @@ func TestADirectoryThatWasMovedIsRefused(t *testing.T) {
 		}
 		w.finish(w.goesOn(w.newest()))
 	})
+}
+
+// TestNobodyWhoDoesNotReadHoldsAJob: checkpoints are made, requests are answered, and the job leaves at
+// a signal, however much is said.
+func TestNobodyWhoDoesNotReadHoldsAJob(t *testing.T) {
+	testenv.Parallel(t)
+	for name, stuck := range map[string]func(testing.TB) *os.File{"pipe": testenv.StuckPipe, "terminal": testenv.StuckTerminal} {
+		t.Run(name, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				w := newMixedWorld(t)
+				w.host.Setenv("CUCRIU_LOG", "debug")
+				end := stuck(t)
+				w.mounts = mounts(t)
+				cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "1s", "--"}, w.command...)...)
+				cmd.Stdout, cmd.Stderr = end, end
+				r := w.start(cmd, nil)
+				w.ticks(3)
+				r.verified(2)
+				request := w.host.CucriuCommand("jobs", "checkpoint", w.dir)
+				request.Stderr = end
+				if out, err := request.Output(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				w.ticks(3)
+				w.checks()
+				r.signal(unix.SIGTERM)
+				r.ends(requeue)
+				w.noProcesses()
+				w.finish(w.goesOn(w.newest()))
+				if again := inOrder(t, w); again != 0 {
+					t.Errorf("%d ticks were done twice", again)
+				}
+			})
+		})
+	}
 }

@@ -118,7 +118,9 @@ func (w *world) start(cmd *exec.Cmd, flags []string) *run {
 	if r.cmd.Stdout == nil {
 		r.cmd.Stdout = create(w.t, r.out)
 	}
-	r.cmd.Stderr = create(w.t, r.err)
+	if r.cmd.Stderr == nil {
+		r.cmd.Stderr = create(w.t, r.err)
+	}
 	if err := r.cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}

@@ -92,6 +92,22 @@ func migrate(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) 
 	return r
 }
 
+// TestAReaderThatHasStoppedHoldsNoJob: a migration does not wait until somebody reads what it says.
+func TestAReaderThatHasStoppedHoldsNoJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		w := newWorld(t, "cuda")
+		w.work.Prepare(w.to)
+		w.from.Setenv("CUCRIU_LOG", "debug")
+		w.to.Setenv("CUCRIU_LOG", "debug")
+		cmd := w.from.Command(t.Context(), "cucriu", "migrate", "-t", w.work.Root(), "--to", w.to.Name, "--copy-files", "changed")
+		cmd.Stderr = testenv.StuckTerminal(t)
+		if out, err := cmd.Output(); err != nil {
+			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
+		}
+		w.is(w.to)
+	})
+}
+
 func TestAhead(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
