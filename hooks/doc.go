@@ -120,7 +120,8 @@
 // hook and to its watcher. Others may take it on only when criu and the watcher have gone, or
 // after post-resume, when the watcher alone has (recover.go). Processes are known by their start
 // times and their pid namespace. A session that was begun in another pid namespace is left to
-// the programs there. A second call of a stage by the same criu does nothing (once.go). In a pid
+// the programs there. The sandbox of a long job has a run directory in that of the host; before a
+// session begins, both are looked into, and processes are known by their own innermost pid namespace. A second call of a stage by the same criu does nothing (once.go). In a pid
 // namespace that criu has entered, the watcher does the stages (inside.go).
 //
 // # How the stages reach us

@@ -149,7 +149,7 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 	if err != nil || s == nil {
 		return nil, err
 	}
-	if s.Kind != journal.KindSuspend {
+	if s.Kind != journal.KindSuspend || !s.In(h.Config.RunDir) {
 		return nil, s.Conflict()
 	}
 	busy := s.Conflict()

@@ -21,6 +21,26 @@ func (id Ident) Elsewhere() bool {
 	return id.PIDNamespace != 0 && own != 0 && id.PIDNamespace != own
 }
 
+// Own returns the identity of a process of this pid namespace as the programs in its own innermost one
+// have it. So it is the same whoever looks.
+func (id Ident) Own() (Ident, error) {
+	status, err := ReadStatus(id.PID)
+	if err != nil {
+		return Ident{}, err
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", id.PID), &stat); err != nil {
+		return Ident{}, GoneOr(id.PID, err)
+	}
+	return Ident{PID: status.ImagePID(), StartTime: id.StartTime, PIDNamespace: stat.Ino}, nil
+}
+
+// IsOwn reports whether two results of [Ident.Own] are of the same process. Two time namespaces may round a
+// start time differently.
+func (id Ident) IsOwn(other Ident) bool {
+	return id.PID == other.PID && id.PIDNamespace == other.PIDNamespace && id.StartTime <= other.StartTime+1 && other.StartTime <= id.StartTime+1
+}
+
 // Complete fills in what an earlier version left out of an identity that it wrote. Such an
 // identity names a process of this pid namespace, with the start time that this time
 // namespace shows.

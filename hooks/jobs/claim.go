@@ -15,6 +15,7 @@ import (
 
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/journal"
 )
 
 // The directory of a job that runs may be removed, hidden by a mount, or replaced by a copy, and
@@ -112,7 +113,7 @@ func lockClaim(ctx context.Context, folder string) (*flock.Flock, error) {
 // of a job at the same path that does not run does not count for one of another path.
 func findKnown(runDir, dir string, where []string) (folder string, known Local, err error) {
 	own := localDir(runDir, dir)
-	folders, err := entries(filepath.Join(runDir, "jobs"), "")
+	folders, err := entries(filepath.Join(runDir, journal.JobsName), "")
 	for _, f := range folders {
 		l, err := readLocal(f)
 		if errors.Is(err, fs.ErrNotExist) {

@@ -15,6 +15,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/journal"
 	"cucriu/internal/durable"
 )
 
@@ -71,11 +72,11 @@ type Failure struct {
 const localName = "job.json"
 
 // localDir is the folder of a job in the run directory.
-func localDir(runDir, dir string) string { return filepath.Join(runDir, "jobs", Key(dir)) }
+func localDir(runDir, dir string) string { return filepath.Join(runDir, journal.JobsName, Key(dir)) }
 
 // Locals returns the long jobs of this host, by name.
 func Locals(runDir string) ([]Local, error) {
-	found, err := entries(filepath.Join(runDir, "jobs"), "")
+	found, err := entries(filepath.Join(runDir, journal.JobsName), "")
 	if err != nil {
 		return nil, fmt.Errorf("run directory: %w", err)
 	}

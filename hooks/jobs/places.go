@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/journal"
 )
 
 const placePrefix = "place-" // of the folders in the job's directory
@@ -59,7 +60,7 @@ func (s *supervisor) makePlace(how func(dir, runDir string) error) error {
 	if err != nil {
 		return err
 	}
-	runDir := filepath.Join(s.runDir, "run")
+	runDir := filepath.Join(s.runDir, journal.InnerName)
 	if err := os.RemoveAll(runDir); err != nil {
 		return err
 	}

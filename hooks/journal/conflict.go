@@ -23,6 +23,12 @@ func (s *Session) Conflict() error {
 	if s == nil {
 		return nil
 	}
+	if s.Elsewhere() {
+		return &ConflictError{
+			fmt.Sprintf("a %s of the same process, begun %s in another pid namespace, is not over (%s, step %s)", s.Kind, s.Created.Local().Format(time.TimeOnly), s.dir, s.Step),
+			"wait for it; cucriu jobs resume resumes a long job that is paused",
+		}
+	}
 	if s.Kind == KindSuspend {
 		return s.suspendConflict()
 	}

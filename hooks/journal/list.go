@@ -44,7 +44,8 @@ func Dirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// FindOpen finds an open session of the given criu or of any of the given processes.
+// FindOpen finds an open session of the given criu or of any of the given processes. It also looks into the
+// run directories of this host's sandboxes or, in a sandbox, into that of the host.
 func FindOpen(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	all, err := List(runDir)
 	if err != nil {
@@ -63,7 +64,48 @@ func FindOpen(runDir string, criu proc.Ident, members []Member) (*Session, error
 			}
 		}
 	}
+	return findRelated(runDir, members)
+}
+
+// findRelated finds an open session of any of the given processes in related run directories.
+func findRelated(runDir string, members []Member) (*Session, error) {
+	var own []proc.Ident
+	for _, dir := range related(runDir) {
+		all, err := List(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range all {
+			if s.Outcome != "" {
+				continue
+			}
+			if own == nil {
+				own = ownOf(members)
+			}
+			for _, member := range s.Members {
+				if member.Own != nil && slices.ContainsFunc(own, member.Own.IsOwn) {
+					return s, nil
+				}
+			}
+		}
+	}
 	return nil, nil
+}
+
+// ownOf identifies processes for sessions of other run directories. Those that have ended are left out.
+func ownOf(members []Member) []proc.Ident {
+	own := []proc.Ident{}
+	for _, m := range members {
+		if id, err := m.Ident.Own(); err == nil {
+			own = append(own, id)
+		}
+	}
+	return own
+}
+
+// In reports whether the session is in this run directory.
+func (s *Session) In(runDir string) bool {
+	return filepath.Dir(s.dir) == filepath.Join(runDir, sessionsName)
 }
 
 // FindHold finds the session that holds processes under a name. It is [os.ErrNotExist] if there is

@@ -13,6 +13,8 @@ import (
 // Member is one CUDA process of a session.
 type Member struct {
 	preflight.Process
+	// Own identifies the process for sessions of other run directories: see [proc.Ident.Own].
+	Own *proc.Ident `json:"own,omitempty"`
 	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in
 	// bytes.
 	PrivateBefore uint64 `json:"private_before,omitempty"`

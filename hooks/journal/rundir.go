@@ -13,6 +13,36 @@ import (
 
 const sessionsName = "sessions" // in the run directory
 
+// JobsName is the folder of the long jobs in the run directory. Each has a folder there, and in that,
+// called InnerName, the run directory of its sandbox. Host and sandbox see both.
+const JobsName, InnerName = "jobs", "run"
+
+// outer returns the run directory of the host of a sandbox's run directory, "" for any other.
+func outer(runDir string) string {
+	folder := filepath.Dir(runDir)
+	if filepath.Base(runDir) != InnerName || filepath.Base(filepath.Dir(folder)) != JobsName {
+		return ""
+	}
+	return filepath.Dir(filepath.Dir(folder))
+}
+
+// lockPath names the lock under which sessions begin, in whichever of the related run directories.
+func lockPath(runDir string) string {
+	if host := outer(runDir); host != "" {
+		runDir = host
+	}
+	return filepath.Join(runDir, "lock")
+}
+
+// related lists the other run directories that may have sessions of the same processes.
+func related(runDir string) []string {
+	dirs, _ := filepath.Glob(filepath.Join(runDir, JobsName, "*", InnerName)) // the pattern is right
+	if host := outer(runDir); host != "" {
+		dirs = append(dirs, host)
+	}
+	return dirs
+}
+
 // MakeSessionsDir makes the run directory, mode 0700 and owned by this user, and returns the directory of
 // the sessions in it.
 func MakeSessionsDir(runDir string) (string, error) {

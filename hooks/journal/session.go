@@ -52,7 +52,7 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 	if _, err := MakeSessionsDir(runDir); err != nil {
 		return nil, err
 	}
-	creating := flock.New(filepath.Join(runDir, "lock"))
+	creating := flock.New(lockPath(runDir))
 	if err := creating.Lock(); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
@@ -190,6 +190,13 @@ func (s *Session) lockWait() error {
 func (s *Session) Save() error {
 	s.mu.Lock()
 	defer s.mu.Unlock() // held until the end: an older record must not replace a newer one
+	for i := range s.Members {
+		if m := &s.Members[i]; m.Own == nil && s.Outcome == "" {
+			if own, err := m.Ident.Own(); err == nil { // else it has ended
+				m.Own = &own
+			}
+		}
+	}
 	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
 		return fmt.Errorf("write the session: %w", err)
 	}

@@ -33,7 +33,16 @@ type asked struct {
 // newAsked makes a job that uses CUDA and has two processes which do not.
 func newAsked(t *testing.T, flags ...string) *asked {
 	t.Helper()
-	a := &asked{Host: testenv.NewHost(t, 1), t: t, dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir()}
+	return newAskedOn(t, testenv.NewHost(t, 1), "", flags...)
+}
+
+// newAskedOn makes such a job on a host, where what cucriu does goes wrong at a failpoint.
+func newAskedOn(t *testing.T, host *testenv.Host, point string, flags ...string) *asked {
+	t.Helper()
+	if point != "" {
+		host.UseFailpoint(point)
+	}
+	a := &asked{Host: host, t: t, dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir()}
 	a.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", a.work, "--mib", "4", "--loaders", "2"}
 	a.job = testenv.JobOf(t, 1)
 	a.job.Dirs = []string{a.work}
