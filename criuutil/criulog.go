@@ -12,6 +12,8 @@ type Failure struct {
 	// Cause is the error that matters: the first one that is the reason for others. It is
 	// empty if the log holds no error.
 	Cause string
+	// Place is where in criu's source the cause is, as in "(criu/tty.c:7)".
+	Place string
 	// Remedy says what to do about it. It is empty if we do not know.
 	Remedy string
 	// Further are the other errors in the order of the log, with their places in criu's source.
@@ -41,7 +43,7 @@ const maxFurther = 5
 // first one that has a cause of its own, then one that follows from others. Harmless ones do
 // not count.
 func ReadFailure(log io.Reader) Failure {
-	type entry struct{ line, message string }
+	type entry struct{ place, message string }
 	var entries []entry
 	scanner := bufio.NewScanner(log)
 	scanner.Buffer(nil, 1<<20)
@@ -50,7 +52,7 @@ func ReadFailure(log io.Reader) Failure {
 		if match == nil || harmless.MatchString(match[2]) {
 			continue
 		}
-		e := entry{match[1] + ": " + match[2], match[2]}
+		e := entry{match[1], match[2]}
 		if !slices.Contains(entries, e) {
 			entries = append(entries, e)
 		}
@@ -64,10 +66,10 @@ func ReadFailure(log io.Reader) Failure {
 	if cause < 0 {
 		cause = max(0, slices.IndexFunc(entries, hasOwnCause))
 	}
-	failure := Failure{Cause: entries[cause].message, Remedy: Remedy(entries[cause].message)}
+	failure := Failure{Cause: entries[cause].message, Place: entries[cause].place, Remedy: Remedy(entries[cause].message)}
 	for i, e := range entries {
 		if i != cause {
-			failure.Further = append(failure.Further, e.line)
+			failure.Further = append(failure.Further, e.place+": "+e.message)
 		}
 	}
 	failure.Further = failure.Further[max(0, len(failure.Further)-maxFurther):]

@@ -16,7 +16,7 @@ import (
 func dumpCommand() *cobra.Command {
 	var criu criuFlags
 	var pid int
-	var leaveRunning, asJSON bool
+	var leaveRunning, probe, asJSON bool
 	var force []string
 	cmd := &cobra.Command{
 		Use:   "dump -t PID -D DIR",
@@ -65,6 +65,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			}
 			options.RPC.Pid = proto.Int32(int32(pid))
 			options.RPC.LeaveRunning = proto.Bool(leaveRunning)
+			options.Probe = probe
 			return drive(cmd, "dump", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				hook.Force = force
 				return checkpoint.Dump(ctx, hook, criu.images, options)
@@ -75,6 +76,7 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 	flags := cmd.Flags()
 	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree (required)")
 	flags.BoolVarP(&leaveRunning, "leave-running", "R", false, "leave the job running afterwards")
+	flags.BoolVar(&probe, "probe", false, "before the job is ended, restore the image on trial in a sandbox, without the GPUs; if that shows that it cannot be restored, the job runs on")
 	flags.BoolVar(&criu.skipInFlight, "skip-in-flight", false, "skip TCP connections that are not established yet")
 	flags.StringVar(&criu.ghostLimit, "ghost-limit", "", "up to which size deleted files are dumped, such as 256M")
 	flags.StringVar(&criu.freezeCgroup, "freeze-cgroup", "", "the control group through which criu freezes the tree")

@@ -6,7 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
+	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
 )
 
@@ -25,6 +27,7 @@ func placeCommands() []*cobra.Command {
 		hidden(place.CommandInit, place.Init),
 		hidden(place.CommandKeep, place.Keep),
 		insideCommand(),
+		probeCommand(),
 	}
 }
 
@@ -32,6 +35,16 @@ func hidden(name string, do func(dir string) error) *cobra.Command {
 	return &cobra.Command{
 		Use: name + " DIR", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error { return do(args[0]) },
+	}
+}
+
+// probeCommand is the first process of the sandbox of a trial restore.
+func probeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: checkpoint.CommandProbe, Hidden: true, Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return checkpoint.ProbeInside(cmd.Context(), os.Stdin, os.Stdout, files.PutBackOnTrial)
+		},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"cucriu/criuutil/pages"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate"
 	"cucriu/internal/logging"
@@ -50,6 +51,7 @@ var phases = map[string]string{
 	string(journal.StepCheckpoint): "moving GPU memory into the processes",
 	string(journal.StepCopy):       "copying GPU memory into the image",
 	string(journal.StepDumping):    "criu writes the image",
+	checkpoint.StepTrial:           "restoring the image on trial",
 	string(journal.StepPublish):    "waiting until the image is on disk",
 	string(journal.StepPreRestore): "criu restores the processes",
 	hooks.StepRestoreGPU:           "moving GPU memory back to the GPUs",

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
 
 	"cucriu/internal/units"
@@ -26,6 +27,7 @@ type summary struct {
 	DowntimeSeconds float64         `json:"downtime_seconds"`
 	Phases          timeline.Phases `json:"phases"`
 	Options         []string        `json:"options"` // of criu, found and set
+	Trial           *image.Trial    `json:"trial,omitempty"`
 	Log             string          `json:"log"`
 
 	stopped bool // all CUDA processes were stopped before
@@ -34,7 +36,7 @@ type summary struct {
 func newSummary(verb string, r checkpoint.Result, err error) summary {
 	s := summary{
 		Verb: verb, Success: err == nil, RootPID: r.RootPID, ImagesDir: r.ImagesDir, ImageBytes: r.Bytes,
-		TotalSeconds: r.Total.Seconds(), DowntimeSeconds: r.Downtime.Seconds(), Log: r.Log,
+		Trial: r.Trial, TotalSeconds: r.Total.Seconds(), DowntimeSeconds: r.Downtime.Seconds(), Log: r.Log,
 	}
 	s.Options = []string{} // not nil: null is no list in JSON
 	for _, need := range r.Needs {
@@ -77,6 +79,9 @@ func (s summary) String() string {
 	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", units.Size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
 	if len(s.Options) > 0 {
 		fmt.Fprintf(&text, "  with %s, which criu needs for it\n", strings.Join(s.Options, " "))
+	}
+	if s.Trial != nil {
+		fmt.Fprintf(&text, "  trial restore: %v\n", s.Trial)
 	}
 	if len(s.Phases) > 0 {
 		for _, line := range wrap(fmt.Sprint(s.Phases), textColumns-2) {

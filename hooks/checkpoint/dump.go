@@ -96,6 +96,22 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		d.stage.CommittedDir = dir
 		d.stage.Commit = func(context.Context) error { return publish() }
 	}
+	var trial *image.Trial
+	if options.Probe {
+		d.probe = func(ctx context.Context) error {
+			if hook.Progress != nil {
+				hook.Progress(&journal.Record{}, StepTrial)
+			}
+			trial = options.try(ctx, hook, partial, record)
+			if ctx.Err() != nil {
+				return fmt.Errorf("%w: given up during the trial restore", context.Cause(ctx))
+			}
+			if trial.Outcome == image.TrialFails {
+				return fmt.Errorf("a trial restore shows that the image cannot be restored, so the job is not ended: %s", trial.Why)
+			}
+			return nil
+		}
+	}
 	_, dumpErr := d.do(ctx)
 	if dumpErr != nil && !d.staged && ctx.Err() == nil {
 		_, dumpErr = refused(dumpErr)
@@ -143,7 +159,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	r := d.result(s, int(options.RPC.GetPid()), dir)
-	r.Needs = needs
+	r.Needs, r.Trial = needs, trial
 	if locked.IsZero() { // no process uses CUDA
 		locked = d.seized
 	}

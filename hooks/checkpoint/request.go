@@ -19,6 +19,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
 )
@@ -66,6 +67,10 @@ type Options struct {
 	// [pages.Files.Written].
 	Written func(f *os.File, offset, size int64)
 
+	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If
+	// it cannot, the dump fails and the job runs on.
+	Probe bool
+
 	// Hold, if it is set, keeps the job held once criu is through, until [hooks.Hook.Decide]: a
 	// dumped job with its GPU state in the image, a restored one complete. The processes of a
 	// dump are left stopped then.
@@ -87,8 +92,10 @@ type Result struct {
 	Log       string        `json:"log"` // criu's
 	// Needs are the options of criu that a dump has found and set.
 	Needs []preflight.Need `json:"needs,omitempty"`
-	Bytes int64            `json:"image_bytes"`
-	Total time.Duration    `json:"total_ns"`
+	// Trial is how the trial restore went; nil if none was asked for.
+	Trial *image.Trial  `json:"trial,omitempty"`
+	Bytes int64         `json:"image_bytes"`
+	Total time.Duration `json:"total_ns"`
 	// Downtime is how long the job did not run: on a dump from the lock on, on a restore
 	// the whole time.
 	Downtime time.Duration `json:"downtime_ns"`
@@ -109,7 +116,8 @@ type drive struct {
 	seized  time.Time // when criu was about to seize the processes of a dump
 	cause   string    // why criu failed, for the journal; empty if it did not, or it is not known
 	staged  bool      // criu has announced a stage; before that it touches nothing
-	fated   bool      // the error says already what became of the job
+	probe   func(context.Context) error
+	fated   bool // the error says already what became of the job
 }
 
 // start starts criu for a request about an image directory.
@@ -343,6 +351,11 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	}
 	if action == criuutil.StagePostDump && d.options.AtStandstill != nil {
 		if err := d.options.AtStandstill(ctx, d.stage.ImageDir); err != nil {
+			return err
+		}
+	}
+	if action == criuutil.StagePostDump && d.probe != nil {
+		if err := d.probe(ctx); err != nil {
 			return err
 		}
 	}

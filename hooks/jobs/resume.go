@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"cucriu/criuutil/images"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
@@ -93,7 +94,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 			return preflight.AsRefusal(err)
 		}
 	}
-	first, err := freePIDs(c.Dir)
+	first, err := images.FreePIDs(c.Dir, firstPID)
 	if err != nil {
 		return err
 	}

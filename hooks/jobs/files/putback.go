@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Change is something that PutBack did, or that the user should know.
@@ -66,6 +68,26 @@ func Check(ctx context.Context, dir string) error {
 // After another error, or if it was killed, [Undo] makes the files again what they were.
 func PutBack(ctx context.Context, dir string, o PutBackOptions) ([]Change, error) {
 	return putBackInSteps(ctx, dir, o, func(string) error { return nil })
+}
+
+// PutBackOnTrial makes the files what they were at the checkpoint in dir for a trial restore, in a
+// sandbox where they are not the job's own. There are none to put back if dir is not a checkpoint
+// of a long job.
+func PutBackOnTrial(ctx context.Context, dir string) error {
+	l, err := readList(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, t := range l.Trees {
+		if err := unix.Mount("tmpfs", string(t.Dir), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+			return fmt.Errorf("the job's own %v: %w", t.Dir, err)
+		}
+	}
+	_, err = PutBack(ctx, dir, PutBackOptions{})
+	return err
 }
 
 func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step stepper) ([]Change, error) {

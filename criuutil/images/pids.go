@@ -1,4 +1,4 @@
-package jobs
+package images
 
 import (
 	"fmt"
@@ -6,18 +6,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"cucriu/criuutil/images"
 )
 
 // pidsForUs is how many pids in a row the programs that restore a job are given. criu, the hook
 // and the watcher have fewer than a hundred threads.
 const pidsForUs = 4096
 
-// freePIDs finds where the pids of a place must begin, so that the programs that restore an image
-// take none of the job's.
-func freePIDs(dir string) (int, error) {
-	tree, err := images.ReadTree(dir)
+// FreePIDs finds where the pids of a new pid namespace must begin, at first or later, so that the
+// programs that restore an image there take none of the job's.
+func FreePIDs(dir string, first int) (int, error) {
+	tree, err := ReadTree(dir)
 	if err != nil {
 		return 0, err
 	}
@@ -29,7 +27,7 @@ func freePIDs(dir string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("pid_max: %w", err)
 	}
-	return gapIn(tree.Numbers(), firstPID, most)
+	return gapIn(tree.Numbers(), first, most)
 }
 
 // gapIn returns the lowest number from first on that begins a row of unused numbers below most.

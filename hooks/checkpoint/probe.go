@@ -1,0 +1,362 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/criuutil"
+	"cucriu/criuutil/images"
+	"cucriu/criuutil/proc"
+	"cucriu/hooks"
+	"cucriu/hooks/image"
+)
+
+// CommandProbe is the hidden command that is the first process of a trial's sandbox. It reads a
+// request from its standard input, and ends with it.
+const CommandProbe = "probe-sandbox"
+
+// StepTrial is the trial restore of a dump, for [hooks.Hook.Progress].
+const StepTrial = "trial"
+
+// probeLimit is how long a trial restore may take.
+const probeLimit = 5 * time.Minute
+
+const (
+	probeImages = 3       // descriptor of the image directory in the sandbox
+	mostWritten = 1 << 30 // bytes that a trial may write into its sandbox
+	leastRoom   = 64 << 20
+)
+
+// ProbeOptions say how an image is tried.
+type ProbeOptions struct {
+	Criu     string         // as [Options.Path]
+	Recorded *image.Options // nil are those in the image
+	Before   string         // there is no trial of an image whose Kinds are these
+	Terminal string         // what criu calls the terminal that the job gets; empty if it gets none
+}
+
+// probeRequest is what the sandbox is to do.
+type probeRequest struct {
+	Base     string        `json:"base"` // an empty directory
+	Size     int64         `json:"size"`
+	Criu     string        `json:"criu"`
+	Options  image.Options `json:"options"`
+	Paths    []string      `json:"paths"`
+	Terminal string        `json:"terminal,omitempty"`
+}
+
+// Probe tries whether an image can be restored, beside the job that was dumped, which may run. criu
+// restores it up to the last stage at which a script can make it fail: then all processes are made,
+// and none has run an instruction of its own. They are ended there. All of it happens in new
+// namespaces and over overlays, and without the GPUs.
+func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) image.Trial {
+	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone}
+	uses, err := images.ReadUses(dir)
+	if err == nil {
+		sum := sha256.Sum256([]byte(strings.Join(uses.Kinds, "\n")))
+		trial.Kinds = hex.EncodeToString(sum[:8])
+		if trial.Kinds == o.Before {
+			return trial
+		}
+		var t image.Trial
+		if t, err = probe(ctx, hook, dir, o, uses); err == nil {
+			trial.Outcome, trial.Why = t.Outcome, t.Why
+		}
+	}
+	if err != nil {
+		trial.Why = err.Error()
+	}
+	return trial
+}
+
+// try tries the image of a dump before it is complete.
+func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorded *image.Options) *image.Trial {
+	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: "criu gets options by hand, which a trial does without"}
+	if !o.ByHand && o.ConfigFile == "" && o.RPC.GetRoot() == "" && len(o.RPC.GetExternal()) == 0 {
+		trial = Probe(ctx, hook, dir, ProbeOptions{Criu: o.Path, Recorded: recorded})
+	}
+	if trial.Outcome == image.TrialNone {
+		hook.Log.Warn("there was no trial restore, so whether the image can be restored is not shown", "why", trial.Why)
+	}
+	return &trial
+}
+
+// probe makes the sandbox. Its error says why there was no trial.
+func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, uses images.Uses) (t image.Trial, err error) {
+	if uses.Unsafe != "" {
+		return t, errors.New(uses.Unsafe)
+	}
+	r := probeRequest{Paths: uses.Paths, Terminal: o.Terminal}
+	if r.Size, err = probeRoom(uses.Bytes); err != nil {
+		return t, err
+	}
+	if r.Criu, err = criuutil.LookCriu(o.Criu); err != nil {
+		return t, err
+	}
+	if o.Recorded != nil {
+		r.Options = *o.Recorded
+	} else if r.Options, err = image.ReadOptions(dir); err != nil {
+		return t, err
+	}
+	if r.Base, err = emptyDir(hook.Config.RunDir); err != nil {
+		return t, err
+	}
+	open, err := os.Open(dir)
+	if err != nil {
+		return t, err
+	}
+	defer open.Close()
+	request, err := json.Marshal(r)
+	if err != nil {
+		return t, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, probeLimit, fmt.Errorf("it took longer than %v", probeLimit))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", CommandProbe)
+	cmd.ExtraFiles = []*os.File{open}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:     true,
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe() // if we are killed, it ends, and all in the sandbox with it
+	if err != nil {
+		return t, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return t, err
+	}
+	if err := cmd.Start(); err != nil {
+		return t, fmt.Errorf("make a sandbox: %w", err)
+	}
+	_, err = in.Write(request)
+	if err == nil {
+		err = json.NewDecoder(out).Decode(&t)
+	}
+	in.Close()
+	if waitErr := cmd.Wait(); err != nil {
+		err = errors.Join(context.Cause(ctx), fmt.Errorf("the sandbox has ended: %w: %s", errors.Join(err, waitErr), strings.TrimSpace(said.String())))
+	}
+	return t, err
+}
+
+// probeRoom returns how much a trial may write, in bytes. It takes no more than half of the
+// memory that is left to the job.
+func probeRoom(imageBytes int64) (int64, error) {
+	room, err := proc.System{}.AvailableMemory()
+	if err != nil {
+		return 0, err
+	}
+	groups, err := proc.System{}.MemoryGroups(os.Getpid())
+	if err != nil {
+		return 0, err
+	}
+	for _, g := range groups {
+		room = min(room, g.Room())
+	}
+	left := int64(room/2) - imageBytes
+	if left < leastRoom {
+		return 0, fmt.Errorf("it takes %d MiB of memory, and %d MiB are available, of which half are left to the job", (imageBytes+leastRoom)>>20, room>>20)
+	}
+	return min(left, mostWritten), nil
+}
+
+// ProbeInside is the first process of the sandbox. putBack makes the files of the job what they
+// were at the dump.
+func ProbeInside(ctx context.Context, in io.Reader, out io.Writer, putBack func(ctx context.Context, dir string) error) error {
+	decoder := json.NewDecoder(in)
+	var r probeRequest
+	if err := decoder.Decode(&r); err != nil {
+		return fmt.Errorf("request: %w", err)
+	}
+	go func() {
+		_, _ = decoder.Token() // there is no more input, so this is its end
+		os.Exit(1)
+	}()
+	if os.Getpid() != 1 {
+		return errors.New("this is a command for the first process of a sandbox")
+	}
+	trial, err := r.try(ctx, putBack)
+	if err != nil {
+		trial = image.Trial{Outcome: image.TrialNone, Why: err.Error()}
+	}
+	return json.NewEncoder(out).Encode(trial)
+}
+
+func (r *probeRequest) try(ctx context.Context, putBack func(ctx context.Context, dir string) error) (t image.Trial, err error) {
+	dir := fmt.Sprintf("/proc/self/fd/%d", probeImages)
+	unix.CloseOnExec(probeImages)
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0) // rather than the job
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)
+	s, err := enterSandbox(r.Base, r.Size)
+	if err != nil {
+		return t, fmt.Errorf("no sandbox: %w", err)
+	}
+	if err := s.covers(r.Paths); err != nil {
+		return t, err
+	}
+	if err := addLoopback(); err != nil {
+		return t, err
+	}
+	if err := putBack(ctx, dir); err != nil {
+		return t, fmt.Errorf("the job's files: %w", err)
+	}
+	const firstPID = 1000
+	first, err := images.FreePIDs(dir, firstPID)
+	if err == nil {
+		err = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first-1)), 0)
+	}
+	if err != nil {
+		return t, err
+	}
+	return r.restore(ctx, dir)
+}
+
+// restore has criu restore the image up to the stage post-restore, and makes it fail there.
+func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, err error) {
+	o := Options{RPC: &rpc.CriuOpts{
+		LogLevel: proto.Int32(2), LogFile: proto.String("restore.log"),
+		ManageCgroupsMode: rpc.CriuCgMode_IGNORE.Enum(), ManageCgroups: proto.Bool(true),
+	}}
+	r.Options.GhostLimit, r.Options.NetworkLock = 0, "" // for the dump only
+	add(&o, r.Options)
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		return t, err
+	}
+	defer null.Close()
+	for _, pipe := range r.Options.Pipes {
+		o.Inherit = append(o.Inherit, Inherited{pipe.Name, null})
+	}
+	if r.Terminal != "" {
+		terminal, err := newTerminal()
+		if err != nil {
+			return t, err
+		}
+		o.Inherit = append(o.Inherit, Inherited{r.Terminal, terminal})
+	}
+	workDir, err := os.MkdirTemp("/", ".cucriu-probe-") // it is gone with the sandbox
+	if err != nil {
+		return t, err
+	}
+	output, err := os.Create(filepath.Join(workDir, "output"))
+	if err != nil {
+		return t, err
+	}
+	open, err := openWithoutOutside(dir, workDir)
+	if err != nil {
+		return t, err
+	}
+	defer open.Close()
+	var files []*os.File
+	for n, i := range o.Inherit {
+		files = append(files, i.File)
+		o.RPC.InheritFd = append(o.RPC.InheritFd, &rpc.InheritFd{Key: proto.String(i.Name), Fd: proto.Int32(int32(criuutil.FirstInherited + n))})
+	}
+	work, err := os.Open(workDir)
+	if err != nil {
+		return t, err
+	}
+	defer work.Close()
+	o.RPC.ImagesDirFd, o.RPC.WorkDirFd = proto.Int32(int32(open.Fd())), proto.Int32(int32(work.Fd()))
+	swrk, err := criuutil.StartSwrk(r.Criu, append(os.Environ(), "CRIU_LIBS_DIR="+r.Base), output, files...)
+	if err != nil {
+		return t, err
+	}
+	reached := false
+	enough := errors.New("that is enough")
+	_, err = swrk.Do(ctx, rpc.CriuReqType_RESTORE, o.RPC, func(_ context.Context, stage string, _ int) error {
+		if stage != criuutil.StagePostRestore {
+			return nil
+		}
+		reached = true
+		return enough
+	})
+	if reached {
+		return image.Trial{Outcome: image.TrialRestores}, nil
+	}
+	log, readErr := os.ReadFile(filepath.Join(workDir, o.RPC.GetLogFile()))
+	if readErr != nil { // criu did not begin
+		said, _ := os.ReadFile(output.Name())
+		return t, fmt.Errorf("%w: %s", err, strings.TrimSpace(string(said)))
+	}
+	return judgeTrial(criuutil.ReadFailure(bytes.NewReader(log)), err), nil
+}
+
+// openWithoutOutside opens an image directory in which connections to the outside are closed, because
+// there is nobody in a sandbox. links is where links to the image may be made.
+func openWithoutOutside(dir, links string) (*os.File, error) {
+	changes := images.FileChanges{CloseOutside: true, NameSocket: func(name string) string { return name }}
+	changed, err := images.WriteChangedFiles(dir, links, changes)
+	if err != nil {
+		return nil, err
+	}
+	if !changed {
+		return os.Open(dir)
+	}
+	entries, err := os.ReadDir(dir)
+	for _, entry := range entries {
+		if err == nil && entry.Name() != images.FilesName {
+			err = os.Symlink(fmt.Sprintf("/proc/1/fd/%d/%s", probeImages, entry.Name()), filepath.Join(links, entry.Name()))
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(links)
+}
+
+// ofSandbox matches errors of criu that a sandbox may cause by itself, or the changes that the
+// running job has made to its files since the dump: by where they are in criu's source, or by
+// what they say.
+var ofSandbox = regexp.MustCompile(`^\((?:criu/|soccr/)?(?:sk-|sockets|net|tun|soccr|tty|file-lock|fsnotify|cgroup|mount|lsm|apparmor|autofs|image|protobuf|page|shmem|memfd|hugetlb)[^)]*\)` +
+	`|No space left|Cannot allocate memory|Read-only file system|Permission denied|not permitted|Too many open files|quota exceeded|Address already in use|No such device|Resource temporarily unavailable` +
+	`|Can't open |Can't link |Can't unlink |bad size|bad mode|[Gg]host|remap|Can't fork for|intersects with|do not match expected`)
+
+// judgeTrial tells from criu's log why a trial failed.
+func judgeTrial(failure criuutil.Failure, err error) image.Trial {
+	switch {
+	case failure.Cause == "":
+		return image.Trial{Outcome: image.TrialNone, Why: fmt.Sprintf("criu does not say why it failed: %v", err)}
+	case ofSandbox.MatchString(failure.Place + ": " + failure.Cause):
+		return image.Trial{Outcome: image.TrialNone, Why: "the sandbox may be what criu fails on: " + failure.Cause}
+	}
+	return image.Trial{Outcome: image.TrialFails, Why: "criu fails on it: " + failure.Cause}
+}
+
+// newTerminal makes a pseudo terminal in the sandbox. Its other end stays open as long as that.
+func newTerminal() (*os.File, error) {
+	master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
+		return nil, err
+	}
+	number, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+}

@@ -1,0 +1,117 @@
+package workload
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cucriu/hooks/image"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/testenv"
+)
+
+// TestATrialRestoreTellsWhatTheRestoreWillTell of each odd process that criu dumps, refused by a
+// check or not: one that cannot be restored is not ended.
+func TestATrialRestoreTellsWhatTheRestoreWillTell(t *testing.T) {
+	testenv.Parallel(t)
+	found := 0
+	for _, row := range odd {
+		if row.finding == preflight.FindingUnsupportedFile || row.finding == preflight.FindingUnsupportedProcess || row.finding == preflight.FindingNamespace && !strings.Contains(criuDumps, row.kind) {
+			continue
+		}
+		if row.finding != "" {
+			found++
+		}
+		t.Run(row.kind, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host, p := newOdd(t, row.kind)
+				images := filepath.Join(t.TempDir(), "images")
+				args := []string{"dump", "--probe", "--json", "-t", p.Root(), "-D", images}
+				if row.finding != "" {
+					args = append(args, "--force", row.finding)
+				}
+				out, status := cucriu(t, host, args...)
+				switch {
+				case row.finding == "" && (status != 0 || trialOf(t, out).Outcome != image.TrialRestores):
+					t.Fatalf("cucriu dump: %d\n%s", status, out)
+				case row.finding == "":
+					if out, status := cucriu(t, host, "restore", "-D", images); status != 0 {
+						t.Fatalf("LOST: a trial restored it, and cucriu restore ends with %d\n%s", status, out)
+					}
+				case status != failed || !strings.Contains(out, "a trial restore shows") || testenv.Exists(images):
+					t.Fatalf("cucriu dump: %d\n%s", status, out)
+				}
+				p.asItWas()
+			})
+		})
+	}
+	if found < 5 {
+		t.Errorf("only %d kinds cannot be restored", found)
+	}
+}
+
+// criuDumps are the namespaces of a child that criu dumps and does not restore.
+const criuDumps = "child-mount-namespace child-network-namespace"
+
+// TestATrialRestoreTouchesNothing of the job beside which it goes on.
+func TestATrialRestoreTouchesNothing(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host, p := newOdd(t, "names")
+		for range 2 {
+			out, status := cucriu(t, host, "dump", "--probe", "--json", "-R", "-t", p.Root(), "-D", filepath.Join(t.TempDir(), "images"))
+			if status != 0 || trialOf(t, out).Outcome != image.TrialRestores {
+				t.Fatalf("cucriu dump: %d\n%s", status, out)
+			}
+			p.asItWas()
+		}
+	})
+}
+
+// trialOf returns the trial restore in the summary of a dump.
+func trialOf(t *testing.T, out string) image.Trial {
+	t.Helper()
+	var summary struct{ Trial image.Trial }
+	if err := json.Unmarshal([]byte(out[strings.Index(out, "\n{")+1:]), &summary); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return summary.Trial
+}
+
+// oddProcess is a process that is odd in one way, beside a CUDA process.
+type oddProcess struct {
+	*testenv.Job
+	t   *testing.T
+	dir string
+}
+
+func newOdd(t *testing.T, kind string) (*testenv.Host, oddProcess) {
+	t.Helper()
+	host := testenv.NewHost(t, 1)
+	p := oddProcess{t: t, dir: t.TempDir()}
+	program := testenv.Artefact(t, "make workload", "build", "workload", "odd")
+	p.Job = host.StartUnder([]string{"/bin/sh", "-c", `odd=$1 kind=$2 dir=$3; shift 3; "$@" & exec $odd $kind $dir`, "sh", program, kind, p.dir}, 1)
+	testenv.Eventually(t, testenv.Soon, "it is "+kind, func() bool {
+		if why, err := os.ReadFile(filepath.Join(p.dir, "not-here")); err == nil {
+			t.Skipf("this kernel does not have it: %s", why)
+		}
+		return testenv.Exists(filepath.Join(p.dir, "ready"))
+	})
+	return host, p
+}
+
+// asItWas has the process look whether it is still what it was.
+func (p oddProcess) asItWas() {
+	p.t.Helper()
+	answer := filepath.Join(p.dir, "answer")
+	testenv.WriteFile(p.t, filepath.Join(p.dir, "ask"), "")
+	testenv.Eventually(p.t, testenv.Soon, "the odd process answers", func() bool { return testenv.Exists(answer) })
+	if text, err := os.ReadFile(answer); err != nil || string(text) != "as it was" {
+		p.t.Fatalf("%s: %v", text, err)
+	}
+	if err := os.Remove(answer); err != nil {
+		p.t.Fatal(err)
+	}
+	p.Runs()
+}
