@@ -13,6 +13,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/image"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/preflight"
@@ -87,6 +88,9 @@ func writeJobs(out io.Writer, all []jobs.Local) error {
 		if l.State == jobs.StateUnattended {
 			table.below("the same cucriu run takes it under care again")
 		}
+		if l.Trial != nil && l.Trial.Outcome != image.TrialRestores {
+			table.below(fmt.Sprintf("trial restore of %s: %v", l.Trial.At.Local().Format(time.DateTime), l.Trial))
+		}
 		if l.Failure != nil {
 			table.below(l.Failure.At.Local().Format(time.DateTime) + ": " + l.Failure.Message)
 		}
@@ -110,6 +114,7 @@ type checkpointReport struct {
 	GPUs         []cudackpt.GPU `json:"gpus"`
 	Verified     bool           `json:"verified"`
 	Pinned       bool           `json:"pinned"`
+	Trial        *image.Trial   `json:"trial,omitempty"`
 	Here         bool           `json:"here"`          // this host can take it
 	WhyNotHere   string         `json:"why,omitempty"` // or what it lacks
 }
@@ -160,7 +165,7 @@ func reportOf(c store.Checkpoint) checkpointReport {
 	r := checkpointReport{
 		Name: c.Name, Dir: c.Dir, CreatedAt: c.CreatedAt, Bytes: c.Bytes, AloneBytes: c.Bytes - c.Shared, NewBytes: c.New,
 		PauseSeconds: c.Pause.Seconds(), Reason: c.Reason, Host: c.Host, Driver: c.Driver, GPUs: append([]cudackpt.GPU{}, c.GPUs...),
-		Verified: c.Verified, Pinned: c.Pinned,
+		Verified: c.Verified, Pinned: c.Pinned, Trial: c.Trial,
 	}
 	if c.Err != nil {
 		r.Error = c.Err.Error()
@@ -205,6 +210,9 @@ func marks(r checkpointReport) string {
 	}
 	if r.Pinned {
 		marks = append(marks, "pinned")
+	}
+	if r.Trial != nil {
+		marks = append(marks, string(r.Trial.Outcome))
 	}
 	return orDash(strings.Join(marks, ","))
 }

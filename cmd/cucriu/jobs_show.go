@@ -118,6 +118,9 @@ func writeJob(out io.Writer, report jobReport) error {
 	table.row("pause", seconds(r.PauseSeconds))
 	table.row("GPUs", models(r.GPUs)+", driver "+orDash(r.Driver))
 	table.row("marks", marks(*r))
+	if r.Trial != nil {
+		table.row("trial", r.Trial.String())
+	}
 	if err := table.write(out); err != nil {
 		return err
 	}

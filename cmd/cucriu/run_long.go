@@ -39,6 +39,7 @@ type longFlags struct {
 	stdin, tty      bool
 	adopt           int
 	preempt         []string
+	probe           bool
 	requeueStatus   int
 	movedStatus     int
 }
@@ -61,6 +62,8 @@ func (f *longFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.maxBytes, "max-bytes", "", "how much room the checkpoints may take together, such as 500G; the newest verified one and pinned ones stay")
 	choose(cmd, &f.compress, "compress", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)",
 		word[pages.Codec]{"none", 0}, word[pages.Codec]{"s2", pages.S2}, word[pages.Codec]{"zstd", pages.Zstd})
+	choose(cmd, &f.probe, "probe", "try whether the first checkpoint can be restored, and others once there are new kinds of processes or files in the job: beside it, in a sandbox, without the GPUs: auto or off",
+		word[bool]{"auto", true}, word[bool]{"off", false})
 	flags.BoolVar(&f.takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
 	flags.StringSliceVar(&f.preempt, "preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
 	flags.DurationVar(&f.grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
@@ -77,7 +80,7 @@ func (f *longFlags) add(cmd *cobra.Command) {
 func (f *longFlags) options(args []string) (jobs.Options, error) {
 	o := jobs.Options{
 		Dir: f.dir, Name: f.name, Command: args, Adopt: f.adopt, Every: f.every, Keep: f.keep, Takeover: f.takeover,
-		User: f.user, NotSaved: f.notSaved, PrivateTmp: f.privateTmp,
+		User: f.user, NotSaved: f.notSaved, Probe: f.probe, PrivateTmp: f.privateTmp,
 		Overhead: f.overhead, MaxPause: f.maxPause, Stage: f.stage, Settings: f.settings, NoSettings: f.noSettings,
 		Grace: f.grace, RequeueStatus: f.requeueStatus, MovedStatus: f.movedStatus, Criu: f.criu, Metrics: f.metrics, Output: os.Stdout, Messages: logging.Stderr(),
 	}

@@ -43,6 +43,7 @@ func (s *supervisor) checkpoint(ctx context.Context, reason string) (store.Check
 	if err := s.verify(s.tidy, c); err != nil {
 		return c, err
 	}
+	s.try(c)
 	s.prune(s.tidy)
 	return c, nil
 }
@@ -76,6 +77,7 @@ func sayCheckpoint(c store.Checkpoint) string {
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With
 // end it ends the job once its image is complete, so it must be on the disk then.
 func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool) (store.Checkpoint, error) {
+	s.trial.cut()
 	var c store.Checkpoint
 	var err error
 	for _, base := range s.stages(end) {

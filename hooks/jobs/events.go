@@ -35,6 +35,7 @@ const (
 	EventEnded      = "ended"
 	EventPaused     = "paused"
 	EventUnpaused   = "unpaused"
+	EventTrial      = "trial"   // a restore was tried
 	EventWaiting    = "waiting" // something does not end
 )
 

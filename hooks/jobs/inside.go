@@ -20,6 +20,7 @@ import (
 	"cucriu/criuutil/images"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/image"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/preflight"
@@ -40,6 +41,7 @@ const (
 	opPause   = "pause"
 	opUnpause = "unpause"
 	opCheck   = "check"
+	opProbe   = "probe"
 )
 
 // request is what is to be done in a place.
@@ -59,6 +61,8 @@ type request struct {
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
 	Files files.Options `json:"files"`
+	// Tried are the kinds of what was tried before: see [image.Trial].
+	Tried string `json:"tried,omitempty"`
 	// Staged is what is known of a dump before it is made.
 	Staged staged `json:"staged"`
 }
@@ -76,6 +80,8 @@ func (r request) what() string {
 		return "the pause"
 	case opUnpause:
 		return "the end of the pause"
+	case opProbe:
+		return "the trial restore"
 	}
 	return "the look at the job"
 }
@@ -88,6 +94,7 @@ type answer struct {
 	Changes []files.Change `json:"changes,omitempty"`
 	Notes   []string       `json:"notes,omitempty"`
 	Error   string         `json:"error,omitempty"`
+	Trial   *image.Trial   `json:"trial,omitempty"`
 	// NotBack says that the job must still be brought back, for which its image may be needed.
 	NotBack bool `json:"not_back,omitempty"`
 	// Refused says that the job was not touched.
@@ -100,7 +107,9 @@ var errGivenUp = errors.New("the supervisor of the job has given it up")
 func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out io.Writer) error {
 	decoder := json.NewDecoder(in)
 	var r request
-	if err := decoder.Decode(&r); err != nil {
+	if err := decoder.Decode(&r); errors.Is(err, io.EOF) {
+		return nil // it was given up before
+	} else if err != nil {
 		return fmt.Errorf("request: %w", err)
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
@@ -109,6 +118,14 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		_, _ = decoder.Token() // there is no more input, so this is its end
 		giveUp(errGivenUp)
 	}()
+	if r.Op == opProbe { // beside all others
+		of, err := readStaged(r.Images)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{Criu: criu, Before: r.Tried, Terminal: of.Terminal})
+		return json.NewEncoder(out).Encode(answer{Trial: &trial})
+	}
 	turn := flock.New(filepath.Join(hook.Config.RunDir, "turn"))
 	defer turn.Close()
 	_, err := turn.TryLockContext(ctx, 50*time.Millisecond)

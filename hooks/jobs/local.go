@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/journal"
@@ -48,9 +49,11 @@ type Local struct {
 	// Init is the first process of the job's place.
 	Init *proc.Ident `json:"init,omitempty"`
 	// Checkpoint is the newest one.
-	Checkpoint *Made     `json:"checkpoint,omitempty"`
-	Next       time.Time `json:"next_checkpoint,omitzero"`
-	Failure    *Failure  `json:"last_failure,omitempty"`
+	Checkpoint *Made `json:"checkpoint,omitempty"`
+	// Trial is the last trial restore of one.
+	Trial   *image.Trial `json:"trial,omitempty"`
+	Next    time.Time    `json:"next_checkpoint,omitzero"`
+	Failure *Failure     `json:"last_failure,omitempty"`
 	// Where is what the directory is recognized by: see [whereIs].
 	Where []string `json:"where,omitempty"`
 

@@ -66,6 +66,9 @@ type Options struct {
 	// NotSaved are files of the job that are left as they are.
 	NotSaved []string
 
+	// Probe tries whether checkpoints can be restored, beside the job.
+	Probe bool
+
 	Criu string // the criu to run; empty is the one that is found
 
 	Stdin    *os.File  // becomes the job's standard input; nil is none

@@ -46,6 +46,7 @@ type supervisor struct {
 	// tidy is the context of what a preemption does not wait for, and hurry ends it.
 	tidy     context.Context
 	hurry    context.CancelFunc
+	trial    trial
 	failures int       // attempts at a checkpoint since the last one
 	told     time.Time // when a preemption came before the job was here; zero if none did
 }
@@ -143,6 +144,7 @@ func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int
 	}
 	defer s.console.leave()
 	s.tidy, s.hurry = context.WithCancel(ctx)
+	defer s.trial.await()
 	defer s.hurry()
 	return s.watch(ctx, signals)
 }
@@ -163,11 +165,15 @@ func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.l
 
 // ask has a request served in the place.
 func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
+	return s.askIn(ctx, s.place, s.root, r)
+}
+
+func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Process, r request) (answer, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return answer{}, err
 	}
-	cmd := s.place.Command(context.WithoutCancel(ctx), self, CommandInside)
+	cmd := p.Command(context.WithoutCancel(ctx), self, CommandInside)
 	if s.Criu != "" {
 		cmd.Env = append(cmd.Env, "CUCRIU_CRIU="+s.Criu)
 	}
@@ -186,7 +192,6 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 	if err := cmd.Start(); err != nil {
 		return answer{}, fmt.Errorf("enter the job's place: %w", err)
 	}
-	root := s.root
 	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inPlace(cmd.Process.Pid, root) })()
 	var a answer
 	err = json.NewEncoder(in).Encode(r)

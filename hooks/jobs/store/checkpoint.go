@@ -10,6 +10,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/hooks/image"
 )
 
 // Clocks are the clocks of a job at the moment of its dump, as the job sees them.
@@ -45,14 +46,15 @@ type Checkpoint struct {
 	Name string // a number: each checkpoint has a higher one than those before it
 	Dir  string // the image directory
 	Info
-	Generation uint64 // of the owner that made it
-	Files      []File // without checkpoint.json and the marks
-	Bytes      int64  // of all files
-	Shared     int64  // bytes in files that are also linked from elsewhere
-	New        int64  // bytes that were written for it when it was made
-	Pinned     bool   // it is never pruned
-	Verified   bool   // all of it was read and was as it was written
-	GivenUp    string // why it was given up for an older one; empty if it was not
+	Generation uint64       // of the owner that made it
+	Files      []File       // without checkpoint.json and the marks
+	Bytes      int64        // of all files
+	Shared     int64        // bytes in files that are also linked from elsewhere
+	New        int64        // bytes that were written for it when it was made
+	Pinned     bool         // it is never pruned
+	Verified   bool         // all of it was read and was as it was written
+	GivenUp    string       // why it was given up for an older one; empty if it was not
+	Trial      *image.Trial // a restore that was tried; nil if none was
 	Warnings   []string
 	Err        error // why it cannot be used; the rest is zero then, except Name and Dir
 
@@ -122,5 +124,5 @@ func isFileName(name string) bool {
 
 // isOwnFile reports whether the store itself writes a file with this name.
 func isOwnFile(name string) bool {
-	return name == recordName || name == verifiedName || name == pinnedName || name == givenUpName
+	return name == recordName || name == verifiedName || name == pinnedName || name == givenUpName || name == trialName
 }

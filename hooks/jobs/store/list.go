@@ -119,6 +119,7 @@ func (s *Store) read(name string) (Checkpoint, error) {
 	c.Pinned = isPinned(root)
 	c.Verified = isVerified(root, sum)
 	c.GivenUp = givenUpFor(root)
+	c.Trial = trialOf(root)
 	return c, nil
 }
 

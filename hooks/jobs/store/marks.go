@@ -11,6 +11,7 @@ import (
 
 	"cucriu/criuutil/images"
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
 	"cucriu/internal/durable"
 )
 
@@ -20,6 +21,7 @@ const (
 	verifiedName = "verified.json"
 	pinnedName   = "pinned"
 	givenUpName  = "given-up.json"
+	trialName    = "trial.json"
 )
 
 const maxMarkBytes = 16 << 10
@@ -76,6 +78,39 @@ func (s *Store) GiveUp(name string, why error) error {
 	mark := givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]}
 	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(name), givenUpName), mark); err != nil {
 		return fmt.Errorf("give up checkpoint %s: %w", name, err)
+	}
+	return nil
+}
+
+// trialOf returns the trial restore of a checkpoint; nil if there was none.
+func trialOf(root *os.Root) *image.Trial {
+	f, _, err := images.OpenIn(root, trialName)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var t image.Trial
+	data, err := readAll(f, maxMarkBytes)
+	if err != nil || json.Unmarshal(data, &t) != nil {
+		return nil
+	}
+	t.Outcome, t.Why = image.TrialOutcome(proc.Printable(string(t.Outcome))), proc.Printable(t.Why)
+	return &t
+}
+
+// NoteTrial records how the trial restore of a checkpoint went.
+func (s *Store) NoteTrial(name string, t image.Trial) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return err
+	}
+	if !checkpointName.MatchString(name) {
+		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
+	}
+	t.Why = t.Why[:min(len(t.Why), maxText)]
+	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(name), trialName), t); err != nil {
+		return fmt.Errorf("trial of checkpoint %s: %w", name, err)
 	}
 	return nil
 }

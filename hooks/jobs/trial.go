@@ -1,0 +1,97 @@
+package jobs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"cucriu/hooks/image"
+	"cucriu/hooks/jobs/store"
+)
+
+// trial is the trial restore that goes on beside the job, if there is one.
+type trial struct {
+	mutex sync.Mutex
+	last  image.Trial        // zero if there was none
+	end   context.CancelFunc // nil if there was none
+	ended chan struct{}
+}
+
+// cut ends the trial that is under way.
+func (t *trial) cut() {
+	if t.end != nil {
+		t.end()
+	}
+}
+
+// await waits until a trial that was cut has ended. Nobody waits long for one that hangs.
+func (t *trial) await() {
+	if t.ended == nil {
+		return
+	}
+	select {
+	case <-t.ended:
+	case <-time.After(exitPatience):
+	}
+}
+
+// try tries whether a checkpoint can be restored, unless one with the same kinds of processes and
+// files was tried before. That goes on beside the job, until the next checkpoint at the latest.
+func (s *supervisor) try(c store.Checkpoint) {
+	if !s.Probe {
+		return
+	}
+	before := s.lastTrial()
+	ctx, end := context.WithCancel(s.tidy)
+	ended := make(chan struct{})
+	s.trial.end, s.trial.ended = end, ended
+	p, root := s.place, s.root
+	go func() {
+		defer close(ended)
+		defer end()
+		a, err := s.askIn(ctx, p, root, request{Op: opProbe, Images: c.Dir, Tried: before.Kinds})
+		switch {
+		case ctx.Err() != nil || !p.Alive():
+			return // the next one is tried
+		case err != nil:
+			a.Trial = &image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: err.Error()}
+		case a.Trial.Kinds != "" && a.Trial.Kinds == before.Kinds:
+			return
+		}
+		s.noteTrial(c, *a.Trial)
+	}()
+}
+
+// lastTrial returns the last trial that there was of a checkpoint of the job.
+func (s *supervisor) lastTrial() image.Trial {
+	s.trial.mutex.Lock()
+	last := s.trial.last // whose checkpoint may have been removed
+	s.trial.mutex.Unlock()
+	all, _ := s.store.Checkpoints() // what cannot be read is tried again
+	for _, c := range slices.Backward(all) {
+		if c.Trial != nil && c.Trial.At.After(last.At) {
+			last = *c.Trial
+		}
+	}
+	return last
+}
+
+func (s *supervisor) noteTrial(c store.Checkpoint, t image.Trial) {
+	s.trial.mutex.Lock()
+	s.trial.last = t
+	s.trial.mutex.Unlock()
+	s.board.note(func(l *Local) { l.Trial = &t })
+	if err := s.store.NoteTrial(c.Name, t); err != nil {
+		s.say(err.Error())
+	}
+	e := Event{Event: EventTrial, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s: a trial restore without the GPUs has shown that it can be restored", c.Name)}
+	switch t.Outcome {
+	case image.TrialFails:
+		e.Event, e.Message = EventFailed, fmt.Sprintf("checkpoint %s cannot be restored, as a trial restore shows, nor can others of the job as it is now: %s", c.Name, t.Why)
+	case image.TrialNone:
+		e.Message = fmt.Sprintf("checkpoint %s: whether it can be restored was not tried: %s", c.Name, t.Why)
+	}
+	s.tell(e)
+}
