@@ -3,6 +3,7 @@ package inject
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -72,8 +73,8 @@ func (p *borrowable) wantNull(t *testing.T, fd int, closeOnExec bool) {
 	if null, err := proc.IsNull(fmt.Sprintf("/proc/%d/fd/%d", p.PID, fd)); err != nil || !null {
 		t.Errorf("descriptor %d is not /dev/null (%v)", fd, err)
 	}
-	if closes, err := proc.ClosesOnExec(p.PID, fd); err != nil || closes != closeOnExec {
-		t.Errorf("descriptor %d is closed on exec: %v (%v), want %v", fd, closes, err, closeOnExec)
+	if info, err := proc.ReadDescriptor(p.PID, strconv.Itoa(fd)); err != nil || info.Flags&unix.O_CLOEXEC != 0 != closeOnExec {
+		t.Errorf("descriptor %d is closed on exec: %v, want %v (%v)", fd, info, closeOnExec, err)
 	}
 }
 

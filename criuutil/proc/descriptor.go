@@ -3,6 +3,8 @@ package proc
 import (
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,18 +27,32 @@ func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
 }
 
-// ClosesOnExec reports whether a descriptor of a process is closed when it executes a program.
-func ClosesOnExec(pid, fd int) (bool, error) {
-	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+// DescriptorInfo is what /proc/PID/fdinfo tells of a descriptor.
+type DescriptorInfo struct {
+	Flags int // O_RDWR, O_APPEND and so on
+	text  string
+}
+
+// ReadDescriptor reads what /proc tells of a descriptor.
+func ReadDescriptor(pid int, fd string) (info DescriptorInfo, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
 	if err != nil {
-		return false, GoneOr(pid, err)
+		return info, GoneOr(pid, err)
 	}
-	var position int64
-	var flags int
-	if _, err := fmt.Sscanf(string(info), "pos:\t%d\nflags:\t%o", &position, &flags); err != nil {
-		return false, fmt.Errorf("fdinfo of descriptor %d of process %d is not understood: %w: %q", fd, pid, err, info)
+	info.text = "\n" + string(text)
+	flags, err := strconv.ParseInt(info.Field("flags"), 8, 64)
+	if err != nil {
+		return info, fmt.Errorf("fdinfo of descriptor %s of process %d has no flags: %q", fd, pid, text)
 	}
-	return flags&unix.O_CLOEXEC != 0, nil
+	info.Flags = int(flags)
+	return info, nil
+}
+
+// Field returns the first line of a name; empty if there is none.
+func (i DescriptorInfo) Field(name string) string {
+	_, rest, _ := strings.Cut(i.text, "\n"+name+":")
+	value, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(value)
 }
 
 // IsNull reports whether a path leads to the kernel's /dev/null.

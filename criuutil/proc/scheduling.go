@@ -13,10 +13,10 @@ import (
 
 // Scheduling is what a thread was given that criu does not restore.
 type Scheduling struct {
-	TID        int    `json:"tid"`                      // in its innermost pid namespace
-	CPUs       string `json:"cpus,omitempty"`           // on which it may run, such as 0-3,8
-	IOPriority int    `json:"io_priority,omitempty"`    // as ioprio_set(2) takes it
-	SlackNanos int    `json:"timer_slack_ns,omitempty"` // of its timers
+	TID        int          `json:"tid"`                      // in its innermost pid namespace
+	CPUs       *unix.CPUSet `json:"cpus,omitempty"`           // on which it may run; nil if not bound
+	IOPriority int          `json:"io_priority,omitempty"`    // as ioprio_set(2) takes it
+	SlackNanos int          `json:"timer_slack_ns,omitempty"` // of its timers
 }
 
 const (
@@ -30,7 +30,7 @@ func slackFile(tid int) string { return fmt.Sprintf("/proc/%d/timerslack_ns", ti
 // ReadScheduling lists the threads of a process that were given something else than a new process
 // in its control group has.
 func (h *Hierarchies) ReadScheduling(pid int) ([]Scheduling, error) {
-	usual, err := h.usualCPUs(pid)
+	allowed, err := h.allowedCPUs(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -39,10 +39,11 @@ func (h *Hierarchies) ReadScheduling(pid int) ([]Scheduling, error) {
 		return nil, err
 	}
 	var found []Scheduling
+	var unbound unix.CPUSet // the same as allowed, once it is known
 	for _, tid := range tids {
 		var s Scheduling
 		var cpus unix.CPUSet
-		bound := unix.SchedGetaffinity(tid, &cpus) == nil && cpus != usual // it fails if there are more CPUs than fit
+		bound := unix.SchedGetaffinity(tid, &cpus) == nil && cpus != unbound // it fails if there are more CPUs than fit
 		if priority, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, ioPriorityOfThread, uintptr(tid), 0); errno == 0 && priority>>ioPriorityClass != 0 {
 			s.IOPriority = int(priority)
 		}
@@ -58,19 +59,23 @@ func (h *Hierarchies) ReadScheduling(pid int) ([]Scheduling, error) {
 			continue // it has ended
 		}
 		s.TID = status.ImagePID()
-		if bound {
-			s.CPUs = status.CPUs
+		if bound && status.CPUs != allowed {
+			s.CPUs = &cpus
+		} else if bound {
+			unbound = cpus
 		}
-		found = append(found, s)
+		if s != (Scheduling{TID: s.TID}) {
+			found = append(found, s)
+		}
 	}
 	return found, nil
 }
 
-// usualCPUs are those that the control group of a process allows.
-func (h *Hierarchies) usualCPUs(pid int) (unix.CPUSet, error) {
+// allowedCPUs lists those that the control group of a process allows, such as 0-3,8.
+func (h *Hierarchies) allowedCPUs(pid int) (string, error) {
 	list, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
-		return unix.CPUSet{}, err
+		return "", err
 	}
 	found := false
 	err = h.each(pid, "cpuset", func(dir string, v1, _ bool) error {
@@ -83,17 +88,14 @@ func (h *Hierarchies) usualCPUs(pid int) (unix.CPUSet, error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return unix.CPUSet{}, err
-	}
-	return parseCPUs(strings.TrimSpace(string(list)))
+	return strings.TrimSpace(string(list)), err
 }
 
 // Apply gives a thread what it had, as far as it can be had here. It may run only on CPUs on
 // which it may run now.
 func (s Scheduling) Apply(tid int) error {
 	var errs []error
-	if s.CPUs != "" {
+	if s.CPUs != nil {
 		errs = append(errs, s.bind(tid))
 	}
 	if s.IOPriority != 0 {
@@ -111,40 +113,18 @@ func (s Scheduling) Apply(tid int) error {
 
 func (s Scheduling) bind(tid int) error {
 	var may, gets unix.CPUSet
-	had, err := parseCPUs(s.CPUs)
-	if err == nil {
-		err = unix.SchedGetaffinity(tid, &may)
+	if err := unix.SchedGetaffinity(tid, &may); err != nil {
+		return err
 	}
 	for i := range may {
-		gets[i] = had[i] & may[i]
+		gets[i] = s.CPUs[i] & may[i]
 	}
-	if err == nil && gets.Count() == 0 {
-		return fmt.Errorf("it was bound to the CPUs %s, and may run on none of them here: it is not bound", s.CPUs)
+	if gets.Count() == 0 {
+		return fmt.Errorf("it was bound to %d CPUs, and may run on none of them here: it is not bound", s.CPUs.Count())
 	}
-	if err == nil {
-		err = unix.SchedSetaffinity(tid, &gets)
-	}
-	if err == nil && gets != had {
-		err = fmt.Errorf("it was bound to the CPUs %s, and may run on %d of %d here: it is bound to these", s.CPUs, gets.Count(), had.Count())
+	err := unix.SchedSetaffinity(tid, &gets)
+	if err == nil && gets != *s.CPUs {
+		err = fmt.Errorf("it was bound to %d CPUs, and may run on %d of them here: it is bound to these", s.CPUs.Count(), gets.Count())
 	}
 	return err
-}
-
-// parseCPUs reads a list such as 0-3,8.
-func parseCPUs(list string) (set unix.CPUSet, err error) {
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		first, err := strconv.ParseUint(from, 10, 32)
-		last, lastErr := strconv.ParseUint(to, 10, 32)
-		if err != nil || lastErr != nil || last >= uint64(len(set)*strconv.IntSize) {
-			return set, fmt.Errorf("%q is no list of CPUs", list)
-		}
-		for cpu := first; cpu <= last; cpu++ {
-			set.Set(int(cpu))
-		}
-	}
-	return set, nil
 }

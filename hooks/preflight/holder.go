@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/criuutil/inject"
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
@@ -34,11 +36,11 @@ func (h *Holder) Mappings() []proc.Range { return h.held.nvidia.mappings }
 func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
 	descriptors := make([]inject.Descriptor, len(h.held.nvidia.descriptors))
 	for i, fd := range h.held.nvidia.descriptors {
-		closes, err := proc.ClosesOnExec(h.PID, fd)
+		info, err := proc.ReadDescriptor(h.PID, strconv.Itoa(fd))
 		if err != nil {
 			return nil, err
 		}
-		descriptors[i] = inject.Descriptor{FD: fd, CloseOnExec: closes}
+		descriptors[i] = inject.Descriptor{FD: fd, CloseOnExec: info.Flags&unix.O_CLOEXEC != 0}
 	}
 	return descriptors, nil
 }

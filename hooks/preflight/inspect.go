@@ -37,7 +37,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	for _, pid := range pids {
 		p, err := InspectProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != root {
-			in.Findings = append(in.Findings, withoutMain(ctx, pid)...)
+			in.Findings = append(in.Findings, endedFindings(pid)...)
 			continue
 		}
 		if err != nil {
@@ -53,7 +53,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 			holders = append(holders, p.Holder)
 		}
 	}
-	in.Findings = slices.Concat(in.Findings, namespaceFindings(in.PIDs), unsupportedFindings(all), sharingFindings(ctx, in.PIDs))
+	in.Findings = slices.Concat(in.Findings, namespaceFindings(in.PIDs), unsupportedFindings(all), sharingFindings(in.PIDs))
 	var driver *cudackpt.Driver
 	if len(holders)+len(in.Processes) > 0 {
 		if driver, err = open(); err != nil {

@@ -188,7 +188,7 @@ func (t tree) locksFiles() int {
 		}
 	}
 	for _, f := range t.open {
-		if strings.HasPrefix(f.link, "/") && f.info().field("lock") != "" {
+		if strings.HasPrefix(f.link, "/") && f.info().Field("lock") != "" {
 			return f.pid
 		}
 	}

@@ -40,9 +40,10 @@ func ProcessFindings(root int) (Findings, error) {
 		f.Name, f.Message = FindingNoProcess, fmt.Sprintf("is a thread of process %d", status.TGID)
 		f.Remedy = fmt.Sprintf("name process %d", status.TGID)
 		return Findings{f}, nil
-	case status.Ended && lacksMain(root):
-		return Findings{mainEnded(root)}, nil
 	case status.Ended:
+		if ended := endedFindings(root); ended != nil {
+			return ended, nil
+		}
 		f.Name, f.Message = FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left", status.PPID)
 		f.Remedy = "name a process that runs"
 		return Findings{f}, nil

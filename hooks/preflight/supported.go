@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
 )
 
 // What criu 4.2 dumps of what processes have open, by its source and as it was tried. Everything
@@ -93,7 +95,7 @@ func (u *unsupported) addDescriptor(f openFile) {
 	case strings.HasPrefix(link, "/"):
 		u.addFile(f, used)
 	case kind == "pipe":
-		if f.info().flags&unix.O_DIRECT != 0 {
+		if f.info().Flags&unix.O_DIRECT != 0 {
 			u.refuse("a pipe in packet mode (O_DIRECT)", used.how)
 		}
 	case kind == "socket":
@@ -104,7 +106,7 @@ func (u *unsupported) addDescriptor(f openFile) {
 		}
 	case link == ioURing: // a finding of its own
 	case kind == "anon_inode" && name == "[timerfd]":
-		if clock := f.info().field("clockid"); clock != "" && !slices.Contains(dumpableClocks, clock) {
+		if clock := f.info().Field("clockid"); clock != "" && !slices.Contains(dumpableClocks, clock) {
 			u.refuse("a timer of clock "+clock+" (8 is CLOCK_REALTIME_ALARM, 9 CLOCK_BOOTTIME_ALARM)", used.how)
 		}
 	case kind == "anon_inode" && name == "[pidfd]":
@@ -117,11 +119,11 @@ func (u *unsupported) addDescriptor(f openFile) {
 	}
 }
 
-func (u *unsupported) addPidfd(info fdinfo, used usedFile) {
-	if info.flags&unix.O_EXCL != 0 { // PIDFD_THREAD
+func (u *unsupported) addPidfd(info proc.DescriptorInfo, used usedFile) {
+	if info.Flags&unix.O_EXCL != 0 { // PIDFD_THREAD
 		u.refuse("a pidfd of a thread", used.how)
 	}
-	if pid := info.field("Pid"); pid != "-1" { // else it has ended
+	if pid := info.Field("Pid"); pid != "-1" { // else it has ended
 		u.pidfds[pid] = used
 	}
 }
@@ -141,10 +143,10 @@ func (u *unsupported) addFile(f openFile, used usedFile) {
 		}
 	}
 	info := f.info()
-	if info.flags&unix.O_PATH != 0 {
+	if info.Flags&unix.O_PATH != 0 {
 		u.paths = append(u.paths, used)
 	}
-	u.mounts[info.field("mnt_id")] = used
+	u.mounts[info.Field("mnt_id")] = used
 }
 
 // addMapping looks at a mapping, by its addresses and its name in /proc/PID/maps.

@@ -27,26 +27,10 @@ func (f openFile) path() string {
 	return filepath.Join("/proc", strconv.Itoa(f.pid), "fd", f.number)
 }
 
-// fdinfo is what /proc tells of a descriptor.
-type fdinfo struct {
-	flags int
-	text  string
-}
-
-// info reads it; it is empty if the descriptor has been closed.
-func (f openFile) info() (info fdinfo) {
-	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(f.pid), "fdinfo", f.number))
-	info.text = "\n" + string(text)
-	flags, _ := strconv.ParseInt(info.field("flags"), 8, 64)
-	info.flags = int(flags)
+// info is what /proc tells of the descriptor; it is empty if the descriptor has been closed.
+func (f openFile) info() proc.DescriptorInfo {
+	info, _ := proc.ReadDescriptor(f.pid, f.number)
 	return info
-}
-
-// field returns the first line of a name; empty if there is none.
-func (i fdinfo) field(name string) string {
-	_, rest, _ := strings.Cut(i.text, "\n"+name+":")
-	value, _, _ := strings.Cut(rest, "\n")
-	return strings.TrimSpace(value)
 }
 
 // inode returns the inode of a socket or a pipe, which the kind names.

@@ -1,7 +1,6 @@
 package preflight
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -101,13 +100,8 @@ func tracedThread(pid int) (tid, tracer int) {
 
 // lasts reports whether something stays true for a second. What is true for a moment only, as
 // between vfork and exec, or while a process ends, is no obstacle.
-func lasts(ctx context.Context, is func() bool) bool {
-	for end := time.Now().Add(time.Second); is(); {
-		select {
-		case <-ctx.Done():
-			return true
-		case <-time.After(10 * time.Millisecond):
-		}
+func lasts(is func() bool) bool {
+	for end := time.Now().Add(time.Second); is(); time.Sleep(10 * time.Millisecond) { // there is no event to wait for
 		if time.Now().After(end) {
 			return true
 		}
@@ -115,34 +109,28 @@ func lasts(ctx context.Context, is func() bool) bool {
 	return false
 }
 
-// withoutMain refuses a process whose main thread has ended while others run.
-func withoutMain(ctx context.Context, pid int) Findings {
-	if !lasts(ctx, func() bool { return lacksMain(pid) }) {
+// endedFindings refuses a process whose main thread has ended while others run.
+func endedFindings(pid int) Findings {
+	if !lasts(func() bool {
+		tids, err := proc.Threads(pid)
+		return err == nil && slices.ContainsFunc(tids, func(tid int) bool {
+			status, err := proc.ReadStatus(tid)
+			return err == nil && !status.Ended && tid != pid
+		})
+	}) {
 		return nil
 	}
-	return Findings{mainEnded(pid)}
-}
-
-func lacksMain(pid int) bool {
-	tids, err := proc.Threads(pid)
-	return err == nil && slices.ContainsFunc(tids, func(tid int) bool {
-		status, err := proc.ReadStatus(tid)
-		return err == nil && !status.Ended && tid != pid
-	})
-}
-
-func mainEnded(pid int) Finding {
-	return aboutProcess(pid, Finding{
+	return Findings{aboutProcess(pid, Finding{
 		Name: FindingUnsupportedProcess, Severity: SeverityError, Message: "has other threads, but its main thread has ended (pthread_exit), and criu cannot dump it",
 		Remedy: "let the main thread wait for the others",
-	})
+	})}
 }
 
 // sharingFindings refuses processes that share what only threads of one process may share.
-func sharingFindings(ctx context.Context, pids []int) Findings {
+func sharingFindings(pids []int) Findings {
 	var pid, other int
 	var shared string
-	if !lasts(ctx, func() bool {
+	if !lasts(func() bool {
 		alive := slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
 			status, err := proc.ReadStatus(pid)
 			return err != nil || status.Ended
@@ -154,7 +142,7 @@ func sharingFindings(ctx context.Context, pids []int) Findings {
 	}
 	return Findings{aboutProcess(pid, Finding{
 		Name: FindingUnsupportedProcess, Severity: SeverityError, Message: fmt.Sprintf("shares its %s with process %d (clone), and criu cannot dump that", shared, other),
-		Remedy: "run the job without it",
+		Remedy: "run the job without it; if it was about to execute a program (vfork), try again",
 	})}
 }
 

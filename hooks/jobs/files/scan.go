@@ -116,14 +116,14 @@ func (s *scan) descriptors(pid int) error {
 		if err != nil {
 			return err
 		}
-		flags, err := openFlags(pid, entry.Name())
+		info, err := proc.ReadDescriptor(pid, entry.Name())
 		if gone(err) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		appends, access := flags&unix.O_APPEND != 0, flags&unix.O_ACCMODE
+		appends, access := info.Flags&unix.O_APPEND != 0, info.Flags&unix.O_ACCMODE
 		h.opened = true
 		h.sized = h.sized || access != unix.O_WRONLY || !appends
 		if access != unix.O_RDONLY {
@@ -139,21 +139,6 @@ func (h *held) writes(pid int, inserts bool) {
 	}
 	h.written = true
 	h.inserted = h.inserted || inserts
-}
-
-// openFlags returns the flags of an open file: O_RDWR, O_APPEND and so on.
-func openFlags(pid int, fd string) (int, error) {
-	info, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", fd))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(info)) {
-		if text, found := strings.CutPrefix(line, "flags:"); found {
-			flags, err := strconv.ParseInt(strings.TrimSpace(text), 8, 64)
-			return int(flags), err
-		}
-	}
-	return 0, fmt.Errorf("fdinfo of descriptor %s of process %d has no flags: %q", fd, pid, info)
 }
 
 func (s *scan) mappings(pid int) error {

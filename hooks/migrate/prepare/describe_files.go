@@ -109,12 +109,12 @@ func (fs *files) add(pid int) error {
 		if f == nil || err != nil {
 			continue // closed in the meantime, or no file
 		}
-		flags, err := openFlags(filepath.Join(dir, "fdinfo", entry.Name()))
+		info, err := proc.ReadDescriptor(pid, entry.Name())
 		if err != nil {
 			continue
 		}
-		appends := flags&unix.O_ACCMODE == unix.O_WRONLY && flags&unix.O_APPEND != 0
-		f.uses(flags&unix.O_ACCMODE != unix.O_RDONLY, appends)
+		appends := info.Flags&unix.O_ACCMODE == unix.O_WRONLY && info.Flags&unix.O_APPEND != 0
+		f.uses(info.Flags&unix.O_ACCMODE != unix.O_RDONLY, appends)
 	}
 	return nil
 }
@@ -200,21 +200,6 @@ func identity(stat unix.Statx_t, mounts map[int]*procfs.MountInfo) Identity {
 		id.FileSystem, id.Source = m.FSType, proc.Printable(m.Source)
 	}
 	return id
-}
-
-// openFlags reads how a descriptor was opened.
-func openFlags(fdinfo string) (int, error) {
-	data, err := os.ReadFile(fdinfo)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, found := strings.CutPrefix(line, "flags:"); found {
-			flags, err := strconv.ParseInt(strings.TrimSpace(value), 8, 64)
-			return int(flags), err
-		}
-	}
-	return 0, fmt.Errorf("%s has no flags", fdinfo)
 }
 
 // findShared finds the written files that processes outside of the tree have open for writing too.
