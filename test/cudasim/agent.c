@@ -189,7 +189,7 @@ static CUresult restore(const struct sim_command *c, const struct fault_plan *pl
 		r = CUDA_ERROR_OPERATING_SYSTEM;
 	if (r)
 		return r;
-	r = atomic_load(&sim.ipc) ? CUDA_ERROR_INVALID_VALUE : peers_restorable();
+	r = peers_restorable();
 	if (r)
 		agent.lost = true; /* what the driver cannot make again: the process is lost */
 	else

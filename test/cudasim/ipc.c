@@ -1,12 +1,12 @@
 /*
- * ipc.c: CUDA IPC. It works while the processes run; a process that took part
- * is locked and checkpointed like any other and then never restores: 801.
+ * ipc.c: CUDA IPC. It works while the processes run. A process that has memory
+ * imported is locked and checkpointed like any other and then never restores.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "context.h"
-#include "memory.h"
+#include "imports.h"
 
 struct handle {
 	uint64_t offset;
@@ -72,7 +72,7 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle in, unsigne
 			a->exporter_gpu = h.gpu;
 			memcpy(a->exporter, h.exporter, sizeof h.exporter);
 			*p = a->va;
-			atomic_store(&sim.ipc, true);
+			import_note(a);
 		} else {
 			r = CUDA_ERROR_OUT_OF_MEMORY;
 		}

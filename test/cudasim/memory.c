@@ -1,6 +1,6 @@
 /* memory.c: device, managed and pinned memory, and staging it for a checkpoint. */
 #define _GNU_SOURCE
-#include "memory.h"
+#include "imports.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,6 +121,8 @@ static void memory_file(char *path, const struct sim_process *p, const struct al
 /* The content is gone already when a whole context ends with its process's file. */
 static void memory_release(struct allocation *a)
 {
+	if (a->kind == MEMORY_IMPORTED)
+		import_forget(a);
 	if (a->kind == MEMORY_MANAGED || a->kind == MEMORY_PINNED)
 		munmap((void *)(uintptr_t)a->va, a->size);
 	if (a->kind == MEMORY_DEVICE || a->kind == MEMORY_HOST_NUMA) {

@@ -150,7 +150,7 @@ static int make_all(const char *root, const struct host_plan *plan)
 		size_t n = strlen(config);
 		snprintf(config + n, sizeof config - n, "peer-limit %llu\n", (unsigned long long)plan->peer_limit_mib << 20);
 	}
-	static const char *const dirs[] = {"dev", "gpu", "procs", "collective", "run"};
+	static const char *const dirs[] = {"dev", "gpu", "procs", "imports", "collective", "run"};
 	for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++)
 		if (make_dir(root, "%s", dirs[i]))
 			return -1;

@@ -44,6 +44,8 @@ static CUresult restorable(struct allocation *a, void *unused)
 	(void)unused;
 	if (a->kind == MEMORY_HOST_NUMA)
 		return CUDA_ERROR_UNKNOWN;
+	if (a->kind == MEMORY_IMPORTED)
+		return a->context ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
 	if (a->kind != MEMORY_DEVICE || a->pool || a->size < sim.host.peer_limit)
 		return CUDA_SUCCESS;
 	for (int i = 0; i < sim.ndevices; i++)

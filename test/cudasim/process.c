@@ -154,6 +154,7 @@ int sim_hold(struct sim_process *p)
 		sim_log("%s: %s", path, strerror(-fd));
 		return fd;
 	}
+	fcntl(fd, F_SETOWN, getpid()); /* for whoever borrows it: see ioctl.c */
 	int alive = process_register(&p->host, p->name);
 	if (alive < 0) {
 		sim_log("%s/procs: %s", p->host.root, strerror(-alive));

@@ -49,7 +49,6 @@ struct sim_process {
 	struct sim_device device[SIM_MAX_GPUS];
 	int nvisible; /* the part that CUDA_VISIBLE_DEVICES leaves, in its order */
 	int visible[SIM_MAX_GPUS];
-	_Atomic bool ipc;      /* has imported device memory */
 	_Atomic bool profiled; /* a profiler has been in it */
 };
 extern struct sim_process sim;

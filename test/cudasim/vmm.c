@@ -4,8 +4,11 @@
  * memory file where its address says.
  */
 #define _GNU_SOURCE
+#include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "imports.h"
 #include "peer.h"
 
 #define GRANULE (2ull << 20)
@@ -105,8 +108,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemHandle han
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if (a->va)
 		r = CUDA_ERROR_NOT_SUPPORTED; /* a second time: not simulated */
-	else
-		a->va = p, a->offset = p - SIM_VA_BASE;
+	else if (a->va = p, a->kind != MEMORY_IMPORTED)
+		a->offset = p - SIM_VA_BASE;
 	gate_leave();
 	return r;
 }
@@ -161,7 +164,15 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *a
 	return r;
 }
 
-/* A descriptor that can be kept or closed; nothing imports it. */
+/* What an exported descriptor says. */
+struct export {
+	char magic[16], exporter[SIM_NAME];
+	uint64_t offset, size;
+	int gpu;
+};
+#define EXPORT_MAGIC "cudasim-export1"
+
+/* Of memory that is mapped: before that nobody knows where its content is. */
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemHandle handle, int type, unsigned long long flags)
 {
 	CUresult r = gate_enter();
@@ -171,6 +182,39 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemHandle handle, int 
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if ((*(int *)out = memfd_create("cudasim-export", MFD_CLOEXEC)) < 0)
 		r = CUDA_ERROR_OPERATING_SYSTEM;
+	else {
+		struct allocation *a = handle_of(handle);
+		struct export e = {EXPORT_MAGIC, "", a->offset, a->size, sim.device[a->device].gpu};
+		memcpy(e.exporter, sim.name, sizeof e.exporter);
+		if (pwrite(*(int *)out, &e, sizeof e, 0) != sizeof e)
+			r = CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	gate_leave();
+	return r;
+}
+
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *out, void *descriptor, int type)
+{
+	struct export e;
+	CUresult r = gate_enter();
+	if (r)
+		return r;
+	if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || pread((int)(intptr_t)descriptor, &e, sizeof e, 0) != sizeof e ||
+	    memcmp(e.magic, EXPORT_MAGIC, sizeof e.magic)) {
+		r = CUDA_ERROR_INVALID_VALUE;
+	} else {
+		struct allocation *a = memory_new(MEMORY_IMPORTED, 0, NULL, e.size);
+		if (a) {
+			a->va = 0;
+			a->offset = e.offset;
+			a->exporter_gpu = e.gpu;
+			memcpy(a->exporter, e.exporter, sizeof a->exporter);
+			import_note(a);
+			*out = (CUmemHandle)(uintptr_t)a;
+		} else {
+			r = CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
 	gate_leave();
 	return r;
 }

@@ -105,6 +105,7 @@ enum {
 	X(MemUnmap, "cuMemUnmap", 1, (CUdeviceptr ptr, size_t bytes)) \
 	X(MemSetAccess, "cuMemSetAccess", 1, (CUdeviceptr ptr, size_t bytes, const CUmemAccess *access, size_t n)) \
 	X(MemExport, "cuMemExportToShareableHandle", 1, (void *out, CUmemHandle handle, int type, unsigned long long flags)) \
+	X(MemImport, "cuMemImportFromShareableHandle", 1, (CUmemHandle *handle, void *shareable, int type)) \
 	X(MempoolCreate, "cuMemPoolCreate", 1, (CUmempool *pool, const CUmempoolProps *props)) \
 	X(MempoolDestroy, "cuMemPoolDestroy", 1, (CUmempool pool)) \
 	X(MempoolSetAccess, "cuMemPoolSetAccess", 1, (CUmempool pool, const CUmemAccess *access, size_t n)) \

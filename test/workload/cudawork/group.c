@@ -66,8 +66,10 @@ static void start(struct group *g)
 	dir_make(o->dir);
 	file_remove(o->dir, IPC_HANDLE);
 	file_remove(o->dir, IPC_UNMAPPED);
+	file_remove(o->dir, IPC_SHARE);
+	file_remove(o->dir, IPC_SHARED);
 	for (int i = 0; i < g->size; i++) {
-		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number, .meeting = meeting, .ahead = o->ahead ? AHEAD_MAX : 0};
+		struct role r = {.part = part_of(o, i), .rank = i, .size = g->size, .group = number, .ipc_vmm = o->ipc_vmm, .ipc_later = o->ipc_later, .meeting = meeting, .ahead = o->ahead ? AHEAD_MAX : 0};
 		char name[32];
 
 		snprintf(name, sizeof(name), "rank-%d", i);

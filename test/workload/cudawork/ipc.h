@@ -8,7 +8,7 @@
 #include "gpu.h"
 #include "role.h"
 
-/* Called by both sides when their own memory is ready; the importer waits for the exporter here. */
+/* Called by both sides when their own memory is ready; the importer waits for the exporter here, if it imports now. */
 void ipc_connect(const struct role *r, struct gpu *g);
 
 /* At each tick of the importer: the exporter's counts never run backwards. */
@@ -20,6 +20,8 @@ void ipc_disconnect(const struct role *r, struct gpu *g);
 /* In the common directory; left-overs of an earlier run are removed before the processes start. */
 #define IPC_HANDLE "ipc-handle"
 #define IPC_UNMAPPED "ipc-unmapped"
+#define IPC_SHARE "share"   /* of --ipc-later: whoever runs us */
+#define IPC_SHARED "shared" /* and the answer */
 
 /* Takes handles that nobody opens. */
 void ipc_take_handles(struct gpu *g);

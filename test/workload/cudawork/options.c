@@ -47,6 +47,8 @@ static const char usage[] =
 	"  --ahead         with --ranks: only rank 0 synchronizes, so the others run ahead\n"
 	"  --hog-rank R    with --ranks: rank R has a kernel of an hour on a stream of its own\n"
 	"  --ipc           two processes; the first exports memory that the second reads\n"
+	"  --ipc-vmm       the same by a handle of the VMM API\n"
+	"  --ipc-later     with either: not before DIR/share says so\n"
 	"exit status: 0 stopped, 1 stopped and content was wrong, 2 CUDA error, 3 usage or system\n";
 
 static const char *const spin_names[] = {
@@ -106,14 +108,14 @@ static int parse_name(const char *option, const char *name, const char *const *n
 struct options options_parse(int argc, char **argv)
 {
 	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
-	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER };
+	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
 		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
 		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
-		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC},
+		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC}, {"ipc-vmm", 0, 0, IPC_VMM}, {"ipc-later", 0, 0, IPC_LATER},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
 		{"hog-rank", 1, 0, HOG_RANK}, {"burn", 1, 0, BURN}, {"help", 0, 0, HELP},
 		{"ballast-pieces", 1, 0, PIECES}, {"memory", 1, 0, MEMORY}, {"handle-mib", 1, 0, HANDLE},
@@ -147,6 +149,8 @@ struct options options_parse(int argc, char **argv)
 		case LOADERS: o.loaders = number("loaders", optarg, 0, MAX_LOADERS); break;
 		case IO_URING: o.io_uring = 1; break;
 		case IPC: o.ipc = 1; break;
+		case IPC_VMM: o.ipc = o.ipc_vmm = 1; break;
+		case IPC_LATER: o.ipc_later = 1; break;
 		case RANKS: o.ranks = number("ranks", optarg, 1, MAX_PROCS); break;
 		case PROCS: o.procs = number("procs", optarg, 1, MAX_PROCS); break;
 		case AHEAD: o.ahead = 1; break;

@@ -48,7 +48,7 @@ struct options {
 	enum pinned pinned;
 	int managed, mlock, fork_child, share_files, vfork, look, context_later, io_uring, ipc_handles;
 	/* At most one of these three is set. */
-	int ipc;
+	int ipc, ipc_vmm, ipc_later;
 	int ranks;
 	int procs;
 	int ahead;    /* of the ranks all but the first run ahead */

@@ -20,6 +20,8 @@ struct role {
 	char common[PATH_LEN]; /* of the whole tree; the same as dir when alone */
 	int rank, size;
 	uint64_t group; /* names the collective */
+	int ipc_vmm;    /* of --ipc: by a handle of the VMM API */
+	int ipc_later;  /* of --ipc: the importer waits until the common directory has a file "share" */
 	void *meeting;  /* of the ranks, shared among them */
 	uint64_t ahead; /* how many ticks a rank may be ahead of another */
 };
