@@ -28,7 +28,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	}
 	ofCriu := make(chan preflight.Findings, 1) // criu is asked for its version meanwhile
 	go func() { ofCriu <- preflight.CriuFindings(ctx, d.criu) }()
-	seen, err := preflight.InspectTree(ctx, d.root, imageDir, d.loadDriver)
+	seen, err := preflight.InspectTree(ctx, d.root, imageDir, d.Config.RunDir, d.loadDriver)
 	findings := <-ofCriu
 	if err != nil {
 		return err

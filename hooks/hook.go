@@ -220,7 +220,7 @@ func (h *Hook) OpenDriver() (*cudackpt.Driver, error) {
 // Host returns the machine as the checks see it.
 func (h *Hook) Host() preflight.Host {
 	h = h.Filled()
-	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, Timeout: h.Config.Lock.Timeout}
+	return preflight.Host{Driver: h.OpenDriver, Map: h.Config.GPUs.Map, Unmapped: h.Config.GPUs.Unmapped, RunDir: h.Config.RunDir, Timeout: h.Config.Lock.Timeout}
 }
 
 // Judge returns the findings as the user wants them judged: what the configuration refuses is

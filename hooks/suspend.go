@@ -32,7 +32,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	if err := d.take(ctx, pids); err != nil {
 		return Status{}, err
 	}
-	findings, err := preflight.InspectNamed(ctx, d.driver, journal.ProcessesOf(d.members))
+	findings, err := preflight.InspectNamed(ctx, d.driver, d.Config.RunDir, journal.ProcessesOf(d.members))
 	if err != nil {
 		return Status{}, err
 	}

@@ -27,10 +27,11 @@ type suspension struct {
 	targets []*target
 	// others are the processes without CUDA, which we have stopped.
 	others       []*proc.Process
-	parkedOthers map[int]*inject.Parked // the parked threads of others, by pid
-	tracer       *inject.Tracer         // lets stopped processes run while they are locked
-	session      *session               // nil until the journal is begun
-	listed       bool                   // NVML has listed one of the processes since they were locked
+	parkedOthers map[int]*inject.Parked     // the parked threads of others, by pid
+	tracer       *inject.Tracer             // lets stopped processes run while they are locked
+	session      *session                   // nil until the journal is begun
+	held         []map[cudackpt.UUID]uint64 // what NVML listed for each target when it was locked
+	listed       bool                       // NVML has listed one of the processes since they were locked
 	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if
 	// nobody waits for that.
 	onCheckpointed func(context.Context, *target) error

@@ -9,8 +9,13 @@ import (
 	"cucriu/cudackpt"
 )
 
-// trace lets the restore threads run, and nothing else: the driver works through them.
+// trace lets the restore threads run, and nothing else: the driver works through them. Before
+// that it looks for what has come since the inspection: another process, too, may have begun to
+// share memory.
 func (s *suspension) trace(ctx context.Context) error {
+	if err := s.lookAgain(); err != nil {
+		return err
+	}
 	return parallel(s.targets, func(t *target) (err error) {
 		if t.before, err = proc.ReadAddressSpace(t.PID); err != nil {
 			return err

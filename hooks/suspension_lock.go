@@ -39,8 +39,7 @@ func (s *suspension) lockTargets(ctx context.Context) error {
 }
 
 // measure notes how much memory each process holds on each GPU, because its restore will
-// take as much. A locked process cannot allocate more, so measure also looks once more for
-// what could not be restored.
+// take as much. A locked process cannot allocate more.
 func (s *suspension) measure(ctx context.Context) error {
 	if len(s.targets) == 0 { // a migration holds trees without CUDA, too, and then there is no driver
 		return nil
@@ -53,27 +52,28 @@ func (s *suspension) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	begun := false // whether one has GPU memory that was not known to have any
 	for i, t := range s.targets {
 		s.listed = s.listed || len(listed[i]) > 0
-		begun = begun || len(t.member.MemoryBytes) == 0 && len(listed[i]) > 0
 		t.member.MemoryBytes = processes[i].MemoryBytes
 	}
-	if s.session == nil {
-		return nil // it is only locked, and comes back
+	s.held = listed
+	return nil
+}
+
+// lookAgain looks once more for what could not be restored, while nothing of the job runs.
+func (s *suspension) lookAgain() error {
+	if len(s.targets) == 0 {
+		return nil
 	}
-	peers, err := preflight.PeerFindings(s.driver, processes, listed, true)
+	processes := make([]preflight.Process, len(s.targets))
+	for i, t := range s.targets {
+		processes[i] = t.member.Process
+	}
+	findings, err := preflight.LossFindings(s.driver, s.Config.RunDir, processes, s.held, pidsOf(s.targets), true)
 	if err != nil {
 		return err
 	}
-	if begun {
-		nccl, err := preflight.NCCLFindings(s.driver, processes, listed)
-		if err != nil {
-			return err
-		}
-		peers = append(peers, nccl...)
-	}
-	if errs := peers.Force(slices.Concat(s.Force, s.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
+	if errs := findings.Force(slices.Concat(s.Force, s.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
 		return fmt.Errorf("it has come since the inspection: %s", errs[0])
 	}
 	return nil

@@ -21,6 +21,7 @@ func checkCommand() *cobra.Command {
 		dir, criu string
 		force     []string
 		asJSON    bool
+		calibrate bool
 	)
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -32,6 +33,10 @@ what this process may do. With -t the job below a process is looked at as well,
 as the dump looks at it; with -t and -D, whether its image can go there, and fits.
 With -D alone an image is looked at, and whether this machine can take it: its
 pids must be free. Nothing is touched.
+
+With --calibrate two processes of cucriu's own use the first GPU for a moment, to
+find out whether NVIDIA's kernel module tells which processes share device memory.
+The result holds until the next boot. Only a driver that nobody has compared needs it.
 
 Managed memory cannot be seen from outside: the checkpoint refuses it, and the
 job then runs on.
@@ -45,7 +50,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
 			}
-			if pid != 0 {
+			if pid != 0 || calibrate {
 				if err := requireRoot(cmd); err != nil {
 					return err
 				}
@@ -57,6 +62,17 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			findings, err := hook.Host().CheckMachine(cmd.Context(), criu)
 			if err != nil {
 				return err
+			}
+			if calibrate {
+				self, err := os.Executable()
+				if err != nil {
+					return err
+				}
+				found, err := hook.Host().Calibrate(cmd.Context(), []string{self, helperName})
+				if err != nil {
+					return err
+				}
+				findings = append(findings, found)
 			}
 			var more preflight.Findings
 			switch {
@@ -85,8 +101,27 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 	flags.VarP((*folderValue)(&dir), "images-dir", "D", "with -t: where its images would go; alone: the image to look at")
 	flags.StringVar(&criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to look at (default: $CUCRIU_CRIU, else the system's)")
 	flags.StringArrayVar(&force, "force", nil, "override the error of this name; may be given again")
+	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two processes of its own, whether sharing of device memory can be seen")
 	jsonFlag(cmd, &asJSON)
 	return cmd
+}
+
+const helperName = "calibrate-helper"
+
+// calibrateHelperCommand is what check --calibrate starts two of.
+func calibrateHelperCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    helperName,
+		Hidden: true,
+		Args:   noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hook, err := newHook()
+			if err != nil {
+				return err
+			}
+			return hook.Host().CalibrationHelper(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
 }
 
 func writeFindings(out io.Writer, findings preflight.Findings) error {

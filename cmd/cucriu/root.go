@@ -34,7 +34,7 @@ cannot be used is wrong usage.`,
 		SilenceErrors: true,
 	}
 	root.AddCommand(asRoot(holdsJob(dumpCommand()), restoreCommand(), holdsJob(recoverCommand()), statusCommand(), stateCommand(),
-		holdsJob(lockCommand()), holdsJob(suspendCommand()), holdsJob(resumeCommand()), holdsJob(unlockCommand()), watchCommand(),
+		holdsJob(lockCommand()), holdsJob(suspendCommand()), holdsJob(resumeCommand()), holdsJob(unlockCommand()), watchCommand(), calibrateHelperCommand(),
 		holdsJob(migrateCommand()), holdsJob(receiveCommand()))...)
 	root.AddCommand(placeCommands()...)
 	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())

@@ -31,7 +31,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		}
 		return driver, err
 	}
-	in, err := InspectTree(ctx, root, Existing(imageDir), open)
+	in, err := InspectTree(ctx, root, Existing(imageDir), h.RunDir, open)
 	if errors.Is(err, proc.ErrGone) {
 		return nil, AsRefusal(err)
 	}

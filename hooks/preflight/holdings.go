@@ -1,8 +1,11 @@
 package preflight
 
 import (
+	"fmt"
 	"slices"
-	"sync"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/nvrm"
@@ -15,51 +18,65 @@ import (
 // in a NUMA node of the host makes the restore answer 999. The kernel module tells about all of
 // them, and the process is not touched for it.
 
-// measuredDrivers are the drivers that package nvrm is known to understand. No answer from
-// another driver is believed: a wrong one would cost the job.
+// measuredDrivers are the drivers on which this was measured.
 var measuredDrivers = []string{"580.159.04"}
 
-// holdingsOf asks the kernel module about processes; listed is what NVML says that each holds.
-// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. If quick
-// is set, it skips those others. A process about which the kernel module says nothing gets nil.
-func holdingsOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) []*nvrm.Holdings {
-	all := make([]*nvrm.Holdings, len(processes))
-	version, err := driver.DriverVersion()
-	if err != nil || !slices.Contains(measuredDrivers, version) {
-		return all
-	}
-	var wg sync.WaitGroup
-	for i := range processes {
-		several := len(listed[i]) != 1 && len(processes[i].GPUs) > 1
-		if quick && !several {
-			continue
-		}
-		wg.Go(func() {
-			gap := nvrm.ShortGap
-			if several {
-				gap = nvrm.WidestGap
-			}
-			holdings, err := nvrm.Read(processes[i].PID, gap)
-			if err == nil && (!several || complete(holdings, listed[i])) {
-				all[i] = &holdings
-			}
-		})
-	}
-	wg.Wait()
-	return all
+// comparedBranches are the drivers whose open kernel modules have the same ioctl, commands,
+// parameters and classes as package nvrm, in all of their 57 releases from 570.86.15 to
+// 595.45.04, and count what is imported by the same rule. What a restore loses may differ. Of
+// memory, modules before 580 tell the address only to the kernel, so sharers are not paired.
+var comparedBranches = []string{"570", "575", "580", "590", "595"}
+
+// kernelAnswer is what the kernel module says of processes, as far as it is believed: a wrong
+// answer would cost the job.
+type kernelAnswer struct {
+	holdings []*nvrm.Holdings // nil where nothing is known
+	shares   []nvrm.Share
+	unknown  error // why it is not known who shares memory
 }
 
-// complete reports whether the kernel module found all the memory that NVML lists, except for 1
-// GiB on each GPU: a context has up to 518 MiB for itself, and other models were not measured.
-func complete(h nvrm.Holdings, listed map[cudackpt.UUID]uint64) bool {
-	var need uint64
-	for _, size := range listed {
-		if size == cudackpt.UnknownMemory {
-			return false
-		}
-		need += size - min(size, 1<<30)
+// askKernel asks the kernel module about processes; listed is what NVML says that each holds.
+// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other, or a few
+// if it is to be quick.
+func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) kernelAnswer {
+	answer := kernelAnswer{holdings: make([]*nvrm.Holdings, len(processes))}
+	version, err := driver.DriverVersion()
+	if err != nil {
+		answer.unknown = err
+		return answer
 	}
-	return len(listed) > 0 && h.MemoryBytes >= need
+	branch, _, _ := strings.Cut(version, ".")
+	calibrated, failure := readCalibration(runDir, version)
+	switch {
+	case failure != "":
+		answer.unknown = fmt.Errorf("cucriu check --calibrate found that the kernel module of driver %s does not tell it: %s", version, failure)
+		return answer
+	case !calibrated && !slices.Contains(measuredDrivers, version) && !slices.Contains(comparedBranches, branch):
+		answer.unknown = fmt.Errorf("nobody has compared driver %s: run cucriu check --calibrate", version)
+		return answer
+	}
+	var pids, gaps, at []int
+	for i := range processes {
+		if unix.Kill(processes[i].PID, 0) != nil {
+			continue // it has ended
+		}
+		gap := nvrm.ShortGap
+		if quick {
+			gap = nvrm.QuickGap
+		}
+		if len(listed[i]) != 1 && len(processes[i].GPUs) > 1 {
+			gap = nvrm.WidestGap
+		}
+		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
+	}
+	told := nvrm.Ask(driver.Ioctl(), pids, gaps)
+	answer.shares, answer.unknown = told.Shares, told.Err
+	if calibrated || slices.Contains(measuredDrivers, version) {
+		for i, holdings := range told.Holdings {
+			answer.holdings[at[i]] = holdings
+		}
+	}
+	return answer
 }
 
 // holdingFindings judges what the kernel module says about a process. contexts is the number of

@@ -36,25 +36,3 @@ func TestHoldingFindings(t *testing.T) {
 		})
 	}
 }
-
-func TestWhatWasNotFoundIsNotTakenForNothing(t *testing.T) {
-	a, b := cudackpt.UUID{1}, cudackpt.UUID{2}
-	for _, test := range []struct {
-		name   string
-		listed map[cudackpt.UUID]uint64
-		found  uint64
-		want   bool
-	}{
-		{"two contexts", map[cudackpt.UUID]uint64{a: 518 << 20, b: 518 << 20}, 0, true},
-		{"all of it", map[cudackpt.UUID]uint64{a: 4 << 30, b: 2 << 30}, 5 << 30, true},
-		{"half of it", map[cudackpt.UUID]uint64{a: 4 << 30, b: 4 << 30}, 3 << 30, false},
-		{"an amount that NVML does not tell", map[cudackpt.UUID]uint64{a: cudackpt.UnknownMemory, b: 1 << 30}, 1 << 40, false},
-		{"a process that NVML does not list", nil, 1 << 40, false},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if got := complete(nvrm.Holdings{MemoryBytes: test.found}, test.listed); got != test.want {
-				t.Fatalf("complete: %v", got)
-			}
-		})
-	}
-}

@@ -24,9 +24,9 @@ func (in *TreeInspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(
 
 // InspectTree walks the tree below root. It finds the CUDA processes, and everything that would
 // make the dump fail after GPU state has been touched. imageDir is where the images are to go;
-// it is empty if that is not known. InspectTree calls open when it meets the first process that
+// it is empty if that is not known. runDir is the run directory. InspectTree calls open when it meets the first process that
 // has libcuda mapped: a tree without CUDA needs no driver.
-func InspectTree(ctx context.Context, root int, imageDir string, open func() (*cudackpt.Driver, error)) (*TreeInspection, error) {
+func InspectTree(ctx context.Context, root int, imageDir, runDir string, open func() (*cudackpt.Driver, error)) (*TreeInspection, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if len(in.Processes) == 0 {
 		return in, nil
 	}
-	peers, err := PeerFindings(driver, in.Processes, listed, false)
+	losses, err := LossFindings(driver, runDir, in.Processes, listed, in.PIDs, false)
 	if err != nil {
 		return nil, err
 	}
@@ -89,22 +89,14 @@ func InspectTree(ctx context.Context, root int, imageDir string, open func() (*c
 	if err != nil {
 		return nil, err
 	}
-	nccl, err := ncclOf(driver, in.Processes, listed, in.PIDs)
-	if err != nil {
-		return nil, err
-	}
-	in.Findings = slices.Concat(in.Findings, resources, nccl, peers)
+	in.Findings = slices.Concat(in.Findings, resources, losses)
 	return in, nil
 }
 
 // InspectNamed finds what cannot be restored in processes that the user has named, rather than
 // in a tree. A suspend uses it.
-func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Process) (Findings, error) {
+func InspectNamed(ctx context.Context, driver *cudackpt.Driver, runDir string, processes []Process) (Findings, error) {
 	listed, err := Measure(ctx, driver, processes)
-	if err != nil {
-		return nil, err
-	}
-	peers, err := PeerFindings(driver, processes, listed, false)
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +104,8 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, processes []Proc
 	for i, p := range processes {
 		pids[i] = p.PID
 	}
-	nccl, err := ncclOf(driver, processes, listed, pids)
-	return slices.Concat(DifferentGPUs(processes), peers, nccl), err
+	losses, err := LossFindings(driver, runDir, processes, listed, pids, false)
+	return slices.Concat(DifferentGPUs(processes), losses), err
 }
 
 // ProcessInspection is what was found about one process.

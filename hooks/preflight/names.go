@@ -46,6 +46,7 @@ const (
 	FindingNamespace          = "namespace"           // a process in another namespace than the root
 	FindingUnrestorable       = "unrestorable"        // what criu puts into an image and never restores
 	FindingNCCL               = "nccl-ipc"            // NCCL, which may share device memory between processes
+	FindingSharing            = "shared-gpu-memory"   // memory of the driver that processes share
 	FindingPeerMemory         = "peer-memory"         // one process on several GPUs, which may have peer access to large allocations
 	FindingHostNUMA           = "host-numa-memory"    // memory of the driver in a NUMA node of the host
 	FindingOptions            = "criu-options"        // the options of criu that the tree needs
@@ -87,7 +88,7 @@ const (
 // could not succeed.
 func Forceable() []string {
 	return []string{
-		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingUnsupportedFile, FindingUnsupportedProcess, FindingOtherUser, FindingNamespace, FindingUnrestorable, FindingUNIXSocket, FindingNCCL, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
+		FindingCriuVersion, FindingCriuCheck, FindingCUDAPlugin, FindingCapabilities, FindingForkedChild, FindingNVIDIADevice, FindingIOURing, FindingUnsupportedFile, FindingUnsupportedProcess, FindingOtherUser, FindingNamespace, FindingUnrestorable, FindingUNIXSocket, FindingNCCL, FindingSharing, FindingPeerMemory, FindingHostNUMA, FindingStagingMemory, FindingMemoryCgroup, FindingDiskSpace,
 		FindingContainer, FindingCPU, FindingHostMemory, FindingFileDiffers, FindingTCPAddress,
 	}
 }

@@ -32,10 +32,8 @@ type ncclUse struct {
 	jobFile, legacyIPC bool
 }
 
-// ncclOf looks for a trap in which a job is lost. A driver before 610 locks and checkpoints a
-// process that shares device memory with another without a complaint, and its restore then
-// fails for ever. The driver does not report such sharing, so only the most common cause can be
-// looked for: NCCL. Its P2P and SHM transports share device memory between the processes of a
+// ncclOf looks for NCCL where the kernel module does not tell who shares device memory
+// (sharing.go). Its P2P and SHM transports share device memory between the processes of a
 // communicator. NCCL is safe with both switched off, and within one process.
 //
 // Drivers from 610 on are reported (this was not measured here) to restore memory that is
@@ -43,13 +41,8 @@ type ncclUse struct {
 // (cuda-checkpoint --launch-job, which sets CUDA_CHECKPOINT_JOB_FILE in their environment).
 // They restore nothing else: no handles of the VMM API, no NVLS.
 //
-// Some things cannot be seen. One is NCCL that is linked statically, except in PyTorch, whose
-// threads have names, and except for NCCL's shared memory. Others are the remaining users of
-// cuIpc* and of exported allocations, such as PyTorch's CUDA tensors in torch.multiprocessing.
-// Variables that the program has set in itself or that are in an nccl.conf cannot be seen
-// either; for these the user must override the finding. PyTorch maps NCCL's library in every
-// process, so two processes that have nothing to do with each other are refused as well: the
-// opposite mistake would cost the job.
+// PyTorch maps NCCL's library in every process. Variables that the program has set in itself or
+// that are in an nccl.conf cannot be seen; for these the user must override the finding.
 //
 // A process without GPU memory shares none: torch.compile, for one, starts workers that load
 // everything and never create a context. listed is what NVML says that each process holds.
@@ -86,13 +79,6 @@ func ncclOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.
 		outside = ncclOutside(users[0].pid, tree)
 	}
 	return ncclFindings(users, outside, version), nil
-}
-
-// NCCLFindings looks once more for NCCL in processes that are locked: one that held no GPU memory
-// at the inspection may have begun since. Of those outside of the tree it says nothing.
-func NCCLFindings(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64) (Findings, error) {
-	found, err := ncclOf(driver, processes, listed, nil)
-	return found.Of(SeverityError), err
 }
 
 // holdsNothing reports whether a process certainly holds no GPU memory: NVML does not list it,

@@ -247,12 +247,8 @@ func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdi
 	return u, nil
 }
 
-// PeerFindings looks in processes for what the driver would checkpoint and never restore. Some of the
-// processes may have ended. listed is what NVML lists for each of them. Where the kernel module
-// is understood, Peers asks it too. With quick set, it asks only about the processes on several
-// GPUs, which saves 10 to 20 ms for each of the others.
-func PeerFindings(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) (Findings, error) {
-	holdings := holdingsOf(driver, processes, listed, quick)
+// peersOf judges processes of which some may have ended.
+func peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (Findings, error) {
 	var uses []peerUse
 	for i := range processes {
 		use, err := peerUseOf(&processes[i], listed[i], holdings[i])

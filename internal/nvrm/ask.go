@@ -1,11 +1,13 @@
 package nvrm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -28,71 +30,79 @@ type controlArguments struct {
 	size, theStatus uint32
 }
 
+// Ioctl is ioctl(2). A simulated driver brings its own.
+type Ioctl func(fd int, request uintptr, argument unsafe.Pointer) unix.Errno
+
+// System asks the kernel.
+func System(fd int, request uintptr, argument unsafe.Pointer) unix.Errno {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument))
+	return errno
+}
+
 // asker asks one question and returns the NV_STATUS of the resource manager.
 type asker interface {
 	control(client, object, command uint32, parameters unsafe.Pointer, size uintptr) (status uint32, err error)
 }
 
 // controlFile is an open /dev/nvidiactl.
-type controlFile int
+type controlFile struct {
+	fd    int
+	ioctl Ioctl
+}
 
 func (f controlFile) control(client, object, command uint32, parameters unsafe.Pointer, size uintptr) (uint32, error) {
 	var pinner runtime.Pinner
 	defer pinner.Unpin()
 	pinner.Pin(parameters)
 	arguments := &controlArguments{client: client, object: object, command: command, parameters: parameters, size: uint32(size)}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(f), rmControl, uintptr(unsafe.Pointer(arguments))); errno != 0 {
+	if errno := f.ioctl(f.fd, rmControl, unsafe.Pointer(arguments)); errno != 0 {
 		return 0, fmt.Errorf("ioctl NV_ESC_RM_CONTROL: %w", errno)
 	}
 	return arguments.theStatus, nil
 }
 
-// Read returns what a process holds in the resource manager, as far as the search finds it:
-// see [WidestGap]. It needs CAP_SYS_PTRACE over the process. The error wraps [ErrUnknown]
-// if the kernel module does not answer, or if the process has no nvidiactl open through
-// which to ask.
-func Read(pid, widestGap int) (Holdings, error) {
-	var all Holdings
-	err := eachClient(pid, widestGap, func(c contents) error {
-		all.add(c)
-		return nil
-	})
-	return all, err
+// client is a client that was made through one of a process's files.
+type client struct {
+	asker
+	handle uint32
 }
 
-// eachClient calls see for every client that was made through one of the process's files.
-func eachClient(pid, widestGap int, see func(contents) error) error {
-	files, err := borrow(pid)
-	defer func() {
-		for _, f := range files {
-			_ = unix.Close(int(f))
-		}
-	}()
+// clientsOf finds the clients of a process. The caller closes the files.
+func clientsOf(ioctl Ioctl, pid int) (clients []client, files []controlFile, err error) {
+	files, err = borrow(ioctl, pid)
 	if err != nil {
-		return fmt.Errorf("process %d: %w", pid, err)
+		return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
 	}
-	if len(files) == 0 {
-		return fmt.Errorf("process %d: %w: no nvidiactl is open", pid, ErrUnknown)
-	}
-	seen := make(map[uint32]bool) // one file can be open under several numbers
+	// Not every file has a client: an exported handle is an open nvidiactl, too. A process's
+	// other clients have numbers near that of its first. One that is missed shows in the sum
+	// of the memory.
+	from, to := uint32(firstClient), uint32(firstClient+mostClients)
 	for _, f := range files {
-		client, err := findClient(f)
-		if err == nil && !seen[client] {
-			seen[client] = true
-			var c contents
-			if c, err = scan(f, client, widestGap); err == nil {
-				err = see(c)
-			}
-		}
+		handle, err := findClient(f, from, to)
 		if err != nil {
-			return fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
+			return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
 		}
+		isKnown := func(c client) bool { return c.handle == handle } // one file can be open under several numbers
+		if handle == 0 || slices.ContainsFunc(clients, isKnown) {
+			continue
+		}
+		clients = append(clients, client{f, handle})
+		from, to = max(from, handle-0x100), min(to, handle+0x400)
 	}
-	return nil
+	if len(clients) == 0 {
+		return nil, files, fmt.Errorf("process %d: %w: no client of an open nvidiactl was found", pid, ErrUnknown)
+	}
+	return clients, files, nil
 }
 
-// borrow duplicates the process's descriptors of nvidiactl.
-func borrow(pid int) (files []controlFile, err error) {
+func closeAll(files []controlFile) {
+	for _, f := range files {
+		_ = unix.Close(f.fd)
+	}
+}
+
+// borrow duplicates the process's descriptors of nvidiactl, the lowest first.
+func borrow(ioctl Ioctl, pid int) (files []controlFile, err error) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, fmt.Errorf("pidfd_open: %w", err)
@@ -103,6 +113,9 @@ func borrow(pid int) (files []controlFile, err error) {
 	if err != nil {
 		return nil, err
 	}
+	slices.SortFunc(entries, func(a, b os.DirEntry) int {
+		return cmp.Or(cmp.Compare(len(a.Name()), len(b.Name())), cmp.Compare(a.Name(), b.Name()))
+	})
 	for _, entry := range entries {
 		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
 		if err != nil || filepath.Base(strings.TrimSuffix(link, " (deleted)")) != "nvidiactl" {
@@ -119,7 +132,7 @@ func borrow(pid int) (files []controlFile, err error) {
 		if err != nil {
 			return files, fmt.Errorf("pidfd_getfd of %s: %w", link, err)
 		}
-		files = append(files, controlFile(fd))
+		files = append(files, controlFile{fd, ioctl})
 	}
 	return files, nil
 }

@@ -1,8 +1,8 @@
 package nvrm
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 )
 
@@ -28,8 +28,7 @@ type Holdings struct {
 	// the process is lost. With contexts on two GPUs it is 4 or 5 although there are no
 	// such allocations.
 	HostNUMA int
-	// MemoryBytes is the size of all GPU memory that was found. If it is much less than
-	// NVML reports, not everything was found.
+	// MemoryBytes is the size of all GPU memory that was found.
 	MemoryBytes uint64
 }
 
@@ -39,14 +38,21 @@ const (
 	classSystemMemory = 0x3e   // NV01_MEMORY_SYSTEM
 	classP2P          = 0x503b // NV50_P2P
 	classFabric       = 0xf8   // NV_MEMORY_FABRIC
+	classImported     = 0xf9   // NV_MEMORY_FABRIC_IMPORT_V2
+	classImportedRef  = 0xfb   // NV_MEMORY_FABRIC_IMPORTED_REF
+	classMulticast    = 0xfd   // NV_MEMORY_MULTICAST_FABRIC
+	classSubdevice    = 0x2080 // NV20_SUBDEVICE_0
 
 	getHandleInfo  = 0xd02    // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
 	areDuplicates  = 0xd07    // NV0000_CTRL_CMD_CLIENT_OBJECTS_ARE_DUPLICATES
 	getSurfaceInfo = 0x410110 // NV0041_CTRL_CMD_GET_SURFACE_INFO
 	getFabricInfo  = 0xf80101 // NV00F8_CTRL_CMD_GET_INFO
+	getAddress     = 0x410103 // NV0041_CTRL_CMD_GET_SURFACE_PHYS_ATTR
 
-	handleClass = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
-	flexible    = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
+	handleParent = 1 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT
+	handleClass  = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
+	flexible     = 1 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA
+	pagesOf      = 7 // NV0041_CTRL_SURFACE_INFO_INDEX_PHYS_SIZE, in units of 4 KiB
 )
 
 // The ranges of handles. The module numbers clients upwards from the first one. libcuda
@@ -59,11 +65,12 @@ const (
 	mostObjects = 0x1000000
 )
 
-// WidestGap and ShortGap are how many handles a search tries after the last object that it
+// WidestGap, ShortGap and QuickGap are how many handles a search tries after the last object that it
 // has found. One question takes 1 to 2 µs.
 const (
 	WidestGap = 0x10000
 	ShortGap  = 0x2000
+	QuickGap  = 0x200
 )
 
 const (
@@ -71,13 +78,13 @@ const (
 	statusInvalidClient = 0x23
 )
 
-// classOf returns the class of an object, or 0 if there is no such object.
-func classOf(a asker, client, object uint32) (class, status uint32, err error) {
+// handleInfo returns what the module says of an object, or 0 if there is no such object.
+func handleInfo(a asker, client, object, index uint32) (info, status uint32, err error) {
 	var p struct {
 		object, index uint32
 		result        uint64
 	}
-	p.object, p.index = object, handleClass
+	p.object, p.index = object, index
 	status, err = a.control(client, client, getHandleInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
 	if err != nil || status != statusOK {
 		return 0, status, err
@@ -85,11 +92,11 @@ func classOf(a asker, client, object uint32) (class, status uint32, err error) {
 	return uint32(p.result), status, nil
 }
 
-// findClient finds the client that was made through an open file. If there is none, nothing
-// is known about the process that has the file.
-func findClient(a asker) (uint32, error) {
-	for client := uint32(firstClient); client < firstClient+mostClients; client++ {
-		_, status, err := classOf(a, client, client)
+// findClient finds the client between two numbers that was made through an open file; 0 if
+// there is none.
+func findClient(a asker, from, to uint32) (uint32, error) {
+	for client := from; client < to; client++ {
+		_, status, err := handleInfo(a, client, client, handleClass)
 		switch {
 		case err != nil:
 			return 0, err
@@ -99,7 +106,7 @@ func findClient(a asker) (uint32, error) {
 			return 0, fmt.Errorf("client %#x: status %#x", client, status)
 		}
 	}
-	return 0, errors.New("no client of an open nvidiactl was found")
+	return 0, nil
 }
 
 // object is a memory object that may have duplicates.
@@ -117,6 +124,22 @@ type contents struct {
 	system        []object
 	systemDoubled int
 	fabricDoubled int
+	imports       int // of fabric memory, and multicast objects, which several processes have
+	regions       map[region]bool
+	unplaced      bool  // there is memory whose address the module does not tell
+	gpus          []gpu // that the client can ask about
+}
+
+// region is a piece of memory, the same for all who have it.
+type region struct {
+	gpu, aperture uint32
+	address, size uint64
+}
+
+// gpu is a subdevice of a client, through which questions about a GPU are asked.
+type gpu struct {
+	client
+	id, subdevice, device uint32
 }
 
 // add adds the objects of a client.
@@ -130,10 +153,11 @@ func (h *Holdings) add(c contents) {
 }
 
 // scan looks at all objects of a client.
-func scan(a asker, client uint32, widestGap int) (c contents, err error) {
+func scan(a asker, of uint32, widestGap int) (c contents, err error) {
 	gap := 0
+	c.regions = make(map[region]bool)
 	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
-		class, _, err := classOf(a, client, handle)
+		class, _, err := handleInfo(a, of, handle, handleClass)
 		if err != nil {
 			return c, err
 		}
@@ -144,20 +168,33 @@ func scan(a asker, client uint32, widestGap int) (c contents, err error) {
 		switch class {
 		case classP2P:
 			c.p2p++
-		case classGPUMemory:
-			size, err := surfaceSize(a, client, handle)
+		case classSubdevice:
+			var id uint32
+			device, _, err := handleInfo(a, of, handle, handleParent)
+			if err == nil {
+				err = ask(a, of, handle, getGPU, unsafe.Pointer(&id), unsafe.Sizeof(id))
+			}
 			if err != nil {
 				return c, err
 			}
-			c.memory += size
-		case classSystemMemory:
-			size, err := surfaceSize(a, client, handle)
+			c.gpus = append(c.gpus, gpu{client{a, of}, id, handle, device})
+		case classGPUMemory, classSystemMemory:
+			size, err := surfaceSize(a, of, handle)
+			if err == nil {
+				err = c.place(a, of, handle, size)
+			}
 			if err != nil {
 				return c, err
 			}
-			c.system = append(c.system, object{handle, size})
+			if class == classGPUMemory {
+				c.memory += size
+			} else {
+				c.system = append(c.system, object{handle, size})
+			}
+		case classImported, classImportedRef, classMulticast:
+			c.imports++
 		case classFabric:
-			size, flags, err := fabricInfo(a, client, handle)
+			size, flags, err := fabricInfo(a, of, handle)
 			switch {
 			case err != nil:
 				return c, err
@@ -168,11 +205,36 @@ func scan(a asker, client uint32, widestGap int) (c contents, err error) {
 			}
 		}
 	}
-	if c.fabricDoubled, err = duplicates(a, client, c.fabric); err != nil {
+	if c.fabricDoubled, err = duplicates(a, of, c.fabric); err != nil {
 		return c, err
 	}
-	c.systemDoubled, err = duplicates(a, client, c.system)
+	c.systemDoubled, err = duplicates(a, of, c.system)
 	return c, err
+}
+
+// place notes where a piece of memory is. Modules before 580 tell it only to the kernel.
+func (c *contents) place(a asker, of, handle uint32, size uint64) error {
+	parent, _, err := handleInfo(a, of, handle, handleParent)
+	if err != nil {
+		return err
+	}
+	var p struct { // the address, as the answer
+		offset                                  uint64
+		format, comprOffset, comprFormat        uint32
+		aperture, cacheAttr, peerCacheAttr, mmu uint32
+		contiguous                              uint64
+	}
+	status, err := a.control(of, handle, getAddress, unsafe.Pointer(&p), unsafe.Sizeof(p))
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(c.gpus, func(g gpu) bool { return g.device == parent })
+	if status != statusOK || size == 0 || at < 0 {
+		c.unplaced = c.unplaced || size > 0
+		return nil
+	}
+	c.regions[region{c.gpus[at].id, p.aperture, p.offset, size}] = true
+	return nil
 }
 
 func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err error) {
@@ -191,17 +253,17 @@ func fabricInfo(a asker, client, handle uint32) (size uint64, flags uint32, err 
 // surfaceSize returns the size of a memory object, or 0 if the module does not report it.
 func surfaceSize(a asker, client, handle uint32) (uint64, error) {
 	type pair struct{ index, value uint32 }
-	list := &[2]pair{{index: 2}, {index: 3}} // the lower and the upper half
+	pages := &pair{index: pagesOf}
 	var p struct {
 		count uint32
 		list  unsafe.Pointer
 	}
-	p.count, p.list = uint32(len(list)), unsafe.Pointer(list)
+	p.count, p.list = 1, unsafe.Pointer(pages)
 	status, err := a.control(client, handle, getSurfaceInfo, unsafe.Pointer(&p), unsafe.Sizeof(p))
 	if err != nil || status != statusOK {
 		return 0, err
 	}
-	return uint64(list[1].value)<<32 | uint64(list[0].value), nil
+	return uint64(pages.value) << 12, nil
 }
 
 // duplicates counts the objects that duplicate an earlier one.

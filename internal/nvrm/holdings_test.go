@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -24,7 +25,10 @@ type fakeObject struct {
 	flags  uint32
 	dupOf  uint32 // the number of the object that it duplicates
 	closed bool   // does not report its size
+	at     uint64 // its address; 0 if the module does not tell it
 }
+
+const fakeGPU = 0x600 // its subdevice has the number 3, and its device 2
 
 func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer, _ uintptr) (uint32, error) {
 	const noObject, notSupported = 0x33, 0x56
@@ -51,19 +55,32 @@ func (f *fake) control(client, handle, command uint32, parameters unsafe.Pointer
 		}
 		p.result = uint64(o.class)
 		if p.index != handleClass {
-			p.result = uint64(o.parent)
+			p.result = firstObject + uint64(o.parent)
 		}
+		return statusOK, nil
+	case getGPU:
+		*(*uint32)(parameters) = fakeGPU
+		return statusOK, nil
+	case getAddress:
+		o := f.objects[number(handle)]
+		if o.at == 0 {
+			return notSupported, nil
+		}
+		*(*uint64)(parameters) = o.at
 		return statusOK, nil
 	case getSurfaceInfo:
 		p := (*struct {
 			count uint32
-			list  *[2][2]uint32
+			list  *[2]uint32
 		})(parameters)
 		o := f.objects[number(handle)]
 		if o.closed {
 			return notSupported, nil
 		}
-		p.list[0][1], p.list[1][1] = uint32(o.size), uint32(o.size>>32)
+		if p.list[0] != pagesOf {
+			return notSupported, nil
+		}
+		p.list[1] = uint32(o.size >> 12)
 		return statusOK, nil
 	case getFabricInfo:
 		p := (*struct {
@@ -137,7 +154,7 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := &fake{client: firstClient + 0x59b, objects: c.objects}
-			client, err := findClient(f)
+			client, err := findClient(f, firstClient, firstClient+mostClients)
 			if err != nil || client != f.client {
 				t.Fatalf("client %#x, %v", client, err)
 			}
@@ -151,14 +168,14 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 }
 
 func TestUnknownStatusIsAnError(t *testing.T) {
-	if client, err := findClient(&fake{status: 0x1f}); err == nil {
+	if client, err := findClient(&fake{status: 0x1f}, firstClient, firstClient+1); err == nil {
 		t.Errorf("client %#x", client)
 	}
 }
 
 func TestAProcessWithoutTheDeviceIsUnknown(t *testing.T) {
-	if got, err := Read(os.Getpid(), WidestGap); !errors.Is(err, ErrUnknown) {
-		t.Errorf("%+v, %v", got, err)
+	if got := askAbout(os.Getpid()); !errors.Is(got.Err, ErrUnknown) || got.Holdings[0] != nil {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -169,7 +186,95 @@ func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if _, err := Read(os.Getpid(), WidestGap); !errors.Is(err, ErrUnknown) || !errors.Is(err, unix.ENOTTY) {
-		t.Errorf("%v", err)
+	if got := askAbout(os.Getpid()); !errors.Is(got.Err, ErrUnknown) || !errors.Is(got.Err, unix.ENOTTY) || got.Holdings[0] != nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}) }
+
+func TestMemoryIsKnownByItsPlace(t *testing.T) {
+	const mib = 1 << 20
+	f := &fake{client: firstClient, objects: map[uint32]fakeObject{
+		3: {class: classSubdevice, parent: 2}, 5: {class: classGPUMemory, parent: 2, size: mib, at: 64 * mib},
+		6: {class: classGPUMemory, parent: 9, size: mib, at: 64 * mib}, 7: {class: classMulticast},
+	}}
+	found, err := scan(f, f.client, ShortGap)
+	if err != nil || found.imports != 1 || len(found.regions) != 1 || !found.regions[region{gpu: fakeGPU, address: 64 * mib, size: mib}] || !found.unplaced {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+// accounts is a resource manager that knows how much memory each process has.
+type accounts map[uint32]pidInfo
+
+func (a accounts) control(_, _, command uint32, parameters unsafe.Pointer, _ uintptr) (uint32, error) {
+	switch command {
+	case getPIDs:
+		p := (*struct {
+			kind, class, count uint32
+			pids               [mostPIDs]uint32
+		})(parameters)
+		for pid := range a {
+			p.pids[p.count] = pid
+			p.count++
+		}
+	case getPIDInfo:
+		p := (*struct {
+			count uint32
+			infos [mostPIDInfos]pidInfo
+		})(parameters)
+		for i := range p.infos[:p.count] {
+			info := a[p.infos[i].pid]
+			info.pid = p.infos[i].pid
+			p.infos[i] = info
+		}
+	}
+	return statusOK, nil
+}
+
+func TestMemoryIsAccounted(t *testing.T) {
+	a := accounts{1: {owned: 10, private: 1}, 2: {owned: 5, duplicated: 3}, 9: {owned: 7, duplicated: 2}, 8: {}}
+	gpus := []gpu{{client: client{a, firstClient}, id: 1}, {client: client{a, firstClient}, id: 1}, {client: client{a, firstClient}, id: 2}}
+	one, two := &process{pid: 1, all: contents{gpus: gpus}}, &process{pid: 2}
+	others, err := account([]*process{one, two})
+	// Process 8 has nothing: it is one that asks.
+	if err != nil || one.total != 22 || one.foreign != 0 || two.total != 16 || two.foreign != 6 || len(others) != 1 || others[0].pid != 9 || others[0].foreign != 4 {
+		t.Errorf("%+v, %+v, others %+v, %v", one, two, others, err)
+	}
+}
+
+// TestShares has the cases that were seen on H200s.
+func TestShares(t *testing.T) {
+	has := func(pid int, foreign uint64, at ...uint64) *process {
+		p := &process{pid: pid, foreign: foreign, all: contents{regions: make(map[region]bool)}}
+		for _, address := range at {
+			p.all.regions[region{gpu: 6, address: address, size: 64 << 20}] = true
+		}
+		return p
+	}
+	hidden, multicast, unread := has(1, 0), has(1, 0), has(9, 64)
+	hidden.all.unplaced, multicast.all.imports, unread.err = true, 1, ErrUnknown
+	type list []*process
+	for _, c := range []struct {
+		name            string
+		processes, more list
+		want            []Share
+	}{
+		{"nothing", list{has(1, 0, 10), has(2, 0, 20)}, list{has(9, 0, 30)}, nil},
+		{"two of the tree", list{has(1, 0, 10), has(2, 64, 10)}, nil, []Share{{PID: 1, With: 2}}},
+		{"three of the tree", list{has(1, 0, 10), has(2, 64, 10), has(3, 64, 10)}, nil, []Share{{PID: 1, With: 2}, {PID: 1, With: 3}, {PID: 2, With: 3}}},
+		{"host memory, which is not counted", list{has(1, 0, 10), has(2, 0, 10)}, nil, []Share{{PID: 1, With: 2}}},
+		{"an importer outside", list{has(1, 0, 10)}, list{has(9, 64, 10)}, []Share{{PID: 1, With: 9}}},
+		{"an exporter outside", list{has(1, 64, 10)}, list{has(9, 0, 10)}, []Share{{PID: 1, With: 9}}},
+		{"others share", list{has(1, 0, 10)}, list{has(8, 0, 20), has(9, 64, 20)}, nil},
+		{"an exporter that cannot be told", list{has(1, 64, 10)}, nil, []Share{{PID: 1}}},
+		{"multicast", list{multicast}, nil, []Share{{PID: 1}}},
+		{"an importer outside whose memory cannot be placed", list{hidden}, list{has(9, 64, 10)}, []Share{{PID: 1, With: 9, Maybe: true}}},
+		{"an importer outside that cannot be read", list{has(1, 0, 10)}, list{unread}, []Share{{PID: 1, With: 9, Maybe: true}}},
+	} {
+		if got := shares(c.processes, c.more); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
 	}
 }

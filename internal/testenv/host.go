@@ -130,6 +130,15 @@ func (h *Host) NVML(view string) {
 	}
 }
 
+// KernelModule sets how the simulated kernel module answers questions about memory: "silent",
+// "lie" (nothing is ever shared), or "" for the truth.
+func (h *Host) KernelModule(manner string) {
+	h.t.Helper()
+	if err := os.WriteFile(filepath.Join(h.Dir, "nvrm"), []byte(manner+"\n"), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // Command returns a command that runs on the host.
 func (h *Host) Command(name string, args ...string) *exec.Cmd {
 	if h.Enter != nil {

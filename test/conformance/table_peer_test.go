@@ -97,12 +97,16 @@ func holds(want nvrm.Holdings) row {
 			if err != nil {
 				return "", err
 			}
-			got, err := nvrm.Read(pid, nvrm.WidestGap)
+			answer := nvrm.Ask(nvrm.System, []int{pid}, []int{nvrm.WidestGap})
+			if answer.Holdings[0] == nil {
+				return "", fmt.Errorf("not all of it was found: %w", answer.Err)
+			}
+			got := *answer.Holdings[0]
 			got.MemoryBytes = 0
 			if want.HostNUMA == 0 {
 				got.HostNUMA = 0 // it is meaningless for a process on two GPUs
 			}
-			return text(got), err
+			return text(got), nil
 		},
 	}
 }

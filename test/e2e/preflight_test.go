@@ -257,6 +257,7 @@ func ncclJob(t *testing.T, host *testenv.Host, environment ...string) *testenv.J
 func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
+		host.KernelModule("silent") // else it tells who shares memory
 		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
 		refused(t, host, job, preflight.FindingNCCL, t.TempDir())
 

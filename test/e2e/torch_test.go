@@ -179,7 +179,7 @@ func TestPyTorchRanksThatShareMemoryAreRefused(t *testing.T) {
 		run.waitSteps(20)
 		const refused = 3
 		out := cucriu(t, host, refused, "dump", "-t", run.job.Root(), "-D", newImages(t), "--tcp-established", "--network-lock", "skip")
-		if !strings.Contains(out, "nccl-ipc") {
+		if !strings.Contains(out, "shared-gpu-memory") {
 			t.Fatalf("refused for another reason:\n%s", out)
 		}
 		run.waitSteps(run.lines(0) + 20)

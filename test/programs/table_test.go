@@ -19,7 +19,7 @@ func table() []program {
 		{name: "torchrun, NCCL without P2P and SHM, under cucriu run", command: torchrun("2"), env: noSharing, gpus: 2, want: works, underRun: true},
 		{name: "the same with four ranks", command: torchrun("4"), env: noSharing, gpus: 4, want: works, underRun: true},
 		{name: "torchrun, NCCL without P2P and SHM", command: torchrun("2"), env: noSharing, gpus: 2, want: refused, finding: "io-uring"},
-		{name: "torchrun, NCCL over NVLink", command: torchrun("2"), gpus: 2, want: refused, finding: "nccl-ipc"},
+		{name: "torchrun, NCCL over NVLink", command: torchrun("2"), gpus: 2, want: refused, finding: "shared-gpu-memory"},
 		{name: "GPT-2 behind HTTP, clients connected", command: python("gpt2_server.py"), client: python("gpt2_client.py"), gpus: 1, want: works},
 		{name: "PyTorch Lightning", command: python("lightning_train.py"), gpus: 1, want: works},
 		{name: "model parallel, expandable segments", command: python("model_parallel.py"), env: []string{"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}, gpus: 2, want: works},

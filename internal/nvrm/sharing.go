@@ -1,0 +1,242 @@
+package nvrm
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"unsafe"
+)
+
+// Share is memory of the driver that two processes have. Who has imported it cannot be
+// checkpointed and restored.
+type Share struct {
+	PID int // one of those that were asked about
+	// With is the other one, 0 if it cannot be told. It may be any process on this machine.
+	With int
+	// Maybe says that With has imported memory, of which it cannot be told whether it is PID's.
+	Maybe bool
+}
+
+// Answer is what the module says of processes.
+type Answer struct {
+	// Holdings are what each process holds; nil if that is not known, or not all of it.
+	Holdings []*Holdings
+	Shares   []Share
+	// Err says why it is not known which processes share memory. It wraps [ErrUnknown].
+	Err error
+}
+
+// process is what was learnt about one process.
+type process struct {
+	pid            int
+	holdings       Holdings
+	all            contents // of all its clients, as far as they matter for sharing
+	total, foreign uint64   // bytes of GPU memory that the module accounts to it, and those imported from a living process
+	err            error
+}
+
+// Ask asks what processes hold and share, and needs CAP_SYS_PTRACE over them, and
+// CAP_SYS_ADMIN. gaps are how far each search goes (see [WidestGap]); a search that has not
+// found all GPU memory goes on with the widest.
+func Ask(ioctl Ioctl, pids, gaps []int) Answer {
+	answer := Answer{Holdings: make([]*Holdings, len(pids))}
+	processes := make([]*process, len(pids))
+	var files []controlFile
+	var mutex sync.Mutex
+	defer func() { closeAll(files) }()
+	read := func(p *process, gap int) {
+		opened := p.read(ioctl, gap)
+		mutex.Lock()
+		defer mutex.Unlock()
+		files = append(files, opened...)
+	}
+	each := func(do func(i int)) {
+		var wg sync.WaitGroup
+		for i := range processes {
+			wg.Go(func() { do(i) })
+		}
+		wg.Wait()
+	}
+	each(func(i int) {
+		processes[i] = &process{pid: pids[i]}
+		read(processes[i], gaps[i])
+	})
+	others, err := account(processes)
+	each(func(i int) {
+		p := processes[i]
+		if p.err == nil && err == nil && p.incomplete() && gaps[i] < WidestGap {
+			read(p, WidestGap)
+		}
+		if p.err == nil && err == nil && !p.incomplete() {
+			answer.Holdings[i] = &p.holdings
+		}
+	})
+	for _, p := range processes {
+		if err == nil {
+			err = p.err
+		}
+	}
+	if err != nil {
+		answer.Err = err
+		return answer
+	}
+	importing := slices.ContainsFunc(processes, func(p *process) bool { return p.foreign > 0 })
+	for _, other := range others {
+		if importing || other.foreign > 0 {
+			read(other, ShortGap)
+			if other.err == nil && other.incomplete() {
+				read(other, WidestGap)
+			}
+		}
+	}
+	answer.Shares = shares(processes, others)
+	return answer
+}
+
+// read looks at all clients of a process. The files stay open for more questions.
+func (p *process) read(ioctl Ioctl, gap int) []controlFile {
+	clients, files, err := clientsOf(ioctl, p.pid)
+	p.err, p.holdings, p.all = err, Holdings{}, contents{regions: make(map[region]bool)}
+	for _, c := range clients {
+		found, err := scan(c, c.handle, gap)
+		if err != nil {
+			p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
+			return files
+		}
+		p.holdings.add(found)
+		p.all.imports += found.imports
+		p.all.unplaced = p.all.unplaced || found.unplaced
+		p.all.gpus = append(p.all.gpus, found.gpus...)
+		for r := range found.regions {
+			p.all.regions[r] = true
+		}
+	}
+	if p.err == nil && len(p.all.gpus) == 0 {
+		p.err = fmt.Errorf("process %d: %w: no GPU was found among its objects", p.pid, ErrUnknown)
+	}
+	return files
+}
+
+// incomplete reports whether not all of the process's GPU memory was found.
+func (p *process) incomplete() bool { return p.holdings.MemoryBytes < p.total }
+
+// The module counts the GPU memory of every process, and which part of it the process has
+// imported. What a process duplicates for itself is not counted as imported, nor what the
+// driver for unified memory duplicates. If the exporter has ended, its importer counts as the
+// owner.
+const (
+	getPIDs    = 0x2080018d // NV2080_CTRL_CMD_GPU_GET_PIDS
+	getPIDInfo = 0x2080018e // NV2080_CTRL_CMD_GPU_GET_PID_INFO
+	getGPU     = 0x20800142 // NV2080_CTRL_CMD_GPU_GET_ID
+
+	mostPIDs     = 950
+	mostPIDInfos = 200
+)
+
+type pidInfo struct {
+	pid, index, result, _           uint32
+	private, owned, duplicated      uint64
+	protected                       [3]uint64 // the parts of these in protected memory
+	computeInstance, partOfInstance uint32
+}
+
+// account asks how much memory the processes have on every GPU, and returns the others that
+// have some. Who has none may have borrowed another's files to ask, as we have.
+func account(processes []*process) (others []*process, err error) {
+	byPID := make(map[int]*process)
+	asked := make(map[uint32]bool)
+	var gpus []gpu
+	for _, p := range processes {
+		byPID[p.pid] = p
+		for _, g := range p.all.gpus {
+			if !asked[g.id] {
+				asked[g.id] = true
+				gpus = append(gpus, g)
+			}
+		}
+	}
+	for _, g := range gpus {
+		users := &struct {
+			kind, class, count uint32
+			pids               [mostPIDs]uint32
+		}{class: classSubdevice}
+		if err := ask(g, g.handle, g.subdevice, getPIDs, unsafe.Pointer(users), unsafe.Sizeof(*users)); err != nil {
+			return nil, err
+		}
+		if users.count >= mostPIDs {
+			return nil, fmt.Errorf("%w: GPU %#x has too many users", ErrUnknown, g.id)
+		}
+		for _, pid := range users.pids[:users.count] {
+			if byPID[int(pid)] == nil {
+				others = append(others, &process{pid: int(pid)})
+				byPID[int(pid)] = others[len(others)-1]
+			}
+		}
+	}
+	for _, g := range gpus {
+		for some := range slices.Chunk(slices.Concat(processes, others), mostPIDInfos) {
+			list := &struct {
+				count uint32
+				infos [mostPIDInfos]pidInfo
+			}{count: uint32(len(some))}
+			for i, p := range some {
+				list.infos[i].pid = uint32(p.pid)
+			}
+			if err := ask(g, g.handle, g.subdevice, getPIDInfo, unsafe.Pointer(list), unsafe.Sizeof(*list)); err != nil {
+				return nil, err
+			}
+			for i, p := range some {
+				info := list.infos[i]
+				if info.result != statusOK {
+					return nil, fmt.Errorf("%w: memory of process %d: status %#x", ErrUnknown, p.pid, info.result)
+				}
+				p.total += info.private + info.owned + info.duplicated
+				p.foreign += info.duplicated
+			}
+		}
+	}
+	return slices.DeleteFunc(others, func(p *process) bool { return p.total == 0 }), nil
+}
+
+// ask asks a question that must be answered.
+func ask(a asker, client, object, command uint32, parameters unsafe.Pointer, size uintptr) error {
+	status, err := a.control(client, object, command, parameters, size)
+	if err == nil && status != statusOK {
+		err = fmt.Errorf("%w: command %#x: status %#x", ErrUnknown, command, status)
+	}
+	return err
+}
+
+// shares finds who has the same memory.
+func shares(processes, others []*process) (found []Share) {
+	for i, p := range processes {
+		before := len(found)
+		for _, q := range slices.Concat(processes[i+1:], others) {
+			if p.has(q) {
+				found = append(found, Share{PID: p.pid, With: q.pid})
+			}
+		}
+		isNamed := func(s Share) bool { return s.With == p.pid }
+		if (p.foreign > 0 || p.all.imports > 0) && len(found) == before && !slices.ContainsFunc(found, isNamed) {
+			found = append(found, Share{PID: p.pid})
+		}
+	}
+	for _, q := range others {
+		isNamed := func(s Share) bool { return s.With == q.pid }
+		unclear := func(p *process) bool { return p.all.unplaced || p.incomplete() }
+		if q.foreign > 0 && !slices.ContainsFunc(found, isNamed) && (q.err != nil || unclear(q) || slices.ContainsFunc(processes, unclear)) {
+			found = append(found, Share{PID: processes[0].pid, With: q.pid, Maybe: true})
+		}
+	}
+	return found
+}
+
+// has reports whether two processes have the same piece of memory.
+func (p *process) has(q *process) bool {
+	for r := range p.all.regions {
+		if q.all.regions[r] {
+			return true
+		}
+	}
+	return false
+}
