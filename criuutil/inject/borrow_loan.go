@@ -33,6 +33,7 @@ func startLoan(of savedThreads, saved string, at func(string)) *loan {
 type borrowedThread struct {
 	savedThread
 	state      threadState
+	reaped     bool         // waited for; until then a thread that has ended keeps its process from ending
 	stopSignal unix.Signal  // if held: the signal of the group-stop, or SIGTRAP outside of one
 	criuCode   []proc.Range // criu's code, if the thread was found in it
 	// slice is the memory on which the thread is now making a call. It is empty if nobody
@@ -147,13 +148,13 @@ func (l *loan) findEnded() {
 // poll handles everything that the threads have reported.
 func (l *loan) poll() {
 	for _, t := range l.threads {
-		for t.state != unseized && t.state != ended {
+		for t.state != unseized && !t.reaped {
 			status, reported, err := waitNoHang(t.TID)
 			if err == nil && !reported {
 				break
 			}
 			if err != nil || !status.Stopped() {
-				t.state = ended
+				t.state, t.reaped = ended, true
 				break
 			}
 			l.stopped(t, status)

@@ -235,6 +235,27 @@ func TestATargetThatIsKilledWhileBorrowedFrom(t *testing.T) {
 	}
 }
 
+// TestATargetThatWasKilledEnds, which takes that its borrowed threads are waited for, although it was
+// seen otherwise that they have ended. Who makes the driver work in it may wait for that.
+func TestATargetThatWasKilledEnds(t *testing.T) {
+	p := startBorrowable(t)
+	p.stop(t)
+	b := p.borrow(t, p.tids()...)
+	must(t, b.loan.do(func() error { // which keeps it from being seen as usual
+		must(t, p.Signal(unix.SIGKILL))
+		for _, tid := range p.tids() {
+			eventually(t, "the thread has ended", func() bool {
+				_, err := proc.ThreadStat(p.PID, tid)
+				return errors.Is(err, proc.ErrGone)
+			})
+		}
+		b.loan.findEnded()
+		return nil
+	}))
+	eventually(t, "the process has ended", func() bool { return !p.Alive() })
+	must(t, b.Return(t.Context()))
+}
+
 func TestSignalsThatArriveWhileBorrowedAreTakenOnceAfterwards(t *testing.T) {
 	t.Parallel()
 	p := startBorrowable(t)
