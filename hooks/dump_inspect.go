@@ -49,7 +49,25 @@ func (d *dump) inspect(ctx context.Context) error {
 	if len(d.targets) != len(d.members) {
 		return errors.New("a CUDA process of the tree ended while it was inspected: dump again")
 	}
+	d.countOOMKills()
 	return nil
+}
+
+// countOOMKills begins to count what the out-of-memory killer ends in the targets' control groups.
+func (d *dump) countOOMKills() {
+	hierarchies, err := proc.ReadHierarchies()
+	for _, t := range d.targets {
+		var counter *proc.OOMCounter
+		if err == nil {
+			counter, err = hierarchies.CountOOMKills(t.PID)
+		}
+		if counter != nil {
+			d.oomKills = append(d.oomKills, counter)
+		}
+	}
+	if err != nil {
+		d.Log.Debug("nobody counts what the out-of-memory killer ends", "error", err)
+	}
 }
 
 // requireProcess refuses a root that is no process: criu asks the hook first.

@@ -35,6 +35,7 @@ type suspension struct {
 	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if
 	// nobody waits for that.
 	onCheckpointed func(context.Context, *target) error
+	oomKills       []*proc.OOMCounter // in the control groups of the targets
 }
 
 // take takes hold of processes. It fails if somebody else is at work on one of them.

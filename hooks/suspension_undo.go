@@ -112,9 +112,19 @@ func (s *suspension) failed(err error) error {
 	}
 	err = preflight.AsFailure(err)
 	if ended := f.err("runs on"); ended != nil {
-		return errors.Join(err, ended)
+		return errors.Join(err, ended, s.oomKilled())
 	}
 	return fmt.Errorf("%w; %s", err, f.text("runs on"))
+}
+
+// oomKilled says whether the out-of-memory killer has struck since [dump.countOOMKills].
+func (s *suspension) oomKilled() error {
+	for _, counter := range s.oomKills {
+		if counter.Kills() > 0 {
+			return fmt.Errorf("the out-of-memory killer has struck in the control group %s meanwhile: raise its memory limit, or that of a group above it", counter.Dir)
+		}
+	}
+	return nil
 }
 
 // refreeze freezes again what the engine had frozen and we have thawed. Somebody else thaws

@@ -18,6 +18,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
 	"cucriu/internal/version"
 	"cucriu/internal/watcher"
@@ -98,6 +99,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	preflight.LimitOwnMemory()
 	hook, err := hooks.New(cfg, log, self, "watch")
 	if err != nil {
 		return err

@@ -91,6 +91,7 @@ func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(
 	if err != nil {
 		return err
 	}
+	preflight.LimitOwnMemory()
 	ctx := cmd.Context()
 	p := newProgress(images)
 	hook.Progress = p.step

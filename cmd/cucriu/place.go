@@ -10,6 +10,7 @@ import (
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/files"
 	"cucriu/hooks/jobs/place"
+	"cucriu/hooks/preflight"
 )
 
 // The clocks of a time namespace can be set by the main thread only, and only here is it sure
@@ -57,6 +58,7 @@ func insideCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			preflight.LimitOwnMemory()
 			return jobs.Inside(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
 		},
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/watcher"
 )
 
@@ -17,6 +18,7 @@ func watchCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			preflight.LimitOwnMemory()
 			return watcher.Run(hook, args[0])
 		},
 	}

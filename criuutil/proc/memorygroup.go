@@ -64,6 +64,48 @@ func (h *Hierarchies) MemoryGroups(pid int) ([]MemoryGroup, error) {
 	return limits, err
 }
 
+// OOMCounter counts the processes of a control group that the out-of-memory killer ends.
+type OOMCounter struct {
+	Dir    string // of the group
+	file   string
+	before uint64
+}
+
+// CountOOMKills begins to count in the innermost memory control group of a process. It returns nil
+// where the kernel does not count.
+func (h *Hierarchies) CountOOMKills(pid int) (counter *OOMCounter, err error) {
+	err = h.each(pid, "memory", func(dir string, v1, _ bool) error {
+		if counter != nil {
+			return nil
+		}
+		c := &OOMCounter{Dir: dir, file: filepath.Join(dir, "memory.events")}
+		if v1 {
+			c.file = filepath.Join(dir, "memory.oom_control")
+		}
+		if c.before, err = c.read(); err == nil {
+			counter = c
+		}
+		return nil
+	})
+	return counter, err
+}
+
+// Kills returns how many there were since.
+func (c *OOMCounter) Kills() uint64 {
+	now, _ := c.read() // the group may be gone
+	return now - min(now, c.before)
+}
+
+func (c *OOMCounter) read() (uint64, error) {
+	data, err := os.ReadFile(c.file)
+	for line := range strings.Lines(string(data)) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == "oom_kill" {
+			return strconv.ParseUint(value, 10, 64)
+		}
+	}
+	return 0, errors.Join(err, errors.ErrUnsupported)
+}
+
 // readMemoryGroup reads one group. A group without the controller, such as the root of v2,
 // has no limit.
 func readMemoryGroup(dir string, v1 bool) (MemoryGroup, error) {

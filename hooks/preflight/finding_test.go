@@ -204,13 +204,18 @@ func TestStagingFindings(t *testing.T) {
 
 		// An image in memory is counted on top: against the host's memory and that of the
 		// writer's groups.
-		{"9216", "max", "max", "", memoryImage{3 << 20, 3}},
-		{"9215", "max", "max", "staging-memory=error", memoryImage{3 << 20, 3}},
-		{"9216", "7340032", "4194304", "", memoryImage{3 << 20, 3}},
-		{"9216", "10485760", "4194304", "", memoryImage{3 << 20, 1}},
-		{"9216", "10485759", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 1}},
-		{"9216", "10485760", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 2}},
-		{"9216", "10485760", "7340032", "", memoryImage{3 << 20, 2}},
+		{"9216", "max", "max", "", memoryImage{3 << 20, 3, 0}},
+		{"9215", "max", "max", "staging-memory=error", memoryImage{3 << 20, 3, 0}},
+		{"9216", "7340032", "4194304", "", memoryImage{3 << 20, 3, 0}},
+		{"9216", "10485760", "4194304", "", memoryImage{3 << 20, 1, 0}},
+		{"9216", "10485759", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 1, 0}},
+		{"9216", "10485760", "4194304", "memory-cgroup=error", memoryImage{3 << 20, 2, 0}},
+		{"9216", "10485760", "7340032", "", memoryImage{3 << 20, 2, 0}},
+
+		// What makes the dump counts in groups of the job only.
+		{"6144", "8388608", "4194304", "", memoryImage{0, 1, 1 << 20}},
+		{"6144", "8388607", "4194304", "memory-cgroup=error", memoryImage{0, 1, 1 << 20}},
+		{"6144", "7340032", "4194304", "", memoryImage{0, 3, 1 << 20}},
 	} {
 		write("proc/meminfo", "MemAvailable: "+test.available+" kB\n")
 		write(dir+"/memory.max", test.outer+"\n")

@@ -197,7 +197,7 @@ func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "96")
 		group, limitFile, write := memoryGroup(t, job)
-		write(limitFile, "176M")
+		write(limitFile, "190M")
 		// Everything that is started from here on is in the group.
 		inGroup := func(args ...string) *exec.Cmd {
 			return host.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}, args...)...)
@@ -224,6 +224,39 @@ func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
 		}
 		host.Restore(images, "--manage-cgroups=ignore")
 		job.Runs()
+	})
+}
+
+// TestOwnMemoryIsCounted where the dump is made in the control group of the job, as by a job script:
+// the OOM killer once came in the middle of the checkpoint.
+func TestOwnMemoryIsCounted(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "114M") // room for the GPU state, and for little else
+		program := testenv.Artefact(t, "make build", "bin", "cucriu")
+		images := newImages(t)
+		out, err := host.Command("/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), program, "dump", "-t", job.Root(), "-D", images).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), preflight.FindingMemoryCgroup) || !strings.Contains(string(out), "that criu and cucriu need there") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		notDumped(t, job, images)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images) // from outside of the group
+	})
+}
+
+// TestTheOutOfMemoryKillerIsNamed by a dump that it has failed, and that ends.
+func TestTheOutOfMemoryKillerIsNamed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "64M")
+		out := cucriu(t, host, ended, "dump", "-t", job.Root(), "-D", newImages(t), "--force", preflight.FindingMemoryCgroup)
+		if !strings.Contains(out, "the out-of-memory killer has struck in the control group "+group) {
+			t.Errorf("it does not say who ended the job:\n%s", out)
+		}
 	})
 }
 
