@@ -183,6 +183,34 @@ func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	second.LetGo()
 }
 
+// TestADirectoryIsInOneOpenDumpOnly: a file system without locks leaves this to the journals.
+func TestADirectoryIsInOneOpenDumpOnly(t *testing.T) {
+	runDir, images := t.TempDir(), t.TempDir()
+	alias := filepath.Join(t.TempDir(), "alias")
+	if err := os.Symlink(images, alias); err != nil {
+		t.Fatal(err)
+	}
+	make := func(criu int, dir string) (*Session, error) {
+		return Create(runDir, Record{Kind: KindDump, Criu: ident(t, criu, 1), ImageDir: dir}, 0)
+	}
+	first, err := make(1, images)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.LetGo()
+	if _, err := make(2, alias); err == nil || !strings.Contains(err.Error(), "in use by a dump of criu process 1") {
+		t.Fatalf("a second dump into the same directory: %v", err)
+	}
+	if err := closed(first, OutcomeRunning); err != nil {
+		t.Fatal(err)
+	}
+	second, err := make(2, alias)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.LetGo()
+}
+
 func TestASessionRefusesWhatNobodyWrote(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":                    "",

@@ -152,3 +152,17 @@ func TestAJobThatEndsAfterItsDumpWasNotEndedByIt(t *testing.T) {
 		dumped(t, images)
 	})
 }
+
+// TestAJobThatEndsOnItsWayBackWasNotEndedByItsDump: criu was killed when the image was complete and all of
+// the job lived, and then the watcher, too. What the job did since is not in the image, so that is not called its end.
+func TestAJobThatEndsOnItsWayBackWasNotEndedByItsDump(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		host.UseFailpoint(fmt.Sprintf("dump.dumped=kill-criu,dump.back.stop=kill %d+kill", job.PID))
+		_ = host.TryDump(job, t.TempDir())
+		testenv.Eventually(t, testenv.Soon, "the watcher is killed on the way back", func() bool { return job.Gone() && len(host.Watchers()) == 0 })
+		cucriu(t, host, 0, "recover")
+		host.WaitOutcome("gone")
+	})
+}
