@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -324,6 +325,17 @@ func (c *Container) remove() {
 				c.host.t.Errorf("control group of the container is left: %v", err)
 				break
 			}
+		}
+	}
+}
+
+// RefusedAsContainer fails the test unless check and dump refuse the process for its mounts.
+func RefusedAsContainer(t testing.TB, host *Host, pid string) {
+	t.Helper()
+	for _, args := range [][]string{{"check", "--criu", Criu(t), "-t", pid}, {"dump", "-t", pid, "-D", filepath.Join(t.TempDir(), "images")}} {
+		out, err := host.CucriuCommand(args...).CombinedOutput()
+		if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(string(out), "cucriu jobs") {
+			t.Errorf("cucriu %s: %v\n%s", args[0], err, out)
 		}
 	}
 }

@@ -303,3 +303,13 @@ esac`, testenv.Criu(t), filepath.Join(t.TempDir(), "other"))))
 		container.Runs()
 	})
 }
+
+// TestAContainerIsNotDumpedBesideItsEngine, which alone knows its mounts.
+func TestAContainerIsNotDumpedBesideItsEngine(t *testing.T) {
+	onBoth(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		container := host.StartContainer([]int{0}, 1)
+		testenv.RefusedAsContainer(t, host, container.Root())
+		container.Runs()
+	})
+}

@@ -236,3 +236,16 @@ func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
 		}
 	})
 }
+
+// TestAJobIsNotDumpedFromOutsideOfItsSandbox: its mounts and pids are its own.
+func TestAJobIsNotDumpedFromOutsideOfItsSandbox(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(3)
+		root := fmt.Sprint(rootOf(t, w))
+		testenv.RefusedAsContainer(t, w.host, root)
+		w.ticks(3)
+		w.finish(r)
+	})
+}
