@@ -137,6 +137,6 @@
 // (a CUDA process at hand), threads.go (letting threads run, signals), fastlane.go (pages in the
 // journal), localfs.go, stall.go, parallel.go, patience.go (waiting). What became of a job, in
 // words: fate.go and status.go; why one was refused: refusal.go. For operators: lock.go,
-// suspend.go, processes.go. ancestors.go continues a parent that has stopped with the job, and
+// suspend.go, processes.go. hold_sockets.go keeps the names of sockets for a job that may stay here. ancestors.go continues a parent that has stopped with the job, and
 // partial.go removes what a killed dump left behind.
 package hooks

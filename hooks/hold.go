@@ -94,6 +94,10 @@ func (h *Hook) NoteTold(ctx context.Context, id string) error {
 	}
 	defer s.LetGo()
 	s.Hold.Told = true
+	if s.Kind == journal.KindDump {
+		h.GiveBackSockets(id)
+		h.dropSockets(s.Hold)
+	}
 	return s.Save()
 }
 
@@ -246,9 +250,14 @@ func (h *Hook) concludeHeld(ctx context.Context, s *session) (done bool, err err
 			return true, err
 		}
 		if s.Kind == journal.KindRestore {
+			h.ReleaseSockets(s.Hold.ID, s.Hold.Sockets)
 			return true, s.close(journal.OutcomeKilled, "the job does not go on here (migration "+s.Hold.ID+")")
 		}
+		h.dropSockets(s.Hold)
 		return true, s.close(journal.OutcomeMoved, "the job goes on at "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
+	}
+	if s.Kind == journal.KindDump {
+		h.takeBackSockets(s.Hold)
 	}
 	return false, nil
 }

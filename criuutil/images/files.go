@@ -1,8 +1,11 @@
 package images
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
+	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
 	remap "github.com/checkpoint-restore/go-criu/v7/crit/images/remap-file-path"
@@ -58,4 +61,28 @@ func Files(dir string) ([]File, error) {
 		}
 	}
 	return files, nil
+}
+
+// BoundSockets returns the paths to which criu binds UNIX sockets, outside of mount namespaces of the
+// image.
+func BoundSockets(dir string) ([]string, error) {
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, entry := range entries {
+		socket := entry.(*fdinfo.FileEntry).GetUsk()
+		path := string(bytes.TrimRight(socket.GetName(), "\x00"))
+		if path == "" || path[0] == 0 || socket.GetDeleted() || socket.GetMntId() != -1 {
+			continue
+		}
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(socket.GetNameDir(), path)
+		}
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	return paths, nil
 }

@@ -59,6 +59,9 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 	for _, action := range do {
 		switch action {
 		case commit.BringBack:
+			if s.asked && s.remote != nil { // the sooner it ends its copy, the sooner the job has its sockets
+				_ = s.remote.Send(sayAbort, nil)
+			}
 			err = s.decide(ctx, "bring back", journal.DecisionGo)
 		case commit.KillCopy:
 			err = s.decide(ctx, "end here", journal.DecisionEnd)
@@ -69,6 +72,7 @@ func (s *source) carryOut(ctx context.Context, do []commit.Action) (answer commi
 				return "", s.ended()
 			}
 			answer, err = s.say(ctx, sayAbort)
+			s.hook.GiveBackSockets(s.record.ID) // its criu may have been late
 		case commit.Close:
 			if err := s.hook.NoteTold(ctx, s.record.ID); err != nil { // then it is kept for longer
 				s.hook.Log.Warn("the journal does not say that the destination knows", "migration", s.record.ID, "error", err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 
+	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/migrate/wire"
@@ -85,6 +86,9 @@ type restoreMessage struct {
 	// Links names files of an earlier round that this image has as well.
 	Links []link      `json:"links,omitempty"`
 	TCP   prepare.TCP `json:"tcp"`
+	// Sockets are those of which the source keeps second names. A destination that sees these gives
+	// the paths back if its copy does not go on.
+	Sockets []journal.Socket `json:"sockets,omitempty"`
 }
 
 type link struct {

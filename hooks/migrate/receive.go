@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"cucriu/hooks"
+	"cucriu/hooks/journal"
 	"cucriu/hooks/migrate/commit"
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/migrate/wire"
@@ -50,6 +51,7 @@ type destination struct {
 	clearing sync.WaitGroup
 	giveUp   context.CancelCauseFunc
 	pid      int // of the restored root
+	sockets  []journal.Socket
 }
 
 // Receive is the destination's program. It talks with the source over in and out, until the

@@ -42,7 +42,8 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	ctx, d.giveUp = context.WithCancelCause(ctx)
-	hold := &journal.Hold{ID: d.peer.ID, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.DecisionEnd}
+	hold := &journal.Hold{ID: d.peer.ID, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.DecisionEnd, Sockets: asked.Sockets}
+	d.sockets = asked.Sockets
 	dir := d.stage.round(d.last)
 	d.restoring = true
 	go d.awaitDropped(ctx)
@@ -52,6 +53,9 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 
 func (d *destination) restoreHeld(ctx context.Context, dir string, hold *journal.Hold, tcp prepare.TCP) error {
 	if err := d.putFiles(ctx, dir); err != nil {
+		return err
+	}
+	if err := d.hook.ClaimSockets(d.peer.ID, d.sockets); err != nil {
 		return err
 	}
 	noting := *d.hook
@@ -211,6 +215,9 @@ func (d *destination) on(e commit.Event) error {
 		case commit.Dropped:
 			if _, err = d.hook.Decide(ctx, d.peer.ID, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
 				err = nil
+			}
+			if err == nil { // its criu may have failed by itself
+				d.hook.ReleaseSockets(d.peer.ID, d.sockets)
 			}
 		}
 		if errors.Is(err, hooks.ErrDecided) {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/images"
 	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/journal"
@@ -27,7 +28,9 @@ type source struct {
 	job    *prepare.Job
 	// addressMoved says that the command that moves the address of the job has begun.
 	addressMoved bool
-	limit        *pauseLimit
+	// asked says that the destination was asked to restore a job that has sockets with names.
+	asked bool
+	limit *pauseLimit
 	// begunClock is begun as time since boot.
 	begunClock time.Duration
 	clocks     clocks
@@ -224,13 +227,21 @@ func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit
 	s.result.Bytes = way.totals.Bytes
 	s.result.Link += way.totals.Sent
 	err = s.phase("restore", func() error {
+		paths, err := images.BoundSockets(s.stage.round(last))
+		if err != nil {
+			return err
+		}
 		asked := restoreMessage{TCP: s.options.TCP}
+		if asked.Sockets, err = s.hook.KeepSockets(ctx, s.record.ID, paths); err != nil {
+			return err
+		}
 		for _, name := range d.links {
 			asked.Links = append(asked.Links, link{Round: 1, Name: name})
 		}
 		for _, name := range d.parents {
 			asked.Links = append(asked.Links, link{Round: 1, Name: name, Parent: true})
 		}
+		s.asked = len(asked.Sockets) > 0
 		if err := s.remote.Send(sayRestore, asked); err != nil {
 			return err
 		}
