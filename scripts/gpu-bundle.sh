@@ -34,7 +34,7 @@ for scripts_of in torch programs; do
 	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
 done
 mkdir "$new/scripts"
-for try in preemption pause overhead; do
+for try in names preemption pause overhead; do
 	cp "scripts/try-$try.sh" "$new/scripts/"
 done
 if [[ -d configs ]]; then

@@ -8,6 +8,7 @@
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
 #   run.sh long                  long jobs: what a checkpoint costs, and preemptions (try-*.sh); needs 40 GiB on the disk
+#   run.sh names                 two long jobs side by side, and torchrun restored at once (try-names.sh)
 #   run.sh migrate [TEST REGEX]  migration between two of the GPUs; CUCRIU_TEST_SIZES="1024 16384": pauses for so many MiB
 # CUCRIU_OUT names the folder for tables and logs.
 set -uo pipefail
@@ -63,6 +64,12 @@ if [[ $what == long ]]; then
 		((PIPESTATUS[0] == 0)) || failed=1
 		rm -rf "$out/$try/job"
 	done
+fi
+if [[ $what == names ]]; then
+	echo "=== names"
+	rm -rf "$out/names"
+	PATH=$here/bin:$PATH CUCRIU_CRIU=$criu scripts/try-names.sh "$out/names" 2>&1 | tee "$out/names.log"
+	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == migrate ]]; then
 	CUCRIU_TEST_FIGURES=$out/migrate.txt tests migrate "${CUCRIU_LIMIT:-550}" test/migrate -test.parallel=1 -test.run "${2:-TestOnGPUs}"
