@@ -231,7 +231,7 @@ func TestAContainerThatCannotGoThereGoesOnHere(t *testing.T) {
 		c.start()
 		watch := c.work.Watch()
 		out, err := c.A.Try("bash", "-c", `cucriu migrate -t "$(runc state train | jq .pid)" --to b`)
-		if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "is in a container") {
+		if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(out, "of its own, as in a container") {
 			t.Errorf("cucriu migrate does not refuse a container: %v\n%s", err, out)
 		}
 
