@@ -33,8 +33,13 @@ func (d *dump) inspect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if seen.UsesCUDA() {
-		seen.Findings = slices.Concat(seen.Findings, preflight.InsideFindings(seen.PIDs, d.criu.PID), findings)
+	if inside := preflight.InsideFindings(seen.PIDs, d.criu.PID); len(inside) > 0 {
+		if len(seen.Processes) == 0 {
+			return nil // criu says so itself
+		}
+		seen.Findings = inside // the others may be about criu and this hook
+	} else if seen.UsesCUDA() {
+		seen.Findings = append(seen.Findings, findings...)
 	}
 	if d.criu.RPC { // these depend on options that cannot be seen under RPC
 		seen.Findings = seen.Findings.Soften(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
