@@ -67,6 +67,21 @@ func Sharing(pids []int) (pid, otherPID int, shared string) {
 	return pid, otherPID, shared
 }
 
+// OwnOfThread names what a thread does not share with its process, as after unshare(2); "" if it
+// shares everything.
+func OwnOfThread(pid, tid int) (own string, err error) {
+	for what, name := range map[int]string{kcmpFiles: "a table of descriptors", kcmpFS: "a working directory"} {
+		same, err := kcmp(what, pid, tid, 0, 0)
+		if err != nil {
+			return "", err
+		}
+		if !same {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
 func kcmp(what, pid, otherPID, index, otherIndex int) (same bool, err error) {
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(otherPID), uintptr(what), uintptr(index), uintptr(otherIndex), 0)
 	return kcmpResult(pid, otherPID, order, errno)

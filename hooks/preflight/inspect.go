@@ -53,7 +53,7 @@ func InspectTree(ctx context.Context, root int, imageDir, runDir string, open fu
 			holders = append(holders, p.Holder)
 		}
 	}
-	in.Findings = slices.Concat(in.Findings, namespaceFindings(in.PIDs), unsupportedFindings(all), sharingFindings(in.PIDs))
+	in.Findings = slices.Concat(in.Findings, namespaceFindings(in.PIDs), unsupportedFindings(all), removedFindings(all), sharingFindings(in.PIDs))
 	var driver *cudackpt.Driver
 	if len(holders)+len(in.Processes) > 0 {
 		if driver, err = open(); err != nil {

@@ -30,6 +30,9 @@ type OpenFiles struct {
 	ringUsers []string // the names of mapped libraries that use an io_uring if they can
 	program   string   // what it executes
 	open      []openFile
+	// directories are its working directory and its root.
+	directories  []usedFile
+	sharedMemfds []string // the addresses at which memfds are mapped shared
 	unsupported
 }
 
@@ -92,6 +95,9 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		}
 		addresses, _, _ := strings.Cut(line, " ")
 		f.addMapping(pid, addresses, line[start:])
+		if strings.HasPrefix(line[start:], "/memfd:") && strings.Contains(line[:start], "s ") {
+			f.sharedMemfds = append(f.sharedMemfds, addresses)
+		}
 		path := strings.TrimSuffix(line[start:], " (deleted)")
 		f.ring = f.ring || path == ioURing
 		f.Libcuda = f.Libcuda || libcudaFile.MatchString(path)
@@ -148,9 +154,12 @@ func OpenFilesOf(pid int) (OpenFiles, error) {
 		if errors.Is(err, unix.ENAMETOOLONG) {
 			f.refuse(tooLong, "as its "+name)
 		}
+		link := filepath.Join("/proc", strconv.Itoa(pid), name)
+		if name != "exe" && err == nil {
+			f.directories = append(f.directories, usedFile{path, "as its " + name, link})
+		}
 		if name == "exe" && err == nil {
 			f.program = strings.TrimSuffix(path, " (deleted)")
-			link := filepath.Join("/proc", strconv.Itoa(pid), name)
 			_, _, mount := fileOf(link)
 			f.mounts[mount] = usedFile{f.program, "as its program", link}
 		}

@@ -115,7 +115,11 @@ func (w *Wanted) outside(t tree) error {
 		}
 	}
 	more, err := outsideFindings(sockets, pipes, t)
-	w.Findings = append(w.Findings, more...)
+	if err != nil {
+		return err
+	}
+	addresses, err := t.addressFindings()
+	w.Findings = slices.Concat(w.Findings, more, addresses)
 	return err
 }
 

@@ -3,8 +3,11 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -77,4 +80,44 @@ func workingIptables(ctx context.Context) string {
 		return fmt.Sprintf("iptables does not work here (%s)", strings.TrimSpace(text+" "+err.Error()))
 	}
 	return ""
+}
+
+// addressFindings refuse TCP sockets that are bound to addresses which this host does not have,
+// or has no more. criu could not bind them again.
+func (t tree) addressFindings() (Findings, error) {
+	var findings Findings
+	own, err := OwnAddresses()
+	if err != nil {
+		return nil, err
+	}
+	sockets, err := proc.TCPSockets(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	ours := t.inodes("socket")
+	for _, s := range sockets {
+		a := s.Local.Addr()
+		if f, is := ours[s.Inode]; is && !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(own, a) {
+			findings = append(findings, aboutProcess(f.pid, Finding{
+				Name: FindingTCPAddress, Severity: SeverityError, Message: fmt.Sprintf("has a TCP socket that is bound to %v, and this host has no such address", s.Local),
+				Remedy: "give this host the address again (ip addr add), or let the job close the socket",
+			}))
+		}
+	}
+	return findings, nil
+}
+
+// OwnAddresses lists the IP addresses of this host.
+func OwnAddresses() ([]netip.Addr, error) {
+	known, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("addresses of this host: %w", err)
+	}
+	var own []netip.Addr
+	for _, a := range known {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, prefix.Addr().Unmap())
+		}
+	}
+	return own, nil
 }

@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -69,7 +68,7 @@ func portFindings(j *Job, tcp TCP) (preflight.Findings, error) {
 	if j.Own.Network {
 		return nil, nil
 	}
-	own, err := ownAddresses()
+	own, err := preflight.OwnAddresses()
 	if err != nil {
 		return nil, err
 	}
@@ -117,18 +116,4 @@ func socketFindings(j *Job, tcp TCP, own []netip.Addr, listening []netip.AddrPor
 		})
 	}
 	return findings
-}
-
-func ownAddresses() ([]netip.Addr, error) {
-	known, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("addresses of this host: %w", err)
-	}
-	var own []netip.Addr
-	for _, a := range known {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			own = append(own, prefix.Addr().Unmap())
-		}
-	}
-	return own, nil
 }
