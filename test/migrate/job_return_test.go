@@ -181,3 +181,30 @@ func after(out, text string) string {
 	word, _, _ := strings.Cut(rest, " ")
 	return word
 }
+
+// TestALongJobThatLacksAFileThereIsNotStopped: what its restore needs is compared before.
+func TestALongJobThatLacksAFileThereIsNotStopped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		p := hosts.New(t, hosts.Options{OneBootID: true})
+		const script = `mkdir -p /tmp/here && echo data >/tmp/here/data && chmod 640 /tmp/here/data && cd /tmp/here && exec "$@" 3<data`
+		j := startJobUnder(t, p, p.A, []string{"sh", "-c", script, "sh"})
+		j.Prepare(p.B)
+		before := len(p.A.Run("cat", j.dir+"/events.jsonl"))
+		for _, step := range []struct{ there, says string }{
+			{"true", "/tmp/here"},
+			{"mkdir -p /tmp/here && echo longer >/tmp/here/data && chmod 640 /tmp/here/data", "/tmp/here/data"},
+			{"echo data >/tmp/here/data && chmod 600 /tmp/here/data", "had the mode 0640 at the checkpoint, and has 0600 now"},
+		} {
+			p.B.Run("sh", "-c", step.there)
+			out := j.fails(p.A, p.B, 3, "the job cannot be resumed here", step.says)
+			if strings.Count(out, "the job cannot be resumed here") != 1 || len(out) > 1500 {
+				t.Errorf("it is said more than once: %s", out)
+			}
+		}
+		if events := p.A.Run("cat", j.dir+"/events.jsonl")[before:]; strings.Contains(events, "\"moving\"") {
+			t.Errorf("the job was stopped: %s", events)
+		}
+		p.B.Run("chmod", "640", "/tmp/here/data")
+		j.move(p.A, p.B)
+	})
+}

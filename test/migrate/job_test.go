@@ -25,10 +25,16 @@ type longJob struct {
 // startJob starts a long job on a host, with a supervisor.
 func startJob(t *testing.T, p *hosts.Pair, on *hosts.Host, flags ...string) *longJob {
 	t.Helper()
+	return startJobUnder(t, p, on, nil, flags...)
+}
+
+// startJobUnder is startJob for a job that another command starts.
+func startJobUnder(t *testing.T, p *hosts.Pair, on *hosts.Host, under []string, flags ...string) *longJob {
+	t.Helper()
 	j := &longJob{t: t, pair: p, dir: filepath.Join("/tmp", "job-"+filepath.Base(t.TempDir())+strings.ReplaceAll(t.Name(), "/", "-"))}
 	j.args = append([]string{"run", "--dir", j.dir, "--name", "train", "--every", "0", "--moved-status", "33"}, flags...)
 	program := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
-	args := append(j.args, "--", program, "--mib", "16", "--loaders", "2", "--dir")
+	args := append(append(j.args, "--"), append(under, program, "--mib", "16", "--loaders", "2", "--dir")...)
 	j.Work = on.StartProgram("cucriu", args...)
 	j.Ticks(on, 3)
 	t.Cleanup(func() {
