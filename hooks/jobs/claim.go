@@ -99,7 +99,8 @@ func lockClaim(ctx context.Context, folder string) (*flock.Flock, error) {
 		}
 		l, err := readLocal(folder)
 		switch {
-		case err == nil && l.PID != 0:
+		// A child that a killed supervisor was just starting has its sockets and locks a moment longer.
+		case err == nil && l.PID != 0 && unix.Kill(l.PID, 0) == nil:
 			return lock, fmt.Errorf("job directory %s: %w by process %d", l.Dir, store.ErrBusy, l.PID)
 		case time.Since(begin) > claimPatience:
 			return lock, fmt.Errorf("%s: %w by another process", lock.Path(), store.ErrBusy)
