@@ -13,7 +13,7 @@ import (
 )
 
 // reader is a job that appends what it reads to the file got, slowly, so that the pipe is full. Once it has read everything, it waits for the file stop.
-const reader = `exec 3>>"$0/got"; while read -r line; do case $line in *00) sleep 0.1; esac; echo "$line" >&3; done; echo end >&3; until [ -e "$0/stop" ]; do sleep 0.1; done`
+const reader = `exec 3>>"$0/got"; while read -r line; do case $line in *00) sleep 0.2; esac; echo "$line" >&3; done; echo end >&3; until [ -e "$0/stop" ]; do sleep 0.1; done`
 
 // newReaderWorld makes a world for a reader, and 200 KB of input for it.
 func newReaderWorld(t *testing.T) (w *world, input string) {
@@ -81,7 +81,7 @@ func TestAJobIsGivenItsInputOnceAndInOrder(t *testing.T) {
 		}
 		r := w.runWith(read)
 		read.Close()
-		const first = 120_000
+		const first = 190_000
 		if _, err := write.WriteString(input[:first]); err != nil {
 			t.Fatal(err)
 		}
