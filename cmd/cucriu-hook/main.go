@@ -20,7 +20,6 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
-	"cucriu/internal/self"
 	"cucriu/internal/version"
 	"cucriu/internal/watcher"
 )
@@ -37,7 +36,6 @@ Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
 `
 
 func main() {
-	self.Name("cucriu-hook")
 	err := run(os.Args[1:])
 	defer logging.Stderr().Flush()
 	if err != nil {
@@ -89,6 +87,10 @@ func run(args []string) error {
 	if err != nil {
 		return usageError{err}
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
 	component := "hook"
 	if watch {
 		component = "watcher"
@@ -98,7 +100,7 @@ func run(args []string) error {
 		return err
 	}
 	preflight.LimitOwnMemory()
-	hook, err := hooks.New(cfg, log, self.Path, "watch")
+	hook, err := hooks.New(cfg, log, self, "watch")
 	if err != nil {
 		return err
 	}

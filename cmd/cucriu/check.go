@@ -13,7 +13,6 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/self"
 )
 
 func checkCommand() *cobra.Command {
@@ -65,7 +64,11 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				return err
 			}
 			if calibrate {
-				found, err := hook.Host().Calibrate(cmd.Context(), []string{self.Path, helperName})
+				self, err := os.Executable()
+				if err != nil {
+					return err
+				}
+				found, err := hook.Host().Calibrate(cmd.Context(), []string{self, helperName})
 				if err != nil {
 					return err
 				}

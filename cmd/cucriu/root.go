@@ -11,7 +11,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/logging"
-	"cucriu/internal/self"
 	"cucriu/internal/version"
 )
 
@@ -54,7 +53,11 @@ func newHook() (*hooks.Hook, error) {
 	if err != nil {
 		return nil, usageError{err}
 	}
-	return hooks.New(cfg, log, self.Path, "watch")
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return hooks.New(cfg, log, self, "watch")
 }
 
 func writeJSON(out io.Writer, value any) error {

@@ -43,6 +43,7 @@ const (
 	probeImages = 3       // descriptor of the image directory in the sandbox
 	mostWritten = 1 << 30 // bytes that a trial may write into its sandbox
 	leastRoom   = 64 << 20
+	ourThreads  = 100
 )
 
 // ProbeOptions say how an image is tried.
@@ -60,6 +61,7 @@ type probeRequest struct {
 	Criu     string        `json:"criu"`
 	Options  image.Options `json:"options"`
 	Paths    []string      `json:"paths"`
+	Locked   bool          `json:"locked"`
 	Terminal string        `json:"terminal,omitempty"`
 }
 
@@ -104,8 +106,8 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 	if uses.Unsafe != "" {
 		return t, errors.New(uses.Unsafe)
 	}
-	r := probeRequest{Paths: uses.Paths, Terminal: o.Terminal}
-	if r.Size, err = probeRoom(uses.Bytes); err != nil {
+	r := probeRequest{Paths: uses.Paths, Locked: uses.Locked, Terminal: o.Terminal}
+	if r.Size, err = probeRoom(uses); err != nil {
 		return t, err
 	}
 	if r.Criu, err = criuutil.LookCriu(o.Criu); err != nil {
@@ -150,20 +152,41 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 	if err := cmd.Start(); err != nil {
 		return t, fmt.Errorf("make a sandbox: %w", err)
 	}
-	_, err = in.Write(request)
-	if err == nil {
-		err = json.NewDecoder(out).Decode(&t)
+	type end struct {
+		image.Trial
+		err error
 	}
-	in.Close()
-	if waitErr := cmd.Wait(); err != nil {
-		err = errors.Join(context.Cause(ctx), fmt.Errorf("the sandbox has ended: %w: %s", errors.Join(err, waitErr), strings.TrimSpace(said.String())))
+	ended := make(chan end, 1)
+	go func() {
+		var t image.Trial
+		_, err := in.Write(request)
+		if err == nil {
+			err = json.NewDecoder(out).Decode(&t)
+		}
+		in.Close()
+		if waitErr := cmd.Wait(); err != nil {
+			err = fmt.Errorf("the sandbox has ended: %w: %s", errors.Join(err, waitErr), strings.TrimSpace(said.String()))
+		}
+		ended <- end{t, err}
+	}()
+	select {
+	case e := <-ended:
+		return e.Trial, e.err
+	case <-ctx.Done(): // it is killed, and nobody waits for what hangs in the kernel
+		return t, context.Cause(ctx)
 	}
-	return t, err
 }
 
 // probeRoom returns how much a trial may write, in bytes. It takes no more than half of the
-// memory that is left to the job.
-func probeRoom(imageBytes int64) (int64, error) {
+// memory and of the threads that are left to the job.
+func probeRoom(uses images.Uses) (int64, error) {
+	threads, err := proc.System{}.TaskRoom(os.Getpid())
+	if err != nil {
+		return 0, err
+	}
+	if uses.Threads+ourThreads > threads/2 {
+		return 0, fmt.Errorf("it has %d threads, and %d more are allowed (pids.max, kernel.pid_max), of which half are left to the job", uses.Threads, threads)
+	}
 	room, err := proc.System{}.AvailableMemory()
 	if err != nil {
 		return 0, err
@@ -175,9 +198,9 @@ func probeRoom(imageBytes int64) (int64, error) {
 	for _, g := range groups {
 		room = min(room, g.Room())
 	}
-	left := int64(room/2) - imageBytes
+	left := int64(room/2) - uses.Bytes
 	if left < leastRoom {
-		return 0, fmt.Errorf("it takes %d MiB of memory, and %d MiB are available, of which half are left to the job", (imageBytes+leastRoom)>>20, room>>20)
+		return 0, fmt.Errorf("it takes %d MiB of memory, and %d MiB are available, of which half are left to the job", (uses.Bytes+leastRoom)>>20, room>>20)
 	}
 	return min(left, mostWritten), nil
 }
@@ -209,7 +232,7 @@ func (r *probeRequest) try(ctx context.Context, putBack func(ctx context.Context
 	unix.CloseOnExec(probeImages)
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0) // rather than the job
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)
-	s, err := enterSandbox(r.Base, r.Size)
+	s, err := enterSandbox(r.Base, r.Size, r.Locked)
 	if err != nil {
 		return t, fmt.Errorf("no sandbox: %w", err)
 	}

@@ -16,7 +16,8 @@ import (
 // an overlay, so that names, locks, FIFOs and sockets are not those of the dumped job, and what is
 // written goes into memory and away with the sandbox.
 type sandbox struct {
-	upper int // descriptor of the directory in memory
+	upper  int // descriptor of the directory in memory
+	locked bool
 	// bare are mount points that cannot be overlaid, and why. Nothing is there.
 	bare map[string]error
 }
@@ -25,8 +26,9 @@ type sandbox struct {
 var seenReadOnly = []string{"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "configfs", "pstore", "efivarfs", "binfmt_misc", "autofs", "nsfs", "fusectl", "rpc_pipefs"}
 
 // enterSandbox changes the root directory. It must run in a mount namespace that was made for
-// it. base is an empty directory, and size how much may be written, in bytes.
-func enterSandbox(base string, size int64) (*sandbox, error) {
+// it. base is an empty directory, and size how much may be written, in bytes. locked says that the
+// image has locks on files, which single files that are mounted would share with the job.
+func enterSandbox(base string, size int64, locked bool) (*sandbox, error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("detach the mounts: %w", err)
 	}
@@ -64,7 +66,7 @@ func enterSandbox(base string, size int64) (*sandbox, error) {
 	if err := unix.Mount("tmpfs", base, "tmpfs", 0, fmt.Sprintf("mode=0700,size=%d", size)); err != nil {
 		return nil, fmt.Errorf("memory for what is written: %w", err)
 	}
-	s := &sandbox{bare: make(map[string]error)}
+	s := &sandbox{locked: locked, bare: make(map[string]error)}
 	if s.upper, err = unix.Open(base, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 		return nil, err
 	}
@@ -113,7 +115,7 @@ func (s *sandbox) mount(n, below int, point, kind, root string) error {
 		return unix.Mount("devpts", at, "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 	case kind == "mqueue":
 		return unix.Mount("mqueue", at, "mqueue", 0, "")
-	case kind == "hugetlbfs" || !isDir && !isFile:
+	case kind == "hugetlbfs" || !isDir && !isFile || s.locked && stat.Mode&unix.S_IFMT == unix.S_IFREG:
 		return errors.New("its files are the same for everybody")
 	case isFile || slices.Contains(seenReadOnly, kind):
 		return unix.Mount(from, at, "", unix.MS_BIND, "")

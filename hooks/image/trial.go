@@ -20,6 +20,8 @@ type Trial struct {
 	Why     string       `json:"why,omitempty"`
 	// Kinds is the same for images that hold the same kinds of processes and files.
 	Kinds string `json:"kinds,omitempty"`
+	// Attempts is how often images of these kinds were not tried.
+	Attempts int `json:"attempts,omitempty"`
 }
 
 // String says it in words, without the time.

@@ -17,7 +17,6 @@ import (
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
-	"cucriu/internal/self"
 )
 
 // supervisor takes care of one job.
@@ -170,14 +169,11 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 }
 
 func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Process, r request) (answer, error) {
-	// The program as it runs, by the descriptor that it inherits.
-	program, err := os.Open(self.Path)
+	self, err := os.Executable()
 	if err != nil {
 		return answer{}, err
 	}
-	defer program.Close()
-	cmd := p.Command(context.WithoutCancel(ctx), "/proc/self/fd/3", CommandInside)
-	cmd.ExtraFiles = []*os.File{program}
+	cmd := p.Command(context.WithoutCancel(ctx), self, CommandInside)
 	if s.Criu != "" {
 		cmd.Env = append(cmd.Env, "CUCRIU_CRIU="+s.Criu)
 	}

@@ -56,7 +56,6 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 		return answer
 	}
 	var pids, gaps, at []int
-	var clients []uint32
 	for i := range processes {
 		if unix.Kill(processes[i].PID, 0) != nil {
 			continue // it has ended
@@ -69,12 +68,8 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 			gap = nvrm.WidestGap
 		}
 		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
-		clients = append(clients, processes[i].Client)
 	}
-	told := nvrm.Ask(driver.Ioctl(), pids, gaps, clients)
-	for i, client := range told.Clients {
-		processes[at[i]].Client = client
-	}
+	told := nvrm.Ask(driver.Ioctl(), pids, gaps)
 	answer.shares, answer.unknown = told.Shares, told.Err
 	if calibrated || slices.Contains(measuredDrivers, version) {
 		for i, holdings := range told.Holdings {

@@ -19,8 +19,6 @@ type Process struct {
 	// MemoryBytes is what the process holds on each GPU. A GPU that is not in the map is not
 	// used. A nil map means that nothing is known.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
-	// Client is its number at the kernel module, once that was asked; else 0.
-	Client uint32 `json:"-"`
 }
 
 // about returns the finding, marked as one about this process.

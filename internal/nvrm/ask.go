@@ -67,10 +67,8 @@ type client struct {
 	handle uint32
 }
 
-// clientsOf finds the clients of a process. hint is the first of them, if it is known from
-// before: then the search does not take the longer, the longer the machine has been running.
-// The caller closes the files.
-func clientsOf(ioctl Ioctl, pid int, hint uint32) (clients []client, files []controlFile, err error) {
+// clientsOf finds the clients of a process. The caller closes the files.
+func clientsOf(ioctl Ioctl, pid int) (clients []client, files []controlFile, err error) {
 	files, err = borrow(ioctl, pid)
 	if err != nil {
 		return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
@@ -80,13 +78,7 @@ func clientsOf(ioctl Ioctl, pid int, hint uint32) (clients []client, files []con
 	// of the memory.
 	from, to := uint32(firstClient), uint32(firstClient+mostClients)
 	for _, f := range files {
-		handle, err := uint32(0), error(nil)
-		if hint != 0 && len(clients) == 0 {
-			handle, err = findClient(f, hint, hint+1)
-		}
-		if err == nil && handle == 0 {
-			handle, err = findClient(f, from, to)
-		}
+		handle, err := findClient(f, from, to)
 		if err != nil {
 			return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
 		}

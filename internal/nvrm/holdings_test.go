@@ -167,31 +167,6 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 	}
 }
 
-// Its number may be high on a machine that has been running for long.
-func TestAClientIsFoundAgainAtOnce(t *testing.T) {
-	file, err := os.Create(filepath.Join(t.TempDir(), "nvidiactl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	asked := 0
-	ioctl := func(_ int, _ uintptr, argument unsafe.Pointer) unix.Errno {
-		asked++
-		if a := (*controlArguments)(argument); a.client != firstClient+5000 {
-			a.theStatus = statusInvalidClient
-		}
-		return 0
-	}
-	for _, hint := range []uint32{0, firstClient + 5000} {
-		asked = 0 // more than once through one file: a process that borrows from itself can meet what it has borrowed
-		clients, files, err := clientsOf(ioctl, os.Getpid(), hint)
-		closeAll(files)
-		if err != nil || len(clients) != 1 || clients[0].handle != firstClient+5000 || hint != 0 && asked > 0x600 {
-			t.Errorf("%+v, %v, after %d questions through %d files", clients, err, asked, len(files))
-		}
-	}
-}
-
 func TestUnknownStatusIsAnError(t *testing.T) {
 	if client, err := findClient(&fake{status: 0x1f}, firstClient, firstClient+1); err == nil {
 		t.Errorf("client %#x", client)
@@ -216,7 +191,7 @@ func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 	}
 }
 
-func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}, []uint32{0}) }
+func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}) }
 
 func TestMemoryIsKnownByItsPlace(t *testing.T) {
 	const mib = 1 << 20

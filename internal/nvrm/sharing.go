@@ -21,7 +21,6 @@ type Share struct {
 type Answer struct {
 	// Holdings are what each process holds; nil if that is not known, or not all of it.
 	Holdings []*Holdings
-	Clients  []uint32 // of each process, to find it again; 0 if there is none
 	Shares   []Share
 	// Err says why it is not known which processes share memory. It wraps [ErrUnknown].
 	Err error
@@ -30,7 +29,6 @@ type Answer struct {
 // process is what was learnt about one process.
 type process struct {
 	pid            int
-	client         uint32 // the first one
 	holdings       Holdings
 	all            contents // of all its clients, as far as they matter for sharing
 	total, foreign uint64   // bytes of GPU memory that the module accounts to it, and those imported from a living process
@@ -39,9 +37,9 @@ type process struct {
 
 // Ask asks what processes hold and share, and needs CAP_SYS_PTRACE over them, and
 // CAP_SYS_ADMIN. gaps are how far each search goes (see [WidestGap]); a search that has not
-// found all GPU memory goes on with the widest. clients are those of an earlier answer, or 0.
-func Ask(ioctl Ioctl, pids, gaps []int, clients []uint32) Answer {
-	answer := Answer{Holdings: make([]*Holdings, len(pids)), Clients: make([]uint32, len(pids))}
+// found all GPU memory goes on with the widest.
+func Ask(ioctl Ioctl, pids, gaps []int) Answer {
+	answer := Answer{Holdings: make([]*Holdings, len(pids))}
 	processes := make([]*process, len(pids))
 	var files []controlFile
 	var mutex sync.Mutex
@@ -60,9 +58,8 @@ func Ask(ioctl Ioctl, pids, gaps []int, clients []uint32) Answer {
 		wg.Wait()
 	}
 	each(func(i int) {
-		processes[i] = &process{pid: pids[i], client: clients[i]}
+		processes[i] = &process{pid: pids[i]}
 		read(processes[i], gaps[i])
-		answer.Clients[i] = processes[i].client
 	})
 	others, err := account(processes)
 	each(func(i int) {
@@ -98,10 +95,7 @@ func Ask(ioctl Ioctl, pids, gaps []int, clients []uint32) Answer {
 
 // read looks at all clients of a process. The files stay open for more questions.
 func (p *process) read(ioctl Ioctl, gap int) []controlFile {
-	clients, files, err := clientsOf(ioctl, p.pid, p.client)
-	if len(clients) > 0 {
-		p.client = clients[0].handle
-	}
+	clients, files, err := clientsOf(ioctl, p.pid)
 	p.err, p.holdings, p.all = err, Holdings{}, contents{regions: make(map[region]bool)}
 	for _, c := range clients {
 		found, err := scan(c, c.handle, gap)

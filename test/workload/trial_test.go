@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
@@ -69,6 +71,45 @@ func TestATrialRestoreTouchesNothing(t *testing.T) {
 				t.Fatalf("cucriu dump: %d\n%s", status, out)
 			}
 			p.asItWas()
+		}
+	})
+}
+
+// TestADumpThatEndsDuringItsTrialEndsNoJob, whether it is given up or killed, and leaves no sandbox.
+func TestADumpThatEndsDuringItsTrialEndsNoJob(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host, p := newOdd(t, "names")
+		criu := filepath.Join(t.TempDir(), "criu")
+		// In the sandbox, its parent is the first process.
+		script := "#!/bin/sh\n[ $PPID = 1 ] && exec sleep 987654\nexec " + testenv.Criu(t) + ` "$@"` + "\n"
+		if err := os.WriteFile(criu, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		hangs := func() bool {
+			files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+			return slices.ContainsFunc(files, func(path string) bool {
+				line, _ := os.ReadFile(path)
+				return string(line) == "sleep\x00987654\x00"
+			})
+		}
+		for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGKILL} {
+			images := filepath.Join(t.TempDir(), "images")
+			cmd := host.CucriuCommand("dump", "--probe", "--criu", criu, "-t", p.Root(), "-D", images)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, testenv.Soon, "the trial hangs", hangs)
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Errorf("%v: the dump has succeeded", sig)
+			}
+			testenv.Eventually(t, testenv.Soon, "the sandbox is gone", func() bool { return !hangs() })
+			p.asItWas()
+			if testenv.Exists(images) {
+				t.Errorf("%v: there is an image directory", sig)
+			}
 		}
 	})
 }

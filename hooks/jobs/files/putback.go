@@ -86,6 +86,18 @@ func PutBackOnTrial(ctx context.Context, dir string) error {
 			return fmt.Errorf("the job's own %v: %w", t.Dir, err)
 		}
 	}
+	for _, f := range l.Files {
+		for _, path := range f.Paths {
+			if f.Use == useRead || f.Use == useMapped {
+				continue
+			}
+			// The overlay copies a file that is opened for writing. From then on the job does not change it.
+			fd, err := unix.Open(string(path), unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+			if err == nil {
+				unix.Close(fd)
+			}
+		}
+	}
 	_, err = PutBack(ctx, dir, PutBackOptions{})
 	return err
 }
