@@ -147,7 +147,7 @@ func tree(t *testing.T, dir string) string {
 	if !testenv.Exists(dir) {
 		return ""
 	}
-	out, err := exec.Command("find", dir, "-not", "-name", "events.jsonl", "-not", "-name", "output.log", "-printf", "%P %y %s %T@\n").Output()
+	out, err := exec.Command("find", dir, "-type", "f", "-not", "-name", "events.jsonl", "-not", "-name", "output.log", "-printf", "%P %s %T@\n").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
