@@ -67,8 +67,8 @@ func ContainerFindings(root int) Findings {
 		Message: "is in a mount namespace of its own, as in a container, and criu does not know its mounts",
 		Remedy:  "let the engine dump or move the container (runc checkpoint, podman container checkpoint); a job of cucriu run: see cucriu jobs --help",
 	})
-	if f.Process == "" || inOurs(root, "mnt") { // it has ended, or it has ours
-		return nil
+	if _, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", root)); err != nil || inOurs(root, "mnt") {
+		return nil // it has ended, or it has ours
 	}
 	return Findings{f}
 }

@@ -155,7 +155,7 @@ func TestCriusErrorsAboutFilesSayWhatToDo(t *testing.T) {
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				job := inShell(t, host.For(t), test.script)
-				criuFails(t, host.For(t), failed, test.cause, test.remedy, "dump", "-t", job.Root(), "-D", newImages(t))
+				criuFails(t, host.For(t), failed, test.cause, test.remedy, "dump", "-t", job.Root(), "-D", newImages(t), "--force", "unsupported-file")
 				if !job.Alive() {
 					t.Fatal("the job is gone")
 				}
