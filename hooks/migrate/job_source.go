@@ -156,9 +156,9 @@ func (s *jobSource) perform(ctx context.Context) error {
 
 // move brings the job to the destination, which has promised it when move returns.
 func (s *jobSource) move(ctx context.Context) error {
-	if _, found, err := s.newest(); err != nil {
+	if needed, err := s.needsFirst(ctx); err != nil {
 		return err
-	} else if !found || s.options.Precopy == PrecopyAlways {
+	} else if needed {
 		if err := s.phase("first checkpoint", func() error { return s.ask(ctx, jobs.AskCheckpoint) }); err != nil {
 			return err
 		}
@@ -191,6 +191,17 @@ func (s *jobSource) move(ctx context.Context) error {
 		}
 		return s.remote.expect(ctx, sayReady, nil)
 	})
+}
+
+// needsFirst reports whether to make a checkpoint before any goes ahead. The destination judges by
+// the newest, which says nothing about a job whose files are others by now.
+func (s *jobSource) needsFirst(ctx context.Context) (bool, error) {
+	newest, found, err := s.newest()
+	if err != nil || !found || s.options.Precopy == PrecopyAlways {
+		return true, err
+	}
+	findings, err := jobs.CheckFiles(ctx, newest.Dir)
+	return err != nil || findings.Err() != nil, nil
 }
 
 // ask has the supervisor do something.

@@ -182,7 +182,8 @@ func after(out, text string) string {
 	return word
 }
 
-// TestALongJobThatLacksAFileThereIsNotStopped: what its restore needs is compared before.
+// TestALongJobThatLacksAFileThereIsNotStopped: what its restore needs is compared before, with a
+// checkpoint that fits the job's files here.
 func TestALongJobThatLacksAFileThereIsNotStopped(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
@@ -206,5 +207,12 @@ func TestALongJobThatLacksAFileThereIsNotStopped(t *testing.T) {
 		}
 		p.B.Run("chmod", "640", "/tmp/here/data")
 		j.move(p.A, p.B)
+		for _, h := range p.Hosts() {
+			h.Run("sh", "-c", "echo newer than the checkpoint >/tmp/here/data")
+		}
+		j.move(p.B, p.A)
+		if n := strings.Count(p.A.Run("cat", j.dir+"/events.jsonl"), "\"event\":\"checkpoint\""); n != 4 {
+			t.Errorf("%d checkpoints were made, not a first and a last one, a last one, and both again", n)
+		}
 	})
 }
