@@ -12,8 +12,10 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// reader is a job that appends what it reads to the file got, slowly, so that the pipe is full. Once it has read everything, it waits for the file stop.
-const reader = `exec 3>>"$0/got"; while read -r line; do case $line in *00) sleep 0.2; esac; echo "$line" >&3; done; echo end >&3; until [ -e "$0/stop" ]; do sleep 0.1; done`
+// reader is a job that appends what it reads to the file got. It waits at line 500 for the file on,
+// at line 1500 for the file finish, and at the end for the file stop.
+const reader = `exec 3>>"$0/got"; await() { until [ -e "$0/$1" ]; do sleep 0.1; done; }
+while read -r line; do case $line in *0500) await on;; *1500) await finish; esac; echo "$line" >&3; done; echo end >&3; await stop`
 
 // newReaderWorld makes a world for a reader, and 200 KB of input for it.
 func newReaderWorld(t *testing.T) (w *world, input string) {
@@ -50,11 +52,16 @@ func (w *world) killAll(r *run) {
 	}
 }
 
-// readOn waits until the reader has read more.
-func (r *run) readOn() {
+// readTo waits until the reader waits at a line.
+func (r *run) readTo(line int) {
 	r.w.t.Helper()
-	from := len(r.w.got())
-	r.awaits("the job reads on", func() bool { return len(r.w.got()) > from })
+	r.awaits(fmt.Sprintf("the job waits at line %d", line), func() bool { return strings.Count(r.w.got(), "\n") == line })
+}
+
+// lets lets the reader read on.
+func (w *world) lets(name string) {
+	w.t.Helper()
+	testenv.WriteFile(w.t, filepath.Join(w.work, name), "")
 }
 
 // gotAll waits until the reader has come to the end of its input, and fails the test unless that
@@ -85,17 +92,17 @@ func TestAJobIsGivenItsInputOnceAndInOrder(t *testing.T) {
 		if _, err := write.WriteString(input[:first]); err != nil {
 			t.Fatal(err)
 		}
+		r.readTo(500) // and the pipe is full
 		r.verified(1)
-		r.readOn()
+		w.lets("on")
+		r.readTo(1500)
 		if _, err := write.WriteString(input[first:]); err != nil {
 			t.Fatal(err)
 		}
 		write.Close()
 		r.awaits("all of the input is kept", func() bool { return testenv.Exists(filepath.Join(w.dir, "input", "end")) })
-		if strings.HasSuffix(w.got(), "end\n") {
-			t.Fatal("the job has read all before it could be killed")
-		}
 		w.killAll(r)
+		w.lets("finish")
 
 		nothing, err := os.Open(os.DevNull)
 		if err != nil {
@@ -124,12 +131,12 @@ func TestAJobReadsItsInputFromAFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := w.runWith(file)
+		r.readTo(500)
 		r.verified(1)
-		r.readOn()
-		if strings.HasSuffix(w.got(), "end\n") {
-			t.Fatal("the job has read all before it could be killed")
-		}
+		w.lets("on")
+		r.readTo(1500)
 		w.killAll(r)
+		w.lets("finish")
 		r = w.runWith(nil)
 		r.says("D goes on from checkpoint")
 		r.gotAll(input)
