@@ -165,8 +165,10 @@ func TestOneOperationHasAJob(t *testing.T) {
 			t.Errorf("the second migration: exit status %d: %s", status, second.out.String())
 		}
 		t.Logf("the second migration said: %s", second.out.String())
-		if out, err := w.from.Command(t.Context(), "cucriu", "recover").CombinedOutput(); err != nil {
-			t.Errorf("cucriu recover: %v: %s", err, out)
+		recovery := w.from.Command(t.Context(), "cucriu", "recover")
+		out, err = recovery.CombinedOutput()
+		if status := recovery.ProcessState.ExitCode(); status != 4 || !strings.Contains(string(out), "is at work on it") {
+			t.Errorf("cucriu recover, which names who is at work: %v: %s", err, out)
 		}
 		first.goOn()
 		if status := first.status(); status != 0 {
