@@ -234,7 +234,8 @@ func startTarget(t *testing.T, target string, threads int) *borrowable {
 	p.board = mapBoard(int(shared.Fd()))
 	t.Cleanup(func() { _ = unix.MunmapPtr(unsafe.Pointer(p.board), unsafe.Sizeof(board{})) })
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET="+target, "GOMAXPROCS=16", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
+	cmd.Env = append(os.Environ(), "CRIUUTIL_TARGET="+target, "GOMAXPROCS=16", "GOGC=off", "GODEBUG=asyncpreemptoff=1",
+		"GLIBC_TUNABLES=glibc.pthread.rseq=0") // built with cgo, it must leave rseq to the test
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{shared}
 	for range 3 { // the third is never written to
