@@ -139,7 +139,7 @@ func TestAJobHasItsTerminalAgain(t *testing.T) {
 		p.sees(`\$ |# `, 0)
 		p.asks("stty size\r", `30 100\r`)
 		p.resize(40, 120)
-		p.asks("stty size\r", `40 120\r`)
+		p.asks("until stty size | grep '^40 120$'; do sleep 0.1; done\r", `40 120\r`) // the supervisor passes it on
 		p.types("sleep 1000\r")
 		r.awaits("the job sleeps", func() bool { return runsCommand(t, "sleep 1000") })
 		p.asks("\x1a", `Stopped`)
