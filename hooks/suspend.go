@@ -32,9 +32,13 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	if err := d.take(ctx, pids); err != nil {
 		return Status{}, err
 	}
-	findings, err := preflight.InspectNamed(ctx, d.driver, d.Config.RunDir, journal.ProcessesOf(d.members))
+	processes := journal.ProcessesOf(d.members)
+	findings, err := preflight.InspectNamed(ctx, d.driver, d.Config.RunDir, processes)
 	if err != nil {
 		return Status{}, err
+	}
+	for i, p := range processes {
+		d.members[i].Known = p.Known
 	}
 	if err := d.refuse(findings); err != nil {
 		return Status{}, err

@@ -69,7 +69,7 @@ func (s *suspension) lookAgain() error {
 	for i, t := range s.targets {
 		processes[i] = t.member.Process
 	}
-	findings, err := preflight.LossFindings(s.driver, s.Config.RunDir, processes, s.held, pidsOf(s.targets), true)
+	findings, err := preflight.LossFindings(s.driver, s.Config.RunDir, processes, s.held, pidsOf(s.targets))
 	if err != nil {
 		return err
 	}

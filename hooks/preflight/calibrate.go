@@ -117,7 +117,7 @@ func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) er
 	}
 	pids := []int{pair[0].cmd.Process.Pid, pair[1].cmd.Process.Pid}
 	share := func() (bool, error) {
-		answer := nvrm.Ask(driver.Ioctl(), pids, []int{nvrm.ShortGap, nvrm.ShortGap})
+		answer := nvrm.Ask(driver.Ioctl(), pids, []int{nvrm.ShortGap, nvrm.ShortGap}, nil)
 		return slices.ContainsFunc(answer.Shares, func(s nvrm.Share) bool { return !s.Maybe && slices.Contains(pids, s.PID) }), answer.Err
 	}
 	if shared, err := share(); err != nil || shared {

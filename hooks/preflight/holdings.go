@@ -36,9 +36,9 @@ type kernelAnswer struct {
 }
 
 // askKernel asks the kernel module about processes; listed is what NVML says that each holds.
-// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other, or a few
-// if it is to be quick.
-func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, quick bool) kernelAnswer {
+// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. The first
+// time it takes the longer, the more objects the process has ever had.
+func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64) kernelAnswer {
 	answer := kernelAnswer{holdings: make([]*nvrm.Holdings, len(processes))}
 	version, err := driver.DriverVersion()
 	if err != nil {
@@ -56,20 +56,22 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 		return answer
 	}
 	var pids, gaps, at []int
+	var known nvrm.Known
 	for i := range processes {
 		if unix.Kill(processes[i].PID, 0) != nil {
 			continue // it has ended
 		}
+		known = processes[i].Known
 		gap := nvrm.ShortGap
-		if quick {
-			gap = nvrm.QuickGap
-		}
-		if len(listed[i]) != 1 && len(processes[i].GPUs) > 1 {
+		if len(listed[i]) != 1 && len(processes[i].GPUs) > 1 && !holdsNothing(listed, i) {
 			gap = nvrm.WidestGap
 		}
 		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
 	}
-	told := nvrm.Ask(driver.Ioctl(), pids, gaps)
+	told := nvrm.Ask(driver.Ioctl(), pids, gaps, known)
+	for i := range processes {
+		processes[i].Known = told.Known
+	}
 	answer.shares, answer.unknown = told.Shares, told.Err
 	if calibrated || slices.Contains(measuredDrivers, version) {
 		for i, holdings := range told.Holdings {

@@ -81,7 +81,7 @@ func InspectTree(ctx context.Context, root int, imageDir, runDir string, open fu
 	if len(in.Processes) == 0 {
 		return in, nil
 	}
-	losses, err := LossFindings(driver, runDir, in.Processes, listed, in.PIDs, false)
+	losses, err := LossFindings(driver, runDir, in.Processes, listed, in.PIDs)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, runDir string, p
 	for i, p := range processes {
 		pids[i] = p.PID
 	}
-	losses, err := LossFindings(driver, runDir, processes, listed, pids, false)
+	losses, err := LossFindings(driver, runDir, processes, listed, pids)
 	return slices.Concat(DifferentGPUs(processes), losses), err
 }
 

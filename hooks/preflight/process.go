@@ -6,6 +6,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/nvrm"
 )
 
 // Process is a CUDA process as it was found.
@@ -19,6 +20,8 @@ type Process struct {
 	// MemoryBytes is what the process holds on each GPU. A GPU that is not in the map is not
 	// used. A nil map means that nothing is known.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Known is what the kernel module told last, of all processes; nil before.
+	Known nvrm.Known `json:"-"`
 }
 
 // about returns the finding, marked as one about this process.

@@ -18,10 +18,9 @@ import (
 
 // LossFindings looks in processes for what the driver would checkpoint and never restore. Some
 // of the processes may have ended. listed is what NVML lists for each of them; tree has their
-// pids and those of the processes beside them. With quick set, the search is short: for a job
-// that stands still, after a search that was not.
-func LossFindings(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, tree []int, quick bool) (Findings, error) {
-	kernel := askKernel(driver, runDir, processes, listed, quick)
+// pids and those of the processes beside them.
+func LossFindings(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, tree []int) (Findings, error) {
+	kernel := askKernel(driver, runDir, processes, listed)
 	findings, err := peersOf(processes, listed, kernel.holdings)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -67,32 +68,61 @@ type client struct {
 	handle uint32
 }
 
-// clientsOf finds the clients of a process. The caller closes the files.
-func clientsOf(ioctl Ioctl, pid int) (clients []client, files []controlFile, err error) {
+// clientsOf finds the clients of a process, those first that are known from before. The caller
+// closes the files.
+func clientsOf(ioctl Ioctl, pid int, known map[uint32]seen) (clients []client, files []controlFile, err error) {
 	files, err = borrow(ioctl, pid)
 	if err != nil {
 		return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
 	}
-	// Not every file has a client: an exported handle is an open nvidiactl, too. A process's
-	// other clients have numbers near that of its first. One that is missed shows in the sum
-	// of the memory.
-	from, to := uint32(firstClient), uint32(firstClient+mostClients)
-	for _, f := range files {
-		handle, err := findClient(f, from, to)
-		if err != nil {
-			return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
+	handles, errs := make([]uint32, len(files)), make([]error, len(files))
+	find := func(i int, from, to uint32) bool {
+		if handles[i] == 0 && errs[i] == nil {
+			handles[i], errs[i] = findClient(files[i], from, to)
 		}
+		return handles[i] != 0 || errs[i] != nil
+	}
+	isFound := false
+	for handle := range known {
+		for i := range files {
+			isFound = find(i, handle, handle+1) || isFound
+		}
+	}
+	// Not every file has a client: an exported handle is an open nvidiactl, too. So no file is
+	// searched to the end before the others.
+	for from := uint32(firstClient); !isFound && from < firstClient+mostClients; from += WidestGap {
+		for i := 0; !isFound && i < len(files); i++ {
+			isFound = find(i, from, from+WidestGap)
+		}
+	}
+	// A process's other clients have numbers near that of its first. One that is missed shows
+	// in the sum of the memory.
+	if at := slices.IndexFunc(handles, func(handle uint32) bool { return handle != 0 }); at >= 0 {
+		first := handles[at]
+		parallel(len(files), func(i int) { find(i, max(firstClient, first-0x100), first+0x400) })
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
+	}
+	for i, handle := range handles {
 		isKnown := func(c client) bool { return c.handle == handle } // one file can be open under several numbers
-		if handle == 0 || slices.ContainsFunc(clients, isKnown) {
-			continue
+		if handle != 0 && !slices.ContainsFunc(clients, isKnown) {
+			clients = append(clients, client{files[i], handle})
 		}
-		clients = append(clients, client{f, handle})
-		from, to = max(from, handle-0x100), min(to, handle+0x400)
 	}
 	if len(clients) == 0 {
 		return nil, files, fmt.Errorf("process %d: %w: no client of an open nvidiactl was found", pid, ErrUnknown)
 	}
 	return clients, files, nil
+}
+
+// parallel does something n times at once.
+func parallel(n int, do func(i int)) {
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { do(i) })
+	}
+	wg.Wait()
 }
 
 func closeAll(files []controlFile) {

@@ -65,13 +65,16 @@ const (
 	mostObjects = 0x1000000
 )
 
-// WidestGap, ShortGap and QuickGap are how many handles a search tries after the last object that it
+// WidestGap and ShortGap are how many handles a search tries after the last object that it
 // has found. One question takes 1 to 2 µs.
 const (
 	WidestGap = 0x10000
 	ShortGap  = 0x2000
-	QuickGap  = 0x200
 )
+
+// overlap is how many handles are searched again before the last object that was seen: while
+// the process ran, it may have made objects where the search had just been.
+const overlap = 0x200
 
 const (
 	statusOK            = 0
@@ -115,8 +118,16 @@ type object struct {
 	size   uint64
 }
 
+// seen is which objects of a client are relevant, and the last object of all.
+type seen struct {
+	handles []uint32
+	last    uint32
+}
+
 // contents counts the relevant objects of a client.
 type contents struct {
+	seen
+	next          uint32 // where the search ended
 	memory        uint64
 	p2p           int
 	fabric        []object
@@ -152,64 +163,83 @@ func (h *Holdings) add(c contents) {
 	h.HostNUMA += c.systemDoubled
 }
 
-// scan looks at all objects of a client.
-func scan(a asker, of uint32, widestGap int) (c contents, err error) {
-	gap := 0
-	c.regions = make(map[region]bool)
-	for handle := uint32(firstObject + 1); handle < firstObject+mostObjects && gap < widestGap; handle++ {
-		class, _, err := handleInfo(a, of, handle, handleClass)
-		if err != nil {
-			return c, err
+// scan looks at the objects of a client: at those that were seen before, and at all after them.
+// Another call goes on where the last one ended.
+func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err error) {
+	if c.regions == nil {
+		c.regions = make(map[region]bool)
+		c.last, c.next = max(firstObject, before.last), max(firstObject+1+overlap, before.last)-overlap
+		for _, handle := range before.handles {
+			if handle >= c.next {
+				break
+			}
+			if err := c.look(a, of, handle); err != nil {
+				return err
+			}
 		}
-		gap++
-		if class != 0 {
-			gap = 0
-		}
-		switch class {
-		case classP2P:
-			c.p2p++
-		case classSubdevice:
-			var id uint32
-			device, _, err := handleInfo(a, of, handle, handleParent)
-			if err == nil {
-				err = ask(a, of, handle, getGPU, unsafe.Pointer(&id), unsafe.Sizeof(id))
-			}
-			if err != nil {
-				return c, err
-			}
-			c.gpus = append(c.gpus, gpu{client{a, of}, id, handle, device})
-		case classGPUMemory, classSystemMemory:
-			size, err := surfaceSize(a, of, handle)
-			if err == nil {
-				err = c.place(a, of, handle, size)
-			}
-			if err != nil {
-				return c, err
-			}
-			if class == classGPUMemory {
-				c.memory += size
-			} else {
-				c.system = append(c.system, object{handle, size})
-			}
-		case classImported, classImportedRef, classMulticast:
-			c.imports++
-		case classFabric:
-			size, flags, err := fabricInfo(a, of, handle)
-			switch {
-			case err != nil:
-				return c, err
-			case flags&flexible != 0:
-				c.pools++
-			default:
-				c.fabric = append(c.fabric, object{handle, size})
-			}
+	}
+	for ; c.next < firstObject+mostObjects && c.next <= c.last+uint32(widestGap); c.next++ {
+		if err := c.look(a, of, c.next); err != nil {
+			return err
 		}
 	}
 	if c.fabricDoubled, err = duplicates(a, of, c.fabric); err != nil {
-		return c, err
+		return err
 	}
 	c.systemDoubled, err = duplicates(a, of, c.system)
-	return c, err
+	return err
+}
+
+// look looks at one object, if it exists.
+func (c *contents) look(a asker, of, handle uint32) error {
+	class, _, err := handleInfo(a, of, handle, handleClass)
+	if err != nil || class == 0 {
+		return err
+	}
+	c.last = max(c.last, handle)
+	switch class {
+	case classP2P:
+		c.p2p++
+	case classSubdevice:
+		var id uint32
+		device, _, err := handleInfo(a, of, handle, handleParent)
+		if err == nil {
+			err = ask(a, of, handle, getGPU, unsafe.Pointer(&id), unsafe.Sizeof(id))
+		}
+		if err != nil {
+			return err
+		}
+		c.gpus = append(c.gpus, gpu{client{a, of}, id, handle, device})
+	case classGPUMemory, classSystemMemory:
+		size, err := surfaceSize(a, of, handle)
+		if err == nil {
+			err = c.place(a, of, handle, size)
+		}
+		if err != nil {
+			return err
+		}
+		if class == classGPUMemory {
+			c.memory += size
+		} else {
+			c.system = append(c.system, object{handle, size})
+		}
+	case classImported, classImportedRef, classMulticast:
+		c.imports++
+	case classFabric:
+		size, flags, err := fabricInfo(a, of, handle)
+		switch {
+		case err != nil:
+			return err
+		case flags&flexible != 0:
+			c.pools++
+		default:
+			c.fabric = append(c.fabric, object{handle, size})
+		}
+	default:
+		return nil
+	}
+	c.handles = append(c.handles, handle)
+	return nil
 }
 
 // place notes where a piece of memory is. Modules before 580 tell it only to the kernel.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -158,8 +159,9 @@ func TestWhatProcessesHoldIsReadAsOnH200s(t *testing.T) {
 			if err != nil || client != f.client {
 				t.Fatalf("client %#x, %v", client, err)
 			}
-			found, err := scan(f, client, WidestGap)
+			var found contents
 			var got Holdings
+			err = found.scan(f, client, seen{}, WidestGap)
 			if got.add(found); err != nil || got != c.want {
 				t.Errorf("%+v, %v; want %+v", got, err, c.want)
 			}
@@ -191,7 +193,7 @@ func TestADeviceThatDoesNotAnswerIsUnknown(t *testing.T) {
 	}
 }
 
-func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}) }
+func askAbout(pid int) Answer { return Ask(System, []int{pid}, []int{WidestGap}, nil) }
 
 func TestMemoryIsKnownByItsPlace(t *testing.T) {
 	const mib = 1 << 20
@@ -199,7 +201,8 @@ func TestMemoryIsKnownByItsPlace(t *testing.T) {
 		3: {class: classSubdevice, parent: 2}, 5: {class: classGPUMemory, parent: 2, size: mib, at: 64 * mib},
 		6: {class: classGPUMemory, parent: 9, size: mib, at: 64 * mib}, 7: {class: classMulticast},
 	}}
-	found, err := scan(f, f.client, ShortGap)
+	var found contents
+	err := found.scan(f, f.client, seen{}, ShortGap)
 	if err != nil || found.imports != 1 || len(found.regions) != 1 || !found.regions[region{gpu: fakeGPU, address: 64 * mib, size: mib}] || !found.unplaced {
 		t.Errorf("%+v, %v", found, err)
 	}
@@ -276,5 +279,85 @@ func TestShares(t *testing.T) {
 		if got := shares(c.processes, c.more); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
+	}
+}
+
+// TestTheSecondLookIsShort has a process like one of PyTorch's, which has freed many objects.
+func TestTheSecondLookIsShort(t *testing.T) {
+	const mib = 1 << 20
+	clients := make(map[uint64]*fake) // by the inode of the file
+	open := func(number uint32, objects map[uint32]fakeObject) *fake {
+		file, err := os.Create(filepath.Join(t.TempDir(), "nvidiactl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { file.Close() })
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
+			t.Fatal(err)
+		}
+		clients[stat.Ino] = &fake{client: firstClient + number, objects: objects}
+		return clients[stat.Ino]
+	}
+	var asked atomic.Int64
+	self := uint32(os.Getpid())
+	account := accounts{}
+	ioctl := func(fd int, _ uintptr, argument unsafe.Pointer) unix.Errno {
+		asked.Add(1)
+		var stat unix.Stat_t
+		if err := unix.Fstat(fd, &stat); err != nil {
+			return err.(unix.Errno)
+		}
+		a, of := (*controlArguments)(argument), asker(clients[stat.Ino])
+		if a.command == getPIDs || a.command == getPIDInfo {
+			of = account
+		}
+		status, err := of.control(a.client, a.object, a.command, a.parameters, uintptr(a.size))
+		a.theStatus = status
+		if err != nil {
+			return unix.EIO
+		}
+		return 0
+	}
+	var known Known
+	look := func(gap int, want Holdings) int {
+		t.Helper()
+		asked.Store(0)
+		account[self] = pidInfo{owned: want.MemoryBytes}
+		got := Ask(ioctl, []int{int(self)}, []int{gap}, known)
+		known = got.Known
+		if got.Err != nil || got.Holdings[0] == nil || *got.Holdings[0] != want {
+			t.Errorf("%+v, %v; want %+v", got.Holdings[0], got.Err, want)
+		}
+		return int(asked.Load())
+	}
+	const few = 20_000
+	objects := map[uint32]fakeObject{3: {class: classSubdevice, parent: 2}, 299_990: {class: classGPUMemory, size: mib}, 300_000: {class: classGPUMemory, size: 2 * mib}}
+	for n := uint32(50_000); n < 300_000; n += 50_000 {
+		objects[n] = fakeObject{class: 0x80}
+	}
+	open(5000, objects)
+
+	all := look(WidestGap, Holdings{MemoryBytes: 3 * mib})
+	known = nil
+	if n := look(ShortGap, Holdings{MemoryBytes: 3 * mib}); n > all+few {
+		t.Errorf("%d questions, and %d at once: a search that was too short did not go on where it ended", n, all)
+	}
+	if n := look(ShortGap, Holdings{MemoryBytes: 3 * mib}); n > few {
+		t.Errorf("%d questions where nothing has changed", n)
+	}
+	delete(objects, 299_990)
+	objects[300_500], objects[305_000] = fakeObject{class: classP2P}, fakeObject{class: classGPUMemory, size: 4 * mib}
+	if n := look(ShortGap, Holdings{MemoryBytes: 6 * mib, PeerAccess: 1}); n > few {
+		t.Errorf("%d questions where the last objects are new", n)
+	}
+	open(5100, map[uint32]fakeObject{4: {class: classGPUMemory, size: mib}})
+	if n := look(ShortGap, Holdings{MemoryBytes: 7 * mib, PeerAccess: 1}); n > 2*few {
+		t.Errorf("%d questions where a client is new", n)
+	}
+	objects[150] = fakeObject{class: classGPUMemory, size: 8 * mib}
+	look(ShortGap, Holdings{MemoryBytes: 15 * mib, PeerAccess: 1}) // the short look misses it
+	if n := look(ShortGap, Holdings{MemoryBytes: 15 * mib, PeerAccess: 1}); n > 2*few {
+		t.Errorf("%d questions after a search from the beginning", n)
 	}
 }

@@ -1,6 +1,7 @@
 package nvrm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -22,13 +23,19 @@ type Answer struct {
 	// Holdings are what each process holds; nil if that is not known, or not all of it.
 	Holdings []*Holdings
 	Shares   []Share
+	Known    Known // for the next time
 	// Err says why it is not known which processes share memory. It wraps [ErrUnknown].
 	Err error
 }
 
+// Known is what was seen of processes, by pid and client, so that it is found again at once.
+type Known map[int]map[uint32]seen
+
 // process is what was learnt about one process.
 type process struct {
 	pid            int
+	clients        []client
+	found          []contents // of each client
 	holdings       Holdings
 	all            contents // of all its clients, as far as they matter for sharing
 	total, foreign uint64   // bytes of GPU memory that the module accounts to it, and those imported from a living process
@@ -37,40 +44,39 @@ type process struct {
 
 // Ask asks what processes hold and share, and needs CAP_SYS_PTRACE over them, and
 // CAP_SYS_ADMIN. gaps are how far each search goes (see [WidestGap]); a search that has not
-// found all GPU memory goes on with the widest.
-func Ask(ioctl Ioctl, pids, gaps []int) Answer {
-	answer := Answer{Holdings: make([]*Holdings, len(pids))}
+// found all GPU memory goes on with the widest. known is from an earlier answer, or nil: what
+// it has of a process is looked at again, and searched on from there. Only if that does not
+// find all GPU memory, is the whole search repeated.
+func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
+	answer := Answer{Holdings: make([]*Holdings, len(pids)), Known: make(Known)}
 	processes := make([]*process, len(pids))
 	var files []controlFile
 	var mutex sync.Mutex
 	defer func() { closeAll(files) }()
 	read := func(p *process, gap int) {
-		opened := p.read(ioctl, gap)
+		opened := p.read(ioctl, known[p.pid], gap)
 		mutex.Lock()
 		defer mutex.Unlock()
 		files = append(files, opened...)
 	}
-	each := func(do func(i int)) {
-		var wg sync.WaitGroup
-		for i := range processes {
-			wg.Go(func() { do(i) })
+	complete := func(p *process) {
+		if p.err == nil && p.incomplete() {
+			p.readOn(known[p.pid], WidestGap)
 		}
-		wg.Wait()
 	}
-	each(func(i int) {
+	parallel(len(pids), func(i int) {
 		processes[i] = &process{pid: pids[i]}
 		read(processes[i], gaps[i])
 	})
 	others, err := account(processes)
-	each(func(i int) {
-		p := processes[i]
-		if p.err == nil && err == nil && p.incomplete() && gaps[i] < WidestGap {
-			read(p, WidestGap)
-		}
-		if p.err == nil && err == nil && !p.incomplete() {
-			answer.Holdings[i] = &p.holdings
-		}
-	})
+	if err == nil {
+		parallel(len(pids), func(i int) {
+			complete(processes[i])
+			if p := processes[i]; p.err == nil && !p.incomplete() {
+				answer.Holdings[i] = &p.holdings
+			}
+		})
+	}
 	for _, p := range processes {
 		if err == nil {
 			err = p.err
@@ -81,28 +87,53 @@ func Ask(ioctl Ioctl, pids, gaps []int) Answer {
 		return answer
 	}
 	importing := slices.ContainsFunc(processes, func(p *process) bool { return p.foreign > 0 })
-	for _, other := range others {
-		if importing || other.foreign > 0 {
-			read(other, ShortGap)
-			if other.err == nil && other.incomplete() {
-				read(other, WidestGap)
-			}
+	parallel(len(others), func(i int) {
+		if importing || others[i].foreign > 0 {
+			read(others[i], ShortGap)
+			complete(others[i])
+		}
+	})
+	answer.Shares = shares(processes, others)
+	for _, p := range slices.Concat(processes, others) {
+		answer.Known[p.pid] = make(map[uint32]seen)
+		for i, c := range p.clients {
+			answer.Known[p.pid][c.handle] = p.found[i].seen
 		}
 	}
-	answer.Shares = shares(processes, others)
 	return answer
 }
 
 // read looks at all clients of a process. The files stay open for more questions.
-func (p *process) read(ioctl Ioctl, gap int) []controlFile {
-	clients, files, err := clientsOf(ioctl, p.pid)
-	p.err, p.holdings, p.all = err, Holdings{}, contents{regions: make(map[region]bool)}
-	for _, c := range clients {
-		found, err := scan(c, c.handle, gap)
-		if err != nil {
-			p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
-			return files
-		}
+func (p *process) read(ioctl Ioctl, known map[uint32]seen, gap int) (files []controlFile) {
+	p.clients, files, p.err = clientsOf(ioctl, p.pid, known)
+	p.found = make([]contents, len(p.clients))
+	if p.err == nil {
+		p.search(known, gap)
+	}
+	return files
+}
+
+// readOn searches further. What began with known objects begins anew.
+func (p *process) readOn(known map[uint32]seen, gap int) {
+	if len(known) > 0 {
+		p.found = make([]contents, len(p.clients))
+	}
+	p.search(nil, gap)
+}
+
+// search looks at the objects of all clients.
+func (p *process) search(known map[uint32]seen, gap int) {
+	p.holdings, p.all = Holdings{}, contents{regions: make(map[region]bool)}
+	errs := make([]error, len(p.clients))
+	parallel(len(p.clients), func(i int) {
+		c := p.clients[i]
+		errs[i] = p.found[i].scan(c, c.handle, known[c.handle], gap)
+	})
+	if err := errors.Join(errs...); err != nil {
+		p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
+		return
+	}
+	for _, found := range p.found {
 		p.holdings.add(found)
 		p.all.imports += found.imports
 		p.all.unplaced = p.all.unplaced || found.unplaced
@@ -111,10 +142,9 @@ func (p *process) read(ioctl Ioctl, gap int) []controlFile {
 			p.all.regions[r] = true
 		}
 	}
-	if p.err == nil && len(p.all.gpus) == 0 {
+	if len(p.all.gpus) == 0 {
 		p.err = fmt.Errorf("process %d: %w: no GPU was found among its objects", p.pid, ErrUnknown)
 	}
-	return files
 }
 
 // incomplete reports whether not all of the process's GPU memory was found.
