@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
 # try-names.sh DIR: restores what needs names that others may have. Two long jobs: A is preempted, B is started, A is resumed beside it and
 # gets a name of its own for CUDA's socket. torchrun with two ranks that talk over TCP is dumped as soon as it trains, and restored at once,
-# three times. DIR must not exist yet. Needs root, a GPU, cucriu and criu (CUCRIU_CRIU) in PATH; for torchrun two GPUs and PyTorch.
+# three times. DIR must not exist yet. Needs root, a GPU, Python, cucriu and criu (CUCRIU_CRIU) in PATH; for torchrun two GPUs and PyTorch.
 set -euo pipefail
+# Dumped processes become orphans. Where the first process reaps none, they stay zombies and keep their pids. So they become children of
+# this shell (PR_SET_CHILD_SUBREAPER), which reaps them. The driver wants no pid namespace.
+if [[ -z ${REAPS-} ]]; then
+	REAPS=1 exec python3 -c 'import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])' "$BASH" "$0" "$@"
+fi
+unset REAPS
 dir=${1:?usage: try-names.sh DIR}
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 mkdir "$dir"
@@ -75,8 +81,17 @@ for i in 1 2 3; do
 	cucriu restore -D "images$i" 2>"restore$i.log" || fail "restore $i"
 	before=$(steps)
 	await "torchrun trains on" trains_on "$before"
+	mv "images$i/cucriu-timeline.json" "timeline$i.json"
 	rm -rf "images$i"
 done
 grep -h 'ports of the image' restore?.log || true
 pkill -KILL -f "$repo/test/workload/programs/ranks.py" || true
 echo "three times restored at once, $(steps) steps"
+for i in 1 2 3; do
+	python3 - "timeline$i.json" <<-'END'
+		import json, sys
+		for event in json.load(open(sys.argv[1]))["traceEvents"]:
+		    if event["ph"] == "X" and event["name"] in ("inspect", "trace"):
+		        print(f"{sys.argv[1]}: {event['name']} {event.get('dur', 0) / 1000:.0f} ms")
+	END
+done
