@@ -61,7 +61,8 @@ func TestAPreemptedCUDAJobGoesOnWhereItWas(t *testing.T) {
 	})
 }
 
-// TestASecondSignalEndsTheJobAtOnce with what there is.
+// TestASecondSignalEndsTheJobAtOnce, and what there is of its last image is kept: it is complete,
+// and nobody has answered for it.
 func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -69,7 +70,7 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 		r.verified(1)
 		r.kill()
 		newest := w.newest()
-		// A dump that takes for ever.
+		// A dump that never ends.
 		s := w.stopAt("jobs.dumped")
 		r = w.runAs(s.host, "--every", "0")
 		r.says("under care again")
@@ -77,15 +78,15 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 		s.await(r)
 		begun := time.Now()
 		r.signal(unix.SIGTERM)
-		s.goOn()
 		r.ends(requeue)
 		if took := time.Since(begun); took > testenv.Soon {
 			t.Errorf("it took %v", took)
 		}
 		w.noProcesses()
 		r = w.run("--every", "0")
+		r.says("is what an earlier supervisor had staged")
 		r.says("goes on from checkpoint ")
-		if e, _ := w.last(jobs.EventResumed); e.Checkpoint < newest {
+		if e, _ := w.last(jobs.EventResumed); e.Checkpoint <= newest {
 			t.Errorf("it goes on from %s, and there was %s", e.Checkpoint, newest)
 		}
 		w.finish(r)
