@@ -46,7 +46,6 @@ func (d *destination) restore(ctx context.Context, m wire.Message) error {
 	d.sockets = asked.Sockets
 	dir := d.stage.round(d.last)
 	d.restoring = true
-	go d.awaitDropped(ctx)
 	go func() { d.restored <- d.restoreHeld(ctx, dir, hold, asked.TCP) }()
 	return nil
 }
@@ -72,21 +71,6 @@ func (d *destination) restoreHeld(ctx context.Context, dir string, hold *journal
 }
 
 var errGivenUp = errors.New("the source has given the migration up meanwhile")
-
-// awaitDropped gives up the restore if the source says so over another connection.
-func (d *destination) awaitDropped(ctx context.Context) {
-	for tick := time.NewTicker(100 * time.Millisecond); ; {
-		select {
-		case <-ctx.Done():
-			tick.Stop()
-			return
-		case <-tick.C:
-			if isDropped(d.hook, d.peer.ID) {
-				d.giveUp(errGivenUp)
-			}
-		}
-	}
-}
 
 // onRestored promises a copy that is complete to the source, or tells it that there is none.
 func (d *destination) onRestored(err error) error {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/journal"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )
@@ -361,6 +362,42 @@ func (w *world) giveUpLate(t *testing.T, point string, killed bool) {
 		t.Fatalf("the job is on %v", at)
 	}
 	w.is(from)
+}
+
+// TestWhatTheSourceHasGivenUpIsNotPromised: it is heard of over another connection before anything
+// of the job is there, and the restore begins after that.
+func TestWhatTheSourceHasGivenUpIsNotPromised(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		w := newWorld(t, "cuda")
+		from, to := w.from, w.to
+		m := w.begin(t, "receive.asked", "")
+		if !m.reached() {
+			t.Fatal("the migration ended before")
+		}
+		frozen := servers(to)
+		signal(t, unix.SIGSTOP, frozen) // what ends there is not heard of
+		kill(t, "migrate", migrates(from)...)
+		kill(t, "ssh", clients(from)...)
+		_ = m.status()
+		t.Logf("cucriu recover: %s", from.Run("cucriu", "recover"))
+		m.goOn()
+		testenv.Eventually(t, testenv.Soon, "the restore is over", func() bool {
+			sessions, err := journal.List(to.RunDir)
+			if err != nil || len(sessions) != 1 {
+				return false
+			}
+			if s := sessions[0]; s.Hold != nil && s.Hold.IfAbandoned == journal.DecisionWait {
+				t.Fatal("the copy was promised")
+			}
+			return sessions[0].Outcome != ""
+		})
+		signal(t, unix.SIGCONT, frozen)
+		if at := w.end(t); at != from {
+			t.Fatalf("the job is on %v", at)
+		}
+		w.is(from)
+		w.watch.Stop()
+	})
 }
 
 // TestAJobStandsStillForNoLongerThanAllowed: the restore takes longer than was predicted.
