@@ -96,7 +96,14 @@ func (h *Hook) endDumped(ctx context.Context, s *session) error {
 	}
 	var err, removeErr error
 	if s.Hold.KeepsConnections {
-		if err = s.killTree(); err == nil {
+		tree, treeErr := s.openTree()
+		defer func() {
+			for _, p := range tree {
+				p.Close()
+			}
+		}()
+		if err = errors.Join(treeErr, s.killTree()); err == nil {
+			awaitEnds(ctx, tree)
 			removeErr = remove()
 		}
 	} else { // also if we are killed between the two
@@ -107,6 +114,18 @@ func (h *Hook) endDumped(ctx context.Context, s *session) error {
 		h.Log.Warn("rules that hold back the job's TCP connections may be left", "session", s.Name(), "error", ruleErr)
 	}
 	return err
+}
+
+// endPatience is how long killed processes may take to end: the destination waits.
+const endPatience = 10 * time.Second
+
+// awaitEnds waits until killed processes have closed their sockets, and no longer than endPatience.
+func awaitEnds(ctx context.Context, processes []*proc.Process) {
+	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	for _, p := range processes {
+		_ = p.WaitExit(ctx)
+	}
 }
 
 // awaitRelease waits until criu has let go of the processes: those that it killed have ended, and

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -262,6 +263,34 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 	})
 }
 
+// watchRules has the iptables of a host look whether the process that marks/root names is there when
+// a rule is removed, and note it in marks. It returns false if there is no iptables.
+func watchRules(t *testing.T, on *hosts.Host, marks string) bool {
+	t.Helper()
+	real, err := exec.LookPath("iptables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	watching := filepath.Join(dir, "iptables")
+	testenv.WriteFile(t, watching, fmt.Sprintf(`#!/bin/sh
+case " $* " in *" -D "*) if [ -e "$RULES/root" ]; then
+	if grep -qs '^State:[[:space:]]*[^XZ]' /proc/$(cat $RULES/root)/status; then touch $RULES/early; else touch $RULES/late; fi
+fi;; esac
+exec %s "$@"
+`, real))
+	if err := os.Chmod(watching, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Setenv("PATH", dir+":"+os.Getenv("PATH")); err != nil { // the hosts take it over
+		t.Fatal(err)
+	}
+	on.Setenv("RULES", marks)
+	on.UseFailpoint("")
+	_, err = on.Try("iptables", "-S")
+	return err == nil
+}
+
 // TestConnectionsAreKept if the address of the job moves with it; and if it comes back. The other end
 // is at the destination, or on the host that the job leaves.
 func TestConnectionsAreKept(t *testing.T) {
@@ -270,6 +299,7 @@ func TestConnectionsAreKept(t *testing.T) {
 		p.A.AddAddress(moves)
 		marks := t.TempDir()
 		asked := func(what string) bool { return testenv.Exists(filepath.Join(marks, what)) }
+		removes := watchRules(t, p.A, marks)
 		mover := testenv.Script(t, fmt.Sprintf("touch %s/$1; while ! [ -e %[1]s/done-$1 ]; do sleep 0.01; done", marks))
 		w := &world{t: t, Pair: p, from: p.A, to: p.B, flags: []string{"--tcp", "keep", "--move-address", mover}}
 		for _, s := range []*server{serve(t, p.B), serve(t, p.A)} {
@@ -292,6 +322,7 @@ func TestConnectionsAreKept(t *testing.T) {
 			testenv.Eventually(t, testenv.Soon, "the address is to be moved", func() bool { return asked("there") })
 			p.A.RemoveAddress(moves)
 			p.B.AddAddress(moves)
+			testenv.WriteFile(t, filepath.Join(marks, "root"), w.work.Root())
 			testenv.WriteFile(t, filepath.Join(marks, "done-there"), "")
 			if status := m.status(); status != 0 || asked("back") {
 				t.Fatalf("exit status %d", status)
@@ -301,6 +332,10 @@ func TestConnectionsAreKept(t *testing.T) {
 				t.Errorf("the job has made %d connections, and %d have ended", n, m)
 			}
 			withoutRules(t, p)
+			if asked("early") || asked("late") != removes {
+				t.Errorf("rules were removed while the job was there: %v, and after that: %v", asked("early"), asked("late"))
+			}
+			_, _ = os.Remove(filepath.Join(marks, "root")), os.Remove(filepath.Join(marks, "late"))
 			killAny(w.work.All(p.B))
 			w.flags = append(w.flags, "--precopy")
 			_ = os.Remove(filepath.Join(marks, "there"))
