@@ -56,7 +56,7 @@ type request struct {
 	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
 	Output string `json:"output,omitempty"`
 	// Undo is where a restore notes how to undo what it does to the job's files.
-	Undo string `json:"undo,omitempty"`
+	Undo files.UndoFile `json:"undo"`
 	// End says that a dump ends the job once its image is complete.
 	End bool `json:"end,omitempty"`
 	// Files says which files of the job belong to a dump.
@@ -216,6 +216,9 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 	}
 	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo}); err != nil {
 		return a, preflight.AsRefusal(err)
+	}
+	if r.Undo.InSpare() {
+		hook.Log.Warn("the job's disk is full: what this restore does to the job's files is not undone if the host goes down before the job runs")
 	}
 	// Whoever was at the other end has gone on, or gone.
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr, CloseOutside: true}

@@ -22,8 +22,8 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	if err != nil {
 		return checkpoint.Result{}, preflight.AsRefusal(err)
 	}
-	record := filepath.Join(dir, "cucriu-"+undoName)
-	if _, err := os.Lstat(record); err != nil && !cut {
+	record := files.UndoFile{Path: filepath.Join(dir, "cucriu-"+undoName)}
+	if _, err := os.Lstat(record.Path); err != nil && !cut {
 		return checkpoint.Restore(ctx, hook, dir, options)
 	}
 	findings, err := checkpoint.CheckRestore(ctx, hook, dir, nil)
@@ -52,7 +52,7 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 	return result, files.Forget(record)
 }
 
-func undoCut(hook *hooks.Hook, record string) error {
+func undoCut(hook *hooks.Hook, record files.UndoFile) error {
 	left, err := files.Undo(record)
 	for _, change := range left {
 		hook.Log.Warn(change.String())

@@ -119,7 +119,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	restore := request{Op: opRestore, Images: c.Dir, Place: s.place.Dir(), Undo: undoPath(s.Dir)}
+	restore := request{Op: opRestore, Images: c.Dir, Place: s.place.Dir(), Undo: s.undoFile()}
 	if s.record.Adopted {
 		restore.Output = s.outputPath()
 	}
@@ -150,15 +150,26 @@ func (s *supervisor) endRestore() error {
 	return s.undoFiles()
 }
 
-// undoPath is where a restore notes how to undo what it does to the job's files.
-func undoPath(dir string) string { return filepath.Join(dir, undoName) }
+// undoFile is where a restore notes how to undo what it does to the files of a job. If the disk of
+// the job is full, that is in the run directory, by when the job began: whoever undoes it may know
+// the job's directory by another path.
+func undoFile(runDir, dir string, begun time.Time) files.UndoFile {
+	return files.UndoFile{
+		Path:  filepath.Join(dir, undoName),
+		Spare: filepath.Join(runDir, fmt.Sprintf("undo-%d.json", begun.UnixNano())),
+	}
+}
+
+func (s *supervisor) undoFile() files.UndoFile {
+	return undoFile(s.hook.Config.RunDir, s.Dir, s.record.Begun)
+}
 
 const undoName = "undo.json"
 
 // undoFiles undoes what a restore did to the job's files that did not come to its end. Nothing of
 // the job runs.
 func (s *supervisor) undoFiles() error {
-	left, err := files.Undo(undoPath(s.Dir))
+	left, err := files.Undo(s.undoFile())
 	s.noteTails(keptOf(left))
 	for _, change := range left {
 		s.say(change.String())
@@ -168,14 +179,18 @@ func (s *supervisor) undoFiles() error {
 
 // forgetUndo notes that the job goes on with its files as they are.
 func (s *supervisor) forgetUndo() {
-	if err := files.Forget(undoPath(s.Dir)); err != nil {
+	if err := files.Forget(s.undoFile()); err != nil {
 		s.say(err.Error())
 	}
 }
 
 // UndoFiles undoes what a restore did to the files of a job that is not resumed here.
-func UndoFiles(dir string) error {
-	_, err := files.Undo(undoPath(dir))
+func UndoFiles(runDir, dir string) error {
+	of, err := Describe(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = files.Undo(undoFile(runDir, dir, of.Begun))
 	return err
 }
 

@@ -163,7 +163,7 @@ func (a arrival) giveBack(ctx context.Context, m jobs.Move, why error) (jobs.Mov
 	if ran, err := jobs.Resumed(a.dir, m.Events); err != nil || ran {
 		return m, err
 	}
-	if err := jobs.UndoFiles(a.dir); err != nil {
+	if err := jobs.UndoFiles(a.hook.Config.RunDir, a.dir); err != nil {
 		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
 	}
 	if err := failpoint.Hit(ctx, "job.returning", 0); err != nil {

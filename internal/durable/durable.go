@@ -29,7 +29,7 @@ func WriteJSON(path string, value any) error {
 // OnFullDisk writes over a file, which has its room, if err says that the disk was too full to replace
 // it.
 func OnFullDisk(err error, path string, data []byte) error {
-	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+	if !IsFull(err) {
 		return err
 	}
 	f, openErr := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
@@ -42,6 +42,9 @@ func OnFullDisk(err error, path string, data []byte) error {
 	}
 	return errors.Join(f.Truncate(int64(len(data))), f.Sync())
 }
+
+// IsFull reports whether an error says that a disk, or a quota, is full.
+func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // Sync waits until a file, or the names in a directory, are on disk.
 func Sync(path string) error {

@@ -164,7 +164,7 @@ func runPutBack() error {
 	if err != nil {
 		return err
 	}
-	o := PutBackOptions{Time: at, Undo: os.Getenv("UNDO")}
+	o := PutBackOptions{Time: at, Undo: UndoFile{Path: os.Getenv("UNDO"), Spare: os.Getenv(spareVariable)}}
 	if record := os.Getenv("RECORD"); record != "" {
 		o.OnlyMissing, o.Making = true, recorder(record)
 	}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
 )
 
 // putBackProcess puts files back in a process of its own, which kills itself at a step.
@@ -28,7 +30,15 @@ func putBackProcess(t *testing.T, checkpoint string, killAt int) *exec.Cmd {
 }
 
 // undoOf is where the record of what was done for a checkpoint is.
-func undoOf(checkpoint string) string { return checkpoint + ".undo" }
+func undoOf(checkpoint string) string {
+	if full := os.Getenv(fullDiskVariable); full != "" {
+		return filepath.Join(full, "undo")
+	}
+	return checkpoint + ".undo"
+}
+
+// fullDiskVariable names a full disk for the records, which go into its spareVariable instead.
+const fullDiskVariable, spareVariable = "FULL_DISK", "UNDO_SPARE"
 
 // undoProcess is the same for the undo.
 func undoProcess(t *testing.T, checkpoint string, killAt int) *exec.Cmd {
@@ -160,7 +170,20 @@ func (s scene) files(t *testing.T) map[string]string {
 
 // TestKilledAtAnyStepPutBackCanBeUndone, and then comes to the same result, wherever the undo is
 // killed.
-func TestKilledAtAnyStepPutBackCanBeUndone(t *testing.T) {
+func TestKilledAtAnyStepPutBackCanBeUndone(t *testing.T) { undoneAfterAnyKill(t) }
+
+func TestKilledAtAnyStepPutBackCanBeUndoneOnAFullDisk(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		full := filepath.Join(tempDir(t), "full")
+		testenv.SmallDisk(t, full, "4k")
+		write(t, filepath.Join(full, "ballast"), strings.Repeat("x", 4096))
+		t.Setenv(fullDiskVariable, full)
+		t.Setenv(spareVariable, filepath.Join(tempDir(t), "undo"))
+		undoneAfterAnyKill(t)
+	})
+}
+
+func undoneAfterAnyKill(t *testing.T) {
 	want := sceneAtTheEnd()
 	want["data/name 2"] = "is data/name 1"
 	undoSteps := 0
@@ -191,6 +214,7 @@ func TestKilledAtAnyStepPutBackCanBeUndone(t *testing.T) {
 		if diff := cmp.Diff(want, s.describe(t)); diff != "" {
 			t.Errorf("after a kill at step %d:\n%s", killAt, diff)
 		}
+		must(t, Forget(UndoFile{Path: undoOf(s.checkpoint), Spare: os.Getenv(spareVariable)}))
 		if last && (killAt < 20 || undoSteps < 20) {
 			t.Errorf("there were only %d steps, and %d of the undo", killAt, undoSteps)
 		}
@@ -203,7 +227,7 @@ func TestWhatWasChangedAfterPutBackIsNotUndone(t *testing.T) {
 	must(t, putBackProcess(t, s.checkpoint, -1).Run())
 	log := filepath.Join(s.dir, "log")
 	write(t, log, "line 1\nanother line 2\n")
-	left, err := Undo(undoOf(s.checkpoint))
+	left, err := Undo(UndoFile{Path: undoOf(s.checkpoint)})
 	if must(t, err); len(left) != 1 || left[0].Kept != log+ofNoon {
 		t.Errorf("left: %q", left)
 	}

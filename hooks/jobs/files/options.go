@@ -70,9 +70,9 @@ type Summary struct {
 type PutBackOptions struct {
 	// Time is in the names of what is kept aside. The zero value means now.
 	Time time.Time
-	// Undo is a file for the record with which [Undo] makes the files again what they were; "" for
-	// none. There must be none yet.
-	Undo string
+	// Undo is where the record goes with which [Undo] makes the files again what they were; the zero
+	// value is for none. There must be none yet.
+	Undo UndoFile
 	// OnlyMissing refuses to change a file that is there.
 	OnlyMissing bool
 	// Making, if it is set, is told of each file, and each name of one, before it gets its name.

@@ -16,6 +16,36 @@ import (
 	"cucriu/internal/durable"
 )
 
+// UndoFile is where the record is that says how to undo a PutBack.
+type UndoFile struct {
+	Path string `json:"path,omitempty"`
+	// Spare is where it is instead if the disk of Path is full; "" for nowhere.
+	Spare string `json:"spare,omitempty"`
+}
+
+// InSpare reports whether the record is in Spare.
+func (f UndoFile) InSpare() bool {
+	_, err := os.Lstat(f.Spare)
+	return err == nil
+}
+
+// at returns where the record is. One in Spare is the newer one.
+func (f UndoFile) at() string {
+	if f.InSpare() {
+		return f.Spare
+	}
+	return f.Path
+}
+
+func (f UndoFile) write(r undoRecord) error {
+	at := f.at()
+	err := durable.WriteJSON(at, r)
+	if durable.IsFull(err) && f.Spare != "" && at != f.Spare {
+		return durable.WriteJSON(f.Spare, r)
+	}
+	return err
+}
+
 // undoRecord says how to make the files again what they were before PutBack. It is on disk before
 // the first of them is changed, and is removed with [Forget] once the job is restored.
 type undoRecord struct {
@@ -42,7 +72,7 @@ type undoPath struct {
 
 // note writes the record.
 func (p *putBack) note(todos []todo, done bool) error {
-	if p.Undo == "" {
+	if p.Undo.Path == "" {
 		return nil
 	}
 	r := undoRecord{Done: done}
@@ -55,10 +85,10 @@ func (p *putBack) note(todos []todo, done bool) error {
 	if len(r.Paths) == 0 {
 		return nil
 	}
-	if _, err := os.Lstat(p.Undo); err == nil && !done {
-		return fmt.Errorf("%s says that something is yet to be undone", p.Undo)
+	if _, err := os.Lstat(p.Undo.at()); err == nil && !done {
+		return fmt.Errorf("%s says that something is yet to be undone", p.Undo.at())
 	}
-	if err := durable.WriteJSON(p.Undo, r); err != nil {
+	if err := p.Undo.write(r); err != nil {
 		return fmt.Errorf("record of how to undo what is done to the job's files: %w", err)
 	}
 	return p.step("noted")
@@ -76,12 +106,12 @@ func (todo *todo) readAfter() {
 // Undo makes the files again what they were before the PutBack whose record this is, and removes
 // the record. Nothing of the job may run. It returns the files that it left alone, because others
 // have changed them meanwhile. If it fails or is killed, it can be called again.
-func Undo(record string) (left []Change, err error) {
+func Undo(record UndoFile) (left []Change, err error) {
 	return undoInSteps(record, func(string) error { return nil })
 }
 
-func undoInSteps(record string, step stepper) (left []Change, err error) {
-	data, err := os.ReadFile(record)
+func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
+	data, err := os.ReadFile(record.at())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -120,12 +150,18 @@ func undoInSteps(record string, step stepper) (left []Change, err error) {
 }
 
 // Forget removes a record: the job goes on with its files as they are.
-func Forget(record string) error {
-	err := os.Remove(record)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+func Forget(record UndoFile) error {
+	err := os.Remove(record.Path)
+	if err == nil {
+		err = durable.Sync(filepath.Dir(record.Path))
 	}
-	return cmp.Or(err, durable.Sync(filepath.Dir(record)))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if record.InSpare() { // last: it is the newer one
+		return os.Remove(record.Spare)
+	}
+	return nil
 }
 
 func (u undoPath) keptName() name {
@@ -134,7 +170,7 @@ func (u undoPath) keptName() name {
 
 // dropChanged takes the files from the record that others have changed since PutBack came to its
 // end. The others are undone from then on, whoever is killed.
-func (r *undoRecord) dropChanged(record string) (left []Change, err error) {
+func (r *undoRecord) dropChanged(record UndoFile) (left []Change, err error) {
 	r.Paths = slices.DeleteFunc(r.Paths, func(u undoPath) bool {
 		st, err := statPath(string(u.Path))
 		if err == nil && metadataOf(st) == u.After && (u.Inode == 0 || u.Moved || st.Ino == u.Inode) {
@@ -149,7 +185,7 @@ func (r *undoRecord) dropChanged(record string) (left []Change, err error) {
 		return true
 	})
 	r.Done = false
-	return left, durable.WriteJSON(record, r)
+	return left, record.write(*r)
 }
 
 // undo makes one path again what it was.
