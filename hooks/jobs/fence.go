@@ -47,8 +47,8 @@ func (s *supervisor) raiseFence(ctx context.Context) (place.Fence, error) {
 		return fence, fmt.Errorf("where the job runs: %w", err)
 	}
 	switch {
-	case isFirst:
-		return fence, nil
+	case isFirst: // and nobody need ever be waited for because of it
+		return fence, os.Chtimes(fence.Path, time.Time{}, time.Now().Add(-2*place.FencePeriod))
 	case strings.HasPrefix(string(before), fmt.Sprintf("%s %d ", boot, self.PIDNamespace)):
 		// Places elsewhere have had to end since this host's first fence.
 		if err := os.Chtimes(fence.Path, time.Time{}, info.ModTime()); err != nil {
