@@ -35,8 +35,10 @@ func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 func (h *Hook) recoverAll(ctx context.Context, dirs []string, strict bool) ([]Status, error) {
 	recovered := []Status{} // not nil: null is no list in JSON
 	var errs []error
+	waiting, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout) // for the locks of all
+	defer cancel()
 	for _, dir := range dirs {
-		s, err := h.recoverOne(ctx, dir, strict)
+		s, err := h.recoverOne(ctx, waiting, dir, strict)
 		if errors.As(err, new(*AtWorkError)) && !strict {
 			continue
 		}
@@ -91,9 +93,9 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 	}
 }
 
-// recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for a while
-// for the lock of a session: who was killed may still have it.
-func (h *Hook) recoverOne(ctx context.Context, dir string, strict bool) (*session, error) {
+// recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for
+// the lock of a session until waiting ends: who was killed may still have it.
+func (h *Hook) recoverOne(ctx, waiting context.Context, dir string, strict bool) (*session, error) {
 	read, err := journal.Load(dir, false)
 	if errors.Is(err, journal.ErrBusy) {
 		now, readErr := journal.Read(dir)
@@ -101,8 +103,6 @@ func (h *Hook) recoverOne(ctx context.Context, dir string, strict bool) (*sessio
 			return nil, nil
 		}
 		if strict && !now.Stuck {
-			waiting, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
-			defer cancel()
 			read, err = journal.LoadWithin(waiting, dir)
 		}
 		if errors.Is(err, journal.ErrBusy) {
