@@ -13,6 +13,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/self"
 )
 
 func checkCommand() *cobra.Command {
@@ -64,11 +65,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 				return err
 			}
 			if calibrate {
-				self, err := os.Executable()
-				if err != nil {
-					return err
-				}
-				found, err := hook.Host().Calibrate(cmd.Context(), []string{self, helperName})
+				found, err := hook.Host().Calibrate(cmd.Context(), []string{self.Path, helperName})
 				if err != nil {
 					return err
 				}
