@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil/proc"
+	"cucriu/internal/self"
 )
 
 // startWatcher starts the watcher of a session and waits until it has hold of criu. From
@@ -37,6 +38,9 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 		}
 	}
 	cmd := exec.Command(watches[0], append(slices.Clone(watches[1:]), s.Dir())...)
+	if watches[0] == self.Path {
+		cmd.Args[0] = os.Args[0]
+	}
 	// The watcher gets its own session and its own output, because it outlives criu: criu's
 	// log may be a pipe that somebody reads to its end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}

@@ -20,6 +20,7 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
+	"cucriu/internal/self"
 	"cucriu/internal/version"
 	"cucriu/internal/watcher"
 )
@@ -36,6 +37,7 @@ Configuration: $CUCRIU_CONFIG, else /etc/cucriu/config.yaml, else defaults.
 `
 
 func main() {
+	self.Name("cucriu-hook")
 	err := run(os.Args[1:])
 	defer logging.Stderr().Flush()
 	if err != nil {
@@ -87,10 +89,6 @@ func run(args []string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	component := "hook"
 	if watch {
 		component = "watcher"
@@ -100,7 +98,7 @@ func run(args []string) error {
 		return err
 	}
 	preflight.LimitOwnMemory()
-	hook, err := hooks.New(cfg, log, self, "watch")
+	hook, err := hooks.New(cfg, log, self.Path, "watch")
 	if err != nil {
 		return err
 	}

@@ -9,9 +9,11 @@ import (
 	"os"
 
 	"cucriu/internal/logging"
+	"cucriu/internal/self"
 )
 
 func main() {
+	self.Name("cucriu")
 	ctx := untilSignal()
 	err := execute(ctx, rootCommand())
 	if err != nil && !errors.As(err, new(exitStatus)) {

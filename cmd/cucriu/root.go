@@ -11,6 +11,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/internal/logging"
+	"cucriu/internal/self"
 	"cucriu/internal/version"
 )
 
@@ -53,11 +54,7 @@ func newHook() (*hooks.Hook, error) {
 	if err != nil {
 		return nil, usageError{err}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	return hooks.New(cfg, log, self, "watch")
+	return hooks.New(cfg, log, self.Path, "watch")
 }
 
 func writeJSON(out io.Writer, value any) error {

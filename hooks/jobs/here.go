@@ -23,11 +23,7 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 		return err
 	}
 	if s.PrivateTmp {
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
-		for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, self, s.Criu} {
+		for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu} {
 			if strings.HasPrefix(filepath.Clean(path)+"/", tmp+"/") {
 				return fmt.Errorf("--private-tmp hides %s: name another place for it", path)
 			}

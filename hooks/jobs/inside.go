@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,6 +106,9 @@ var errGivenUp = errors.New("the supervisor of the job has given it up")
 
 // Inside serves one request, after those that an earlier supervisor has made.
 func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out io.Writer) error {
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil { // this program itself
+		return fmt.Errorf("close inherited descriptors: %w", err)
+	}
 	decoder := json.NewDecoder(in)
 	var r request
 	if err := decoder.Decode(&r); errors.Is(err, io.EOF) {

@@ -17,6 +17,7 @@ import (
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
+	"cucriu/internal/self"
 )
 
 // supervisor takes care of one job.
@@ -169,11 +170,14 @@ func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
 }
 
 func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Process, r request) (answer, error) {
-	self, err := os.Executable()
+	// The program as it runs, by the descriptor that it inherits.
+	program, err := os.Open(self.Path)
 	if err != nil {
 		return answer{}, err
 	}
-	cmd := p.Command(context.WithoutCancel(ctx), self, CommandInside)
+	defer program.Close()
+	cmd := p.Command(context.WithoutCancel(ctx), "/proc/self/fd/3", CommandInside)
+	cmd.ExtraFiles = []*os.File{program}
 	if s.Criu != "" {
 		cmd.Env = append(cmd.Env, "CUCRIU_CRIU="+s.Criu)
 	}

@@ -17,6 +17,7 @@ import (
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/store"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/self"
 )
 
 // supervisorLog is where a supervisor writes that was started for a job that has arrived, in the
@@ -115,16 +116,12 @@ func unclear(err error) error {
 
 // detached starts a supervisor that does not end with this program, nor with ssh.
 func detached(dir string, flags []string) (*exec.Cmd, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	log, err := os.OpenFile(filepath.Join(dir, supervisorLog), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(self, append([]string{"run", "--dir", dir}, flags...)...)
+	cmd := self.Command(append([]string{"run", "--dir", dir}, flags...)...)
 	// The job's output is in its directory.
 	cmd.Stderr, cmd.Dir = log, "/"
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}

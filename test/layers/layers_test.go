@@ -30,7 +30,7 @@ var layers = [][]string{
 	{"hooks/gpumap", "hooks/migrate/wire", "hooks/timeline"},
 	{"cudackpt", "criuutil", "criuutil/images", "criuutil/inject", "criuutil/netlock", "criuutil/pages", "internal/failpoint"},
 	{"criuutil/pagemap", "criuutil/proc", "criuutil/pstree"},
-	{"hooks/migrate/commit", "hooks/migrate/predict", "internal/durable", "internal/nvrm", "internal/reaper", "internal/units", "internal/version"},
+	{"hooks/migrate/commit", "hooks/migrate/predict", "internal/durable", "internal/nvrm", "internal/reaper", "internal/self", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {

@@ -2,6 +2,7 @@ package long
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -165,4 +166,53 @@ func TestAGraceThatIsTooShortKeepsTheNewestCheckpoint(t *testing.T) {
 		w.finish(r)
 		inOrder(t, w)
 	})
+}
+
+// TestProgramsThatAreReplacedMeanwhile loses nothing: an upgrade of cucriu, of the job's program, or the
+// removal of both.
+func TestProgramsThatAreReplacedMeanwhile(t *testing.T) {
+	testenv.Parallel(t)
+	for _, which := range []string{"cucriu", "the job's program"} {
+		for how, replace := range map[string]func(t *testing.T, path string){
+			"removed": func(t *testing.T, path string) { must(t, os.Remove(path)) },
+			"replaced": func(t *testing.T, path string) {
+				testenv.WriteFile(t, path+".new", "none")
+				rename(t, path+".new", path)
+			},
+		} {
+			t.Run(which+" "+how, func(t *testing.T) {
+				simulated(t, func(t *testing.T) {
+					w := newMixedWorld(t)
+					bin := t.TempDir()
+					copyOf := func(path string) string {
+						to := filepath.Join(bin, filepath.Base(path))
+						copyTree(t, path, to)
+						return to
+					}
+					w.flags = []string{"--every", "0"}
+					hook := w.host.HookBin
+					host := w.host.For(t)
+					host.HookBin = copyOf(hook)
+					cucriu := copyOf(filepath.Join(filepath.Dir(hook), "cucriu"))
+					w.command[0] = copyOf(w.command[0])
+					r := w.runAs(host)
+					w.ticks(3)
+					changed := cucriu
+					if which != "cucriu" {
+						changed = w.command[0]
+					}
+					replace(t, changed)
+					w.checkpoint()
+					w.ticks(3)
+					r.signal(unix.SIGTERM)
+					r.ends(requeue)
+					w.noProcesses()
+					w.finish(w.goesOn(w.newest()))
+					if again := inOrder(t, w); again != 0 {
+						t.Errorf("%d ticks were done twice", again)
+					}
+				})
+			})
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 
 	"cucriu/criuutil/proc"
 	"cucriu/internal/durable"
+	"cucriu/internal/self"
 )
 
 // An adopted job was started by somebody else, and runs in no place of ours until it goes on from a
@@ -98,16 +98,12 @@ func (p *Place) Keep(ctx context.Context) error {
 	if !p.IsAdopted() || p.init != nil {
 		return nil
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	said, err := os.Create(filepath.Join(p.dir, "stderr"))
 	if err != nil {
 		return err
 	}
 	defer said.Close()
-	cmd := exec.Command(self, CommandKeep, p.dir)
+	cmd := self.Command(CommandKeep, p.dir)
 	cmd.Dir, cmd.Stderr = "/", said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

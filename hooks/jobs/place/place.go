@@ -19,6 +19,7 @@ import (
 	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/job"
 	"cucriu/internal/durable"
+	"cucriu/internal/self"
 )
 
 var (
@@ -46,10 +47,6 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 	if err := durable.WriteJSON(filepath.Join(dir, specName), spec); err != nil {
 		return nil, err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	said, err := os.Create(filepath.Join(dir, "stderr"))
 	if err != nil {
 		return nil, err
@@ -65,7 +62,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 		return nil, errors.Join(err, theirs.Close())
 	}
 	defer recorded.Close()
-	cmd := exec.Command(self, CommandUnshare, dir)
+	cmd := self.Command(CommandUnshare, dir)
 	cmd.Stderr = said
 	cmd.ExtraFiles = []*os.File{theirs, heard} // become readyFD and goFD
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

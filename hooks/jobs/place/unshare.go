@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/self"
 )
 
 // The hidden commands of the program that makes places.
@@ -45,15 +47,15 @@ func Unshare(dir string) error {
 	if err := unshareTime(spec.Clocks); err != nil {
 		return err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	// What our caller has inherited, such as a lock, is not to be held as long as the job runs.
 	if err := unix.CloseRange(goFD+1, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
-	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "private", "--", self, CommandInit, dir}
+	path, err := self.Open()
+	if err != nil {
+		return err
+	}
+	args := []string{"unshare", "--pid", "--mount", "--fork", "--propagation", "private", "--", path, CommandInit, dir}
 	return fmt.Errorf("%s: %w", unshare, unix.Exec(unshare, args, os.Environ()))
 }
 
