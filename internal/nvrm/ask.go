@@ -83,8 +83,8 @@ func clientsOf(ioctl Ioctl, pid int, known map[uint32]seen) (clients []client, f
 		return handles[i] != 0 || errs[i] != nil
 	}
 	isFound := false
-	for handle := range known {
-		for i := range files {
+	for i := range files {
+		for handle := range known {
 			isFound = find(i, handle, handle+1) || isFound
 		}
 	}

@@ -61,7 +61,10 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	}
 	complete := func(p *process) {
 		if p.err == nil && p.incomplete() {
-			p.readOn(known[p.pid], WidestGap)
+			if len(known[p.pid]) > 0 { // what began with known objects begins anew
+				p.found = make([]contents, len(p.clients))
+			}
+			p.search(nil, WidestGap)
 		}
 	}
 	parallel(len(pids), func(i int) {
@@ -113,15 +116,7 @@ func (p *process) read(ioctl Ioctl, known map[uint32]seen, gap int) (files []con
 	return files
 }
 
-// readOn searches further. What began with known objects begins anew.
-func (p *process) readOn(known map[uint32]seen, gap int) {
-	if len(known) > 0 {
-		p.found = make([]contents, len(p.clients))
-	}
-	p.search(nil, gap)
-}
-
-// search looks at the objects of all clients.
+// search looks at the objects of all clients, or at more of them than before.
 func (p *process) search(known map[uint32]seen, gap int) {
 	p.holdings, p.all = Holdings{}, contents{regions: make(map[region]bool)}
 	errs := make([]error, len(p.clients))
