@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"cucriu/hooks"
@@ -105,7 +104,10 @@ func (d *jobDestination) open(ctx context.Context) (err error) {
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	before, err := d.stillMayArrive(opened)
+	before, err := jobs.ReadMove(d.job.Dir)
+	if err == nil && before.State != jobs.MoveLeft && before.State != jobs.MoveArriving {
+		err = isEmptyStore(d.job.Dir) // looked at again, now that nobody else can open the store
+	}
 	if err == nil {
 		err = failpoint.Hit(ctx, "job.arriving", 0)
 	}
@@ -136,28 +138,6 @@ func (d *jobDestination) open(ctx context.Context) (err error) {
 		return err
 	}
 	return d.listenForSource(ctx)
-}
-
-// stillMayArrive looks again, now that nobody else can open the store.
-func (d *jobDestination) stillMayArrive(opened *store.Store) (jobs.Move, error) {
-	before, err := jobs.ReadMove(d.job.Dir)
-	if err != nil || before.State == jobs.MoveLeft || before.State == jobs.MoveArriving {
-		return before, err
-	}
-	entries, err := os.ReadDir(d.job.Dir)
-	for _, entry := range entries {
-		if !slices.Contains([]string{"lock", "owner.json", "checkpoints", "staged", "move.lock"}, entry.Name()) {
-			return before, fmt.Errorf("%s is not empty any more: there is %s", d.job.Dir, entry.Name())
-		}
-	}
-	if err != nil {
-		return before, err
-	}
-	all, err := opened.Checkpoints()
-	if err == nil && len(all) > 0 {
-		err = fmt.Errorf("%s is not empty any more: it has checkpoints", d.job.Dir)
-	}
-	return before, err
 }
 
 func (d *jobDestination) roundDir() string { return filepath.Join(d.dir, fmt.Sprint(d.last)) }

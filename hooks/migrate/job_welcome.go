@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"cucriu/hooks/jobs"
@@ -84,7 +85,7 @@ func mayArrive(job jobMessage) (before jobs.Move, err error) {
 	if before.State == jobs.MovePromised {
 		return before, &jobs.ElsewhereError{Dir: job.Dir, Move: before}
 	}
-	if before.State == jobs.MoveArriving {
+	if before.State == jobs.MoveArriving || before.State == jobs.MoveNone && isEmptyStore(job.Dir) == nil {
 		return before, nil
 	}
 	of, err := jobs.Describe(job.Dir)
@@ -95,6 +96,25 @@ func mayArrive(job jobMessage) (before jobs.Move, err error) {
 		return before, fmt.Errorf("%s has the same job, which has not left from here (see cucriu jobs show %[1]s): end it and remove the directory, if it is not needed", job.Dir)
 	}
 	return before, nil
+}
+
+// isEmptyStore returns an error if a directory has anything but what a destination makes there before
+// it records the move: it may have been killed in between.
+func isEmptyStore(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !slices.Contains([]string{"lock", "owner.json", "checkpoints", "staged", "move.lock"}, entry.Name()) {
+			return fmt.Errorf("%s is not empty any more: there is %s", dir, entry.Name())
+		}
+	}
+	all, err := have(dir)
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("%s is not empty any more: it has checkpoints", dir)
+	}
+	return err
 }
 
 // checkParents refuses a directory that others could exchange for another one.

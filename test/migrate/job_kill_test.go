@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"cucriu/hooks/jobs"
@@ -11,46 +12,56 @@ import (
 	"cucriu/test/hosts"
 )
 
+// jobStep is a step of a long job's move.
+type jobStep struct {
+	step  string
+	there bool // it is the destination's
+	moves bool // the job goes on there if a program is killed
+}
+
+var jobSteps = []jobStep{
+	{"job.arriving", true, false}, // at first: nothing says what the directory there is
+	{"job.leaving", false, false},
+	{"job.ahead", false, false},
+	{"job.stopped", false, false},
+	{"job.ready", false, false},
+	{"job.left", false, true},
+	{"job.taking", true, false},
+	{"job.promise", true, false},
+	{"job.promised", true, false},
+	{"job.arrived", true, true},
+	{"job.starting", true, true},
+}
+
 // TestALongJobIsOnOneHostWhereverAProgramIsKilled, at each step of the move, on both hosts.
 func TestALongJobIsOnOneHostWhereverAProgramIsKilled(t *testing.T) {
-	steps := []struct {
-		step  string
-		there bool // it is the destination's
-		moves bool // the job goes on there
-	}{
-		{"job.leaving", false, false},
-		{"job.ahead", false, false},
-		{"job.stopped", false, false},
-		{"job.ready", false, false},
-		{"job.left", false, true},
-		{"job.arriving", true, false},
-		{"job.taking", true, false},
-		{"job.promise", true, false},
-		{"job.promised", true, false},
-		{"job.arrived", true, true},
-		{"job.starting", true, true},
-	}
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{OneBootID: true})
 		j := startJob(t, p, p.A)
 		stop := j.watch()
 		from, to := p.A, p.B
-		for _, s := range steps {
-			at := map[bool]*hosts.Host{false: from, true: to}[s.there]
-			j.at(from, to, at, s.step, "kill")
-			j.recover()
-			goesOn, other := from, to
-			if s.moves {
-				goesOn, other = to, from
-			}
-			j.settled(goesOn, other)
-			from, to = goesOn, other
-			if t.Failed() {
+		for _, s := range jobSteps {
+			if from, to = j.killedAt(from, to, s); t.Failed() {
 				return
 			}
 		}
 		stop()
 	})
+}
+
+// killedAt moves the job while a program is killed at a step, and returns the host on which the job is
+// then, and the other.
+func (j *longJob) killedAt(from, to *hosts.Host, s jobStep) (goesOn, other *hosts.Host) {
+	j.t.Helper()
+	at := map[bool]*hosts.Host{false: from, true: to}[s.there]
+	j.at(from, to, at, s.step, "kill")
+	j.recover()
+	goesOn, other = from, to
+	if s.moves {
+		goesOn, other = to, from
+	}
+	j.settled(goesOn, other)
+	return goesOn, other
 }
 
 // at moves the job with a failpoint on one of the hosts.
@@ -70,10 +81,14 @@ func (j *longJob) at(from, to, at *hosts.Host, step, action string, args ...stri
 	return out
 }
 
-// recover recovers both hosts.
+// recover recovers both hosts, the source first: the other one may wait for what it decides.
 func (j *longJob) recover() {
 	j.t.Helper()
-	for _, h := range j.pair.Hosts() {
+	both := j.pair.Hosts()
+	if j.Host != both[0] {
+		slices.Reverse(both)
+	}
+	for _, h := range both {
 		recovered, err := h.Try("cucriu", "recover")
 		if err != nil {
 			j.t.Errorf("recover on host %s: %v", h.Name, err)
