@@ -20,6 +20,7 @@ SIZES        ?=
 REPEAT       ?=
 SOAK         ?= 10m
 SEED         ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+SOAK_TESTS   ?= TestNoJobIsLostInACrowd|TestALongJobSurvivesEverything|TestNoMoveLosesAJob
 
 # A Debian release whose CRIU is used instead of any other: trixie has 4.1.1.
 export CRIU_RELEASE ?=
@@ -91,14 +92,13 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 		go test -count=1 -p 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: soak
-soak: build sim workload tools ## jobs are dumped and restored side by side while everything is killed (SOAK=10m SEED=n)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
-		go test -count=1 -timeout 0 -v ./test/soak
-
-.PHONY: soak-long
-soak-long: build sim workload tools ## one long job goes on after all that can happen (SOAK=10m SEED=n)
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
-		go test -count=1 -timeout 0 -v -run TestALongJobSurvivesEverything ./test/long
+soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side by side while all goes wrong (SOAK=1h SEED=n)
+	status=0; \
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" \
+		SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
+		go test -count=1 -p 3 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/long ./test/migrate >build/soak.log || status=$$?; \
+	grep -e ' soak: ' -e '--- FAIL' build/soak.log; \
+	exit $$status
 
 .PHONY: lint
 lint: need-go ## gofumpt, go vet, staticcheck, and shellcheck where installed

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -45,4 +46,30 @@ func MountCgroups(t *testing.T, version int) {
 			t.Fatalf("mount the cgroup v1 %s controller: %v", controller, err)
 		}
 	}
+}
+
+// MemoryGroup makes a memory control group and returns the name of the file in it that holds its
+// limit. What is in the group must have ended when the test has. MemoryGroup returns "" where no
+// group can be made.
+func MemoryGroup(t *testing.T) (dir, limitFile string) {
+	t.Helper()
+	hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if !Exists(filepath.Join(hierarchy, limitFile)) {
+		hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
+		controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
+		if err != nil || !strings.Contains(string(controllers), "memory") {
+			return "", ""
+		}
+	}
+	dir, err := os.MkdirTemp(hierarchy, "cucriu-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		Eventually(t, Soon, "the group can be removed", func() bool {
+			err := os.Remove(dir)
+			return err == nil || os.IsNotExist(err)
+		})
+	})
+	return dir, limitFile
 }

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -144,25 +143,11 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 // that writes to its files.
 func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write func(name, text string)) {
 	t.Helper()
-	hierarchy, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-	if _, err := os.Stat(filepath.Join(hierarchy, limitFile)); err != nil {
-		hierarchy, limitFile = "/sys/fs/cgroup", "memory.max"
-		controllers, err := os.ReadFile(filepath.Join(hierarchy, "cgroup.subtree_control"))
-		if err != nil || !strings.Contains(string(controllers), "memory") {
-			t.Skip("this kernel mounts no memory controller in which a group could be made")
-		}
+	dir, limitFile = testenv.MemoryGroup(t)
+	if dir == "" {
+		t.Skip("this kernel mounts no memory controller in which a group could be made")
 	}
-	dir = filepath.Join(hierarchy, "cucriu-e2e-"+strconv.FormatInt(time.Now().UnixNano(), 36))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		job.Kill()
-		testenv.Eventually(t, testenv.Soon, "the group can be removed", func() bool {
-			err := os.Remove(dir)
-			return err == nil || os.IsNotExist(err)
-		})
-	})
+	t.Cleanup(job.Kill)
 	write = func(name, text string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0); err != nil {

@@ -2,42 +2,38 @@ package long
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
 
-// TestALongJobSurvivesEverything does what the seed says to one job: for a long time, with
-// SOAK=10m SEED=n. The seed does not determine which of two processes is faster, so it may take
-// several runs to find again what one run has found.
+// TestALongJobSurvivesEverything does what the seed says to one job.
 func TestALongJobSurvivesEverything(t *testing.T) {
-	length, seed := 15*time.Second, uint64(1)
-	var err error
-	if text := os.Getenv("SOAK"); text != "" {
-		if length, err = time.ParseDuration(text); err != nil {
-			t.Fatalf("SOAK: %v", err)
-		}
-	}
-	if text := os.Getenv("SEED"); text != "" {
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("SEED: %v", err)
-		}
-	}
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: all processes of the host are the test's own")
 	}
-	testenv.IsolatedFor(t, length+5*time.Minute, func(t *testing.T) {
-		t.Logf("SEED=%d SOAK=%v", seed, length)
-		s := &soak{world: newMixedWorld(t), random: rand.New(rand.NewPCG(seed, 2)), begun: time.Now(), counts: make(map[string]int)}
+	length, seed, _ := testenv.Soak(t, 15*time.Second)
+	testenv.IsolatedFor(t, length+10*time.Minute, func(t *testing.T) {
+		s := &soak{random: rand.New(rand.NewPCG(seed, 2)), begun: time.Now(), counts: make(map[string]int)}
+		s.group, s.limitFile = testenv.MemoryGroup(t) // its processes end with the world
+		if s.group != "" {
+			s.limit(t, plenty)
+		}
+		s.world = newMixedWorld(t)
 		s.run(t, length)
 	})
 }
@@ -50,7 +46,11 @@ type soak struct {
 	counts map[string]int
 	events []string
 
+	group, limitFile string // the memory control group of the job; empty if there can be none
+
 	now     *run
+	output  *os.File        // the pipe into which it and the job write
+	reading sync.Mutex      // held while nobody reads the pipe
 	damaged map[string]bool // checkpoints
 	resumes int             // how many the log has
 	sizes   []sizes
@@ -63,7 +63,7 @@ type sizes struct {
 }
 
 // diskSize is that of D: a few checkpoints of the job fit.
-const diskSize = "96m"
+const diskSize = "128m"
 
 func (s *soak) run(t *testing.T, length time.Duration) {
 	t.Cleanup(func() {
@@ -71,10 +71,14 @@ func (s *soak) run(t *testing.T, length time.Duration) {
 			t.Logf("what happened:\n%s", strings.Join(s.events, "\n"))
 		}
 	})
-	testenv.SmallDisk(t, s.dir, diskSize)
+	defer func() {
+		testenv.SoakDone(t, fmt.Sprintf("%v, %d checkpoints, %d resumes", s.counts, s.made(), s.resumes))
+	}()
+	testenv.SmallDisk(t, filepath.Dir(s.dir), diskSize)
+	t.Cleanup(func() { s.world.kills(allKilled) }) // while D still says what there is
 	s.mounts = mounts(t)
 	s.damaged = make(map[string]bool)
-	s.now = s.world.run()
+	s.begin(t)
 	s.now.verified(1)
 	until := time.Now().Add(length)
 	for time.Now().Before(until) && !t.Failed() {
@@ -89,8 +93,40 @@ func (s *soak) run(t *testing.T, length time.Duration) {
 	if s.counts["full disk"] == 0 { // the output of the job is on the same one
 		inOrder(t, s.world)
 	}
-	t.Logf("%v, %d checkpoints, %d resumes", s.counts, s.made(), s.resumes)
 	s.flat(t)
+}
+
+// begin starts a supervisor, in the group, that writes into a pipe.
+func (s *soak) begin(t *testing.T) {
+	t.Helper()
+	cmd := s.host.CucriuCommand(slices.Concat([]string{"run", "--dir", s.dir}, s.flags, []string{"--"}, s.command)...)
+	if s.group != "" {
+		cmd = s.host.Command("sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(s.group, "cgroup.procs")}, cmd.Args...)...)
+	}
+	read, write, err := os.Pipe()
+	must(t, err)
+	_, err = unix.FcntlInt(write.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize())
+	must(t, err)
+	cmd.Stdout, cmd.Stderr = write, write
+	r := s.start(cmd, s.flags)
+	s.now, s.output = r, write
+	said := create(t, r.err)
+	go func() {
+		defer read.Close()
+		for buffer := make([]byte, 4096); ; {
+			n, err := read.Read(buffer)
+			if err != nil {
+				return
+			}
+			s.reading.Lock()
+			_, _ = said.Write(buffer[:n])
+			s.reading.Unlock()
+		}
+	}()
+	go func() {
+		<-r.done
+		write.Close()
+	}()
 }
 
 func (s *soak) made() int {
@@ -101,7 +137,7 @@ func (s *soak) made() int {
 // act does something to the job, at a random moment.
 func (s *soak) act(t *testing.T) {
 	time.Sleep(time.Duration(s.random.IntN(2500)) * time.Millisecond)
-	n := s.random.IntN(24)
+	n := s.random.IntN(30)
 	switch {
 	case n < 14:
 		s.kill(everybody[n%len(everybody)])
@@ -120,9 +156,104 @@ func (s *soak) act(t *testing.T) {
 		s.fill(t)
 	case n < 22:
 		s.damage(t)
-	default:
+	case n < 24:
 		s.look(t)
+	case n < 26:
+		s.vanish(t)
+	case n < 28:
+		s.stopReading(t)
+	case s.group != "":
+		s.tighten(t)
 	}
+}
+
+// vanish takes D away, or puts something else in its place, for a while. The same command must not
+// start a second copy meanwhile.
+func (s *soak) vanish(t *testing.T) {
+	all := vanishes()
+	what := slices.Sorted(maps.Keys(all))[s.random.IntN(len(all))]
+	backup := filepath.Join(t.TempDir(), "backup")
+	defer os.RemoveAll(backup)
+	_ = exec.Command("cp", "-a", s.dir, backup).Run() // some files are removed meanwhile
+	for _, place := range glob(backup, "place-*") {
+		must(t, os.RemoveAll(place))
+	}
+	s.note("D: %s", what)
+	s.count("D swapped")
+	dir := s.dir
+	all[what].do(t, s.world, backup)
+	if s.random.IntN(2) == 0 {
+		s.now.kill()
+		s.note("killed %s", supervisorKilled)
+	}
+	s.world.run().ends(125)
+	s.ticks(3)
+	s.onlyOnce(t)
+	all[what].undo(t, s.world)
+	s.dir = dir
+	s.note("D is back")
+}
+
+// stopReading has nobody read what the supervisor and the job say, with a full pipe. Checkpoints are
+// made meanwhile, and a preempted job leaves.
+func (s *soak) stopReading(t *testing.T) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	// Opened once more, because to wait or not is a property of an open file.
+	pipe, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", s.output.Fd()), unix.O_WRONLY|unix.O_NONBLOCK, 0)
+	must(t, err)
+	defer unix.Close(pipe)
+	for err == nil {
+		_, err = unix.Write(pipe, []byte(" "))
+	}
+	s.note("nobody reads")
+	s.count("reader stopped")
+	s.now.verified(1)
+	if s.random.IntN(2) == 0 {
+		s.now.signal(unix.SIGTERM)
+		s.now.ends(requeue)
+	}
+}
+
+// tighten leaves the group too little memory for a checkpoint. The checkpoint is refused, and the job
+// runs on.
+func (s *soak) tighten(t *testing.T) {
+	quiet := func() bool {
+		return len(glob(s.dir, "staged/*")) == 0 && !slices.ContainsFunc([]who{insideKilled, criuKilled, watcherKilled}, func(k who) bool { return len(s.victims(k)) > 0 })
+	}
+	for begin := time.Now(); !quiet() && time.Since(begin) < 2*time.Second; time.Sleep(time.Millisecond) {
+	}
+	hierarchies, err := proc.System{}.Hierarchies()
+	must(t, err)
+	groups, err := hierarchies.MemoryGroups(s.now.cmd.Process.Pid)
+	must(t, err)
+	oom, err := hierarchies.CountOOMKills(s.now.cmd.Process.Pid)
+	must(t, err)
+	before := s.refusals()
+	defer s.limit(t, plenty)
+	s.limit(t, groups[0].Limit-groups[0].Room()+20<<20)
+	s.note("the group is tight")
+	s.count("group tight")
+	if !quiet() {
+		return // a checkpoint has begun before that, and may take more than there is
+	}
+	s.now.awaits("a checkpoint is refused", func() bool { return s.refusals() > before })
+	if n := oom.Kills(); n > 0 {
+		t.Errorf("the out-of-memory killer has ended %d processes", n)
+	}
+}
+
+// refusals returns for how many checkpoints the group had too little memory.
+func (s *soak) refusals() int {
+	data, _ := os.ReadFile(filepath.Join(s.dir, "events.jsonl"))
+	return strings.Count(string(data), preflight.FindingMemoryCgroup)
+}
+
+const plenty = 4 << 30 // bytes
+
+func (s *soak) limit(t *testing.T, bytes uint64) {
+	t.Helper()
+	testenv.WriteFile(t, filepath.Join(s.group, s.limitFile), strconv.FormatUint(bytes, 10))
 }
 
 func (s *soak) kill(k who) {
@@ -228,7 +359,7 @@ func (s *soak) settle(t *testing.T) {
 		if ended {
 			whole, staged := s.whole(), len(glob(s.dir, "staged/*/image/cucriu-job.json")) > 0
 			s.note("cucriu run ended (%v): %s", s.now.cmd.ProcessState, lastLine(s.now.said()))
-			s.now = s.world.run()
+			s.begin(t)
 			s.sayResume(t, whole, staged)
 		}
 		if time.Since(begun) > 4*testenv.Soon {

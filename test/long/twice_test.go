@@ -66,15 +66,16 @@ func vanishes() map[string]vanish {
 		"a backup": {func(t *testing.T, w *world, backup string) { aside(t, w); copyTree(t, backup, w.dir) }, bring},
 		"its place is removed": {func(t *testing.T, w *world, _ string) {
 			place := filepath.Dir(w.placeFiles()[0])
-			rename(t, place, filepath.Join(w.work, filepath.Base(place)))
+			rename(t, place, filepath.Join(filepath.Dir(w.dir), filepath.Base(place)))
 		}, func(t *testing.T, w *world) {
-			place := glob(w.work, "place-*")[0]
+			place := glob(filepath.Dir(w.dir), "place-*")[0]
 			rename(t, place, filepath.Join(w.dir, filepath.Base(place)))
 		}},
 		"removed, and its parent is a link": {func(t *testing.T, w *world, _ string) {
 			aside(t, w)
-			must(t, os.Symlink(filepath.Dir(w.dir), filepath.Join(w.work, "link")))
-			w.dir = filepath.Join(w.work, "link", "D")
+			link := filepath.Join(t.TempDir(), "link")
+			must(t, os.Symlink(filepath.Dir(w.dir), link))
+			w.dir = filepath.Join(link, "D")
 		}, bring},
 		"removed, and its parent is mounted elsewhere": {func(t *testing.T, w *world, _ string) {
 			aside(t, w)
