@@ -227,6 +227,9 @@ func (s *soak) tighten(t *testing.T) {
 	must(t, err)
 	groups, err := hierarchies.MemoryGroups(s.now.cmd.Process.Pid)
 	must(t, err)
+	if len(groups) == 0 {
+		return // the supervisor has ended
+	}
 	oom, err := hierarchies.CountOOMKills(s.now.cmd.Process.Pid)
 	must(t, err)
 	before := s.refusals()

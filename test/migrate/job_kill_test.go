@@ -57,7 +57,7 @@ func (j *longJob) killedAt(from, to *hosts.Host, s jobStep) (goesOn, other *host
 	j.at(from, to, at, s.step, "kill")
 	j.recover()
 	goesOn, other = from, to
-	if s.moves {
+	if s.moves && !j.missed {
 		goesOn, other = to, from
 	}
 	j.settled(goesOn, other)
@@ -74,7 +74,7 @@ func (j *longJob) at(from, to, at *hosts.Host, step, action string, args ...stri
 	j.Prepare(to)
 	out, _ := from.Try("cucriu", append([]string{"migrate", "--job", j.dir, "--to", to.Name}, args...)...)
 	at.Setenv("CUCRIU_FAILPOINT", "")
-	if !testenv.Exists(filepath.Join(marks, step)) {
+	if j.missed = !testenv.Exists(filepath.Join(marks, step)); j.missed && !j.soaks {
 		j.t.Fatalf("%s was not reached:\n%s", step, out)
 	}
 	j.t.Logf("%s", out)

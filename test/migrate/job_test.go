@@ -20,6 +20,8 @@ type longJob struct {
 	pair *hosts.Pair
 	dir  string // D, below /tmp: each host has its own
 	args []string
+
+	soaks, missed bool // see world; the last move did not come to its step
 }
 
 // startJob starts a long job on a host, with a supervisor.

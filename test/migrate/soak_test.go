@@ -27,6 +27,7 @@ func TestNoMoveLosesAJob(t *testing.T) {
 					p := hosts.New(t, hosts.Options{OneBootID: true})
 					from, to := p.A, p.B
 					j := startJob(t, p, from)
+					j.soaks = true
 					stop = j.watch()
 					act = func() string {
 						s := jobSteps[random.IntN(len(jobSteps))]
@@ -35,6 +36,7 @@ func TestNoMoveLosesAJob(t *testing.T) {
 					}
 				} else {
 					w := newWorld(t, job)
+					w.soaks = true
 					points := slices.Concat(beforeDecision, promised, afterDecision)
 					some := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.slow && !asked })
 					stop = func() { w.watch.Stop() }

@@ -31,6 +31,7 @@ type world struct {
 	flags    []string // of cucriu migrate
 	dir      string
 	hog      *hosts.Work // in the way
+	soaks    bool        // a busy machine may end a migration before its point
 }
 
 func newWorld(t *testing.T, job string) *world {
