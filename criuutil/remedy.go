@@ -47,6 +47,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^Can't lookup mount=\d+ for fd=-?\d+ |^The \d+ mount is not found for ghost|doesn't have mnt_id|^Open files on overmounted mounts`), remedy: remedyMount},
 	{message: regexp.MustCompile(`^cg: |^Unable to freeze cgroup `), remedy: remedyCgroup},
 	{message: regexp.MustCompile(`^File (.*) has bad size \d+ \(expect (\d+)\)`), remedy: "$1 has changed since the dump, and the job has it open: put back what it was ($2 bytes), and restore again"},
+	{message: regexp.MustCompile(`^sfd: Can't chose service_fd_base: (\d+) (\d+)`), remedy: "the job's descriptors need a limit of $2 open files: raise it before the restore (ulimit -n), or restore with CAP_SYS_RESOURCE"},
 	{message: regexp.MustCompile(`^The criu itself is within dumped tree`), remedy: "the tree that is to be dumped holds this command itself: name the job's own root with -t, or run the command from outside the job"},
 }
 

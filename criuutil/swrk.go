@@ -53,6 +53,10 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 	if err != nil {
 		return nil, fmt.Errorf("socket for criu: %w", err)
 	}
+	if err := raiseFileLimit(); err != nil {
+		conn.Close()
+		return nil, err
+	}
 	cmd := exec.Command(path, "swrk", "3")
 	cmd.Env = env
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, output, output
@@ -75,6 +79,20 @@ func StartSwrk(path string, env []string, output *os.File, inherited ...*os.File
 		return nil, errors.Join(err, ended)
 	}
 	return &Swrk{Process: process, cmd: cmd, conn: conn.(*net.UnixConn)}, nil
+}
+
+// raiseFileLimit lets criu restore as many descriptors as it may. Without CAP_SYS_RESOURCE it does not
+// raise its limit, and Go starts programs with the one that it was started with, until another is set.
+func raiseFileLimit() error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("limit of open files: %w", err)
+	}
+	limit.Cur = limit.Max
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("limit of open files: %w", err)
+	}
+	return nil
 }
 
 // Notify is called at each stage that criu announces. pid is the root task as criu's caller

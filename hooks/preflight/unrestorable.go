@@ -19,7 +19,7 @@ import (
 // unrestorable names what criu puts into an image without an error and can never restore. Each
 // of these was tried with criu 4.2.
 func unrestorable(pid int, held OpenFiles) (message, remedy string) {
-	for _, look := range []func(int, OpenFiles) (message, remedy string){memoryProgram, oddThread, orphanTimer, oddFile, sealedMemory} {
+	for _, look := range []func(int, OpenFiles) (message, remedy string){memoryProgram, oddThread, orphanTimer, oddFile, sealedMemory, highDescriptor} {
 		if message, remedy = look(pid, held); message != "" {
 			break
 		}
@@ -159,6 +159,28 @@ func sealedMemory(pid int, held OpenFiles) (message, remedy string) {
 		}
 	}
 	return "", ""
+}
+
+// highDescriptor finds a descriptor above which criu has no room for its own: a restore needs 32, below
+// its limit, which it raises if it may. valgrind takes the highest that there are.
+func highDescriptor(_ int, held OpenFiles) (message, remedy string) {
+	highest := 0
+	for _, f := range held.open {
+		number, _ := strconv.Atoi(f.number)
+		highest = max(highest, number)
+	}
+	var limit unix.Rlimit
+	capabilities, err := proc.System{}.Capabilities()
+	if err != nil || unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return "", ""
+	}
+	if text, err := os.ReadFile("/proc/sys/fs/nr_open"); err == nil && capabilities&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+		limit.Max, _ = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	}
+	if uint64(highest)+32 <= limit.Max&^127 {
+		return "", ""
+	}
+	return fmt.Sprintf("has a descriptor, %d, too close to the limit of %d", highest, limit.Max), "start the job with a lower limit (ulimit -n)"
 }
 
 // restorablePolicies leaves out SCHED_DEADLINE and SCHED_EXT.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/hooks/preflight"
 	"cucriu/internal/testenv"
 )
@@ -103,6 +105,8 @@ var odd = []struct{ kind, finding string }{
 	{"removed-with-directory", ""},
 	{"file-for-directory", preflight.FindingUnrestorable},
 	{"long-removed-name", preflight.FindingUnrestorable},
+	{"high-descriptor", preflight.FindingUnrestorable},
+	{"many-descriptors", ""},
 	{"foreign-address", preflight.FindingTCPAddress},
 }
 
@@ -131,6 +135,15 @@ func TestWhatCheckPassesIsNeverLost(t *testing.T) {
 }
 
 func tryOdd(t *testing.T, kind, finding string, cuda bool) {
+	// As it usually is: a job with more descriptors has raised it for itself.
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	limit.Cur = min(1024, limit.Max)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
 	host := testenv.NewHost(t, 1)
 	dir, images := t.TempDir(), filepath.Join(t.TempDir(), "images")
 	in := func(name string) string { return filepath.Join(dir, name) }

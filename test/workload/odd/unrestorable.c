@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -199,6 +200,42 @@ static void fixed(int attribute, int flags)
 	try(ioctl(fd, FS_IOC_SETFLAGS, &attribute));
 }
 
+static int highest;
+
+static void descriptor_at(rlim_t number)
+{
+	highest = (int)number;
+	try(dup2(must(open("file", O_CREAT | O_RDWR, 0600)), highest));
+}
+
+static rlim_t raised(void)
+{
+	struct rlimit limit = {.rlim_max = 0};
+	FILE *file = fopen("/proc/sys/fs/nr_open", "r");
+
+	if (file && fscanf(file, "%lu", &limit.rlim_max) == 1)
+		limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+		must(getrlimit(RLIMIT_NOFILE, &limit));
+		limit.rlim_cur = limit.rlim_max;
+		must(setrlimit(RLIMIT_NOFILE, &limit));
+	}
+	return limit.rlim_cur;
+}
+
+static void high_descriptor(void) { descriptor_at(raised() - 1); }
+
+static void many_descriptors(void)
+{
+	raised();
+	descriptor_at(1500);
+}
+
+static void look_at_descriptor(void)
+{
+	must(write(highest, "x", 1));
+}
+
 static void immutable_file(void) { fixed(FS_IMMUTABLE_FL, 0); }
 static void append_only_file(void) { fixed(FS_APPEND_FL, O_APPEND); }
 
@@ -307,6 +344,8 @@ const struct kind of_unrestorable[] = {
 	{"future-sealed-memory", future_sealed_memory, look_at_memory},
 	{"path-of-memory", path_of_memory, NULL},
 	{"path-of-pipe", path_of_pipe, NULL},
+	{"high-descriptor", high_descriptor, look_at_descriptor},
+	{"many-descriptors", many_descriptors, look_at_descriptor},
 	{"immutable-file", immutable_file, NULL},
 	{"append-only-file", append_only_file, NULL},
 	{"removed-directory", removed_directory, look_at_child},
