@@ -13,6 +13,7 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks/jobs/place"
 	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/journal"
@@ -100,7 +101,7 @@ func lockClaim(ctx context.Context, folder string) (*flock.Flock, error) {
 		l, err := readLocal(folder)
 		switch {
 		// A child that a killed supervisor was just starting has its sockets and locks a moment longer.
-		case err == nil && l.PID != 0 && unix.Kill(l.PID, 0) == nil:
+		case err == nil && l.PID != 0 && !isEnding(l.PID):
 			return lock, fmt.Errorf("job directory %s: %w by process %d", l.Dir, store.ErrBusy, l.PID)
 		case time.Since(begin) > claimPatience:
 			return lock, fmt.Errorf("%s: %w by another process", lock.Path(), store.ErrBusy)
@@ -108,6 +109,16 @@ func lockClaim(ctx context.Context, folder string) (*flock.Flock, error) {
 			return lock, context.Cause(ctx)
 		}
 	}
+}
+
+// isEnding reports whether a supervisor is gone, or was killed and will be.
+func isEnding(pid int) bool {
+	p, err := proc.Open(pid)
+	if err != nil {
+		return errors.Is(err, proc.ErrGone)
+	}
+	defer p.Close()
+	return p.Exiting()
 }
 
 // findKnown finds what the run directory says of a job that runs in a directory, or would. What it says
