@@ -63,10 +63,11 @@ func TestACheckpointIsAnImageDirectoryOfItsOwn(t *testing.T) {
 			}
 			got := content(t, c.Dir)
 			delete(got, recordName)
+			files := len(got) // how many hold the pages depends on which threads were quick
 			wantRestored(t, c, m)
-			for _, files := range []map[string]string{want, got} {
+			for _, content := range []map[string]string{want, got} {
 				if name == "staged in memory" { // the pages were written again
-					maps.DeleteFunc(files, func(name, _ string) bool {
+					maps.DeleteFunc(content, func(name, _ string) bool {
 						return name == image.ManifestName || strings.HasPrefix(name, "cucriu-pages-")
 					})
 				}
@@ -78,7 +79,7 @@ func TestACheckpointIsAnImageDirectoryOfItsOwn(t *testing.T) {
 				t.Errorf("%+v\n%s", c, diff)
 			}
 			again := list(t, s)
-			if len(again) != 1 || again[0].Bytes != c.Bytes || again[0].Shared != 0 || again[0].New != c.Bytes || len(again[0].Files) != 13 {
+			if len(again) != 1 || again[0].Bytes != c.Bytes || again[0].Shared != 0 || again[0].New != c.Bytes || len(again[0].Files) != files {
 				t.Errorf("listed as %+v", again)
 			}
 			wantWhole(t, s, "000001")
