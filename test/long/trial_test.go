@@ -41,21 +41,15 @@ func TestTheFirstCheckpointIsTried(t *testing.T) {
 		w := newMixedWorld(t)
 		w.host.Setenv(connectVariable, listen(t))
 		r := w.run("--keep", "10", "--every", "0")
-		checkpoint := func() {
-			t.Helper()
-			if out, err := w.host.Cucriu("jobs", "checkpoint", w.dir); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-		}
 		w.ticks(2)
-		checkpoint()
+		w.checkpoint()
 		r.says("a trial restore without the GPUs has shown that it can be restored")
-		checkpoint()
-		checkpoint()
+		w.checkpoint()
+		w.checkpoint()
 		r.kill()
 		r = w.run("--keep", "10", "--every", "0")
 		r.says("under care again")
-		checkpoint()
+		w.checkpoint()
 		first := w.trials()["000001"]
 		if first.Outcome != image.TrialRestores {
 			t.Errorf("trial: %v", first)
@@ -74,10 +68,19 @@ func TestAJobWhoseCheckpointsCannotBeRestoredIsToldSo(t *testing.T) {
 			simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				s := w.stopAt("jobs.dumped")
-				r := w.runAs(s.host, "--stage", "disk")
+				r := w.runAs(s.host, "--stage", "disk", "--every", "0") // the next checkpoint would end the trial
+				w.ticks(2)
+				made := make(chan error, 1)
+				go func() {
+					_, err := w.host.Cucriu("jobs", "checkpoint", w.dir)
+					made <- err
+				}()
 				s.await(r)
 				kind.edit(t, glob(filepath.Join(w.dir, "staged"), "*/image")[0])
 				s.goOn()
+				if err := <-made; err != nil {
+					t.Error(err)
+				}
 				r.says("checkpoint 000001 cannot be restored, as a trial restore shows")
 				if why := w.trials()["000001"]; why.Outcome != image.TrialFails {
 					t.Errorf("it is shown as %v", why)
@@ -85,7 +88,8 @@ func TestAJobWhoseCheckpointsCannotBeRestoredIsToldSo(t *testing.T) {
 				if e, _ := w.last(jobs.EventFailed); e.Checkpoint != "000001" {
 					t.Errorf("the event is %v", e)
 				}
-				r.says("checkpoint 000002") // all the same
+				w.checkpoint() // all the same
+				r.says("checkpoint 000002")
 				w.finish(r)
 			})
 		})
