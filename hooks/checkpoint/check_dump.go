@@ -27,7 +27,7 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string
 	host := hook.Host()
 	host.Criu = criu
 	more, err := host.CheckJob(ctx, root, dir)
-	if slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingSession }) {
+	if findings.Has(preflight.FindingSession) {
 		// A dump waits until the session is over, and it is the reason for the state.
 		more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return f.Name == preflight.FindingCUDAState })
 	}

@@ -18,7 +18,7 @@ import (
 // compared with those of the image.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
 	findings, err := imageFindings(ctx, dir, fileCheck{except: except})
-	if err != nil || slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingImage }) {
+	if err != nil || findings.Has(preflight.FindingImage) {
 		return findings, err
 	}
 	recorded, err := image.ReadOptions(dir)

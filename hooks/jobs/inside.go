@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
@@ -256,7 +255,7 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 // host lacks: another host would not restore it either.
 func isOfImage(err error) bool {
 	refused := new(preflight.RefusedError)
-	return errors.As(err, new(*criuutil.CriuError)) || errors.As(err, &refused) && slices.ContainsFunc(refused.Findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingImage })
+	return errors.As(err, new(*criuutil.CriuError)) || errors.As(err, &refused) && refused.Findings.Has(preflight.FindingImage)
 }
 
 // terminalFor opens the terminal of the place for a job that had one; nil if it had none.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"cucriu/criuutil/images"
 	"cucriu/hooks"
@@ -27,7 +26,7 @@ func RestoreCut(ctx context.Context, hook *hooks.Hook, dir string, options check
 		return checkpoint.Restore(ctx, hook, dir, options)
 	}
 	findings, err := checkpoint.CheckRestore(ctx, hook, dir, nil)
-	if err != nil || slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingPIDTaken }) {
+	if err != nil || findings.Has(preflight.FindingPIDTaken) {
 		return checkpoint.Restore(ctx, hook, dir, options) // which refuses it: the job may run already
 	}
 	if err := undoCut(hook, record); err != nil {

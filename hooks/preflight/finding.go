@@ -62,6 +62,11 @@ func (fs Findings) Of(severity Severity) Findings {
 	return slices.DeleteFunc(slices.Clone(fs), func(f Finding) bool { return f.Severity != severity })
 }
 
+// Has reports whether there is a finding of this name.
+func (fs Findings) Has(name string) bool {
+	return slices.ContainsFunc(fs, func(f Finding) bool { return f.Name == name })
+}
+
 // Force returns the findings, with those errors that have one of these names and can be
 // overridden turned into warnings.
 func (fs Findings) Force(names []string) Findings {
