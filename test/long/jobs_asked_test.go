@@ -3,6 +3,7 @@ package long
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -170,6 +171,17 @@ func (a *asked) standsStill() {
 		a.t.Fatalf("the tree of the place: %v %v", tree, err)
 	}
 	for _, pid := range tree[1:] {
+		p, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		defer p.Close()
+		if p.Exiting() {
+			continue // a program of the supervisor's, which was killed with it
+		}
 		if stopped, err := proc.Stopped(pid); err != nil || !stopped {
 			states, _ := proc.ThreadStates(pid)
 			a.t.Errorf("process %d of %d in the place runs: %q %v", pid, len(tree)-1, states, err)
