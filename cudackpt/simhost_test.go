@@ -125,7 +125,7 @@ type work struct {
 func startWork(t *testing.T, d *cudackpt.Driver, arguments ...string) work {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command(artefact("workload", "cudawork"), append([]string{"--dir", dir, "--mib", "1"}, arguments...)...)
+	cmd := exec.Command(artefact("workload", "cudawork"), append([]string{"--dir", dir, "--mib", "1", "--copy-wait"}, arguments...)...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

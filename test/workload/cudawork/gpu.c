@@ -34,12 +34,12 @@ static void open_collective(struct gpu *g, void *meeting)
 	must(cu.MemHostGetDevicePointer(&g->meeting, meeting, 0), "cuMemHostGetDevicePointer for --ranks");
 }
 
-void gpu_open(struct gpu *g, int ordinal, void *meeting, struct memory memory)
+void gpu_open(struct gpu *g, int ordinal, void *meeting, struct memory memory, int copy_wait)
 {
 	CUmodule mod;
 	int count = 0;
 
-	*g = (struct gpu){.ordinal = ordinal, .memory = memory};
+	*g = (struct gpu){.ordinal = ordinal, .memory = memory, .copy_wait = copy_wait};
 	must(cu.DeviceGetCount(&count), "cuDeviceGetCount");
 	if (ordinal >= count)
 		die(EXIT_CUDA, "GPU %d: the driver shows %d GPUs (see --gpus)", ordinal, count);
@@ -52,7 +52,7 @@ void gpu_open(struct gpu *g, int ordinal, void *meeting, struct memory memory)
 	g->step = entry(mod, "cw_step");
 	if (meeting)
 		open_collective(g, meeting);
-	must(cu.StreamCreate(&g->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate on GPU %d", ordinal);
+	must(cu.StreamCreate(&g->stream, copy_wait ? 0 : CU_STREAM_NON_BLOCKING), "cuStreamCreate on GPU %d", ordinal);
 	memory_open(g);
 }
 
@@ -167,6 +167,12 @@ void gpu_submit_hour(struct gpu *g)
 
 void gpu_wait(struct gpu *g)
 {
+	uint32_t word;
+
+	if (g->copy_wait && g->nbuffers) {
+		must(cu.MemcpyDtoH(&word, g->buffers[0].ptr, sizeof(word)), "cuMemcpyDtoH from GPU %d", g->ordinal);
+		return;
+	}
 	must(cu.StreamSynchronize(g->stream), "cuStreamSynchronize on GPU %d", g->ordinal);
 }
 

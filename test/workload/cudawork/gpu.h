@@ -28,7 +28,8 @@ struct gpu {
 	int ordinal;
 	CUdevice dev;
 	CUcontext ctx;
-	CUstream stream; /* non-blocking: the spin threads' streams never wait for it */
+	CUstream stream; /* of the ticks */
+	int copy_wait;   /* copies wait for it */
 	CUfunction spin, fill, step;
 	CUfunction collective; /* NULL unless asked for */
 	CUdeviceptr meeting;   /* where the ranks meet; 0: the simulated driver knows */
@@ -40,7 +41,7 @@ struct gpu {
 /* With a meeting, MEETING_BYTES of memory that the ranks share, collectives can be submitted. */
 #define MEETING_BYTES 4096
 /* All of these end the process on a CUDA error. gpu_open leaves the GPU's context current. */
-void gpu_open(struct gpu *g, int ordinal, void *meeting, struct memory memory);
+void gpu_open(struct gpu *g, int ordinal, void *meeting, struct memory memory, int copy_wait);
 void gpu_close(struct gpu *g);
 void gpu_use(const struct gpu *g);
 struct buffer *gpu_add_buffer(struct gpu *g, uint64_t bytes, uint32_t seed);

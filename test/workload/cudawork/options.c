@@ -23,6 +23,7 @@ static const char usage[] =
 	"  --peer WHO      which GPUs access the next one's memory: none, one or both\n"
 	"  --peer-later    but not before DIR/peer says on\n"
 	"  --tick-ms MS    pause between ticks (default 10)\n"
+	"  --copy-wait     wait for the end of a tick by a copy: no stop is needed to checkpoint us\n"
 	"  --busy-ms MS    a kernel of this length in each tick, on each GPU\n"
 	"  --threads T     ordinary CPU threads that count\n"
 	"  --burn T        CPU threads that never pause\n"
@@ -108,12 +109,12 @@ static int parse_name(const char *option, const char *name, const char *const *n
 struct options options_parse(int argc, char **argv)
 {
 	enum { DIR_ = 256, GPUS, MIB, BALLAST, ZEROS, FLAT, TICK_MS, BUSY_MS, THREADS, SPIN, MANAGED, MLOCK, PINNED, FORK_CHILD, IO_URING, IPC, RANKS, PROCS, AHEAD, HOG_RANK, BURN, HELP,
-	       PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER };
+	       COPY_WAIT, PIECES, MEMORY, HANDLE, PEER, REGISTERED, IPC_HANDLES, IPC_VMM, IPC_LATER, PROFILER, LATER, LOADERS, SHARE_FILES, VFORK, LOOK, CONTEXT_LATER };
 	static const struct option longs[] = {
 		{"dir", 1, 0, DIR_}, {"gpus", 1, 0, GPUS}, {"mib", 1, 0, MIB},
 		{"ballast", 1, 0, BALLAST}, {"zeros", 1, 0, ZEROS}, {"flat", 1, 0, FLAT},
 		{"tick-ms", 1, 0, TICK_MS}, {"busy-ms", 1, 0, BUSY_MS},
-		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN},
+		{"threads", 1, 0, THREADS}, {"spin", 1, 0, SPIN}, {"copy-wait", 0, 0, COPY_WAIT},
 		{"managed", 0, 0, MANAGED}, {"mlock", 0, 0, MLOCK}, {"pinned", 0, 0, PINNED},
 		{"fork-child", 0, 0, FORK_CHILD}, {"io-uring", 0, 0, IO_URING}, {"ipc", 0, 0, IPC}, {"ipc-vmm", 0, 0, IPC_VMM}, {"ipc-later", 0, 0, IPC_LATER},
 		{"ranks", 1, 0, RANKS}, {"procs", 1, 0, PROCS}, {"ahead", 0, 0, AHEAD},
@@ -138,6 +139,7 @@ struct options options_parse(int argc, char **argv)
 		case THREADS: o.threads = number("threads", optarg, 0, 1000); break;
 		case BURN: o.burn = number("burn", optarg, 0, 1000); break;
 		case SPIN: o.spin = NAMED("spin", spin_names); break;
+		case COPY_WAIT: o.copy_wait = 1; break;
 		case MANAGED: o.managed = 1; break;
 		case MLOCK: o.mlock = 1; break;
 		case PINNED: o.pinned = PINNED_ALLOCATED; break;

@@ -51,6 +51,7 @@ struct options {
 	int ipc, ipc_vmm, ipc_later;
 	int ranks;
 	int procs;
+	int copy_wait; /* a tick ends in a copy, which the driver's lock holds, and not in a synchronizing call */
 	int ahead;    /* of the ranks all but the first run ahead */
 	int hog_rank; /* has a kernel that does not end; -1: none has */
 };

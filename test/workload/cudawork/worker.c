@@ -40,7 +40,7 @@ static void set_up(struct worker *w)
 	for (int i = 0; i < w->ngpus; i++) {
 		struct gpu *g = &w->gpus[i];
 
-		gpu_open(g, o->gpus[i], w->role->meeting, o->memory);
+		gpu_open(g, o->gpus[i], w->role->meeting, o->memory, o->copy_wait);
 		gpu_add_buffer(g, (uint64_t)o->mib << 20, seed + i);
 		for (int k = 0; o->ballast_mib && k < o->ballast_pieces; k++)
 			gpu_add_ballast(g, (uint64_t)o->ballast_mib << 20, seed + 70 + i);
