@@ -287,7 +287,13 @@ func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, 
 	if err != nil {
 		return t, err
 	}
-	open, err := openWithoutOutside(dir, workDir)
+	// There is nobody outside of a sandbox to be connected to.
+	changes := images.FileChanges{CloseOutside: true, NameSocket: func(name string) string { return name }}
+	changed, err := withChangedFiles(dir, workDir, fmt.Sprintf("/proc/1/fd/%d", probeImages), changes)
+	if err != nil {
+		return t, err
+	}
+	open, err := os.Open(changed)
 	if err != nil {
 		return t, err
 	}
@@ -325,29 +331,6 @@ func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, 
 		return t, fmt.Errorf("%w: %s", err, strings.TrimSpace(string(said)))
 	}
 	return judgeTrial(criuutil.ReadFailure(bytes.NewReader(log)), err), nil
-}
-
-// openWithoutOutside opens an image directory in which connections to the outside are closed, because
-// there is nobody in a sandbox. links is where links to the image may be made.
-func openWithoutOutside(dir, links string) (*os.File, error) {
-	changes := images.FileChanges{CloseOutside: true, NameSocket: func(name string) string { return name }}
-	changed, err := images.WriteChangedFiles(dir, links, changes)
-	if err != nil {
-		return nil, err
-	}
-	if !changed {
-		return os.Open(dir)
-	}
-	entries, err := os.ReadDir(dir)
-	for _, entry := range entries {
-		if err == nil && entry.Name() != images.FilesName {
-			err = os.Symlink(fmt.Sprintf("/proc/1/fd/%d/%s", probeImages, entry.Name()), filepath.Join(links, entry.Name()))
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return os.Open(links)
 }
 
 // ofSandbox matches errors of criu that a sandbox may cause by itself, or the changes that the

@@ -37,17 +37,25 @@ func (d *drive) changedImages() (dir string, release func(), err error) {
 	if err != nil {
 		return dir, release, err
 	}
-	changed, err := images.WriteChangedFiles(dir, links, images.FileChanges{CloseOutside: d.options.CloseOutside, NameSocket: nameSocket})
+	changes := images.FileChanges{CloseOutside: d.options.CloseOutside, NameSocket: nameSocket}
+	dir, err = withChangedFiles(dir, links, dir, changes)
+	return dir, release, err
+}
+
+// withChangedFiles makes an image directory of links, which is dir with other open files, and returns
+// it; or dir itself, if nothing changes. The links lead by way of target, which criu reaches dir by.
+func withChangedFiles(dir, links, target string, changes images.FileChanges) (string, error) {
+	changed, err := images.WriteChangedFiles(dir, links, changes)
 	if err != nil || !changed {
-		return dir, release, err
+		return dir, err
 	}
 	entries, err := os.ReadDir(dir)
 	for _, entry := range entries {
 		if err == nil && entry.Name() != images.FilesName {
-			err = os.Symlink(filepath.Join(dir, entry.Name()), filepath.Join(links, entry.Name()))
+			err = os.Symlink(filepath.Join(target, entry.Name()), filepath.Join(links, entry.Name()))
 		}
 	}
-	return links, release, err
+	return links, err
 }
 
 // Each CUDA process listens on an abstract UNIX socket, for others that share its memory. libcuda
