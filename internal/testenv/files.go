@@ -15,7 +15,7 @@ import (
 )
 
 // Soon is how long to wait for what should happen at once, on a busy machine.
-const Soon = 20 * time.Second
+const Soon = 60 * time.Second
 
 // Script writes an action script.
 func Script(t testing.TB, body string) string {

@@ -50,7 +50,7 @@ func (c *cell) run() string {
 	if c.fault == deadline {
 		checkpoint := "1s"
 		if c.helps {
-			checkpoint = "4s"
+			checkpoint = "10s"
 		}
 		c.host.Setenv("CUCRIU_CONFIG", c.host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\ncheckpoint: {timeout: "+checkpoint+"}\nrestore: {timeout: 2s}\n"))
 	}
