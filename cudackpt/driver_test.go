@@ -173,7 +173,7 @@ func TestRefusalsCarryTheirCode(t *testing.T) {
 // If work is in flight, a try fails and changes nothing.
 func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 	d := openSim(t)
-	w := startWork(t, d, "--busy-ms", "600", "--tick-ms", "0")
+	w := startWork(t, d, "--busy-ms", "5000", "--tick-ms", "0")
 	ctx := within(t, patience)
 	for {
 		began := time.Now()
@@ -182,7 +182,7 @@ func TestTryLockGivesFalseWhileWorkIsInFlight(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !locked {
-			if took := time.Since(began); took < 20*time.Millisecond || took > 500*time.Millisecond {
+			if took := time.Since(began); took < 20*time.Millisecond || took > 4*time.Second {
 				t.Errorf("a try of 20ms took %v", took)
 			}
 			break
@@ -224,6 +224,19 @@ func TestLockGivesUpAtTheDeadline(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
+		if _, late := errors.AsType[*cudackpt.InterruptedError](err); late { // the machine is busy: its answer came after the deadline
+			if err := w.Settle(within(t, patience)); err != nil {
+				t.Fatal(err)
+			}
+			if state, err := w.State(within(t, patience)); err != nil {
+				t.Fatal(err)
+			} else if state == cudackpt.StateLocked {
+				if err := w.Unlock(within(t, patience)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			continue
+		}
 		if !errors.Is(err, cudackpt.ResultNotReady) {
 			t.Fatalf("lock: %v", err)
 		}
@@ -245,7 +258,7 @@ func TestGivenUpCallIsWaitedForByTheNext(t *testing.T) {
 	if !ok || !given.Started || given.PID != w.PID() || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("lock that hangs: %#v", err)
 	}
-	if took := time.Since(began); took > 2*time.Second {
+	if took := time.Since(began); took > patience {
 		t.Errorf("it returned %v after its deadline of 300ms", took)
 	}
 	if !strings.Contains(err.Error(), "may still complete in the target") {

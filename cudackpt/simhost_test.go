@@ -25,7 +25,7 @@ import (
 const (
 	insideVariable = "CUDACKPT_TEST_INSIDE" // set in the environment of the test program inside
 	simGPUs        = 2
-	patience       = 20 * time.Second // limit for what takes milliseconds on an idle machine
+	patience       = time.Minute // limit for what takes milliseconds on an idle machine
 )
 
 func artefact(elem ...string) string {
