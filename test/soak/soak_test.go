@@ -88,7 +88,7 @@ func newSoak(t *testing.T, o options) *soak {
 func (s *soak) run() {
 	s.t.Cleanup(func() {
 		if s.t.Failed() {
-			s.t.Logf("what happened:\n%s", strings.Join(s.events, "\n"))
+			s.t.Logf("what happened:\n%s", s.history())
 		}
 		testenv.SoakDone(s.t, s.counts)
 	})
@@ -102,6 +102,11 @@ func (s *soak) run() {
 		for _, j := range s.jobs {
 			t.Run(j.name, func(t *testing.T) {
 				t.Parallel()
+				t.Cleanup(func() {
+					if t.Failed() {
+						t.Logf("what had happened:\n%s", s.history())
+					}
+				})
 				for time.Now().Before(until) || s.missing() != "" && time.Now().Before(until.Add(grace)) {
 					j.act(t)
 				}
@@ -176,6 +181,12 @@ func (s *soak) note(format string, args ...any) {
 		s.events = s.events[most/2:]
 	}
 	s.events = append(s.events, fmt.Sprintf("%8.3fs ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (s *soak) history() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.events, "\n")
 }
 
 func (s *soak) count(deed string) {
