@@ -29,12 +29,13 @@ static unsigned long own_pidns(void)
 
 int process_register(const struct sim_host *h, char name[SIM_NAME])
 {
-	char path[SIM_FULLPATH];
+	char path[SIM_FULLPATH], locked[SIM_FULLPATH];
 	uint32_t salt = 0;
 	if (getrandom(&salt, sizeof salt, 0) < 0)
 		salt = (uint32_t)time(NULL);
 	snprintf(name, SIM_NAME, "%lu-%d-%08x", own_pidns(), getpid(), salt);
-	host_path(h, path, "procs/%s", name);
+	host_path(h, path, "procs/.%s", name);
+	host_path(h, locked, "procs/%s", name);
 	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;
@@ -45,7 +46,8 @@ int process_register(const struct sim_host *h, char name[SIM_NAME])
 		fd = high;
 	}
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-	if (fcntl(fd, F_SETLK, &lock) < 0) {
+	/* Under its name only when it is locked: somebody who lists the processes would take it for dead. */
+	if (fcntl(fd, F_SETLK, &lock) < 0 || rename(path, locked) < 0) {
 		int err = errno;
 		close(fd);
 		unlink(path);
