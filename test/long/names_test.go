@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
 )
 
 // cudaSocket returns the name of the socket of the world's CUDA process, without the NUL at its end.
 func (w *world) cudaSocket() string {
 	w.t.Helper()
-	place := w.place()
-	if place == nil {
-		w.t.Fatal("the job has no place")
-	}
+	var place *placeRecord // it is written anew now and then
+	testenv.Eventually(w.t, testenv.Soon, "the job has a place", func() bool { place = w.place(); return place != nil })
 	var namespace unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", place.Init.PID), &namespace); err != nil {
 		w.t.Fatal(err)

@@ -1,6 +1,8 @@
 package long
 
 import (
+	"encoding/json"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -112,7 +114,11 @@ func TestASignalWhileAJobIsTakenUnderCareAgain(t *testing.T) {
 		s.await(r)
 		r.kill()
 		r = w.run("--every", "0", "--grace", "3s")
-		time.Sleep(500 * time.Millisecond)
+		r.awaits("it owns D", func() bool {
+			var owner struct{ PID int }
+			data, err := os.ReadFile(filepath.Join(w.dir, "owner.json"))
+			return err == nil && json.Unmarshal(data, &owner) == nil && owner.PID == r.cmd.Process.Pid
+		})
 		r.signal(unix.SIGTERM)
 		r.says("got SIGTERM while D is being started or resumed")
 		select {

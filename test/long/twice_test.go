@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/jobs"
 	"cucriu/internal/testenv"
 )
 
@@ -108,7 +109,7 @@ func TestAJobWhoseDirectoryVanishesIsNotStartedTwice(t *testing.T) {
 				r := w.run()
 				w.ticks(3)
 				w.checkpoint()
-				r.says("a trial restore without the GPUs has shown") // after which nothing is written
+				r.awaits("the trial is over, after which nothing is written", func() bool { _, over := w.last(jobs.EventTrial); return over })
 				backup := filepath.Join(t.TempDir(), "backup")
 				copyTree(t, w.dir, backup)
 				for _, place := range glob(backup, "place-*") {
