@@ -176,9 +176,11 @@ func TestABackupInThePlaceOfTheDirectoryEndsNothing(t *testing.T) {
 		backup := filepath.Join(t.TempDir(), "backup")
 		copyTree(t, w.dir, backup)
 		r = w.goesOn(w.newest())
+		verified := filepath.Join(w.dir, "checkpoints", w.newest(), "verified.json")
+		r.awaits("the checkpoint is verified, after which nothing is written", func() bool { return testenv.Exists(verified) })
 		aside := w.dir + ".aside"
 		rename(t, w.dir, aside)
-		copyTree(t, backup, w.dir)
+		rename(t, backup, w.dir)
 		// Both the supervisor and the place look every few seconds.
 		out, err := w.host.Cucriu("jobs", "checkpoint", w.dir)
 		if err == nil || !strings.Contains(out, "an earlier copy is in its place") {
