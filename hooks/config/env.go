@@ -1,8 +1,6 @@
 package config
 
 import (
-	"fmt"
-	"path/filepath"
 	"strings"
 )
 
@@ -27,11 +25,9 @@ func loadFrom(env func(string) string, defaultPath string) (Config, error) {
 	if path == "" {
 		path, mustExist = defaultPath, false
 	}
-	if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
-		return Config{}, &Error{
-			Source: EnvConfig, Cause: fmt.Sprintf("%q is not an absolute path", path),
-			Remedy: "give the path from / on: the hook runs in a working directory of CRIU's choice",
-		}
+	if err := checkPath("", path); err != nil {
+		err.Source = EnvConfig
+		return Config{}, err
 	}
 	p := newParser(path)
 	data, exists, err := readTrusted(path)
@@ -76,7 +72,7 @@ func (p *parser) override(env func(string) string) error {
 	level, format, both := strings.Cut(value, ",")
 	var err error
 	if p.cfg.Log.Level, err = parseLevel(level); err != nil {
-		return &Error{Source: EnvLog, Field: "log.level", Cause: err.Error(), Remedy: levelRemedy + ", and after a comma text or json"}
+		return &Error{Source: EnvLog, Field: "log.level", Cause: err.Error(), Remedy: "write " + levelNames + ", and after a comma text or json"}
 	}
 	if both {
 		p.cfg.Log.Format = Format(format)

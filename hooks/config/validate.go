@@ -27,7 +27,8 @@ const (
 // file does.
 func (c Config) Validate() error {
 	for _, check := range []*Error{
-		c.GPUs.check(),
+		checkMap("gpus.map", c.GPUs.Map),
+		checkOneOf("gpus.unmapped", c.GPUs.Unmapped, gpumap.FillUnmapped, gpumap.FailUnmapped),
 		checkHosts(c.Hosts),
 		checkLibrary(c.Driver.Library),
 		checkPath("driver.root", c.Driver.Root),
@@ -54,38 +55,29 @@ func (c Config) Validate() error {
 
 var levels = []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
 
-func (g GPUs) check() *Error {
-	if err := checkMap("gpus.map", g.Map); err != nil {
-		return err
-	}
-	return checkOneOf("gpus.unmapped", g.Unmapped, gpumap.FillUnmapped, gpumap.FailUnmapped)
+func invalid(field, remedy, cause string, args ...any) *Error {
+	return &Error{Field: field, Cause: fmt.Sprintf(cause, args...), Remedy: remedy}
 }
 
 func checkMap(field string, rules []gpumap.Rule) *Error {
 	for i, r := range rules {
 		if err := r.Validate(); err != nil {
-			return &Error{
-				Field: ruleField(field, i), Cause: err.Error(),
-				Remedy: `write {from: …, to: …}, each a UUID (nvidia-smi -L), {pci: "0000:41:00.0"} or {index: 0}`,
-			}
+			return invalid(entry(field, i), `write {from: …, to: …}, each a UUID (nvidia-smi -L), {pci: "0000:41:00.0"} or {index: 0}`, "%v", err)
 		}
 	}
 	return nil
 }
-
-// ruleField returns the name that errors use for an entry of a map.
-func ruleField(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
 
 // hostName matches names and addresses of hosts, and names in ssh's configuration.
 var hostName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:-]*$`)
 
 func checkHosts(hosts map[string]Host) *Error {
 	for _, name := range slices.Sorted(maps.Keys(hosts)) {
-		field := join("hosts", name)
+		field := "hosts." + name
 		if !hostName.MatchString(name) {
-			return &Error{Field: field, Cause: fmt.Sprintf("%q is not the name of a host", name), Remedy: "write it as cucriu migrate --to has it, without a user"}
+			return invalid(field, "write it as cucriu migrate --to has it, without a user", "%q is not the name of a host", name)
 		}
-		if err := checkMap(join(field, "map"), hosts[name].Map); err != nil {
+		if err := checkMap(field+".map", hosts[name].Map); err != nil {
 			return err
 		}
 	}
@@ -96,103 +88,72 @@ func checkDuration(field string, d time.Duration) *Error {
 	if d >= minDuration && d <= maxDuration {
 		return nil
 	}
-	return &Error{
-		Field: field, Cause: fmt.Sprintf("%v is out of range", d),
-		Remedy: fmt.Sprintf("give a duration from %v to %v, such as 10s or 2m", minDuration, maxDuration),
-	}
+	return invalid(field, fmt.Sprintf("give a duration from %v to %v, such as 10s or 2m", minDuration, maxDuration), "%v is out of range", d)
 }
 
 func checkTry(l Lock) *Error {
 	if l.Try <= l.Timeout {
 		return nil
 	}
-	return &Error{
-		Field: "lock.try", Cause: fmt.Sprintf("one try of %v is longer than the whole lock.timeout of %v", l.Try, l.Timeout),
-		Remedy: "give a shorter try or a longer timeout",
-	}
+	return invalid("lock.try", "give a shorter try or a longer timeout", "one try of %v is longer than the whole lock.timeout of %v", l.Try, l.Timeout)
 }
 
 func checkForce(names []string) *Error {
-	for _, name := range names {
-		if err := checkForceable(name); err != nil {
-			return &Error{Field: "force", Cause: err.Error(), Remedy: forceRemedy()}
+	for i, name := range names {
+		if !slices.Contains(preflight.Forceable(), name) {
+			return invalid(entry("force", i), "name some of "+strings.Join(preflight.Forceable(), ", "), "%q cannot be forced", name)
 		}
 	}
 	return nil
 }
-
-func checkForceable(name string) error {
-	if !slices.Contains(preflight.Forceable(), name) {
-		return fmt.Errorf("%q cannot be forced", name)
-	}
-	return nil
-}
-
-func forceRemedy() string { return "name some of " + strings.Join(preflight.Forceable(), ", ") }
 
 func checkOneOf[T comparable](field string, value T, allowed ...T) *Error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
 	var names []string
 	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
 		names = append(names, strings.ToLower(fmt.Sprint(a)))
 	}
-	return &Error{
-		Field: field, Cause: fmt.Sprintf("%q is not known here", fmt.Sprint(value)),
-		Remedy: "use " + strings.Join(names, " or "),
-	}
+	return invalid(field, "use "+strings.Join(names, " or "), "%q is not known here", fmt.Sprint(value))
 }
 
 // checkLibrary accepts a bare file name, because the loader looks it up as a soname. A relative
 // path would mean a different file in each working directory.
 func checkLibrary(library string) *Error {
 	const field = "driver.library"
-	bare := !strings.ContainsRune(library, '/')
-	if bare && library != "" && library != "." && library != ".." {
-		return checkText(field, library)
+	switch {
+	case strings.ContainsRune(library, '/'):
+		return checkPath(field, library)
+	case library == "" || library == "." || library == "..":
+		return invalid(field, "give its soname, as libcuda.so.1, or its absolute path", "%q names no library", library)
 	}
-	if bare {
-		return &Error{
-			Field: field, Cause: fmt.Sprintf("%q names no library", library),
-			Remedy: "give its soname, as libcuda.so.1, or its absolute path",
-		}
-	}
-	return checkPath(field, library)
+	return checkText(field, library)
 }
 
 func checkLogFile(file string) *Error {
-	if file == "" {
+	switch {
+	case file == "":
 		return nil
-	}
-	if strings.HasSuffix(file, "/") {
-		return &Error{Field: "log.file", Cause: fmt.Sprintf("%q is a directory", file), Remedy: "name a file in it"}
+	case strings.HasSuffix(file, "/"):
+		return invalid("log.file", "name a file in it", "%q is a directory", file)
 	}
 	return checkPath("log.file", file)
 }
 
 // checkPath refuses relative paths: CRIU chooses the directory in which the hook runs.
 func checkPath(field, path string) *Error {
-	if err := checkText(field, path); err != nil {
+	if err := checkText(field, path); err != nil || filepath.IsAbs(path) {
 		return err
 	}
-	if filepath.IsAbs(path) {
-		return nil
-	}
-	return &Error{
-		Field: field, Cause: fmt.Sprintf("%q is not an absolute path", path),
-		Remedy: "give the path from / on: the hook runs in a working directory of CRIU's choice",
-	}
+	return invalid(field, "give the path from / on: the hook runs in a working directory of CRIU's choice", "%q is not an absolute path", path)
 }
 
 // checkText refuses a NUL, where the system would cut the text short, and other control
 // characters, which would break the lines of a log.
 func checkText(field, text string) *Error {
 	if strings.ContainsFunc(text, unicode.IsControl) {
-		return &Error{
-			Field: field, Cause: fmt.Sprintf("%q holds a control character", text),
-			Remedy: "remove it",
-		}
+		return invalid(field, "remove it", "%q holds a control character", text)
 	}
 	return nil
 }

@@ -178,10 +178,10 @@ func conflict(first, second Rule, what string, gpu cudackpt.GPU) error {
 	}
 }
 
-// checkUnmapped applies the strict policy. Any policy but Fill is strict.
+// checkUnmapped applies the strict policy. Any policy but Fill, the default, is strict.
 func (m *maker) checkUnmapped(policy Policy) error {
 	rest := m.unplacedGPUs()
-	if policy == FillUnmapped || len(rest) == 0 {
+	if policy == FillUnmapped || policy == "" || len(rest) == 0 {
 		return nil
 	}
 	return &MapError{

@@ -28,33 +28,12 @@ func (r Rule) Validate() error {
 	return nil
 }
 
-// Policy says what becomes of captured GPUs that no rule names.
-type Policy int
+// Policy says what becomes of captured GPUs that no rule names. Empty is FillUnmapped.
+type Policy string
 
 const (
 	// FillUnmapped pairs them by identity, then by PCI address, then by order.
-	FillUnmapped Policy = iota
+	FillUnmapped Policy = "fill"
 	// FailUnmapped refuses the restore.
-	FailUnmapped
+	FailUnmapped Policy = "error"
 )
-
-// String returns "fill" or "error".
-func (p Policy) String() string {
-	switch p {
-	case FillUnmapped:
-		return "fill"
-	case FailUnmapped:
-		return "error"
-	}
-	return fmt.Sprintf("Policy(%d)", int(p))
-}
-
-// ParsePolicy reads the text that String returns.
-func ParsePolicy(text string) (Policy, error) {
-	for _, p := range []Policy{FillUnmapped, FailUnmapped} {
-		if text == p.String() {
-			return p, nil
-		}
-	}
-	return FillUnmapped, fmt.Errorf("%q is neither fill nor error", text)
-}

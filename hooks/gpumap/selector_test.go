@@ -53,16 +53,3 @@ func TestTheSpellingOfAPCIAddressDoesNotMatter(t *testing.T) {
 		}
 	})
 }
-
-func TestPolicyIsReadAsItPrints(t *testing.T) {
-	for _, p := range []Policy{FillUnmapped, FailUnmapped} {
-		if got, err := ParsePolicy(p.String()); err != nil || got != p {
-			t.Errorf("ParsePolicy(%q) = %v, %v", p, got, err)
-		}
-	}
-	for _, text := range []string{"", "Fill", "warn", "Policy(7)"} {
-		if _, err := ParsePolicy(text); err == nil {
-			t.Errorf("ParsePolicy took %q", text)
-		}
-	}
-}
