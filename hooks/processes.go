@@ -52,7 +52,7 @@ func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
 	var pids []int
 	for _, proc := range all {
 		// Leave out a process that has ended or is another user's.
-		if held, err := preflight.OpenFilesOf(proc.PID); err == nil && held.Libcuda && proc.PID != os.Getpid() {
+		if uses, err := preflight.MapsLibcuda(proc.PID); err == nil && uses && proc.PID != os.Getpid() {
 			pids = append(pids, proc.PID)
 		}
 	}

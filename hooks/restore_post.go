@@ -96,8 +96,7 @@ func (h *Hook) killForeign(ctx context.Context, stage Stage) error {
 		return err
 	}
 	for _, pid := range pids {
-		held, err := preflight.OpenFilesOf(pid)
-		if err != nil || !held.Libcuda {
+		if uses, err := preflight.MapsLibcuda(pid); err != nil || !uses {
 			continue
 		}
 		driver, err := h.OpenDriver()

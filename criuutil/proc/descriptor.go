@@ -39,7 +39,7 @@ func ReadDescriptor(pid int, fd string) (info DescriptorInfo, err error) {
 	if err != nil {
 		return info, GoneOr(pid, err)
 	}
-	info.text = "\n" + string(text)
+	info.text = string(text)
 	flags, err := strconv.ParseInt(info.Field("flags"), 8, 64)
 	if err != nil {
 		return info, fmt.Errorf("fdinfo of descriptor %s of process %d has no flags: %q", fd, pid, text)
@@ -48,11 +48,31 @@ func ReadDescriptor(pid int, fd string) (info DescriptorInfo, err error) {
 	return info, nil
 }
 
+// Access tells how the descriptor was opened. It does neither if it was opened with O_PATH, or is closed.
+func (i DescriptorInfo) Access() (reads, writes bool) {
+	mode := i.Flags & unix.O_ACCMODE
+	if i.text == "" || i.Flags&unix.O_PATH != 0 || mode == unix.O_ACCMODE {
+		return false, false
+	}
+	return mode != unix.O_WRONLY, mode != unix.O_RDONLY
+}
+
 // Field returns the first line of a name; empty if there is none.
 func (i DescriptorInfo) Field(name string) string {
-	_, rest, _ := strings.Cut(i.text, "\n"+name+":")
-	value, _, _ := strings.Cut(rest, "\n")
-	return strings.TrimSpace(value)
+	for _, value := range i.Fields(name) {
+		return value
+	}
+	return ""
+}
+
+// Fields returns all lines of a name.
+func (i DescriptorInfo) Fields(name string) (values []string) {
+	for line := range strings.Lines(i.text) {
+		if value, is := strings.CutPrefix(line, name+":"); is {
+			values = append(values, strings.TrimSpace(value))
+		}
+	}
+	return values
 }
 
 // IsNull reports whether a path leads to the kernel's /dev/null.

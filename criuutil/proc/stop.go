@@ -116,3 +116,28 @@ func (p *Process) Exiting() bool {
 	status, err := ReadStatus(p.PID) // on a busy machine a SIGKILL takes its time
 	return errors.Is(err, ErrGone) || status.Pending.Has(unix.SIGKILL)
 }
+
+// KeepStopped waits until every thread of processes that were stopped is stopped again. A
+// thread that a tracer releases falls back into the group-stop by itself. If somebody has
+// continued the process meanwhile, KeepStopped stops it again. A process that ends
+// meanwhile counts as stopped.
+func KeepStopped(ctx context.Context, procs ...*Process) error {
+	const fallsBack = 20 * time.Millisecond // a released thread takes less than this
+	for {
+		soon, cancel := context.WithTimeout(ctx, fallsBack)
+		err := WaitStopped(soon, procs...)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		// A surplus SIGSTOP stays pending until SIGCONT removes it. criu heeds neither.
+		for _, p := range procs {
+			if stopped, err := Stopped(p.PID); err != nil || stopped {
+				continue // it has ended, or WaitStopped will report the error
+			}
+			if err := p.Signal(unix.SIGSTOP); err != nil && !errors.Is(err, ErrGone) {
+				return err
+			}
+		}
+	}
+}

@@ -62,12 +62,12 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
-	needs, record, err := addNeeds(ctx, hook, &options)
+	needs, record, removed, err := addNeeds(ctx, hook, &options)
 	if err != nil {
 		return refused(err)
 	}
-	if !options.ByHand && !options.RPC.GetLinkRemap() {
-		settleNames, err := giveNames(hook.Log, int(options.RPC.GetPid()))
+	if !options.RPC.GetLinkRemap() {
+		settleNames, err := giveNames(hook.Log, removed)
 		if err != nil {
 			return refused(err)
 		}

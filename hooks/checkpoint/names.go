@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
 )
 
@@ -25,7 +24,7 @@ const deleted = " (deleted)"
 //
 // The function that it returns must be called once the dump has ended. It takes the names away
 // again unless there is an image.
-func giveNames(log *slog.Logger, root int) (settle func(keep bool), err error) {
+func giveNames(log *slog.Logger, removed []preflight.RemovedName) (settle func(keep bool), err error) {
 	var given []func(keep bool) error
 	settle = func(keep bool) {
 		for _, name := range given {
@@ -34,14 +33,7 @@ func giveNames(log *slog.Logger, root int) (settle func(keep bool), err error) {
 			}
 		}
 	}
-	names, err := preflight.RemovedNames(root)
-	if errors.Is(err, proc.ErrGone) {
-		return settle, nil // criu says what is wrong with the pid
-	}
-	if err != nil {
-		return settle, err
-	}
-	for _, name := range names {
+	for _, name := range removed {
 		settleOne, err := giveName(name)
 		if errors.Is(err, os.ErrExist) {
 			continue // by another process of the tree; or a stranger's file, and criu says so

@@ -19,23 +19,23 @@ import (
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not
 // in it. What it returns as record is for the image, so that the restore needs none of them.
-// record is nil if there is nothing to be recorded. addNeeds refuses what no option helps
-// against.
-func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, err error) {
+// record is nil if there is nothing to be recorded. removed are for [giveNames]. addNeeds refuses
+// what no option helps against.
+func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []preflight.RemovedName, err error) {
 	if options.ByHand {
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
 		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
 	})
 	if errors.Is(err, proc.ErrGone) {
-		return nil, nil, nil // criu says what is wrong with the pid
+		return nil, nil, nil, nil // criu says what is wrong with the pid
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if err := hook.Refuse(slices.DeleteFunc(wanted.Findings, options.answers)); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
 	found.LinkRemap = false // see giveNames
@@ -49,7 +49,7 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 	// What was given by hand counts for the restore, too.
 	found.ShellJob, found.TCPEstablished, found.FileLocks = options.RPC.GetShellJob(), options.RPC.GetTcpEstablished(), options.RPC.GetFileLocks()
 	found.ExtUnixSk = options.RPC.GetExtUnixSk()
-	return needs, &found, nil
+	return needs, &found, wanted.Removed, nil
 }
 
 // answers reports whether an option that was given by hand is an answer to a finding.

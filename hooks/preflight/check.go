@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +17,33 @@ import (
 	"cucriu/hooks/gpumap"
 	"cucriu/hooks/image"
 )
+
+// Host is the machine that the checks are about, as the user has configured it.
+type Host struct {
+	// Driver opens the driver.
+	Driver func() (*cudackpt.Driver, error)
+	// Map and Unmapped are the user's part of the GPU map: see [gpumap.Make].
+	Map      []gpumap.Rule
+	Unmapped gpumap.Policy
+	// Criu is the path of the criu that is to dump; empty if that is not known.
+	Criu string
+	// RunDir is the run directory, where the result of a calibration is kept.
+	RunDir string
+	// Timeout limits how long a check waits for a process to answer.
+	Timeout time.Duration
+}
+
+// CheckpointDriver opens the driver, and fails if the driver cannot checkpoint.
+func (h Host) CheckpointDriver() (*cudackpt.Driver, error) {
+	driver, err := h.Driver()
+	if err != nil {
+		return nil, err
+	}
+	if err := driver.Supports(cudackpt.FeatureCheckpoint); err != nil {
+		return nil, err
+	}
+	return driver, nil
+}
 
 // CheckJob finds the reasons for which a dump of the tree below root would be refused, and what
 // else there is to say about the tree. imageDir is where its images would go; it is empty if
@@ -41,10 +69,14 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 	if !in.UsesCUDA() {
 		return Findings{{Name: FindingCUDA, Severity: SeverityOK, PID: root, Message: "no process of its tree uses CUDA: criu dumps it by itself"}}, nil
 	}
+	hierarchies, err := proc.ReadHierarchies()
+	if err != nil {
+		return nil, err
+	}
 	var findings Findings
 	for i := range in.Processes {
 		m := &in.Processes[i]
-		halted, err := haltedFindings(m)
+		halted, err := haltedFindings(hierarchies, m)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
@@ -63,7 +95,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		}
 		findings = append(findings, StateFindings(m, state)...)
 	}
-	options, err := optionsFindings(ctx, Asked{Root: root, Criu: h.Criu})
+	options, err := in.tree.optionsFindings(ctx, Asked{Root: root, Criu: h.Criu})
 	if err != nil {
 		return nil, err
 	}
@@ -84,8 +116,8 @@ func Existing(dir string) string {
 }
 
 // haltedFindings says that a process is stopped or frozen, which is no obstacle to a dump.
-func haltedFindings(m *Process) (Findings, error) {
-	frozen, err := proc.FrozenBy(m.PID)
+func haltedFindings(hierarchies *proc.Hierarchies, m *Process) (Findings, error) {
+	frozen, err := hierarchies.FrozenBy(m.PID)
 	if err != nil {
 		return nil, err
 	}

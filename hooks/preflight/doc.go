@@ -8,8 +8,11 @@
 // an image. What shows only in a running or locked process is found by [Measure], [PeerFindings] and
 // [StateFindings].
 //
-// A finding's name is in names.go. What looks for it is in inspect.go if it is about a CUDA
-// process, in undumpable.go if criu cannot dump it, in supported.go if it shows in what a process
-// has open or mapped, and in nccl.go, peer.go, holdings.go, resources.go or machine.go. A new
-// finding also needs a section in docs/limits.md, which a test demands.
+// look.go reads what processes have open and mapped, once for all that judge them. A finding's name
+// is in names.go. What looks for it is in inspect.go if it is about a CUDA process, in holder.go if
+// about another that holds GPU devices, in undumpable.go if criu cannot dump the process, in
+// unsupported.go, unrestorable.go and removed.go if it shows in what a process has open or mapped,
+// in connections.go if in what connects it with others, and in sharing.go, nccl.go, peer.go,
+// resources.go or machine.go. A new finding also needs a section in docs/limits.md, which a test
+// demands.
 package preflight

@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -26,16 +28,16 @@ import (
 type Holder struct {
 	proc.Ident
 	Name string
-	held OpenFiles
+	held driverUse
 }
 
 // Mappings returns the memory at which device files are mapped.
-func (h *Holder) Mappings() []proc.Range { return h.held.nvidia.mappings }
+func (h *Holder) Mappings() []proc.Range { return h.held.mappings }
 
 // Descriptors returns the descriptors of device files.
 func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
-	descriptors := make([]inject.Descriptor, len(h.held.nvidia.descriptors))
-	for i, fd := range h.held.nvidia.descriptors {
+	descriptors := make([]inject.Descriptor, len(h.held.descriptors))
+	for i, fd := range h.held.descriptors {
 		info, err := proc.ReadDescriptor(h.PID, strconv.Itoa(fd))
 		if err != nil {
 			return nil, err
@@ -43,6 +45,78 @@ func (h *Holder) Descriptors() ([]inject.Descriptor, error) {
 		descriptors[i] = inject.Descriptor{FD: fd, CloseOnExec: info.Flags&unix.O_CLOEXEC != 0}
 	}
 	return descriptors, nil
+}
+
+// driverUse is what a process holds of the NVIDIA driver.
+type driverUse struct {
+	libcuda     bool         // a libcuda is mapped; without it this cannot be a CUDA process
+	devices     []string     // device files, open or mapped
+	descriptors []int        // of device files
+	mappings    []proc.Range // of device files; neighbours are joined
+	openers     []string     // mapped libraries of NVIDIA's, besides libcuda, that open device files by themselves
+	hwloc       bool         // hwloc is mapped, which looks for GPUs
+}
+
+var (
+	libcudaFile  = regexp.MustCompile(`/libcuda[^/]*\.so[^/]*$`)
+	nvidiaDevice = regexp.MustCompile(`/dev/nvidia[^/]*(/[^/]+)?$`)
+	openerFile   = regexp.MustCompile(`/lib(nvidia-(opencl|glcore|eglcore|cfg|fbc)|(GLX|EGL|vdpau)_nvidia)\.so[^/]*$`)
+	openCLFile   = regexp.MustCompile(`/libnvidia-opencl\.so[^/]*$`)
+	hwlocFile    = regexp.MustCompile(`/(hwloc_opencl|libhwloc)\.so[^/]*$`)
+)
+
+// driverUse finds what the process holds of the driver.
+func (l *look) driverUse() driverUse {
+	u := driverUse{libcuda: l.mapsLibcuda(), openers: l.matching(openerFile), hwloc: len(l.matching(hwlocFile)) > 0}
+	for _, m := range l.mapped {
+		if !m.isNVIDIA() {
+			continue
+		}
+		u.devices = append(u.devices, m.name())
+		if n := len(u.mappings); n > 0 && u.mappings[n-1].End == m.Start {
+			u.mappings[n-1].End = m.End
+		} else {
+			u.mappings = append(u.mappings, m.Range)
+		}
+	}
+	for _, f := range l.open {
+		if fd, err := strconv.Atoi(f.number); err == nil && f.isNVIDIA() {
+			u.devices, u.descriptors = append(u.devices, f.name()), append(u.descriptors, fd)
+		}
+	}
+	slices.Sort(u.devices)
+	u.devices = slices.Compact(u.devices)
+	return u
+}
+
+func driverUseOf(pid int) (driverUse, error) {
+	l, err := lookAt(pid)
+	if err != nil {
+		return driverUse{}, err
+	}
+	return l.driverUse(), nil
+}
+
+// isNVIDIA reports whether this is an NVIDIA device file. A program may have its own files in a
+// folder such as /home/me/dev/nvidia-tests. It is true if that cannot be told.
+func (f *file) isNVIDIA() bool {
+	return strings.Contains(f.link, "/dev/nvidia") && nvidiaDevice.MatchString(f.name()) && (f.stat().Mask == 0 || f.kind() == unix.S_IFCHR)
+}
+
+// MapsLibcuda reports whether a process has a libcuda mapped. Without it, it cannot use CUDA.
+func MapsLibcuda(pid int) (bool, error) {
+	l := &look{pid: pid}
+	err := l.readMappings()
+	return l.mapsLibcuda(), err
+}
+
+func (l *look) mapsLibcuda() bool { return len(l.matching(libcudaFile)) > 0 }
+
+// lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
+// PyTorch Lightning) may have looked for GPUs: it asks OpenCL, which then keeps device files
+// open permanently.
+func (u driverUse) lookedByOpenCL() bool {
+	return u.hwloc && len(u.openers) > 0 && !slices.ContainsFunc(u.openers, func(path string) bool { return !openCLFile.MatchString(path) })
 }
 
 // holderFindings judges all holders of a tree that has these CUDA processes.
@@ -81,7 +155,7 @@ func (h *Holder) judgeRunning(ctx context.Context, driver *cudackpt.Driver, cuda
 			return f, err
 		}
 		before := h.held
-		if h.held, err = OpenFilesOf(h.PID); err != nil {
+		if h.held, err = driverUseOf(h.PID); err != nil {
 			return f, err
 		}
 		if len(h.held.devices) == 0 {
@@ -173,7 +247,7 @@ func (h *Holder) lookedFinding() Finding {
 // LeftoverOf returns a CUDA process that still holds device files although it is checkpointed;
 // nil if it holds none. The driver gives up what belongs to CUDA and to NVML, and nothing else.
 func LeftoverOf(m *Process) (*Holder, error) {
-	held, err := OpenFilesOf(m.PID)
+	held, err := driverUseOf(m.PID)
 	if err != nil || len(held.devices) == 0 {
 		return nil, err
 	}
@@ -219,7 +293,7 @@ func (h *Holder) ends() bool {
 }
 
 // through names the libraries by which device files may have been opened.
-func (f OpenFiles) through() string {
+func (f driverUse) through() string {
 	if len(f.openers) == 0 {
 		return ""
 	}
@@ -236,14 +310,14 @@ func (h *Holder) otherUse() string {
 // has something of its own. A process that is about to initialize CUDA has opened its files
 // itself.
 func (h *Holder) origin(cuda []Process) (int, error) {
-	if !h.held.Libcuda {
+	if !h.held.libcuda {
 		return 0, nil // a fork copies the mapping, and it is lost with exec
 	}
-	if len(h.held.nvidia.descriptors) == 0 {
+	if len(h.held.descriptors) == 0 {
 		return h.ancestor(cuda)
 	}
 	var origin int
-	for _, fd := range h.held.nvidia.descriptors {
+	for _, fd := range h.held.descriptors {
 		var err error
 		if origin, err = h.inheritedFrom(fd, cuda); err != nil || origin == 0 {
 			return 0, err

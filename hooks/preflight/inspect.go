@@ -16,6 +16,7 @@ type TreeInspection struct {
 	PIDs      []int
 	Processes []Process
 	Findings  Findings
+	tree      *tree
 }
 
 // UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without is left to
@@ -31,21 +32,25 @@ func InspectTree(ctx context.Context, root int, imageDir, runDir string, open fu
 	if err != nil {
 		return nil, err
 	}
-	in := &TreeInspection{}
+	t := treeOf(pids)
+	in := &TreeInspection{tree: t}
 	var holders []*Holder
-	var all []ProcessInspection
 	for _, pid := range pids {
-		p, err := InspectProcess(ctx, pid, open)
+		l, err := t.look(pid)
+		var p ProcessInspection
+		if err == nil {
+			p, err = l.inspect(ctx, open)
+		}
 		if errors.Is(err, proc.ErrGone) && pid != root {
+			t.looks = slices.DeleteFunc(t.looks, func(l *look) bool { return l.pid == pid })
 			in.Findings = append(in.Findings, endedFindings(pid)...)
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, p)
 		in.PIDs = append(in.PIDs, pid)
-		in.Findings = slices.Concat(in.Findings, p.Findings, p.general)
+		in.Findings = slices.Concat(in.Findings, p.Findings, l.generalFindings())
 		if p.Process != nil {
 			in.Processes = append(in.Processes, *p.Process)
 		}
@@ -53,7 +58,7 @@ func InspectTree(ctx context.Context, root int, imageDir, runDir string, open fu
 			holders = append(holders, p.Holder)
 		}
 	}
-	in.Findings = slices.Concat(in.Findings, namespaceFindings(in.PIDs), unsupportedFindings(all), removedFindings(all), sharingFindings(in.PIDs))
+	in.Findings = slices.Concat(in.Findings, t.namespaceFindings(), t.unsupportedFindings(), t.removedFindings(), t.sharingFindings())
 	var driver *cudackpt.Driver
 	if len(holders)+len(in.Processes) > 0 {
 		if driver, err = open(); err != nil {
@@ -81,7 +86,7 @@ func InspectTree(ctx context.Context, root int, imageDir, runDir string, open fu
 	if len(in.Processes) == 0 {
 		return in, nil
 	}
-	losses, err := LossFindings(driver, runDir, in.Processes, listed, in.PIDs)
+	losses, err := t.lossFindings(driver, runDir, in.Processes, listed)
 	if err != nil {
 		return nil, err
 	}
@@ -108,31 +113,27 @@ func InspectNamed(ctx context.Context, driver *cudackpt.Driver, runDir string, p
 	return slices.Concat(DifferentGPUs(processes), losses), err
 }
 
-// ProcessInspection is what was found about one process.
+// ProcessInspection is what was found about one process, and its use of the NVIDIA driver.
 type ProcessInspection struct {
 	Name     string
 	Process  *Process // nil if it is not a CUDA process
 	Holder   *Holder  // nil if it is a CUDA process, or holds nothing of the driver
-	Findings Findings // from its use of the NVIDIA driver
-	general  Findings // what criu cannot dump or restore, with or without CUDA
-	pid      int
-	mounts   string // its mount namespace
-	held     OpenFiles
+	Findings Findings
 }
 
-// InspectProcess looks at one process.
+// InspectProcess looks at one process and its use of the NVIDIA driver.
 func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (ProcessInspection, error) {
-	held, err := OpenFilesOf(pid)
+	l, err := lookAt(pid)
 	if err != nil {
 		return ProcessInspection{}, err
 	}
-	status, err := proc.ReadStatus(pid)
-	if err != nil {
-		return ProcessInspection{}, err
-	}
-	p := ProcessInspection{Name: status.Name, pid: pid, held: held, general: generalFindings(pid, status, held)}
-	p.mounts, _ = os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)) // it may have ended
-	if !held.Libcuda && len(held.devices) == 0 {
+	return l.inspect(ctx, open)
+}
+
+func (l *look) inspect(ctx context.Context, open func() (*cudackpt.Driver, error)) (ProcessInspection, error) {
+	pid, held := l.pid, l.driverUse()
+	p := ProcessInspection{Name: l.status.Name}
+	if !held.libcuda && len(held.devices) == 0 {
 		return p, nil
 	}
 	process, err := proc.Open(pid)
@@ -140,7 +141,7 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 		return ProcessInspection{}, err
 	}
 	defer process.Close()
-	m := Process{Ident: process.Ident, ImagePID: status.ImagePID(), Name: status.Name}
+	m := Process{Ident: process.Ident, ImagePID: l.status.ImagePID(), Name: p.Name}
 	driver, err := open()
 	if err != nil {
 		if len(held.devices) == 0 {
@@ -153,7 +154,7 @@ func InspectProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver,
 	_, err = driver.Process(pid).RestoreThreadID(ctx)
 	if errors.Is(err, cudackpt.ResultNotInitialized) {
 		if len(held.devices) > 0 {
-			p.Holder = &Holder{Ident: process.Ident, Name: status.Name, held: held}
+			p.Holder = &Holder{Ident: process.Ident, Name: p.Name, held: held}
 		}
 		return p, nil // otherwise libcuda is loaded but was never used
 	}

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
@@ -46,13 +46,17 @@ type ncclUse struct {
 //
 // A process without GPU memory shares none: torch.compile, for one, starts workers that load
 // everything and never create a context. listed is what NVML says that each process holds.
-func ncclOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64, tree []int) (Findings, error) {
+func (t *tree) ncclOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.UUID]uint64) (Findings, error) {
 	var users []ncclUse
 	for i := range processes {
 		if holdsNothing(listed, i) {
 			continue
 		}
-		use, err := ncclUseOf(processes[i].PID, processes[i].Name)
+		l, err := t.look(processes[i].PID)
+		var use ncclUse
+		if err == nil {
+			use, err = l.ncclUse()
+		}
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
@@ -76,7 +80,7 @@ func ncclOf(driver *cudackpt.Driver, processes []Process, listed []map[cudackpt.
 	}
 	var outside []ncclUse
 	if len(users) == 1 && !users[0].harmless {
-		outside = ncclOutside(users[0].pid, tree)
+		outside = t.ncclOutside(users[0].pid)
 	}
 	return ncclFindings(users, outside, version), nil
 }
@@ -143,22 +147,24 @@ func others(users []ncclUse, but int) string {
 	return "do processes " + strings.Join(pids, ", ")
 }
 
-// ncclUseOf looks for NCCL in a process.
-func ncclUseOf(pid int, name string) (ncclUse, error) {
-	use := ncclUse{pid: pid, name: name}
-	held, err := OpenFilesOf(pid)
-	if err != nil {
-		return use, err
+// ncclFile is NCCL's library, or its shared memory.
+var ncclFile = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
+
+// ncclUse looks for NCCL in a process.
+func (l *look) ncclUse() (ncclUse, error) {
+	use := ncclUse{pid: l.pid, name: l.status.Name}
+	files := l.matching(ncclFile)
+	for _, f := range l.open {
+		if name := f.name(); ncclFile.MatchString(name) && !slices.Contains(files, name) {
+			files = append(files, name)
+		}
 	}
-	for _, file := range held.nccl {
+	slices.Sort(files)
+	for _, file := range files {
 		use.evidence = append(use.evidence, filepath.Base(file))
 	}
-	comms, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
-	if err != nil {
-		return use, err
-	}
-	for _, file := range comms {
-		comm, err := os.ReadFile(file)
+	for _, tid := range l.threads() {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", l.pid, tid))
 		// The threads of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
 		if err == nil && strings.HasPrefix(string(comm), "pt_nccl") {
 			use.evidence = append(use.evidence, "thread "+strings.TrimSpace(string(comm)))
@@ -171,13 +177,9 @@ func ncclUseOf(pid int, name string) (ncclUse, error) {
 	if more := len(use.evidence) - most; more > 0 {
 		use.evidence = append(use.evidence[:most], fmt.Sprintf("and %d more", more))
 	}
-	process, err := procfs.NewProc(pid)
+	environment, err := l.environment()
 	if err != nil {
-		return use, proc.GoneOr(pid, err)
-	}
-	environment, err := process.Environ()
-	if err != nil {
-		return use, proc.GoneOr(pid, err)
+		return use, err
 	}
 	use.harmless = ncclIsHarmless(environment)
 	_, use.jobFile = getenv(environment, "CUDA_CHECKPOINT_JOB_FILE")
@@ -210,27 +212,29 @@ func ncclUsesLegacyIPC(environment []string) bool {
 
 // ncclOutside finds the CUDA processes of the same user, outside the tree, that use NCCL. A
 // process that cannot be read belongs to another user.
-func ncclOutside(pid int, tree []int) []ncclUse {
+func (t *tree) ncclOutside(pid int) []ncclUse {
 	var self unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &self); err != nil {
 		return nil
 	}
-	all, err := procfs.AllProcs()
+	all, err := proc.All()
 	if err != nil {
 		return nil
 	}
 	var users []ncclUse
-	for _, p := range all {
+	for _, pid := range all {
 		var stat unix.Stat_t
-		if err := unix.Stat(fmt.Sprintf("/proc/%d", p.PID), &stat); err != nil || stat.Uid != self.Uid || slices.Contains(tree, p.PID) {
+		if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &stat); err != nil || stat.Uid != self.Uid || slices.Contains(t.pids, pid) {
 			continue
 		}
-		held, err := OpenFilesOf(p.PID)
-		if err != nil || !held.Libcuda || len(held.nccl) == 0 {
+		if uses, err := MapsLibcuda(pid); err != nil || !uses {
 			continue
 		}
-		name, _ := p.Comm()
-		if use, err := ncclUseOf(p.PID, name); err == nil && !use.harmless {
+		l, err := lookAt(pid)
+		if err != nil {
+			continue
+		}
+		if use, err := l.ncclUse(); err == nil && len(use.evidence) > 0 && !use.harmless {
 			users = append(users, use)
 		}
 	}

@@ -2,18 +2,18 @@ package preflight
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
+	"cucriu/criuutil"
 	"cucriu/hooks/image"
 )
 
@@ -41,6 +41,8 @@ type Wanted struct {
 	Needs   []Need // the options, with their reasons
 	// Findings are what no option helps against, and what comes back otherwise than it was.
 	Findings Findings
+	// Removed are the removed names by which the processes use files.
+	Removed []RemovedName
 }
 
 // add sets what an option needs.
@@ -55,6 +57,10 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	if err != nil {
 		return Wanted{}, err
 	}
+	return t.optionsOf(ctx, asked)
+}
+
+func (t *tree) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	var w Wanted
 	o := &w.Options
 	var why string
@@ -75,6 +81,7 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 		w.add("--file-locks", fmt.Sprintf("process %d has a file lock", pid), "")
 	}
 	gone := t.unlinked()
+	w.Removed = gone.removed
 	if limit, need := gone.ghostNeed(); limit > 0 {
 		o.GhostLimit = limit
 		w.Needs = append(w.Needs, need)
@@ -87,52 +94,12 @@ func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	return w, w.outside(t)
 }
 
-// outside finds what connects the tree with processes outside of it.
-func (w *Wanted) outside(t tree) error {
-	sockets, err := t.outsideSockets()
-	if err != nil {
-		return err
-	}
-	pipes, err := t.outsidePipes()
-	if err != nil {
-		return err
-	}
-	for _, s := range sockets {
-		if !s.datagrams() {
-			continue
-		}
-		if !w.Options.ExtUnixSk {
-			w.Options.ExtUnixSk = true
-			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside of the tree", s.pid, s.peerName), "")
-		}
-		if s.reachableHere() && !slices.Contains(w.Options.Sockets, s.peerName) {
-			w.Options.Sockets = append(w.Options.Sockets, s.peerName)
-		}
-	}
-	for _, p := range pipes {
-		if p.writes {
-			w.Options.Pipes = append(w.Options.Pipes, p.forImage())
-		}
-	}
-	more, err := outsideFindings(sockets, pipes, t)
-	if err != nil {
-		return err
-	}
-	addresses, err := t.addressFindings()
-	w.Findings = slices.Concat(w.Findings, more, addresses)
-	return err
-}
-
 // terminal is a terminal, other than the master of a pseudo terminal.
 var terminal = regexp.MustCompile(`^/dev/(pts/\d+|tty[^/]*|console)$`)
 
 // needsShellJob says why a tree belongs to a session or terminal that is not its own;
 // empty if it does not. It also tells whether it has a terminal, beside external ones.
-func (t tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
-	inTree := make(map[int]bool)
-	for _, pid := range t.pids {
-		inTree[pid] = true
-	}
+func (t *tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
 	user, hasMaster := 0, false
 	for _, pid := range t.pids {
 		process, err := procfs.NewProc(pid)
@@ -143,17 +110,17 @@ func (t tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
 		if err != nil || stat.State == "Z" {
 			continue
 		}
-		if why == "" && !inTree[stat.Session] {
+		if why == "" && !slices.Contains(t.pids, stat.Session) {
 			why = fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
 		}
 		if stat.TTY != 0 && !asked.NoTerminal && !isExternal(asked.External, uint64(uint32(stat.TTY))) {
 			user = pid
 		}
 	}
-	for _, f := range t.open {
+	for f := range t.open {
 		hasMaster = hasMaster || f.link == "/dev/ptmx" || f.link == "/dev/pts/ptmx"
 		if terminal.MatchString(f.link) && !f.isExternalTerminal(asked.External) {
-			user = f.pid
+			user = f.of.pid
 		}
 	}
 	onTerminal = user != 0 && !hasMaster
@@ -169,15 +136,14 @@ func isExternal(external []string, device uint64) bool {
 }
 
 // isExternalTerminal does the same for an open terminal. /dev/tty is that of the session.
-func (f openFile) isExternalTerminal(external []string) bool {
-	var info unix.Stat_t
-	return unix.Stat(f.path(), &info) == nil && (isExternal(external, info.Rdev) || f.link == "/dev/tty" && len(external) > 0)
+func (f *file) isExternalTerminal(external []string) bool {
+	return len(external) > 0 && f.kind() != 0 && (isExternal(external, f.device()) || f.link == "/dev/tty")
 }
 
 // locksFiles finds a process that holds a file lock, 0 if there is none. The kernel names the
 // process that took a lock. It leaves out a lock whose process has ended since (flock(1) locks a
 // descriptor of a shell), and names none for a lock of the open file (F_OFD_SETLK).
-func (t tree) locksFiles() int {
+func (t *tree) locksFiles() int {
 	data, err := os.ReadFile("/proc/locks")
 	if err != nil {
 		return 0
@@ -191,20 +157,17 @@ func (t tree) locksFiles() int {
 			return pid
 		}
 	}
-	for _, f := range t.open {
+	for f := range t.open {
 		if strings.HasPrefix(f.link, "/") && f.info().Field("lock") != "" {
-			return f.pid
+			return f.of.pid
 		}
 	}
 	return 0
 }
 
 // optionsFindings show the options that a tree needs as the line to type for plain criu.
-func optionsFindings(ctx context.Context, asked Asked) (Findings, error) {
-	w, err := OptionsOf(ctx, asked)
-	if errors.Is(err, proc.ErrGone) {
-		return nil, AsRefusal(err)
-	}
+func (t *tree) optionsFindings(ctx context.Context, asked Asked) (Findings, error) {
+	w, err := t.optionsOf(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -223,4 +186,35 @@ func optionsFindings(ctx context.Context, asked Asked) (Findings, error) {
 		}
 	}
 	return append(Findings{f}, w.Findings...), nil
+}
+
+const riskOfSkip = "a packet that comes in while the job is dumped may end its connection: install iptables, or a criu that was built with nftables, to hold such packets back"
+
+// networkLock finds a way to hold back the packets of TCP connections that works here: criu's
+// default, iptables; else nftables, which is in criu if it was built with it; else none.
+func networkLock(ctx context.Context, criu string) (method string, need Need) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	missing := workingIptables(ctx)
+	if missing == "" {
+		return "", Need{}
+	}
+	if criuutil.HasFeature(ctx, criu, "network_lock_nftables") {
+		return "nftables", Need{Option: "--network-lock nftables", Why: missing}
+	}
+	return "skip", Need{Option: "--network-lock skip", Why: missing + ", and criu has no nftables", Risk: riskOfSkip}
+}
+
+// workingIptables says what is wrong with iptables here; empty if nothing.
+func workingIptables(ctx context.Context) string {
+	for _, name := range []string{"iptables", "iptables-restore"} { // the second for a network namespace of the tree's own
+		if _, err := exec.LookPath(name); err != nil {
+			return name + " is not installed here"
+		}
+	}
+	if out, err := exec.CommandContext(ctx, "iptables", "-w", "-t", "filter", "-S", "INPUT").CombinedOutput(); err != nil {
+		text, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+		return fmt.Sprintf("iptables does not work here (%s)", strings.TrimSpace(text+" "+err.Error()))
+	}
+	return ""
 }

@@ -1,15 +1,16 @@
 package preflight
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/prometheus/procfs"
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
@@ -198,48 +199,42 @@ const contextMapping = 1 << 20
 
 // contextNodes returns the device nodes of the GPUs on which a process with these mappings has
 // a context.
-func contextNodes(mappings []*procfs.ProcMap) []string {
+func contextNodes(mappings []mapping) []string {
 	sizes := make(map[string]uint64)
 	for _, m := range mappings {
-		if path := strings.TrimSuffix(m.Pathname, " (deleted)"); gpuNode.MatchString(path) {
-			sizes[path] += uint64(m.EndAddr - m.StartAddr)
+		if name := m.name(); gpuNode.MatchString(name) {
+			sizes[name] += m.Size()
 		}
 	}
 	maps.DeleteFunc(sizes, func(_ string, size uint64) bool { return size < contextMapping })
 	return slices.Sorted(maps.Keys(sizes))
 }
 
-// peerUseOf looks at a process. listed is what NVML says that it holds.
-func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
+// peerUseOf looks at a CUDA process. listed is what NVML says that it holds.
+func (t *tree) peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
 	u := peerUse{pid: m.PID, name: m.Name, listed: listed, holdings: holdings, member: m}
 	if len(m.GPUs) < 2 || len(listed) == 1 {
 		return u, nil
 	}
-	mappings, err := proc.Mappings(m.PID)
+	l, err := t.look(m.PID)
+	if err == nil {
+		u.environment, err = l.environment()
+	}
 	if err != nil {
 		return u, err
 	}
-	process, err := procfs.NewProc(m.PID)
-	if err == nil {
-		u.environment, err = process.Environ()
-	}
-	if err != nil {
-		return u, proc.GoneOr(m.PID, err)
-	}
-	_, asksNewName := getenv(u.environment, pyTorchNewName)
-	frameworks := make(set)
-	for _, mapping := range mappings {
-		path := strings.TrimSuffix(mapping.Pathname, " (deleted)")
-		for name, file := range frameworkFiles {
-			if file.MatchString(path) {
-				frameworks[name] = true
-			}
-		}
-		if asksNewName && !u.newName && strings.HasPrefix(filepath.Base(path), "libc10") {
-			u.newName = fileMentions(m.PID, mapping, pyTorchNewName)
+	for name, file := range frameworkFiles {
+		if len(l.matching(file)) > 0 {
+			u.frameworks = append(u.frameworks, name)
 		}
 	}
-	u.mapped, u.frameworks = contextNodes(mappings), frameworks.sorted()
+	slices.Sort(u.frameworks)
+	if _, asksNewName := getenv(u.environment, pyTorchNewName); asksNewName {
+		u.newName = slices.ContainsFunc(l.mapped, func(m mapping) bool {
+			return strings.HasPrefix(filepath.Base(m.name()), "libc10") && m.contains(pyTorchNewName)
+		})
+	}
+	u.mapped = contextNodes(l.mapped)
 	u.models = make(map[cudackpt.UUID]string)
 	for _, gpu := range m.GPUs {
 		u.models[gpu.UUID] = gpu.Model
@@ -248,10 +243,10 @@ func peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdi
 }
 
 // peersOf judges processes of which some may have ended.
-func peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (Findings, error) {
+func (t *tree) peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (Findings, error) {
 	var uses []peerUse
 	for i := range processes {
-		use, err := peerUseOf(&processes[i], listed[i], holdings[i])
+		use, err := t.peerUseOf(&processes[i], listed[i], holdings[i])
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}
@@ -261,4 +256,38 @@ func peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []
 		uses = append(uses, use)
 	}
 	return peerFindings(uses), nil
+}
+
+// allocatorSetting returns the value of a key in a setting such as
+// "expandable_segments:True,max_split_size_mb:128". PyTorch uses the last one.
+func allocatorSetting(text, key string) string {
+	var found string
+	for setting := range strings.SplitSeq(text, ",") {
+		if name, value, ok := strings.Cut(setting, ":"); ok && strings.TrimSpace(name) == key {
+			found = strings.TrimSpace(value)
+		}
+	}
+	return found
+}
+
+// getenv finds a variable in an environment as the C function does: the first one counts.
+func getenv(environment []string, name string) (value string, found bool) {
+	for _, variable := range environment {
+		if value, found := strings.CutPrefix(variable, name+"="); found {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// contains reports whether a file contains a text. It returns false for a file that cannot be read.
+func (f *file) contains(text string) bool {
+	file, err := os.Open(f.path())
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	const most = 64 << 20 // PyTorch's libraries have a few MiB
+	content, err := io.ReadAll(io.LimitReader(file, most))
+	return err == nil && bytes.Contains(content, []byte(text))
 }

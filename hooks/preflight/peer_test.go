@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/procfs"
 
+	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 )
 
@@ -78,17 +78,17 @@ func TestPeerFindings(t *testing.T) {
 
 // The sizes were measured on two H200s.
 func TestAContextIsToldFromAnInitializedDriverByTheMappings(t *testing.T) {
-	mapping := func(path string, size uintptr) *procfs.ProcMap {
-		return &procfs.ProcMap{StartAddr: 1 << 40, EndAddr: 1<<40 + size, Pathname: path}
+	mapped := func(path string, size uint64) mapping {
+		return mapping{file: &file{link: path}, Range: proc.Range{Start: 1 << 40, End: 1<<40 + size}}
 	}
-	initialized := []*procfs.ProcMap{
-		mapping("/dev/nvidia0", 64<<10), mapping("/dev/nvidia0", 64<<10), mapping("/dev/nvidia1", 64<<10), mapping("/dev/nvidia1", 64<<10),
-		mapping("/dev/nvidiactl", 64<<20), mapping("/dev/nvidia-uvm", 2<<20),
+	initialized := []mapping{
+		mapped("/dev/nvidia0", 64<<10), mapped("/dev/nvidia0", 64<<10), mapped("/dev/nvidia1", 64<<10), mapped("/dev/nvidia1", 64<<10),
+		mapped("/dev/nvidiactl", 64<<20), mapped("/dev/nvidia-uvm", 2<<20),
 	}
 	if got := contextNodes(initialized); len(got) > 0 {
 		t.Errorf("contexts on %v after cuInit alone", got)
 	}
-	if diff := cmp.Diff([]string{"/dev/nvidia1"}, contextNodes(append(initialized, mapping("/dev/nvidia1", 2<<20)))); diff != "" {
+	if diff := cmp.Diff([]string{"/dev/nvidia1"}, contextNodes(append(initialized, mapped("/dev/nvidia1", 2<<20)))); diff != "" {
 		t.Error(diff)
 	}
 }

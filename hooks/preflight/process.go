@@ -1,7 +1,11 @@
 package preflight
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strings"
 
 	"cucriu/criuutil/proc"
@@ -66,3 +70,93 @@ func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
 		Remedy:  "see that this host has memory for what is on its GPUs; in a virtual machine or container, the driver may have to be told to account for processes",
 	})}
 }
+
+// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
+type MemoryNeed map[cudackpt.UUID]uint64
+
+// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
+// than the driver had accounted to its process.
+const restoreMargin = 16 << 20
+
+// Add adds what a process that held this memory will take on the GPUs to which it goes.
+func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
+	for uuid, size := range memory {
+		to := uuid
+		for _, pair := range pairs {
+			if pair.Old == uuid {
+				to = pair.New
+			}
+		}
+		if size > math.MaxUint64-restoreMargin-n[to] {
+			n[to] = math.MaxUint64
+			continue
+		}
+		n[to] += size + restoreMargin
+	}
+}
+
+// askNVML asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint
+// will move to the host and what its restore will take. NVML does not list a GPU on which the
+// process has no context. In some containers and virtual machines it does not list the process
+// at all; then nothing is known until the checkpoint has moved the memory.
+func (p *Process) askNVML(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
+	listed, err = driver.ProcessMemory(ctx, p.PID)
+	if err != nil {
+		return nil, fmt.Errorf("how much GPU memory is in use cannot be told, and so not whether there is room for a restore: %w", err)
+	}
+	p.MemoryBytes = nil
+	for _, bytes := range listed {
+		if bytes == cudackpt.UnknownMemory {
+			return listed, nil
+		}
+	}
+	if len(listed) > 0 {
+		p.MemoryBytes = listed
+	}
+	return listed, nil
+}
+
+// Measure notes how much memory each process holds on each GPU, and returns what NVML lists.
+func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) ([]map[cudackpt.UUID]uint64, error) {
+	listed := make([]map[cudackpt.UUID]uint64, len(processes))
+	for i := range processes {
+		p := &processes[i]
+		var err error
+		if listed[i], err = p.askNVML(ctx, driver); err != nil {
+			return nil, fmt.Errorf("process %d (%s): %w", p.PID, p.Name, err)
+		}
+	}
+	return listed, nil
+}
+
+// Require fails if a GPU has less free memory than the restore will take. This must be known
+// before the driver is asked: a process whose restore runs out of memory is lost for ever.
+func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
+	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
+		memory, err := driver.Memory(ctx, uuid)
+		if err != nil {
+			return fmt.Errorf("free memory of %v cannot be told, and a restore that runs out of it would lose the process: %w", uuid, err)
+		}
+		if memory.Free < n[uuid] {
+			return &MemoryError{GPU: uuid, Need: n[uuid], Free: memory.Free}
+		}
+	}
+	return nil
+}
+
+// MemoryError says that a GPU has less free memory than a restore would take.
+type MemoryError struct {
+	GPU        cudackpt.UUID
+	Need, Free uint64 // bytes
+}
+
+// Error returns the meaning and the remedy.
+func (e *MemoryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+// Meaning returns the error without its remedy.
+func (e *MemoryError) Meaning() string {
+	return fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", e.GPU, e.Free>>20, e.Need>>20)
+}
+
+// Remedy says what to do about it.
+func (e *MemoryError) Remedy() string { return "free memory on it, or map to another GPU" }

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
 )
 
 // RootFindings refuses what cannot be the root of a tree that criu dumps: nothing, a thread, a
@@ -67,8 +69,16 @@ func ContainerFindings(root int) Findings {
 		Message: "is in a mount namespace of its own, as in a container, and criu does not know its mounts",
 		Remedy:  "let the engine dump or move the container (runc checkpoint, podman container checkpoint); a job of cucriu run: see cucriu jobs --help",
 	})
-	if _, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", root)); err != nil || inOurs(root, "mnt") {
+	if its := namespaceOf(strconv.Itoa(root), "mnt"); its == "" || its == namespaceOf("self", "mnt") {
 		return nil // it has ended, or it has ours
 	}
 	return Findings{f}
+}
+
+// DirectoryFindings refuses a directory that a dump cannot make its image directory.
+func DirectoryFindings(dir string) Findings {
+	if err := image.CheckVacant(dir); err != nil {
+		return Findings{found(FindingImageDirectory, err, "name another directory")}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package preflight
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,58 +16,56 @@ import (
 
 // generalFindings are the things that criu refuses or cannot handle, as far as /proc shows
 // them.
-func generalFindings(pid int, status proc.Status, held OpenFiles) Findings {
+func (l *look) generalFindings() Findings {
 	var findings Findings
 	add := func(name, message, remedy string) {
-		findings = append(findings, Finding{Name: name, Severity: SeverityError, PID: pid, Process: status.Name, Message: message, Remedy: remedy})
+		findings = append(findings, l.about(Finding{Name: name, Severity: SeverityError, Message: message, Remedy: remedy}))
 	}
-	if thread, tracerPID := tracedThread(pid); tracerPID != 0 {
+	if thread, tracerPID := l.tracedThread(); tracerPID != 0 {
 		tracer := strconv.Itoa(tracerPID)
 		if t, err := proc.ReadStatus(tracerPID); err == nil {
 			tracer += " (" + t.Name + ")"
 		}
 		of := "is"
-		if thread != pid {
+		if thread != l.pid {
 			of = "has a thread, " + strconv.Itoa(thread) + ", that is"
 		}
 		add(FindingTraced, of+" traced by process "+tracer+" (a debugger?), and criu must trace it itself", "detach it before the dump")
 	}
-	if held.ring {
+	if slices.Contains(l.names, ioURing) || slices.ContainsFunc(l.open, func(f *file) bool { return f.link == ioURing }) {
 		message := "has an io_uring, which criu cannot dump"
-		if len(held.ringUsers) > 0 {
-			message += fmt.Sprintf(" (%s may have made it)", strings.Join(held.ringUsers, " or "))
+		if users := l.matching(ringUser); len(users) > 0 {
+			message += fmt.Sprintf(" (%s may have made it)", strings.Join(users, " or "))
 		}
 		add(FindingIOURing, message, "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then")
 	}
-	if of := otherUser(pid, status); of != "" {
+	capabilities, _ := proc.System{}.Capabilities() // none if that cannot be told
+	if of := foreignTo(l.status, os.Getuid(), os.Getgid(), capabilities); of != "" && l.inOurs("user") {
 		add(FindingOtherUser, "is "+of+"'s, and criu reads the limits of another user's process only with CAP_SYS_RESOURCE, which is lacking here",
 			"add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it")
 	}
-	if message, remedy := unrestorable(pid, held); message != "" {
+	if message, remedy := l.unrestorable(capabilities); message != "" {
 		add(FindingUnrestorable, message+", which criu dumps and never restores", remedy)
 	}
-	if policy := memoryPolicy(pid); policy != "default" && policy != "" {
-		findings = append(findings, Finding{
-			Name: FindingMemoryPolicy, Severity: SeverityWarning, PID: pid, Process: status.Name,
+	if policy := memoryPolicy(l.pid); policy != "default" && policy != "" {
+		findings = append(findings, l.about(Finding{
+			Name: FindingMemoryPolicy, Severity: SeverityWarning,
 			Message: "has the NUMA memory policy " + policy + ", which a restore does not bring back", Remedy: "restore it with numactl, too",
-		})
+		}))
 	}
 	return findings
 }
 
-// otherUser names the user or group whose process criu could not dump from here; "" if it could.
-// prlimit(2) wants all ids to be ours, or a capability in the user namespace of the process.
-func otherUser(pid int, status proc.Status) string {
-	capabilities, err := proc.System{}.Capabilities()
-	if err != nil {
-		return ""
-	}
-	if !inOurs(pid, "user") {
-		return ""
-	}
-	return foreignTo(status, os.Getuid(), os.Getgid(), capabilities)
-}
+// ioURing is what an io_uring is called where it is open or mapped.
+const ioURing = "anon_inode:[io_uring]"
 
+// ringUser is a library that uses an io_uring if it can. uvloop, Node.js and some builds of PyTorch
+// have libuv inside.
+var ringUser = regexp.MustCompile(`/(liburing|libuv|libtorch_cpu)[^/]*\.so[^/]*$|/uvloop/[^/]+\.so$|/node(js)?$`)
+
+// foreignTo names the user or group whose process criu could not dump as this user, with these
+// capabilities; "" if it could. prlimit(2) wants all ids to be ours, or a capability in the user
+// namespace of the process.
 func foreignTo(status proc.Status, uid, gid int, capabilities uint64) string {
 	if capabilities&(1<<unix.CAP_SYS_RESOURCE) != 0 || len(status.UIDs) < 3 || len(status.GIDs) < 3 {
 		return ""
@@ -84,12 +83,8 @@ func foreignTo(status proc.Status, uid, gid int, capabilities uint64) string {
 
 // tracedThread finds a thread of a process that another process traces, and its tracer. A
 // tracer may trace any single thread.
-func tracedThread(pid int) (tid, tracer int) {
-	tids, err := proc.Threads(pid)
-	if err != nil {
-		return 0, 0
-	}
-	for _, tid := range tids {
+func (l *look) tracedThread() (tid, tracer int) {
+	for _, tid := range l.threads() {
 		status, err := proc.ReadStatus(tid)
 		if err == nil && status.TracerPID != 0 && status.TracerPID != os.Getpid() {
 			return tid, status.TracerPID
@@ -127,14 +122,16 @@ func endedFindings(pid int) Findings {
 }
 
 // sharingFindings refuses processes that share what only threads of one process may share.
-func sharingFindings(pids []int) Findings {
+func (t *tree) sharingFindings() Findings {
 	var pid, other int
 	var shared string
 	if !lasts(func() bool {
-		alive := slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
-			status, err := proc.ReadStatus(pid)
-			return err != nil || status.Ended
-		})
+		var alive []int
+		for _, l := range t.looks {
+			if status, err := proc.ReadStatus(l.pid); err == nil && !status.Ended {
+				alive = append(alive, l.pid)
+			}
+		}
 		pid, other, shared = proc.Sharing(alive)
 		return shared != ""
 	}) {
@@ -167,12 +164,51 @@ func InsideFindings(pids []int, criu int) Findings {
 	if !slices.Contains(pids, criu) {
 		return nil
 	}
-	f := Finding{
-		Name: FindingCriuInside, Severity: SeverityError, PID: criu, Message: "is in the tree that is to be dumped, and criu cannot dump itself",
+	return Findings{aboutProcess(criu, Finding{
+		Name: FindingCriuInside, Severity: SeverityError, Message: "is in the tree that is to be dumped, and criu cannot dump itself",
 		Remedy: "start the dump from outside of the tree, or dump a part of the tree that it is not in",
-	}
-	if status, err := proc.ReadStatus(criu); err == nil {
+	})}
+}
+
+// aboutProcess marks a finding as one about a process that was not looked at.
+func aboutProcess(pid int, f Finding) Finding {
+	f.PID = pid
+	if status, err := proc.ReadStatus(pid); err == nil {
 		f.Process = status.Name
 	}
-	return Findings{f}
+	return f
+}
+
+// processName names a process for people.
+func processName(pid int) string { return aboutProcess(pid, Finding{}).Subject() }
+
+// namespaceFindings refuses the processes in other namespaces than the root. criu dumps such
+// mount and network namespaces alone, and restores them only if the root, too, is in another
+// one than criu, as in a container. criu is in our namespaces.
+func (t *tree) namespaceFindings() Findings {
+	var findings Findings
+	for i, l := range t.looks {
+		for _, kind := range []string{"mnt", "net", "user", "pid", "pid_for_children", "ipc", "uts", "cgroup", "time", "time_for_children"} {
+			common, _, _ := strings.Cut(kind, "_")
+			its, root, ours := l.namespace(kind), t.looks[0].namespace(common), namespaceOf("self", common)
+			if i == 0 && kind == "user" && its != ours && l.inOurs("mnt") {
+				findings = append(findings, l.about(Finding{
+					Name: FindingNamespace, Severity: SeverityError,
+					Message: "is in a user namespace of its own (" + its + "), but not in a mount namespace, and criu could not mount there what a restore needs",
+					Remedy:  "run the job without the user namespace",
+				}))
+			}
+			nests := (kind == "mnt" || kind == "net") && root != ours && its != ours
+			if its == "" || its == root || nests {
+				continue
+			}
+			findings = append(findings, l.about(Finding{
+				Name: FindingNamespace, Severity: SeverityError,
+				Message: fmt.Sprintf("is in another namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, root),
+				Remedy:  "run the job without it (bubblewrap, Apptainer and unshare make namespaces), or start the whole job inside of it",
+			}))
+			break
+		}
+	}
+	return findings
 }

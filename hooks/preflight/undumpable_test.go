@@ -16,15 +16,11 @@ import (
 
 func generalFindingsOf(t *testing.T, pid int) Findings {
 	t.Helper()
-	held, err := OpenFilesOf(pid)
+	l, err := lookAt(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	status, err := proc.ReadStatus(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return append(generalFindings(pid, status, held), unsupportedFindings([]ProcessInspection{{pid: pid, held: held}})...)
+	return append(l.generalFindings(), (&tree{looks: []*look{l}}).unsupportedFindings()...)
 }
 
 func named(findings Findings, name string) bool {

@@ -1,0 +1,348 @@
+package preflight
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil/proc"
+	"cucriu/hooks/image"
+)
+
+// outside finds what connects the tree with processes outside of it. criu refuses some of it; the
+// rest is restored otherwise than it was.
+func (w *Wanted) outside(t *tree) error {
+	sockets, err := t.outsideSockets()
+	if err != nil {
+		return err
+	}
+	pipes := t.oneSidedPipes()
+	links := make(map[string]bool) // of the other ends
+	for _, s := range sockets {
+		if !s.datagrams() {
+			links[fmt.Sprintf("socket:[%d]", s.peer)] = true
+		}
+	}
+	for _, p := range pipes {
+		links[p.link] = true
+	}
+	others, err := t.holdersOutside(links)
+	if err != nil {
+		return err
+	}
+	for _, s := range sockets {
+		if !s.datagrams() {
+			w.Findings = append(w.Findings, s.finding(others[fmt.Sprintf("socket:[%d]", s.peer)]))
+			continue
+		}
+		if !w.Options.ExtUnixSk {
+			w.Options.ExtUnixSk = true
+			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside of the tree", s.of.pid, s.peerName), "")
+		}
+		if s.reachableHere() && !slices.Contains(w.Options.Sockets, s.peerName) {
+			w.Options.Sockets = append(w.Options.Sockets, s.peerName)
+		}
+	}
+	for _, p := range pipes {
+		at := slices.IndexFunc(others[p.link], func(other *file) bool {
+			reads, writes := other.info().Access()
+			return p.writes && reads || !p.writes && writes
+		})
+		if at < 0 {
+			continue
+		}
+		w.Findings = append(w.Findings, p.finding(others[p.link][at]))
+		if p.writes {
+			w.Options.Pipes = append(w.Options.Pipes, image.Pipe{Name: p.link, Stderr: p.stderr})
+		}
+	}
+	addresses, err := t.addressFindings()
+	w.Findings = append(w.Findings, addresses...)
+	return err
+}
+
+// holdersOutside finds, for links of sockets and pipes, processes outside of the tree that have them open.
+func (t *tree) holdersOutside(links map[string]bool) (map[string][]*file, error) {
+	if len(links) == 0 {
+		return nil, nil
+	}
+	all, err := proc.All()
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[string][]*file)
+	for _, pid := range all {
+		l := &look{pid: pid}
+		if slices.Contains(t.pids, pid) || l.readDescriptors(links) != nil {
+			continue
+		}
+		for _, f := range l.open {
+			found[f.link] = append(found[f.link], f)
+		}
+	}
+	return found, nil
+}
+
+// oneSidedPipe is a pipe of which the tree has only ends of one kind.
+type oneSidedPipe struct {
+	*file
+	writes bool // the tree writes into it; otherwise it only reads
+	stderr bool // it is the standard error of a process, and no other descriptor
+}
+
+// oneSidedPipes finds them, in the order of their inodes.
+func (t *tree) oneSidedPipes() []oneSidedPipe {
+	type ends struct{ reads, writes, stderr bool }
+	byInode := make(map[uint64]ends)
+	for f := range t.open {
+		inode, is := f.inode("pipe")
+		if !is {
+			continue
+		}
+		reads, writes := f.info().Access()
+		e, known := byInode[inode]
+		byInode[inode] = ends{e.reads || reads, e.writes || writes, (!known || e.stderr) && f.number == "2"}
+	}
+	var pipes []oneSidedPipe
+	files := t.inodes("pipe")
+	for _, inode := range slices.Sorted(maps.Keys(files)) {
+		if e := byInode[inode]; e.reads != e.writes {
+			pipes = append(pipes, oneSidedPipe{files[inode], e.writes, e.stderr})
+		}
+	}
+	return pipes
+}
+
+func (p oneSidedPipe) finding(other *file) Finding {
+	f := Finding{
+		Name: FindingOutsidePipe, Severity: SeverityWarning,
+		Message: fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore the pipe is at its end", p.number, processName(other.of.pid)),
+		Remedy:  "if the job needs more of that input, let it read from a file",
+	}
+	if p.writes {
+		f.Message = fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes where that command writes", p.number, processName(other.of.pid))
+		f.Remedy = fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', or the job dies at its next write", p.link)
+	}
+	return p.of.about(f)
+}
+
+// unixSocket is a UNIX socket as the kernel lists it (unix_diag).
+type unixSocket struct {
+	sort    byte // SOCK_STREAM and the like
+	address string
+	peer    uint64 // the inode of the other end; 0 if there is none
+}
+
+// outsideSocket is a socket of the tree that is connected to one outside of it.
+type outsideSocket struct {
+	*file
+	unixSocket
+	peerName string // empty if it has none
+}
+
+// datagrams reports whether criu can dump the connection: with --ext-unix-sk, and the
+// restore connects to the name again.
+func (s outsideSocket) datagrams() bool { return s.sort == unix.SOCK_DGRAM && s.peerName != "" }
+
+// reachableHere reports whether the name of the peer means the same socket to us: the
+// process is in our namespaces.
+func (s outsideSocket) reachableHere() bool {
+	kind := "net" // for a name without a file
+	if filepath.IsAbs(s.peerName) {
+		kind = "mnt"
+	} else if !strings.HasPrefix(s.peerName, "@") {
+		return false
+	}
+	return s.of.inOurs(kind)
+}
+
+// finding refuses a connection that criu cannot dump. others have its other end.
+func (s outsideSocket) finding(others []*file) Finding {
+	to := "a socket outside of the tree"
+	if len(others) > 0 {
+		to = processName(others[0].of.pid) + " outside of the tree"
+	}
+	if name := s.peerName + s.address; name != "" {
+		to += " (" + name + ")"
+	}
+	return s.of.about(Finding{
+		Name: FindingUNIXSocket, Severity: SeverityError,
+		Message: fmt.Sprintf("is connected by a UNIX socket (descriptor %s) to %s, and criu cannot dump one half of a connection", s.number, to),
+		Remedy:  "let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file",
+	})
+}
+
+// outsideSockets finds the UNIX sockets that are connected to sockets outside of the tree.
+func (t *tree) outsideSockets() ([]outsideSocket, error) {
+	ours := t.inodes("socket")
+	known, listed := make(map[uint64]unixSocket), make(map[string]bool)
+	for _, f := range ours {
+		namespace := f.of.namespace("net")
+		if namespace == "" || listed[namespace] {
+			continue // it has ended
+		}
+		listed[namespace] = true
+		if err := listUnixSockets(fmt.Sprintf("/proc/%d/ns/net", f.of.pid), known); err != nil {
+			return nil, err
+		}
+	}
+	var outside []outsideSocket
+	for _, inode := range slices.Sorted(maps.Keys(ours)) {
+		socket := known[inode]
+		if _, inside := ours[socket.peer]; socket.peer != 0 && !inside {
+			outside = append(outside, outsideSocket{ours[inode], socket, known[socket.peer].address})
+		}
+	}
+	return outside, nil
+}
+
+// listUnixSockets adds the UNIX sockets of a network namespace by their inodes.
+func listUnixSockets(namespace string, to map[uint64]unixSocket) error {
+	ns, err := os.Open(namespace)
+	if err != nil {
+		return nil // its process has ended
+	}
+	defer ns.Close()
+	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: int(ns.Fd())})
+	if err != nil {
+		return fmt.Errorf("list UNIX sockets: %w", err)
+	}
+	defer conn.Close()
+	const byFamily, showName, showPeer, showIcons = 20, 1, 4, 8
+	request := make([]byte, 24)                         // struct unix_diag_req
+	request[0] = unix.AF_UNIX                           // sdiag_family
+	binary.NativeEndian.PutUint32(request[4:], 1<<31-1) // udiag_states: all
+	binary.NativeEndian.PutUint32(request[12:], showName|showPeer|showIcons)
+	messages, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: byFamily, Flags: netlink.Request | netlink.Dump}, Data: request,
+	})
+	if err != nil {
+		return fmt.Errorf("list UNIX sockets: %w", err)
+	}
+	waiting := make(map[uint64]uint64) // from sockets that are not accepted yet to those that listen
+	for _, message := range messages {
+		const head = 16 // struct unix_diag_msg: family, type, state, pad, inode, cookie
+		if len(message.Data) < head {
+			continue
+		}
+		socket := unixSocket{sort: message.Data[1]}
+		inode := uint64(binary.NativeEndian.Uint32(message.Data[4:]))
+		attributes, err := netlink.NewAttributeDecoder(message.Data[head:])
+		if err != nil {
+			return fmt.Errorf("list UNIX sockets: %w", err)
+		}
+		for attributes.Next() {
+			switch attributes.Type() {
+			case 0: // UNIX_DIAG_NAME
+				socket.address = printableName(attributes.Bytes())
+			case 2: // UNIX_DIAG_PEER
+				socket.peer = uint64(attributes.Uint32())
+			case 3: // UNIX_DIAG_ICONS
+				for client := range slices.Chunk(attributes.Bytes(), 4) {
+					waiting[uint64(binary.NativeEndian.Uint32(client))] = inode
+				}
+			}
+		}
+		to[inode] = socket
+	}
+	for client, listener := range waiting {
+		if socket, known := to[client]; known && socket.peer == 0 {
+			socket.peer = listener
+			to[client] = socket
+		}
+	}
+	return nil
+}
+
+// printableName returns the name of a socket as /proc/net/unix has it: @ stands for NUL.
+func printableName(name []byte) string {
+	text := string(name)
+	if strings.HasPrefix(text, "/") {
+		return strings.TrimRight(text, "\x00")
+	}
+	return strings.ReplaceAll(text, "\x00", "@")
+}
+
+// tcpSockets returns the TCP sockets of a network namespace that a process is in, which it reads
+// once: the kernel takes long for it.
+func (t *tree) tcpSockets(namespace string, pid int) ([]proc.TCPSocket, error) {
+	if sockets, known := t.tcp[namespace]; known {
+		return sockets, nil
+	}
+	sockets, err := proc.TCPSockets(pid)
+	if err == nil {
+		t.tcp[namespace] = sockets
+	}
+	return sockets, err
+}
+
+// connected finds a process with a TCP connection, 0 if there is none.
+func (t *tree) connected() int {
+	ours, looked := t.inodes("socket"), make(map[string]bool)
+	for _, f := range ours {
+		namespace := f.of.namespace("net")
+		if looked[namespace] {
+			continue
+		}
+		looked[namespace] = true
+		sockets, _ := t.tcpSockets(namespace, f.of.pid) // it may have ended
+		for _, s := range sockets {
+			if with := ours[s.Inode]; with != nil && s.Connected() {
+				return with.of.pid
+			}
+		}
+	}
+	return 0
+}
+
+// addressFindings refuse TCP sockets that are bound to addresses which this host does not have,
+// or has no more. criu could not bind them again.
+func (t *tree) addressFindings() (Findings, error) {
+	ours := t.inodes("socket")
+	if len(ours) == 0 {
+		return nil, nil
+	}
+	own, err := OwnAddresses()
+	if err != nil {
+		return nil, err
+	}
+	sockets, err := t.tcpSockets(namespaceOf("self", "net"), os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	var findings Findings
+	for _, s := range sockets {
+		a := s.Local.Addr()
+		if f, is := ours[s.Inode]; is && !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(own, a) {
+			findings = append(findings, f.of.about(Finding{
+				Name: FindingTCPAddress, Severity: SeverityError, Message: fmt.Sprintf("has a TCP socket that is bound to %v, and this host has no such address", s.Local),
+				Remedy: "give this host the address again (ip addr add), or let the job close the socket",
+			}))
+		}
+	}
+	return findings, nil
+}
+
+// OwnAddresses lists the IP addresses of this host.
+func OwnAddresses() ([]netip.Addr, error) {
+	known, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("addresses of this host: %w", err)
+	}
+	var own []netip.Addr
+	for _, a := range known {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, prefix.Addr().Unmap())
+		}
+	}
+	return own, nil
+}
