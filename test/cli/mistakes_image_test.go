@@ -91,14 +91,14 @@ func TestMistakesAboutTheMap(t *testing.T) {
 			status     int
 			says       string
 		}{
-			{"unknown key of a pair", "{map: [{form: {index: 0}, to: {index: 1}}]}", 2, `unknown field "form"; known here: from, to`},
-			{"unknown key of a GPU", "{map: [{from: {uid: 0}, to: {index: 1}}]}", 2, `unknown field "uid"; known here: uuid, pci, index`},
+			{"unknown key of a pair", "{map: [{form: {index: 0}, to: {index: 1}}]}", 2, `map[0]: unknown field "form"`},
+			{"unknown key of a GPU", "{map: [{from: {uid: 0}, to: {index: 1}}]}", 2, `map[0].from: unknown field "uid"`},
 			{"unknown key of gpus", "{maps: []}", 2, `unknown field "maps"`},
 			{"no UUID", "{map: [{from: GPU-xyz, to: {index: 1}}]}", 2, "GPU-xyz"},
 			{"half a UUID", "{map: [{from: " + uuid[0][:20] + ", to: {index: 1}}]}", 2, uuid[0][:20]},
 			{"negative index", "{map: [{from: {index: -1}, to: {index: 1}}]}", 2, "-1"},
 			{"no target", "{map: [{from: {index: 0}}]}", 2, "to"},
-			{"wrong policy", "{unmapped: maybe}", 2, "neither fill nor error"},
+			{"wrong policy", "{unmapped: maybe}", 2, "use fill or error"},
 			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both place the captured GPU"},
 			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both fill the visible GPU"},
 			{"a GPU that is not here", "{map: [{from: {index: 1}, to: {index: 7}}]}", refused, "index 7"},
