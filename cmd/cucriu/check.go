@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -21,7 +20,6 @@ func checkCommand() *cobra.Command {
 		pid       int
 		dir, criu string
 		force     []string
-		asJSON    bool
 		calibrate bool
 	)
 	cmd := &cobra.Command{
@@ -85,40 +83,18 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
 			hook.Force = force
 			findings = hook.Judge(append(findings, more...))
-			if asJSON {
-				err = writeJSON(cmd.OutOrStdout(), findings)
-			} else {
-				err = writeFindings(cmd.OutOrStdout(), findings)
-			}
+			err = show(cmd, findings, func(out io.Writer) error { return writeFindings(out, findings) })
 			return errors.Join(err, verdict(findings))
 		},
 	}
 	flags := cmd.Flags()
-	flags.VarP((*pidValue)(&pid), "tree", "t", "the root process of a job")
-	flags.VarP((*folderValue)(&dir), "images-dir", "D", "with -t: where its images would go; alone: the image to look at")
-	flags.StringVar(&criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to look at (default: $CUCRIU_CRIU, else the system's)")
-	flags.StringArrayVar(&force, "force", nil, "override the error of this name; may be given again")
+	pidFlag(cmd, &pid, "tree", "t", "the root process of a job")
+	folderFlag(cmd, &dir, "images-dir", "D", "with -t: where its images would go; alone: the image to look at")
+	criuFlag(cmd, &criu, "the criu to look at")
+	forceFlag(cmd, &force)
 	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two processes of its own, whether sharing of device memory can be seen")
-	jsonFlag(cmd, &asJSON)
+	jsonFlag(cmd)
 	return cmd
-}
-
-const helperName = "calibrate-helper"
-
-// calibrateHelperCommand is what check --calibrate starts two of.
-func calibrateHelperCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    helperName,
-		Hidden: true,
-		Args:   noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			hook, err := newHook()
-			if err != nil {
-				return err
-			}
-			return hook.Host().CalibrationHelper(cmd.InOrStdin(), cmd.OutOrStdout())
-		},
-	}
 }
 
 func writeFindings(out io.Writer, findings preflight.Findings) error {
@@ -140,27 +116,17 @@ func writeFindings(out io.Writer, findings preflight.Findings) error {
 	return table.write(out)
 }
 
-// verdict returns an error if the findings contain errors.
+// verdict returns an error if the findings, which have been printed, contain errors.
 func verdict(findings preflight.Findings) error {
-	if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
-		return findingsError{errs}
+	var names []string
+	for _, f := range findings.Of(preflight.SeverityError) {
+		names = append(names, f.Name)
 	}
-	return nil
+	switch len(names) {
+	case 0:
+		return nil
+	case 1:
+		return preflight.AsRefusal(errors.New("1 finding stands in the way: " + names[0]))
+	}
+	return preflight.AsRefusal(fmt.Errorf("%d findings stand in the way: %s", len(names), strings.Join(names, ", ")))
 }
-
-// findingsError says that a check has found errors. They have been printed already.
-type findingsError struct{ findings preflight.Findings }
-
-func (e findingsError) Error() string {
-	names := make([]string, len(e.findings))
-	for i, f := range e.findings {
-		names[i] = f.Name
-	}
-	if len(names) == 1 {
-		return "1 finding stands in the way: " + names[0]
-	}
-	return fmt.Sprintf("%d findings stand in the way: %s", len(names), strings.Join(names, ", "))
-}
-
-// Refused tells findings apart from a check that could not be made: see [preflight.Refused].
-func (e findingsError) Refused() bool { return true }

@@ -4,19 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
 
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/units"
 )
 
 func dumpCommand() *cobra.Command {
 	var criu criuFlags
 	var pid int
-	var leaveRunning, probe, asJSON bool
 	var force []string
 	cmd := &cobra.Command{
 		Use:   "dump -t PID -D DIR",
@@ -53,40 +58,32 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			if pid == 0 {
 				return usageError{errors.New("name the root of the tree with -t")}
 			}
-			if leaveRunning && criu.leaveStopped {
+			if criu.RPC.GetLeaveRunning() && criu.LeaveStopped {
 				return usageError{errors.New("either -R or -s")}
 			}
 			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
 			}
-			options, err := criu.options()
-			if err != nil {
+			if err := criu.check(); err != nil {
 				return err
 			}
-			options.RPC.Pid = proto.Int32(int32(pid))
-			options.RPC.LeaveRunning = proto.Bool(leaveRunning)
-			options.Probe = probe
-			return drive(cmd, "dump", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
+			criu.RPC.Pid = proto.Int32(int32(pid))
+			return drive(cmd, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				hook.Force = force
-				return checkpoint.Dump(ctx, hook, criu.images, options)
+				return checkpoint.Dump(ctx, hook, criu.images, criu.Options)
 			})
 		},
 	}
 	criu.add(cmd)
-	flags := cmd.Flags()
-	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree (required)")
-	flags.BoolVarP(&leaveRunning, "leave-running", "R", false, "leave the job running afterwards")
-	flags.BoolVar(&probe, "probe", false, "before the job is ended, restore the image on trial in a sandbox, without the GPUs; if that shows that it cannot be restored, the job runs on")
-	flags.BoolVar(&criu.skipInFlight, "skip-in-flight", false, "skip TCP connections that are not established yet")
-	flags.StringVar(&criu.ghostLimit, "ghost-limit", "", "up to which size deleted files are dumped, such as 256M")
-	flags.StringVar(&criu.freezeCgroup, "freeze-cgroup", "", "the control group through which criu freezes the tree")
-	flags.StringArrayVar(&force, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
-	jsonFlag(cmd, &asJSON)
+	criu.addDump(cmd)
+	pidFlag(cmd, &pid, "tree", "t", "the root of the process tree (required)")
+	forceFlag(cmd, &force)
+	jsonFlag(cmd)
 	return cmd
 }
 
 // drive runs a dump or restore, and shows its progress and its summary.
-func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(context.Context, *hooks.Hook) (checkpoint.Result, error)) error {
+func drive(cmd *cobra.Command, images string, do func(context.Context, *hooks.Hook) (checkpoint.Result, error)) error {
 	hook, err := newHook()
 	if err != nil {
 		return err
@@ -102,16 +99,127 @@ func drive(cmd *cobra.Command, verb string, asJSON bool, images string, do func(
 	undone()
 	p.stop()
 	if err == nil && ctx.Err() != nil {
-		p.say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), verb))
+		p.say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), cmd.Name()))
 	}
-	if asJSON {
-		if jsonErr := writeJSON(cmd.OutOrStdout(), newSummary(verb, result, err)); err == nil {
-			err = jsonErr
+	summary := newSummary(cmd.Name(), result, err)
+	return errors.Join(err, show(cmd, summary, func(out io.Writer) error {
+		if err == nil {
+			fmt.Fprint(out, summary)
 		}
-		return err
+		return nil
+	}))
+}
+
+// criuFlags are criu's own options, under criu's names.
+type criuFlags struct {
+	checkpoint.Options
+	images string
+}
+
+// add defines the flags that dump and restore have in common.
+func (f *criuFlags) add(cmd *cobra.Command) {
+	flags, opts := cmd.Flags(), &rpc.CriuOpts{}
+	f.RPC = opts
+	criuFlag(cmd, &f.Path, "the criu to run")
+	folderFlag(cmd, &f.images, "images-dir", "D", "the image directory (required)")
+	folderFlag(cmd, &f.WorkDir, "work-dir", "W", "where criu's log and statistics go (default: a folder in the run directory)")
+	flags.VarP(text(&opts.LogFile), "log-file", "o", "name of criu's log in the work directory (default: "+cmd.Name()+".log)")
+	opts.LogLevel = proto.Int32(2)
+	flags.VarP(&value{kind: "0-4", text: "2", set: func(text string) error {
+		if strings.Trim(text, "v") == "" && text != "" { // as criu has it: -vvvv
+			text = strconv.Itoa(len(text) + 1)
+		}
+		level, err := strconv.ParseUint(text, 10, 31)
+		if err != nil || level > 4 {
+			return errors.New("it is one of 0 to 4")
+		}
+		opts.LogLevel = proto.Int32(int32(level))
+		return nil
+	}}, "verbosity", "v", "how much criu logs: -v0 to -v4")
+	flags.StringVar(&f.ConfigFile, "criu-config", "", "a configuration file of criu, for every option of criu's that is not here")
+	flags.BoolVarP(&f.LeaveStopped, "leave-stopped", "s", false, "leave the processes stopped afterwards, with their GPU state")
+	flags.BoolVarP(is(&opts.ShellJob), "shell-job", "j", false, "the job belongs to a shell's session and terminal")
+	flags.BoolVar(is(&opts.TcpEstablished), "tcp-established", false, "with established TCP connections")
+	flags.BoolVar(is(&opts.TcpClose), "tcp-close", false, "established TCP connections come back closed")
+	flags.BoolVarP(is(&opts.FileLocks), "file-locks", "l", false, "with file locks")
+	flags.BoolVar(is(&opts.ExtUnixSk), "ext-unix-sk", false, "with UNIX sockets whose other end is outside the tree")
+	flags.BoolVar(is(&opts.LinkRemap), "link-remap", false, "link unlinked files back where that is possible")
+	flags.StringArrayVar(&opts.External, "external", nil, "an external resource, as criu knows them; may be repeated")
+	const modes, methods = "none, props, soft, full, strict or ignore", "iptables, nftables or skip"
+	flags.Var(&value{kind: "word", set: func(text string) error {
+		name := strings.ToUpper(text)
+		if name == "NONE" {
+			name = rpc.CriuCgMode_CG_NONE.String()
+		}
+		mode, known := rpc.CriuCgMode_value[name]
+		if !known {
+			return errors.New("want one of " + modes)
+		}
+		opts.ManageCgroups, opts.ManageCgroupsMode = proto.Bool(true), rpc.CriuCgMode(mode).Enum()
+		return nil
+	}}, "manage-cgroups", "control groups: "+modes)
+	flags.Lookup("manage-cgroups").NoOptDefVal = "soft"
+	flags.Var(&value{kind: "stringArray", set: func(text string) error {
+		controller, path, both := strings.Cut(text, ":")
+		if !both {
+			controller, path = "", text
+		}
+		opts.CgRoot = append(opts.CgRoot, &rpc.CgroupRoot{Ctrl: proto.String(controller), Path: proto.String(path)})
+		return nil
+	}}, "cgroup-root", "[CONTROLLER:]/ROOT: another root of the control groups; may be repeated")
+	flags.Var(&value{kind: "word", set: func(text string) error {
+		method, known := rpc.CriuNetworkLockMethod_value[strings.ToUpper(text)]
+		if !known {
+			return errors.New("want one of " + methods)
+		}
+		opts.NetworkLock = rpc.CriuNetworkLockMethod(method).Enum()
+		return nil
+	}}, "network-lock", methods)
+	flags.BoolVar(&f.ByHand, "no-auto", false, "only the options given here: find none (dump), use none that the image records (restore)")
+	flags.VarP(text(&opts.Root), "root", "r", "another root file system, for a tree in a mount namespace")
+}
+
+// addDump defines those that only dump has.
+func (f *criuFlags) addDump(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.BoolVarP(is(&f.RPC.LeaveRunning), "leave-running", "R", false, "leave the job running afterwards")
+	flags.BoolVar(&f.Probe, "probe", false, "before the job is ended, restore the image on trial in a sandbox, without the GPUs; if that shows that it cannot be restored, the job runs on")
+	flags.BoolVar(is(&f.RPC.TcpSkipInFlight), "skip-in-flight", false, "skip TCP connections that are not established yet")
+	flags.Var(&value{kind: "size", set: func(text string) error {
+		size, err := units.ParseSize(text)
+		if text != "0" && (err != nil || size > math.MaxUint32) {
+			return fmt.Errorf("%q is not a size below 4G, such as 256M", text)
+		}
+		f.RPC.GhostLimit = proto.Uint32(uint32(size))
+		return nil
+	}}, "ghost-limit", "up to which size deleted files are dumped, such as 256M")
+	flags.Var(text(&f.RPC.FreezeCgroup), "freeze-cgroup", "the control group through which criu freezes the tree")
+}
+
+// is makes room for a truth value of a request.
+func is(to **bool) *bool {
+	*to = new(bool)
+	return *to
+}
+
+// text is an option that stays nil if it is empty.
+func text(to **string) *value {
+	return &value{kind: "string", set: func(text string) error {
+		*to = nil
+		if text != "" {
+			*to = &text
+		}
+		return nil
+	}}
+}
+
+// check finds what is wrong with the options together.
+func (f *criuFlags) check() error {
+	if f.images == "" {
+		return usageError{errors.New("name the image directory with -D")}
 	}
-	if err == nil {
-		fmt.Fprint(cmd.OutOrStdout(), newSummary(verb, result, nil))
+	if log := f.RPC.GetLogFile(); strings.Contains(log, "/") {
+		return usageError{fmt.Errorf("-o %s: a name without a folder; -W names the folder", log)}
 	}
-	return err
+	return nil
 }

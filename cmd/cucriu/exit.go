@@ -61,14 +61,6 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// refusedError is a reason that a command itself found for not beginning.
-type refusedError struct{ error }
-
-func (e refusedError) Unwrap() error { return e.error }
-
-// Refused implements what [preflight.Refused] looks for.
-func (e refusedError) Refused() bool { return true }
-
 // runError is a failure of cucriu run, whose exit status must not be taken for the job's.
 type runError struct{ error }
 
@@ -120,40 +112,27 @@ func untilSignal() context.Context {
 	return ctx
 }
 
-// holdsJob has Ctrl-Z wait until a command is over. A command that stopped in the middle of its work
-// would leave a job stopped, too.
-func holdsJob(cmd *cobra.Command) *cobra.Command {
-	run := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		defer deferStops(cmd)()
-		return run(cmd, args)
-	}
-	return cmd
-}
-
 func deferStops(cmd *cobra.Command) (over func()) {
 	return job.DeferStops(func() {
 		fmt.Fprintf(logging.Stderr(), "cucriu: got SIGTSTP: this command stops when the %s is over\n", cmd.Name())
 	})
 }
 
-// sayAtSignal prints what a signal will do, when it comes. The function that it returns is
-// called at the end of the command, and prints whether the signal came too late.
-func sayAtSignal(cmd *cobra.Command, text string) (ended func(error)) {
+// atSignal does something, and prints what a signal will do, when it comes, and at the end whether
+// it came too late.
+func atSignal(cmd *cobra.Command, text string, do func() error) error {
 	ctx, said := cmd.Context(), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(said)
 		fmt.Fprintf(logging.Stderr(), "cucriu: %v: %s\n", context.Cause(ctx), text)
 	})
-	return func(err error) {
-		if stop() {
-			return
-		}
-		<-said
-		if err == nil {
+	err := do()
+	if !stop() {
+		if <-said; err == nil {
 			fmt.Fprintf(logging.Stderr(), "cucriu: %v too late: the %s is complete\n", context.Cause(ctx), cmd.Name())
 		}
 	}
+	return err
 }
 
 // exitStatus is the exit status of a job that ran in the foreground.

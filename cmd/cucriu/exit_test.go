@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/preflight"
 )
 
 // TestExitCode: what became of the job counts before the cause, and before the signal that
@@ -17,7 +18,7 @@ import (
 func TestExitCode(t *testing.T) {
 	given, giveUp := context.WithCancelCause(t.Context())
 	giveUp(&signalError{unix.SIGTERM})
-	refused := refusedError{errors.New("no such process")}
+	refused := preflight.AsRefusal(errors.New("no such process"))
 	notBack, ended := fmt.Errorf("dump: %w", hooks.ErrNotBack), fmt.Errorf("dump: %w", hooks.ErrEnded)
 	killed := exec.Command("/bin/sh", "-c", "exit 77").Run()
 	for _, test := range []struct {

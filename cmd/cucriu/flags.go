@@ -1,18 +1,40 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"cucriu/internal/units"
 )
 
-// The values of options that must have a certain form. A wrong value is found before a command
+// value is an option whose text must have a certain form. A wrong one is found before a command
 // begins.
+type value struct {
+	kind, text string
+	set        func(text string) error
+}
+
+// Set implements [pflag.Value], as do the methods below.
+func (v *value) Set(text string) error {
+	if err := v.set(text); err != nil {
+		return err
+	}
+	v.text = text
+	return nil
+}
+
+func (v *value) String() string { return v.text }
+func (v *value) Type() string   { return v.kind }
 
 // parsePID reads the pid of one process. criu and the kernel count pids in 32 bits.
 func parsePID(text string) (int, error) {
@@ -23,157 +45,127 @@ func parsePID(text string) (int, error) {
 	return pid, nil
 }
 
-// pidValue is an option that names one process; 0 if it was not given.
-type pidValue int
-
-// Set implements [pflag.Value], as do the methods below.
-func (p *pidValue) Set(text string) error {
-	pid, err := parsePID(text)
-	if err == nil && *p != 0 {
-		err = fmt.Errorf("it was given before, as %d, and can name one process only", *p)
-	}
-	if err == nil {
-		*p = pidValue(pid)
-	}
-	return err
-}
-
-func (p *pidValue) String() string { return strconv.Itoa(int(*p)) }
-func (p *pidValue) Type() string   { return "pid" }
-
-// pidsValue is an option that names processes: one or several, each time that it is given.
-type pidsValue []int
-
-func (p *pidsValue) Set(text string) error {
-	for part := range strings.SplitSeq(text, ",") {
-		pid, err := parsePID(strings.TrimSpace(part))
-		if err != nil {
-			return err
+// pidFlag adds an option that names one process; 0 if it was not given.
+func pidFlag(cmd *cobra.Command, to *int, name, short, usage string) {
+	cmd.Flags().VarP(&value{kind: "pid", set: func(text string) error {
+		pid, err := parsePID(text)
+		if err == nil && *to != 0 {
+			err = fmt.Errorf("it was given before, as %d, and can name one process only", *to)
 		}
-		*p = append(*p, pid)
-	}
-	return nil
+		if err == nil {
+			*to = pid
+		}
+		return err
+	}}, name, short, usage)
 }
 
-func (p *pidsValue) String() string {
-	var pids []string
-	for _, pid := range *p {
-		pids = append(pids, strconv.Itoa(pid))
-	}
-	return strings.Join(pids, ",")
-}
-
-func (p *pidsValue) Type() string { return "pids" }
-
-// pidsFlag adds the flag of the commands that work on processes.
-func pidsFlag(cmd *cobra.Command, pids *[]int) {
-	cmd.Flags().VarP((*pidsValue)(pids), "pid", "p", "a process; several: -p 4711 -p 4712, or -p 4711,4712")
+// pidsFlag adds the option of the commands that work on processes.
+func pidsFlag(cmd *cobra.Command, to *[]int) {
+	cmd.Flags().VarP(&value{kind: "pids", set: func(text string) error {
+		for part := range strings.SplitSeq(text, ",") {
+			pid, err := parsePID(strings.TrimSpace(part))
+			if err != nil {
+				return err
+			}
+			*to = append(*to, pid)
+		}
+		return nil
+	}}, "pid", "p", "a process; several: -p 4711 -p 4712, or -p 4711,4712")
 	_ = cmd.MarkFlagRequired("pid")
 }
 
-// timeoutValue is an option that limits how long something may take.
-type timeoutValue time.Duration
-
-func (v *timeoutValue) Set(text string) error {
-	d, err := time.ParseDuration(text)
-	if err != nil {
-		return errors.New("it is no duration, such as 10s or 2m")
-	}
-	if d < time.Millisecond { // the driver counts in milliseconds, and takes 0 to mean no limit
-		return errors.New("it must be more than nothing, 1ms at least")
-	}
-	*v = timeoutValue(d)
-	return nil
+// timeoutFlag adds an option that limits how long something may take.
+func timeoutFlag(cmd *cobra.Command, to *time.Duration, name, usage string) {
+	cmd.Flags().Var(&value{kind: "duration", set: func(text string) (err error) {
+		if *to, err = time.ParseDuration(text); err != nil {
+			return errors.New("it is no duration, such as 10s or 2m")
+		}
+		if *to < time.Millisecond { // the driver counts in milliseconds, and takes 0 to mean no limit
+			return errors.New("it must be more than nothing, 1ms at least")
+		}
+		return nil
+	}}, name, usage)
 }
 
-func (v *timeoutValue) String() string {
-	if *v == 0 {
-		return ""
-	}
-	return time.Duration(*v).String()
+// folderFlag adds an option that names a directory.
+func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
+	cmd.Flags().VarP(&value{kind: "folder", set: func(text string) error {
+		if text == "" {
+			return errors.New("it names no folder")
+		}
+		if *to != "" {
+			return fmt.Errorf("it was given before, as %s, and can name one folder only", *to)
+		}
+		*to = text
+		return nil
+	}}, name, short, usage)
+	_ = cmd.MarkFlagDirname(name)
 }
 
-func (v *timeoutValue) Type() string { return "duration" }
-
-// folderValue is an option that names a directory.
-type folderValue string
-
-func (v *folderValue) Set(text string) error {
-	if text == "" {
-		return errors.New("it names no folder")
-	}
-	if *v != "" {
-		return fmt.Errorf("it was given before, as %s, and can name one folder only", *v)
-	}
-	*v = folderValue(text)
-	return nil
+// sizeFlag adds an option that is a number of bytes, such as 500G; 0 if it was not given.
+func sizeFlag(cmd *cobra.Command, to *int64, name, usage string) {
+	cmd.Flags().Var(&value{kind: "size", set: func(text string) (err error) {
+		*to, err = units.ParseSize(text)
+		return err
+	}}, name, usage)
 }
 
-func (v *folderValue) String() string { return string(*v) }
-func (v *folderValue) Type() string   { return "folder" }
-
-// verbosityValue is an option that says how much criu logs: -v4 or, as criu has it, -vvvv.
-type verbosityValue int
-
-func (v *verbosityValue) Set(text string) error {
-	if strings.Trim(text, "v") == "" && text != "" {
-		text = strconv.Itoa(len(text) + 1)
-	}
-	level, err := strconv.Atoi(text)
-	if err != nil || level < 0 || level > 4 {
-		return errors.New("it is one of 0 to 4")
-	}
-	*v = verbosityValue(level)
-	return nil
+// word stands for a value of an option.
+type word[T any] struct {
+	text  string
+	value T
 }
 
-func (v *verbosityValue) String() string { return strconv.Itoa(int(*v)) }
-func (v *verbosityValue) Type() string   { return "0-4" }
-
-// sizeValue is an option that is a number of bytes, such as 500G; 0 if it was not given.
-type sizeValue int64
-
-func (v *sizeValue) Set(text string) error {
-	number := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(text), "B"), "I")
-	shift := 0
-	if i := strings.IndexAny(number, "KMGTP"); i >= 0 && i == len(number)-1 {
-		shift = 10 * (strings.IndexByte("KMGTP", number[i]) + 1)
-		number = number[:i]
+// choose adds an option that is one of several words. The first one counts if it is not given.
+func choose[T any](cmd *cobra.Command, to *T, name, usage string, words ...word[T]) {
+	var texts []string
+	for _, w := range words {
+		texts = append(texts, w.text)
 	}
-	bytes, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || bytes <= 0 || bytes > math.MaxInt64>>shift {
-		return errors.New("it is no size, such as 500G or 2T")
-	}
-	*v = sizeValue(bytes << shift)
-	return nil
+	*to = words[0].value
+	cmd.Flags().Var(&value{kind: "word", text: texts[0], set: func(text string) error {
+		at := slices.Index(texts, text)
+		if at < 0 {
+			return fmt.Errorf("want one of %s", strings.Join(texts, ", "))
+		}
+		*to = words[at].value
+		return nil
+	}}, name, usage)
+	// It fails only for an option that does not exist.
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(texts, cobra.ShellCompDirectiveNoFileComp))
 }
 
-func (v *sizeValue) String() string {
-	if *v == 0 {
-		return ""
-	}
-	return strconv.FormatInt(int64(*v), 10)
+// criuFlag adds the option that names the criu to run.
+func criuFlag(cmd *cobra.Command, to *string, what string) {
+	cmd.Flags().StringVar(to, "criu", os.Getenv("CUCRIU_CRIU"), what+" (default: $CUCRIU_CRIU, else the system's)")
 }
 
-func (v *sizeValue) Type() string { return "size" }
-
-// percentValue is an option that is a part of something: 1% is 0.01.
-type percentValue float64
-
-func (v *percentValue) Set(text string) error {
-	percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
-	if err != nil || !strings.HasSuffix(text, "%") || !(percent > 0 && percent <= 50) {
-		return errors.New("it is more than 0% and at most 50%")
-	}
-	*v = percentValue(percent / 100)
-	return nil
+// forceFlag adds the option that overrides findings.
+func forceFlag(cmd *cobra.Command, to *[]string) {
+	cmd.Flags().StringArrayVar(to, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
 }
 
-func (v *percentValue) String() string {
-	if *v == 0 {
-		return ""
-	}
-	return strconv.FormatFloat(100*float64(*v), 'g', -1, 64) + "%"
+// jsonFlag adds the option that [show] looks at.
+func jsonFlag(cmd *cobra.Command) {
+	cmd.Flags().Bool("json", false, "print JSON for machines")
 }
 
-func (v *percentValue) Type() string { return "percent" }
+func asJSON(cmd *cobra.Command) bool {
+	given, err := cmd.Flags().GetBool("json")
+	return err == nil && given
+}
+
+// show prints a value: with --json for machines, else as write does for people.
+func show(cmd *cobra.Command, value any, write func(out io.Writer) error) error {
+	if !asJSON(cmd) {
+		return write(cmd.OutOrStdout())
+	}
+	encoder := json.NewEncoder(cmd.OutOrStdout())
+	encoder.SetIndent("", "\t")
+	return encoder.Encode(value)
+}
+
+// uuidFlag adds the flag that shows UUIDs beside the indexes.
+func uuidFlag(cmd *cobra.Command, to *bool) {
+	cmd.Flags().BoolVar(to, "uuid", false, "show the UUIDs of the GPUs as well")
+}

@@ -1,12 +1,21 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/gpumap"
+	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
 )
 
@@ -19,7 +28,7 @@ type gpuRow struct {
 }
 
 func gpusCommand() *cobra.Command {
-	var asJSON, uuids bool
+	var uuids bool
 	var pid int
 	cmd := &cobra.Command{
 		Use:     "gpus",
@@ -38,7 +47,7 @@ func gpusCommand() *cobra.Command {
 			}
 			driver, err := hook.OpenDriver()
 			if err != nil {
-				return refusedError{err}
+				return preflight.AsRefusal(err)
 			}
 			gpus, err := gpusOf(driver, pid)
 			if err != nil {
@@ -52,22 +61,21 @@ func gpusCommand() *cobra.Command {
 				}
 				rows[i] = gpuRow{Index: i, GPU: gpu, FreeBytes: memory.Free, TotalBytes: memory.Total}
 			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), rows)
-			}
-			out := newTable(cmd.OutOrStdout(), "INDEX", "PCI", "MODEL", "FREE", "TOTAL", "")
-			for _, r := range rows {
-				out.row(strconv.Itoa(r.Index), r.PCIBusID, r.Model, mib(r.FreeBytes), mib(r.TotalBytes), "")
-				if uuids {
-					out.below(r.UUID.String())
+			return show(cmd, rows, func(out io.Writer) error {
+				table := newTable(out, "INDEX", "PCI", "MODEL", "FREE", "TOTAL", "")
+				for _, r := range rows {
+					table.row(strconv.Itoa(r.Index), r.PCIBusID, r.Model, mib(r.FreeBytes), mib(r.TotalBytes), "")
+					if uuids {
+						table.below(r.UUID.String())
+					}
 				}
-			}
-			return out.write(cmd.OutOrStdout())
+				return table.write(out)
+			})
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
-	cmd.Flags().VarP((*pidValue)(&pid), "pid", "p", "the process whose view is shown (default: the host's)")
+	pidFlag(cmd, &pid, "pid", "p", "the process whose view is shown (default: the host's)")
 	return cmd
 }
 
@@ -87,3 +95,162 @@ func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 }
 
 func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
+
+// People read GPUs by their index: that in cucriu gpus or, of an image, that in its captured
+// set. It is the index that a rule of the map takes.
+
+// gpuIndex finds the index of a GPU.
+type gpuIndex map[cudackpt.UUID]int
+
+// indexOfHost returns the indexes of cucriu gpus; none if the driver does not tell.
+func indexOfHost(hook *hooks.Hook) gpuIndex {
+	driver, err := hook.OpenDriver()
+	if err != nil {
+		return nil
+	}
+	gpus, err := driver.HostGPUs()
+	if err != nil {
+		return nil
+	}
+	return indexOf(gpus)
+}
+
+func indexOf(gpus []cudackpt.GPU) gpuIndex {
+	index := make(gpuIndex)
+	for i, gpu := range gpus {
+		index[gpu.UUID] = i
+	}
+	return index
+}
+
+// names returns the indexes of GPUs, such as "0,2-5". One that has none is "?".
+func (x gpuIndex) names(uuids []cudackpt.UUID) string {
+	var indexes []int
+	for _, uuid := range uuids {
+		if i, known := x[uuid]; known {
+			indexes = append(indexes, i)
+		}
+	}
+	var names []string
+	missing := len(indexes) < len(uuids)
+	slices.Sort(indexes)
+	for len(indexes) > 0 {
+		n := 1
+		for n < len(indexes) && indexes[n] == indexes[0]+n {
+			n++
+		}
+		name := strconv.Itoa(indexes[0])
+		if n > 1 {
+			name += "-" + strconv.Itoa(indexes[n-1])
+		}
+		names, indexes = append(names, name), indexes[n:]
+	}
+	if missing {
+		names = append(names, "?")
+	}
+	return strings.Join(names, ",")
+}
+
+// memory says how much a process holds on which GPUs, such as "18 MiB on 0,1".
+func (x gpuIndex) memory(held map[cudackpt.UUID]uint64) string {
+	if len(held) == 0 {
+		return "none"
+	}
+	var sum uint64
+	for _, bytes := range held {
+		if bytes == cudackpt.UnknownMemory {
+			return "? on " + x.names(slices.Collect(maps.Keys(held)))
+		}
+		sum += bytes
+	}
+	return mib(sum) + " on " + x.names(slices.Collect(maps.Keys(held)))
+}
+
+// details has a line for each GPU on which a process holds memory, with its UUID.
+func (x gpuIndex) details(held map[cudackpt.UUID]uint64) string {
+	var lines []string
+	for _, uuid := range slices.SortedFunc(maps.Keys(held), func(a, b cudackpt.UUID) int { return x.of(a) - x.of(b) }) {
+		size := mib(held[uuid])
+		if held[uuid] == cudackpt.UnknownMemory {
+			size = "?"
+		}
+		lines = append(lines, fmt.Sprintf("%s on %s, %v", size, x.names([]cudackpt.UUID{uuid}), uuid))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (x gpuIndex) of(uuid cudackpt.UUID) int {
+	if i, known := x[uuid]; known {
+		return i
+	}
+	return len(x)
+}
+
+func mapCommand() *cobra.Command {
+	var dir string
+	var uuids bool
+	cmd := &cobra.Command{
+		Use:   "map",
+		Short: "Explain which of this host's GPUs would take the place of each GPU of an image",
+		Long: `Explain which of this host's GPUs would take the place of each GPU of an image.
+
+The plan is made as the restore would make it, from the image's manifest, this
+host's GPUs and the configuration. Nothing is restored or changed. IMAGE is the
+position of a GPU among those that the job could see, HERE its index in cucriu
+gpus: the numbers that index takes in the configuration.
+
+The exit status is 3 if the restore would be refused: the map cannot be met, the
+driver is another, a GPU has too little free memory, or the manifest is damaged.`,
+		Example: "  cucriu map -D /var/lib/images/job1",
+		Args:    noArguments,
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			if dir == "" {
+				dir = "."
+			}
+			if err := requireImage(dir); err != nil {
+				return err
+			}
+			manifest, err := image.ReadManifest(dir)
+			if errors.Is(err, os.ErrNotExist) {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), "no process of the image uses CUDA: there is nothing to map")
+				return err
+			}
+			if err != nil {
+				return preflight.AsRefusal(err)
+			}
+			driver, err := hook.OpenDriver()
+			if err != nil {
+				return preflight.AsRefusal(err)
+			}
+			plan, err := hook.Host().PlanRestore(cmd.Context(), driver, manifest)
+			if err != nil {
+				err = preflight.AsRefusal(err)
+			}
+			return errors.Join(writePlan(cmd.OutOrStdout(), plan, indexOfHost(hook), uuids), err)
+		}),
+	}
+	folderFlag(cmd, &dir, "images-dir", "D", "the image directory (default: this one)")
+	uuidFlag(cmd, &uuids)
+	return cmd
+}
+
+func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) error {
+	if len(plan.Assignments) == 0 {
+		return nil
+	}
+	table := newTable(out, "IMAGE", "HERE", "MODEL", "PCI", "PCI HERE", "WHY")
+	for i, a := range plan.Assignments {
+		why := a.Reason.String()
+		if a.Rule != nil {
+			why = a.Rule.String()
+		}
+		table.row(strconv.Itoa(i), here.names([]cudackpt.UUID{a.To.UUID}), a.From.Model, a.From.PCIBusID, a.To.PCIBusID, why)
+		if uuids {
+			table.below(a.From.UUID.String() + " -> " + a.To.UUID.String())
+		}
+	}
+	for _, r := range plan.Unused {
+		table.below(gpumap.UnusedNote(r))
+	}
+	return table.write(out)
+}

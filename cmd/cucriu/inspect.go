@@ -26,7 +26,7 @@ type inspection struct {
 }
 
 func inspectCommand() *cobra.Command {
-	var asJSON, timeline, uuids bool
+	var timeline, uuids bool
 	var session string
 	cmd := &cobra.Command{
 		Use:   "inspect DIR",
@@ -56,24 +56,25 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeline {
-				return showTimeline(cmd.OutOrStdout(), append(args, "")[0], session, asJSON)
+				trace, err := timelineOf(append(args, "")[0], session)
+				if err != nil {
+					return err
+				}
+				return show(cmd, trace, func(out io.Writer) error { return drawTimeline(out, trace) })
 			}
 			if err := requireImage(args[0]); err != nil {
 				return err
 			}
 			report, err := inspect(args[0])
 			if err != nil {
-				return refusedError{err}
+				return preflight.AsRefusal(err)
 			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), report)
-			}
-			return report.write(cmd.OutOrStdout(), uuids)
+			return show(cmd, report, func(out io.Writer) error { return report.write(out, uuids) })
 		},
 	}
 	cmd.Flags().BoolVar(&timeline, "timeline", false, "draw where the time of the dump went")
 	cmd.Flags().StringVar(&session, "session", "", "with --timeline: of this session, instead of an image directory")
-	jsonFlag(cmd, &asJSON)
+	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd
 }
@@ -81,7 +82,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 // requireImage refuses a directory that holds no image.
 func requireImage(dir string) error {
 	for _, f := range preflight.PresentFindings(dir) {
-		return refusedError{fmt.Errorf("%s: %s", f.Message, f.Remedy)}
+		return preflight.AsRefusal(fmt.Errorf("%s: %s", f.Message, f.Remedy))
 	}
 	return nil
 }

@@ -4,6 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,7 +16,9 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/store"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
+	"cucriu/internal/units"
 )
 
 func jobsCommand() *cobra.Command {
@@ -68,7 +75,7 @@ func viewJob(arg string) (*hooks.Hook, jobs.Local, *store.Store, error) {
 	}
 	view, err := store.View(job.Dir)
 	if err != nil {
-		return nil, job, nil, refusedError{err}
+		return nil, job, nil, preflight.AsRefusal(err)
 	}
 	return hook, job, view, nil
 }
@@ -99,7 +106,7 @@ func pick(all []store.Checkpoint, name string) (store.Checkpoint, error) {
 			return c, nil
 		}
 	}
-	return store.Checkpoint{}, refusedError{fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows those that there are", name)}
+	return store.Checkpoint{}, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows those that there are", name))
 }
 
 // completeJob completes the name of a job, and with checkpoints also their names.
@@ -171,15 +178,273 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours())/24)
 }
 
-// ask has the supervisor of a job do something.
-func ask(ctx context.Context, arg string, r jobs.Request, quiet bool) (jobs.Answer, error) {
-	hook, job, err := findJob(arg)
-	if err != nil {
-		return jobs.Answer{}, err
+// askCommands are those that the supervisor of a job carries out.
+func askCommands() []*cobra.Command {
+	return []*cobra.Command{
+		askCommand(jobs.AskCheckpoint, "Make a checkpoint of a long job now", `Make a checkpoint of a long job now, and wait until it is in the job's directory.
+
+If one is being made just now, this one follows it. If the command is given up,
+the checkpoint that was begun is made all the same.`),
+		askCommand(jobs.AskPause, "Let a long job stand still, with its GPUs free", `Let a long job stand still, with its GPU memory moved into host memory, so that
+somebody else can use its GPUs. A job without CUDA is only stopped.
+
+A checkpoint is made first, because a paused job lives in the memory of this host
+only. Until cucriu jobs resume there are no more, and the job stays paused if its
+cucriu run is killed.`),
+		askCommand(jobs.AskResume, "Let a paused long job go on", `Let a paused long job go on. It is refused, and the job stays paused, if its GPUs
+lack the memory.`),
+		askCommand(jobs.AskStop, "Make a last checkpoint of a long job, and end it", `Make a last checkpoint of a long job, and end it, as at a preemption: its cucriu run
+ends with --requeue-status, and the same command line goes on from there, on any
+host.
+
+If the checkpoint cannot be made, the job goes on, and the exit status is 1. To end
+it all the same, send its cucriu run a SIGTERM.`),
 	}
-	return jobs.Ask(ctx, hook.Config.RunDir, job, r, func(text string) {
-		if !quiet {
-			fmt.Fprintf(logging.Stderr(), "cucriu: %s\n", text)
+}
+
+func askCommand(op, short, long string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: op + " DIR|NAME", Short: short, Long: long,
+		Example:           fmt.Sprintf("  cucriu jobs %s train\n  cucriu jobs %s /var/lib/jobs/train", op, op),
+		Args:              jobArgument(0, 0),
+		ValidArgsFunction: completeJob(false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			hook, job, err := findJob(args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := jobs.Ask(cmd.Context(), hook.Config.RunDir, job, jobs.Request{Op: op}, func(text string) {
+				if !asJSON(cmd) {
+					fmt.Fprintf(logging.Stderr(), "cucriu: %s\n", text)
+				}
+			})
+			if err != nil {
+				return err
+			}
+			return show(cmd, answer, func(out io.Writer) error {
+				_, err := fmt.Fprintln(out, answer.Message)
+				return err
+			})
+		},
+	}
+	jsonFlag(cmd)
+	return cmd
+}
+
+func jobsPinCommand(pin bool) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "pin DIR|NAME CHECKPOINT",
+		Short:   "Never remove a checkpoint to make room",
+		Example: "  cucriu jobs pin train 000012",
+	}
+	said := "checkpoint %s of %s is pinned\n"
+	if !pin {
+		cmd.Use, cmd.Short, cmd.Example = "unpin DIR|NAME CHECKPOINT", "Let a checkpoint be removed again to make room", "  cucriu jobs unpin train 000012"
+		said = "checkpoint %s of %s is not pinned\n"
+	}
+	cmd.Long = cmd.Short + `.
+
+A pinned checkpoint does not count among those that --keep keeps. It can be done
+while the job runs.`
+	cmd.Args = jobArgument(1, 1)
+	cmd.ValidArgsFunction = completeJob(true)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		_, job, view, err := viewJob(args[0])
+		if err != nil {
+			return err
 		}
-	})
+		all, err := pickCheckpoints(view, args[1:])
+		if err != nil {
+			return err
+		}
+		if all[0].Err != nil && pin {
+			return preflight.AsRefusal(all[0].Err)
+		}
+		if err := view.Pin(all[0].Name, pin); err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), said, all[0].Name, job.Name)
+		return nil
+	}
+	return cmd
+}
+
+func jobsPruneCommand() *cobra.Command {
+	var keep int
+	var maxBytes int64
+	var tails, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "prune DIR|NAME [--keep N] [--max-bytes SIZE]",
+		Short: "Remove the oldest checkpoints of a long job",
+		Long: `Remove the oldest checkpoints of a long job.
+
+Only those are removed that are older than one which has been verified, and none
+that is pinned. If the job runs, its supervisor does it.
+
+--tails removes what resumes have kept of the job's files because it was newer than
+the checkpoint (*.cucriu-DATE); cucriu jobs show tells how much that is.`,
+		Example:           "  cucriu jobs prune train --keep 2\n  cucriu jobs prune /var/lib/jobs/train --max-bytes 500G --dry-run\n  cucriu jobs prune train --tails",
+		Args:              jobArgument(0, 0),
+		ValidArgsFunction: completeJob(false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case !cmd.Flags().Changed("keep") && maxBytes == 0 && !tails:
+				return usageError{errors.New("say what is to be kept, with --keep or --max-bytes, or --tails")}
+			case cmd.Flags().Changed("keep") && keep < 1:
+				return usageError{fmt.Errorf("--keep %d: at least 1", keep)}
+			}
+			hook, job, err := findJob(args[0])
+			if err != nil {
+				return err
+			}
+			var removed []string
+			if keep > 0 || maxBytes > 0 {
+				removed, err = prune(cmd.Context(), hook, job, store.Policy{Keep: keep, MaxBytes: maxBytes, DryRun: dryRun})
+			}
+			if err == nil && tails {
+				var more []string
+				more, err = pruneTails(job, dryRun)
+				removed = append(removed, more...)
+			}
+			return errors.Join(show(cmd, append([]string{}, removed...), func(out io.Writer) error { // not nil: null is no list in JSON
+				switch {
+				case len(removed) > 0 && dryRun:
+					fmt.Fprintln(out, "would be removed:", strings.Join(removed, " "))
+				case len(removed) > 0:
+					fmt.Fprintln(out, "removed:", strings.Join(removed, " "))
+				case err == nil:
+					fmt.Fprintln(out, "nothing to remove")
+				}
+				return nil
+			}), err)
+		},
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&keep, "keep", 0, "how many to keep, beside those that are pinned")
+	sizeFlag(cmd, &maxBytes, "max-bytes", "how much all of them may take on the disk, such as 500G")
+	flags.BoolVar(&tails, "tails", false, "remove what resumes have kept of the job's files")
+	flags.BoolVar(&dryRun, "dry-run", false, "remove nothing: show what would be removed")
+	jsonFlag(cmd)
+	return cmd
+}
+
+// prune removes checkpoints, through the supervisor of the job if there is one.
+func prune(ctx context.Context, hook *hooks.Hook, job jobs.Local, policy store.Policy) ([]string, error) {
+	if policy.DryRun {
+		view, err := store.View(job.Dir)
+		if err != nil {
+			return nil, preflight.AsRefusal(err)
+		}
+		return namesOf(view.Prune(ctx, policy))
+	}
+	answer, err := jobs.Ask(ctx, hook.Config.RunDir, job, jobs.Request{Op: jobs.AskPrune, Prune: policy}, nil)
+	if !errors.Is(err, jobs.ErrNoSupervisor) {
+		return answer.Removed, err
+	}
+	// The store is given back afterwards, so that nobody may run the job now.
+	if err := jobs.RequireGone(hook.Config.RunDir, job.Dir); err != nil {
+		return nil, preflight.AsRefusal(fmt.Errorf("%s (%s): %w", job.Name, job.Dir, err))
+	}
+	s, err := store.Open(job.Dir, store.OpenOptions{})
+	if err != nil {
+		return nil, preflight.AsRefusal(err)
+	}
+	removed, err := namesOf(s.Prune(ctx, policy))
+	return removed, errors.Join(err, s.Close())
+}
+
+// pruneTails removes what resumes have kept of a job's files.
+func pruneTails(job jobs.Local, dryRun bool) (removed []string, err error) {
+	if _, err := store.View(job.Dir); err != nil { // what names the files must be root's
+		return nil, preflight.AsRefusal(err)
+	}
+	if !dryRun {
+		return jobs.RemoveTails(job.Dir)
+	}
+	all, err := jobs.Tails(job.Dir)
+	for _, kept := range all {
+		removed = append(removed, kept.Path)
+	}
+	return removed, err
+}
+
+func namesOf(all []store.Checkpoint, err error) ([]string, error) {
+	var names []string
+	for _, c := range all {
+		names = append(names, c.Name)
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+// verifyReport says in JSON how a checkpoint was found.
+type verifyReport struct {
+	Name  string `json:"name"`
+	Whole bool   `json:"whole"`
+	Bytes int64  `json:"bytes"`
+	Error string `json:"error,omitempty"`
+}
+
+func jobsVerifyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify DIR|NAME [CHECKPOINT...]",
+		Short: "Read all of a long job's checkpoints, and find out whether they are as they were written",
+		Long: `Read all of a long job's checkpoints, or of those that are named, and find out
+whether they are as they were written.
+
+They are read from the disk, on all processors, and every byte is compared with
+its checksum. One that is whole is marked as verified. The exit status is 1 if
+something is damaged.`,
+		Example:           "  cucriu jobs verify train\n  cucriu jobs verify /var/lib/jobs/train 000012",
+		Args:              jobArgument(0, -1),
+		ValidArgsFunction: completeJob(true),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, job, view, err := viewJob(args[0])
+			if err != nil {
+				return err
+			}
+			all, err := pickCheckpoints(view, args[1:])
+			if err != nil {
+				return err
+			}
+			reports := []verifyReport{} // not nil: null is no list in JSON
+			damaged := 0
+			for _, c := range all {
+				err := verifyCheckpoint(cmd, view, c)
+				if cmd.Context().Err() != nil {
+					return fmt.Errorf("checkpoint %s: given up", c.Name)
+				}
+				r := verifyReport{Name: c.Name, Whole: err == nil, Bytes: c.Bytes}
+				text := fmt.Sprintf("checkpoint %s is whole: %s", c.Name, units.Size(c.Bytes))
+				if err != nil {
+					damaged++
+					r.Error, text = err.Error(), err.Error()
+				}
+				reports = append(reports, r)
+				if !asJSON(cmd) {
+					fmt.Fprintln(cmd.OutOrStdout(), text)
+				}
+			}
+			err = show(cmd, reports, func(out io.Writer) error {
+				if len(all) == 0 {
+					fmt.Fprintf(out, "%s (%s) has no checkpoint\n", job.Name, job.Dir)
+				}
+				return nil
+			})
+			if damaged > 0 {
+				return fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(all), job.Name)
+			}
+			return err
+		},
+	}
+	jsonFlag(cmd)
+	return cmd
+}
+
+func verifyCheckpoint(cmd *cobra.Command, view *store.Store, c store.Checkpoint) error {
+	var done atomic.Int64
+	progress := newProgress(c.Dir)
+	defer progress.stop()
+	progress.measured("reading checkpoint "+c.Name, func() (int64, int64) { return done.Load(), c.Bytes })
+	return view.Verify(cmd.Context(), c, runtime.GOMAXPROCS(0), func(p store.Progress) { done.Store(p.Done) })
 }

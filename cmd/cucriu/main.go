@@ -1,6 +1,6 @@
-// Command cucriu is the companion of criu for processes that use NVIDIA GPUs. Each command has
-// a file of its own. exit.go turns errors into exit statuses, in one place; usage.go and flags.go
-// make whatever is wrong with the arguments wrong usage.
+// Command cucriu is the companion of criu for processes that use NVIDIA GPUs. exit.go turns errors
+// into exit statuses, in one place; usage.go and flags.go make whatever is wrong with the
+// arguments wrong usage.
 package main
 
 import (

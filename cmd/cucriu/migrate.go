@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"cucriu/hooks"
+	"cucriu/hooks/jobs"
 	"cucriu/hooks/migrate"
 	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/preflight"
@@ -20,10 +24,9 @@ import (
 
 func migrateCommand() *cobra.Command {
 	var pid int
-	var asJSON, asTimeline bool
+	var asTimeline bool
 	var job string
 	var rsh, moveAddress string
-	var bandwidth int64
 	var force []string
 	var o migrate.Options
 	cmd := &cobra.Command{
@@ -67,8 +70,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if err := preflight.CheckForce(force); err != nil {
 				return usageError{err}
 			}
-			o.RSH, o.BytesPerSecond = strings.Fields(rsh), bandwidth
-			o.MoveAddress = strings.Fields(moveAddress)
+			o.RSH, o.MoveAddress = strings.Fields(rsh), strings.Fields(moveAddress)
 			hook, err := newHook()
 			if err != nil {
 				return err
@@ -82,24 +84,27 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			result, err := migrateOne(cmd.Context(), hook, pid, job, o)
 			undone()
 			p.stop()
-			if asJSON {
-				if jsonErr := writeJSON(cmd.OutOrStdout(), newMigrationSummary(result, o.DryRun, asTimeline, err)); err == nil {
-					err = jsonErr
+			summary := migrationSummary{Result: result, DryRun: o.DryRun}
+			if asTimeline {
+				summary.Timeline = &result.Timeline
+			}
+			if err != nil {
+				summary.Error = err.Error()
+			}
+			return errors.Join(show(cmd, summary, func(out io.Writer) error {
+				if job != "" && err == nil {
+					return writeMovedJob(out, result, o.DryRun)
 				}
-				return err
-			}
-			if job != "" && err == nil {
-				return writeMovedJob(cmd.OutOrStdout(), result, o.DryRun)
-			}
-			err = errors.Join(writeMigration(cmd.OutOrStdout(), result, o.DryRun, err), err)
-			if asTimeline && len(result.Timeline.Events) > 0 {
-				err = errors.Join(err, drawTimeline(cmd.OutOrStdout(), result.Timeline, widthOf(cmd.OutOrStdout(), defaultColumns)))
-			}
-			return err
+				wrong := writeMigration(out, result, o.DryRun, err)
+				if asTimeline && len(result.Timeline.Events) > 0 {
+					wrong = errors.Join(wrong, drawTimeline(out, result.Timeline))
+				}
+				return wrong
+			}), err)
 		},
 	}
 	flags := cmd.Flags()
-	flags.VarP((*pidValue)(&pid), "tree", "t", "the root of the process tree")
+	pidFlag(cmd, &pid, "tree", "t", "the root of the process tree")
 	flags.StringVar(&job, "job", "", "a long job of cucriu run, by its name or its directory, instead of -t")
 	flags.StringVar(&o.Start, "start", "", "with --job: the command that starts its cucriu run there, such as \"systemctl start cucriu-job@train\" (default: as it was run here)")
 	flags.StringVar(&o.Host, "to", "", "the destination, as ssh knows it: [USER@]HOST (required)")
@@ -107,14 +112,14 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	choose(cmd, &o.Precopy, "precopy", "send the job's memory once before, while it runs on, and then what has changed: never, always, or where little is lost by it",
 		word[migrate.Precopy]{"auto", migrate.PrecopyAuto}, word[migrate.Precopy]{"never", migrate.PrecopyNever}, word[migrate.Precopy]{"always", migrate.PrecopyAlways})
 	flags.Lookup("precopy").NoOptDefVal = "always"
-	flags.Var((*timeoutValue)(&o.MaxPause), "max-pause", "refuse, or give up, rather than have the job stand still for longer")
+	timeoutFlag(cmd, &o.MaxPause, "max-pause", "refuse, or give up, rather than have the job stand still for longer")
 	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
 	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
 	flags.StringArrayVar(&o.Bind, "bind", nil, "an address of the destination to receive the data at (default: all); may be repeated")
 	flags.StringVar(&o.Ports, "ports", "", "a port of the destination to receive the data at, or a range, such as 7000-7010 (default: any)")
 	choose(cmd, &o.ViaSSH, "via", "how the data goes: tls, over connections of its own; ssh, where no port is open", word[bool]{"tls", false}, word[bool]{"ssh", true})
 	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
-	flags.Var((*sizeValue)(&bandwidth), "bandwidth", "send no more than so many bytes in a second, such as 500M")
+	sizeFlag(cmd, &o.BytesPerSecond, "bandwidth", "send no more than so many bytes in a second, such as 500M")
 	choose(cmd, &o.Compress, "compress", "compress the data: never, always, or what arrives sooner then",
 		word[migrate.Compress]{"auto", migrate.CompressAuto}, word[migrate.Compress]{"never", migrate.CompressNever}, word[migrate.Compress]{"always", migrate.CompressAlways})
 	choose(cmd, &o.TCP, "tcp", "what becomes of TCP connections with other programs: refuse, close or keep",
@@ -123,10 +128,10 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	choose(cmd, &o.Copy, "copy-files", "which files of the job move with it: none, missing, or also changed ones",
 		word[prepare.Copy]{"none", prepare.CopyNone}, word[prepare.Copy]{"missing", prepare.CopyMissing}, word[prepare.Copy]{"changed", prepare.CopyChanged})
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
-	flags.StringVar(&o.Criu, "criu", os.Getenv("CUCRIU_CRIU"), "the criu to run here (default: $CUCRIU_CRIU, else the system's)")
-	flags.StringArrayVar(&force, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
+	criuFlag(cmd, &o.Criu, "the criu to run here")
+	forceFlag(cmd, &force)
 	flags.BoolVar(&asTimeline, "timeline", false, "draw what both hosts did, and when; with --json, in Chrome's trace format")
-	jsonFlag(cmd, &asJSON)
+	jsonFlag(cmd)
 	return cmd
 }
 
@@ -136,17 +141,6 @@ type migrationSummary struct {
 	DryRun   bool            `json:"dry_run"`
 	Error    string          `json:"error,omitempty"`
 	Timeline *timeline.Trace `json:"timeline,omitempty"`
-}
-
-func newMigrationSummary(r migrate.Result, dryRun, asTimeline bool, err error) migrationSummary {
-	s := migrationSummary{Result: r, DryRun: dryRun}
-	if asTimeline {
-		s.Timeline = &r.Timeline
-	}
-	if err != nil {
-		s.Error = err.Error()
-	}
-	return s
 }
 
 // packets describes the way for data.
@@ -208,4 +202,70 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 		fmt.Fprintln(out)
 	}
 	return err
+}
+
+// onlyForOne refuses options that make no sense for a long job, or for a tree of processes.
+func onlyForOne(cmd *cobra.Command, longJob bool) error {
+	wrong, text := []string{"start"}, "only for --job"
+	if longJob {
+		wrong, text = []string{"max-pause", "via", "tcp", "copy-files", "stage", "criu"}, "not for --job"
+	}
+	for _, name := range wrong {
+		if cmd.Flags().Changed(name) {
+			return usageError{fmt.Errorf("--%s is %s", name, text)}
+		}
+	}
+	return nil
+}
+
+// migrateOne moves a tree of processes or a long job.
+func migrateOne(ctx context.Context, hook *hooks.Hook, pid int, job string, o migrate.Options) (migrate.Result, error) {
+	if job == "" {
+		return migrate.Migrate(ctx, hook, pid, o)
+	}
+	found, err := jobs.Find(hook.Config.RunDir, job)
+	if err != nil {
+		return migrate.Result{}, err
+	}
+	return migrate.MigrateJob(ctx, hook, found, o)
+}
+
+// settleJob decides about the move of a long job, if it is one.
+func settleJob(hook *hooks.Hook, name string, take bool, err error) (message string, is bool, _ error) {
+	if err == nil {
+		return "", false, nil
+	}
+	message, jobErr := migrate.SettleJob(hook, name, take)
+	return message, !errors.Is(jobErr, os.ErrNotExist), jobErr
+}
+
+// writeMovedJob says how the move of a long job went.
+func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) error {
+	if dryRun {
+		_, err := fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
+		return err
+	}
+	_, err := fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it stood still for %v; %s sent meanwhile, %s before\n",
+		r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes), units.Size(r.Ahead))
+	return err
+}
+
+// givenFlags returns the options that were given, so that cucriu run can be given them on another
+// host. Those of this host only are left out.
+func givenFlags(set *pflag.FlagSet) []string {
+	notTaken := []string{"dir", "takeover", "criu", "config", "adopt"}
+	var args []string
+	set.Visit(func(f *pflag.Flag) {
+		if slices.Contains(notTaken, f.Name) {
+			return
+		}
+		values := []string{f.Value.String()}
+		if list, is := f.Value.(pflag.SliceValue); is {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			args = append(args, "--"+f.Name+"="+value)
+		}
+	})
+	return args
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,7 +15,6 @@ import (
 )
 
 func recoverCommand() *cobra.Command {
-	var asJSON bool
 	var take, drop string
 	cmd := &cobra.Command{
 		Use:   "recover",
@@ -34,49 +34,44 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
   --drop ID  ends the copy here. ` + upper(commit.WhenToDrop) + `.`,
 		Example: "  cucriu recover\n  cucriu recover --take 5c3a9be0d1f24c77",
 		Args:    noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			hook, err := newHook()
-			if err != nil {
-				return err
-			}
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			if take != "" || drop != "" {
 				return settle(cmd, hook, take, drop)
 			}
-			ended := sayAtSignal(cmd, "what is not back yet is left to the next cucriu recover")
-			recovered, err := hook.Recover(cmd.Context())
-			settled, settleErr := migrate.Recover(cmd.Context(), hook)
-			moved, moveErr := migrate.RecoverJobs(cmd.Context(), hook)
-			err = errors.Join(err, settleErr, moveErr)
-			ended(err)
-			if asJSON {
-				if jsonErr := writeJSON(cmd.OutOrStdout(), recovered); jsonErr != nil {
-					return jsonErr
+			var recovered []hooks.Status
+			var lines []string
+			err := atSignal(cmd, "what is not back yet is left to the next cucriu recover", func() (err error) {
+				recovered, err = hook.Recover(cmd.Context())
+				for _, s := range recovered {
+					if s.Outcome != "" { // otherwise the error reports it
+						lines = append(lines, fmt.Sprintf("%s %v: %s: %s", s.Kind, s.PIDs(), s.Outcome, s.Message))
+					}
 				}
+				settled, settleErr := migrate.Recover(cmd.Context(), hook)
+				for _, r := range settled {
+					if settleErr == nil {
+						lines = append(lines, fmt.Sprintf("migration %s of process %d (%s): %s knows what was decided", r.ID, r.RootPID, r.Name, r.Host))
+					}
+				}
+				moved, moveErr := migrate.RecoverJobs(cmd.Context(), hook)
+				for _, m := range moved {
+					lines = append(lines, fmt.Sprintf("move %s: %s", m.ID, m.Message))
+				}
+				return errors.Join(err, settleErr, moveErr)
+			})
+			if len(lines) == 0 && err == nil {
+				lines = []string{"nothing to recover"}
+			}
+			return errors.Join(err, show(cmd, recovered, func(out io.Writer) error {
+				_, err := io.WriteString(out, strings.Join(append(lines, ""), "\n"))
 				return err
-			}
-			for _, s := range recovered {
-				if s.Outcome != "" { // otherwise the error reports it
-					fmt.Fprintf(cmd.OutOrStdout(), "%s %v: %s: %s\n", s.Kind, s.PIDs(), s.Outcome, s.Message)
-				}
-			}
-			for _, r := range settled {
-				if settleErr == nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "migration %s of process %d (%s): %s knows what was decided\n", r.ID, r.RootPID, r.Name, r.Host)
-				}
-			}
-			for _, m := range moved {
-				fmt.Fprintf(cmd.OutOrStdout(), "move %s: %s\n", m.ID, m.Message)
-			}
-			if len(recovered)+len(settled)+len(moved) == 0 && err == nil {
-				fmt.Fprintln(cmd.OutOrStdout(), "nothing to recover")
-			}
-			return err
-		},
+			}))
+		}),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&take, "take", "", "let the copy of this migration run here, in place of its source's decision")
 	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, in place of its source's decision")
-	jsonFlag(cmd, &asJSON)
+	jsonFlag(cmd)
 	return cmd
 }
 

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/hooks"
@@ -20,7 +23,7 @@ import (
 func restoreCommand() *cobra.Command {
 	var criu criuFlags
 	var pidFile string
-	var foreground, detached, cutLogs, asJSON bool
+	var foreground, detached, cutLogs bool
 	cmd := &cobra.Command{
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
@@ -48,17 +51,16 @@ and the image is intact.`,
 			if !detached {
 				return usageError{errors.New("-d=false: to stay is --foreground")}
 			}
-			options, err := criu.options()
-			if err != nil {
+			if err := criu.check(); err != nil {
 				return err
 			}
-			options.RPC.RstSibling = proto.Bool(foreground) // so that the root is our child, and we get its exit status
-			if asJSON {
-				options.Output = os.Stderr // nothing but JSON on the standard output
+			criu.RPC.RstSibling = proto.Bool(foreground) // so that the root is our child, and we get its exit status
+			if asJSON(cmd) {
+				criu.Output = os.Stderr // nothing but JSON on the standard output
 			}
 			root, over := 0, deferStops(cmd)
-			err = drive(cmd, "restore", asJSON, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
-				result, err := jobs.RestoreCut(ctx, hook, criu.images, options, cutLogs)
+			err := drive(cmd, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
+				result, err := jobs.RestoreCut(ctx, hook, criu.images, criu.Options, cutLogs)
 				root = result.RootPID
 				return result, err
 			})
@@ -66,13 +68,9 @@ and the image is intact.`,
 			if err != nil {
 				return err
 			}
-			if pidFile != "" {
-				if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(root)+"\n"), 0o644); err != nil {
-					fmt.Fprintln(logging.Stderr(), "cucriu: the job runs, but its pid file could not be written:", err)
-				}
-			}
+			writePID(pidFile, root)
 			if foreground {
-				return attach(root, criu.shellJob)
+				return attach(root, criu.RPC.GetShellJob())
 			}
 			return nil
 		},
@@ -83,6 +81,61 @@ and the image is intact.`,
 	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
 	flags.BoolVar(&cutLogs, "cut-logs", false, "cut files that the job was writing at their end, and that have grown since, back to their size at the dump; what is newer is kept beside them")
 	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
-	jsonFlag(cmd, &asJSON)
+	jsonFlag(cmd)
 	return cmd
+}
+
+// writePID writes the pid of a job that runs to a file, if one is named.
+func writePID(file string, pid int) {
+	if file == "" {
+		return
+	}
+	if err := renameio.WriteFile(file, []byte(strconv.Itoa(pid)+"\n"), 0o644); err != nil {
+		fmt.Fprintln(logging.Stderr(), "cucriu: the job runs, but its pid file could not be written:", err)
+	}
+}
+
+// attach stays with a restored job that is our child. It passes signals on to the job's root
+// process, and returns the root's exit status as an error. A shell job gets the terminal in the
+// meantime.
+func attach(root int, shellJob bool) error {
+	process, err := os.FindProcess(root)
+	if err != nil {
+		return fmt.Errorf("the restored job: %w", err)
+	}
+	passed := make(chan os.Signal, 16)
+	signal.Notify(passed, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
+	go func() {
+		for s := range passed {
+			_ = process.Signal(s) // it may have ended
+		}
+	}()
+	if shellJob {
+		defer giveTerminal(root)()
+	}
+	state, err := process.Wait()
+	if err != nil {
+		return fmt.Errorf("wait for the restored job: %w", err)
+	}
+	status := state.Sys().(syscall.WaitStatus)
+	switch {
+	case status.Signaled():
+		return exitStatus(exitSignal + int(status.Signal()))
+	case status.ExitStatus() != 0:
+		return exitStatus(status.ExitStatus())
+	}
+	return nil
+}
+
+// giveTerminal makes the job's process group the foreground group of our terminal, if we have
+// one. It returns a function that takes the terminal back.
+func giveTerminal(root int) func() {
+	group, err := unix.Getpgid(root)
+	ours, ttyErr := unix.IoctlGetInt(0, unix.TIOCGPGRP)
+	if err != nil || ttyErr != nil {
+		return func() {}
+	}
+	signal.Ignore(unix.SIGTTOU) // setting the group back would send it to us
+	_ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, group)
+	return func() { _ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, ours) }
 }

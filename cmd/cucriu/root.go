@@ -1,15 +1,17 @@
 package main
 
 import (
-	"encoding/json"
-	"io"
+	"fmt"
 	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
 	"cucriu/internal/self"
 	"cucriu/internal/version"
@@ -34,12 +36,62 @@ cannot be used is wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(asRoot(holdsJob(dumpCommand()), restoreCommand(), holdsJob(recoverCommand()), statusCommand(), stateCommand(),
-		holdsJob(lockCommand()), holdsJob(suspendCommand()), holdsJob(resumeCommand()), holdsJob(unlockCommand()), watchCommand(), calibrateHelperCommand(),
-		holdsJob(migrateCommand()), holdsJob(receiveCommand()))...)
-	root.AddCommand(placeCommands()...)
+	root.AddCommand(asRoot(restoreCommand(), statusCommand(), stateCommand(), watchCommand(), calibrateHelperCommand())...)
+	root.AddCommand(asRoot(holdJob(dumpCommand(), recoverCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(),
+		migrateCommand(), receiveCommand())...)...)
+	root.AddCommand(sandboxCommands()...)
 	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
 	return root
+}
+
+// holdJob has Ctrl-Z wait until a command is over. A command that stopped in the middle of its
+// work would leave a job stopped, too.
+func holdJob(commands ...*cobra.Command) []*cobra.Command {
+	return before(commands, func(cmd *cobra.Command) (func(), error) { return deferStops(cmd), nil })
+}
+
+// asRoot makes commands refuse to begin for a user who could not do what they do.
+func asRoot(commands ...*cobra.Command) []*cobra.Command {
+	return before(commands, func(cmd *cobra.Command) (func(), error) { return func() {}, requireRoot(cmd) })
+}
+
+// before does something before a command, and at its end what that returned.
+func before(commands []*cobra.Command, begin func(*cobra.Command) (end func(), err error)) []*cobra.Command {
+	for _, cmd := range commands {
+		run := cmd.RunE
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			end, err := begin(cmd)
+			if err != nil {
+				return err
+			}
+			defer end()
+			return run(cmd, args)
+		}
+	}
+	return commands
+}
+
+// requireRoot fails unless this program is root's, or has root's rights over processes.
+func requireRoot(cmd *cobra.Command) error {
+	const needed = 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_KILL | 1<<unix.CAP_SYS_ADMIN
+	if os.Geteuid() == 0 {
+		return nil // what root lacks in a container, the checks name
+	}
+	if has, err := (proc.System{}).Capabilities(); err == nil && has&needed == needed {
+		return nil
+	}
+	return preflight.AsRefusal(fmt.Errorf("run as root: %s is not for user %d", cmd.CommandPath(), os.Geteuid()))
+}
+
+// withHook is a command that begins with the configuration.
+func withHook(run func(*cobra.Command, *hooks.Hook, []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		hook, err := newHook()
+		if err != nil {
+			return err
+		}
+		return run(cmd, hook, args)
+	}
 }
 
 func newHook() (*hooks.Hook, error) {
@@ -55,14 +107,4 @@ func newHook() (*hooks.Hook, error) {
 		return nil, usageError{err}
 	}
 	return hooks.New(cfg, log, self.Path, "watch")
-}
-
-func writeJSON(out io.Writer, value any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "\t")
-	return encoder.Encode(value)
-}
-
-func jsonFlag(cmd *cobra.Command, value *bool) {
-	cmd.Flags().BoolVar(value, "json", false, "print JSON for machines")
 }

@@ -5,15 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil/pages"
 	"cucriu/hooks"
+	"cucriu/hooks/jobs"
 	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/journal"
 	"cucriu/internal/logging"
@@ -22,7 +25,8 @@ import (
 func runCommand() *cobra.Command {
 	var noCheckpoints bool
 	var pidFile string
-	var long longFlags
+	var long jobs.Options
+	var check func(args []string) error
 	cmd := &cobra.Command{
 		Use:   "run --dir DIR [--] COMMAND [ARG...]",
 		Short: "Run a long job: start it, make checkpoints of it, go on from the newest",
@@ -62,7 +66,7 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			"  cucriu run --dir /shared/jobs/$SLURM_JOB_ID --takeover --grace 60s --requeue-status 85 -- python train.py\n" +
 			"  cucriu run --no-checkpoints --pidfile job.pid python train.py &\n  cucriu dump -t $(cat job.pid) -D /var/lib/images/job1",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 && long.dir == "" || len(args) > 0 && args[0] == "" {
+			if len(args) == 0 && long.Dir == "" || len(args) > 0 && args[0] == "" {
 				return errors.New("name the command to run")
 			}
 			return nil
@@ -71,7 +75,7 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			return nil, cobra.ShellCompDirectiveDefault // files
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if noCheckpoints == (long.dir != "") {
+			if noCheckpoints == (long.Dir != "") {
 				return usageError{errors.New("name the directory of the job with --dir, or say --no-checkpoints and dump the job with cucriu dump")}
 			}
 			hook, err := newHook()
@@ -81,14 +85,17 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 			if noCheckpoints {
 				return runJob(cmd.Context(), hook.Config.RunDir, args, pidFile)
 			}
-			return runLong(cmd, hook, long, args)
+			if err := check(args); err != nil {
+				return usageError{err}
+			}
+			return runLong(cmd, hook, long)
 		},
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows COMMAND is its own
 	flags.BoolVar(&noCheckpoints, "no-checkpoints", false, "make no checkpoints: only start the job")
 	flags.StringVar(&pidFile, "pidfile", "", "with --no-checkpoints: write the pid of the job to this file")
-	long.add(cmd)
+	check = addLongFlags(cmd, &long)
 	return cmd
 }
 
@@ -108,11 +115,7 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 	}
 	go signals.PassTo(started)
 	fmt.Fprintf(logging.Stderr(), "cucriu: the job has pid %d: cucriu dump -t %d -D DIR\n", started.PID, started.PID)
-	if pidFile != "" {
-		if err := renameio.WriteFile(pidFile, []byte(strconv.Itoa(started.PID)+"\n"), 0o644); err != nil {
-			fmt.Fprintln(logging.Stderr(), "cucriu: the job runs, but its pid file could not be written:", err)
-		}
-	}
+	writePID(pidFile, started.PID)
 	status, err := started.Wait()
 	if err != nil {
 		return err
@@ -144,4 +147,122 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 		}
 	}
 	fmt.Fprintln(logging.Stderr(), "cucriu: the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
+}
+
+// addLongFlags adds the options of a long job. What it returns finds what is wrong with them
+// together.
+func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string) error) {
+	var stdin, tty bool
+	flags := cmd.Flags()
+	folderFlag(cmd, &o.Dir, "dir", "", "holds the checkpoints of the job and its output; made if it is missing")
+	flags.StringVar(&o.Name, "name", "", "how the job is called (default: the last part of DIR)")
+	flags.StringVar(&o.User, "user", "", "whose the job is, by name or number (default: root's)")
+	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing belongs to a checkpoint, such as 512M (default 1G)")
+	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "a /tmp of the job's own, in memory, which belongs to its checkpoints")
+	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "a file of the job that is left as it is when the job goes on from a checkpoint; may be repeated")
+	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 is none on a schedule")
+	flags.Var(&value{kind: "percent", set: func(text string) error {
+		percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
+		if err != nil || !strings.HasSuffix(text, "%") || !(percent > 0 && percent <= 50) {
+			return errors.New("it is more than 0% and at most 50%")
+		}
+		o.Overhead = percent / 100
+		return nil
+	}}, "overhead", "make checkpoints so often that the job stands still for this part of its time, such as 1%; --every counts until their cost is known")
+	flags.DurationVar(&o.MaxPause, "max-pause", 0, "leave out a checkpoint for which the job would probably stand still for longer; 0 is no limit")
+	flags.StringVar(&o.Stage, "stage", "", "where an image is written while the job stands still: a directory, memory, or disk (in DIR); default: memory if it fits, else disk")
+	flags.StringArrayVar(&o.Settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
+	flags.StringArrayVar(&o.NoSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
+	flags.IntVar(&o.Keep, "keep", 3, "how many checkpoints to keep")
+	sizeFlag(cmd, &o.MaxBytes, "max-bytes", "how much room the checkpoints may take together, such as 500G; the newest verified one and pinned ones stay")
+	choose(cmd, &o.Compress, "compress", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)",
+		word[pages.Codec]{"none", 0}, word[pages.Codec]{"s2", pages.S2}, word[pages.Codec]{"zstd", pages.Zstd})
+	choose(cmd, &o.Probe, "probe", "try whether the first checkpoint can be restored, and others once there are new kinds of processes or files in the job: beside it, in a sandbox, without the GPUs: auto or off",
+		word[bool]{"auto", true}, word[bool]{"off", false})
+	flags.BoolVar(&o.Takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
+	preempt := flags.StringSlice("preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
+	flags.DurationVar(&o.Grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
+	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "the exit status then")
+	flags.IntVar(&o.MovedStatus, "moved-status", 0, "the exit status once the job has moved to another host (cucriu migrate --job)")
+	flags.IntVar(&o.Adopt, "adopt", 0, "take a job under care that runs already: the pid of its first process")
+	flags.BoolVar(&stdin, "stdin", false, "the job reads our standard input; what it has read since a checkpoint it is given again when it goes on from there")
+	flags.BoolVar(&tty, "tty", false, "the job has a terminal of its own, joined to ours")
+	criuFlag(cmd, &o.Criu, "the criu to run")
+	flags.StringVar(&o.Metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
+	return func(args []string) error {
+		o.Command, o.Output, o.Messages, o.Flags = args, os.Stdout, logging.Stderr(), givenFlags(flags)
+		if stdin {
+			o.Stdin = os.Stdin
+		}
+		if tty {
+			o.Terminal = os.Stdin
+		}
+		for _, name := range *preempt {
+			sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(strings.TrimSpace(name)), "SIG"))
+			if !slices.Contains([]unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP}, sig) {
+				return fmt.Errorf("--preempt %s: TERM, USR1, USR2, INT or HUP", name)
+			}
+			o.Preempt = append(o.Preempt, sig)
+		}
+		for _, path := range o.NotSaved {
+			if !filepath.IsAbs(path) {
+				return fmt.Errorf("--not-saved %s: an absolute path", path)
+			}
+		}
+		switch {
+		case o.Adopt < 0:
+			return errors.New("--adopt: a pid is a positive number")
+		case o.Adopt != 0 && len(args) > 0:
+			return errors.New("--adopt: the job runs already, so leave out the command")
+		case o.Adopt != 0 && (stdin || tty || o.User != "" || o.PrivateTmp || len(o.Settings)+len(o.NoSettings) > 0):
+			return errors.New("--adopt: --stdin, --tty, --user, --private-tmp, --setting and --no-setting are for a job that is started")
+		case stdin && tty:
+			return errors.New("--stdin and --tty: one of them; what is typed is the input of a job with a terminal")
+		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
+			return errors.New("duration must not be negative")
+		case o.Every > 0 && o.Every < time.Second:
+			return fmt.Errorf("--every %v: at least 1s", o.Every)
+		case o.Stage != "" && o.Stage != jobs.StageMemory && o.Stage != jobs.StageDisk && !filepath.IsAbs(o.Stage):
+			return fmt.Errorf("--stage %s: memory, disk, or an absolute path", o.Stage)
+		case o.Metrics != "" && existing(filepath.Dir(o.Metrics)) == "":
+			return fmt.Errorf("--metrics %s: there is no such folder", o.Metrics)
+		case o.Keep < 1:
+			return fmt.Errorf("--keep %d: at least 1", o.Keep)
+		case o.RequeueStatus < 0 || o.RequeueStatus > 255:
+			return fmt.Errorf("--requeue-status %d: 0 to 255", o.RequeueStatus)
+		case o.MovedStatus < 0 || o.MovedStatus > 255:
+			return fmt.Errorf("--moved-status %d: 0 to 255", o.MovedStatus)
+		}
+		return nil
+	}
+}
+
+// runLong runs a long job, and returns its exit status as an error.
+func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {
+	if err := requireRoot(cmd); err != nil {
+		return runError{err}
+	}
+	signals, err := job.TakeSignals()
+	if err != nil {
+		return runError{err}
+	}
+	status, err := jobs.Run(cmd.Context(), hook, options, signals)
+	if notStarted := new(job.NotStartedError); err != nil && !errors.As(err, &notStarted) {
+		return runError{err}
+	}
+	if err == nil && status != 0 {
+		return exitStatus(status)
+	}
+	return err
+}
+
+// settingNames lists the settings that cost speed, or those that do not.
+func settingNames(costs bool) string {
+	var names []string
+	for _, s := range jobs.Settings() {
+		if s.Costs == costs {
+			names = append(names, s.Name)
+		}
+	}
+	return strings.Join(names, ", ")
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/jobs"
 	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
 )
 
 // statusReport is the status command's JSON.
@@ -25,7 +29,7 @@ type statusReport struct {
 }
 
 func statusCommand() *cobra.Command {
-	var asJSON, uuids bool
+	var uuids bool
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -41,49 +45,38 @@ last dump into it, or restore from it, has succeeded, whoever drove criu; 1 if
 not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
 		Args:    noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			hook, err := newHook()
-			if err != nil {
-				return err
-			}
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			if dir != "" {
-				return showImage(cmd, hook.Config.RunDir, dir, asJSON)
+				return showImage(cmd, hook.Config.RunDir, dir)
 			}
-			sessions, err := hooks.Sessions(hook.Config.RunDir)
+			r, err := statusOf(hook.Config.RunDir)
 			if err != nil {
 				return err
 			}
-			refusals, err := journal.Refusals(hook.Config.RunDir)
-			if err != nil {
+			if r.Jobs, err = jobs.Locals(hook.Config.RunDir); err != nil {
 				return err
 			}
-			long, err := jobs.Locals(hook.Config.RunDir)
-			if err != nil {
-				return err
-			}
-			processes, err := hook.Processes(cmd.Context())
-			if asJSON {
-				return errors.Join(writeJSON(cmd.OutOrStdout(), statusReport{sessions, refusals, processes, long}), err)
-			}
-			out := cmd.OutOrStdout()
-			if err == nil {
-				err = writeAll(out, hook, processes, uuids)
-				fmt.Fprintln(out)
-			}
-			if len(long) > 0 {
-				err = errors.Join(err, writeJobs(out, long))
-				fmt.Fprintln(out)
-			}
-			err = errors.Join(err, writeSessions(out, sessions))
-			if len(refusals) > 0 {
-				fmt.Fprintln(out)
-				err = errors.Join(err, writeRefusals(out, refusals))
-			}
-			return err
-		},
+			r.Processes, err = hook.Processes(cmd.Context())
+			return errors.Join(show(cmd, r, func(out io.Writer) (wrong error) {
+				if err == nil {
+					wrong = writeAll(out, hook, r.Processes, uuids)
+					fmt.Fprintln(out)
+				}
+				if len(r.Jobs) > 0 {
+					wrong = errors.Join(wrong, writeJobs(out, r.Jobs))
+					fmt.Fprintln(out)
+				}
+				wrong = errors.Join(wrong, writeSessions(out, r.Sessions))
+				if len(r.Refusals) > 0 {
+					fmt.Fprintln(out)
+					wrong = errors.Join(wrong, writeRefusals(out, r.Refusals))
+				}
+				return wrong
+			}), err)
+		}),
 	}
-	cmd.Flags().VarP((*folderValue)(&dir), "images-dir", "D", "only what is about this image, and its exit status")
-	jsonFlag(cmd, &asJSON)
+	folderFlag(cmd, &dir, "images-dir", "D", "only what is about this image, and its exit status")
+	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd
 }
@@ -166,4 +159,86 @@ func existing(path string) string {
 		return ""
 	}
 	return path
+}
+
+// imagePatience is how long to wait for a dump or restore that is not over: the watcher needs a
+// moment once criu has ended.
+const imagePatience = 10 * time.Second
+
+// showImage shows what became of an image, which need not be there any more.
+func showImage(cmd *cobra.Command, runDir, dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	if real, err := filepath.EvalSymlinks(dir); err == nil { // as the hook finds it
+		dir = real
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), imagePatience)
+	defer cancel()
+	var r statusReport
+	var verdict error
+	for {
+		if r, err = statusOf(runDir); err != nil {
+			return err
+		}
+		r.Sessions = slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return s.ImageDir != dir })
+		r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir })
+		r.Processes, r.Jobs = []hooks.CUDAProcess{}, []jobs.Local{}
+		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return errors.Join(show(cmd, r, r.writeImage), verdict)
+}
+
+func statusOf(runDir string) (r statusReport, err error) {
+	if r.Sessions, err = hooks.Sessions(runDir); err == nil {
+		r.Refusals, err = journal.Refusals(runDir)
+	}
+	return r, err
+}
+
+// verdict returns an error unless the last dump into an image, or restore from it, has succeeded.
+func (r statusReport) verdict(dir string) error {
+	var last hooks.Status
+	if n := len(r.Sessions); n > 0 {
+		last = r.Sessions[n-1]
+	}
+	var refusal journal.Refusal
+	for _, next := range r.Refusals {
+		if next.Last.After(refusal.Last) {
+			refusal = next
+		}
+	}
+	switch {
+	case refusal.Last.After(last.Begun):
+		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text()))
+	case last.Session == "":
+		return preflight.AsRefusal(fmt.Errorf("no dump into %s and no restore from it is known on this host: a job without CUDA is criu's alone", dir))
+	case last.Outcome == "":
+		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
+	case last.Kind == journal.KindDump && last.Step == journal.StepDumped, last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeRunning,
+		last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeStopped:
+		return nil
+	}
+	return errors.New("the last " + string(last.Kind) + " did not succeed: " + last.Message)
+}
+
+func (r statusReport) writeImage(out io.Writer) error {
+	var err error
+	if len(r.Sessions) > 0 {
+		err = writeSessions(out, r.Sessions)
+	}
+	if len(r.Sessions) > 0 && len(r.Refusals) > 0 {
+		fmt.Fprintln(out)
+	}
+	if len(r.Refusals) > 0 {
+		err = errors.Join(err, writeRefusals(out, r.Refusals))
+	}
+	return err
 }

@@ -8,7 +8,6 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/image"
 	"cucriu/hooks/timeline"
-
 	"cucriu/internal/units"
 )
 

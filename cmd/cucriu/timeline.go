@@ -10,6 +10,7 @@ import (
 
 	"cucriu/hooks/image"
 	"cucriu/hooks/journal"
+	"cucriu/hooks/preflight"
 	"cucriu/hooks/timeline"
 )
 
@@ -28,7 +29,7 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 			err = fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, image.TimelineName)
 		}
 		if err != nil {
-			return timeline.Trace{}, refusedError{err}
+			return timeline.Trace{}, preflight.AsRefusal(err)
 		}
 		return trace, nil
 	}
@@ -45,22 +46,11 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 			return s.Timeline(), nil
 		}
 	}
-	return timeline.Trace{}, refusedError{fmt.Errorf("there is no session %q: cucriu status lists them", session)}
-}
-
-func showTimeline(out io.Writer, dir, session string, asJSON bool) error {
-	trace, err := timelineOf(dir, session)
-	if err != nil {
-		return err
-	}
-	if asJSON {
-		return writeJSON(out, trace)
-	}
-	return drawTimeline(out, trace, widthOf(out, defaultColumns))
+	return timeline.Trace{}, preflight.AsRefusal(fmt.Errorf("there is no session %q: cucriu status lists them", session))
 }
 
 // drawTimeline draws a line for each span, with a bar in the columns that are left.
-func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
+func drawTimeline(out io.Writer, trace timeline.Trace) error {
 	type line struct{ name, process, start, took string }
 	ofHosts := trace.About["rows"] == "hosts"
 	lines := []line{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
@@ -86,7 +76,7 @@ func drawTimeline(out io.Writer, trace timeline.Trace, columns int) error {
 		w.name, w.process = max(w.name, utf8.RuneCountInString(l.name)), max(w.process, utf8.RuneCountInString(l.process))
 		w.start, w.took = max(w.start, len(l.start)), max(w.took, len(l.took))
 	}
-	width := max(minBar, columns-(w.name+w.process+w.start+w.took+4*2))
+	width := max(minBar, widthOf(out, defaultColumns)-(w.name+w.process+w.start+w.took+4*2))
 	var text strings.Builder
 	for i, l := range lines {
 		bar := ""

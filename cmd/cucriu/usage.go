@@ -4,19 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // execute runs the command that the command line names. An error from before the command has
 // begun is wrong usage, whichever part of cobra has found it, and is reported in one line.
 func execute(ctx context.Context, root *cobra.Command) error {
-	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	extendHelp(root)
 	begun := false
-	noteBegin(root, &begun)
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		err := cmd.ValidateRequiredFlags()
+		begun = err == nil
+		return err
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil && !cmd.Runnable() {
 		err = checkNamed(cmd)
@@ -27,19 +33,6 @@ func execute(ctx context.Context, root *cobra.Command) error {
 	text := strings.NewReplacer("\n\nDid you mean this?\n\t", ": did you mean ", "\n\t", " or ", `required flag(s) "pid" not set`, "name a process with -p").Replace(err.Error())
 	text = strings.TrimSpace(text) + advice(cmd, err)
 	return usageError{fmt.Errorf("%s (see %s --help)", text, cmd.CommandPath())}
-}
-
-// noteBegin makes every command note that it has begun.
-func noteBegin(cmd *cobra.Command, begun *bool) {
-	if run := cmd.RunE; run != nil {
-		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			*begun = true
-			return run(cmd, args)
-		}
-	}
-	for _, command := range cmd.Commands() {
-		noteBegin(command, begun)
-	}
 }
 
 // checkNamed fails if a command that only has subcommands printed its help although nobody
@@ -61,40 +54,28 @@ func checkNamed(cmd *cobra.Command) error {
 	return errors.New("name a command")
 }
 
-// helpCommand is cobra's help command, except that an unknown topic is wrong usage.
-func helpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "help [COMMAND]",
-		Short:   "Show the help of a command, or about a topic",
-		Example: "  cucriu help dump\n  cucriu help exit-status",
-		Args: func(cmd *cobra.Command, args []string) error {
-			found, rest, err := cmd.Root().Find(args)
-			if err == nil && found != cmd.Root() && len(rest) > 0 {
-				err = fmt.Errorf("unknown help topic %q", strings.Join(args, " "))
-			}
-			return err
-		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			found, _, err := cmd.Root().Find(args)
-			var names []string
-			if err == nil {
-				for _, command := range found.Commands() {
-					if command.IsAvailableCommand() || command.IsAdditionalHelpTopicCommand() {
-						names = append(names, cobra.CompletionWithDesc(command.Name(), command.Short))
-					}
-				}
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			found, _, err := cmd.Root().Find(args)
-			if err != nil {
-				return err
-			}
-			found.InitDefaultHelpFlag()
-			found.InitDefaultVersionFlag()
-			return found.Help()
-		},
+// extendHelp has cobra's help command refuse an unknown topic, and complete the topics.
+func extendHelp(root *cobra.Command) {
+	help, _, err := root.Find([]string{"help"})
+	if err != nil {
+		return
+	}
+	complete := help.ValidArgsFunction
+	help.Use, help.Short, help.Long = "help [COMMAND]", "Show the help of a command, or about a topic", ""
+	help.Example = "  cucriu help dump\n  cucriu help exit-status"
+	help.Args = func(_ *cobra.Command, args []string) error {
+		found, rest, err := root.Find(args)
+		if err == nil && found != root && len(rest) > 0 {
+			err = fmt.Errorf("unknown help topic %q", strings.Join(args, " "))
+		}
+		return err
+	}
+	help.ValidArgsFunction = func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		names, directive := complete(cmd, args, prefix)
+		if topic := exitStatusTopic(); len(args) == 0 {
+			names = append(names, cobra.CompletionWithDesc(topic.Name(), topic.Short))
+		}
+		return names, directive
 	}
 }
 
@@ -125,4 +106,41 @@ func oneArgument(what string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// criuOnly are options of criu's command line that dump and restore do not have.
+var criuOnly = strings.Fields("auto-dedup cgroup-dump-controller cgroup-props cgroup-props-file cgroup-yard config cpu-cap display-stats " +
+	"empty-ns enable-external-masters enable-external-sharing enable-fs evasive-devices ext-mount-map file-validation force-irmap " +
+	"ghost-fiemap inherit-fd irmap-scan-path join-ns lazy-pages lsm-mount-context lsm-profile mntns-compat-mode page-server " +
+	"pre-dump-mode prev-images-dir restore-sibling skip-file-rwx-check skip-mnt stream timeout tls track-mem unprivileged veth-pair weak-sysctls")
+
+// advice says what was meant by an option that a command does not have; "" if nobody knows.
+func advice(cmd *cobra.Command, err error) string {
+	unknown := new(pflag.NotExistError)
+	if !errors.As(err, &unknown) {
+		return ""
+	}
+	name := unknown.GetSpecifiedName()
+	drivesCriu := cmd.Flags().Lookup("criu-config") != nil
+	switch {
+	case len(name) < 2:
+		return ""
+	case drivesCriu && name == "action-script":
+		return ": it is not needed, " + cmd.CommandPath() + " does the hook's work itself"
+	case drivesCriu && name == "libdir":
+		return ": it is not needed, " + cmd.CommandPath() + " gives criu no plugins"
+	case drivesCriu && slices.Contains(criuOnly, name):
+		return ": an option of criu's that is not here goes into a file, for --criu-config"
+	}
+	// cobra knows which of several names are near.
+	names := &cobra.Command{SuggestionsMinimumDistance: 2}
+	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
+		if !flag.Hidden {
+			names.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
+		}
+	})
+	if near := names.SuggestionsFor(name); len(near) > 0 {
+		return ": did you mean --" + strings.Join(near, " or --")
+	}
+	return ""
 }

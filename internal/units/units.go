@@ -21,16 +21,16 @@ func Size(bytes int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
-// ParseSize reads a number of bytes, with one of the suffixes K, M, G and T or none.
+// ParseSize reads a number of bytes, such as 512, 512M or 2GiB.
 func ParseSize(text string) (int64, error) {
-	number := strings.TrimRight(text, "KMGT")
-	suffix := text[len(number):]
-	n, err := strconv.ParseInt(number, 10, 64)
+	number := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(text), "B"), "I")
 	shift := 0
-	if err == nil && suffix != "" {
-		shift = 10 * (1 + strings.Index("KMGT", suffix))
+	if i := strings.IndexAny(number, "KMGTP"); i >= 0 && i == len(number)-1 {
+		shift = 10 * (strings.IndexByte("KMGTP", number[i]) + 1)
+		number = number[:i]
 	}
-	if err != nil || n <= 0 || len(suffix) > 1 || n > math.MaxInt64>>shift {
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n <= 0 || n > math.MaxInt64>>shift {
 		return 0, fmt.Errorf("%q is not a size, such as 512M or 2G", text)
 	}
 	return n << shift, nil

@@ -3,12 +3,12 @@ package units
 import "testing"
 
 func TestSizesAreReadAndWritten(t *testing.T) {
-	for text, want := range map[string]int64{"1": 1, "512M": 512 << 20, "2G": 2 << 30, "3T": 3 << 40, "7K": 7 << 10} {
+	for text, want := range map[string]int64{"1": 1, "512M": 512 << 20, "2G": 2 << 30, "3T": 3 << 40, "7K": 7 << 10, "1g": 1 << 30, "2GiB": 2 << 30, "3MB": 3 << 20, "1P": 1 << 50} {
 		if got, err := ParseSize(text); err != nil || got != want {
 			t.Errorf("%s: %d, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "0", "-1", "M", "1MM", "1.5G", "1g", "9223372036854775807K", "99999999999999999999"} {
+	for _, text := range []string{"", "0", "-1", "M", "1MM", "1.5G", "G1", "9223372036854775807K", "99999999999999999999"} {
 		if got, err := ParseSize(text); err == nil {
 			t.Errorf("%q was read as %d", text, got)
 		}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/config"
+)
+
+func stateCommand() *cobra.Command {
+	var uuids bool
+	var pids []int
+	cmd := &cobra.Command{
+		Use:   "state -p PID",
+		Short: "Show the CUDA state of processes: running, locked, checkpointed or failed",
+		Long: `Show the CUDA state of processes: running, locked, checkpointed or failed.
+
+Of a process that is stopped, the thread through which the driver works is let
+run for the moment of the answer, unless a dump or restore is at work on it.
+GPUs are shown by their index in cucriu gpus.`,
+		Example: "  cucriu state -p 4711\n  cucriu state -p 4711 -p 4712 --json",
+		Args:    noArguments,
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			processes, err := hook.States(cmd.Context(), pids)
+			if err != nil {
+				return err
+			}
+			return show(cmd, processes, func(out io.Writer) error { return writeProcesses(out, indexOfHost(hook), processes, uuids) })
+		}),
+	}
+	pidsFlag(cmd, &pids)
+	jsonFlag(cmd)
+	uuidFlag(cmd, &uuids)
+	return cmd
+}
+
+func writeProcesses(out io.Writer, index gpuIndex, processes []hooks.CUDAProcess, uuids bool) error {
+	table := newTable(out, "PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
+	for _, p := range processes {
+		sees := make([]cudackpt.UUID, len(p.GPUs))
+		for i, gpu := range p.GPUs {
+			sees[i] = gpu.UUID
+		}
+		table.row(strconv.Itoa(p.PID), p.Name, p.State, index.memory(p.MemoryBytes), index.names(sees), p.Note)
+		if uuids && len(p.MemoryBytes) > 0 {
+			table.below(index.details(p.MemoryBytes))
+		}
+	}
+	return table.write(out)
+}
+
+func lockCommand() *cobra.Command {
+	var pids []int
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "lock -p PID",
+		Short: "Keep processes from submitting work to their GPUs",
+		Long: `Keep processes from submitting work to their GPUs.
+
+What runs on the GPUs has ended when this command returns, and calls that submit
+more wait for cucriu unlock. Several processes are locked all or none, which is
+the only way for ranks that wait for each other.`,
+		Example: "  cucriu lock -p 4711\n  cucriu lock -p 4711 -p 4712 --timeout 1m",
+		Args:    noArguments,
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			if cmd.Flags().Changed("timeout") {
+				hook.Config.Lock.Timeout = timeout
+				hook.Config.Lock.Try = min(hook.Config.Lock.Try, timeout)
+				if err := hook.Config.Validate(); err != nil {
+					return usageError{fmt.Errorf("--timeout: %w", err)}
+				}
+			}
+			return atSignal(cmd, "undoing what was begun, as soon as the driver answers", func() error {
+				return hook.Lock(cmd.Context(), pids)
+			})
+		}),
+	}
+	pidsFlag(cmd, &pids)
+	timeoutFlag(cmd, &timeout, "timeout", "how long work in flight may take; lock.timeout of the configuration if not given")
+	return cmd
+}
+
+func unlockCommand() *cobra.Command {
+	var pids []int
+	cmd := &cobra.Command{
+		Use:     "unlock -p PID",
+		Short:   "Let processes that were locked submit work again",
+		Example: "  cucriu unlock -p 4711",
+		Args:    noArguments,
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			return atSignal(cmd, "an unlock that has begun goes on", func() error { return hook.Unlock(cmd.Context(), pids) })
+		}),
+	}
+	pidsFlag(cmd, &pids)
+	return cmd
+}
+
+func suspendCommand() *cobra.Command {
+	var processes []int
+	cmd := &cobra.Command{
+		Use:   "suspend -p PID",
+		Short: "Free the GPUs of processes: move their GPU memory into host memory and stop them",
+		Long: `Free the GPUs of processes: move their GPU memory into host memory and stop them.
+
+They stand still until cucriu resume, even if somebody sends them SIGCONT. (One
+that cannot be held so, as a warning says, must not be continued: a thread that
+synchronizes with the GPU while its process is checkpointed dies.) What they need
+to go on is in the run directory. If this command fails or is killed, they run on.`,
+		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
+		Args:    noArguments,
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			var s hooks.Status
+			if err := atSignal(cmd, "undoing what was begun, as soon as the driver answers", func() (err error) {
+				s, err = hook.Suspend(cmd.Context(), processes)
+				return err
+			}); err != nil {
+				return err
+			}
+			return show(cmd, s, func(out io.Writer) error {
+				for _, pid := range s.PIDs() {
+					fmt.Fprintf(out, "process %d is checkpointed and stopped; cucriu resume -p %d brings it back\n", pid, pid)
+				}
+				return nil
+			})
+		}),
+	}
+	pidsFlag(cmd, &processes)
+	jsonFlag(cmd)
+	return cmd
+}
+
+func resumeCommand() *cobra.Command {
+	var force bool
+	var processes []int
+	var pairs []string
+	cmd := &cobra.Command{
+		Use:   "resume -p PID",
+		Short: "Bring processes back that were suspended, from whatever state they are in",
+		Long: `Bring processes back that were suspended, from whatever state they are in.
+
+Processes that were suspended together are resumed together. They go to the GPUs
+that the configuration maps theirs to, or --map in its place; without either,
+back to their own. If a GPU lacks the memory, nothing is changed.`,
+		Example: "  cucriu resume -p 4711\n  cucriu resume -p 4711 --map '{from: {index: 0}, to: {index: 1}}'",
+		Args:    noArguments,
+		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			if len(pairs) > 0 { // in the syntax of the configuration file
+				cfg, err := config.Parse("--map", []byte("version: 1\ngpus:\n  map:\n  - "+strings.Join(pairs, "\n  - ")+"\n"))
+				if err != nil {
+					return usageError{err}
+				}
+				hook.Config.GPUs.Map = cfg.GPUs.Map
+			}
+			var resumed []hooks.Status
+			err := atSignal(cmd, "a resume that has begun goes on, until the processes run or it fails", func() (err error) {
+				resumed, err = hook.Resume(cmd.Context(), processes, force)
+				return err
+			})
+			return errors.Join(err, show(cmd, resumed, func(out io.Writer) error {
+				for _, s := range resumed {
+					fmt.Fprintf(out, "%v: %s\n", s.PIDs(), s.Message)
+				}
+				if len(resumed) == 0 && err == nil {
+					fmt.Fprintln(out, "nothing to resume: running already")
+				}
+				return nil
+			}))
+		}),
+	}
+	pidsFlag(cmd, &processes)
+	cmd.Flags().StringArrayVar(&pairs, "map", nil, "a pair as in gpus.map of the configuration, in whose place it is used")
+	cmd.Flags().BoolVar(&force, "force", false, "restore also what something else has checkpointed, without knowing that the GPU memory suffices")
+	jsonFlag(cmd)
+	return cmd
+}
