@@ -36,7 +36,7 @@ cannot be used is wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(asRoot(restoreCommand(), statusCommand(), stateCommand(), watchCommand(), calibrateHelperCommand())...)
+	root.AddCommand(asRoot(restoreCommand(), stateCommand(), statusCommand(), watchCommand(), calibrateHelperCommand())...)
 	root.AddCommand(asRoot(holdJob(dumpCommand(), recoverCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(),
 		migrateCommand(), receiveCommand())...)...)
 	root.AddCommand(sandboxCommands()...)
