@@ -182,7 +182,7 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 		Path: criu,
 		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
 		AtStandstill: func(ctx context.Context, dir string) (err error) {
-			if _, err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
+			if err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
 				a.Clocks, err = place.ReadClocks()
 			}
 			if err == nil {

@@ -67,8 +67,7 @@ func (s *source) saveFiles(ctx context.Context, dir string) error {
 	if s.options.Copy == prepare.CopyNone {
 		return nil
 	}
-	_, err := files.Save(ctx, s.job.RootPID, dir, s.moving())
-	return err
+	return files.Save(ctx, s.job.RootPID, dir, s.moving())
 }
 
 // putFiles makes the files and directories on this host that it has asked for.

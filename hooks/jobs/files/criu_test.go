@@ -34,7 +34,7 @@ func TestCriuRestoresAJobWhoseFilesWerePutBack(t *testing.T) {
 		job := startDetached(t, top, jobFile(at("state"), unix.O_RDWR), mapped, jobFile(at("log"), unix.O_RDWR|unix.O_APPEND), jobFile(at("gone"), unix.O_WRONLY), shared)
 
 		root := job.Process.Pid
-		checkpoint, _ := save(t, root, Options{Shm: shm})
+		checkpoint := save(t, root, Options{Shm: shm})
 		_, err := criu(t, "dump", images, "-t", strconv.Itoa(root))
 		must(t, err)
 		_ = job.Wait() // its pid must be free

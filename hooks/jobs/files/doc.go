@@ -8,11 +8,13 @@
 // cucriu-file-N, one for each file, and cucriu-tree-N, one for each directory. Only data is
 // stored, without the holes.
 //
-// PutBack never loses what is newer than the checkpoint. It copies that to
-// NAME.cucriu-TIME beside the file, waits until the copy is on disk, and only then changes
-// the file itself. The file stays the same inode, which other programs may have open. Before
-// that it records how to undo this: until [Forget], [Undo] makes the files again what they
-// were, whoever was killed at whatever point.
+// PutBack makes a list of what is to be done at each path, and refuses what cannot be done, before it
+// changes anything. It never loses what is newer than the checkpoint: it copies that to
+// NAME.cucriu-TIME beside the file, waits until the copy is on disk, and only then changes the file in
+// place. The file stays the same inode, with its names, owner, ACLs and attributes, which other
+// programs may have open. One that is missing is written beside, and then gets its name. The list is
+// also the record of how to undo this: until [Forget], [Undo] makes the files again what they were,
+// whoever was killed at whatever point.
 //
 // A checkpoint may be put back on another host, too: see [Options] and [PutBackOptions]. What is
 // made there for a job can be found and removed again, even if PutBack is killed: see [Made].

@@ -22,13 +22,13 @@ func TestWhatGoesElsewhereHasItsContent(t *testing.T) {
 	}
 	root := startJob(t, orders...)
 	also := map[string]uint64{at("asked for"): inodeAt(t, at("asked for")), at("replaced"): inodeAt(t, at("replaced")) + 1, at("not held"): 1}
-	checkpoint, summary := save(t, root, Options{Elsewhere: true, Also: also, Except: []string{at("written")}})
+	checkpoint := save(t, root, Options{Elsewhere: true, Also: also, Except: []string{at("written")}})
 	want := map[string]use{"read": useRead, "asked for": useContent, "replaced": useRead, "log": useContent, "own log": useContent}
 	if diff := cmp.Diff(want, usesBelow(t, checkpoint, dir)); diff != "" {
 		t.Error(diff)
 	}
-	if summary.Files != 3 || summary.Bytes != int64(len("asked for"+"log"+"own log")) {
-		t.Errorf("%+v", summary)
+	if saved, want := savedBytes(t, checkpoint), int64(len("asked for"+"log"+"own log")); saved != want {
+		t.Errorf("%d bytes were saved, not %d", saved, want)
 	}
 	must(t, errors.Join(os.Remove(at("asked for")), os.Remove(at("log")), os.Remove(at("own log")), os.Remove(at("written"))))
 	_, err := PutBack(t.Context(), checkpoint, PutBackOptions{OnlyMissing: true})
@@ -66,13 +66,13 @@ func TestOnlyWhatIsMissingIsMade(t *testing.T) {
 		"the same content": {func(path, _ string) error { return os.Chmod(path, 0o600) }, ""},
 		"a name is another file": {
 			func(_, other string) error { return errors.Join(os.Remove(other), os.WriteFile(other, nil, 0o600)) },
-			"DIR-2 is another file here than DIR, and is not to be changed",
+			"DIR-2 is another file than DIR now, and was the same one at the checkpoint: move one of them away",
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
 			path := write(t, filepath.Join(tempDir(t), "file"), "content")
 			must(t, os.Link(path, path+"-2"))
-			checkpoint, _ := save(t, startJob(t, jobFile(path, unix.O_RDWR), jobFile(path+"-2", unix.O_RDONLY)), Options{Elsewhere: true})
+			checkpoint := save(t, startJob(t, jobFile(path, unix.O_RDWR), jobFile(path+"-2", unix.O_RDONLY)), Options{Elsewhere: true})
 			must(t, tt.change(path, path+"-2"))
 			before := scene{dir: filepath.Dir(path), shm: t.TempDir()}.describe(t)
 			_, err := PutBack(t.Context(), checkpoint, PutBackOptions{OnlyMissing: true})
@@ -93,7 +93,7 @@ func TestOnlyWhatIsMissingIsMade(t *testing.T) {
 func TestWhatHasOtherNamesElsewhereIsNotChanged(t *testing.T) {
 	path := write(t, filepath.Join(tempDir(t), "file"), "content")
 	must(t, os.Link(path, path+"-2"))
-	checkpoint, _ := save(t, startJob(t, jobFile(path, unix.O_RDWR)), Options{Elsewhere: true})
+	checkpoint := save(t, startJob(t, jobFile(path, unix.O_RDWR)), Options{Elsewhere: true})
 	write(t, path, "another")
 	_, err := PutBack(t.Context(), checkpoint, PutBackOptions{})
 	checkRefused(t, path, "DIR: it is another file than at the checkpoint, and has 2 names, not 1", err)

@@ -2,18 +2,16 @@ package files
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// checkTrees refuses directories that are not there, hold what is not the job's, or have too
-// little room. A PutBack that was killed may have filled them in part.
+// checkTrees refuses directories that are not there, hold something, or have too
+// little room.
 func (p *putBack) checkTrees() error {
 	var problems []error
 	for _, t := range p.list.Trees {
@@ -32,36 +30,14 @@ func (p *putBack) checkTrees() error {
 }
 
 func (t tree) checkVacant() error {
-	dir, err := openDirectory(string(t.Dir))
+	there, err := os.ReadDir(string(t.Dir))
+	if err == nil && len(there) > 0 {
+		return fmt.Errorf("the job's own %v is not empty: it holds %v", t.Dir, name(there[0].Name()))
+	}
 	if err != nil {
 		return fmt.Errorf("the job's own %v: %w", t.Dir, err)
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return fmt.Errorf("the job's own %v: %w", t.Dir, err)
-	}
-	ours := make(map[name]bool)
-	for _, top := range t.top() {
-		ours[top] = true
-	}
-	for _, base := range names {
-		if !ours[name(base)] {
-			return fmt.Errorf("the job's own %v is not empty: it holds %v, which is not the job's", t.Dir, name(base))
-		}
 	}
 	return nil
-}
-
-// top lists the entries that are in the directory itself.
-func (t tree) top() []name {
-	var top []name
-	for _, e := range t.Entries {
-		if !strings.Contains(string(e.Path), "/") {
-			top = append(top, e.Path)
-		}
-	}
-	return top
 }
 
 // fill makes a directory of the job's own what it was. Nobody else uses it.
@@ -71,35 +47,35 @@ func (p *putBack) fill(ctx context.Context, t tree) error {
 		return err
 	}
 	defer root.Close()
-	for _, top := range t.top() {
-		if err := root.RemoveAll(string(top)); err != nil {
-			return fmt.Errorf("empty the job's own %v: %w", t.Dir, err)
-		}
+	base := t.Data
+	if t.bytes() == 0 {
+		base = ""
 	}
-	var data *os.File
-	if t.bytes() > 0 {
-		if data, err = p.dir.Open(t.Data); err != nil {
-			return err
-		}
-		defer data.Close()
+	data, err := p.openData(base)
+	if err != nil {
+		return err
 	}
+	defer data.Close()
 	for _, e := range t.Entries {
 		err := ctx.Err()
 		if err == nil {
 			err = e.make(ctx, root, data)
 		}
+		if err == nil && e.Kind != kindDir {
+			err = e.finish(root)
+		}
 		if err == nil {
 			err = p.step("entry")
 		}
 		if err != nil {
-			return fmt.Errorf("put back %v: %w", name(filepath.Join(string(t.Dir), string(e.Path))), err)
+			return fmt.Errorf("put back %v: %w", t.full(e.Path), err)
 		}
 	}
 	// A directory's time changes with each entry, so the directories are last.
 	for _, e := range slices.Backward(t.Entries) {
 		if e.Kind == kindDir {
 			if err := e.finish(root); err != nil {
-				return fmt.Errorf("put back %v: %w", name(filepath.Join(string(t.Dir), string(e.Path))), err)
+				return fmt.Errorf("put back %v: %w", t.full(e.Path), err)
 			}
 		}
 	}
@@ -115,48 +91,33 @@ func (e entry) make(ctx context.Context, root *os.Root, data *os.File) error {
 	case kindLink:
 		return root.Link(string(e.Target), path)
 	case kindSymlink:
-		if err := root.Symlink(string(e.Target), path); err != nil {
-			return err
-		}
-		return root.Lchown(path, int(e.Meta.UID), int(e.Meta.GID))
+		return root.Symlink(string(e.Target), path)
 	case kindFIFO:
 		dir, err := root.Open(filepath.Dir(path))
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
-		if err := unix.Mknodat(int(dir.Fd()), filepath.Base(path), unix.S_IFIFO|0o600, 0); err != nil {
-			return err
-		}
-		return e.finish(root)
+		return unix.Mknodat(int(dir.Fd()), filepath.Base(path), unix.S_IFIFO|0o600, 0)
 	}
 	f, err := root.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(e.write(ctx, f, data), f.Close()); err != nil {
-		return err
-	}
-	return e.finish(root)
-}
-
-func (e entry) write(ctx context.Context, f, data *os.File) error {
+	defer f.Close()
 	if err := f.Truncate(e.Meta.Size); err != nil {
 		return err
 	}
-	then := &saved{data: data, size: e.Meta.Size, extents: e.Content.Extents}
-	at := e.Content.Start
-	for _, part := range e.Content.Extents {
-		then.starts = append(then.starts, at)
-		at += part.Length
-	}
-	return then.writeTo(ctx, f, func() error { return nil })
+	return e.Content.writeTo(ctx, f, data, func() error { return nil })
 }
 
 // finish gives an entry its owner, mode and time.
 func (e entry) finish(root *os.Root) error {
+	if e.Kind == kindLink {
+		return nil // the file has them
+	}
 	path := string(e.Path)
-	if err := root.Lchown(path, int(e.Meta.UID), int(e.Meta.GID)); err != nil {
+	if err := root.Lchown(path, int(e.Meta.UID), int(e.Meta.GID)); err != nil || e.Kind == kindSymlink {
 		return err
 	}
 	if err := root.Chmod(path, fileMode(e.Meta.Mode)); err != nil {

@@ -120,35 +120,39 @@ func makeScene(t *testing.T) scene {
 		order{Path: name(at("name 1")), Flags: unix.O_WRONLY}, order{Path: name(at("name 2")), Flags: unix.O_WRONLY},
 		order{Path: name(at("emptied")), Flags: unix.O_WRONLY}, order{Path: name(filepath.Join(s.shm, "below/file")), Flags: unix.O_RDWR},
 	)
-	s.checkpoint, _ = save(t, root, Options{Shm: s.shm})
+	s.checkpoint = save(t, root, Options{Shm: s.shm})
 	inParts(t, at("parts"), 'b')
 	write(t, at("log"), "line 1\nline 2\n")
 	must(t, errors.Join(os.Remove(at("missing")), os.Remove(at("missing log")), os.Remove(at("name 2")), os.Truncate(at("emptied"), 0)))
 	write(t, at("name 1"), "newer")
-	write(t, at("name 2"), "another file")
-	must(t, os.RemoveAll(s.shm))
-	must(t, os.Mkdir(s.shm, 0o755))
+	s.newShm(t)
 	return s
+}
+
+// newShm is what a new sandbox brings along.
+func (s scene) newShm(t *testing.T) {
+	t.Helper()
+	must(t, errors.Join(os.RemoveAll(s.shm), os.Mkdir(s.shm, 0o755)))
 }
 
 func sceneAtTheEnd() map[string]string {
 	const regular = "mode 100644 size "
 	size := 3<<20 + 5000
 	return map[string]string{
-		"data/parts":           regular + fmt.Sprintf("%d content %q", size, strings.Repeat("a", 20)),
-		"data/parts" + ofNoon:  regular + fmt.Sprintf("%d content %q", size, strings.Repeat("b", 20)),
-		"data/log":             regular + `7 content "line 1\n"`,
-		"data/log" + ofNoon:    regular + `7 content "line 2\n"`,
-		"data/missing":         regular + `9 content "was there"`,
-		"data/missing log":     regular + `0 content ""`,
-		"data/name 1":          regular + `9 content "two names"`,
-		"data/name 1" + ofNoon: regular + `5 content "newer"`,
-		"data/name 2":          "is data/name 1" + ofNoon, // set below
-		"data/name 2" + ofNoon: regular + `12 content "another file"`,
-		"data/emptied":         regular + `13 content "was not empty"`,
-		"shm/below":            "mode 40755",
-		"shm/below/file":       regular + `13 content "shared memory"`,
-		"shm/link":             "mode 120777",
+		"data/parts":            regular + fmt.Sprintf("%d content %q", size, strings.Repeat("a", 20)),
+		"data/parts" + ofNoon:   regular + fmt.Sprintf("%d content %q", size, strings.Repeat("b", 20)),
+		"data/log":              regular + `7 content "line 1\n"`,
+		"data/log" + ofNoon:     regular + `7 content "line 2\n"`,
+		"data/missing":          regular + `9 content "was there"`,
+		"data/missing log":      regular + `0 content ""`,
+		"data/name 1":           regular + `9 content "two names"`,
+		"data/name 1" + ofNoon:  regular + `5 content "newer"`,
+		"data/name 2":           "is data/name 1" + ofNoon, // set below
+		"data/emptied":          regular + `13 content "was not empty"`,
+		"data/emptied" + ofNoon: regular + `0 content ""`,
+		"shm/below":             "mode 40755",
+		"shm/below/file":        regular + `13 content "shared memory"`,
+		"shm/link":              "mode 120777",
 	}
 }
 
@@ -210,6 +214,7 @@ func undoneAfterAnyKill(t *testing.T) {
 		if diff := cmp.Diff(before, s.files(t)); diff != "" {
 			t.Errorf("after a kill at step %d it is not as before:\n%s", killAt, diff)
 		}
+		s.newShm(t)
 		must(t, putBackProcess(t, s.checkpoint, -1).Run())
 		if diff := cmp.Diff(want, s.describe(t)); diff != "" {
 			t.Errorf("after a kill at step %d:\n%s", killAt, diff)
@@ -237,13 +242,80 @@ func TestWhatWasChangedAfterPutBackIsNotUndone(t *testing.T) {
 	}
 }
 
+// TestWhatAnotherProgramWritesMeanwhileStays after its content was kept, and in the undo.
+func TestWhatAnotherProgramWritesMeanwhileStays(t *testing.T) {
+	s := makeScene(t)
+	undo := UndoFile{Path: undoOf(s.checkpoint)}
+	before := s.files(t)
+	parts := filepath.Join(s.dir, "parts")
+	kept := 0
+	_, err := putBackInSteps(t.Context(), s.checkpoint, PutBackOptions{Time: noon(), Undo: undo}, func(step string) error {
+		if step == "kept" {
+			if kept++; kept == 4 { // all that there are
+				write(t, parts, strings.Repeat("c", 3<<20+5000))
+			}
+		}
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), parts+" was changed just now: another program writes to it") {
+		t.Errorf("%v", err)
+	}
+	_, err = Undo(undo)
+	must(t, err)
+	after := s.files(t)
+	if !strings.Contains(after["data/parts"], "cccc") {
+		t.Errorf("what was written meanwhile is lost: %s", after["data/parts"])
+	}
+	delete(before, "data/parts")
+	delete(after, "data/parts")
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestWhatWasReplacedAfterAKillIsKept: somebody has removed or replaced the file after a kill.
+func TestWhatWasReplacedAfterAKillIsKept(t *testing.T) {
+	for title, change := range map[string]func(t *testing.T, path string){
+		"removed":  func(t *testing.T, path string) { must(t, os.Remove(path)) },
+		"replaced": func(t *testing.T, path string) { must(t, os.Rename(write(t, path+".new", "mine"), path)) },
+		"longer":   func(t *testing.T, path string) { write(t, path, strings.Repeat("x", 4<<20)) },
+	} {
+		t.Run(title, func(t *testing.T) {
+			s := makeScene(t)
+			undo := UndoFile{Path: undoOf(s.checkpoint)}
+			stop := errors.New("stop")
+			_, err := putBackInSteps(t.Context(), s.checkpoint, PutBackOptions{Time: noon(), Undo: undo}, func(step string) error {
+				if step == "part written" {
+					return stop
+				}
+				return nil
+			})
+			if !errors.Is(err, stop) {
+				t.Fatal(err)
+			}
+			path := ""
+			for base := range s.describe(t) {
+				if strings.HasSuffix(base, ofNoon) && base != "data/log"+ofNoon {
+					path = filepath.Join(filepath.Dir(s.dir), base)
+					change(t, strings.TrimSuffix(path, ofNoon))
+				}
+			}
+			left, err := Undo(undo)
+			must(t, err)
+			if len(left) != 3 || !testenv.Exists(path) {
+				t.Errorf("left: %q", left)
+			}
+		})
+	}
+}
+
 // TestKilledAtAnyMomentNothingNewerIsLost kills in the middle of steps.
 func TestKilledAtAnyMomentNothingNewerIsLost(t *testing.T) {
 	const size = 24 << 20
 	dir := tempDir(t)
 	path := write(t, filepath.Join(dir, "state"), strings.Repeat("a", size))
 	root := startJob(t, order{Path: name(path), Flags: unix.O_RDWR})
-	checkpoint, _ := save(t, root, Options{})
+	checkpoint := save(t, root, Options{})
 	newer := strings.Repeat("b", size)
 	kills := 0
 	ends := func(cmd *exec.Cmd) bool {

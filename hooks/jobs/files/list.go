@@ -1,12 +1,9 @@
 package files
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,6 +96,16 @@ type tree struct {
 	Entries []entry `json:"entries"` // a directory before what is in it
 }
 
+func (t tree) full(path name) name { return name(filepath.Join(string(t.Dir), string(path))) }
+
+// bytes is the size of the data in the tree.
+func (t tree) bytes() (sum int64) {
+	for _, e := range t.Entries {
+		sum += e.Content.length()
+	}
+	return sum
+}
+
 // kind says what an entry is.
 type kind string
 
@@ -124,8 +131,6 @@ type sealed struct {
 	CRC32C uint32          `json:"crc32c"` // of List as it stands
 	List   json.RawMessage `json:"list"`
 }
-
-func castagnoli() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }
 
 // write puts the list into a checkpoint's directory, and waits until it is on disk.
 func (l list) write(dir string) error {
@@ -182,7 +187,7 @@ func Covered(dir string) (func(path string) bool, error) {
 
 func unseal(data []byte) (list, error) {
 	var s sealed
-	if err := decodeStrictly(data, &s); err != nil {
+	if err := json.Unmarshal(data, &s); err != nil {
 		return list{}, err
 	}
 	if crc := crc32.Checksum(s.List, castagnoli()); crc != s.CRC32C {
@@ -191,28 +196,57 @@ func unseal(data []byte) (list, error) {
 	return decodeList(s.List)
 }
 
-func decodeList(raw []byte) (list, error) {
-	var l list
-	if err := decodeStrictly(raw, &l); err != nil {
+func decodeList(raw []byte) (l list, err error) {
+	if err := json.Unmarshal(raw, &l); err != nil {
 		return list{}, err
 	}
 	if l.Version != listVersion {
 		return list{}, fmt.Errorf("its version is %d: this program knows version %d", l.Version, listVersion)
 	}
-	if err := l.validate(); err != nil {
-		return list{}, err
-	}
-	return l, nil
+	return l, l.validate()
 }
 
-func decodeStrictly(data []byte, value any) error {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(value); err != nil {
-		return err
+// validate refuses a list that leads out of its files, or out of its directories.
+func (l list) validate() error {
+	for i, f := range l.Files {
+		if len(f.Paths) == 0 {
+			return fmt.Errorf("file %d has no path", i)
+		}
+		for _, path := range f.Paths {
+			if err := path.checkAbsolute(); err != nil {
+				return fmt.Errorf("file %d: %w", i, err)
+			}
+		}
+		if err := f.Content.validate(f.Meta.Size); err != nil {
+			return fmt.Errorf("file %v: %w", f.Paths[0], err)
+		}
 	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more follows its end")
+	for _, t := range l.Trees {
+		if err := t.Dir.checkAbsolute(); err != nil {
+			return err
+		}
+		for _, e := range t.Entries {
+			if !filepath.IsLocal(string(e.Path)) || e.Path == "." {
+				return fmt.Errorf("%q is not a path in a directory", string(e.Path))
+			}
+			if err := e.Content.validate(e.Meta.Size); err != nil {
+				return fmt.Errorf("%v: %w", t.full(e.Path), err)
+			}
+		}
+	}
+	return nil
+}
+
+func (c *content) validate(size int64) error {
+	end := int64(0)
+	for _, e := range c.Extents {
+		if e.Offset < end || e.Length <= 0 || e.Length > pieceSize || e.Offset > size-e.Length {
+			return fmt.Errorf("the part of %d bytes at %d does not fit into it", e.Length, e.Offset)
+		}
+		end = e.end()
+	}
+	if size < 0 || c.Data != filepath.Base(c.Data) && c.Data != "" {
+		return fmt.Errorf("%d bytes in %q are no content", size, c.Data)
 	}
 	return nil
 }

@@ -57,28 +57,3 @@ func (n name) checkAbsolute() error {
 	}
 	return nil
 }
-
-// checkRelative refuses what is not a path inside a directory.
-func (n name) checkRelative() error {
-	if !filepath.IsLocal(string(n)) || n == "." || filepath.Clean(string(n)) != string(n) || strings.Contains(string(n), "\x00") {
-		return fmt.Errorf("%q is not a path in a directory", string(n))
-	}
-	return nil
-}
-
-func (n name) split() (dir, base string) {
-	return filepath.Dir(string(n)), filepath.Base(string(n))
-}
-
-// size returns a number of bytes for a message.
-func size(bytes int64) string {
-	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	if bytes < 1<<10 {
-		return fmt.Sprintf("%d bytes", bytes)
-	}
-	value, unit := float64(bytes)/1024, 0
-	for value >= 1024 && unit < len(units)-1 {
-		value, unit = value/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %s", value, units[unit])
-}

@@ -27,45 +27,6 @@ type Options struct {
 	Also map[string]uint64
 }
 
-func (o Options) limit() int64 {
-	if o.Limit == 0 {
-		return DefaultLimit
-	}
-	return o.Limit
-}
-
-func (o Options) treeLimit() int64 {
-	if o.TreeLimit == 0 {
-		return DefaultTreeLimit
-	}
-	return o.TreeLimit
-}
-
-// trees are the directories of which all is saved.
-func (o Options) trees() []string {
-	var dirs []string
-	for _, dir := range []string{o.Shm, o.PrivateTmp} {
-		if dir != "" {
-			dirs = append(dirs, dir)
-		}
-	}
-	return dirs
-}
-
-// Summary says what was saved.
-type Summary struct {
-	Files    int   // with their content
-	Bytes    int64 // of this content
-	Appended int   // files that are only appended to, with their size alone
-	Checked  int   // files that are only read: their size must be the same at the resume
-
-	TreeEntries int // files, directories and links in Shm and PrivateTmp
-	TreeBytes   int64
-	// LeftOut names what is in Shm and PrivateTmp and cannot be saved: sockets, devices,
-	// and what is mounted there.
-	LeftOut []string
-}
-
 // PutBackOptions says how files are put back.
 type PutBackOptions struct {
 	// Time is in the names of what is kept aside. The zero value means now.
@@ -78,11 +39,4 @@ type PutBackOptions struct {
 	// Making, if it is set, is told of each file, and each name of one, before it gets its name.
 	// If it fails, the file is not made.
 	Making func(Made) error
-}
-
-func (o PutBackOptions) time() time.Time {
-	if o.Time.IsZero() {
-		return time.Now()
-	}
-	return o.Time
 }

@@ -5,210 +5,269 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
 
-// action is what is to be done about a file.
+// action is what is to be done at a path.
 type action int
 
 const (
-	leave    action = iota // only its mode and its time
-	goOn                   // it is another one, and the job goes on at its end
-	cut                    // what follows its end at the checkpoint is newer
-	create                 // it is missing
-	rewrite                // its content is another one
-	complete               // the same, and there is nothing to keep: it holds only zeros
+	adjust  action = iota // its mode and its time only
+	goOn                  // it is another file, and the job goes on at its end
+	cut                   // what follows its end at the checkpoint is newer
+	rewrite               // its content is another one
+	create                // it is missing
+	link                  // it is missing, and was another name of a file
 )
 
-// todo is what is to be done about one file.
+// todo is what is to be done at one path, and how that is undone.
 type todo struct {
-	file   file
+	undoPath
+	file   *file
 	action action
-	size   int64  // what it has now
-	kept   string // the path of what was kept
-	undo   []undoPath
+	of     name // the file of which it is another name
 }
 
-// writes reports whether the file is opened to change its content.
-func (todo *todo) writes() bool { return todo.action != leave && todo.action != goOn }
+// writes reports whether the content of the file that is there is changed.
+func (d *todo) writes() bool { return d.action == cut || d.action == rewrite }
 
-// room is what is to be written, by file system.
-type room map[uint64]*need
+// plan lists what is to be done, and refuses what cannot be done.
+func (p *putBack) plan(ctx context.Context) error {
+	var problems []error
+	for i := range p.list.Files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		f := &p.list.Files[i]
+		find := p.look
+		if f.Use == useRead || f.Use == useMapped {
+			find = checkRead
+		}
+		if err := find(ctx, f); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	for _, n := range p.needs {
+		if err := checkRoom(n.dir, n.bytes); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	if len(problems) > 0 {
+		return &RefusedError{Problems: problems}
+	}
+	return nil
+}
 
+// need is what is to be written to a file system.
 type need struct {
 	dir   string // one directory on it
 	bytes int64
 }
 
-func (r room) add(t *target, bytes int64) error {
-	st, err := statOf(t.dir)
-	if err != nil {
-		return err
-	}
-	n := r[uint64(st.Dev)]
-	if n == nil {
-		n = &need{dir: t.dir.Name()}
-		r[uint64(st.Dev)] = n
-	}
-	n.bytes += max(0, bytes)
-	return nil
+func (p *putBack) need(t *target, bytes int64) error {
+	var st unix.Stat_t
+	err := unix.Fstat(int(t.dir.Fd()), &st)
+	p.needs[uint64(st.Dev)] = need{t.dir.Name(), p.needs[uint64(st.Dev)].bytes + max(0, bytes)}
+	return err
 }
 
-func (r room) check() error {
-	for _, n := range r {
-		if err := checkRoom(n.dir, n.bytes); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// look finds out what is to be done about a file, and how much room that takes.
-func (p *putBack) look(ctx context.Context, f file, needs room) (todo, error) {
-	targets, err := f.targets()
-	if err != nil {
-		return todo{}, err
-	}
-	defer targets.Close()
-	t := targets[0]
-	todo := todo{file: f, size: t.stat.Size}
-	for _, other := range targets {
-		if p.OnlyMissing && other.now != nil && inodeOf(other.stat) != inodeOf(t.stat) {
-			return todo, fmt.Errorf("%v is another file here than %v, and is not to be changed", other.path, t.path)
-		}
-	}
-	if t.now == nil {
-		todo.action = create
-		if f.Use == useAppend && !f.MayBeShorter {
-			return todo, fmt.Errorf("%v, to which the job only appends, is missing: its content is not in the checkpoint", t.path)
-		}
-		return todo, errors.Join(needs.add(t, f.Content.length()), p.planUndo(&todo, targets))
-	}
-	if f.Use == useContent {
-		err = p.lookAtContent(ctx, t, &todo, needs)
-	} else {
-		err = lookAtEnd(t, &todo, needs)
-	}
-	if err == nil && p.OnlyMissing && todo.action != leave {
-		err = errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
-	}
-	if err == nil && todo.writes() {
-		// Opened as it will be: it may be in use as a program, or cannot be changed.
-		err = t.withFile(unix.O_RDWR, func(*os.File) error { return nil })
-	}
-	if err == nil {
-		err = p.planUndo(&todo, targets)
-	}
-	if err != nil {
-		return todo, fmt.Errorf("%v: %w", t.path, err)
-	}
-	return todo, nil
-}
-
-// planUndo notes what there is at the paths of a file, and chooses the names for what is kept.
-func (p *putBack) planUndo(todo *todo, targets targets) (err error) {
-	then := todo.file.Meta
-	for i, t := range targets {
-		u := undoPath{Path: t.path, After: then}
-		if t.now != nil {
-			u.Inode, u.Meta = t.stat.Ino, metadataOf(t.stat)
-		}
-		switch {
-		case i > 0 && t.now != nil && inodeOf(t.stat) == inodeOf(targets[0].stat):
-			continue
-		case i > 0 && t.now != nil:
-			u.Moved = true
-		case todo.action == create && todo.file.Use == useAppend:
-			u.After.Size = 0
-		case todo.action == complete:
-			u.Blank = true
-		case todo.action == cut:
-			u.From = then.Size
-		case i == 0 && (todo.action == leave || todo.action == goOn) && (p.OnlyMissing || u.Meta == then):
-			continue
-		}
-		if u.Moved || i == 0 && (todo.action == cut || todo.action == rewrite) {
-			if u.Kept, err = p.freeName(t); err != nil {
-				return err
-			}
-		}
-		todo.undo = append(todo.undo, u)
-	}
-	return nil
-}
-
-// lookAtEnd looks at a file to which the job only appends.
-func lookAtEnd(t *target, todo *todo, needs room) error {
-	f := todo.file
-	same := f.End == nil
-	if !same && t.stat.Size >= f.Meta.Size {
-		err := t.withFile(unix.O_RDONLY, func(now *os.File) (err error) {
-			same, err = f.End.isAt(now, f.Meta.Size)
-			return err
-		})
+// look finds out what is to be done about a file.
+func (p *putBack) look(ctx context.Context, f *file) error {
+	var now *target // what there is of it
+	var missing []*target
+	for _, path := range f.Paths {
+		t, err := openTarget(path)
 		if err != nil {
 			return err
 		}
-	}
-	switch {
-	case same && t.stat.Size > f.Meta.Size:
-		todo.action = cut
-		return needs.add(t, t.stat.Size-f.Meta.Size)
-	case same:
-		return nil
-	case f.MayBeShorter:
-		todo.action = goOn
-		return nil
-	case t.stat.Size < f.Meta.Size:
-		return fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, and has %d now: the rest is not in the checkpoint", f.Meta.Size, t.stat.Size)
-	}
-	return errors.New("the job only appends to it; it has other content now than at the checkpoint, which does not hold it")
-}
-
-func (p *putBack) lookAtContent(ctx context.Context, t *target, todo *todo, needs room) error {
-	like, err := p.compare(ctx, t, todo.file)
-	if err != nil {
-		return err
-	}
-	switch like {
-	case equal:
-		todo.action = leave
-		return nil
-	case blank: // there is nothing to keep
-		todo.action = complete
-	default:
-		todo.action = rewrite
-	}
-	occupied := t.stat.Blocks * 512
-	if todo.action == rewrite {
-		if err := needs.add(t, min(occupied, t.stat.Size)); err != nil {
-			return err
+		defer t.Close()
+		switch {
+		case t.now == nil:
+			missing = append(missing, t)
+			continue
+		case now != nil && inodeOf(t.stat) != inodeOf(now.stat):
+			return fmt.Errorf("%v is another file than %v now, and was the same one at the checkpoint: move one of them away", path, now.path)
+		}
+		if err := f.checkSame(t.stat); err != nil {
+			return fmt.Errorf("%v: %w", path, err)
+		}
+		if now == nil {
+			now = t
 		}
 	}
-	return needs.add(t, todo.file.Content.length()-occupied)
+	if now == nil {
+		if now, missing = missing[0], missing[1:]; f.Use == useAppend && !f.MayBeShorter {
+			return fmt.Errorf("%v, to which the job only appends, is missing: its content is not in the checkpoint", now.path)
+		}
+		p.add(f, now, create)
+		if err := p.need(now, f.Content.length()); err != nil {
+			return err
+		}
+	} else if err := p.compare(ctx, f, now); err != nil {
+		return fmt.Errorf("%v: %w", now.path, err)
+	}
+	for _, t := range missing {
+		p.add(f, t, link).of = now.path
+	}
+	return nil
 }
 
-func (p *putBack) compare(ctx context.Context, t *target, f file) (likeness, error) {
-	then, err := openSaved(p.dir, f.Content, f.Meta.Size)
-	if err != nil {
-		return different, err
+// add adds to the list of what is to be done.
+func (p *putBack) add(f *file, t *target, a action) *todo {
+	d := &todo{undoPath: undoPath{Path: t.path, After: f.Meta}, file: f, action: a}
+	if t.now != nil {
+		d.Inode, d.Meta = t.stat.Ino, metadataOf(t.stat)
+	} else if f.Use == useAppend {
+		d.After.Size = 0
 	}
-	defer then.Close()
-	result := different
-	err = t.withFile(unix.O_RDONLY, func(now *os.File) error {
-		result, err = compare(ctx, now, t.stat.Size, then)
+	p.todos = append(p.todos, d)
+	return d
+}
+
+// compare finds out what is to be done about a file that is there.
+func (p *putBack) compare(ctx context.Context, f *file, t *target) error {
+	find := f.compareEnd
+	if f.Use == useContent {
+		find = func(now *os.File, size int64) (action, error) { return p.compareContent(ctx, f, now, size) }
+	}
+	var a action
+	err := t.withFile(unix.O_RDONLY, func(now *os.File) (err error) {
+		a, err = find(now, t.stat.Size)
 		return err
 	})
-	return result, err
+	switch {
+	case err != nil:
+		return err
+	case a == adjust && (p.OnlyMissing || metadataOf(t.stat) == f.Meta):
+		return nil
+	case p.OnlyMissing:
+		return errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
+	}
+	d := p.add(f, t, a)
+	if !d.writes() {
+		return nil
+	}
+	if a == cut {
+		d.From = f.Meta.Size
+	}
+	occupied := min(t.stat.Blocks*512, t.stat.Size)
+	err = errors.Join(p.need(t, min(occupied, t.stat.Size-d.From)), p.need(t, f.Content.length()-occupied))
+	if err == nil {
+		d.Kept, err = p.freeName(t)
+	}
+	if err == nil { // opened as it will be: it may be in use as a program, or cannot be changed
+		err = t.withFile(unix.O_RDWR, func(*os.File) error { return nil })
+	}
+	return err
 }
 
-// withFile calls do with the file, opened for reading or writing.
-func (t *target) withFile(flags int, do func(*os.File) error) error {
-	f, err := reopen(t.now, flags)
-	if err != nil {
-		return err
+// compareEnd looks at a file to which the job only appends.
+func (f *file) compareEnd(now *os.File, size int64) (action, error) {
+	same := f.End == nil
+	if !same && size >= f.Meta.Size {
+		end, err := endingOf(now, f.Meta.Size)
+		if err != nil {
+			return adjust, err
+		}
+		same = *end == *f.End
 	}
-	defer f.Close()
-	return do(f)
+	switch {
+	case same && size > f.Meta.Size:
+		return cut, nil
+	case same && size == f.Meta.Size:
+		return adjust, nil
+	case f.MayBeShorter:
+		return goOn, nil
+	case size < f.Meta.Size:
+		return adjust, fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, and has %d now: the rest is not in the checkpoint", f.Meta.Size, size)
+	}
+	return adjust, errors.New("the job only appends to it; it has other content now than at the checkpoint, which does not hold it")
+}
+
+func (p *putBack) compareContent(ctx context.Context, f *file, now *os.File, size int64) (action, error) {
+	if size != f.Meta.Size {
+		return rewrite, nil
+	}
+	then, err := p.openData(f.Content.Data)
+	if err != nil {
+		return rewrite, err
+	}
+	defer then.Close()
+	if same, err := f.Content.isIn(ctx, now, size, then); !same || err != nil {
+		return rewrite, err
+	}
+	return adjust, nil
+}
+
+// openData opens the data of a file of the checkpoint. A file that is all a hole has none.
+func (p *putBack) openData(base string) (*os.File, error) {
+	if base == "" {
+		return os.Open(os.DevNull)
+	}
+	return p.dir.Open(base)
+}
+
+// freeName returns a name beside the file for what is kept of it.
+func (p *putBack) freeName(t *target) (string, error) {
+	for i := 1; ; i++ {
+		base := asidePrefix(t.base) + p.Time.UTC().Format("20060102-150405")
+		if i > 1 {
+			base += "-" + strconv.Itoa(i)
+		}
+		path := filepath.Join(t.dir.Name(), base)
+		if p.taken[path] {
+			continue
+		}
+		_, err := statPath(path)
+		if errors.Is(err, unix.ENOENT) {
+			p.taken[path] = true
+			return base, nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+}
+
+// checkSame refuses a file that somebody with fewer rights than root may have put in the
+// place of the job's: something else than a file, another user's file, or another name of a
+// file that is elsewhere too.
+func (f *file) checkSame(now unix.Stat_t) error {
+	switch {
+	case !isRegular(now):
+		return fmt.Errorf("it is %s now, and was a regular file at the checkpoint", what(now))
+	case now.Uid != f.Meta.UID:
+		return fmt.Errorf("it belongs to user %d now, and belonged to user %d at the checkpoint", now.Uid, f.Meta.UID)
+	case uint64(now.Nlink) > f.Links && inodeOf(now) != (inode{f.Dev, f.Inode}):
+		return fmt.Errorf("it is another file than at the checkpoint, and has %d names, not %d", now.Nlink, f.Links)
+	}
+	return nil
+}
+
+// checkRead refuses a file that the tree only reads, if it is not what criu insists on. A
+// symbolic link on the way is no harm: criu follows it.
+func checkRead(_ context.Context, f *file) error {
+	subject := "which the job has open for reading,"
+	if f.Use == useMapped {
+		subject = "a program or a library of the job,"
+	}
+	for _, path := range f.Paths {
+		var now unix.Stat_t
+		err := unix.Stat(string(path), &now)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return fmt.Errorf("%v, %s is missing", path, subject)
+		case err != nil:
+			return fmt.Errorf("%v, %s: %w", path, subject, err)
+		case !isRegular(now):
+			return fmt.Errorf("%v, %s is %s now", path, subject, what(now))
+		case now.Size != f.Meta.Size:
+			return fmt.Errorf("%v, %s had %d bytes at the checkpoint, and has %d now", path, subject, f.Meta.Size, now.Size)
+		case now.Mode&0o7777 != f.Meta.Mode:
+			return fmt.Errorf("%v, %s had the mode %04o at the checkpoint, and has %04o now", path, subject, f.Meta.Mode, now.Mode&0o7777)
+		}
+	}
+	return nil
 }

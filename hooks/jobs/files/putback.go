@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/units"
 )
 
 // Change is something that PutBack did, or that the user should know.
 type Change struct {
-	Path string
 	Kept string // where what is newer is kept; "" if nothing is
 	Text string // a sentence about it
 }
@@ -43,8 +45,10 @@ type putBack struct {
 	dir  *os.Root // the checkpoint's
 	PutBackOptions
 	step    stepper
-	changes []Change
+	todos   []*todo
+	needs   map[uint64]need // by file system
 	taken   map[string]bool // the names that are chosen for what is kept
+	changes []Change
 }
 
 // Check fails with a [*DamagedError] or a [*RefusedError] if PutBack would fail for a reason
@@ -56,8 +60,7 @@ func Check(ctx context.Context, dir string) error {
 		return err
 	}
 	defer p.dir.Close()
-	_, err = p.plan(ctx)
-	return err
+	return p.plan(ctx)
 }
 
 // PutBack makes the files what they were at the checkpoint in dir. It has to be called
@@ -114,48 +117,25 @@ func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step step
 // CutBack cuts files to these sizes, by their paths. What follows is kept beside each file, as
 // PutBack does.
 func CutBack(ctx context.Context, sizes map[string]int64, o PutBackOptions) ([]Change, error) {
-	o.Time = o.time()
-	p := &putBack{PutBackOptions: o, step: func(string) error { return nil }, taken: make(map[string]bool)}
+	p := newPutBack(list{}, nil, o, func(string) error { return nil })
 	for path, size := range sizes {
-		st, err := statPath(path)
+		t, err := openTarget(name(path))
 		if err != nil {
-			return nil, &RefusedError{Problems: []error{fmt.Errorf("%v: %w", name(path), err)}}
+			return nil, &RefusedError{Problems: []error{err}}
 		}
-		f := file{Paths: []name{name(path)}, Use: useAppend, Dev: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), Meta: metadataOf(st)}
+		t.Close()
+		f := file{Paths: []name{t.path}, Use: useAppend, Dev: uint64(t.stat.Dev), Inode: t.stat.Ino, Links: uint64(t.stat.Nlink), Meta: metadataOf(t.stat)}
 		f.Meta.Size = size
 		p.list.Files = append(p.list.Files, f)
 	}
 	return p.run(ctx)
 }
 
-func (p *putBack) run(ctx context.Context) ([]Change, error) {
-	todos, err := p.plan(ctx)
-	if err != nil {
-		return nil, err
+func newPutBack(l list, dir *os.Root, o PutBackOptions, step stepper) *putBack {
+	if o.Time.IsZero() {
+		o.Time = time.Now()
 	}
-	if err := p.checkTrees(); err != nil {
-		return nil, err
-	}
-	if err := p.note(todos, false); err != nil {
-		return nil, err
-	}
-	// What is newer is on disk everywhere before anything is changed anywhere.
-	for i := range todos {
-		if err := p.keepNewer(ctx, &todos[i]); err != nil {
-			return p.changes, err
-		}
-	}
-	for i := range todos {
-		if err := p.change(ctx, &todos[i]); err != nil {
-			return p.changes, err
-		}
-	}
-	for _, t := range p.list.Trees {
-		if err := p.fill(ctx, t); err != nil {
-			return p.changes, err
-		}
-	}
-	return p.changes, p.note(todos, true)
+	return &putBack{list: l, dir: dir, PutBackOptions: o, step: step, needs: make(map[uint64]need), taken: make(map[string]bool)}
 }
 
 // open reads the list, and checks the content against it.
@@ -181,73 +161,196 @@ func open(ctx context.Context, dir string, o PutBackOptions, step stepper) (*put
 		root.Close()
 		return nil, err
 	}
-	o.Time = o.time()
-	return &putBack{list: l, dir: root, PutBackOptions: o, step: step, taken: make(map[string]bool)}, nil
+	return newPutBack(l, root, o, step), nil
 }
 
-// plan finds out what is to be done about each file, and refuses what cannot be done.
-func (p *putBack) plan(ctx context.Context) ([]todo, error) {
-	var todos []todo
-	var problems []error
-	needs := make(room)
-	for _, f := range p.list.Files {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if f.Use == useRead || f.Use == useMapped {
-			if err := f.checkRead(); err != nil {
-				problems = append(problems, err)
+// run makes a list of what is to be done, notes how to undo it, and does it.
+func (p *putBack) run(ctx context.Context) ([]Change, error) {
+	if err := p.plan(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.checkTrees(); err != nil {
+		return nil, err
+	}
+	if err := p.note(false); err != nil {
+		return nil, err
+	}
+	// What is newer is on disk everywhere before anything is changed anywhere.
+	for _, do := range []func(context.Context, *todo) error{p.keep, p.change} {
+		for _, d := range p.todos {
+			if err := do(ctx, d); err != nil {
+				return p.changes, err
 			}
-			continue
 		}
-		todo, err := p.look(ctx, f, needs)
-		if err != nil {
-			problems = append(problems, err)
-			continue
+	}
+	for _, t := range p.list.Trees {
+		if err := p.fill(ctx, t); err != nil {
+			return p.changes, err
 		}
-		todos = append(todos, todo)
 	}
-	if err := needs.check(); err != nil {
-		problems = append(problems, err)
+	return p.changes, p.note(true)
+}
+
+// keep copies what is newer than the checkpoint to a name beside the file.
+func (p *putBack) keep(ctx context.Context, d *todo) error {
+	if d.Kept == "" {
+		return nil
 	}
-	if len(problems) > 0 {
-		return nil, &RefusedError{Problems: problems}
+	t, err := d.open()
+	if err != nil {
+		return err
 	}
-	return todos, nil
+	defer t.Close()
+	meta := d.Meta
+	meta.Size -= d.From
+	meta.Mode &= 0o777
+	err = t.withFile(unix.O_RDONLY, func(now *os.File) error {
+		return t.writeBeside(d.Kept, meta, p.step, func(to *os.File) error { return copyData(ctx, to, now, d.From, d.Meta.Size, 0) })
+	})
+	if err != nil {
+		return fmt.Errorf("keep what is newer of %v: %w", d.Path, err)
+	}
+	return p.step("kept")
+}
+
+// open opens a file that is to be changed, if nobody else has changed it since it was looked at.
+func (d *todo) open() (*target, error) {
+	t, err := openTarget(d.Path)
+	switch {
+	case err != nil:
+		return nil, err
+	case d.Inode == 0:
+		return t, nil // nothing may be there, which its creation will find
+	case t.now == nil || t.stat.Ino != d.Inode:
+		err = fmt.Errorf("%v has just been removed, or is another file", d.Path)
+	case d.writes() && metadataOf(t.stat) != d.Meta:
+		err = fmt.Errorf("%v was changed just now: %w", d.Path, errInUse)
+	default:
+		return t, nil
+	}
+	t.Close()
+	return nil, err
+}
+
+var errInUse = errors.New("another program writes to it")
+
+// change makes a file what it was. What is newer was kept.
+func (p *putBack) change(ctx context.Context, d *todo) error {
+	t, err := d.open()
+	if errors.Is(err, errInUse) && d.Kept != "" {
+		return errors.Join(err, RemoveKept(string(d.keptName()))) // an undo would write over what is there now
+	}
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	switch d.action {
+	case create:
+		err = p.create(ctx, t, d)
+	case link:
+		err = p.link(t, d)
+	case adjust, goOn:
+		err = t.withFile(unix.O_RDONLY, func(now *os.File) error { return p.changeOpen(ctx, now, d) })
+	case cut, rewrite:
+		err = t.withFile(unix.O_RDWR, func(now *os.File) error { return p.changeOpen(ctx, now, d) })
+	}
+	if err != nil && d.Kept != "" {
+		err = fmt.Errorf("%w; what is newer is in %v", err, d.keptName())
+	}
+	if err != nil {
+		return fmt.Errorf("put back %v: %w", d.Path, err)
+	}
+	return p.step("changed")
+}
+
+func (p *putBack) changeOpen(ctx context.Context, now *os.File, d *todo) (err error) {
+	meta := d.file.Meta
+	switch d.action {
+	case cut:
+		p.say(d, "%v had grown by %s since the checkpoint: what is newer is in %v", d.Path, units.Size(d.Meta.Size-meta.Size), d.keptName())
+		err = now.Truncate(meta.Size)
+	case rewrite:
+		p.say(d, "%v is what it was at the checkpoint again: the newer one is in %v", d.Path, d.keptName())
+		err = p.write(ctx, now, d.file)
+	case goOn:
+		p.say(d, "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job goes on at its end", d.Path, units.Size(meta.Size), units.Size(d.Meta.Size))
+		meta.MTime = d.Meta.MTime
+	}
+	if err == nil {
+		err = setModeAndTime(now, meta)
+	}
+	if err == nil && d.writes() {
+		err = now.Sync()
+	}
+	return err
+}
+
+// write writes the content of the checkpoint into a file. The file stays the same inode, which other
+// programs may have open.
+func (p *putBack) write(ctx context.Context, now *os.File, f *file) error {
+	then, err := p.openData(f.Content.Data)
+	if err != nil {
+		return err
+	}
+	defer then.Close()
+	if err := errors.Join(now.Truncate(0), p.step("emptied")); err != nil {
+		return err
+	}
+	if err := errors.Join(now.Truncate(f.Meta.Size), p.step("sized")); err != nil {
+		return err
+	}
+	return f.Content.writeTo(ctx, now, then, func() error { return p.step("part written") })
+}
+
+// create makes a file that is missing.
+func (p *putBack) create(ctx context.Context, t *target, d *todo) error {
+	then, err := p.openData(d.file.Content.Data)
+	if err != nil {
+		return err
+	}
+	defer then.Close()
+	err = t.writeBeside(t.base, d.After, p.step, func(to *os.File) error {
+		if err := p.tell(d.Path, to, d.After); err != nil {
+			return err
+		}
+		return d.file.Content.writeTo(ctx, to, then, func() error { return p.step("part written") })
+	})
+	if err != nil {
+		return err
+	}
+	if d.file.Use == useAppend {
+		p.say(d, "%v was missing: it is there again, but empty, since a file to which the job only appends is not in the checkpoint", d.Path)
+	} else {
+		p.say(d, "%v was missing: it is there again, as it was at the checkpoint", d.Path)
+	}
+	return nil
+}
+
+// link makes a path another name of a file, as it was at the checkpoint.
+func (p *putBack) link(t *target, d *todo) error {
+	of, err := openTarget(d.of)
+	if err != nil {
+		return err
+	}
+	defer of.Close()
+	if of.now == nil {
+		return fmt.Errorf("%v has just been removed", d.of)
+	}
+	if err := p.tell(d.Path, of.now, d.After); err != nil {
+		return err
+	}
+	if err := unix.Linkat(int(of.dir.Fd()), of.base, int(t.dir.Fd()), t.base, 0); err != nil {
+		return err
+	}
+	p.say(d, "%v was missing: it is another name of %v again", d.Path, d.of)
+	return t.dir.Sync()
 }
 
 // say adds a sentence for the user.
-func (p *putBack) say(f file, kept, format string, args ...any) {
-	p.changes = append(p.changes, Change{Path: string(f.Paths[0]), Kept: kept, Text: fmt.Sprintf(format, args...)})
-}
-
-// targets opens all paths of a file. The first one that exists is the file itself. If there
-// is none, the first path is where it will be.
-func (f file) targets() (targets, error) {
-	var all targets
-	for _, path := range f.Paths {
-		t, err := openTarget(f, path)
-		if err != nil {
-			return nil, errors.Join(err, all.Close())
-		}
-		all = append(all, t)
+func (p *putBack) say(d *todo, format string, args ...any) {
+	c := Change{Text: fmt.Sprintf(format, args...)}
+	if d.Kept != "" {
+		c.Kept = string(d.keptName())
 	}
-	for i, t := range all {
-		if t.now != nil {
-			all[0], all[i] = all[i], all[0]
-			break
-		}
-	}
-	return all, nil
-}
-
-// targets are the paths of one file.
-type targets []*target
-
-func (ts targets) Close() error {
-	var err error
-	for _, t := range ts {
-		err = errors.Join(err, t.Close())
-	}
-	return err
+	p.changes = append(p.changes, c)
 }

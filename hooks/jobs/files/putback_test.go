@@ -40,7 +40,7 @@ func TestFilesArePutBackAndWhatIsNewerIsKept(t *testing.T) {
 		t, order{Path: name(state), Flags: unix.O_RDWR}, order{Path: name(log), Flags: unix.O_WRONLY | unix.O_APPEND},
 		order{Path: name(same), Flags: unix.O_RDWR}, order{Path: name(gone), Flags: unix.O_RDWR},
 	)
-	checkpoint, _ := save(t, root, Options{})
+	checkpoint := save(t, root, Options{})
 	write(t, state, "state number 2")
 	must(t, os.Chmod(state, 0o600))
 	write(t, log, "line 1\nline 2\n")
@@ -55,7 +55,7 @@ func TestFilesArePutBackAndWhatIsNewerIsKept(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"gone was missing: it is there again, as it was at the checkpoint",
-		"log had grown by 7 bytes since the checkpoint: what is newer is in log" + ofNoon,
+		"log had grown by 7 B since the checkpoint: what is newer is in log" + ofNoon,
 		"state is what it was at the checkpoint again: the newer one is in state" + ofNoon,
 	}, said); diff != "" {
 		t.Error(diff)

@@ -45,13 +45,26 @@ func tempDir(t *testing.T) string {
 }
 
 // save saves a job's files, and returns the checkpoint's directory.
-func save(t *testing.T, root int, o Options) (string, Summary) {
+func save(t *testing.T, root int, o Options) string {
 	t.Helper()
 	dir := t.TempDir()
 	must(t, Foresee(t.Context(), root, o))
-	summary, err := Save(t.Context(), root, dir, o)
+	must(t, Save(t.Context(), root, dir, o))
+	return dir
+}
+
+// savedBytes is the size of the content that a checkpoint holds.
+func savedBytes(t *testing.T, checkpoint string) (sum int64) {
+	t.Helper()
+	l, err := readList(checkpoint)
 	must(t, err)
-	return dir, summary
+	for _, f := range l.Files {
+		sum += f.Content.length()
+	}
+	for _, tree := range l.Trees {
+		sum += tree.bytes()
+	}
+	return sum
 }
 
 // usesBelow returns the uses of the files below a directory, as the list has them.
@@ -101,7 +114,7 @@ func TestWhatIsSavedDependsOnHowAFileIsHeld(t *testing.T) {
 		order{Path: name(at("new\nline")), Flags: unix.O_WRONLY}, order{Path: name(at("not\xffUTF-8")), Flags: unix.O_WRONLY},
 		order{Path: "/dev/null", Flags: rw}, order{Path: "/proc/self/oom_score_adj", Flags: rw},
 	)
-	checkpoint, summary := save(t, root, Options{Except: []string{at("excepted")}})
+	checkpoint := save(t, root, Options{Except: []string{at("excepted")}})
 	want := map[string]use{
 		"read": useRead, "written": useContent, "read and written": useContent,
 		"appended": useAppend, "read and appended": useAppend, "appended and written": useContent, "appended and read": useAppend,
@@ -112,8 +125,8 @@ func TestWhatIsSavedDependsOnHowAFileIsHeld(t *testing.T) {
 	if diff := cmp.Diff(want, usesBelow(t, checkpoint, dir)); diff != "" {
 		t.Error(diff)
 	}
-	if summary.Files != 9 || summary.Bytes != int64(9*len(page)) || summary.Appended != 3 {
-		t.Errorf("%+v", summary)
+	if saved := savedBytes(t, checkpoint); saved != int64(9*len(page)) {
+		t.Errorf("%d bytes were saved", saved)
 	}
 	l, err := readList(checkpoint)
 	must(t, err)
@@ -138,10 +151,9 @@ func TestALimitIsRefusedByNameBeforeAnythingIsCopied(t *testing.T) {
 		"%s (3.0 MiB, written by process %d, files.test), then %s (1.0 MiB, written by process %d, files.test)", large, root, small, root)
 	o := Options{Limit: 2 << 20}
 	checkpoint := t.TempDir()
-	_, err := Save(t.Context(), root, checkpoint, o)
+	err := Save(t.Context(), root, checkpoint, o)
 	for name, err := range map[string]error{"Foresee": Foresee(t.Context(), root, o), "Save": err} {
-		var limit *LimitError
-		if !errors.As(err, &limit) || strings.ReplaceAll(err.Error(), "exe)", "files.test)") != want {
+		if err == nil || strings.ReplaceAll(err.Error(), "exe)", "files.test)") != want {
 			t.Errorf("%s: %v, want %s", name, err, want)
 		}
 	}
@@ -169,9 +181,9 @@ func TestHolesOfALargeFileCostNothing(t *testing.T) {
 	}
 	must(t, f.Close())
 	root := startJob(t, order{Path: name(path), Flags: unix.O_RDWR})
-	checkpoint, summary := save(t, root, Options{})
-	if summary.Files != 1 || summary.Bytes > 1<<20 {
-		t.Errorf("%+v", summary)
+	checkpoint := save(t, root, Options{})
+	if saved := savedBytes(t, checkpoint); saved > 1<<20 {
+		t.Errorf("%d bytes were saved", saved)
 	}
 	// It is changed, and then it is missing.
 	for _, change := range []func(){
@@ -199,10 +211,10 @@ func TestHolesOfALargeFileCostNothing(t *testing.T) {
 				t.Errorf("%q at %d", got, at)
 			}
 		}
-		spans, err := dataOf(f, large)
+		parts, err := dataOf(f, 0, large)
 		must(t, errors.Join(err, f.Close()))
-		if total(spans) > 1<<20 {
-			t.Errorf("it has lost its holes: %v", spans)
+		if length(parts) > 1<<20 {
+			t.Errorf("it has lost its holes: %v", parts)
 		}
 	}
 }
@@ -215,7 +227,7 @@ func TestSyncTakesTheJobsFilesAsTheyAreNow(t *testing.T) {
 		orders = append(orders, jobFile(write(t, filepath.Join(dir, base), "line 1\n"), unix.O_WRONLY|unix.O_APPEND))
 	}
 	orders = append(orders, jobFile(write(t, filepath.Join(dir, "read"), "read"), 0))
-	checkpoint, _ := save(t, startJob(t, orders...), Options{})
+	checkpoint := save(t, startJob(t, orders...), Options{})
 	must(t, errors.Join(os.Remove(filepath.Join(dir, "removed")), os.Remove(filepath.Join(dir, "replaced")), os.Remove(filepath.Join(dir, "a link now"))))
 	write(t, filepath.Join(dir, "replaced"), "another file")
 	must(t, os.Symlink("log", filepath.Join(dir, "a link now")))

@@ -55,18 +55,15 @@ type scan struct {
 	except map[name]bool
 	apart  map[inode]bool // the files of Except, and of Shm and PrivateTmp
 	// What was seen already: a tree has the same libraries in each process.
-	mapped   map[mapped]bool
+	mapped   map[inode]bool  // as /proc/PID/maps names them
 	ofKernel map[uint64]bool // by device
 }
-
-// mapped is a file as /proc/PID/maps names it.
-type mapped struct{ dev, ino uint64 }
 
 // scanTree looks at all processes of a tree. What ends or is closed meanwhile is left out.
 func scanTree(ctx context.Context, root int, except []string, apart map[inode]bool) ([]*held, error) {
 	s := scan{
 		files: make(map[inode]*held), except: make(map[name]bool), apart: apart,
-		mapped: make(map[mapped]bool), ofKernel: make(map[uint64]bool),
+		mapped: make(map[inode]bool), ofKernel: make(map[uint64]bool),
 	}
 	for _, path := range except {
 		// These paths are the user's own, and may lead through links.
@@ -150,7 +147,7 @@ func (s *scan) mappings(pid int) error {
 		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") {
 			continue
 		}
-		key := mapped{m.Dev, m.Inode}
+		key := inode{m.Dev, m.Inode}
 		if !m.Perms.Shared && s.mapped[key] {
 			continue // another part of the same program or library
 		}

@@ -62,28 +62,26 @@ type undoPath struct {
 	// Kept is the name beside it under which its newer content is kept, from the offset From on.
 	Kept string `json:"kept,omitempty"`
 	From int64  `json:"from,omitempty"`
-	// Moved says that the file itself was given that name.
-	Moved bool `json:"moved,omitempty"`
-	// Blank says that it held nothing but zeros, which are not kept.
-	Blank bool `json:"blank,omitempty"`
 	// After is what PutBack left there, with Done, or is about to leave.
 	After metadata `json:"after"`
+
+	// Only earlier versions wrote these: the file itself was given the name Kept; it held nothing
+	// but zeros, which were not kept.
+	Moved bool `json:"moved,omitempty"`
+	Blank bool `json:"blank,omitempty"`
 }
 
 // note writes the record.
-func (p *putBack) note(todos []todo, done bool) error {
-	if p.Undo.Path == "" {
+func (p *putBack) note(done bool) error {
+	if p.Undo.Path == "" || len(p.todos) == 0 {
 		return nil
 	}
 	r := undoRecord{Done: done}
-	for i := range todos {
-		if done {
-			todos[i].readAfter()
+	for _, d := range p.todos {
+		if st, err := statPath(string(d.Path)); err == nil && done {
+			d.After = metadataOf(st)
 		}
-		r.Paths = append(r.Paths, todos[i].undo...)
-	}
-	if len(r.Paths) == 0 {
-		return nil
+		r.Paths = append(r.Paths, d.undoPath)
 	}
 	if _, err := os.Lstat(p.Undo.at()); err == nil && !done {
 		return fmt.Errorf("%s says that something is yet to be undone", p.Undo.at())
@@ -92,15 +90,6 @@ func (p *putBack) note(todos []todo, done bool) error {
 		return fmt.Errorf("record of how to undo what is done to the job's files: %w", err)
 	}
 	return p.step("noted")
-}
-
-// readAfter reads what PutBack has left.
-func (todo *todo) readAfter() {
-	for i := range todo.undo {
-		if st, err := statPath(string(todo.undo[i].Path)); err == nil {
-			todo.undo[i].After = metadataOf(st)
-		}
-	}
 }
 
 // Undo makes the files again what they were before the PutBack whose record this is, and removes
@@ -122,8 +111,17 @@ func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("record of how to undo what was done to the job's files: %w", err)
 	}
-	if r.Done {
-		if left, err = r.dropChanged(record); err != nil {
+	if r.Done { // those that others have not changed since are undone from now on, whoever is killed
+		r.Done = false
+		r.Paths = slices.DeleteFunc(r.Paths, func(u undoPath) bool {
+			st, err := statPath(string(u.Path))
+			if err == nil && metadataOf(st) == u.After && (u.Inode == 0 || u.Moved || st.Ino == u.Inode) {
+				return false
+			}
+			left = append(left, u.left())
+			return true
+		})
+		if err := record.write(r); err != nil {
 			return left, err
 		}
 		if err := step("noted"); err != nil {
@@ -131,19 +129,12 @@ func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
 		}
 	}
 	for _, u := range slices.Backward(r.Paths) { // a file comes before its other names
-		if err := cmp.Or(u.undo(step), step("undone")); err != nil {
+		done, err := u.undo(step)
+		if !done {
+			left = append(left, u.left())
+		}
+		if err := cmp.Or(err, step("undone")); err != nil {
 			return left, fmt.Errorf("make %v again what it was: %w", u.Path, err)
-		}
-	}
-	for _, u := range r.Paths {
-		if u.Kept == "" || u.Moved {
-			continue
-		}
-		if err := RemoveKept(string(u.keptName())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return left, err
-		}
-		if err := step("kept removed"); err != nil {
-			return left, err
 		}
 	}
 	return left, Forget(record)
@@ -168,96 +159,89 @@ func (u undoPath) keptName() name {
 	return name(filepath.Join(filepath.Dir(string(u.Path)), u.Kept))
 }
 
-// dropChanged takes the files from the record that others have changed since PutBack came to its
-// end. The others are undone from then on, whoever is killed.
-func (r *undoRecord) dropChanged(record UndoFile) (left []Change, err error) {
-	r.Paths = slices.DeleteFunc(r.Paths, func(u undoPath) bool {
-		st, err := statPath(string(u.Path))
-		if err == nil && metadataOf(st) == u.After && (u.Inode == 0 || u.Moved || st.Ino == u.Inode) {
-			return false
-		}
-		c := Change{Path: string(u.Path), Text: fmt.Sprintf("%v was changed meanwhile, and is left as it is", u.Path)}
-		if u.Kept != "" {
-			c.Kept = string(u.keptName())
-			c.Text += "; what is newer than the checkpoint is in " + u.keptName().String()
-		}
-		left = append(left, c)
-		return true
-	})
-	r.Done = false
-	return left, record.write(*r)
+// left says that a file is left alone.
+func (u undoPath) left() Change {
+	c := Change{Text: fmt.Sprintf("%v was changed meanwhile, and is left as it is", u.Path)}
+	if kept, err := FindKept(string(u.keptName())); err == nil {
+		c.Kept = kept.Path
+		c.Text += "; what is newer than the checkpoint is in " + u.keptName().String()
+	}
+	return c
 }
 
-// undo makes one path again what it was.
-func (u undoPath) undo(step stepper) (err error) {
-	folder, base := u.Path.split()
-	dir, err := openDirectory(folder)
+// undo makes one path again what it was. It leaves alone what PutBack has not made so.
+func (u undoPath) undo(step stepper) (done bool, err error) {
+	t, err := openTarget(u.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil // nobody can have changed anything in this directory
+	}
 	if err != nil {
-		return nil // nobody can have changed anything in it
+		return true, err
 	}
-	t := &target{path: u.Path, dir: dir, base: base}
-	defer func() { err = errors.Join(err, t.Close()) }()
+	defer t.Close()
 	if err := t.removePartial(); err != nil {
-		return err
+		return true, err
 	}
-	if t.now, err = openIn(dir, base); err == nil && t.now != nil {
-		t.stat, err = statOf(t.now)
-	}
-	at := int(dir.Fd())
+	at := int(t.dir.Fd())
 	switch {
-	case err != nil:
-		return err
 	case u.Moved:
-		err := unix.Renameat(at, u.Kept, at, base)
+		err := unix.Renameat(at, u.Kept, at, t.base)
 		if errors.Is(err, unix.ENOENT) { // it was not yet moved, or is back
-			return nil
+			return true, nil
 		}
-		return cmp.Or(err, dir.Sync())
-	case t.now == nil:
-		return nil
+		return true, cmp.Or(err, t.dir.Sync())
+	case u.Inode == 0 && t.now == nil:
+		return true, nil
 	case u.Inode == 0 && metadataOf(t.stat) == u.After:
-		return cmp.Or(unix.Unlinkat(at, base, 0), dir.Sync())
-	case t.stat.Ino != u.Inode || !isRegular(t.stat) || t.stat.Uid != u.Meta.UID:
-		return nil
+		return true, cmp.Or(unix.Unlinkat(at, t.base, 0), t.dir.Sync())
+	case t.now == nil, t.stat.Ino != u.Inode, !isRegular(t.stat), t.stat.Uid != u.Meta.UID, t.stat.Size > max(u.Meta.Size, u.After.Size):
+		return false, nil
 	}
-	return u.writeBack(t, step)
+	return true, u.writeBack(t, step)
 }
 
-// writeBack writes what is newer into the file again.
+// writeBack writes what is newer into the file again, and removes where it was kept.
 func (u undoPath) writeBack(t *target, step stepper) error {
-	var kept *os.File
-	if u.Kept != "" {
-		look, err := openIn(t.dir, u.Kept)
-		if err != nil || look == nil { // it was not yet changed, or is back
-			return err
+	if u.Kept == "" {
+		flags := unix.O_RDONLY
+		if u.Blank {
+			flags = unix.O_RDWR
 		}
-		defer look.Close()
-		st, err := statOf(look)
-		if err != nil || !isRegular(st) || st.Uid != u.Meta.UID || st.Size != u.Meta.Size-u.From {
-			return errors.Join(err, fmt.Errorf("%v is not what was kept of it", u.keptName()))
-		}
-		if kept, err = reopen(look, unix.O_RDONLY); err != nil {
-			return err
-		}
-		defer kept.Close()
-	}
-	flags := unix.O_RDONLY
-	if kept != nil || u.Blank {
-		flags = unix.O_RDWR
-	}
-	return t.withFile(flags, func(now *os.File) (err error) {
-		if kept != nil || u.Blank {
-			err = errors.Join(now.Truncate(u.From), now.Truncate(u.Meta.Size), step("sized"))
-		}
-		if err == nil && kept != nil {
-			var spans []span
-			if spans, err = dataOf(kept, u.Meta.Size-u.From); err == nil {
-				err = copySpans(context.Background(), now, kept, spans, -u.From)
+		return t.withFile(flags, func(now *os.File) (err error) {
+			if u.Blank {
+				err = errors.Join(now.Truncate(0), now.Truncate(u.Meta.Size))
 			}
-		}
-		if err == nil {
-			err = setModeAndTime(now, u.Meta)
-		}
-		return errors.Join(err, now.Sync())
+			return errors.Join(err, setModeAndTime(now, u.Meta), now.Sync())
+		})
+	}
+	kept, err := openTarget(u.keptName())
+	if err != nil {
+		return err
+	}
+	defer kept.Close()
+	if kept.now == nil {
+		return nil // it was not yet changed, or is back
+	}
+	if !isRegular(kept.stat) || kept.stat.Uid != u.Meta.UID || kept.stat.Size != u.Meta.Size-u.From {
+		return fmt.Errorf("%v is not what was kept of it", u.keptName())
+	}
+	err = kept.withFile(unix.O_RDONLY, func(from *os.File) error {
+		return t.withFile(unix.O_RDWR, func(now *os.File) error {
+			err := errors.Join(now.Truncate(u.From), now.Truncate(u.Meta.Size), step("sized"))
+			if err == nil {
+				err = copyData(context.Background(), now, from, 0, kept.stat.Size, u.From)
+			}
+			if err == nil {
+				err = setModeAndTime(now, u.Meta)
+			}
+			return errors.Join(err, now.Sync())
+		})
 	})
+	if err == nil {
+		err = step("written back")
+	}
+	if err == nil {
+		err = unix.Unlinkat(int(kept.dir.Fd()), kept.base, 0)
+	}
+	return err
 }
