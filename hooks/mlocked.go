@@ -15,11 +15,11 @@ func (d *dump) leaveLocked(ctx context.Context) error {
 		return nil
 	}
 	for _, t := range d.inLane() {
-		locked, err := proc.LockedMemory(t.PID)
+		status, err := proc.ReadStatus(t.PID)
 		if err != nil {
 			return err
 		}
-		if locked == 0 {
+		if status.Locked == 0 {
 			continue
 		}
 		d.Log.Warn("the process locks its memory, and this kernel (before 5.18) cannot drop that: criu writes its GPU state", "pid", t.PID)

@@ -77,7 +77,7 @@ func requireRoot(cmd *cobra.Command) error {
 	if os.Geteuid() == 0 {
 		return nil // what root lacks in a container, the checks name
 	}
-	if has, err := (proc.System{}).Capabilities(); err == nil && has&needed == needed {
+	if has, err := proc.Capabilities(); err == nil && has&needed == needed {
 		return nil
 	}
 	return preflight.AsRefusal(fmt.Errorf("run as root: %s is not for user %d", cmd.CommandPath(), os.Geteuid()))

@@ -73,9 +73,9 @@ func TestMadvisePopulatesAndDropsWhatIsNamed(t *testing.T) {
 	inner := p.part(margin, size)
 	before, after := p.part(0, margin), proc.Range{Start: inner.End, End: inner.End + 4096}
 	rss := func() uint64 {
-		anonymous, _, err := proc.System{}.DumpedMemory(p.PID)
+		status, err := proc.ReadStatus(p.PID)
 		must(t, err)
-		return anonymous
+		return status.Anonymous
 	}
 	empty := rss()
 	must(t, b.Madvise(t.Context(), []proc.Range{inner}, unix.MADV_HUGEPAGE))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/prometheus/procfs"
@@ -130,4 +131,15 @@ func (p *Process) transfer(what string, call vmCall, data []byte, address uint64
 		data, address = data[n:], address+uint64(n)
 	}
 	return nil
+}
+
+// CanDropLocked reports whether this kernel knows MADV_DONTNEED_LOCKED, which exists since
+// Linux 5.18. Older kernels cannot drop locked memory.
+func CanDropLocked() bool {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Munmap(page) }()
+	return unix.Madvise(page, unix.MADV_DONTNEED_LOCKED) == nil
 }

@@ -12,19 +12,21 @@ import (
 // ShareDescriptor returns a duplicate of one of the process's descriptors. It refers to the
 // same open file.
 func (p *Process) ShareDescriptor(fd int) (*os.File, error) {
-	conn, err := p.pidfd.SyscallConn()
+	shared, err := p.share(fd)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("share descriptor %d of %v: %w", fd, p, err)
 	}
-	shared, shareErr := -1, error(nil)
-	if err := conn.Control(func(pidfd uintptr) { shared, shareErr = unix.PidfdGetfd(int(pidfd), fd, 0) }); err != nil {
-		return nil, err
-	}
-	if shareErr != nil {
-		return nil, fmt.Errorf("share descriptor %d of %v: %w", fd, p, shareErr)
-	}
-	// The kernel sets close-on-exec.
 	return os.NewFile(uintptr(shared), fmt.Sprintf("descriptor %d of %v", fd, p)), nil
+}
+
+// share does so without the Go runtime, which changes the mode of what it is given. The kernel
+// sets close-on-exec.
+func (p *Process) share(fd int) (shared int, err error) {
+	err = p.control(func(pidfd int) (err error) {
+		shared, err = unix.PidfdGetfd(pidfd, fd, 0)
+		return err
+	})
+	return shared, err
 }
 
 // DescriptorInfo is what /proc/PID/fdinfo tells of a descriptor.

@@ -19,11 +19,10 @@ func (p *Process) EndStatus() (status unix.WaitStatus, known bool) {
 			return status, true
 		}
 	}
-	conn, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return 0, false
-	}
-	_ = conn.Control(func(pidfd uintptr) { status, known = reapedStatus(pidfd) })
+	_ = p.control(func(pidfd int) error {
+		status, known = reapedStatus(uintptr(pidfd))
+		return nil
+	})
 	return status, known
 }
 

@@ -92,30 +92,35 @@ func (p *Process) Close() error { return p.pidfd.Close() }
 
 // Alive reports whether the process still lives. A zombie does not.
 func (p *Process) Alive() bool {
-	alive := false
+	return p.control(func(fd int) error {
+		if pidfdReadable(uintptr(fd)) {
+			return ErrGone
+		}
+		return nil
+	}) == nil
+}
+
+// control does something with the pidfd.
+func (p *Process) control(do func(pidfd int) error) error {
 	conn, err := p.pidfd.SyscallConn()
 	if err != nil {
-		return false
+		return err
 	}
-	_ = conn.Control(func(fd uintptr) { alive = !pidfdReadable(fd) })
-	return alive
+	var doErr error
+	if err := conn.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil {
+		return err
+	}
+	return doErr
 }
 
 // Signal sends a signal. It fails with [ErrGone] if the process has ended.
 func (p *Process) Signal(sig unix.Signal) error {
-	conn, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var sendErr error
-	if err := conn.Control(func(fd uintptr) { sendErr = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
-		return err
-	}
-	if errors.Is(sendErr, unix.ESRCH) {
+	err := p.control(func(pidfd int) error { return unix.PidfdSendSignal(pidfd, sig, nil, 0) })
+	if errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%v: %w", p, ErrGone)
 	}
-	if sendErr != nil {
-		return fmt.Errorf("send %v to %v: %w", unix.SignalName(sig), p, sendErr)
+	if err != nil {
+		return fmt.Errorf("send %v to %v: %w", unix.SignalName(sig), p, err)
 	}
 	return nil
 }

@@ -132,14 +132,18 @@ func TestTreeHoldsChildrenOfChildren(t *testing.T) {
 }
 
 func TestParseStatus(t *testing.T) {
-	got, err := parseStatus(7, []byte("Name:\ta name: with colon\nPPid:\t3\nTracerPid:\t12\nNSpid:\t7\t2\t1\n"))
+	got, err := parseStatus(7, []byte("Name:\ta name: with colon\nPPid:\t3\nTracerPid:\t12\nNSpid:\t7\t2\t1\n"+
+		"VmLck:\t      16 kB\nRssAnon:\t    40 kB\nRssFile:\t    9 kB\nRssShmem:\t    8 kB\nVmSwap:\t    2 kB\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got.Name != "a name: with colon" || got.PPID != 3 || got.TracerPID != 12 || !slices.Equal(got.NSPID, []int{7, 2, 1}) || got.ImagePID() != 1 {
 		t.Errorf("status: %+v", got)
 	}
-	for _, bad := range []string{"", "NSpid:\tx\n", "NSpid:\t1\nPPid:\t\n"} {
+	if got.Anonymous != 42<<10 || got.Shared != 8<<10 || got.Locked != 16<<10 {
+		t.Errorf("its memory: %+v", got)
+	}
+	for _, bad := range []string{"", "NSpid:\tx\n", "NSpid:\t1\nPPid:\t\n", "NSpid:\t1\nRssAnon:\tmuch kB\n"} {
 		if _, err := parseStatus(7, []byte(bad)); err == nil {
 			t.Errorf("parsed %q", bad)
 		}

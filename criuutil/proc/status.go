@@ -29,6 +29,10 @@ type Status struct {
 	CPUs  string // on which it may run, such as 0-3,8
 	// UIDs and GIDs are the real, effective, saved and file system ids.
 	UIDs, GIDs []int
+	// Anonymous is all anonymous memory, swapped out or not, and Shared the shared memory that it
+	// uses, which several processes may have in common: a dump writes these. Locked is what is
+	// locked against paging. All are in bytes.
+	Anonymous, Shared, Locked uint64
 }
 
 // SignalSet is a set of signals as /proc shows it, such as the signals with a handler.
@@ -76,6 +80,11 @@ func parseNumbers(text string) (numbers []int, err error) {
 	return numbers, nil
 }
 
+func parseSize(text string) (uint64, error) {
+	kib, err := strconv.ParseUint(strings.TrimSuffix(text, " kB"), 10, 54)
+	return kib << 10, err
+}
+
 func parseStatus(pid int, data []byte) (Status, error) {
 	var s Status
 	for line := range bytes.Lines(data) {
@@ -113,6 +122,14 @@ func parseStatus(pid int, data []byte) (Status, error) {
 			s.UIDs, err = parseNumbers(value)
 		case "Gid":
 			s.GIDs, err = parseNumbers(value)
+		case "RssAnon", "VmSwap":
+			var size uint64
+			size, err = parseSize(value)
+			s.Anonymous += size
+		case "RssShmem":
+			s.Shared, err = parseSize(value)
+		case "VmLck":
+			s.Locked, err = parseSize(value)
 		}
 		if err != nil {
 			return Status{}, fmt.Errorf("status of process %d: %s: %w", pid, key, err)

@@ -2,7 +2,6 @@ package proc
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 )
 
 // System reads what the kernel says about the host in /proc and /sys. The zero value reads
@@ -57,47 +57,11 @@ func (s System) HugePages() (string, error) {
 	return mode, err
 }
 
-// Capabilities returns the effective capabilities of this process: bit n is
-// capability n.
-func (s System) Capabilities() (uint64, error) {
-	data, err := os.ReadFile(s.path("proc/self/status"))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(value), 16, 64)
-		}
-	}
-	return 0, errors.New("/proc/self/status has no CapEff")
-}
-
-// DumpedMemory estimates how many bytes of a process's memory a dump writes. anonymous is
-// all of its anonymous memory, swapped out or not. shared is the shared memory that it
-// uses, which several processes may have in common.
-func (s System) DumpedMemory(pid int) (anonymous, shared uint64, err error) {
-	data, err := os.ReadFile(s.path("proc", strconv.Itoa(pid), "status"))
-	if err != nil {
-		return 0, 0, GoneOr(pid, err)
-	}
-	for line := range strings.Lines(string(data)) {
-		name, value, _ := strings.Cut(line, ":")
-		var into *uint64
-		switch name {
-		case "RssAnon", "VmSwap":
-			into = &anonymous
-		case "RssShmem":
-			into = &shared
-		default:
-			continue
-		}
-		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 54)
-		if err != nil {
-			return 0, 0, fmt.Errorf("status of process %d: %s: %w", pid, name, err)
-		}
-		*into += kib << 10
-	}
-	return anonymous, shared, nil
+// Capabilities returns the effective capabilities of this process: bit n is capability n.
+func Capabilities() (uint64, error) {
+	var data [2]unix.CapUserData
+	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0])
+	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), err
 }
 
 // BootID identifies this boot of the host. Pids and start times mean nothing after the next one.

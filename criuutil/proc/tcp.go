@@ -1,16 +1,14 @@
 package proc
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,65 +33,28 @@ func (s TCPSocket) Connected() bool {
 
 // TCPSockets lists the TCP sockets in the network namespace of a process.
 func TCPSockets(pid int) ([]TCPSocket, error) {
+	process, err := procfs.NewFS(fmt.Sprintf("/proc/%d", pid)) // its net/tcp, rather than ours
+	if err != nil {
+		return nil, GoneOr(pid, err)
+	}
+	//lint:ignore SA1019 sock_diag(7) needs a module that a host may lack, and rights in the namespace
+	four, err := process.NetTCP()
+	if err != nil {
+		return nil, GoneOr(pid, err)
+	}
+	//lint:ignore SA1019 as above
+	six, err := process.NetTCP6()
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // else it is without IPv6
+		return nil, GoneOr(pid, err)
+	}
 	var sockets []TCPSocket
-	for _, name := range []string{"tcp", "tcp6"} {
-		path := fmt.Sprintf("/proc/%d/net/%s", pid, name)
-		data, err := os.ReadFile(path)
-		if errors.Is(err, os.ErrNotExist) && name == "tcp6" {
-			continue // without IPv6
-		}
-		if err != nil {
-			return nil, GoneOr(pid, err)
-		}
-		for n, line := range strings.Split(strings.TrimSpace(string(data)), "\n") {
-			if n == 0 {
-				continue // the heading
-			}
-			s, err := parseTCP(line)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %q: %w", path, line, err)
-			}
-			sockets = append(sockets, s)
-		}
+	for _, line := range slices.Concat(four, six) {
+		sockets = append(sockets, TCPSocket{line.St, addrPort(line.LocalAddr, line.LocalPort), addrPort(line.RemAddr, line.RemPort), line.Inode})
 	}
 	return sockets, nil
 }
 
-// parseTCP reads a line of /proc/PID/net/tcp or tcp6.
-func parseTCP(line string) (s TCPSocket, err error) {
-	// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode
-	fields := strings.Fields(line)
-	if len(fields) < 10 {
-		return s, errors.New("it has too few fields")
-	}
-	if s.Local, err = parseAddress(fields[1]); err != nil {
-		return s, err
-	}
-	if s.Remote, err = parseAddress(fields[2]); err != nil {
-		return s, err
-	}
-	if s.State, err = strconv.ParseUint(fields[3], 16, 8); err != nil {
-		return s, err
-	}
-	s.Inode, err = strconv.ParseUint(fields[9], 10, 64)
-	return s, err
-}
-
-// parseAddress reads an address as the kernel prints it: words of 32 bits in the byte order of
-// this machine, then the port.
-func parseAddress(text string) (netip.AddrPort, error) {
-	words, port, _ := strings.Cut(text, ":")
-	bytes, err := hex.DecodeString(words)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	for at := 0; at+4 <= len(bytes); at += 4 {
-		binary.NativeEndian.PutUint32(bytes[at:], binary.BigEndian.Uint32(bytes[at:]))
-	}
-	address, ok := netip.AddrFromSlice(bytes)
-	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", text)
-	}
-	number, err := strconv.ParseUint(port, 16, 16)
-	return netip.AddrPortFrom(address.Unmap(), uint16(number)), err
+func addrPort(ip net.IP, port uint64) netip.AddrPort {
+	address, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(address.Unmap(), uint16(port))
 }

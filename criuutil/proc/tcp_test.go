@@ -1,38 +1,41 @@
 package proc
 
 import (
-	"encoding/binary"
+	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 func TestTCPSocketsAreRead(t *testing.T) {
-	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		t.Skip("the lines are those of a little-endian kernel")
-	}
-	const rest = " 00000000:00000000 00:00000000 00000000 0 0 77 1 0 20 4 0 10 -1"
-	for line, want := range map[string]TCPSocket{
-		"0: 0100007F:1F90 00000000:0000 0A": {State: unix.BPF_TCP_LISTEN, Local: netip.MustParseAddrPort("127.0.0.1:8080"), Remote: netip.MustParseAddrPort("0.0.0.0:0"), Inode: 77},
-		"1: 00000000000000000000000001000000:0016 B80D0120000000000000000001000000:C001 01": {
-			State: 1, Local: netip.MustParseAddrPort("[::1]:22"), Remote: netip.MustParseAddrPort("[2001:db8::1]:49153"), Inode: 77,
-		},
-		"2: 0000000000000000FFFF00000100007F:0016 0000000000000000FFFF00000100007F:C001 06": {
-			State: 6, Local: netip.MustParseAddrPort("127.0.0.1:22"), Remote: netip.MustParseAddrPort("127.0.0.1:49153"), Inode: 77,
-		},
-	} {
-		got, err := parseTCP(line + rest)
-		if err != nil || got != want {
-			t.Errorf("%s: %+v, %v, want %+v", line, got, err, want)
+	for listen, dial := range map[string]string{"127.0.0.1:0": "127.0.0.1", "[::1]:0": "::1", "[::]:0": "127.0.0.1"} {
+		listener, err := net.Listen("tcp", listen)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if got.Connected() != (want.State == 1) || got.Listening() != (want.State == unix.BPF_TCP_LISTEN) {
-			t.Errorf("%s: it is connected: %v, listening: %v", line, got.Connected(), got.Listening())
+		defer listener.Close()
+		at := listener.Addr().(*net.TCPAddr).AddrPort()
+		conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(dial), at.Port()).String())
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	for _, line := range []string{"", "0: 1:2 3:4", "0: 0100007F 00000000:0000 0A" + rest, "0: 01007F:1F90 00000000:0000 0A" + rest, "0: 0100007F:1F90 00000000:0000 XX" + rest} {
-		if s, err := parseTCP(line); err == nil {
-			t.Errorf("%q was read as %+v", line, s)
+		defer conn.Close()
+		sockets, err := TCPSockets(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+		for name, is := range map[string]func(TCPSocket) bool{
+			"the listener": func(s TCPSocket) bool { return s.Local == at && s.Listening() && !s.Connected() && s.Inode > 0 },
+			"our end": func(s TCPSocket) bool {
+				return s.Local == local && s.Remote == remote && s.Connected() && !s.Listening()
+			},
+			"the other end": func(s TCPSocket) bool { return s.Local == remote && s.Remote == local && s.Connected() },
+		} {
+			if !slices.ContainsFunc(sockets, is) {
+				t.Errorf("%s, connected from %v: %s is not among %v", listen, local, name, sockets)
+			}
 		}
 	}
 }

@@ -63,17 +63,9 @@ func (p *Process) rearmTimer(fd int) error {
 			return err
 		}
 	}
-	conn, err := p.pidfd.SyscallConn()
+	own, err := p.share(fd)
 	if err != nil {
 		return err
-	}
-	own := -1
-	var getErr error
-	if err := conn.Control(func(pidfd uintptr) { own, getErr = unix.PidfdGetfd(int(pidfd), fd, 0) }); err != nil {
-		return err
-	}
-	if getErr != nil {
-		return getErr
 	}
 	defer unix.Close(own)
 	return unix.TimerfdSettime(own, flags, &timer, nil)

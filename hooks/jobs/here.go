@@ -45,7 +45,7 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")
 	}
 	if s.user != nil && s.user.credential.Uid != uint32(os.Geteuid()) {
-		capabilities, err := (proc.System{}).Capabilities()
+		capabilities, err := proc.Capabilities()
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ func (h Host) CheckMachine(ctx context.Context, criu string) (Findings, error) {
 		return nil, err
 	}
 	findings := append(h.driverFindings(), installedFindings(ctx, criu, release)...)
-	capabilities, err := system.Capabilities()
+	capabilities, err := proc.Capabilities()
 	if err != nil {
 		return nil, err
 	}

@@ -21,10 +21,7 @@ func resourceFindings(system proc.System, in *TreeInspection, imageDir string, w
 	if imageDir == "" {
 		return stagingFindings(system, in.Processes, memoryImage{writer: writer, own: OwnMemory()})
 	}
-	need, err := imageSize(system, in)
-	if err != nil {
-		return nil, err
-	}
+	need := in.imageSize()
 	image := memoryImage{writer: writer, own: OwnMemory()}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(imageDir, &stat); err != nil {
@@ -183,23 +180,16 @@ func orToDisk(bytes uint64) string {
 
 // imageSize returns the least that the image of a tree takes on disk: its private memory, the
 // largest shared memory among its processes, and the staged memory.
-func imageSize(system proc.System, in *TreeInspection) (uint64, error) {
+func (in *TreeInspection) imageSize() uint64 {
 	var need, largest uint64
-	for _, pid := range in.PIDs {
-		anonymous, shared, err := system.DumpedMemory(pid)
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		if err != nil {
-			return 0, err
-		}
-		need += anonymous
-		largest = max(largest, shared)
+	for _, l := range in.tree.looks {
+		need += l.status.Anonymous
+		largest = max(largest, l.status.Shared)
 	}
 	for i := range in.Processes {
 		need += in.Processes[i].StagedBytes()
 	}
-	return need + largest, nil
+	return need + largest
 }
 
 func diskFindings(stat unix.Statfs_t, need uint64) Findings {

@@ -39,7 +39,7 @@ func (l *look) generalFindings() Findings {
 		}
 		add(FindingIOURing, message, "start the job with cucriu run --no-checkpoints: libraries do without an io_uring then")
 	}
-	capabilities, _ := proc.System{}.Capabilities() // none if that cannot be told
+	capabilities, _ := proc.Capabilities() // none if that cannot be told
 	if of := foreignTo(l.status, os.Getuid(), os.Getgid(), capabilities); of != "" && l.inOurs("user") {
 		add(FindingOtherUser, "is "+of+"'s, and criu reads the limits of another user's process only with CAP_SYS_RESOURCE, which is lacking here",
 			"add it to the container or service (--cap-add SYS_RESOURCE), or run the job as the user who dumps it")

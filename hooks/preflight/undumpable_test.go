@@ -50,7 +50,7 @@ func TestMPTCPSocketsAreFound(t *testing.T) {
 
 // TestProcessesOfOthersNeedACapability of whoever dumps them.
 func TestProcessesOfOthersNeedACapability(t *testing.T) {
-	capabilities, err := proc.System{}.Capabilities()
+	capabilities, err := proc.Capabilities()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -167,7 +167,7 @@ func TestAnotherUsersJobNeedsCapSysResource(t *testing.T) {
 		w := emptyWorld(t)
 		w.command = []string{"/bin/sleep", "600"}
 		w.flags = []string{"--every", "1s", "--user", "nobody"}
-		capabilities, err := (proc.System{}).Capabilities()
+		capabilities, err := proc.Capabilities()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/prometheus/procfs"
 
@@ -105,13 +106,7 @@ func ownNamespaces(pid int) (Namespaces, error) {
 
 // addProcesses adds the processes of the tree, the root first. One that ends meanwhile is left out.
 func (j *Job) addProcesses(ctx context.Context, host preflight.Host, pids []int) error {
-	var driver *cudackpt.Driver
-	open := func() (_ *cudackpt.Driver, err error) {
-		if driver == nil {
-			driver, err = host.CheckpointDriver()
-		}
-		return driver, err
-	}
+	open := sync.OnceValues(host.CheckpointDriver)
 	for _, pid := range pids {
 		p, shared, err := describeProcess(ctx, pid, open)
 		if errors.Is(err, proc.ErrGone) && pid != j.RootPID {
@@ -130,6 +125,10 @@ func (j *Job) addProcesses(ctx context.Context, host preflight.Host, pids []int)
 	j.Cgroup = group
 	if j.manifest() == nil {
 		return nil
+	}
+	driver, err := open()
+	if err != nil {
+		return err
 	}
 	j.DriverVersion, err = driver.DriverVersion()
 	return err
@@ -153,9 +152,7 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 		return p, 0, err
 	}
 	p.Threads = len(threads)
-	if p.PrivateBytes, sharedBytes, err = (proc.System{}).DumpedMemory(pid); err != nil {
-		return p, 0, err
-	}
+	p.PrivateBytes, sharedBytes = status.RssAnon+status.VmSwap, status.RssShmem
 	found, err := preflight.InspectProcess(ctx, pid, open)
 	if err != nil || found.Process == nil {
 		return p, sharedBytes, err
