@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -15,6 +16,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/google/renameio/v2"
 
 	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
@@ -68,13 +71,11 @@ func (h Host) Calibrate(ctx context.Context, helper []string) (Finding, error) {
 		return Finding{}, told // nothing was learnt
 	}
 	c := calibration{Driver: version}
-	f := Finding{Name: FindingSharing, Severity: SeverityOK, Message: "the kernel module of driver " + version + " tells which processes share device memory"}
+	f := fine(FindingSharing, "the kernel module of driver "+version+" tells which processes share device memory")
 	if told != nil {
 		c.Failure = told.Error()
-		f = Finding{
-			Name: FindingSharing, Severity: SeverityWarning, Message: "the kernel module of driver " + version + " does not tell which processes share device memory: " + c.Failure,
-			Remedy: "two processes with device memory are refused from now on, until they are forced",
-		}
+		f = warn(FindingSharing, "the kernel module of driver "+version+" does not tell which processes share device memory: "+c.Failure,
+			"two processes with device memory are refused from now on, until they are forced")
 	}
 	if c.BootID, err = proc.BootID(); err != nil {
 		return Finding{}, err
@@ -83,12 +84,8 @@ func (h Host) Calibrate(ctx context.Context, helper []string) (Finding, error) {
 	if err == nil {
 		err = os.MkdirAll(h.RunDir, 0o700)
 	}
-	file := filepath.Join(h.RunDir, calibrationName)
 	if err == nil {
-		err = os.WriteFile(file+".new", data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(file+".new", file)
+		err = renameio.WriteFile(filepath.Join(h.RunDir, calibrationName), data, 0o600, renameio.WithTempDir(h.RunDir))
 	}
 	return f, err
 }
@@ -121,7 +118,7 @@ func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) er
 		return slices.ContainsFunc(answer.Shares, func(s nvrm.Share) bool { return !s.Maybe && slices.Contains(pids, s.PID) }), answer.Err
 	}
 	if shared, err := share(); err != nil || shared {
-		return orError(err, "two processes that share nothing are said to share memory")
+		return cmp.Or(err, errors.New("two processes that share nothing are said to share memory"))
 	}
 	_, err := fmt.Fprintln(pair[0].in, handle) // of the second
 	if err == nil {
@@ -131,16 +128,9 @@ func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) er
 		return &helperError{fmt.Errorf("calibrate: %w", err)}
 	}
 	if shared, err := share(); err != nil || !shared {
-		return orError(err, "two processes that share memory are said to share none")
+		return cmp.Or(err, errors.New("two processes that share memory are said to share none"))
 	}
 	return nil
-}
-
-func orError(err error, otherwise string) error {
-	if err == nil {
-		err = errors.New(otherwise)
-	}
-	return err
 }
 
 // helperProcess is one process of the pair.
@@ -166,7 +156,7 @@ func startHelper(ctx context.Context, helper []string) (*helperProcess, error) {
 // line reads what the process says next.
 func (p *helperProcess) line() (string, error) {
 	if !p.out.Scan() {
-		return "", orError(p.out.Err(), "a helper process ended")
+		return "", cmp.Or(p.out.Err(), errors.New("a helper process ended"))
 	}
 	if failure, failed := strings.CutPrefix(p.out.Text(), "error: "); failed {
 		return "", errors.New(failure)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,13 +53,7 @@ func (h Host) CheckpointDriver() (*cudackpt.Driver, error) {
 func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings, error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
-	var driver *cudackpt.Driver
-	open := func() (_ *cudackpt.Driver, err error) {
-		if driver == nil {
-			driver, err = h.CheckpointDriver()
-		}
-		return driver, err
-	}
+	open := sync.OnceValues(h.CheckpointDriver)
 	in, err := InspectTree(ctx, root, Existing(imageDir), h.RunDir, open)
 	if errors.Is(err, proc.ErrGone) {
 		return nil, AsRefusal(err)
@@ -88,6 +83,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (Findings
 		if len(halted) > 0 {
 			continue // the driver would not answer until the process runs again
 		}
+		driver, _ := open() // it was opened to find this process
 		state, err := driver.Process(m.PID).State(ctx)
 		if err != nil {
 			findings = append(findings, m.about(found(FindingCUDAState, err, "look whether something else checkpoints it")))
@@ -123,14 +119,10 @@ func haltedFindings(hierarchies *proc.Hierarchies, m *Process) (Findings, error)
 	}
 	var findings Findings
 	for _, freezer := range frozen {
-		findings = append(findings, m.about(Finding{
-			Name: FindingFrozen, Severity: SeverityOK, Message: "is frozen by control group " + freezer.Dir + ", which a dump thaws for its time",
-		}))
+		findings = append(findings, m.about(fine(FindingFrozen, "is frozen by control group "+freezer.Dir+", which a dump thaws for its time")))
 	}
 	if m.Stopped && len(frozen) == 0 {
-		findings = append(findings, m.about(Finding{
-			Name: FindingStopped, Severity: SeverityOK, Message: "is stopped, and stays so through dump and restore",
-		}))
+		findings = append(findings, m.about(fine(FindingStopped, "is stopped, and stays so through dump and restore")))
 	}
 	return findings, nil
 }
@@ -145,7 +137,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 	}
 	manifest, err := image.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return Findings{{Name: FindingImage, Severity: SeverityOK, Message: "holds no CUDA process: criu restores it by itself"}}, nil
+		return Findings{fine(FindingImage, "holds no CUDA process: criu restores it by itself")}, nil
 	}
 	if err == nil {
 		err = manifest.MatchImages(dir)
@@ -153,10 +145,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 	if err != nil {
 		return Findings{found(FindingImage, err, anotherImage)}, nil
 	}
-	findings := Findings{{
-		Name: FindingImage, Severity: SeverityOK,
-		Message: fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion),
-	}}
+	findings := Findings{fine(FindingImage, fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))}
 	if err := manifest.CheckPages(pages.Files{Dir: dir}); err != nil {
 		findings = append(findings, found(FindingImage, err, anotherImage))
 	}
@@ -166,7 +155,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (Findings, error) {
 	}
 	plan, err := h.PlanRestore(ctx, driver, manifest)
 	for _, line := range plan.Summary() {
-		findings = append(findings, Finding{Name: FindingGPUMap, Severity: SeverityOK, Message: line})
+		findings = append(findings, fine(FindingGPUMap, line))
 	}
 	if err != nil {
 		findings = append(findings, PlanFinding(err))
@@ -186,7 +175,7 @@ func PlanFinding(err error) Finding {
 	case errors.As(err, &memory):
 		return found(FindingGPUMemory, err, "")
 	case errors.As(err, &mapError):
-		return Finding{Name: FindingGPUMap, Severity: SeverityError, Message: mapError.Cause, Remedy: mapError.Remedy}
+		return refuse(FindingGPUMap, mapError.Cause, mapError.Remedy)
 	case errors.Is(err, cudackpt.ErrNotSupported):
 		return driverFinding(err)
 	}

@@ -123,11 +123,8 @@ func (t *tree) oneSidedPipes() []oneSidedPipe {
 }
 
 func (p oneSidedPipe) finding(other *file) Finding {
-	f := Finding{
-		Name: FindingOutsidePipe, Severity: SeverityWarning,
-		Message: fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore the pipe is at its end", p.number, processName(other.of.pid)),
-		Remedy:  "if the job needs more of that input, let it read from a file",
-	}
+	f := warn(FindingOutsidePipe, fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore the pipe is at its end", p.number, processName(other.of.pid)),
+		"if the job needs more of that input, let it read from a file")
 	if p.writes {
 		f.Message = fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes where that command writes", p.number, processName(other.of.pid))
 		f.Remedy = fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', or the job dies at its next write", p.link)
@@ -174,11 +171,8 @@ func (s outsideSocket) finding(others []*file) Finding {
 	if name := s.peerName + s.address; name != "" {
 		to += " (" + name + ")"
 	}
-	return s.of.about(Finding{
-		Name: FindingUNIXSocket, Severity: SeverityError,
-		Message: fmt.Sprintf("is connected by a UNIX socket (descriptor %s) to %s, and criu cannot dump one half of a connection", s.number, to),
-		Remedy:  "let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file",
-	})
+	return s.of.about(refuse(FindingUNIXSocket, fmt.Sprintf("is connected by a UNIX socket (descriptor %s) to %s, and criu cannot dump one half of a connection", s.number, to),
+		"let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file"))
 }
 
 // outsideSockets finds the UNIX sockets that are connected to sockets outside of the tree.
@@ -323,10 +317,8 @@ func (t *tree) addressFindings() (Findings, error) {
 	for _, s := range sockets {
 		a := s.Local.Addr()
 		if f, is := ours[s.Inode]; is && !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(own, a) {
-			findings = append(findings, f.of.about(Finding{
-				Name: FindingTCPAddress, Severity: SeverityError, Message: fmt.Sprintf("has a TCP socket that is bound to %v, and this host has no such address", s.Local),
-				Remedy: "give this host the address again (ip addr add), or let the job close the socket",
-			}))
+			findings = append(findings, f.of.about(refuse(FindingTCPAddress, fmt.Sprintf("has a TCP socket that is bound to %v, and this host has no such address", s.Local),
+				"give this host the address again (ip addr add), or let the job close the socket")))
 		}
 	}
 	return findings, nil

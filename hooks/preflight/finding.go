@@ -152,9 +152,9 @@ func found(name string, err error, remedy string) Finding {
 		Remedy() string
 	}
 	if errors.As(err, &known) && known.Meaning() != "" && known.Remedy() != "" {
-		return Finding{Name: name, Severity: SeverityError, Message: known.Meaning(), Remedy: known.Remedy()}
+		return refuse(name, known.Meaning(), known.Remedy())
 	}
-	return Finding{Name: name, Severity: SeverityError, Message: err.Error(), Remedy: remedy}
+	return refuse(name, err.Error(), remedy)
 }
 
 // Refused reports whether err says that something was refused before it began: a check found
@@ -189,4 +189,19 @@ func withVerdict(err error, untouched bool) error {
 		return nil
 	}
 	return &refusal{err, untouched}
+}
+
+// refuse makes a finding that is an error.
+func refuse(name, message, remedy string) Finding {
+	return Finding{Name: name, Severity: SeverityError, Message: message, Remedy: remedy}
+}
+
+// warn makes a finding that is a warning.
+func warn(name, message, remedy string) Finding {
+	return Finding{Name: name, Severity: SeverityWarning, Message: message, Remedy: remedy}
+}
+
+// fine says that something is in order.
+func fine(name, message string) Finding {
+	return Finding{Name: name, Severity: SeverityOK, Message: message}
 }

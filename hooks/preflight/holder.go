@@ -31,6 +31,12 @@ type Holder struct {
 	held driverUse
 }
 
+// about returns the finding, marked as one about this process.
+func (h *Holder) about(f Finding) Finding {
+	f.PID, f.Process = h.PID, h.Name
+	return f
+}
+
 // Mappings returns the memory at which device files are mapped.
 func (h *Holder) Mappings() []proc.Range { return h.held.mappings }
 
@@ -177,12 +183,10 @@ func (h *Holder) Judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 	if err == nil && f.Severity == SeverityError && h.ends() {
 		err = fmt.Errorf("%v: %w", h, proc.ErrGone)
 	}
-	f.PID, f.Process = h.PID, h.Name
-	return f, err
+	return h.about(f), err
 }
 
 func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (Finding, error) {
-	refusal := Finding{Name: FindingNVIDIADevice, Severity: SeverityError}
 	for i := range cuda {
 		memory, files, err := proc.SharedTables(h.PID, cuda[i].PID)
 		switch {
@@ -191,9 +195,8 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 		case memory:
 			return Finding{}, fmt.Errorf("%v (%s): %w", h, h.Name, ErrTransient)
 		case files:
-			refusal.Message = fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed here is closed there", cuda[i].PID)
-			refusal.Remedy = "end it before the dump"
-			return refusal, nil
+			return refuse(FindingNVIDIADevice, fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed here is closed there", cuda[i].PID),
+				"end it before the dump"), nil
 		}
 	}
 	var f Finding
@@ -202,21 +205,16 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 	case err != nil:
 		return Finding{}, err
 	case origin != 0:
-		f = Finding{
-			Name: FindingForkedChild, Severity: SeverityOK,
-			Message: fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use", origin),
-			Remedy:  "nothing needs to be done: a dump takes them from it",
-		}
+		f = fine(FindingForkedChild, fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use", origin))
+		f.Remedy = "nothing needs to be done: a dump takes them from it"
 	case listsAny(cuda) && h.hasOnlyLooked(ctx, driver):
 		f = h.lookedFinding()
 	default:
-		refusal.Message, refusal.Remedy = h.otherUse(), "end it, or let it close the devices, before the dump"
-		return refusal, nil
+		return refuse(FindingNVIDIADevice, h.otherUse(), "end it, or let it close the devices, before the dump"), nil
 	}
 	if null, err := proc.IsNull(filepath.Join("/proc", strconv.Itoa(h.PID), "root", os.DevNull)); err != nil || !null {
-		refusal.Message = fmt.Sprintf("has no %s, which is to take the place of the GPU devices that it holds", os.DevNull)
-		refusal.Remedy = "make that device in its /dev"
-		return refusal, nil
+		return refuse(FindingNVIDIADevice, fmt.Sprintf("has no %s, which is to take the place of the GPU devices that it holds", os.DevNull),
+			"make that device in its /dev"), nil
 	}
 	return f, nil
 }
@@ -237,11 +235,8 @@ func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) boo
 }
 
 func (h *Holder) lookedFinding() Finding {
-	return Finding{
-		Name: FindingNVIDIADevice, Severity: SeverityWarning, PID: h.PID, Process: h.Name,
-		Message: "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump takes them from it, and OpenCL does not work in it any more",
-		Remedy:  "nothing needs to be done if it does not use OpenCL; with HWLOC_COMPONENTS=-opencl in its environment hwloc does not ask OpenCL",
-	}
+	return h.about(warn(FindingNVIDIADevice, "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump takes them from it, and OpenCL does not work in it any more",
+		"nothing needs to be done if it does not use OpenCL; with HWLOC_COMPONENTS=-opencl in its environment hwloc does not ask OpenCL"))
 }
 
 // LeftoverOf returns a CUDA process that still holds device files although it is checkpointed;
@@ -260,11 +255,8 @@ func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, lis
 	if listed && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
-	return Finding{
-		Name: FindingNVIDIADevice, Severity: SeverityError, PID: h.PID, Process: h.Name,
-		Message: fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU with something else than CUDA, which the driver does not save, and criu cannot dump", h.held.devices, h.held.through()),
-		Remedy:  "run it without that",
-	}
+	return h.about(refuse(FindingNVIDIADevice, fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU with something else than CUDA, which the driver does not save, and criu cannot dump", h.held.devices, h.held.through()),
+		"run it without that"))
 }
 
 // besideFinding warns of a library in a CUDA process that may hold device files of its own.
@@ -275,11 +267,8 @@ func (h *Holder) besideFinding() Findings {
 	case h.held.lookedByOpenCL():
 		return Findings{h.lookedFinding()}
 	}
-	return Findings{{
-		Name: FindingNVIDIADevice, Severity: SeverityWarning, PID: h.PID, Process: h.Name,
-		Message: fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then runs on", h.held.openers),
-		Remedy:  "run it without that",
-	}}
+	return Findings{h.about(warn(FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then runs on", h.held.openers),
+		"run it without that"))}
 }
 
 // ends reports whether the process has ended or is ending.

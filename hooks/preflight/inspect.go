@@ -184,10 +184,8 @@ func (l *look) inspect(ctx context.Context, open func() (*cudackpt.Driver, error
 		return ProcessInspection{}, fmt.Errorf("process %d (%s): %w", pid, p.Name, err)
 	}
 	if len(m.GPUs) == 0 {
-		p.Findings = append(p.Findings, m.about(Finding{
-			Name: FindingNoGPU, Severity: SeverityError, Message: "uses CUDA but no GPU's device node is in its /dev",
-			Remedy: "make the /dev/nvidia* nodes of its GPUs visible in its mount namespace",
-		}))
+		p.Findings = append(p.Findings, m.about(refuse(FindingNoGPU, "uses CUDA but no GPU's device node is in its /dev",
+			"make the /dev/nvidia* nodes of its GPUs visible in its mount namespace")))
 	}
 	p.Process = &m
 	return p, nil
@@ -230,12 +228,9 @@ func driverFinding(err error) Finding {
 func DifferentGPUs(processes []Process) Findings {
 	for i := range processes {
 		if m := &processes[i]; !slices.Equal(m.GPUs, processes[0].GPUs) {
-			return Findings{m.about(Finding{
-				Name: FindingDifferentGPUs, Severity: SeverityError,
-				Message: fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
-					len(m.GPUs), processes[0].PID, processes[0].Name, len(processes[0].GPUs)),
-				Remedy: "dump them as trees of their own, or suspend them one by one",
-			})}
+			return Findings{m.about(refuse(FindingDifferentGPUs, fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
+				len(m.GPUs), processes[0].PID, processes[0].Name, len(processes[0].GPUs)),
+				"dump them as trees of their own, or suspend them one by one"))}
 		}
 	}
 	return nil
@@ -246,10 +241,7 @@ func StateFindings(m *Process, state cudackpt.State) Findings {
 	if state == cudackpt.StateRunning {
 		return nil
 	}
-	return Findings{m.about(Finding{
-		Name: FindingCUDAState, Severity: SeverityError,
-		Message: fmt.Sprintf("is already %v, by no dump or suspend that is known here", state), Remedy: StateRemedy(m.PID, state),
-	})}
+	return Findings{m.about(refuse(FindingCUDAState, fmt.Sprintf("is already %v, by no dump or suspend that is known here", state), StateRemedy(m.PID, state)))}
 }
 
 // StateRemedy says how a process comes back from a CUDA state in which no session of ours holds

@@ -31,7 +31,7 @@ func (h Host) CheckMachine(ctx context.Context, criu string) (Findings, error) {
 		return nil, err
 	}
 	findings = append(findings, capabilityFindings(capabilities)...)
-	findings = append(findings, Finding{Name: FindingKernel, Severity: SeverityOK, Message: "Linux " + release})
+	findings = append(findings, fine(FindingKernel, "Linux "+release))
 	mode, err := system.HugePages()
 	if err != nil {
 		return nil, err
@@ -56,10 +56,7 @@ func (h Host) driverFindings() Findings {
 	if err != nil {
 		return Findings{found(FindingDriverMissing, err, "load the kernel module: modprobe nvidia")}
 	}
-	findings := Findings{{
-		Name: FindingDriver, Severity: SeverityOK,
-		Message: fmt.Sprintf("NVIDIA driver %s, CUDA %v, %d GPUs", version, driver.CUDAVersion(), len(gpus)),
-	}}
+	findings := Findings{fine(FindingDriver, fmt.Sprintf("NVIDIA driver %s, CUDA %v, %d GPUs", version, driver.CUDAVersion(), len(gpus)))}
 	if err := driver.Supports(cudackpt.FeatureGPUPairs); err != nil {
 		old := found(FindingDriverOld, err, "")
 		old.Severity = SeverityWarning // it can still restore onto the same GPUs
@@ -74,13 +71,11 @@ func installedFindings(ctx context.Context, name, release string) Findings {
 	if err != nil {
 		return Findings{found(FindingCriuMissing, err, "install CRIU 4.2 or newer, or name its path with --criu")}
 	}
-	findings := Findings{{Name: FindingCriu, Severity: SeverityOK, Message: "CRIU " + criu.Version + " at " + criu.Path}}
+	findings := Findings{fine(FindingCriu, "CRIU "+criu.Version+" at "+criu.Path)}
 	findings = append(findings, criuVersionFindings(criu.Version, release)...)
 	if err := criuutil.CheckKernel(ctx, criu.Path); err != nil {
-		findings = append(findings, Finding{
-			Name: FindingCriuCheck, Severity: SeverityError, Message: "criu check fails: " + err.Error(),
-			Remedy: "run it as root and see criu check -v4: a newer kernel or a newer CRIU may be needed",
-		})
+		findings = append(findings, refuse(FindingCriuCheck, "criu check fails: "+err.Error(),
+			"run it as root and see criu check -v4: a newer kernel or a newer CRIU may be needed"))
 	}
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
 }
@@ -96,10 +91,7 @@ func CriuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
 		}
 	}
 	if err != nil {
-		findings = append(findings, Finding{
-			Name: FindingCriuVersion, Severity: SeverityWarning,
-			Message: "the version of this criu cannot be told: " + err.Error(), Remedy: "use CRIU 4.2 or newer",
-		})
+		findings = append(findings, warn(FindingCriuVersion, "the version of this criu cannot be told: "+err.Error(), "use CRIU 4.2 or newer"))
 	}
 	// An action script inherits criu's environment.
 	return append(findings, pluginFindings(criu.LibDir, criu.LibDirGiven, os.Getenv("PATH"))...)
@@ -109,24 +101,15 @@ func CriuFindings(ctx context.Context, criu *criuutil.Criu) Findings {
 func criuVersionFindings(text, release string) Findings {
 	version, err := criuutil.ParseVersion(text)
 	if err != nil {
-		return Findings{{
-			Name: FindingCriuVersion, Severity: SeverityWarning, Message: "the version of CRIU cannot be read: " + err.Error(),
-			Remedy: "use CRIU 4.2 or newer",
-		}}
+		return Findings{warn(FindingCriuVersion, "the version of CRIU cannot be read: "+err.Error(), "use CRIU 4.2 or newer")}
 	}
 	if version.Before(4, 0) {
-		return Findings{{
-			Name: FindingCriuVersion, Severity: SeverityError, Message: "CRIU " + text + " is older than 4.0",
-			Remedy: "install CRIU 4.2 or newer",
-		}}
+		return Findings{refuse(FindingCriuVersion, "CRIU "+text+" is older than 4.0", "install CRIU 4.2 or newer")}
 	}
 	kernel, err := criuutil.ParseVersion(release)
 	if err == nil && version.Before(4, 2) && !kernel.Before(6, 16) {
-		return Findings{{
-			Name: FindingCriuVersion, Severity: SeverityWarning,
-			Message: fmt.Sprintf("CRIU %s cannot dump TCP sockets on kernel 6.16 and newer, this is %s", text, release),
-			Remedy:  "install CRIU 4.2 or newer",
-		}}
+		return Findings{warn(FindingCriuVersion, fmt.Sprintf("CRIU %s cannot dump TCP sockets on kernel 6.16 and newer, this is %s", text, release),
+			"install CRIU 4.2 or newer")}
 	}
 	return nil
 }
@@ -147,10 +130,7 @@ func pluginFindings(libdir string, given bool, path string) Findings {
 	}
 	remedy := "point criu's libdir at an empty folder that exists, in criu's configuration file or with --libdir"
 	if _, err := os.Stat(libdir); given && errors.Is(err, os.ErrNotExist) {
-		return Findings{{
-			Name: FindingPluginDir, Severity: SeverityError, Message: "criu's libdir " + libdir + " does not exist, and criu fails without it",
-			Remedy: "mkdir -p " + libdir,
-		}}
+		return Findings{refuse(FindingPluginDir, "criu's libdir "+libdir+" does not exist, and criu fails without it", "mkdir -p "+libdir)}
 	}
 	plugin := filepath.Join(libdir, cudaPlugin)
 	if _, err := os.Stat(plugin); err != nil {
@@ -158,16 +138,12 @@ func pluginFindings(libdir string, given bool, path string) Findings {
 	}
 	for _, dir := range filepath.SplitList(path) {
 		if tool, err := exec.LookPath(filepath.Join(dir, cudaCheckpoint)); err == nil {
-			return Findings{{
-				Name: FindingCUDAPlugin, Severity: SeverityError,
-				Message: fmt.Sprintf("criu would load its own CUDA plugin, %s, which works with %s on the same processes", plugin, tool), Remedy: remedy,
-			}}
+			return Findings{refuse(FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which works with %s on the same processes", plugin, tool),
+				remedy)}
 		}
 	}
-	return Findings{{
-		Name: FindingCUDAPlugin, Severity: SeverityWarning,
-		Message: fmt.Sprintf("criu would load its own CUDA plugin, %s, which does nothing only as long as there is no cuda-checkpoint in criu's PATH", plugin), Remedy: remedy,
-	}}
+	return Findings{warn(FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which does nothing only as long as there is no cuda-checkpoint in criu's PATH", plugin),
+		remedy)}
 }
 
 // capabilityFindings are about the effective capabilities. Root in a container may lack some.
@@ -186,17 +162,11 @@ func capabilityFindings(effective uint64) Findings {
 	}
 	switch {
 	case len(missing) > 0:
-		return Findings{{
-			Name: FindingCapabilities, Severity: SeverityError,
-			Message: "lacks " + strings.Join(append(missing, missingForTCP...), ", "), Remedy: "run as root, with these capabilities",
-		}}
+		return Findings{refuse(FindingCapabilities, "lacks "+strings.Join(append(missing, missingForTCP...), ", "), "run as root, with these capabilities")}
 	case len(missingForTCP) > 0:
-		return Findings{{
-			Name: FindingCapabilities, Severity: SeverityWarning,
-			Message: "lacks CAP_NET_ADMIN, which criu needs for processes that have TCP connections", Remedy: "run with it",
-		}}
+		return Findings{warn(FindingCapabilities, "lacks CAP_NET_ADMIN, which criu needs for processes that have TCP connections", "run with it")}
 	}
-	return Findings{{Name: FindingCapabilities, Severity: SeverityOK, Message: "has all capabilities that are needed"}}
+	return Findings{fine(FindingCapabilities, "has all capabilities that are needed")}
 }
 
 // hugePageFindings gives a tip: the first touch of fresh memory takes a large part of the time
@@ -204,13 +174,10 @@ func capabilityFindings(effective uint64) Findings {
 func hugePageFindings(mode string) Findings {
 	switch mode {
 	case "always", "madvise":
-		return Findings{{Name: FindingTHP, Severity: SeverityOK, Message: "transparent huge pages: " + mode}}
+		return Findings{fine(FindingTHP, "transparent huge pages: "+mode)}
 	case "":
 		mode = "not there"
 	}
-	return Findings{{
-		Name: FindingTHP, Severity: SeverityWarning,
-		Message: "transparent huge pages: " + mode + "; a checkpoint fills fresh memory, and with 4 KiB pages dump and restore take half as long again",
-		Remedy:  "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-	}}
+	return Findings{warn(FindingTHP, "transparent huge pages: "+mode+"; a checkpoint fills fresh memory, and with 4 KiB pages dump and restore take half as long again",
+		"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")}
 }

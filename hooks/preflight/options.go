@@ -171,7 +171,7 @@ func (t *tree) optionsFindings(ctx context.Context, asked Asked) (Findings, erro
 	if err != nil {
 		return nil, err
 	}
-	f := Finding{Name: FindingOptions, Severity: SeverityOK, Message: "criu needs no option for this tree"}
+	f := fine(FindingOptions, "criu needs no option for this tree")
 	if len(w.Needs) > 0 {
 		var whys, risks []string
 		for _, need := range w.Needs {

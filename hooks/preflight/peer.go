@@ -42,8 +42,7 @@ var frameworkFiles = map[string]*regexp.Regexp{
 
 // peerUse is what can be seen of a process that may have peer access between GPUs.
 type peerUse struct {
-	pid  int
-	name string
+	of *Process
 	// listed is what NVML says that the process holds on each GPU on which it has a context.
 	// Empty if NVML does not list the process.
 	listed map[cudackpt.UUID]uint64
@@ -58,7 +57,6 @@ type peerUse struct {
 	newName bool
 	// holdings is what the kernel module says that the process has; nil if it says nothing.
 	holdings *nvrm.Holdings
-	member   *Process
 }
 
 // contexts returns on how many GPUs the process has a context.
@@ -76,18 +74,15 @@ func peerFindings(uses []peerUse) Findings {
 	var findings Findings
 	for _, u := range uses {
 		if u.holdings != nil {
-			findings = append(findings, holdingFindings(u.member, *u.holdings, u.contexts(), u.advice())...)
+			findings = append(findings, holdingFindings(u.of, *u.holdings, u.contexts(), u.advice())...)
 			continue
 		}
 		if u.contexts() < 2 || u.harmless() {
 			continue
 		}
-		findings = append(findings, Finding{
-			Name: FindingPeerMemory, Severity: SeverityError, PID: u.pid, Process: u.name,
-			Message: fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
-				"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), u.describe()),
-			Remedy: u.advice() + "; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size",
-		})
+		findings = append(findings, u.of.about(refuse(FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
+			"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), u.describe()),
+			u.advice()+"; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size")))
 	}
 	return findings
 }
@@ -212,7 +207,7 @@ func contextNodes(mappings []mapping) []string {
 
 // peerUseOf looks at a CUDA process. listed is what NVML says that it holds.
 func (t *tree) peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
-	u := peerUse{pid: m.PID, name: m.Name, listed: listed, holdings: holdings, member: m}
+	u := peerUse{of: m, listed: listed, holdings: holdings}
 	if len(m.GPUs) < 2 || len(listed) == 1 {
 		return u, nil
 	}

@@ -57,7 +57,7 @@ func TestPeerFindings(t *testing.T) {
 		{"little, of JAX's pools", peerUse{listed: on(1<<20, 1<<20), frameworks: []string{jax}, environment: env("XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async")}, true, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			test.use.pid = 7
+			test.use.of = &Process{Ident: proc.Ident{PID: 7}}
 			findings := peerFindings([]peerUse{test.use})
 			want := ""
 			if test.refused {
@@ -71,7 +71,7 @@ func TestPeerFindings(t *testing.T) {
 			}
 		})
 	}
-	if got := severities(peerFindings([]peerUse{{listed: on(large, large)}}).Force([]string{FindingPeerMemory})); got != "peer-memory=forced" {
+	if got := severities(peerFindings([]peerUse{{of: new(Process), listed: on(large, large)}}).Force([]string{FindingPeerMemory})); got != "peer-memory=forced" {
 		t.Errorf("%s after it was forced", got)
 	}
 }

@@ -40,10 +40,7 @@ func (p *Process) summary() Finding {
 	for i, gpu := range p.GPUs {
 		parts[i] = fmt.Sprintf("%s on GPU %d", mib(p.MemoryBytes[gpu.UUID]), i)
 	}
-	return p.about(Finding{
-		Name: FindingCUDA, Severity: SeverityOK,
-		Message: fmt.Sprintf("sees %d GPUs and holds %s on them: %s", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", ")),
-	})
+	return p.about(fine(FindingCUDA, fmt.Sprintf("sees %d GPUs and holds %s on them: %s", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", "))))
 }
 
 // StagedBytes returns how much host memory the process's checkpoint will take, in bytes.
@@ -64,11 +61,8 @@ func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) Findings {
 	if len(listed) > 0 {
 		message = "NVML does not tell how much GPU memory it holds"
 	}
-	return Findings{p.about(Finding{
-		Name: FindingMemoryUnknown, Severity: SeverityWarning,
-		Message: message + "; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees",
-		Remedy:  "see that this host has memory for what is on its GPUs; in a virtual machine or container, the driver may have to be told to account for processes",
-	})}
+	return Findings{p.about(warn(FindingMemoryUnknown, message+"; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees",
+		"see that this host has memory for what is on its GPUs; in a virtual machine or container, the driver may have to be told to account for processes"))}
 }
 
 // MemoryNeed is what a restore will take of each GPU's memory, in bytes.

@@ -91,10 +91,8 @@ func (t *tree) removedFindings() Findings {
 				continue
 			}
 			if why := f.unusable(known); why != "" {
-				findings = append(findings, l.about(Finding{
-					Name: FindingUnrestorable, Severity: SeverityError, Message: fmt.Sprintf("has %s %s, which was removed, and criu could not restore it: %s", f.name(), f.how, why),
-					Remedy: "let the job close or leave it, or rename what is in its place",
-				}))
+				findings = append(findings, l.about(refuse(FindingUnrestorable, fmt.Sprintf("has %s %s, which was removed, and criu could not restore it: %s", f.name(), f.how, why),
+					"let the job close or leave it, or rename what is in its place")))
 			}
 		}
 	}

@@ -122,23 +122,17 @@ func stagingFindings(system proc.System, members []Process, image memoryImage) (
 		return nil, err
 	}
 	if staged+image.bytes > available {
-		findings = append(findings, Finding{
-			Name: FindingStagingMemory, Severity: SeverityError,
-			Message: fmt.Sprintf("the checkpoint moves %s of GPU memory to this host's memory%s, of which %s are available", mib(staged), besidesImage(image.bytes), mib(available)),
-			Remedy:  fmt.Sprintf("free %s of host memory", mib(staged+image.bytes-available)) + orToDisk(image.bytes),
-		})
+		findings = append(findings, refuse(FindingStagingMemory, fmt.Sprintf("the checkpoint moves %s of GPU memory to this host's memory%s, of which %s are available", mib(staged), besidesImage(image.bytes), mib(available)),
+			fmt.Sprintf("free %s of host memory", mib(staged+image.bytes-available))+orToDisk(image.bytes)))
 	}
 	for _, need := range needs {
 		sum := need.staged + need.image + need.own
 		if sum <= need.Room() || need.staged+need.image == 0 {
 			continue
 		}
-		f := Finding{
-			Name: FindingMemoryCgroup, Severity: SeverityError,
-			Message: fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s%s%s, which has %s left of its limit of %s",
-				mib(need.staged), need.Dir, besidesImage(need.image), besidesUs(need.own), mib(need.Room()), mib(need.Limit)),
-			Remedy: fmt.Sprintf("raise its %s by %s, for the restore too", need.LimitFile(), mib(sum-need.Room())) + orToDisk(need.image),
-		}
+		f := refuse(FindingMemoryCgroup, fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s%s%s, which has %s left of its limit of %s",
+			mib(need.staged), need.Dir, besidesImage(need.image), besidesUs(need.own), mib(need.Room()), mib(need.Limit)),
+			fmt.Sprintf("raise its %s by %s, for the restore too", need.LimitFile(), mib(sum-need.Room()))+orToDisk(need.image))
 		if need.first == nil { // only the writer is in this group
 			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of who writes it, which has %s left of its limit of %s",
 				mib(need.image), need.Dir, mib(need.Room()), mib(need.Limit))
@@ -197,11 +191,8 @@ func diskFindings(stat unix.Statfs_t, need uint64) Findings {
 	if need <= free || stat.Blocks == 0 { // some file systems do not say how large they are
 		return nil
 	}
-	return Findings{{
-		Name: FindingDiskSpace, Severity: SeverityError,
-		Message: fmt.Sprintf("the image takes at least %s, and the file system of the image directory has %s free", mib(need), mib(free)),
-		Remedy:  fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free)),
-	}}
+	return Findings{refuse(FindingDiskSpace, fmt.Sprintf("the image takes at least %s, and the file system of the image directory has %s free", mib(need), mib(free)),
+		fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free)))}
 }
 
 // mib rounds up, so that a shortage never reads as 0.

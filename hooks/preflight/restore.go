@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,26 +78,22 @@ func (e *DriverVersionError) Remedy() string {
 
 // PresentFindings refuses a directory that holds no image.
 func PresentFindings(dir string) Findings {
-	const remedy = "name the directory of an image"
-	refuse := func(err error) Findings {
-		if errors.Is(err, os.ErrPermission) {
-			return Findings{found(FindingImage, err, "run as root")}
-		}
-		return Findings{found(FindingImage, err, remedy)}
-	}
+	remedy := "name the directory of an image"
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return refuse(fmt.Errorf("image directory: %w", err))
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		remedy = "run as root"
+		fallthrough
+	case err != nil:
+		err = fmt.Errorf("image directory: %w", err)
+	case len(entries) == 0:
+		err = fmt.Errorf("image directory %s is empty", dir)
+	case !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == image.ManifestName }):
+		err = fmt.Errorf("neither an image of criu (inventory.img) nor a manifest of cucriu is in %s", dir)
+	default:
+		return nil
 	}
-	if len(entries) == 0 {
-		return refuse(fmt.Errorf("image directory %s is empty", dir))
-	}
-	for _, name := range []string{"inventory.img", image.ManifestName} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-	}
-	return refuse(fmt.Errorf("neither an image of criu (inventory.img) nor a manifest of cucriu is in %s", dir))
+	return Findings{found(FindingImage, err, remedy)}
 }
 
 // DamagedFinding refuses an image for what is wrong with its files.
@@ -109,19 +106,13 @@ func SurroundingsFindings(o image.Options, input *os.File) Findings {
 	var findings Findings
 	for _, name := range o.Sockets {
 		if !hasUNIXSocket(name) {
-			findings = append(findings, Finding{
-				Name: FindingUNIXSocket, Severity: SeverityError,
-				Message: fmt.Sprintf("the job sends to the UNIX socket %s, which does not exist here", name),
-				Remedy:  "start the service that has this socket, and restore again",
-			})
+			findings = append(findings, refuse(FindingUNIXSocket, fmt.Sprintf("the job sends to the UNIX socket %s, which does not exist here", name),
+				"start the service that has this socket, and restore again"))
 		}
 	}
 	if _, err := unix.IoctlGetTermios(int(input.Fd()), unix.TCGETS); err != nil && o.Terminal {
-		findings = append(findings, Finding{
-			Name: FindingTerminal, Severity: SeverityError,
-			Message: "the job uses a terminal, and the restore has none on its standard input",
-			Remedy:  "restore from a terminal, or with one of its own, as in: script -qc 'cucriu restore …' /dev/null",
-		})
+		findings = append(findings, refuse(FindingTerminal, "the job uses a terminal, and the restore has none on its standard input",
+			"restore from a terminal, or with one of its own, as in: script -qc 'cucriu restore …' /dev/null"))
 	}
 	return findings
 }
@@ -153,11 +144,7 @@ func TakenPIDs(ctx context.Context, needed []int) (Findings, error) {
 		if err != nil {
 			return nil, err
 		}
-		ended := false
-		for _, holder := range holders {
-			ended = ended || holder.Ended
-		}
-		if !ended {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h proc.Holder) bool { return h.Ended }) {
 			return takenFindings(holders), nil
 		}
 		select {

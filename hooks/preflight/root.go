@@ -27,48 +27,39 @@ func RootFindings(root int) (Findings, error) {
 
 // ProcessFindings refuses a pid that is not one of a process that runs.
 func ProcessFindings(root int) (Findings, error) {
-	f := Finding{Severity: SeverityError, PID: root}
+	const another = "name a process of the job (ps, or cucriu status)"
 	status, err := proc.ReadStatus(root)
-	if errors.Is(err, proc.ErrGone) {
-		f.Name, f.Message, f.Remedy = FindingNoProcess, "does not exist", "name a process of the job (ps, or cucriu status)"
-		return Findings{f}, nil
+	var kernel bool
+	if err == nil && !status.Ended {
+		kernel, err = proc.IsKernelThread(root)
 	}
-	if err != nil {
-		return nil, err
-	}
-	f.Process = status.Name
+	var f Finding
 	switch {
+	case errors.Is(err, proc.ErrGone):
+		f = refuse(FindingNoProcess, "does not exist", another)
+	case err != nil:
+		return nil, err
 	case status.TGID != root:
-		f.Name, f.Message = FindingNoProcess, fmt.Sprintf("is a thread of process %d", status.TGID)
-		f.Remedy = fmt.Sprintf("name process %d", status.TGID)
-		return Findings{f}, nil
+		f = refuse(FindingNoProcess, fmt.Sprintf("is a thread of process %d", status.TGID), fmt.Sprintf("name process %d", status.TGID))
 	case status.Ended:
 		if ended := endedFindings(root); ended != nil {
 			return ended, nil
 		}
-		f.Name, f.Message = FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left", status.PPID)
-		f.Remedy = "name a process that runs"
-		return Findings{f}, nil
+		f = refuse(FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left", status.PPID), "name a process that runs")
+	case kernel:
+		f = refuse(FindingKernelThread, "is a thread of the kernel, not a process", another)
+	default:
+		return nil, nil
 	}
-	kernel, err := proc.IsKernelThread(root)
-	if err != nil {
-		return nil, err
-	}
-	if kernel {
-		f.Name, f.Message, f.Remedy = FindingKernelThread, "is a thread of the kernel, not a process", "name a process of the job (ps, or cucriu status)"
-		return Findings{f}, nil
-	}
-	return nil, nil
+	f.PID, f.Process = root, status.Name
+	return Findings{f}, nil
 }
 
 // ContainerFindings refuses a process with mounts of its own, as in a container or in the sandbox
 // of a long job. criu needs to be told of each, and crashes at the restore without.
 func ContainerFindings(root int) Findings {
-	f := aboutProcess(root, Finding{
-		Name: FindingContainer, Severity: SeverityError,
-		Message: "is in a mount namespace of its own, as in a container, and criu does not know its mounts",
-		Remedy:  "let the engine dump or move the container (runc checkpoint, podman container checkpoint); a job of cucriu run: see cucriu jobs --help",
-	})
+	f := aboutProcess(root, refuse(FindingContainer, "is in a mount namespace of its own, as in a container, and criu does not know its mounts",
+		"let the engine dump or move the container (runc checkpoint, podman container checkpoint); a job of cucriu run: see cucriu jobs --help"))
 	if its := namespaceOf(strconv.Itoa(root), "mnt"); its == "" || its == namespaceOf("self", "mnt") {
 		return nil // it has ended, or it has ours
 	}

@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/nvrm"
 )
@@ -49,12 +48,9 @@ func (t *tree) lossFindings(driver *cudackpt.Driver, runDir string, processes []
 // sharingFinding says that a process shares device memory.
 func sharingFinding(processes []Process, share nvrm.Share) Finding {
 	at := slices.IndexFunc(processes, func(p Process) bool { return p.PID == share.PID })
-	f := Finding{
-		Name: FindingSharing, Severity: SeverityError,
-		Message: "shares device memory with " + partner(processes, share.With) + ": the driver would checkpoint that, and could never restore it",
-		Remedy: "let the processes close what they have imported before the dump (cuIpcCloseMemHandle, cuMemRelease; in PyTorch, send tensors through the host); " +
-			"if it is NCCL's, start the job with NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 in its environment",
-	}
+	f := refuse(FindingSharing, "shares device memory with "+partner(processes, share.With)+": the driver would checkpoint that, and could never restore it",
+		"let the processes close what they have imported before the dump (cuIpcCloseMemHandle, cuMemRelease; in PyTorch, send tensors through the host); "+
+			"if it is NCCL's, start the job with NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 in its environment")
 	if share.Maybe {
 		f.Severity = SeverityWarning
 		f.Message = "may share device memory with " + partner(processes, share.With) + ", which has imported some: a restore would silently end that"
@@ -67,10 +63,7 @@ func partner(processes []Process, pid int) string {
 	if pid == 0 {
 		return "another process, which cannot be told"
 	}
-	name := fmt.Sprintf("process %d", pid)
-	if status, err := proc.ReadStatus(pid); err == nil {
-		name += " (" + status.Name + ")"
-	}
+	name := processName(pid)
 	if !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid }) {
 		name += ", outside of what is dumped"
 	}
@@ -88,11 +81,8 @@ func unknownSharing(processes []Process, listed []map[cudackpt.UUID]uint64, why 
 	if len(having) < 2 {
 		return nil
 	}
-	return Findings{having[0].about(Finding{
-		Name: FindingSharing, Severity: SeverityError,
-		Message: fmt.Sprintf("may share device memory with %s, which the driver would checkpoint and could never restore; whether it does cannot be told: %v", partner(processes, having[1].PID), why),
-		Remedy:  "run cucriu check --calibrate, once after each boot; override this if they share none",
-	})}
+	return Findings{having[0].about(refuse(FindingSharing, fmt.Sprintf("may share device memory with %s, which the driver would checkpoint and could never restore; whether it does cannot be told: %v", partner(processes, having[1].PID), why),
+		"run cucriu check --calibrate, once after each boot; override this if they share none"))}
 }
 
 // Some objects in NVIDIA's resource manager decide whether a process comes back, because a

@@ -19,7 +19,7 @@ import (
 func (l *look) generalFindings() Findings {
 	var findings Findings
 	add := func(name, message, remedy string) {
-		findings = append(findings, l.about(Finding{Name: name, Severity: SeverityError, Message: message, Remedy: remedy}))
+		findings = append(findings, l.about(refuse(name, message, remedy)))
 	}
 	if thread, tracerPID := l.tracedThread(); tracerPID != 0 {
 		tracer := strconv.Itoa(tracerPID)
@@ -48,10 +48,8 @@ func (l *look) generalFindings() Findings {
 		add(FindingUnrestorable, message+", which criu dumps and never restores", remedy)
 	}
 	if policy := memoryPolicy(l.pid); policy != "default" && policy != "" {
-		findings = append(findings, l.about(Finding{
-			Name: FindingMemoryPolicy, Severity: SeverityWarning,
-			Message: "has the NUMA memory policy " + policy + ", which a restore does not bring back", Remedy: "restore it with numactl, too",
-		}))
+		findings = append(findings, l.about(warn(FindingMemoryPolicy, "has the NUMA memory policy "+policy+", which a restore does not bring back",
+			"restore it with numactl, too")))
 	}
 	return findings
 }
@@ -115,10 +113,8 @@ func endedFindings(pid int) Findings {
 	}) {
 		return nil
 	}
-	return Findings{aboutProcess(pid, Finding{
-		Name: FindingUnsupportedProcess, Severity: SeverityError, Message: "has other threads, but its main thread has ended (pthread_exit), and criu cannot dump it",
-		Remedy: "let the main thread wait for the others",
-	})}
+	return Findings{aboutProcess(pid, refuse(FindingUnsupportedProcess, "has other threads, but its main thread has ended (pthread_exit), and criu cannot dump it",
+		"let the main thread wait for the others"))}
 }
 
 // sharingFindings refuses processes that share what only threads of one process may share.
@@ -137,10 +133,8 @@ func (t *tree) sharingFindings() Findings {
 	}) {
 		return nil
 	}
-	return Findings{aboutProcess(pid, Finding{
-		Name: FindingUnsupportedProcess, Severity: SeverityError, Message: fmt.Sprintf("shares its %s with process %d (clone), and criu cannot dump that", shared, other),
-		Remedy: "run the job without it; if it was about to execute a program (vfork), try again",
-	})}
+	return Findings{aboutProcess(pid, refuse(FindingUnsupportedProcess, fmt.Sprintf("shares its %s with process %d (clone), and criu cannot dump that", shared, other),
+		"run the job without it; if it was about to execute a program (vfork), try again"))}
 }
 
 // memoryPolicy is the policy that a process has for its first mapping, which is the program's:
@@ -164,10 +158,8 @@ func InsideFindings(pids []int, criu int) Findings {
 	if !slices.Contains(pids, criu) {
 		return nil
 	}
-	return Findings{aboutProcess(criu, Finding{
-		Name: FindingCriuInside, Severity: SeverityError, Message: "is in the tree that is to be dumped, and criu cannot dump itself",
-		Remedy: "start the dump from outside of the tree, or dump a part of the tree that it is not in",
-	})}
+	return Findings{aboutProcess(criu, refuse(FindingCriuInside, "is in the tree that is to be dumped, and criu cannot dump itself",
+		"start the dump from outside of the tree, or dump a part of the tree that it is not in"))}
 }
 
 // aboutProcess marks a finding as one about a process that was not looked at.
@@ -192,21 +184,15 @@ func (t *tree) namespaceFindings() Findings {
 			common, _, _ := strings.Cut(kind, "_")
 			its, root, ours := l.namespace(kind), t.looks[0].namespace(common), namespaceOf("self", common)
 			if i == 0 && kind == "user" && its != ours && l.inOurs("mnt") {
-				findings = append(findings, l.about(Finding{
-					Name: FindingNamespace, Severity: SeverityError,
-					Message: "is in a user namespace of its own (" + its + "), but not in a mount namespace, and criu could not mount there what a restore needs",
-					Remedy:  "run the job without the user namespace",
-				}))
+				findings = append(findings, l.about(refuse(FindingNamespace, "is in a user namespace of its own ("+its+"), but not in a mount namespace, and criu could not mount there what a restore needs",
+					"run the job without the user namespace")))
 			}
 			nests := (kind == "mnt" || kind == "net") && root != ours && its != ours
 			if its == "" || its == root || nests {
 				continue
 			}
-			findings = append(findings, l.about(Finding{
-				Name: FindingNamespace, Severity: SeverityError,
-				Message: fmt.Sprintf("is in another namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, root),
-				Remedy:  "run the job without it (bubblewrap, Apptainer and unshare make namespaces), or start the whole job inside of it",
-			}))
+			findings = append(findings, l.about(refuse(FindingNamespace, fmt.Sprintf("is in another namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, root),
+				"run the job without it (bubblewrap, Apptainer and unshare make namespaces), or start the whole job inside of it")))
 			break
 		}
 	}

@@ -107,9 +107,7 @@ func (u *unsupported) refuse(kind, how string) {
 	case strings.Contains(kind, "MPTCP"):
 		remedy = "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets"
 	}
-	u.findings = append(u.findings, u.about(Finding{
-		Name: FindingUnsupportedFile, Severity: SeverityError, Message: "has " + kind + " " + how + ", which criu cannot dump", Remedy: remedy,
-	}))
+	u.findings = append(u.findings, u.about(refuse(FindingUnsupportedFile, "has "+kind+" "+how+", which criu cannot dump", remedy)))
 }
 
 // addDescriptor looks at a descriptor.
@@ -167,10 +165,8 @@ func (u *unsupported) addFile(f *file) {
 		}
 	}
 	if f.info().Flags&unix.O_PATH != 0 && u.programs[f.name()] {
-		u.findings = append(u.findings, u.about(Finding{
-			Name: FindingUnrestorable, Severity: SeverityError, Remedy: "let the job close it",
-			Message: "has the program " + f.name() + " of a process " + f.how + " with O_PATH, which criu dumps and never restores",
-		}))
+		u.findings = append(u.findings, u.about(refuse(FindingUnrestorable, "has the program "+f.name()+" of a process "+f.how+" with O_PATH, which criu dumps and never restores",
+			"let the job close it")))
 	}
 	u.used(f, f.info().Field("mnt_id"))
 }
