@@ -25,8 +25,7 @@ func checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Find out beforehand whether a dump or a restore would be refused",
-		Long: `Find out beforehand whether a dump or a restore would be refused.
-
+		Long: `
 Without options this machine is looked at: the driver, criu, the kernel, and
 what this process may do. With -t the job below a process is looked at as well,
 as the dump looks at it; with -t and -D, whether its image can go there, and fits.
@@ -46,9 +45,6 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 		Example: "  cucriu check\n  cucriu check -t 4711 -D /var/lib/images/job1\n  cucriu check -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := preflight.CheckForce(force); err != nil {
-				return usageError{err}
-			}
 			if pid != 0 || calibrate {
 				if err := requireRoot(cmd); err != nil {
 					return err

@@ -26,8 +26,7 @@ func dumpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dump -t PID -D DIR",
 		Short: "Dump a process tree with its GPU state, with criu",
-		Long: `Dump a process tree with its GPU state, with criu.
-
+		Long: `
 What cucriu check -t PID finds is looked at first; an error among it refuses the
 dump before anything is touched.
 
@@ -61,14 +60,11 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 			if criu.RPC.GetLeaveRunning() && criu.LeaveStopped {
 				return usageError{errors.New("either -R or -s")}
 			}
-			if err := preflight.CheckForce(force); err != nil {
-				return usageError{err}
-			}
 			if err := criu.check(); err != nil {
 				return err
 			}
 			criu.RPC.Pid = proto.Int32(int32(pid))
-			return drive(cmd, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
+			return drive(cmd, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				hook.Force = force
 				return checkpoint.Dump(ctx, hook, criu.images, criu.Options)
 			})
@@ -83,21 +79,19 @@ file of criu with --criu-config. criu's default configuration files count too.`,
 }
 
 // drive runs a dump or restore, and shows its progress and its summary.
-func drive(cmd *cobra.Command, images string, do func(context.Context, *hooks.Hook) (checkpoint.Result, error)) error {
+func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint.Result, error)) error {
 	hook, err := newHook()
 	if err != nil {
 		return err
 	}
 	preflight.LimitOwnMemory()
-	ctx := cmd.Context()
-	p := newProgress(images)
+	ctx, p := cmd.Context(), newProgress()
 	hook.Progress = p.step
-	undone := context.AfterFunc(ctx, func() {
-		p.say(fmt.Sprintf("%v: undoing what was begun, as soon as criu comes to a point where it can be", context.Cause(ctx)))
+	var result checkpoint.Result
+	err = p.during(ctx, "undoing what was begun, as soon as criu comes to a point where it can be", func() (err error) {
+		result, err = do(ctx, hook)
+		return err
 	})
-	result, err := do(ctx, hook)
-	undone()
-	p.stop()
 	if err == nil && ctx.Err() != nil {
 		p.say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), cmd.Name()))
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/units"
 )
 
@@ -142,7 +143,10 @@ func criuFlag(cmd *cobra.Command, to *string, what string) {
 
 // forceFlag adds the option that overrides findings.
 func forceFlag(cmd *cobra.Command, to *[]string) {
-	cmd.Flags().StringArrayVar(to, "force", nil, "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
+	cmd.Flags().Var(&value{kind: "stringArray", set: func(text string) error {
+		*to = append(*to, text)
+		return preflight.CheckForce(*to)
+	}}, "force", "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
 }
 
 // jsonFlag adds the option that [show] looks at.

@@ -192,8 +192,7 @@ func mapCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map",
 		Short: "Explain which of this host's GPUs would take the place of each GPU of an image",
-		Long: `Explain which of this host's GPUs would take the place of each GPU of an image.
-
+		Long: `
 The plan is made as the restore would make it, from the image's manifest, this
 host's GPUs and the configuration. Nothing is restored or changed. IMAGE is the
 position of a GPU among those that the job could see, HERE its index in cucriu

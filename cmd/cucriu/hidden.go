@@ -24,56 +24,40 @@ func init() {
 	}
 }
 
-// sandboxCommands are the hidden commands by which a job's sandbox is made.
-func sandboxCommands() []*cobra.Command {
-	return []*cobra.Command{
-		hidden(place.CommandUnshare, place.Unshare),
-		hidden(place.CommandInit, place.Init),
-		hidden(place.CommandKeep, place.Keep),
-		insideCommand(),
-		probeCommand(),
-	}
-}
-
-func hidden(name string, do func(dir string) error) *cobra.Command {
-	return &cobra.Command{
-		Use: name + " DIR", Hidden: true, Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error { return do(args[0]) },
-	}
-}
-
-// probeCommand is the first process of the sandbox of a trial restore.
-func probeCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: checkpoint.CommandProbe, Hidden: true, Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return checkpoint.ProbeInside(cmd.Context(), os.Stdin, os.Stdout, files.PutBackOnTrial)
-		},
-	}
-}
-
-// insideCommand works in a job's sandbox for the supervisor.
-func insideCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: jobs.CommandInside, Hidden: true, Args: noArguments,
-		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			preflight.LimitOwnMemory()
-			return jobs.Inside(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
-		}),
-	}
-}
-
-// watchCommand is the command that a dump or restore starts as its watcher.
-func watchCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    "watch DIR",
-		Hidden: true,
-		Args:   oneArgument("a session's directory"),
-		RunE: withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
+// hiddenCommands are those that nobody but this program itself starts.
+func hiddenCommands() []*cobra.Command {
+	return append(asRoot(
+		// What a dump or restore starts as its watcher.
+		hidden("watch DIR", oneArgument("a session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
 			preflight.LimitOwnMemory()
 			return watcher.Run(hook, args[0])
-		}),
-	}
+		})),
+		// What check --calibrate starts two of.
+		hidden(helperName, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			return hook.Host().CalibrationHelper(cmd.InOrStdin(), cmd.OutOrStdout())
+		})),
+	),
+		// What makes a job's sandbox.
+		inDirectory(place.CommandUnshare, place.Unshare), inDirectory(place.CommandInit, place.Init), inDirectory(place.CommandKeep, place.Keep),
+		// What works in a job's sandbox for the supervisor.
+		hidden(jobs.CommandInside, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+			preflight.LimitOwnMemory()
+			return jobs.Inside(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
+		})),
+		// The first process of the sandbox of a trial restore.
+		hidden(checkpoint.CommandProbe, noArguments, func(cmd *cobra.Command, _ []string) error {
+			return checkpoint.ProbeInside(cmd.Context(), os.Stdin, os.Stdout, files.PutBackOnTrial)
+		}))
+}
+
+const helperName = "calibrate-helper"
+
+func hidden(use string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, Hidden: true, Args: args, RunE: run}
+}
+
+func inDirectory(name string, do func(dir string) error) *cobra.Command {
+	return hidden(name+" DIR", cobra.ExactArgs(1), func(_ *cobra.Command, args []string) error { return do(args[0]) })
 }
 
 func receiveCommand() *cobra.Command {
@@ -84,8 +68,7 @@ func receiveCommand() *cobra.Command {
 		Use:    "receive",
 		Hidden: true, // people start cucriu migrate
 		Short:  "The destination's side of cucriu migrate, which starts it through ssh",
-		Long: `The destination's side of cucriu migrate, which starts it through ssh.
-
+		Long: `
 It talks with the source over its standard input and output. To give it options,
 name them in --remote-cucriu at the source, or in a wrapper there.`,
 		Example: `  cucriu migrate -t 4711 --to gpu-b       # runs: ssh gpu-b cucriu receive`,
@@ -112,16 +95,4 @@ name them in --remote-cucriu at the source, or in a wrapper there.`,
 	flags.StringVar(&o.Ports, "ports", "", "a port to receive the data at, or a range, such as 7000-7010 (default: any)")
 	criuFlag(cmd, &o.Criu, "the criu to run")
 	return cmd
-}
-
-const helperName = "calibrate-helper"
-
-// calibrateHelperCommand is what check --calibrate starts two of.
-func calibrateHelperCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: helperName, Hidden: true, Args: noArguments,
-		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return hook.Host().CalibrationHelper(cmd.InOrStdin(), cmd.OutOrStdout())
-		}),
-	}
 }

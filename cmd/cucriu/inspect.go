@@ -31,8 +31,7 @@ func inspectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect DIR",
 		Short: "Show what an image directory holds: its processes, their memory, and their GPU state",
-		Long: `Show what an image directory holds: its processes, their memory, and their GPU state.
-
+		Long: `
 The images of criu and the manifest are read and compared, and nothing is
 changed. A damaged or incomplete image is refused, with an error that names the
 file.

@@ -67,93 +67,63 @@ func findJob(arg string) (*hooks.Hook, jobs.Local, error) {
 	return hook, job, err
 }
 
-// viewJob finds the job that an argument names, and opens its checkpoints to look at them.
-func viewJob(arg string) (*hooks.Hook, jobs.Local, *store.Store, error) {
-	hook, job, err := findJob(arg)
-	if err != nil {
-		return nil, job, nil, err
-	}
-	view, err := store.View(job.Dir)
-	if err != nil {
-		return nil, job, nil, preflight.AsRefusal(err)
-	}
-	return hook, job, view, nil
+// jobView is a job, with its checkpoints open to look at them.
+type jobView struct {
+	hook   *hooks.Hook
+	job    jobs.Local
+	store  *store.Store
+	picked []store.Checkpoint
 }
 
-// pickCheckpoints returns the checkpoints with these names, or all if there are no names.
-func pickCheckpoints(view *store.Store, names []string) ([]store.Checkpoint, error) {
-	if len(names) == 0 {
-		return view.Checkpoints()
+// viewJob finds the job that the first argument names, and its checkpoints that the others name:
+// all, if there are no others.
+func viewJob(args []string) (v jobView, err error) {
+	if v.hook, v.job, err = findJob(args[0]); err != nil {
+		return v, err
 	}
-	all, err := view.Checkpoints()
-	if err != nil {
-		return nil, err
+	if v.store, err = store.View(v.job.Dir); err != nil {
+		return v, preflight.AsRefusal(err)
 	}
-	var picked []store.Checkpoint
-	for _, name := range names {
-		c, err := pick(all, name)
-		if err != nil {
-			return nil, err
+	all, err := v.store.Checkpoints()
+	if err != nil || len(args) == 1 {
+		v.picked = all
+		return v, err
+	}
+	for _, name := range args[1:] {
+		at := slices.IndexFunc(all, func(c store.Checkpoint) bool { return c.Name == name })
+		if at < 0 {
+			return v, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows those that there are", name))
 		}
-		picked = append(picked, c)
+		v.picked = append(v.picked, all[at])
 	}
-	return picked, nil
-}
-
-func pick(all []store.Checkpoint, name string) (store.Checkpoint, error) {
-	for _, c := range all {
-		if c.Name == name {
-			return c, nil
-		}
-	}
-	return store.Checkpoint{}, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows those that there are", name))
+	return v, nil
 }
 
 // completeJob completes the name of a job, and with checkpoints also their names.
 func completeJob(checkpoints bool) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		hook, err := newHook()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveDefault
+		var names []string
+		switch {
+		case len(args) == 0:
+			if hook, err := newHook(); err == nil {
+				all, _ := jobs.Locals(hook.Config.RunDir)
+				for _, l := range all {
+					names = append(names, cobra.CompletionWithDesc(l.Name, l.Dir))
+				}
+			}
+			return names, cobra.ShellCompDirectiveDefault // or a directory
+		case checkpoints:
+			v, _ := viewJob(args[:1])
+			for _, c := range v.picked {
+				text := "cannot be used"
+				if c.Err == nil {
+					text = ago(c.CreatedAt) + " old"
+				}
+				names = append(names, cobra.CompletionWithDesc(c.Name, text))
+			}
 		}
-		if len(args) == 0 {
-			return jobNames(hook), cobra.ShellCompDirectiveDefault // or a directory
-		}
-		if !checkpoints {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return checkpointNames(hook, args[0]), cobra.ShellCompDirectiveNoFileComp
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
-}
-
-func jobNames(hook *hooks.Hook) []string {
-	var names []string
-	all, _ := jobs.Locals(hook.Config.RunDir)
-	for _, l := range all {
-		names = append(names, cobra.CompletionWithDesc(l.Name, l.Dir))
-	}
-	return names
-}
-
-func checkpointNames(hook *hooks.Hook, job string) []string {
-	found, err := jobs.Find(hook.Config.RunDir, job)
-	if err != nil {
-		return nil
-	}
-	view, err := store.View(found.Dir)
-	if err != nil {
-		return nil
-	}
-	all, _ := view.Checkpoints()
-	var names []string
-	for _, c := range all {
-		text := "cannot be used"
-		if c.Err == nil {
-			text = ago(c.CreatedAt) + " old"
-		}
-		names = append(names, cobra.CompletionWithDesc(c.Name, text))
-	}
-	return names
 }
 
 // ago says how long ago something was, such as 3m or 5h12m.
@@ -249,21 +219,18 @@ while the job runs.`
 	cmd.Args = jobArgument(1, 1)
 	cmd.ValidArgsFunction = completeJob(true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		_, job, view, err := viewJob(args[0])
+		v, err := viewJob(args)
 		if err != nil {
 			return err
 		}
-		all, err := pickCheckpoints(view, args[1:])
-		if err != nil {
+		c := v.picked[0]
+		if c.Err != nil && pin {
+			return preflight.AsRefusal(c.Err)
+		}
+		if err := v.store.Pin(c.Name, pin); err != nil {
 			return err
 		}
-		if all[0].Err != nil && pin {
-			return preflight.AsRefusal(all[0].Err)
-		}
-		if err := view.Pin(all[0].Name, pin); err != nil {
-			return err
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), said, all[0].Name, job.Name)
+		fmt.Fprintf(cmd.OutOrStdout(), said, c.Name, v.job.Name)
 		return nil
 	}
 	return cmd
@@ -276,8 +243,7 @@ func jobsPruneCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune DIR|NAME [--keep N] [--max-bytes SIZE]",
 		Short: "Remove the oldest checkpoints of a long job",
-		Long: `Remove the oldest checkpoints of a long job.
-
+		Long: `
 Only those are removed that are older than one which has been verified, and none
 that is pinned. If the job runs, its supervisor does it.
 
@@ -399,18 +365,14 @@ something is damaged.`,
 		Args:              jobArgument(0, -1),
 		ValidArgsFunction: completeJob(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, job, view, err := viewJob(args[0])
-			if err != nil {
-				return err
-			}
-			all, err := pickCheckpoints(view, args[1:])
+			v, err := viewJob(args)
 			if err != nil {
 				return err
 			}
 			reports := []verifyReport{} // not nil: null is no list in JSON
 			damaged := 0
-			for _, c := range all {
-				err := verifyCheckpoint(cmd, view, c)
+			for _, c := range v.picked {
+				err := verifyCheckpoint(cmd, v.store, c)
 				if cmd.Context().Err() != nil {
 					return fmt.Errorf("checkpoint %s: given up", c.Name)
 				}
@@ -426,13 +388,13 @@ something is damaged.`,
 				}
 			}
 			err = show(cmd, reports, func(out io.Writer) error {
-				if len(all) == 0 {
-					fmt.Fprintf(out, "%s (%s) has no checkpoint\n", job.Name, job.Dir)
+				if len(v.picked) == 0 {
+					fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
 				}
 				return nil
 			})
 			if damaged > 0 {
-				return fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(all), job.Name)
+				return fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(v.picked), v.job.Name)
 			}
 			return err
 		},
@@ -443,7 +405,7 @@ something is damaged.`,
 
 func verifyCheckpoint(cmd *cobra.Command, view *store.Store, c store.Checkpoint) error {
 	var done atomic.Int64
-	progress := newProgress(c.Dir)
+	progress := newProgress()
 	defer progress.stop()
 	progress.measured("reading checkpoint "+c.Name, func() (int64, int64) { return done.Load(), c.Bytes })
 	return view.Verify(cmd.Context(), c, runtime.GOMAXPROCS(0), func(p store.Progress) { done.Store(p.Done) })

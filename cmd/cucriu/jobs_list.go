@@ -25,8 +25,7 @@ func jobsListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [DIR|NAME]",
 		Short: "List the long jobs of this host, or the checkpoints of one",
-		Long: `List the long jobs of this host, or the checkpoints of one.
-
+		Long: `
 ALONE is what the removal of a checkpoint would give back: the rest of its size it
 shares with others. NEW was written for it when it was made. HERE says whether this
 host can take it: driver version, GPU models and their number. Nothing is read but
@@ -118,25 +117,21 @@ type checkpointReport struct {
 }
 
 func listCheckpoints(cmd *cobra.Command, arg string) error {
-	hook, job, view, err := viewJob(arg)
-	if err != nil {
-		return err
-	}
-	all, err := view.Checkpoints()
+	v, err := viewJob([]string{arg})
 	if err != nil {
 		return err
 	}
 	reports := []checkpointReport{} // not nil: null is no list in JSON
-	for _, c := range all {
+	for _, c := range v.picked {
 		r := reportOf(c)
 		if c.Err == nil {
-			r.Here, r.WhyNotHere = takes(cmd.Context(), hook, c)
+			r.Here, r.WhyNotHere = takes(cmd.Context(), v.hook, c)
 		}
 		reports = append(reports, r)
 	}
 	return show(cmd, reports, func(out io.Writer) error {
-		if len(all) == 0 {
-			_, err := fmt.Fprintf(out, "%s (%s) has no checkpoint\n", job.Name, job.Dir)
+		if len(reports) == 0 {
+			_, err := fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
 			return err
 		}
 		return writeCheckpoints(out, reports)
@@ -239,8 +234,7 @@ func jobsShowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show DIR|NAME [CHECKPOINT]",
 		Short: "Show a long job and one of its checkpoints: the newest, if none is named",
-		Long: `Show a long job and one of its checkpoints: the newest, if none is named.
-
+		Long: `
 The checkpoint is looked at as cucriu run looks at it before it resumes it: all
 files but the GPU's pages are read and compared with their checksums, and whether
 this host can take it is found out. Nothing is touched.`,
@@ -248,35 +242,31 @@ this host can take it is found out. Nothing is touched.`,
 		Args:              jobArgument(0, 1),
 		ValidArgsFunction: completeJob(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			hook, job, view, err := viewJob(args[0])
+			v, err := viewJob(args)
 			if err != nil {
 				return err
 			}
-			report := jobReport{Job: job}
-			if report.DiskBytes, err = view.DiskBytes(); err != nil {
+			report := jobReport{Job: v.job}
+			if report.DiskBytes, err = v.store.DiskBytes(); err != nil {
 				return err
 			}
-			if report.Tails, err = jobs.Tails(job.Dir); err != nil {
+			if report.Tails, err = jobs.Tails(v.job.Dir); err != nil {
 				return err
 			}
-			if owner, err := view.Owner(); err == nil && owner.Generation > 0 {
+			if owner, err := v.store.Owner(); err == nil && owner.Generation > 0 {
 				report.Owner = &owner
 			}
-			all, err := pickCheckpoints(view, args[1:])
-			if err != nil {
-				return err
-			}
-			if len(all) > 0 {
-				c := all[len(all)-1]
+			if n := len(v.picked); n > 0 {
+				c := v.picked[n-1]
 				r := reportOf(c)
-				if err := view.Check(cmd.Context(), c); err != nil {
+				if err := v.store.Check(cmd.Context(), c); err != nil {
 					r.Error = err.Error()
 				} else {
-					r.Here, r.WhyNotHere = takes(cmd.Context(), hook, c)
-					if report.Findings, err = jobs.CheckRestore(cmd.Context(), hook, c.Dir); err != nil {
+					r.Here, r.WhyNotHere = takes(cmd.Context(), v.hook, c)
+					if report.Findings, err = jobs.CheckRestore(cmd.Context(), v.hook, c.Dir); err != nil {
 						return err
 					}
-					report.Findings = hook.Judge(report.Findings)
+					report.Findings = v.hook.Judge(report.Findings)
 				}
 				report.Checkpoint = &r
 			}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -32,8 +31,7 @@ func migrateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate {-t PID | --job DIR|NAME} --to HOST",
 		Short: "Move a running job to the GPUs of another host",
-		Long: `Move a running job to the GPUs of another host.
-
+		Long: `
 The way there is your own ssh: whatever makes "ssh HOST cucriu receive" work (its
 configuration, agent, jump hosts) counts here, and no service runs there
 beforehand. The data goes over several TLS connections of its own, whose
@@ -67,23 +65,19 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if err := onlyForOne(cmd, job != ""); err != nil {
 				return err
 			}
-			if err := preflight.CheckForce(force); err != nil {
-				return usageError{err}
-			}
 			o.RSH, o.MoveAddress = strings.Fields(rsh), strings.Fields(moveAddress)
 			hook, err := newHook()
 			if err != nil {
 				return err
 			}
 			hook.Force = force
-			p := newProgress("")
+			p := newProgress()
 			o.Progress = p.migration
-			undone := context.AfterFunc(cmd.Context(), func() {
-				p.say(fmt.Sprintf("%v: the job goes on here, unless it is complete there already", context.Cause(cmd.Context())))
+			var result migrate.Result
+			err = p.during(cmd.Context(), "the job goes on here, unless it is complete there already", func() (err error) {
+				result, err = migrateOne(cmd.Context(), hook, pid, job, o)
+				return err
 			})
-			result, err := migrateOne(cmd.Context(), hook, pid, job, o)
-			undone()
-			p.stop()
 			summary := migrationSummary{Result: result, DryRun: o.DryRun}
 			if asTimeline {
 				summary.Timeline = &result.Timeline
@@ -228,15 +222,6 @@ func migrateOne(ctx context.Context, hook *hooks.Hook, pid int, job string, o mi
 		return migrate.Result{}, err
 	}
 	return migrate.MigrateJob(ctx, hook, found, o)
-}
-
-// settleJob decides about the move of a long job, if it is one.
-func settleJob(hook *hooks.Hook, name string, take bool, err error) (message string, is bool, _ error) {
-	if err == nil {
-		return "", false, nil
-	}
-	message, jobErr := migrate.SettleJob(hook, name, take)
-	return message, !errors.Is(jobErr, os.ErrNotExist), jobErr
 }
 
 // writeMovedJob says how the move of a long job went.

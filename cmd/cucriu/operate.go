@@ -21,8 +21,7 @@ func stateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "state -p PID",
 		Short: "Show the CUDA state of processes: running, locked, checkpointed or failed",
-		Long: `Show the CUDA state of processes: running, locked, checkpointed or failed.
-
+		Long: `
 Of a process that is stopped, the thread through which the driver works is let
 run for the moment of the answer, unless a dump or restore is at work on it.
 GPUs are shown by their index in cucriu gpus.`,
@@ -63,8 +62,7 @@ func lockCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lock -p PID",
 		Short: "Keep processes from submitting work to their GPUs",
-		Long: `Keep processes from submitting work to their GPUs.
-
+		Long: `
 What runs on the GPUs has ended when this command returns, and calls that submit
 more wait for cucriu unlock. Several processes are locked all or none, which is
 the only way for ranks that wait for each other.`,
@@ -108,8 +106,7 @@ func suspendCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "suspend -p PID",
 		Short: "Free the GPUs of processes: move their GPU memory into host memory and stop them",
-		Long: `Free the GPUs of processes: move their GPU memory into host memory and stop them.
-
+		Long: `
 They stand still until cucriu resume, even if somebody sends them SIGCONT. (One
 that cannot be held so, as a warning says, must not be continued: a thread that
 synchronizes with the GPU while its process is checkpointed dies.) What they need
@@ -144,8 +141,7 @@ func resumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume -p PID",
 		Short: "Bring processes back that were suspended, from whatever state they are in",
-		Long: `Bring processes back that were suspended, from whatever state they are in.
-
+		Long: `
 Processes that were suspended together are resumed together. They go to the GPUs
 that the configuration maps theirs to, or --map in its place; without either,
 back to their own. If a GPU lacks the memory, nothing is changed.`,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -26,9 +27,8 @@ import (
 // progress tells people what a dump or restore does. On a terminal it uses one line that
 // changes. Elsewhere it prints a line for each phase, and more lines in long phases.
 type progress struct {
-	out    *logging.Writer
-	tty    bool
-	images string
+	out *logging.Writer
+	tty bool
 
 	mu      sync.Mutex
 	phase   string
@@ -38,9 +38,9 @@ type progress struct {
 	done    chan struct{}
 }
 
-func newProgress(images string) *progress {
+func newProgress() *progress {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
-	p := &progress{out: logging.Stderr(), tty: err == nil, images: images, done: make(chan struct{})}
+	p := &progress{out: logging.Stderr(), tty: err == nil, done: make(chan struct{})}
 	go p.run()
 	return p
 }
@@ -59,22 +59,27 @@ var phases = map[string]string{
 
 // step is called when a step of the session begins.
 func (p *progress) step(r *journal.Record, step string) {
-	text, known := phases[step]
-	if !known {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.phase, p.begun, p.said = text, time.Now(), time.Now()
-	p.measure = measureOf(r, step)
-	if p.tty {
-		p.line()
-	} else {
-		fmt.Fprintf(p.out, "cucriu: %s\n", text)
+	if text, known := phases[step]; known {
+		p.begin(text, measureOf(r, step))
 	}
 }
 
-// measured begins a phase that is no step of a session.
+// begin begins a phase.
+func (p *progress) begin(phase string, measure func() (done, total int64)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.phase != phase {
+		p.phase, p.begun, p.said = phase, time.Now(), time.Now()
+		if !p.tty {
+			fmt.Fprintf(p.out, "cucriu: %s\n", phase)
+		}
+	}
+	if p.measure = measure; p.tty {
+		p.line()
+	}
+}
+
+// measured begins a phase that is shown only if it takes long.
 func (p *progress) measured(phase string, measure func() (done, total int64)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,18 +111,11 @@ func (p *progress) migration(m migrate.Progress) {
 	if !known {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.phase != text {
-		p.phase, p.begun, p.said = text, time.Now(), time.Now()
-		if !p.tty {
-			fmt.Fprintf(p.out, "cucriu: %s\n", text)
-		}
-	}
-	p.measure = nil
+	var measure func() (done, total int64)
 	if m.Done != nil {
-		p.measure = func() (int64, int64) { return m.Done(), m.Total }
+		measure = func() (int64, int64) { return m.Done(), m.Total }
 	}
+	p.begin(text, measure)
 }
 
 // say prints a separate line.
@@ -128,6 +126,15 @@ func (p *progress) say(text string) {
 		io.WriteString(p.out, "\r\x1b[K")
 	}
 	fmt.Fprintf(p.out, "cucriu: %s\n", text)
+}
+
+// during does something, tells at a signal what that does, and stops.
+func (p *progress) during(ctx context.Context, atSignal string, do func() error) error {
+	undone := context.AfterFunc(ctx, func() { p.say(fmt.Sprintf("%v: %s", context.Cause(ctx), atSignal)) })
+	err := do()
+	undone()
+	p.stop()
+	return err
 }
 
 func (p *progress) stop() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,8 +20,7 @@ func recoverCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "recover",
 		Short: "Bring back every job whose dump or restore was cut off and that nobody watches",
-		Long: `Bring back every job whose dump or restore was cut off and that nobody watches.
-
+		Long: `
 After a dump that failed, the watcher brings the job back by itself. If the
 watcher, too, was killed, this command does what it would have done. It waits
 for a program that was killed and is not gone yet. Sessions whose criu, hook or
@@ -81,17 +81,18 @@ func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
 		return usageError{errors.New("either --take or --drop")}
 	}
 	status, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
-	if message, is, jobErr := settleJob(hook, take+drop, take != "", err); is {
-		if jobErr == nil {
-			fmt.Fprintln(cmd.OutOrStdout(), message)
-		}
-		return jobErr
-	}
-	if err != nil {
+	if err == nil {
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "process %d: %s: %s\n", status.RootPID, status.Outcome, status.Message)
 		return err
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "process %d: %s: %s\n", status.RootPID, status.Outcome, status.Message)
-	return nil
+	message, jobErr := migrate.SettleJob(hook, take+drop, take != "")
+	switch {
+	case errors.Is(jobErr, os.ErrNotExist):
+		return err // it is no long job's
+	case jobErr == nil:
+		fmt.Fprintln(cmd.OutOrStdout(), message)
+	}
+	return jobErr
 }
 
 // upper begins a text with a capital letter.

@@ -27,8 +27,7 @@ func restoreCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
-		Long: `Restore a process tree with its GPU state, with criu.
-
+		Long: `
 It returns once the job runs, and leaves it running; with --foreground it stays,
 passes signals on to the job's root process and ends with its exit status.
 
@@ -59,7 +58,7 @@ and the image is intact.`,
 				criu.Output = os.Stderr // nothing but JSON on the standard output
 			}
 			root, over := 0, deferStops(cmd)
-			err := drive(cmd, criu.images, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
+			err := drive(cmd, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				result, err := jobs.RestoreCut(ctx, hook, criu.images, criu.Options, cutLogs)
 				root = result.RootPID
 				return result, err

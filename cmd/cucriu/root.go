@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -36,12 +37,23 @@ cannot be used is wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(asRoot(restoreCommand(), stateCommand(), statusCommand(), watchCommand(), calibrateHelperCommand())...)
+	root.AddCommand(asRoot(restoreCommand(), stateCommand(), statusCommand())...)
 	root.AddCommand(asRoot(holdJob(dumpCommand(), recoverCommand(), lockCommand(), suspendCommand(), resumeCommand(), unlockCommand(),
 		migrateCommand(), receiveCommand())...)...)
-	root.AddCommand(sandboxCommands()...)
+	root.AddCommand(hiddenCommands()...)
 	root.AddCommand(runCommand(), jobsCommand(), checkCommand(), mapCommand(), gpusCommand(), inspectCommand(), exitStatusTopic())
+	completeHelp(root)
 	return root
+}
+
+// completeHelp puts the short text of a command before its help, if that begins with an empty line.
+func completeHelp(cmd *cobra.Command) {
+	if strings.HasPrefix(cmd.Long, "\n") {
+		cmd.Long = cmd.Short + ".\n" + cmd.Long
+	}
+	for _, command := range cmd.Commands() {
+		completeHelp(command)
+	}
 }
 
 // holdJob has Ctrl-Z wait until a command is over. A command that stopped in the middle of its

@@ -61,19 +61,21 @@ func (s summary) String() string {
 	if s.Processes > 0 {
 		what = fmt.Sprintf("%s, %s of GPU memory", processes(s.Processes), units.Size(int64(s.GPUBytes)))
 	}
+	state := ""
 	switch {
-	case s.Verb == "restore":
-		fmt.Fprintf(&text, "restored process %d from %s: %s\n", s.RootPID, s.ImagesDir, what)
 	case s.Outcome == "running" && s.stopped:
-		fmt.Fprintf(&text, "dumped process %d into %s, it is stopped as before: %s\n", s.RootPID, s.ImagesDir, what)
+		state = ", it is stopped as before"
 	case s.Outcome == "stopped":
-		fmt.Fprintf(&text, "dumped process %d into %s, it is stopped: %s\n", s.RootPID, s.ImagesDir, what)
+		state = ", it is stopped"
 	case s.Outcome == "running":
-		fmt.Fprintf(&text, "dumped process %d into %s, it runs on: %s\n", s.RootPID, s.ImagesDir, what)
+		state = ", it runs on"
 	case s.Outcome == "gone":
-		fmt.Fprintf(&text, "dumped process %d into %s, it was left alive and has ended since: %s\n", s.RootPID, s.ImagesDir, what)
-	default:
-		fmt.Fprintf(&text, "dumped process %d into %s: %s\n", s.RootPID, s.ImagesDir, what)
+		state = ", it was left alive and has ended since"
+	}
+	if s.Verb == "restore" {
+		fmt.Fprintf(&text, "restored process %d from %s: %s\n", s.RootPID, s.ImagesDir, what)
+	} else {
+		fmt.Fprintf(&text, "dumped process %d into %s%s: %s\n", s.RootPID, s.ImagesDir, state, what)
 	}
 	fmt.Fprintf(&text, "  image %s, total %s, downtime %s\n", units.Size(s.ImageBytes), seconds(s.TotalSeconds), seconds(s.DowntimeSeconds))
 	if len(s.Options) > 0 {

@@ -51,39 +51,38 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 
 // drawTimeline draws a line for each span, with a bar in the columns that are left.
 func drawTimeline(out io.Writer, trace timeline.Trace) error {
-	type line struct{ name, process, start, took string }
+	lines := [][4]string{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
 	ofHosts := trace.About["rows"] == "hosts"
-	lines := []line{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
 	if ofHosts {
-		lines[0].process = "HOST"
+		lines[0][1] = "HOST"
 	}
 	spans := trace.Spans()
 	total := int64(1)
 	for _, span := range spans {
-		name := label(span.Name)
+		name, row := label(span.Name), label(trace.RowOf(span))
 		if span.Failed() {
 			name += " (failed)"
 		}
-		row := label(trace.RowOf(span))
 		if !ofHosts {
 			row = fmt.Sprintf("%s %d", row, span.PID)
 		}
-		lines = append(lines, line{name, row, ms(span.Start), ms(span.Duration)})
+		lines = append(lines, [4]string{name, row, ms(span.Start), ms(span.Duration)})
 		total = max(total, span.Start+span.Duration)
 	}
-	var w struct{ name, process, start, took int }
+	var w [4]int
 	for _, l := range lines {
-		w.name, w.process = max(w.name, utf8.RuneCountInString(l.name)), max(w.process, utf8.RuneCountInString(l.process))
-		w.start, w.took = max(w.start, len(l.start)), max(w.took, len(l.took))
+		for i, cell := range l {
+			w[i] = max(w[i], utf8.RuneCountInString(cell))
+		}
 	}
-	width := max(minBar, widthOf(out, defaultColumns)-(w.name+w.process+w.start+w.took+4*2))
+	width := max(minBar, widthOf(out, defaultColumns)-(w[0]+w[1]+w[2]+w[3]+4*2))
 	var text strings.Builder
 	for i, l := range lines {
 		bar := ""
 		if i > 0 {
 			bar = timelineBar(spans[i-1], total, width)
 		}
-		row := fmt.Sprintf("%-*s  %-*s  %*s  %*s  %s", w.name, l.name, w.process, l.process, w.start, l.start, w.took, l.took, bar)
+		row := fmt.Sprintf("%-*s  %-*s  %*s  %*s  %s", w[0], l[0], w[1], l[1], w[2], l[2], w[3], l[3], bar)
 		fmt.Fprintln(&text, strings.TrimRight(row, " "))
 	}
 	_, err := io.WriteString(out, text.String())
