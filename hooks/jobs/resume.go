@@ -129,13 +129,10 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return errors.Join(err, s.endRestore())
 	}
-	s.noteTails(keptOf(a.Changes))
 	for _, note := range a.Notes {
 		s.say(note)
 	}
-	for _, change := range a.Changes {
-		s.say(change.String())
-	}
+	s.tellChanges(a.Changes)
 	s.setRunning()
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
@@ -170,10 +167,7 @@ const undoName = "undo.json"
 // the job runs.
 func (s *supervisor) undoFiles() error {
 	left, err := files.Undo(s.undoFile())
-	s.noteTails(keptOf(left))
-	for _, change := range left {
-		s.say(change.String())
-	}
+	s.tellChanges(left)
 	return err
 }
 

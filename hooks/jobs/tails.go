@@ -37,28 +37,25 @@ func readTails(dir string) (t tails, err error) {
 	return t, nil
 }
 
-// keptOf returns where what is newer is kept.
-func keptOf(changes []files.Change) (paths []string) {
+// tellChanges tells what was done to the job's files, and lists what was kept of them. A full disk does
+// not stop it.
+func (s *supervisor) tellChanges(changes []files.Change) {
+	var kept []string
 	for _, change := range changes {
-		if change.Kept != "" {
-			paths = append(paths, change.Kept)
+		if s.say(change.String()); change.Kept != "" {
+			kept = append(kept, change.Kept)
 		}
 	}
-	return paths
-}
-
-// noteTails lists what a resume has kept. A full disk does not stop it.
-func (s *supervisor) noteTails(paths []string) {
-	if len(paths) == 0 {
+	if len(kept) == 0 {
 		return
 	}
 	t, err := readTails(s.Dir)
 	if err == nil {
 		t.Paths = slices.DeleteFunc(t.Paths, func(path string) bool {
 			_, err := files.FindKept(path)
-			return errors.Is(err, fs.ErrNotExist) || slices.Contains(paths, path)
+			return errors.Is(err, fs.ErrNotExist) || slices.Contains(kept, path)
 		})
-		t.Paths = append(t.Paths, paths...)
+		t.Paths = append(t.Paths, kept...)
 		err = durable.WriteJSON(filepath.Join(s.Dir, tailsName), t)
 	}
 	if err != nil {

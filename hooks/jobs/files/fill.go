@@ -13,29 +13,17 @@ import (
 // checkTrees refuses directories that are not there, hold something, or have too
 // little room.
 func (p *putBack) checkTrees() error {
-	var problems []error
 	for _, t := range p.list.Trees {
-		err := t.checkVacant()
+		there, err := os.ReadDir(string(t.Dir))
+		if err == nil && len(there) > 0 {
+			err = fmt.Errorf("it is not empty: it holds %v", name(there[0].Name()))
+		}
 		if err == nil {
 			err = checkRoom(string(t.Dir), t.bytes())
 		}
 		if err != nil {
-			problems = append(problems, err)
+			return &RefusedError{Problems: []error{fmt.Errorf("the job's own %v: %w", t.Dir, err)}}
 		}
-	}
-	if len(problems) > 0 {
-		return &RefusedError{Problems: problems}
-	}
-	return nil
-}
-
-func (t tree) checkVacant() error {
-	there, err := os.ReadDir(string(t.Dir))
-	if err == nil && len(there) > 0 {
-		return fmt.Errorf("the job's own %v is not empty: it holds %v", t.Dir, name(there[0].Name()))
-	}
-	if err != nil {
-		return fmt.Errorf("the job's own %v: %w", t.Dir, err)
 	}
 	return nil
 }

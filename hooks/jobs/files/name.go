@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	"cucriu/criuutil/proc"
 )
 
 // name is a path. Any byte but NUL may be in it. In the list it is a string if it is valid
@@ -44,8 +42,8 @@ func (n *name) UnmarshalJSON(data []byte) error {
 
 // String returns the path for a message. It is quoted if a character in it cannot be printed.
 func (n name) String() string {
-	if proc.Printable(string(n)) != string(n) || !utf8.ValidString(string(n)) {
-		return strconv.Quote(string(n))
+	if quoted := strconv.Quote(string(n)); quoted != `"`+string(n)+`"` {
+		return quoted
 	}
 	return string(n)
 }

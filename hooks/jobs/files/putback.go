@@ -27,11 +27,7 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	var problems []string
-	for _, problem := range e.Problems {
-		problems = append(problems, problem.Error())
-	}
-	return "the job's files cannot be put back, and nothing was changed: " + strings.Join(problems, "; ")
+	return "the job's files cannot be put back, and nothing was changed: " + strings.ReplaceAll(errors.Join(e.Problems...).Error(), "\n", "; ")
 }
 
 func (e *RefusedError) Unwrap() []error { return e.Problems }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,12 +88,7 @@ func scanTree(ctx context.Context, root int, except []string, apart map[inode]bo
 			return nil, err
 		}
 	}
-	files := make([]*held, 0, len(s.files))
-	for _, h := range s.files {
-		files = append(files, h)
-	}
-	slices.SortFunc(files, func(a, b *held) int { return cmp.Compare(a.name(), b.name()) })
-	return files, nil
+	return slices.SortedFunc(maps.Values(s.files), func(a, b *held) int { return cmp.Compare(a.name(), b.name()) }), nil
 }
 
 func gone(err error) bool {
@@ -107,14 +103,11 @@ func (s *scan) descriptors(pid int) error {
 	}
 	for _, entry := range entries {
 		h, err := s.look(pid, filepath.Join(dir, entry.Name()))
+		var info proc.DescriptorInfo
+		if err == nil && h != nil {
+			info, err = proc.ReadDescriptor(pid, entry.Name())
+		}
 		if gone(err) || err == nil && h == nil {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		info, err := proc.ReadDescriptor(pid, entry.Name())
-		if gone(err) {
 			continue
 		}
 		if err != nil {
