@@ -36,8 +36,8 @@ func exitStatusTopic() *cobra.Command {
   0      success
   1      failed: the job is as it was before, or its image is intact and complete
   2      wrong usage: an unknown command, option or argument, one that is missing,
-         a value that cannot be, or a configuration that cannot be used. Nothing
-         was done
+         an invalid value, or a configuration that cannot be used. Nothing was
+         done
   3      refused, before anything was touched: a check has found that it cannot be
          done, or there is no such process, image or session. The error says why,
          and cucriu check finds most of it beforehand

@@ -394,7 +394,7 @@ something is damaged.`,
 				return nil
 			})
 			if damaged > 0 {
-				return fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(v.picked), v.job.Name)
+				err = errors.Join(err, fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(v.picked), v.job.Name))
 			}
 			return err
 		},

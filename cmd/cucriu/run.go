@@ -155,7 +155,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	var stdin, tty bool
 	flags := cmd.Flags()
 	folderFlag(cmd, &o.Dir, "dir", "", "holds the checkpoints of the job and its output; made if it is missing")
-	flags.StringVar(&o.Name, "name", "", "how the job is called (default: the last part of DIR)")
+	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
 	flags.StringVar(&o.User, "user", "", "whose the job is, by name or number (default: root's)")
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing belongs to a checkpoint, such as 512M (default 1G)")
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "a /tmp of the job's own, in memory, which belongs to its checkpoints")
