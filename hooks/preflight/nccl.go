@@ -190,16 +190,12 @@ func (l *look) ncclUse() (ncclUse, error) {
 // ncclIsHarmless reports whether an environment switches off both transports that share device
 // memory. For NCCL any number but 0 means on.
 func ncclIsHarmless(environment []string) bool {
-	off := make(map[string]bool)
-	for _, variable := range environment {
-		name, value, _ := strings.Cut(variable, "=")
-		if _, seen := off[name]; seen {
-			continue // getenv finds the first one
-		}
+	isOn := func(name string) bool {
+		value, _ := getenv(environment, name)
 		number, err := strconv.ParseInt(value, 0, 64)
-		off[name] = err == nil && number != 0
+		return err == nil && number != 0
 	}
-	return off["NCCL_P2P_DISABLE"] && off["NCCL_SHM_DISABLE"]
+	return isOn("NCCL_P2P_DISABLE") && isOn("NCCL_SHM_DISABLE")
 }
 
 // ncclUsesLegacyIPC reports whether an environment keeps NCCL from sharing memory by handles of

@@ -202,8 +202,9 @@ var memoryMount = sync.OnceValue(func() string {
 		return ""
 	}
 	defer unix.Close(fd)
-	memory := file{of: &look{pid: os.Getpid()}, at: "fd/" + strconv.Itoa(fd)}
-	return memory.mount()
+	var stat unix.Statx_t
+	_ = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &stat)
+	return (&file{statted: &stat}).mount()
 })
 
 // mounts returns the ids of the mounts in the namespace of the process; nil if it has ended.
