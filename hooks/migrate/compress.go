@@ -3,7 +3,6 @@ package migrate
 import (
 	"fmt"
 
-	"cucriu/criuutil/pages"
 	"cucriu/hooks/migrate/wire"
 )
 
@@ -30,5 +29,5 @@ func (c Compress) apply(o *wire.SendOptions, link float64) {
 	if c == CompressNever {
 		return
 	}
-	o.Codec, o.Auto, o.Link = pages.Zstd, c == CompressAuto, link
+	o.Compress, o.Auto, o.Link = true, c == CompressAuto, link
 }

@@ -41,9 +41,6 @@ func (s *source) foreseeFiles(ctx context.Context) error {
 // later has the destination judge what the job, which stands still, uses and did not use when it was
 // described.
 func (s *source) later(ctx context.Context) error {
-	if s.remote.version < versionLater {
-		return nil
-	}
 	job, err := prepare.Later(s.hook, s.job)
 	if job == nil || err != nil {
 		return err

@@ -97,7 +97,7 @@ func (w *way) sendNoise(ctx context.Context, size int64) error {
 	rand.Read(n.block)
 	streams := int64(w.from.options.streams())
 	for i := range streams {
-		w.files.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
+		w.sender.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
 	}
 	return w.finish(ctx)
 }

@@ -134,10 +134,7 @@ func (d *jobDestination) open(ctx context.Context) (err error) {
 	if _, err := d.store.RemoveLeftovers(); err != nil {
 		return err
 	}
-	if err := os.Mkdir(d.dir, 0o700); err != nil {
-		return err
-	}
-	return d.listenForSource(ctx)
+	return os.Mkdir(d.dir, 0o700)
 }
 
 func (d *jobDestination) roundDir() string { return filepath.Join(d.dir, fmt.Sprint(d.last)) }

@@ -146,9 +146,9 @@ func (s *jobSource) sendRound(ctx context.Context, files *sentFiles) error {
 	if !s.halted.IsZero() {
 		name = "send"
 	}
-	s.tell(Progress{Phase: name, Done: way.sent.Load, Total: files.total})
+	s.tell(Progress{Phase: name, Done: way.sender.Arrived, Total: files.total})
 	for _, f := range files.files {
-		way.files.Add(f.name, f.content).Complete(f.size)
+		way.sender.Add(f.name, f.content).Complete(f.size)
 	}
 	err = way.finish(ctx)
 	s.result.Bytes += way.totals.Bytes

@@ -14,10 +14,8 @@ import (
 // The protocol between the two programs. A change that an older one would not understand makes a
 // new version.
 const (
-	protocolVersion = 2
-	protocolOldest  = 1
-
-	versionLater = 2 // knows sayLater
+	protocolVersion = 3
+	protocolOldest  = 3
 )
 
 // What the source says.

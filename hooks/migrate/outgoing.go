@@ -1,7 +1,6 @@
 package migrate
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,7 +15,7 @@ import (
 // outgoing are the files of an image on their way. Those of the GPU state leave while the dump
 // still writes them, and while criu writes its own.
 type outgoing struct {
-	*wire.Parallel
+	sender *wire.Sender
 
 	mu    sync.Mutex
 	files map[string]*outgoingFile
@@ -24,11 +23,11 @@ type outgoing struct {
 
 type outgoingFile struct {
 	*os.File
-	*wire.Growing
+	sent *wire.File
 }
 
-func newOutgoing(ctx context.Context, sender *wire.Sender) *outgoing {
-	return &outgoing{Parallel: wire.NewParallel(ctx, sender), files: make(map[string]*outgoingFile)}
+func newOutgoing(sender *wire.Sender) *outgoing {
+	return &outgoing{sender: sender, files: make(map[string]*outgoingFile)}
 }
 
 // wrote sends a part of a file that the dump has completed. It does not wait for that.
@@ -43,11 +42,11 @@ func (o *outgoing) wrote(f *os.File, offset, size int64) {
 		}
 		o.add(name, os.NewFile(uintptr(own), name))
 	}
-	o.files[name].Grow(offset + size)
+	o.files[name].sent.Grow(offset + size)
 }
 
 func (o *outgoing) add(name string, f *os.File) {
-	o.files[name] = &outgoingFile{File: f, Growing: o.Parallel.Add(name, f)}
+	o.files[name] = &outgoingFile{File: f, sent: o.sender.Add(name, f)}
 }
 
 // complete sends what there is of an image in a directory, except for some files, and returns its
@@ -82,7 +81,7 @@ func (o *outgoing) complete(dir string, except []string) (total int64, err error
 		if !os.SameFile(own, info) {
 			return 0, fmt.Errorf("the dump has exchanged %s, which was sent already", name)
 		}
-		o.files[name].Complete(own.Size())
+		o.files[name].sent.Complete(own.Size())
 		total += own.Size()
 	}
 	return total, nil

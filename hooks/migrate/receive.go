@@ -33,7 +33,6 @@ type destination struct {
 	options   ReceiveOptions
 	peer      hello
 	identity  *wire.Identity
-	listener  *wire.Listener
 	stage     *stage
 	job       *prepare.Job
 	judgement *prepare.Judgement // of the job
@@ -125,7 +124,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	if err := d.Send(sayHello, ours); err != nil {
 		return err
 	}
-	if _, err = wire.Negotiate(ours.Hello, d.peer.Hello); err != nil {
+	if err := wire.Negotiate(ours.Hello, d.peer.Hello); err != nil {
 		return err
 	}
 	return reach(ctx, "receive.greeted")
@@ -220,8 +219,8 @@ func (d *destination) close() {
 		d.removeMade()
 	}
 	d.Close()
-	if d.listener != nil {
-		d.listener.Close()
+	if d.receiver != nil {
+		_ = d.receiver.Finish() // it is of no use any more
 	}
 	if d.root != nil {
 		d.root.Close()

@@ -24,8 +24,6 @@ type remote struct {
 	ended chan struct{} // closed when ssh has ended
 	err   error         // of ssh, once it has ended
 	peer  hello
-	// version is that of the protocol which both sides speak.
-	version int
 }
 
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
@@ -82,9 +80,7 @@ func (r *remote) greet(ctx context.Context, id, fingerprint string) error {
 	if err := r.expect(ctx, sayHello, &r.peer); err != nil {
 		return err
 	}
-	version, err := wire.Negotiate(ours.Hello, r.peer.Hello)
-	r.version = version
-	return err
+	return wire.Negotiate(ours.Hello, r.peer.Hello)
 }
 
 func greeting(id, fingerprint string) hello {

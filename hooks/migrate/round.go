@@ -36,7 +36,7 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 			return fmt.Errorf("round %d: %w", d.last, err)
 		}
 	}
-	if err := errors.Join(d.openStage(ctx), d.dropProbe()); err != nil {
+	if err := errors.Join(d.openStage(), d.dropProbe()); err != nil {
 		return err
 	}
 	dir := d.stage.round(r.Number)
@@ -52,13 +52,10 @@ func (d *destination) listen(ctx context.Context, m wire.Message) error {
 	return reach(ctx, "receive.listening")
 }
 
-// openStage makes the directory for the images, and listens for the pinned source.
-func (d *destination) openStage(ctx context.Context) (err error) {
+// openStage makes the directory for the images.
+func (d *destination) openStage() (err error) {
 	if d.stage != nil {
 		return nil
-	}
-	if err := d.listenForSource(ctx); err != nil {
-		return err
 	}
 	d.stage, err = newStage(d.hook.Config.RunDir, d.options.Stage, d.peer.ID, "destination")
 	return err
@@ -74,17 +71,7 @@ func (d *destination) dropProbe() error {
 	return err
 }
 
-// listenForSource listens for the data connections of the pinned source.
-func (d *destination) listenForSource(ctx context.Context) error {
-	config, err := d.identity.ServerConfig(d.peer.Fingerprint)
-	if err != nil {
-		return err
-	}
-	d.listener, err = wire.Listen(ctx, wire.ListenOptions{Bind: d.options.Bind, Ports: d.options.Ports, Config: config, Log: d.hook.Log})
-	return err
-}
-
-// beginRound makes a directory, and tells the source where to send what goes into it.
+// beginRound makes a directory, and listens for what the pinned source sends into it.
 func (d *destination) beginRound(ctx context.Context, dir string) (err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -96,30 +83,16 @@ func (d *destination) beginRound(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return err
 	}
-	d.receiver = wire.NewReceiver(wire.ReceiveOptions{Dir: d.root, MaxBytes: room, MaxFiles: maxFiles})
-	go d.accept(ctx, d.receiver)
-	return d.Send(sayListening, listening{Addresses: d.listener.Addresses()})
-}
-
-// accept serves the connections of a round.
-func (d *destination) accept(ctx context.Context, receiver *wire.Receiver) {
-	over, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		_ = receiver.Wait(over)
-		cancel()
-	}()
-	for {
-		conn, err := d.listener.Accept(over)
-		if err != nil {
-			return
-		}
-		go func() {
-			if err := receiver.Serve(ctx, conn); err != nil {
-				d.hook.Log.Debug("a data connection has ended", "error", err)
-			}
-		}()
+	config, err := d.identity.ServerConfig(d.peer.Fingerprint)
+	if err != nil {
+		return err
 	}
+	d.receiver, err = wire.Receive(ctx, wire.ListenOptions{Bind: d.options.Bind, Ports: d.options.Ports, Config: config, Log: d.hook.Log},
+		wire.ReceiveOptions{Dir: d.root, MaxBytes: room, MaxFiles: maxFiles})
+	if err != nil {
+		return err
+	}
+	return d.Send(sayListening, listening{Addresses: d.receiver.Addresses()})
 }
 
 // endRound ends the receiving. It is an error if not everything has come.

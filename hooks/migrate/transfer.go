@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +17,6 @@ type way struct {
 	from   *departure
 	sender *wire.Sender
 	cancel context.CancelFunc
-	sent   atomic.Int64
 	files  *outgoing
 	totals wire.Totals
 }
@@ -36,36 +34,26 @@ func (d *departure) open(ctx context.Context, kind string, round round) (w *way,
 	if err != nil {
 		return nil, err
 	}
-	dial := d.options.dataDialer(at, config)
-	// The first connection shows that there is a way, before anything is touched.
-	first, err := dial(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", d.options.Host, at.Addresses, err)
-	}
-	d.result.MTU = mtuOf(first)
-	connections := make(chan net.Conn, 1)
-	connections <- first
-	w = &way{from: d}
-	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	options := wire.SendOptions{
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			select {
-			case conn := <-connections:
-				return conn, nil
-			default:
-				return dial(ctx)
-			}
-		},
-		Streams: d.options.streams(), BytesPerSecond: d.options.BytesPerSecond, Progress: w.sent.Store,
-	}
+	options := wire.SendOptions{Dial: d.options.dataDialer(at, config), Streams: d.options.streams(), BytesPerSecond: d.options.BytesPerSecond}
 	if !round.Probe {
 		d.options.Compress.apply(&options, d.result.Bandwidth)
 	}
-	w.sender, err = wire.NewSender(ctx, options)
-	if err == nil {
-		w.files = newOutgoing(ctx, w.sender)
+	w = &way{from: d}
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	w.cancel = cancel
+	if w.sender, err = wire.NewSender(lasting, options); err != nil {
+		cancel()
+		return nil, err
 	}
-	return w, err
+	// The first connection shows that there is a way, before anything is touched.
+	first, err := w.sender.Connect(ctx)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", d.options.Host, at.Addresses, err)
+	}
+	d.result.MTU = mtuOf(first)
+	w.files = newOutgoing(w.sender)
+	return w, nil
 }
 
 // mtuOf returns the size of the packets on a connection's path, 0 if it is not TCP.
@@ -115,7 +103,7 @@ func (w *way) sendImage(ctx context.Context, phase, dir string, d *delta) error 
 		if err != nil {
 			return err
 		}
-		w.from.tell(Progress{Phase: phase, Done: w.sent.Load, Total: total})
+		w.from.tell(Progress{Phase: phase, Done: w.sender.Arrived, Total: total})
 		return w.finish(ctx)
 	})
 }
@@ -124,7 +112,7 @@ func (w *way) sendImage(ctx context.Context, phase, dir string, d *delta) error 
 func (w *way) whileSending(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	sending := w.files.Context()
+	sending := w.sender.Context()
 	defer context.AfterFunc(sending, func() { cancel(context.Cause(sending)) })()
 	return do(ctx)
 }
@@ -132,9 +120,7 @@ func (w *way) whileSending(ctx context.Context, do func(context.Context) error) 
 // finish waits until everything is there.
 func (w *way) finish(ctx context.Context) error {
 	return w.from.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) (err error) {
-		if err = w.files.Wait(ctx); err == nil {
-			w.totals, err = w.sender.Finish(ctx)
-		}
+		w.totals, err = w.sender.Finish(ctx)
 		return err
 	})
 }

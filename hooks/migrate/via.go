@@ -70,14 +70,9 @@ func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Cont
 		if err != nil {
 			return nil, err
 		}
-		conn := tls.Client(raw, config)
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // ssh takes its time
 		defer cancel()
-		if err := conn.HandshakeContext(ctx); err != nil {
-			raw.Close()
-			return nil, err
-		}
-		return conn, nil
+		return wire.Client(ctx, raw, config)
 	}
 }
 

@@ -48,9 +48,9 @@ func (l *link) there(bytes int64) {
 	}
 }
 
-// thrift decides for one connection which chunks are compressed: those that are sooner at the other
+// adaptiveCodec decides for one connection which chunks are compressed: those that are sooner at the other
 // side then.
-type thrift struct {
+type adaptiveCodec struct {
 	link    *link
 	workers int       // connections that can compress at once
 	costs   []float64 // seconds per byte of the last samples
@@ -58,14 +58,14 @@ type thrift struct {
 	skipped int       // how many were to be skipped the last time
 }
 
-// newThrift makes one for each of so many connections.
-func newThrift(l *link, streams int) *thrift {
-	return &thrift{link: l, workers: min(streams, runtime.GOMAXPROCS(0))}
+// newAdaptiveCodec makes one for each of so many connections.
+func newAdaptiveCodec(l *link, streams int) *adaptiveCodec {
+	return &adaptiveCodec{link: l, workers: min(streams, runtime.GOMAXPROCS(0))}
 }
 
 // worth reports whether a chunk is to be compressed. compress compresses a part of it and returns
 // the size.
-func (t *thrift) worth(content []byte, compress func([]byte) int) bool {
+func (t *adaptiveCodec) worth(content []byte, compress func([]byte) int) bool {
 	rate := float64(t.link.rate.Load())
 	if rate == 0 {
 		return false
@@ -98,7 +98,7 @@ func quicker(ratio, secondsPerByte, rate float64) bool {
 	return secondsPerByte+ratio/rate < worthwhile/rate
 }
 
-func (t *thrift) note(cost float64) {
+func (t *adaptiveCodec) note(cost float64) {
 	t.costs = append(t.costs, cost)
 	if len(t.costs) > remembered {
 		t.costs = t.costs[1:]
@@ -107,7 +107,7 @@ func (t *thrift) note(cost float64) {
 
 // cost is what compressing takes, in seconds per byte. It is the median: a single sample may have
 // waited for a processor.
-func (t *thrift) cost() float64 {
+func (t *adaptiveCodec) cost() float64 {
 	sorted := slices.Sorted(slices.Values(t.costs))
 	return sorted[len(sorted)/2]
 }

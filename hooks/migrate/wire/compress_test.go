@@ -9,8 +9,6 @@ import (
 	"runtime"
 	"testing"
 	"time"
-
-	"cucriu/criuutil/pages"
 )
 
 func TestCompressionPaysIfItSavesMoreThanItTakes(t *testing.T) {
@@ -37,8 +35,8 @@ func TestCompressionPaysIfItSavesMoreThanItTakes(t *testing.T) {
 func TestWhatIsNotWorthItIsTriedLessOften(t *testing.T) {
 	var l link
 	l.rate.Store(1)
-	th := newThrift(&l, 1)
-	chunk := make([]byte, chunkSize)
+	th := newAdaptiveCodec(&l, 1)
+	chunk := make([]byte, pieceSize)
 	tried, ratio := 0, 1
 	compress := func(sample []byte) int {
 		tried++
@@ -90,8 +88,7 @@ func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
 	}
 	send := func(t *testing.T, o SendOptions) (Totals, time.Duration) {
 		t.Helper()
-		l, d := pinnedPair(t)
-		r := receive(t, l, ReceiveOptions{MaxBytes: total(files), MaxFiles: len(files)})
+		r, d := pinnedPair(t, ReceiveOptions{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		o.Dial, o.BytesPerSecond = d.Dial, limit
@@ -102,13 +99,13 @@ func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
 		took := time.Since(begin)
 		must(t, err)
 		must(t, r.Finish())
-		checkFiles(t, r.dir, files)
+		checkFiles(t, r.Dir.Name(), files)
 		return totals, took
 	}
 	plain, plainTook := send(t, SendOptions{})
 	for name, o := range map[string]SendOptions{
-		"known":    {Codec: pages.Zstd, Auto: true, Link: limit},
-		"measured": {Codec: pages.Zstd, Auto: true},
+		"known":    {Compress: true, Auto: true, Link: limit},
+		"measured": {Compress: true, Auto: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			totals, took := send(t, o)
@@ -119,7 +116,7 @@ func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
 		})
 	}
 	t.Run("fast", func(t *testing.T) {
-		totals, _ := send(t, SendOptions{Codec: pages.Zstd, Auto: true, Link: 1e12})
+		totals, _ := send(t, SendOptions{Compress: true, Auto: true, Link: 1e12})
 		if totals.Sent != plain.Sent {
 			t.Errorf("%d bytes were sent, and plain %d", totals.Sent, plain.Sent)
 		}
@@ -129,29 +126,26 @@ func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
 // BenchmarkCompress is how fast one processor compresses what a link may be spared.
 func BenchmarkCompress(b *testing.B) {
 	random := rand.New(rand.NewPCG(1, 2))
-	text := bytes.Repeat([]byte("much the same; "), chunkSize/15+1)[:chunkSize]
-	weights, noise := make([]byte, chunkSize), make([]byte, chunkSize)
-	for i := 0; i < chunkSize; i += 2 { // as of bfloat16
+	text := bytes.Repeat([]byte("much the same; "), pieceSize/15+1)[:pieceSize]
+	weights, noise := make([]byte, pieceSize), make([]byte, pieceSize)
+	for i := 0; i < pieceSize; i += 2 { // as of bfloat16
 		bits := math.Float32bits(float32(random.NormFloat64() * 0.02))
 		weights[i], weights[i+1] = byte(bits>>16), byte(bits>>24)
 	}
 	for i := range noise {
 		noise[i] = byte(random.Uint32())
 	}
-	for _, codec := range []pages.Codec{pages.S2, pages.Zstd} {
-		for name, data := range map[string][]byte{"text": text, "weights": weights, "noise": noise} {
-			b.Run(codec.String()+"/"+name, func(b *testing.B) {
-				p, err := newPacker(codec, nil)
-				must(b, err)
-				defer p.close()
-				b.SetBytes(chunkSize)
-				var size int
-				for b.Loop() {
-					size = p.compress(data)
-				}
-				b.ReportMetric(float64(size)/chunkSize, "ratio")
-				runtime.KeepAlive(size)
-			})
-		}
+	for name, data := range map[string][]byte{"text": text, "weights": weights, "noise": noise} {
+		b.Run(name, func(b *testing.B) {
+			p, err := newPacker(SendOptions{Compress: true}, nil)
+			must(b, err)
+			b.SetBytes(pieceSize)
+			var size int
+			for b.Loop() {
+				size = p.compress(data)
+			}
+			b.ReportMetric(float64(size)/pieceSize, "ratio")
+			runtime.KeepAlive(size)
+		})
 	}
 }

@@ -1,27 +1,23 @@
 // Package wire is how the two hosts of a migration talk: control messages over the user's own
-// ssh, and data over parallel TLS connections.
+// ssh, and files with HTTP over parallel TLS connections.
 //
 // A [Control] carries small messages as JSON over the standard input and output of ssh. Over
 // it the two sides exchange the fingerprints of an [Identity] each, an ephemeral key with a
-// certificate that lives as long as the migration. A [Listener] and a [Dialer] make connections
-// on which each side has proved to be the owner of the certificate that was announced; nothing
+// certificate that lives as long as the migration. On the connections that a [Dialer] makes to a
+// [Receiver] each side has proved to be the owner of the certificate that was announced; nothing
 // else is asked of a certificate.
 //
-// A [Sender] sends files over several such connections to a [Receiver]:
+// A [Sender] makes these requests over each of several connections:
 //
-//	sender                         receiver
-//	               <- welcome      on each connection first
-//	name, chunk, chunk, …  ->      any chunk over any connection
-//	               <- ack          how many were taken on this connection
-//	closed (size)          ->      once a file is complete
-//	finish                 ->      once everything is acknowledged
-//	               <- ack          all files are complete here, or
-//	               <- failed       the transfer is over, and why
+//	GET   does the receiver answer? Before anything is touched
+//	PUT   ranges of files, in pieces of 1 MiB: a header names the ranges
+//	POST  the sizes of all files, once they have arrived: is every piece there?
 //
-// What a broken connection had not acknowledged is sent again over the others, while the
-// connection is dialled again. Chunks have checksums from the sender's read to the receiver's
-// write. Every length from the other side is bounded, and a name from there is one plain
-// component that never leads out of the receiver's directory.
+// A request whose connection broke, or that made no progress for a while, is made again, over any
+// connection. Any other failure ends the transfer, and the receiver says why. Each piece has a
+// checksum, from the sender's read to the receiver's write. Sizes and counts from the other side are
+// bounded, and a name from there is one plain component that never leads out of the receiver's
+// directory.
 //
 // The package knows bytes and files. It knows nothing of jobs, criu or CUDA.
 package wire

@@ -112,13 +112,3 @@ func Client(ctx context.Context, raw net.Conn, config *tls.Config) (net.Conn, er
 	}
 	return conn, nil
 }
-
-// Server does the same as the one that was dialed. [Listener] does it by itself.
-func Server(ctx context.Context, raw net.Conn, config *tls.Config) (net.Conn, error) {
-	conn := tls.Server(raw, config)
-	if err := conn.HandshakeContext(ctx); err != nil {
-		raw.Close()
-		return nil, err
-	}
-	return conn, nil
-}

@@ -1,274 +1,286 @@
 package wire
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
 	"os"
-	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
+	"syscall"
+	"time"
+
+	"cucriu/internal/failpoint"
 )
 
 const (
-	// maxConnections is how many connections a receiver serves at once. It is more than a
-	// sender has, because those that broke may not be known to have done so yet.
-	maxConnections = 4 * maxStreams
-	// maxExtents bounds the memory for what is there of files that are not complete.
-	maxExtents = 1 << 18
+	// maxRequests is how many requests a receiver serves at once: more than a sender makes, because it
+	// may not be known yet that some of them broke.
+	maxRequests = 4 * maxStreams
+	// maxSizes is the size of the largest list of files, in bytes.
+	maxSizes = 64 << 20
+	// lastWords is how long a receiver that has failed reads on, so that the reason gets there.
+	lastWords = 5 * time.Second
 )
-
-// errOver says that a receiver was told to finish.
-var errOver = errors.New("the transfer is over")
 
 // ReceiveOptions says what a receiver takes.
 type ReceiveOptions struct {
 	Dir      *os.Root // where the files are made; none of them may be there yet
 	MaxBytes int64    // that all files may have together
 	MaxFiles int
-	// Progress is told how many bytes of the files are there. It must not wait. May be nil.
-	Progress func(received int64)
 }
 
-// Receiver receives files over several connections.
+// Receiver receives files. It is an [http.Handler] for the requests of one sender.
 type Receiver struct {
-	options ReceiveOptions
-	// write writes a part of a file. The tests replace it.
-	write func(f *os.File, data []byte, offset int64) (int, error)
+	ReceiveOptions
+	server    http.Server
+	addresses []string
+	unpackers sync.Pool
 
-	received atomic.Int64
-	extents  atomic.Int64
-
-	mutex       sync.Mutex
-	files       map[uint32]*file
-	connections int
-	handling    int        // frames
-	idle        *sync.Cond // no frames
-
-	ended   sync.Once
-	over    chan struct{} // closed when the transfer is complete, or failed
-	failure error         // once over is closed: nil if complete
-
-	report sync.Mutex // one call of Progress at a time
+	mutex    sync.Mutex
+	idle     *sync.Cond
+	requests int // under way
+	files    map[string]pieces
+	received int64 // bytes of the files
+	complete bool
+	failure  error
+	over     bool
 }
 
-// NewReceiver makes a receiver.
-func NewReceiver(o ReceiveOptions) *Receiver {
-	r := &Receiver{
-		options: o,
-		write:   (*os.File).WriteAt,
-		files:   make(map[uint32]*file),
-		over:    make(chan struct{}),
-	}
+// pieces are those of a file that are there: the size of each, by its offset.
+type pieces map[int64]int64
+
+func newReceiver(log *slog.Logger, o ReceiveOptions) *Receiver {
+	r := &Receiver{ReceiveOptions: o, files: make(map[string]pieces)}
+	r.unpackers.New = func() any { return &unpacker{read: make([]byte, pieceSize)} }
 	r.idle = sync.NewCond(&r.mutex)
+	r.server = http.Server{Handler: r, ReadHeaderTimeout: handshakeTimeout, MaxHeaderBytes: 64 << 10, ErrorLog: (&refusals{log: log}).logger()}
 	return r
 }
 
-// Wait waits until the sender has said that everything was sent, and all of it is there. Finish
-// comes before the files are used.
-func (r *Receiver) Wait(ctx context.Context) error {
-	select {
-	case <-r.over:
-		return r.failure
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// Finish ends the transfer: nothing more is written. It returns nil if all files are complete.
+func (r *Receiver) Finish() error {
+	r.mutex.Lock()
+	r.over = true
+	r.mutex.Unlock()
+	r.server.Close()
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for r.requests > 0 {
+		r.idle.Wait()
+	}
+	switch {
+	case r.failure != nil:
+		return fmt.Errorf("receive: %w", r.failure)
+	case !r.complete:
+		return errors.New("receive: the sender has not finished")
+	}
+	return nil
+}
+
+// ServeHTTP implements [http.Handler]. A connection that breaks does no harm to the transfer: the
+// sender makes another. Any other error ends it.
+func (r *Receiver) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	err := r.begin()
+	if err == nil {
+		err = r.serve(q)
+	}
+	err = r.done(err)
+	switch {
+	case errors.Is(err, errBroken):
+		panic(http.ErrAbortHandler) // closes the connection
+	case err != nil:
+		// The sender would not hear it if the connection were closed before it has sent everything.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(failpoint.Patience(lastWords)))
+		_, _ = io.Copy(io.Discard, q.Body)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	default:
+		w.WriteHeader(http.StatusNoContent)
 	}
 }
 
-// Finish ends the transfer: nothing more is written, and the files are closed. It returns nil if
-// all files are complete. The calls of Serve end once the sender has been told.
-func (r *Receiver) Finish() error {
-	r.end(errOver)
+func (r *Receiver) begin() error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	for r.handling > 0 {
-		r.idle.Wait()
+	r.requests++
+	if r.requests > maxRequests {
+		return fmt.Errorf("more than %d requests at once", maxRequests)
 	}
-	err := r.failure
-	if errors.Is(err, errOver) {
-		err = errors.New("receive: the sender has not finished")
-		if missing := r.check(); missing != nil {
-			err = fmt.Errorf("%w: %w", err, missing)
-		}
+	if r.over {
+		return fmt.Errorf("%w: the transfer is over", errBroken)
 	}
-	for _, f := range r.files {
-		err = errors.Join(err, f.abandon())
+	return r.failure
+}
+
+func (r *Receiver) done(err error) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.requests--; r.requests == 0 {
+		r.idle.Broadcast()
+	}
+	if err != nil && !errors.Is(err, errBroken) && r.failure == nil {
+		r.failure = err
 	}
 	return err
 }
 
-// end ends the transfer, for the first reason only.
-func (r *Receiver) end(failure error) {
-	r.ended.Do(func() {
-		r.failure = failure
-		close(r.over)
-	})
-}
-
-// state reports whether the transfer is over, and whether it has failed.
-func (r *Receiver) state() (over bool, failure error) {
-	select {
-	case <-r.over:
-		return true, r.failure
-	default:
-		return false, nil
-	}
-}
-
-// enter makes room for a connection.
-func (r *Receiver) enter() error {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if r.connections == maxConnections {
-		return fmt.Errorf("receive: more than %d connections", maxConnections)
-	}
-	r.connections++
-	return nil
-}
-
-func (r *Receiver) leave() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.connections--
-}
-
-// begin reports whether a frame may be handled. If so, the caller says when that is done.
-func (r *Receiver) begin() bool {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if over, _ := r.state(); over {
-		return false
-	}
-	r.handling++
-	return true
-}
-
-func (r *Receiver) done() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.handling--
-	if r.handling == 0 {
-		r.idle.Broadcast()
-	}
-}
-
-// name makes a file, unless another connection has named it already.
-func (r *Receiver) name(number uint32, name string) error {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if f, known := r.files[number]; known {
-		if f.name != name {
-			return fmt.Errorf("file %d is %s, and then %.80q", number, f.name, name)
-		}
+func (r *Receiver) serve(q *http.Request) error {
+	switch q.Method {
+	case http.MethodGet: // is somebody there?
 		return nil
+	case http.MethodPut:
+		return r.put(q)
+	case http.MethodPost:
+		return r.finish(q)
 	}
-	if len(r.files) >= r.options.MaxFiles {
-		return fmt.Errorf("more than %d files", r.options.MaxFiles)
-	}
-	f, err := create(r.options.Dir, name)
-	if err != nil {
-		return err
-	}
-	r.files[number] = f
-	return nil
+	return fmt.Errorf("unknown method %.40q", q.Method)
 }
 
-func (r *Receiver) file(number uint32) (*file, error) {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	f, known := r.files[number]
-	if !known {
-		return nil, fmt.Errorf("file %d has no name", number)
+// put takes the pieces of ranges. Each is checked before it is written.
+func (r *Receiver) put(q *http.Request) error {
+	header := q.Header.Get(rangesHeader)
+	var ranges []fileRange
+	err := json.Unmarshal([]byte(header), &ranges)
+	if err == nil && len(ranges) > maxRanges {
+		err = fmt.Errorf("%d of at most %d", len(ranges), maxRanges)
 	}
-	return f, nil
-}
-
-// chunk writes a chunk; no content is zeros.
-func (r *Receiver) chunk(fr *frame, content []byte) error {
-	f, err := r.file(fr.file)
 	if err != nil {
-		return err
+		return fmt.Errorf("invalid ranges: %w", err)
 	}
-	part := extent{fr.offset, fr.offset + int64(fr.size)}
-	handle, missing, err := f.begin(part)
-	if err != nil || handle == nil {
-		return err
-	}
-	if part.end > r.options.MaxBytes || r.received.Load()+missing > r.options.MaxBytes {
-		return fmt.Errorf("%s: more than %d bytes", f.name, r.options.MaxBytes)
-	}
-	if len(content) > 0 {
-		if _, err := r.write(handle, content, part.start); err != nil {
-			return err // it names the file
+	u := r.unpackers.Get().(*unpacker)
+	defer r.unpackers.Put(u)
+	u.sum = startSum(header)
+	for _, part := range ranges {
+		f, err := r.open(part)
+		if err == nil {
+			err = errors.Join(r.take(f, u, q.Body, part), f.Close())
+		}
+		if err != nil {
+			return err
 		}
 	}
-	added, more, err := f.end(part)
-	if err != nil {
-		return fmt.Errorf("%s: %w", f.name, err)
+	switch _, err := io.ReadFull(q.Body, u.head[:1]); { // only its end shows that all of it came
+	case err == nil:
+		return errors.New("more came than was announced")
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: %w", errBroken, err)
 	}
-	if r.extents.Add(int64(more)) > maxExtents {
-		return fmt.Errorf("%s: too many separate parts", f.name)
-	}
-	r.received.Add(added)
-	r.progress()
 	return nil
 }
 
-func (r *Receiver) progress() {
-	if r.options.Progress == nil {
-		return
+// open opens the file of a range.
+func (r *Receiver) open(part fileRange) (*os.File, error) {
+	if part.Offset < 0 || part.Offset%pieceSize != 0 || part.Size <= 0 || part.Offset > r.MaxBytes || part.Size > r.MaxBytes-part.Offset {
+		return nil, fmt.Errorf("%.80q: invalid range, %d bytes at %d; %d bytes are allowed", part.Name, part.Size, part.Offset, r.MaxBytes)
 	}
-	r.report.Lock()
-	defer r.report.Unlock()
-	r.options.Progress(r.received.Load())
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.files[part.Name] == nil {
+		return r.create(part.Name)
+	}
+	return r.Dir.OpenFile(part.Name, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
 }
 
-// closed notes that a file has this size.
-func (r *Receiver) closed(fr *frame) error {
-	f, err := r.file(fr.file)
-	if err != nil {
-		return err
+// create creates a file that was not there. The caller holds the mutex.
+func (r *Receiver) create(name string) (*os.File, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
 	}
-	if fr.offset > r.options.MaxBytes {
-		return fmt.Errorf("%s: more than %d bytes", f.name, r.options.MaxBytes)
+	if len(r.files) >= r.MaxFiles {
+		return nil, fmt.Errorf("more than %d files", r.MaxFiles)
 	}
-	return f.close(fr.offset)
+	f, err := r.Dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o600)
+	if err == nil {
+		r.files[name] = make(pieces)
+	}
+	return f, err
+}
+
+// take takes the pieces of a range.
+func (r *Receiver) take(f *os.File, u *unpacker, from io.Reader, part fileRange) error {
+	for at, end := part.Offset, part.Offset+part.Size; at < end; at += pieceSize {
+		size := min(end-at, pieceSize)
+		content, err := u.next(from, size)
+		if err != nil {
+			return err
+		}
+		if len(content) > 0 {
+			if _, err := f.WriteAt(content, at); err != nil {
+				return err // it names the file
+			}
+		}
+		if err := r.note(part.Name, at, size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// note notes that a piece is there.
+func (r *Receiver) note(name string, offset, size int64) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.received += size - r.files[name][offset]
+	if r.received > r.MaxBytes {
+		return fmt.Errorf("%s: more than %d bytes", name, r.MaxBytes)
+	}
+	r.files[name][offset] = size
+	return nil
 }
 
 // finish ends the transfer if everything is there that was sent.
-func (r *Receiver) finish(fr *frame) error {
+func (r *Receiver) finish(q *http.Request) error {
+	data, err := io.ReadAll(io.LimitReader(q.Body, maxSizes))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errBroken, err)
+	}
+	var sizes map[string]int64
+	if err := json.Unmarshal(data, &sizes); err != nil {
+		return fmt.Errorf("invalid list of files: %w", err)
+	}
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	if err := r.check(); err != nil {
-		return err
+	if r.complete {
+		return nil // the sender has not heard it
 	}
-	var bytes int64
-	for _, f := range r.files {
-		bytes += f.size
+	for name := range r.files {
+		if _, listed := sizes[name]; !listed {
+			return fmt.Errorf("%s came, and is not listed", name)
+		}
 	}
-	if files := len(r.files); files != int(fr.size) || bytes != fr.offset {
-		return fmt.Errorf("%d files with %d bytes came, and %d with %d were sent", files, bytes, fr.size, fr.offset)
+	for name, size := range sizes {
+		if err := r.check(name, size); err != nil {
+			return err
+		}
 	}
-	r.end(nil)
+	r.complete = true
 	return nil
 }
 
-// check returns what is missing, of a few files. The caller holds the mutex.
-func (r *Receiver) check() error {
-	var missing []string
-	for _, f := range r.files {
-		if err := f.check(); err != nil {
-			missing = append(missing, err.Error())
+// check finds out whether all of a file is there, and gives it its size: zeros at the end are not
+// written. The caller holds the mutex.
+func (r *Receiver) check(name string, size int64) (err error) {
+	there, known := r.files[name]
+	var missing, n int64
+	for at := int64(0); at < size; at += pieceSize {
+		if want := min(size-at, pieceSize); there[at] != want {
+			missing += want
 		}
+		n++
 	}
-	if len(missing) == 0 {
-		return nil
+	if missing > 0 || n != int64(len(there)) || size < 0 {
+		return fmt.Errorf("%.80q: %d of %d bytes are missing, and %d pieces came of %d", name, missing, size, len(there), n)
 	}
-	slices.Sort(missing)
-	const shown = 5
-	if n := len(missing); n > shown {
-		missing = append(missing[:shown], fmt.Sprintf("and %d more files", n-shown))
+	var f *os.File
+	if known {
+		f, err = r.Dir.OpenFile(name, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
+	} else {
+		f, err = r.create(name)
 	}
-	return errors.New(strings.Join(missing, "; "))
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(size), f.Close())
 }
