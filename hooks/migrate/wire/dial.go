@@ -44,48 +44,35 @@ func (d *Dialer) Dial(ctx context.Context) (net.Conn, error) {
 		return nil, errors.New("dial: the other host has told no address")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	type result struct {
-		conn    net.Conn
-		address string
-		err     error
-	}
-	results := make(chan result)
-	var tries sync.WaitGroup
-	defer tries.Wait()
 	defer cancel()
+	conns, errs := make(chan net.Conn), make(chan error, len(addresses))
+	for i, address := range addresses {
+		go func() {
+			pause(ctx, time.Duration(i)*dialHeadStart)
+			conn, err := d.dialOne(ctx, address)
+			if err != nil {
+				errs <- fmt.Errorf("%.80q: %w", address, err)
+				return
+			}
+			select {
+			case conns <- conn:
+			case <-ctx.Done():
+				conn.Close() // another was quicker
+			}
+		}()
+	}
 	var failed []error
-	for next, under := 0, 0; next < len(addresses) || under > 0; {
-		if next < len(addresses) {
-			address := addresses[next]
-			next, under = next+1, under+1
-			tries.Go(func() {
-				conn, err := d.dialOne(ctx, address)
-				select {
-				case results <- result{conn, address, err}:
-				case <-ctx.Done():
-					if conn != nil {
-						conn.Close() // another was quicker
-					}
-				}
-			})
-		}
-		var headStart <-chan time.Time
-		if next < len(addresses) {
-			headStart = time.After(dialHeadStart)
-		}
+	for len(failed) < len(addresses) {
 		select {
-		case <-headStart:
+		case conn := <-conns:
+			d.mutex.Lock()
+			defer d.mutex.Unlock()
+			d.worked = conn.RemoteAddr().String()
+			return conn, nil
+		case err := <-errs:
+			failed = append(failed, err)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case r := <-results:
-			under--
-			if r.err == nil {
-				d.mutex.Lock()
-				d.worked = r.address
-				d.mutex.Unlock()
-				return r.conn, nil
-			}
-			failed = append(failed, fmt.Errorf("%.80q: %w", r.address, r.err))
 		}
 	}
 	return nil, errors.Join(failed...)
