@@ -109,8 +109,13 @@ func (p *putBack) look(ctx context.Context, f *file) error {
 	} else if err := p.compare(ctx, f, now); err != nil {
 		return fmt.Errorf("%v: %w", now.path, err)
 	}
+	after := f.Meta
+	if n := len(p.todos); n > 0 && p.todos[n-1].file == f {
+		after = p.todos[n-1].After
+	}
 	for _, t := range missing {
-		p.add(f, t, link).of = now.path
+		d := p.add(f, t, link)
+		d.of, d.After = now.path, after
 	}
 	return nil
 }
@@ -147,10 +152,13 @@ func (p *putBack) compare(ctx context.Context, f *file, t *target) error {
 		return errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
 	}
 	d := p.add(f, t, a)
-	if !d.writes() {
+	switch a {
+	case goOn:
+		d.After.Size, d.After.MTime = d.Meta.Size, d.Meta.MTime
 		return nil
-	}
-	if a == cut {
+	case adjust:
+		return nil
+	case cut:
 		d.From = f.Meta.Size
 	}
 	occupied := min(t.stat.Blocks*512, t.stat.Size)

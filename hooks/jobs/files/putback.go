@@ -260,20 +260,18 @@ func (p *putBack) change(ctx context.Context, d *todo) error {
 }
 
 func (p *putBack) changeOpen(ctx context.Context, now *os.File, d *todo) (err error) {
-	meta := d.file.Meta
 	switch d.action {
 	case cut:
-		p.say(d, "%v had grown by %s since the checkpoint: what is newer is in %v", d.Path, units.Size(d.Meta.Size-meta.Size), d.keptName())
-		err = now.Truncate(meta.Size)
+		p.say(d, "%v had grown by %s since the checkpoint: what is newer is in %v", d.Path, units.Size(d.Meta.Size-d.From), d.keptName())
+		err = now.Truncate(d.From)
 	case rewrite:
 		p.say(d, "%v is what it was at the checkpoint again: the newer one is in %v", d.Path, d.keptName())
 		err = p.write(ctx, now, d.file)
 	case goOn:
-		p.say(d, "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job goes on at its end", d.Path, units.Size(meta.Size), units.Size(d.Meta.Size))
-		meta.MTime = d.Meta.MTime
+		p.say(d, "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job goes on at its end", d.Path, units.Size(d.file.Meta.Size), units.Size(d.Meta.Size))
 	}
 	if err == nil {
-		err = setModeAndTime(now, meta)
+		err = setModeAndTime(now, d.After)
 	}
 	if err == nil && d.writes() {
 		err = now.Sync()
