@@ -202,6 +202,26 @@ func TestPatienceEndsWithoutAConnection(t *testing.T) {
 	})
 }
 
+func TestTheFirstConnectionMayBreak(t *testing.T) {
+	for broken, answered := range map[int64]bool{connectTries - 1: true, connectTries: false} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLocal(t, ReceiveOptions{})
+			l.wrap = func(n int64, conn net.Conn) net.Conn {
+				if n <= broken {
+					conn.Close()
+				}
+				return conn
+			}
+			s, err := NewSender(t.Context(), SendOptions{Dial: l.dial, Streams: 1})
+			must(t, err)
+			if _, err := s.Connect(t.Context()); (err == nil) != answered {
+				t.Errorf("%d connections broke: %v", broken, err)
+			}
+			s.end(nil)
+		})
+	}
+}
+
 func TestASenderThatIsRefusedGivesUp(t *testing.T) {
 	_, d := pinnedPair(t, ReceiveOptions{})
 	stranger, err := NewIdentity()

@@ -27,6 +27,8 @@ const (
 	maxRequest = 256 << 20
 	quick      = 250 * time.Millisecond
 	slow       = time.Second
+	// connectTries is how often the first connection may break before it was answered.
+	connectTries = 3
 	// defaultPatience is how long a sender tries again while nothing gets through.
 	defaultPatience = 30 * time.Second
 	// backoffFirst and backoffLast are the pauses between two attempts.
@@ -142,8 +144,15 @@ func (s *Sender) dial(context.Context, string, string) (net.Conn, error) {
 // which stays the sender's, once the receiver has answered over it.
 func (s *Sender) Connect(ctx context.Context) (conn net.Conn, err error) {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { conn = i.Conn }})
-	if err := s.streams[0].request(ctx, http.MethodGet, "", nil); err != nil {
-		return nil, err
+	for tries := 1; ; tries++ {
+		conn = nil
+		err := s.streams[0].request(ctx, http.MethodGet, "", nil)
+		if err == nil {
+			break
+		}
+		if conn == nil || tries == connectTries { // nobody is there, or it is no accident
+			return nil, err
+		}
 	}
 	for _, c := range s.streams[1:] {
 		s.running.Go(func() { _ = c.request(s.ctx, http.MethodGet, "", nil) }) // or with the first ranges
