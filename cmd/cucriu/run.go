@@ -44,9 +44,8 @@ been copied. At a signal of --preempt (SIGTERM) a last checkpoint is made, the j
 ended, and the exit status is --requeue-status; a second signal ends it at once.
 Other signals are passed on: to the whole process group what a terminal sends there
 (Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z stops
-cucriu run, and the job runs on. With --stdin the job reads our standard input, and
-with --tty it has a terminal of its own, at which Ctrl-C and Ctrl-Z mean what they mean
-at any terminal.
+cucriu run, and the job runs on. With --tty the job has a terminal of its own, at which Ctrl-C
+and Ctrl-Z mean what they mean at any terminal.
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
 PyTorch's TCPStore (by libuv), uvloop, Node.js. The job runs under a seccomp filter
@@ -152,7 +151,7 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 // addLongFlags adds the options of a long job. What it returns finds what is wrong with them
 // together.
 func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string) error) {
-	var stdin, tty bool
+	var tty bool
 	flags := cmd.Flags()
 	folderFlag(cmd, &o.Dir, "dir", "", "holds the checkpoints of the job and its output; made if it is missing")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
@@ -185,15 +184,11 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "the exit status then")
 	flags.IntVar(&o.MovedStatus, "moved-status", 0, "the exit status once the job has moved to another host (cucriu migrate --job)")
 	flags.IntVar(&o.Adopt, "adopt", 0, "take a job under care that runs already: the pid of its first process")
-	flags.BoolVar(&stdin, "stdin", false, "the job reads our standard input; what it has read since a checkpoint it is given again when it goes on from there")
 	flags.BoolVar(&tty, "tty", false, "the job has a terminal of its own, joined to ours")
 	criuFlag(cmd, &o.Criu, "the criu to run")
 	flags.StringVar(&o.Metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
 	return func(args []string) error {
 		o.Command, o.Output, o.Messages, o.Flags = args, os.Stdout, logging.Stderr(), givenFlags(flags)
-		if stdin {
-			o.Stdin = os.Stdin
-		}
 		if tty {
 			o.Terminal = os.Stdin
 		}
@@ -214,10 +209,8 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job runs already, so leave out the command")
-		case o.Adopt != 0 && (stdin || tty || o.User != "" || o.PrivateTmp || len(o.Settings)+len(o.NoSettings) > 0):
-			return errors.New("--adopt: --stdin, --tty, --user, --private-tmp, --setting and --no-setting are for a job that is started")
-		case stdin && tty:
-			return errors.New("--stdin and --tty: one of them; what is typed is the input of a job with a terminal")
+		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || len(o.Settings)+len(o.NoSettings) > 0):
+			return errors.New("--adopt: --tty, --user, --private-tmp, --setting and --no-setting are for a job that is started")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
 			return errors.New("duration must not be negative")
 		case o.Every > 0 && o.Every < time.Second:

@@ -146,14 +146,14 @@ func (s *supervisor) start(ctx context.Context) error {
 	for _, note := range notes {
 		s.say(note)
 	}
+	if s.record.Input == inputFile {
+		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), and this version cannot start it so: start it anew in another --dir")
+	}
 	start := &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
 	if s.user != nil {
 		start.Env, start.User = s.user.environment(env), &s.user.credential
 	}
-	spec := place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start}
-	if err := errors.Join(s.renewInput(), s.addInput(&spec, staged{})); err != nil {
-		return err
-	}
+	spec := place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start, Terminal: s.terminal()}
 	err = s.newPlace(ctx, spec)
 	if errors.As(err, new(*job.NotStartedError)) {
 		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))

@@ -167,13 +167,6 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 		return a, preflight.AsRefusal(err)
 	}
 	of := r.Staged
-	// What is passed on to the job meanwhile would be neither in the image nor given again.
-	fed, release, err := place.HoldFeed(r.Place)
-	if err != nil {
-		return a, preflight.AsRefusal(err)
-	}
-	defer release()
-	of.Fed = fed
 	terminal, err := place.ReadTerminal(r.Place)
 	if err != nil {
 		return a, preflight.AsRefusal(err)

@@ -71,7 +71,6 @@ type Options struct {
 
 	Criu string // the criu to run; empty is the one that is found
 
-	Stdin    *os.File  // becomes the job's standard input; nil is none
 	Terminal *os.File  // the job gets a terminal of its own, joined to this one if it is one; nil is none
 	Output   io.Writer // gets what the job writes
 	Messages io.Writer // gets what the supervisor says

@@ -71,7 +71,7 @@ func readRecord(o Options) (r record, change bool, err error) {
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
 		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
 	}
-	if err := r.Input.checkAsked(o); err != nil {
+	if err := r.Input.check(o); err != nil {
 		return record{}, false, err
 	}
 	if o.Adopt != 0 && !r.Adopted {

@@ -108,15 +108,9 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,
+		Terminal: s.terminal(),
 	}
-	of, err := readStaged(c.Dir)
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = s.addInput(&spec, of)
-	}
-	if err == nil {
-		err = s.newPlace(ctx, spec)
-	}
-	if err != nil {
+	if err := s.newPlace(ctx, spec); err != nil {
 		return err
 	}
 	restore := request{Op: opRestore, Images: c.Dir, Place: s.place.Dir(), Undo: s.undoFile()}

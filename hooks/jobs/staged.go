@@ -37,8 +37,6 @@ type staged struct {
 	Reason string       `json:"reason"`
 	Root   int          `json:"root"` // pid of the job's root process, where the job runs
 	Clocks place.Clocks `json:"clocks"`
-	// Fed is how much of its input was passed on to the job, in bytes.
-	Fed int64 `json:"fed,omitempty"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.
 	Terminal string `json:"terminal,omitempty"`
 }

@@ -140,7 +140,7 @@ func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int
 	if s.record.Finished != nil { // while nobody looked
 		return s.sayFinished(), nil
 	}
-	if err := s.connectInput(); err != nil {
+	if err := s.connectTerminal(); err != nil {
 		s.say(err.Error())
 	}
 	defer s.console.leave()

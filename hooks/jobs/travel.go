@@ -19,8 +19,8 @@ type Description struct {
 	Dir      string // as which its checkpoints can be restored
 	Begun    time.Time
 	Finished bool
-	// Fed says that the job reads from its cucriu run, by --stdin or --tty.
-	Fed bool
+	// Attached says that the job reads from its cucriu run, by --tty or by --stdin of an earlier version.
+	Attached bool
 }
 
 // Describe reads what the directory of a job says of it. The error is [fs.ErrNotExist] if it is not
@@ -41,7 +41,7 @@ func describeFile(path string) (Description, error) {
 	if err != nil {
 		return Description{}, fmt.Errorf("the job's record %s: %w", path, err)
 	}
-	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Fed: r.Input != ""}, nil
+	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, nil
 }
 
 // DescribeAs is Describe for a record that has another name yet.

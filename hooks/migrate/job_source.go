@@ -75,8 +75,8 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if of.Fed {
-		return fmt.Errorf("%s reads from its cucriu run here (--stdin, --tty): nobody would feed it there", s.job.Name)
+	if of.Attached {
+		return fmt.Errorf("%s reads from its cucriu run here (--tty): it would read nothing there", s.job.Name)
 	}
 	if s.lock, err = jobs.TryLockMove(s.job.Dir); err != nil {
 		return err

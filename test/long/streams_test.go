@@ -17,25 +17,17 @@ import (
 const reader = `exec 3>>"$0/got"; await() { until [ -e "$0/$1" ]; do sleep 0.1; done; }
 while read -r line; do case $line in *0500) await on;; *1500) await finish; esac; echo "$line" >&3; done; echo end >&3; await stop`
 
-// newReaderWorld makes a world for a reader, and 200 KB of input for it.
+// newReaderWorld makes a world for a reader, and a file of 200 KB for it.
 func newReaderWorld(t *testing.T) (w *world, input string) {
 	t.Helper()
 	w = emptyWorld(t)
-	w.command = []string{"sh", "-c", reader, w.work}
-	w.flags = append(w.flags, "--stdin")
+	w.command = []string{"sh", "-c", `exec <"$0/input"; ` + reader, w.work}
 	var b strings.Builder
 	for n := range 2000 {
 		fmt.Fprintf(&b, "%099d\n", n)
 	}
+	testenv.WriteFile(t, filepath.Join(w.work, "input"), b.String())
 	return w, b.String()
-}
-
-// runWith starts a supervisor with this standard input.
-func (w *world) runWith(stdin *os.File) *run {
-	w.t.Helper()
-	cmd := w.host.CucriuCommand(append(append([]string{"run", "--dir", w.dir}, append(w.flags, "--")...), w.command...)...)
-	cmd.Stdin = stdin
-	return w.start(cmd, w.flags)
 }
 
 func (w *world) got() string {
@@ -77,69 +69,42 @@ func (r *run) gotAll(input string) {
 	r.w.nothingLeft()
 }
 
-// TestAJobIsGivenItsInputOnceAndInOrder, although it is killed in the middle, and those who wrote
-// the input have gone.
-func TestAJobIsGivenItsInputOnceAndInOrder(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		w, input := newReaderWorld(t)
-		read, write, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := w.runWith(read)
-		read.Close()
-		const first = 190_000
-		if _, err := write.WriteString(input[:first]); err != nil {
-			t.Fatal(err)
-		}
-		r.readTo(500) // and the pipe is full
-		r.verified(1)
-		w.lets("on")
-		r.readTo(1500)
-		if _, err := write.WriteString(input[first:]); err != nil {
-			t.Fatal(err)
-		}
-		write.Close()
-		r.awaits("all of the input is kept", func() bool { return testenv.Exists(filepath.Join(w.dir, "input", "end")) })
-		w.killAll(r)
-		w.lets("finish")
-
-		nothing, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nothing.Close()
-		r = w.runWith(nothing)
-		r.says("D goes on from checkpoint")
-		r.says("the job's input has come to its end before")
-		r.gotAll(input)
-	})
-}
-
-// TestAJobReadsItsInputFromAFile itself, and goes on where it was.
+// TestAJobReadsItsInputFromAFile, and goes on where it was.
 func TestAJobReadsItsInputFromAFile(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		w, input := newReaderWorld(t)
-		path := filepath.Join(w.work, "input")
-		testenv.WriteFile(t, path, "what was read before\n"+input)
-		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		if _, err := file.Seek(int64(len("what was read before\n")), 0); err != nil {
-			t.Fatal(err)
-		}
-		r := w.runWith(file)
+		r := w.run()
 		r.readTo(500)
 		r.verified(1)
 		w.lets("on")
 		r.readTo(1500)
 		w.killAll(r)
 		w.lets("finish")
-		r = w.runWith(nil)
+		r = w.run()
 		r.says("D goes on from checkpoint")
 		r.gotAll(input)
+	})
+}
+
+// TestAJobThatAnEarlierVersionFeedsIsNotResumed: it would find no input.
+func TestAJobThatAnEarlierVersionFeedsIsNotResumed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		record := filepath.Join(w.dir, "job.json")
+		edit(t, record, func(o map[string]any) { o["input"] = "stream" })
+		before := tree(t, w.dir)
+		w.run().ends(125, "resume it with the version that started it")
+		if after := tree(t, w.dir); after != before {
+			t.Errorf("it was\n%s\nand is\n%s", before, after)
+		}
+		edit(t, record, func(o map[string]any) { delete(o, "input") })
+		w.finish(w.goesOn(w.newest()))
+		inOrder(t, w)
 	})
 }
 

@@ -8,8 +8,7 @@
 //	stage one ([Unshare])   makes the time namespace and sets its clocks; becomes
 //	unshare(1)              makes the pid and the mount namespace, and waits
 //	init ([Init])           the first process inside: mounts, starts the job, and then reaps; it
-//	                        passes on the job's input, if asked to, and has the other end of its
-//	                        terminal
+//	                        has the other end of the job's terminal
 //
 // All of them have a session of their own. Whoever made the place may end, and somebody else may
 // [Attach] to it. The end of init ends everything inside. init ends only when it is killed.

@@ -45,8 +45,6 @@ type Spec struct {
 	HostDir string `json:"host_dir,omitempty"`
 	// Fence ends the place once the job belongs to another one.
 	Fence Fence `json:"fence"`
-	// Feed is the job's input, if it is passed on to it.
-	Feed *Feed `json:"feed,omitempty"`
 	// Terminal is for a job that has a terminal of its own.
 	Terminal *TerminalSpec `json:"terminal,omitempty"`
 	// Start is the job to be started; nil if one will be restored.
@@ -64,9 +62,6 @@ type Start struct {
 	Dir    string              `json:"dir"`
 	Output string              `json:"output"` // the file to which its output is appended
 	User   *syscall.Credential `json:"user,omitempty"`
-	// Input is the file that is its input, from a place on; empty for none, or that of the spec.
-	Input     string `json:"input,omitempty"`
-	InputFrom int64  `json:"input_from,omitempty"`
 }
 
 // TerminalSpec says what terminal a job is to have.

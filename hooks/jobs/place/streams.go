@@ -2,7 +2,6 @@ package place
 
 import (
 	"fmt"
-	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -12,16 +11,10 @@ import (
 
 // streams are the standard streams of the job, as far as init has a part in them.
 type streams struct {
-	feeder  *feeder  // nil if the job's input is not passed on to it
 	console *console // nil if the job has no terminal
 }
 
 func openStreams(dir string, spec Spec) (s streams, err error) {
-	if spec.Feed != nil {
-		if s.feeder, err = newFeeder(dir, *spec.Feed); err != nil {
-			return s, err
-		}
-	}
 	if spec.Terminal != nil {
 		size := unix.Winsize{Row: spec.Terminal.Rows, Col: spec.Terminal.Columns}
 		s.console, err = newConsole(dir, size, spec.Terminal.Output, spec.Terminal.User)
@@ -31,9 +24,6 @@ func openStreams(dir string, spec Spec) (s streams, err error) {
 
 // serve does init's part.
 func (s streams) serve() {
-	if s.feeder != nil {
-		go s.feeder.run()
-	}
 	if s.console != nil {
 		go s.console.run()
 	}
@@ -57,21 +47,5 @@ func (s streams) give(c *job.Command, start *Start) (release func(), err error) 
 		return nil, fmt.Errorf("output of the job: %w", err)
 	}
 	c.Stdout, c.Stderr = output, output
-	switch {
-	case s.feeder != nil:
-		c.Stdin, err = s.feeder.input()
-	case start.Input != "":
-		if c.Stdin, err = os.Open(start.Input); err == nil {
-			_, err = c.Stdin.Seek(start.InputFrom, io.SeekStart)
-		}
-	}
-	release = func() {
-		output.Close()
-		c.Stdin.Close()
-	}
-	if err != nil {
-		release()
-		return nil, fmt.Errorf("input of the job: %w", err)
-	}
-	return release, nil
+	return func() { output.Close() }, nil
 }
