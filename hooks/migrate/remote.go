@@ -26,6 +26,10 @@ type remote struct {
 	peer  hello
 }
 
+// firstAnswer is how long the destination may take to answer if there is no terminal at which ssh
+// could be asking for a password.
+const firstAnswer = 2 * time.Minute
+
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
 // that host is.
 func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArgs ...string) (*remote, error) {
@@ -51,7 +55,14 @@ func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArg
 		timer.Stop()
 		close(r.ended)
 	}()
-	if err := r.greet(ctx, id, fingerprint); err != nil {
+	answer, cancel := ctx, context.CancelFunc(func() {})
+	if terminal, err := os.Open("/dev/tty"); err == nil {
+		terminal.Close()
+	} else {
+		answer, cancel = context.WithTimeoutCause(ctx, failpoint.Patience(firstAnswer), fmt.Errorf("%w: it has not answered within %v", wire.ErrSilent, firstAnswer))
+	}
+	defer cancel()
+	if err := r.greet(answer, id, fingerprint); err != nil {
 		r.Close()
 		<-r.ended
 		if r.err != nil && !isLost(err) {
