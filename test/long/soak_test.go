@@ -209,8 +209,16 @@ func (s *soak) stopReading(t *testing.T) {
 	}
 	s.note("nobody reads")
 	s.count("reader stopped")
-	s.now.verified(1)
-	if s.random.IntN(2) == 0 {
+	before, ended := s.newest(), false
+	testenv.Eventually(t, 4*testenv.Soon, "a checkpoint, or the end of who had got SIGTERM before", func() bool {
+		select {
+		case <-s.now.done:
+			ended = true
+		default:
+		}
+		return ended || s.newest() > before && testenv.Exists(filepath.Join(s.dir, "checkpoints", s.newest(), "verified.json"))
+	})
+	if !ended && s.random.IntN(2) == 0 {
 		s.now.signal(unix.SIGTERM)
 		s.now.ends(requeue)
 	}
