@@ -55,14 +55,9 @@ func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArg
 		timer.Stop()
 		close(r.ended)
 	}()
-	answer, cancel := ctx, context.CancelFunc(func() {})
-	if terminal, err := os.Open("/dev/tty"); err == nil {
-		terminal.Close()
-	} else {
-		answer, cancel = context.WithTimeoutCause(ctx, failpoint.Patience(firstAnswer), fmt.Errorf("%w: it has not answered within %v", wire.ErrSilent, firstAnswer))
-	}
+	answered, cancel := boundAnswer(ctx)
 	defer cancel()
-	if err := r.greet(answer, id, fingerprint); err != nil {
+	if err := r.greet(answered, id, fingerprint); err != nil {
 		r.Close()
 		<-r.ended
 		if r.err != nil && !isLost(err) {
@@ -71,6 +66,16 @@ func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArg
 		return nil, fmt.Errorf("no cucriu answers at %s: %w", o.Host, err)
 	}
 	return r, nil
+}
+
+// boundAnswer bounds how long the destination may take to answer, unless ssh may be asking for a
+// password.
+func boundAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	if terminal, err := os.Open("/dev/tty"); err == nil {
+		terminal.Close()
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, failpoint.Patience(firstAnswer), fmt.Errorf("%w: it has not answered within %v", wire.ErrSilent, firstAnswer))
 }
 
 // remoteCommand is cucriu receive at the other host.
