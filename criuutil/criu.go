@@ -11,7 +11,7 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // Criu is a running criu, as an action script sees it.

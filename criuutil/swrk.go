@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // Swrk is a "criu swrk" process: a criu that serves one request over a socket.

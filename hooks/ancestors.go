@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // A parent that waits with WUNTRACED is told when we stop its child. su then stops itself,

@@ -8,10 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // bringUp is the one way back. It takes the processes from whatever state they are in

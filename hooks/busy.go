@@ -1,9 +1,9 @@
 package hooks
 
 import (
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // SessionFindings says which open session of the journal is in the way of a dump of the tree

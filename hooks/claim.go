@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // A dump claims its image directory before it touches anything. If two dumps wrote into one

@@ -3,8 +3,8 @@ package hooks
 import (
 	"context"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // conclude brings a session whose criu has ended to a good end.

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil/netlock"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/netlock"
+	"cucriu/internal/proc"
 )
 
 // finishDump brings what criu has left of a dump's processes to a good end, whether the

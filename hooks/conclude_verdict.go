@@ -1,7 +1,7 @@
 package hooks
 
 import (
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 )
 
 // verdict is what is to become of a dump's job once criu has ended.

@@ -3,7 +3,7 @@ package hooks
 import (
 	"testing"
 
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 )
 
 // TestAJobIsKilledOnlyBesideItsCompleteImage checks every state in which criu may have

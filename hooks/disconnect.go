@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // disconnect takes from a stopped process what it holds of the driver. One of its threads makes

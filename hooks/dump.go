@@ -7,11 +7,11 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
+	"cucriu/internal/timeline"
 )
 
 // dump is one run of the dump side.

@@ -9,10 +9,10 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 )
 
 // onPostDump notes that criu has written a complete image, and gives it its name. An error

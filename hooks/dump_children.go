@@ -6,8 +6,8 @@ import (
 	"runtime"
 	"slices"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
 )
 
 // child is a process that was forked from a CUDA process of the tree.

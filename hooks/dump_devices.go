@@ -3,8 +3,8 @@ package hooks
 import (
 	"context"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
 )
 
 // releaseDevices takes from the CUDA processes the devices that they hold although they are

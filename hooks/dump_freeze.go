@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // frozen finds the freezers that keep a part of the tree from running. The container engine

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // inspect finds the CUDA processes, and refuses what cannot be dumped. It asks the

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // describe makes the manifest, which says what the image is going to hold of CUDA. It can

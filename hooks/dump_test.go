@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // startTree starts a shell command as the root of a tree.

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 )
 
 // The fast lane takes GPU state around criu. The staging memory of a process is the memory

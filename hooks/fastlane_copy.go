@@ -12,12 +12,12 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
-	"cucriu/hooks/journal"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 )
 
 // lane is one process's way around criu.

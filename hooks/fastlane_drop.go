@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // drop drops, in the processes, the memory that was copied out. The journal says ahead that

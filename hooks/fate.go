@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // ErrNotBack is wrapped by an error that left the job in a state that is not good yet. Its

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/config"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // FinishSession brings the session of a criu that has ended to a good end, as its watcher

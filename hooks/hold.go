@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // A migration has one copy of a job here and one there, both complete and held, until it is

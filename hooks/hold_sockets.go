@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/journal"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/journal"
 )
 
 // The destination's criu removes the path of a UNIX socket and binds it anew. If both hosts see the

@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
+	"cucriu/internal/timeline"
 )
 
 // Hook does what criu's stages ask for, and what operators do without criu. Its zero

@@ -12,8 +12,8 @@ import (
 	"strconv"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // To restore into an existing pid namespace, criu enters it before it creates the root

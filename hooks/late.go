@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // LateError is the failure of a restore whose tree has been ended, in a stage at which criu

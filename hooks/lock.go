@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // The operators' commands name processes, while criu's stages name a tree. The commands

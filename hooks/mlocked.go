@@ -3,7 +3,7 @@ package hooks
 import (
 	"context"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu where the

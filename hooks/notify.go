@@ -11,9 +11,9 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // Notify puts the protocol behind go-criu's Notify interface, for programs that drive criu

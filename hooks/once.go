@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 )
 
 // criu may call the hook twice at a stage: two of its configuration files name it, or criu

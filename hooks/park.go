@@ -10,9 +10,9 @@ import (
 	"runtime"
 	"strconv"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // A stop does not hold a checkpointed job. Anybody's SIGCONT ends it (a logout, timeout(1),

@@ -6,8 +6,8 @@ import (
 	"os"
 	"testing"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // TestAProcessThatIsHalfParkedIsNotDumped checks that such a process fails the dump: its

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has

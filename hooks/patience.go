@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // patience is how long to wait for processes that run: until they answer through the

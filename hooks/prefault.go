@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // The driver maps its staging memory at once and has the kernel populate it (mmap with

@@ -11,10 +11,10 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // CUDAProcess is a CUDA process as an operator sees it.

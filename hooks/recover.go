@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Recover brings every orphaned session to a good end. A session is orphaned if its criu

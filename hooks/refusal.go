@@ -5,10 +5,10 @@ import (
 	"strings"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // KeepRefusal keeps the reason for which a dump or a restore was refused, for the status

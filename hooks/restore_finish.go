@@ -7,9 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/config"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // nothingLeft is said of a restore whose criu has ended, with every process that it may have

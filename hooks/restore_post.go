@@ -7,12 +7,12 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/gpumap"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // onPostResume gives the restored processes their GPU state back and lets them run. criu

@@ -7,12 +7,12 @@ import (
 	"slices"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/netlock"
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/pstree"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/netlock"
+	"cucriu/internal/pages"
+	"cucriu/internal/pstree"
 )
 
 // onPreRestore makes every check that needs no process. An error makes criu give up before it

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // onRootNamed records the root task at the stages where criu first names it. If criu is killed

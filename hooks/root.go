@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // criu tells its action scripts which process is the root task only once it exists. If criu

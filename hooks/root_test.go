@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"cucriu/criuutil"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
 )
 
 // sleeper starts a process that stands for the root of a restore.

@@ -5,7 +5,7 @@ import (
 	"runtime"
 	"slices"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // schedulingOf lists what criu does not restore of the threads of a tree.

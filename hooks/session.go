@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/journal"
 )
 
 // session is a session of the journal that this program is at work on. Its methods act on

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/hooks/journal"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/journal"
+	"cucriu/internal/timeline"
 )
 
 // Status is what there is to know of a dump, a restore or a suspend from outside.

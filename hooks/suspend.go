@@ -8,10 +8,10 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Suspend checkpoints processes in place, without criu: their GPU memory moves into host

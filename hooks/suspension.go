@@ -7,12 +7,12 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/timeline"
 )
 
 // suspension takes processes off their GPUs: it locks, stops, parks and checkpoints them.

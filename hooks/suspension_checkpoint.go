@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // trace lets the restore threads run, and nothing else: the driver works through them. Before

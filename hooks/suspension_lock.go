@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/criuutil/inject"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
 )
 
 // lockTargets keeps the GPU idle: no new work is taken, and what runs has ended. It locks

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 )
 
 // locking locks processes that may wait for each other. A lock holds back new work at once,

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
 )
 
 // undo brings the processes back to where they were before the dump. What it cannot do now,

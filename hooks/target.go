@@ -3,10 +3,10 @@ package hooks
 import (
 	"errors"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // target is a CUDA process at hand: the member of a session, its pidfd, and

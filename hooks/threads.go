@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // runRestoreThreads lets the restore threads run, while the rest of their processes stays

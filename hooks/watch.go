@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"time"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/journal"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Watch is the watcher: it waits until criu has ended, and then brings the session to a

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/jobs"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs"
 	"cucriu/internal/self"
 )
 

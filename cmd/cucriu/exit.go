@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
-	"cucriu/hooks/jobs/job"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/logging"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/hooks/gpumap"
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/image"
 )
 
 // gpuRow is a GPU as the gpus command prints it.

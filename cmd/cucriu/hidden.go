@@ -8,11 +8,11 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/jobs"
-	"cucriu/hooks/jobs/files"
-	"cucriu/hooks/jobs/place"
-	"cucriu/hooks/migrate"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/place"
+	"cucriu/internal/migrate"
 	"cucriu/internal/watcher"
 )
 

@@ -11,17 +11,17 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"cucriu/criuutil/images"
-	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
-	"cucriu/hooks/gpumap"
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/image"
+	"cucriu/internal/pages"
 )
 
 // inspection is what the inspect command shows.
 type inspection struct {
-	Images   images.Info     `json:"images"`
+	Images   criuimage.Info  `json:"images"`
 	Manifest *image.Manifest `json:"manifest"` // nil: no process uses CUDA
 }
 
@@ -87,7 +87,7 @@ func requireImage(dir string) error {
 }
 
 func inspect(dir string) (inspection, error) {
-	info, err := images.Read(dir)
+	info, err := criuimage.Read(dir)
 	if err != nil {
 		return inspection{}, err
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
-	"cucriu/hooks/jobs"
-	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/logging"
 	"cucriu/internal/units"
 )

@@ -13,11 +13,11 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/hooks/image"
-	"cucriu/hooks/jobs"
-	"cucriu/hooks/jobs/files"
-	"cucriu/hooks/jobs/store"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/units"
 )
 

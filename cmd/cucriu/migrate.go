@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"cucriu/hooks"
-	"cucriu/hooks/jobs"
-	"cucriu/hooks/migrate"
-	"cucriu/hooks/migrate/prepare"
 	"cucriu/hooks/preflight"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/jobs"
+	"cucriu/internal/migrate"
+	"cucriu/internal/migrate/prepare"
+	"cucriu/internal/timeline"
 	"cucriu/internal/units"
 )
 

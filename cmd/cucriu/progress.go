@@ -14,13 +14,13 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/journal"
-	"cucriu/hooks/migrate"
+	"cucriu/internal/journal"
 	"cucriu/internal/logging"
+	"cucriu/internal/migrate"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 	"cucriu/internal/units"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
-	"cucriu/hooks/migrate"
-	"cucriu/hooks/migrate/commit"
+	"cucriu/internal/migrate"
+	"cucriu/internal/migrate/commit"
 )
 
 func recoverCommand() *cobra.Command {

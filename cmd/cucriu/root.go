@@ -9,11 +9,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
+	"cucriu/internal/proc"
 	"cucriu/internal/self"
 	"cucriu/internal/version"
 )

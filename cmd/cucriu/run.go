@@ -14,12 +14,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/pages"
 	"cucriu/hooks"
-	"cucriu/hooks/jobs"
-	"cucriu/hooks/jobs/job"
-	"cucriu/hooks/journal"
+	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/job"
+	"cucriu/internal/journal"
 	"cucriu/internal/logging"
+	"cucriu/internal/pages"
 )
 
 func runCommand() *cobra.Command {

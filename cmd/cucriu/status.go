@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
-	"cucriu/hooks/jobs"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs"
+	"cucriu/internal/journal"
 )
 
 // statusReport is the status command's JSON.

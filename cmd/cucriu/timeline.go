@@ -8,10 +8,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/timeline"
 )
 
 const (

@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"slices"
 
-	"cucriu/criuutil/images"
 	"cucriu/hooks"
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/image"
 )
 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what
@@ -41,10 +41,10 @@ func imageFindings(ctx context.Context, dir string, check fileCheck) (preflight.
 	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
 		return nil, nil // criu's images are streamed
 	}
-	if err := images.CheckWhole(dir); err != nil {
+	if err := criuimage.CheckWhole(dir); err != nil {
 		return preflight.Findings{preflight.DamagedFinding(err)}, nil
 	}
-	tree, err := images.ReadTree(dir)
+	tree, err := criuimage.ReadTree(dir)
 	if err == nil {
 		err = tree.CheckFiles(dir)
 	}

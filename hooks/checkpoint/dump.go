@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at

@@ -10,8 +10,8 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/images"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
 )
 
 // FileFindings finds the files and directories of an image that are not here as they were at the
@@ -27,7 +27,7 @@ type fileCheck struct {
 }
 
 func (c fileCheck) findings(dir string) (preflight.Findings, error) {
-	files, err := images.Files(dir)
+	files, err := criuimage.Files(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // from a criu that writes each kind of file on its own
 	}
@@ -55,7 +55,7 @@ func (o *Options) isInherited(path string) bool {
 		slices.ContainsFunc(o.Inherit, func(i Inherited) bool { return i.Name == name })
 }
 
-func (c fileCheck) compare(f images.File) (finding preflight.Finding) {
+func (c fileCheck) compare(f criuimage.File) (finding preflight.Finding) {
 	kind := f.Mode & unix.S_IFMT
 	if kind != unix.S_IFREG && kind != unix.S_IFDIR && kind != unix.S_IFIFO {
 		return finding // devices, some of which belong to the terminal or to the driver

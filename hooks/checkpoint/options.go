@@ -11,10 +11,10 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // addNeeds finds the options that the tree needs, and adds those to the request that are not

@@ -23,10 +23,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/images"
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
-	"cucriu/hooks/image"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // CommandProbe is the hidden command that is the first process of a trial's sandbox. It reads a
@@ -71,7 +71,7 @@ type probeRequest struct {
 // namespaces and over overlays, and without the GPUs.
 func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) image.Trial {
 	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone}
-	uses, err := images.ReadUses(dir)
+	uses, err := criuimage.ReadUses(dir)
 	if err == nil {
 		sum := sha256.Sum256([]byte(strings.Join(uses.Kinds, "\n")))
 		trial.Kinds = hex.EncodeToString(sum[:8])
@@ -102,7 +102,7 @@ func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorde
 }
 
 // probe makes the sandbox. Its error says why there was no trial.
-func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, uses images.Uses) (t image.Trial, err error) {
+func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, uses criuimage.Uses) (t image.Trial, err error) {
 	if uses.Unsafe != "" {
 		return t, errors.New(uses.Unsafe)
 	}
@@ -179,7 +179,7 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 
 // probeRoom returns how much a trial may write, in bytes. It takes no more than half of the
 // memory and of the threads that are left to the job.
-func probeRoom(uses images.Uses) (int64, error) {
+func probeRoom(uses criuimage.Uses) (int64, error) {
 	threads, err := proc.System{}.TaskRoom(os.Getpid())
 	if err != nil {
 		return 0, err
@@ -246,7 +246,7 @@ func (r *probeRequest) try(ctx context.Context, putBack func(ctx context.Context
 		return t, fmt.Errorf("the job's files: %w", err)
 	}
 	const firstPID = 1000
-	first, err := images.FreePIDs(dir, firstPID)
+	first, err := criuimage.FreePIDs(dir, firstPID)
 	if err == nil {
 		err = os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first-1)), 0)
 	}
@@ -288,7 +288,7 @@ func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, 
 		return t, err
 	}
 	// There is nobody outside of a sandbox to be connected to.
-	changes := images.FileChanges{CloseOutside: true, NameSocket: func(name string) string { return name }}
+	changes := criuimage.FileChanges{CloseOutside: true, NameSocket: func(name string) string { return name }}
 	changed, err := withChangedFiles(dir, workDir, fmt.Sprintf("/proc/1/fd/%d", probeImages), changes)
 	if err != nil {
 		return t, err

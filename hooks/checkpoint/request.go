@@ -17,11 +17,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Options is how a dump or restore drives criu.

@@ -8,10 +8,10 @@ import (
 	"strconv"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/hooks"
-	"cucriu/hooks/journal"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs, or is held as the

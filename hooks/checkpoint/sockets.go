@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/images"
-	"cucriu/criuutil/pstree"
-	"cucriu/hooks/journal"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/journal"
+	"cucriu/internal/pstree"
 )
 
 // changedImages returns the directory from which criu restores: that of the image, or, if sockets
@@ -37,21 +37,21 @@ func (d *drive) changedImages() (dir string, release func(), err error) {
 	if err != nil {
 		return dir, release, err
 	}
-	changes := images.FileChanges{CloseOutside: d.options.CloseOutside, NameSocket: nameSocket}
+	changes := criuimage.FileChanges{CloseOutside: d.options.CloseOutside, NameSocket: nameSocket}
 	dir, err = withChangedFiles(dir, links, dir, changes)
 	return dir, release, err
 }
 
 // withChangedFiles makes an image directory of links, which is dir with other open files, and returns
 // it; or dir itself, if nothing changes. The links lead by way of target, which criu reaches dir by.
-func withChangedFiles(dir, links, target string, changes images.FileChanges) (string, error) {
-	changed, err := images.WriteChangedFiles(dir, links, changes)
+func withChangedFiles(dir, links, target string, changes criuimage.FileChanges) (string, error) {
+	changed, err := criuimage.WriteChangedFiles(dir, links, changes)
 	if err != nil || !changed {
 		return dir, err
 	}
 	entries, err := os.ReadDir(dir)
 	for _, entry := range entries {
-		if err == nil && entry.Name() != images.FilesName {
+		if err == nil && entry.Name() != criuimage.FilesName {
 			err = os.Symlink(filepath.Join(target, entry.Name()), filepath.Join(links, entry.Name()))
 		}
 	}

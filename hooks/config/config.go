@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/criuutil/pages"
-	"cucriu/hooks/gpumap"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/pages"
 )
 
 // DefaultPath is the configuration file that is read when no other is named. It need not exist.

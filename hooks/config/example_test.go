@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"cucriu/hooks/gpumap"
+	"cucriu/internal/gpumap"
 )
 
 const examplePath = "../../configs/config.yaml"

@@ -14,9 +14,9 @@ import (
 
 	"gopkg.in/yaml.v3"
 
-	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
-	"cucriu/hooks/gpumap"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/pages"
 )
 
 // Parse reads the content of a configuration file. Errors refer to the file as name. A

@@ -9,9 +9,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
-	"cucriu/hooks/gpumap"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/pages"
 )
 
 const (

@@ -11,8 +11,8 @@ import (
 	"time"
 	"unicode"
 
-	"cucriu/hooks/gpumap"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/gpumap"
 )
 
 const (

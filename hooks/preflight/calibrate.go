@@ -19,9 +19,9 @@ import (
 
 	"github.com/google/renameio/v2"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/nvrm"
+	"cucriu/internal/proc"
 )
 
 // calibration says whether the kernel module tells which processes share memory, as it was seen

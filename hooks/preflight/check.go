@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/pages"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/gpumap"
-	"cucriu/hooks/image"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/image"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
 )
 
 // Host is the machine that the checks are about, as the user has configured it.

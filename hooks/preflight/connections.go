@@ -14,8 +14,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // outside finds what connects the tree with processes outside of it. criu refuses some of it; the

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 )
 
 // severities returns the findings as "name=severity", or "name=forced" if overridden.

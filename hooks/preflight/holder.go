@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // Holder is a process that holds NVIDIA device files, and has no CUDA state that the driver could

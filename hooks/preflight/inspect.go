@@ -7,8 +7,8 @@ import (
 	"os"
 	"slices"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 )
 
 // TreeInspection is what was found in a tree of processes. Nothing was touched to find it.

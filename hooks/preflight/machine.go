@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 )
 
 // CheckMachine finds out whether jobs can be dumped and restored on this machine. It looks at

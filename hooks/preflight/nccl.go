@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 )
 
 // ncclUse is what /proc shows about NCCL in a CUDA process.

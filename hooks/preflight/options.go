@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"cucriu/criuutil"
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
 )
 
 // Need is an option of criu that a tree needs, and why.

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/nvrm"
+	"cucriu/internal/proc"
 )
 
 // If a process has peer access between two GPUs, and one physical allocation of 512 MiB or more

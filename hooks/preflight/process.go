@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
 	"cucriu/internal/nvrm"
+	"cucriu/internal/proc"
 )
 
 // Process is a CUDA process as it was found.

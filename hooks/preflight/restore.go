@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/gpumap"
-	"cucriu/hooks/image"
+	"cucriu/internal/gpumap"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // PlanRestore plans where an image's GPUs go on this host. It fails if the host cannot take the

@@ -6,8 +6,8 @@ import (
 	"os"
 	"strconv"
 
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 )
 
 // RootFindings refuses what cannot be the root of a tree that criu dumps: nothing, a thread, a

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // generalFindings are the things that criu refuses or cannot handle, as far as /proc shows

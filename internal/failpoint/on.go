@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // Hit makes a step go wrong as it begins. $CUCRIU_FAILPOINT says which steps go wrong, and

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 )
 
 // Running lists the processes in this pid namespace that run a program. It includes those

@@ -8,10 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
 // Sessions lists the host's sessions, the oldest first.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // machine describes where the measurements were made, as names and values.

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 
-	"cucriu/hooks/timeline"
+	"cucriu/internal/timeline"
 )
 
 // Run holds what one dump and the restore after it took.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/hooks/timeline"
+	"cucriu/internal/timeline"
 )
 
 // rowFormat is the format of the table that is printed during the measurement.

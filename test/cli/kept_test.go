@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"cucriu/hooks"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 

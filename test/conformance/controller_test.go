@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"time"
 
-	"cucriu/criuutil/inject"
 	"cucriu/cudackpt"
+	"cucriu/internal/inject"
 )
 
 // A controller that can be killed is a process of its own: the test program again. It

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 )
 
 // stagesAtOnce checkpoints a target and reports how the driver maps the memory for it. The

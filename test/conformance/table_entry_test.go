@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // entryCases are about the six calls: the states in which they are legal, and the processes

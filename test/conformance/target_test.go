@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/cudackpt"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 )
 
 func main() {

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 

@@ -14,10 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
+	"cucriu/internal/timeline"
 )
 
 // The exit statuses of the cucriu command.

@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/pages"
 	"cucriu/cudackpt"
-	"cucriu/hooks/image"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/image"
+	"cucriu/internal/inject"
+	"cucriu/internal/pages"
 	"cucriu/internal/testenv"
+	"cucriu/internal/timeline"
 )
 
 // chunkFiles lists the files of the fast lane in a folder.

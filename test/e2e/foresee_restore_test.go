@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil/proc"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
 	"cucriu/internal/testenv"
 )
 

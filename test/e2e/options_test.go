@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 

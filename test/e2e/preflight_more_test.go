@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
-	"cucriu/criuutil/proc"
-	"cucriu/hooks/image"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
 	"cucriu/internal/testenv"
 )
 

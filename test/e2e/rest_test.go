@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/inject"
+	"cucriu/internal/inject"
 	"cucriu/internal/testenv"
 )
 

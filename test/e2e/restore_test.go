@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/image"
+	"cucriu/internal/image"
 	"cucriu/internal/testenv"
 )
 

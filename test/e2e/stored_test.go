@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/criuutil/pages"
-	"cucriu/hooks/image"
-	"cucriu/hooks/jobs/store"
+	"cucriu/internal/image"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/pages"
 	"cucriu/internal/testenv"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/hooks/image"
-	"cucriu/hooks/journal"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/jobs/place"
+	"cucriu/internal/jobs/place"
 )
 
 // specVariable is how init gets the [spec].

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"testing"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/hooks/jobs"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/hooks/jobs"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )
 

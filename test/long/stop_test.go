@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/jobs/place"
+	"cucriu/internal/jobs/place"
 	"cucriu/internal/testenv"
 )
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/hooks/image"
-	"cucriu/hooks/jobs"
+	"cucriu/internal/image"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )
 

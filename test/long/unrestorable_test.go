@@ -10,7 +10,7 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
 	"google.golang.org/protobuf/proto"
 
-	"cucriu/hooks/jobs"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/jobs"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 )
 

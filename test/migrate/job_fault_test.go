@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"cucriu/hooks/jobs"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/hooks/jobs"
+	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )

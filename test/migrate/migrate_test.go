@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"cucriu/hooks"
-	"cucriu/hooks/journal"
-	"cucriu/hooks/timeline"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
+	"cucriu/internal/timeline"
 	"cucriu/test/hosts"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/journal"
+	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 	"cucriu/test/hosts"
 )

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"cucriu/criuutil/inject"
 	"cucriu/cudackpt"
+	"cucriu/internal/inject"
 )
 
 // The calls that a helper makes. The call is its first argument.

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 )
 
 // member is a process of the tree that uses CUDA.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
-	"cucriu/criuutil/proc"
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/hooks/timeline"
 	"cucriu/internal/testenv"
+	"cucriu/internal/timeline"
 	"cucriu/test/hosts"
 )
 

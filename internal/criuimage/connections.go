@@ -1,0 +1,154 @@
+package criuimage
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/checkpoint-restore/go-criu/v7/crit"
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
+	sk_inet "github.com/checkpoint-restore/go-criu/v7/crit/images/sk-inet"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+// FilesName is the image of open files.
+const FilesName = "files.img"
+
+// TCP states, as criu and the kernel count them.
+const (
+	tcpClose  = 7
+	tcpListen = 10
+)
+
+// Connection is a TCP connection of a process.
+type Connection struct{ Local, Remote netip.AddrPort }
+
+func (c Connection) String() string { return c.Local.String() + " to " + c.Remote.String() }
+
+// OutsideConnections returns the TCP connections of the images whose other end is not in them.
+func OutsideConnections(dir string) ([]Connection, error) {
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	if err != nil {
+		return nil, err
+	}
+	var outside []Connection
+	for _, entry := range outsideOf(entries) {
+		outside = append(outside, connectionOf(entry))
+	}
+	return outside, nil
+}
+
+// FileChanges is how the files that a restore opens are to differ from those of an image.
+type FileChanges struct {
+	// CloseOutside puts sockets that are not connected in place of TCP connections whose other end is
+	// not in the image.
+	CloseOutside bool
+	// NameSocket returns the name that a UNIX socket gets instead of the one in the image. Abstract
+	// names begin with NUL.
+	NameSocket func(name string) string
+}
+
+// WriteChangedFiles writes the image of open files of dir to another place, with changes. It writes
+// nothing and returns false if nothing changes.
+func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err error) {
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	if err != nil {
+		return false, err
+	}
+	if changes.CloseOutside {
+		for _, socket := range outsideOf(entries) {
+			socket.State = proto.Uint32(tcpClose)
+			socket.SrcPort, socket.DstPort = proto.Uint32(0), proto.Uint32(0)
+			clear(socket.SrcAddr)
+			clear(socket.DstAddr)
+			changed = true
+		}
+	}
+	for _, entry := range entries {
+		if socket := entry.(*fdinfo.FileEntry).GetUsk(); len(socket.GetName()) > 0 {
+			name := changes.NameSocket(string(socket.GetName()))
+			changed = changed || name != string(socket.GetName())
+			socket.Name = []byte(name)
+		}
+	}
+	if !changed {
+		return false, nil
+	}
+	data, err := magicOf(filepath.Join(dir, FilesName))
+	if err != nil {
+		return false, err
+	}
+	for _, entry := range entries {
+		body, err := proto.Marshal(entry)
+		if err != nil {
+			return false, fmt.Errorf("image %s: %w", FilesName, err)
+		}
+		data = binary.LittleEndian.AppendUint32(data, uint32(len(body)))
+		data = append(data, body...)
+	}
+	return true, os.WriteFile(filepath.Join(to, FilesName), data, 0o600)
+}
+
+// magicOf returns the bytes before the first entry of an image.
+func magicOf(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if _, err := crit.ReadMagic(f); err != nil {
+		return nil, err
+	}
+	begin, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return nil, err
+	}
+	magic := make([]byte, begin)
+	_, err = f.ReadAt(magic, 0)
+	return magic, err
+}
+
+// outsideOf returns the sockets among the open files whose other end is not among them.
+func outsideOf(entries []proto.Message) []*sk_inet.InetSkEntry {
+	ends := make(map[Connection]bool)
+	var connected []*sk_inet.InetSkEntry
+	for _, entry := range entries {
+		socket := entry.(*fdinfo.FileEntry).GetIsk()
+		if socket.GetProto() != unix.IPPROTO_TCP || socket.GetType() != unix.SOCK_STREAM || socket.GetDstPort() == 0 ||
+			socket.GetState() == tcpClose || socket.GetState() == tcpListen {
+			continue
+		}
+		connected = append(connected, socket)
+		ends[connectionOf(socket)] = true
+	}
+	var outside []*sk_inet.InetSkEntry
+	for _, socket := range connected {
+		c := connectionOf(socket)
+		if !ends[Connection{Local: c.Remote, Remote: c.Local}] {
+			outside = append(outside, socket)
+		}
+	}
+	return outside
+}
+
+func connectionOf(socket *sk_inet.InetSkEntry) Connection {
+	return Connection{
+		Local:  netip.AddrPortFrom(addressOf(socket.GetSrcAddr()), uint16(socket.GetSrcPort())),
+		Remote: netip.AddrPortFrom(addressOf(socket.GetDstAddr()), uint16(socket.GetDstPort())),
+	}
+}
+
+// addressOf turns the words of an address, which are in network order, into an address. A socket
+// of IPv6 may be connected to one of IPv4.
+func addressOf(words []uint32) netip.Addr {
+	var data []byte
+	for _, word := range words {
+		data = binary.NativeEndian.AppendUint32(data, word)
+	}
+	address, _ := netip.AddrFromSlice(data)
+	return address.Unmap()
+}

@@ -1,0 +1,88 @@
+package criuimage
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
+	remap "github.com/checkpoint-restore/go-criu/v7/crit/images/remap-file-path"
+	"golang.org/x/sys/unix"
+)
+
+// File is a file or a directory that criu opens by its path at a restore.
+type File struct {
+	Path string
+	Mode uint32 // with its kind; 0 if criu does not compare it
+	Size int64  // -1 if criu does not compare it
+	// AtEnd says that the job writes to it, and did so at its end when it was dumped.
+	AtEnd bool
+}
+
+// Files returns what criu opens by its path, in the order of the image. It leaves out what criu
+// makes by itself or finds in mount namespaces of the image.
+func Files(dir string) ([]File, error) {
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	if err != nil {
+		return nil, err
+	}
+	remaps, err := readImage(dir, "remap-fpath.img", "REMAP_FPATH", &remap.RemapFilePathEntry{})
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	remapped := make(map[uint32]bool)
+	for _, entry := range remaps {
+		remapped[entry.(*remap.RemapFilePathEntry).GetOrigId()] = true
+	}
+	var files []File
+	known, elsewhere := make(map[string]int), make(map[string]bool)
+	for _, entry := range entries {
+		f := entry.(*fdinfo.FileEntry).GetReg()
+		if f == nil || f.GetExt() || f.GetMntId() != -1 || remapped[f.GetId()] {
+			continue
+		}
+		i, found := known[f.GetName()]
+		if !found {
+			i, known[f.GetName()] = len(files), len(files)
+			files = append(files, File{Path: f.GetName(), Size: -1})
+		}
+		of := &files[i]
+		if f.Mode != nil {
+			of.Mode = f.GetMode()
+		}
+		if f.Size != nil {
+			of.Size = int64(f.GetSize())
+		}
+		if f.GetFlags()&unix.O_ACCMODE != unix.O_RDONLY {
+			elsewhere[of.Path] = elsewhere[of.Path] || f.GetFlags()&unix.O_APPEND == 0 && f.GetPos() != f.GetSize()
+			of.AtEnd = !elsewhere[of.Path]
+		}
+	}
+	return files, nil
+}
+
+// BoundSockets returns the paths to which criu binds UNIX sockets, outside of mount namespaces of the
+// image.
+func BoundSockets(dir string) ([]string, error) {
+	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, entry := range entries {
+		socket := entry.(*fdinfo.FileEntry).GetUsk()
+		path := string(bytes.TrimRight(socket.GetName(), "\x00"))
+		if path == "" || path[0] == 0 || socket.GetDeleted() || socket.GetMntId() != -1 {
+			continue
+		}
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(socket.GetNameDir(), path)
+		}
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	return paths, nil
+}

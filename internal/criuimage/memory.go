@@ -1,0 +1,69 @@
+package criuimage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/pagemap"
+)
+
+// ParentName is the name of the directory in which criu looks for memory that is the same in an
+// earlier dump.
+const ParentName = "parent"
+
+func readPagemap(dir, name string) (pagemap.Map, error) {
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
+	if err != nil {
+		return pagemap.Map{}, missing(dir, name, err)
+	}
+	defer f.Close()
+	m, err := pagemap.Read(f)
+	if err != nil {
+		return pagemap.Map{}, damaged(dir, name, err)
+	}
+	return m, nil
+}
+
+// pagesOf returns the images with the memory of a process that its pagemap names. It refuses files
+// of pages that are too short: criu waits for ever for what is missing there.
+func pagesOf(dir string, pid int) ([]string, error) {
+	name := fmt.Sprintf("pagemap-%d.img", pid)
+	m, err := readPagemap(dir, name)
+	if errors.Is(err, pagemap.ErrUnknown) {
+		return nil, nil // criu judges it itself
+	}
+	if err != nil {
+		return nil, err
+	}
+	names, err := checkPages(dir, ".", m)
+	if err != nil || m.ParentBytes() == 0 {
+		return names, err
+	}
+	name = path.Join(ParentName, name)
+	if m, err = readPagemap(dir, name); err != nil {
+		return nil, err
+	}
+	parent, err := checkPages(dir, ParentName, m)
+	return append(append(names, name), parent...), err
+}
+
+func checkPages(dir, sub string, m pagemap.Map) ([]string, error) {
+	want := m.Bytes()
+	if want == 0 {
+		return nil, nil
+	}
+	name := path.Join(sub, m.PagesName())
+	info, err := os.Stat(filepath.Join(dir, name))
+	if err != nil {
+		return nil, missing(dir, name, err)
+	}
+	if info.Size() < want {
+		return nil, damaged(dir, name, fmt.Errorf("it has %d bytes, and its pagemap needs %d", info.Size(), want))
+	}
+	return []string{name}, nil
+}

@@ -1,0 +1,179 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+)
+
+// An image directory is complete or absent. criu writes into a partial directory beside it,
+// which gets the final name once everything in it is on disk.
+
+const partialInfix = ".partial-" // between the directory's name and the pid of the process that writes it
+
+// NewPartial makes the directory that criu writes into until the image is complete and can get
+// its name, dir. dir must not exist yet, or be empty: a dump never overwrites another.
+// NewPartial removes what a killed dump under the same name left behind, except the directories
+// that needed returns true for.
+func NewPartial(dir string, needed func(partial string) bool) (string, error) {
+	if err := CheckVacant(dir); err != nil {
+		return "", err
+	}
+	if err := removeStalePartials(dir, needed); err != nil {
+		return "", err
+	}
+	partial := dir + partialInfix + strconv.Itoa(os.Getpid())
+	if err := os.Mkdir(partial, 0o700); err != nil {
+		return "", fmt.Errorf("image directory: %w", err)
+	}
+	return partial, nil
+}
+
+// DirectoryError says why a directory cannot become an image directory.
+type DirectoryError struct{ meaning, remedy string }
+
+// Error returns the meaning and the remedy.
+func (e *DirectoryError) Error() string { return e.meaning + ": " + e.remedy }
+
+// Meaning returns the error without its remedy.
+func (e *DirectoryError) Meaning() string { return e.meaning }
+
+// Remedy says what to do about it.
+func (e *DirectoryError) Remedy() string { return e.remedy }
+
+// CheckVacant refuses a directory that cannot become an image directory: it must not exist yet,
+// in a directory that does, or be empty. CheckVacant touches nothing.
+func CheckVacant(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	if err := checkParent(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	if !info.IsDir() {
+		return &DirectoryError{fmt.Sprintf("image directory %s is not a directory", dir), "name a new one"}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	if len(entries) > 0 {
+		return &DirectoryError{fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), "name a new one, or remove it"}
+	}
+	// An empty directory is replaced by a rename, which fails for a mount point.
+	var itself, parent unix.Stat_t
+	if err := errors.Join(unix.Stat(dir, &itself), unix.Stat(filepath.Dir(dir), &parent)); err != nil {
+		return fmt.Errorf("image directory %s: %w", dir, err)
+	}
+	if itself.Dev != parent.Dev {
+		return &DirectoryError{fmt.Sprintf("image directory %s is a mount point", dir), "name a new directory inside it"}
+	}
+	return nil
+}
+
+// checkParent refuses the directory above an image directory if that cannot be made in it.
+func checkParent(parent string) error {
+	info, err := os.Stat(parent)
+	if err == nil && info.IsDir() {
+		err = unix.Access(parent, unix.W_OK)
+	}
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return &DirectoryError{"image directory: it is to lie in " + parent + ": no such file or directory", "make that directory first (mkdir -p)"}
+	case err != nil:
+		return &DirectoryError{fmt.Sprintf("image directory: it is to lie in %s: %v", parent, err), "name one in a directory that can be written"}
+	case !info.IsDir():
+		return &DirectoryError{"image directory: " + parent + " is not a directory", "name another one"}
+	}
+	return nil
+}
+
+// removeStalePartials removes the partial directories of dir whose writer has ended, except
+// those that are needed.
+func removeStalePartials(dir string, needed func(string) bool) error {
+	entries, err := os.ReadDir(filepath.Dir(dir))
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	for _, entry := range entries {
+		pid, isPartial := strings.CutPrefix(entry.Name(), filepath.Base(dir)+partialInfix)
+		writer, err := strconv.Atoi(pid)
+		if !isPartial || err != nil || !entry.IsDir() {
+			continue
+		}
+		process, err := proc.Open(writer)
+		if err == nil {
+			process.Close()
+			continue
+		}
+		partial := filepath.Join(filepath.Dir(dir), entry.Name())
+		if isClaimed(partial) {
+			continue // its writer lives, in another pid namespace
+		}
+		if needed(partial) {
+			continue
+		}
+		if err := os.RemoveAll(partial); err != nil {
+			return fmt.Errorf("remove what a killed dump has left: %w", err)
+		}
+	}
+	return nil
+}
+
+// isClaimed reports whether a running dump has claimed a directory. It works across pid
+// namespaces.
+func isClaimed(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// IsPartial reports whether a directory was made by [NewPartial].
+func IsPartial(dir string) bool { return strings.Contains(filepath.Base(dir), partialInfix) }
+
+// FinalName returns the name that a partial directory gets once it is complete. Any other
+// directory has its final name.
+func FinalName(dir string) string {
+	if !IsPartial(dir) {
+		return dir
+	}
+	name, _, _ := strings.Cut(filepath.Base(dir), partialInfix)
+	return filepath.Join(filepath.Dir(dir), name)
+}
+
+// Publish gives a complete image its name, after every byte of it is on disk.
+func Publish(partial, dir string) error {
+	err := filepath.WalkDir(partial, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() && !entry.IsDir() {
+			return err
+		}
+		return durable.Sync(path)
+	})
+	if err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	if err := os.Rename(partial, dir); err != nil {
+		return fmt.Errorf("image directory: %w", err)
+	}
+	return durable.Sync(filepath.Dir(dir))
+}

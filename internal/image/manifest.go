@@ -1,0 +1,251 @@
+package image
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/durable"
+	"cucriu/internal/inject"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
+)
+
+// ManifestName is the manifest's file name in the image directory.
+const ManifestName = "cucriu.json"
+
+const (
+	ManifestVersion  = 2 // the version that a dump writes; version 1 has no parked threads
+	RewrittenVersion = 3 // with pages in shards that other dumps have written
+	ScheduledVersion = 4 // with the scheduling of threads
+	maxManifestBytes = 64 << 20
+	maxProcesses     = 1 << 14
+	maxGPUs          = 1 << 8
+	maxMemoryBytes   = 1 << 50 // of one process, on one GPU
+)
+
+// Manifest tells the restore side which CUDA processes criu's image holds, and what they need.
+// It lies beside criu's own files.
+type Manifest struct {
+	Version       int       `json:"version"`
+	Created       time.Time `json:"created"`
+	DriverVersion string    `json:"driver_version"` // of the kernel driver, e.g. 580.159.04
+	RootPID       int       `json:"root_pid"`       // of the dumped tree, as in the image
+	Processes     []Process `json:"processes"`
+	// StoppedOthers are the pids, as in the image, of processes without CUDA that were already
+	// stopped before the dump. They stay stopped after the restore.
+	StoppedOthers []int `json:"stopped_others,omitempty"`
+	// Parked are the threads that wait in criu's image, and what they need to go on. Without it
+	// the restored processes never run.
+	Parked []inject.Parked `json:"parked,omitempty"`
+	// Scheduling is what criu does not restore of the threads of any process.
+	Scheduling []proc.Scheduling `json:"scheduling,omitempty"`
+}
+
+// Process is one CUDA process of the image.
+type Process struct {
+	PID  int    `json:"pid"` // as in the image: the pid in its innermost pid namespace
+	Name string `json:"name"`
+	// Stopped says that the process was already stopped before the dump. It stays stopped after
+	// the restore.
+	Stopped bool `json:"stopped"`
+	// Running says that the process runs in criu's image and is not in the group-stop: a v1
+	// freezer held it while it was dumped.
+	Running bool `json:"running,omitempty"`
+	// GPUs are all GPUs that the process could see when it was checkpointed, used or not, in
+	// the driver's order. They are the old side of the restore's pairs.
+	GPUs []cudackpt.GPU `json:"gpus"`
+	// MemoryBytes is what the process held on each GPU. A GPU that is not in the map was not
+	// used.
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Pages are the files that hold its GPU state. If set, criu's images do not contain that
+	// state.
+	Pages *pages.Listing `json:"pages,omitempty"`
+}
+
+// Write replaces the manifest of an image directory atomically.
+func (m Manifest) Write(dir string) error {
+	if err := durable.WriteJSON(filepath.Join(dir, ManifestName), m); err != nil {
+		return fmt.Errorf("write the manifest: %w", err)
+	}
+	return nil
+}
+
+// RemoveEarlier removes the manifest, the timeline and the GPU state of an earlier dump from an image
+// directory that is used again.
+func RemoveEarlier(dir string) error {
+	for _, name := range []string{ManifestName, TimelineName, OptionsName} {
+		err := os.Remove(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove what an earlier dump has left: %w", err)
+		}
+	}
+	return Manifest{}.RemoveOtherPages(dir)
+}
+
+// ReadManifest reads and checks the manifest of an image directory. If there is none, the image
+// holds no CUDA process and the error is [os.ErrNotExist].
+func ReadManifest(dir string) (Manifest, error) {
+	path := filepath.Join(dir, ManifestName)
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return Manifest{}, fmt.Errorf("manifest: %s is not an image directory", dir)
+	}
+	data, err := readPlain(path, maxManifestBytes)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("manifest: %w", err)
+	}
+	m, err := ParseManifest(data)
+	if err != nil {
+		return Manifest{}, fmt.Errorf("manifest %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// readPlain reads a file of an image directory that somebody else may have filled. It follows
+// no link, waits for no pipe, and reads no more than maxBytes.
+func readPlain(path string, maxBytes int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxBytes {
+		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", path, maxBytes)
+	}
+	return io.ReadAll(io.LimitReader(f, maxBytes))
+}
+
+// ParseManifest reads a manifest and refuses one that no dump can have written.
+func ParseManifest(data []byte) (Manifest, error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	var m Manifest
+	if err := decoder.Decode(&m); err != nil {
+		return Manifest{}, fmt.Errorf("damaged: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return Manifest{}, errors.New("damaged: it goes on after its end")
+	}
+	if err := m.Validate(); err != nil {
+		return Manifest{}, err
+	}
+	return m, nil
+}
+
+// MatchImages refuses a manifest that names CUDA processes which criu's images beside it do not
+// hold. It accepts a directory without criu's images, because a streamed dump leaves none
+// there. It does not look for the other processes: one may have ended after it was parked.
+func (m Manifest) MatchImages(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	pids := []int{m.RootPID}
+	for _, p := range m.Processes {
+		pids = append(pids, p.PID)
+	}
+	for _, pid := range pids {
+		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("core-%d.img", pid))); err != nil {
+			return fmt.Errorf("the manifest names process %d, which criu's images do not hold: it is damaged or of another dump", pid)
+		}
+	}
+	return nil
+}
+
+// Validate refuses a manifest that no dump can have written.
+func (m Manifest) Validate() error {
+	switch {
+	case m.Version < 1 || m.Version > ScheduledVersion:
+		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, ScheduledVersion)
+	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
+		return fmt.Errorf("damaged: it has the scheduling of threads, and is of version %d", m.Version)
+	case m.DriverVersion == "" && len(m.Processes) > 0:
+		return errors.New("damaged: no driver version")
+	case !isPrintable(m.DriverVersion):
+		return fmt.Errorf("damaged: the driver version is %q", m.DriverVersion)
+	case m.RootPID <= 0:
+		return fmt.Errorf("damaged: the root has pid %d", m.RootPID)
+	case len(m.StoppedOthers) > maxProcesses:
+		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
+	case len(m.Processes) == 0 && len(m.Parked) == 0 || len(m.Processes) > maxProcesses:
+		return fmt.Errorf("damaged: %d processes", len(m.Processes))
+	}
+	isParked := make(map[int]bool)
+	for _, parked := range m.Parked {
+		if err := parked.Validate(); err != nil {
+			return fmt.Errorf("damaged: process %d: %w", parked.PID, err)
+		}
+		if isParked[parked.PID] {
+			return fmt.Errorf("damaged: process %d is parked twice", parked.PID)
+		}
+		isParked[parked.PID] = true
+	}
+	pids := make(map[int]bool)
+	for _, p := range m.Processes {
+		if p.PID <= 0 || pids[p.PID] {
+			return fmt.Errorf("damaged: process %d is named twice or has no valid pid", p.PID)
+		}
+		if !isPrintable(p.Name) {
+			return fmt.Errorf("damaged: process %d has the name %q", p.PID, p.Name)
+		}
+		pids[p.PID] = true
+		if len(p.GPUs) == 0 || len(p.GPUs) > maxGPUs {
+			return fmt.Errorf("damaged: process %d saw %d GPUs", p.PID, len(p.GPUs))
+		}
+		seen := make(map[cudackpt.UUID]bool)
+		for _, gpu := range p.GPUs {
+			if gpu.UUID == (cudackpt.UUID{}) || seen[gpu.UUID] {
+				return fmt.Errorf("damaged: process %d saw %v twice or without a UUID", p.PID, gpu.UUID)
+			}
+			seen[gpu.UUID] = true
+			if !isPrintable(gpu.Model) || !isPrintable(gpu.PCIBusID) {
+				return fmt.Errorf("damaged: %v is a %q at %q", gpu.UUID, gpu.Model, gpu.PCIBusID)
+			}
+		}
+		if p.Pages != nil {
+			if err := p.Pages.Validate(); err != nil {
+				return fmt.Errorf("damaged: process %d: %w", p.PID, err)
+			}
+			if len(p.Pages.Origins) > 0 && m.Version < RewrittenVersion {
+				return fmt.Errorf("damaged: process %d has pages of other dumps, and the manifest is of version %d", p.PID, m.Version)
+			}
+		}
+		for uuid, size := range p.MemoryBytes {
+			if size > maxMemoryBytes {
+				return fmt.Errorf("damaged: process %d holds %d bytes on %v", p.PID, size, uuid)
+			}
+			if !seen[uuid] {
+				return fmt.Errorf("damaged: process %d holds memory on %v, which it did not see", p.PID, uuid)
+			}
+		}
+	}
+	return nil
+}
+
+// isPrintable reports whether text is safe to show on terminals and in logs.
+func isPrintable(text string) bool { return text == proc.Printable(text) }
+
+// GPUs are all GPUs that the processes could see, in the order of the first that saw each.
+func (m Manifest) GPUs() []cudackpt.GPU {
+	var all []cudackpt.GPU
+	for _, p := range m.Processes {
+		for _, gpu := range p.GPUs {
+			if !slices.ContainsFunc(all, func(g cudackpt.GPU) bool { return g.UUID == gpu.UUID }) {
+				all = append(all, gpu)
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,131 @@
+package image
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/pages"
+)
+
+// Written records the manifest and the GPU state that a dump has put into the image directory,
+// so that [Written.CheckWhole] can tell at post-dump whether they are still there. Post-dump is
+// where criu asks whether to end the job.
+type Written struct {
+	Dir      pages.FileID            `json:"dir"`
+	Manifest string                  `json:"manifest"` // SHA-256
+	Pages    map[string]pages.FileID `json:"pages"`    // by name
+}
+
+// NoteWritten records what a dump has written into the image directory dir: the manifest, and
+// the GPU state that outputs hold.
+func NoteWritten(dir string, outputs []pages.Output) (*Written, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("image directory: %w", err)
+	}
+	w := &Written{Dir: pages.Identify(info), Pages: make(map[string]pages.FileID)}
+	if w.Manifest, err = manifestSum(dir); err != nil {
+		return nil, err
+	}
+	for _, output := range outputs {
+		ids, err := output.Identity()
+		if err != nil {
+			return nil, fmt.Errorf("GPU state: %w", err)
+		}
+		maps.Copy(w.Pages, ids)
+	}
+	return w, nil
+}
+
+func manifestSum(dir string) (string, error) {
+	data, err := readPlain(filepath.Join(dir, ManifestName), maxManifestBytes)
+	if err != nil {
+		return "", fmt.Errorf("manifest: %w", err)
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// CheckWhole fails if a part of the image in dir is missing or is not what was written, or if
+// path, where the image will be looked for, leads to another directory. Then another program,
+// such as a cleaner of temporary files, has worked in the directory. A streamed dump may have
+// none of criu's images in it.
+func (w *Written) CheckWhole(dir, path string, store pages.Store, streamed bool) error {
+	for _, name := range []string{dir, path} {
+		info, err := os.Stat(name)
+		if err != nil {
+			return fmt.Errorf("image directory %s: %w", path, err)
+		}
+		if pages.Identify(info) != w.Dir {
+			return fmt.Errorf("image directory %s is another one than at the beginning of the dump", path)
+		}
+	}
+	sum, err := manifestSum(dir)
+	if err != nil {
+		return err
+	}
+	if sum != w.Manifest {
+		return fmt.Errorf("%s is not the one that this dump has written", filepath.Join(path, ManifestName))
+	}
+	m, err := ReadManifest(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range m.Processes {
+		if err := w.comparePages(store, p); err != nil {
+			return fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
+		}
+	}
+	return m.checkImages(dir, streamed)
+}
+
+// comparePages compares the files that the store now has for a process's GPU state with those
+// that were written.
+func (w *Written) comparePages(store pages.Store, p Process) error {
+	if p.Pages == nil {
+		return nil
+	}
+	input, err := store.Open(p.PID, p.Pages)
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	ids, err := input.Identity()
+	if err != nil {
+		return err
+	}
+	for name, id := range ids {
+		if id != w.Pages[name] {
+			return fmt.Errorf("%s is not the file that this dump has written", name)
+		}
+	}
+	return nil
+}
+
+// checkImages fails if criu's images of the CUDA processes are not there.
+func (m Manifest) checkImages(dir string, streamed bool) error {
+	names := []string{"inventory.img", "pstree.img"}
+	for _, p := range m.Processes {
+		for _, kind := range []string{"core", "mm", "pagemap"} {
+			names = append(names, fmt.Sprintf("%s-%d.img", kind, p.PID))
+		}
+	}
+	for i, name := range names {
+		var stat unix.Stat_t
+		err := unix.Lstat(filepath.Join(dir, name), &stat)
+		if errors.Is(err, unix.ENOENT) && i == 0 && streamed {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("criu's image %s: %w", name, err)
+		}
+	}
+	return nil
+}

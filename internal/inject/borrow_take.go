@@ -1,0 +1,149 @@
+package inject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// take seizes the threads, saves their registers and masks, and blocks their signals.
+func (l *loan) take(ctx context.Context, process *proc.Process) (err error) {
+	defer func() {
+		if err != nil {
+			l.over = true
+		}
+	}()
+	if err := l.seizeAll(l.threads); err != nil {
+		return err
+	}
+	if err := l.hold(ctx); err != nil {
+		l.letGo()
+		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+	}
+	l.at("seized")
+	if err := l.requireGroupStop(); err != nil {
+		l.letGo()
+		return err
+	}
+	return l.keep(process)
+}
+
+// seizeAll seizes threads. After an error it has released them all.
+func (l *loan) seizeAll(threads []*borrowedThread) error {
+	for _, t := range threads {
+		stat, err := proc.ThreadStat(l.pid, t.TID)
+		if err == nil {
+			t.StartTime = uint64(stat.Starttime)
+			err = l.seize(t)
+		}
+		if err != nil {
+			l.letGo()
+			return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+		}
+	}
+	return nil
+}
+
+// requireGroupStop checks that every thread is in the group-stop, so that it stops again by
+// itself if we are killed.
+func (l *loan) requireGroupStop() error {
+	for _, t := range l.threads {
+		switch t.stopSignal {
+		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
+		default:
+			if t.state != ended {
+				return fmt.Errorf("thread %d of process %d: %w: it would run on if we were killed", t.TID, l.pid, ErrNotStopped)
+			}
+		}
+	}
+	return nil
+}
+
+// keep saves the registers and masks of the threads, and blocks their signals.
+func (l *loan) keep(process *proc.Process) error {
+	if err := l.note(process); err != nil {
+		l.letGo()
+		return err
+	}
+	if err := process.ReadMemory(bytesOf(&l.value), l.word()); err != nil {
+		return errors.Join(err, l.putBack())
+	}
+	l.at("saved")
+	for _, t := range l.threads {
+		if err := allSignals.write(t.TID); err != nil && !errors.Is(err, unix.ESRCH) {
+			return errors.Join(fmt.Errorf("block the signals of thread %d of process %d: %w", t.TID, l.pid, err), l.putBack())
+		}
+		l.at("masked")
+	}
+	return nil
+}
+
+// note reads the registers and masks of the threads, which must still be unchanged, and
+// writes the file.
+func (l *loan) note(process *proc.Process) error {
+	for _, t := range l.threads {
+		if t.state == ended {
+			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, proc.ErrGone)
+		}
+		err := t.Registers.read(t.TID)
+		if err == nil && !t.Registers.native() {
+			return fmt.Errorf("thread %d of process %d is a 32-bit task, which cannot be borrowed", t.TID, l.pid)
+		}
+		if err == nil && onlyInCall {
+			var inCall bool
+			if inCall, err = t.Registers.inCall(process); err == nil && !inCall {
+				return fmt.Errorf("thread %d of process %d is not in a system call, and cannot be borrowed on this architecture", t.TID, l.pid)
+			}
+		}
+		if err == nil {
+			err = t.Mask.read(t.TID)
+		}
+		if err == nil {
+			err = leaveRestartableSequence(process, t.TID, &t.Registers)
+		}
+		if err == nil {
+			err = l.setOptions(t.TID)
+		}
+		if errors.Is(err, unix.ESRCH) {
+			err = proc.ErrGone
+		}
+		if err != nil {
+			return fmt.Errorf("read the registers of thread %d of process %d: %w", t.TID, l.pid, err)
+		}
+	}
+	if l.saved == "" {
+		return nil
+	}
+	return l.savedThreads().write(l.saved)
+}
+
+func (l *loan) savedThreads() savedThreads {
+	saved := savedThreads{PID: l.pid, Instruction: l.instruction}
+	for _, t := range l.threads {
+		saved.Threads = append(saved.Threads, t.savedThread)
+	}
+	return saved
+}
+
+// setOptions makes the stops at system calls recognizable, and suspends a seccomp filter of
+// the thread while we make calls: the filter might kill it for a madvise.
+func (l *loan) setOptions(tid int) error {
+	const wanted = unix.PTRACE_O_TRACESYSGOOD
+	err := unix.PtraceSetOptions(tid, wanted|unix.PTRACE_O_SUSPEND_SECCOMP)
+	if err == nil || errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	// This needs CAP_SYS_ADMIN, and fails if we are under a seccomp filter ourselves.
+	status, statusErr := proc.ReadStatus(tid)
+	if statusErr != nil {
+		return statusErr
+	}
+	if status.Seccomp {
+		return fmt.Errorf("%w: it might kill the thread for a system call of ours, and cannot be suspended: %w", ErrFiltered, err)
+	}
+	return unix.PtraceSetOptions(tid, wanted)
+}

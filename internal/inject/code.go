@@ -1,0 +1,93 @@
+package inject
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// findSyscallInstruction returns the address of an instruction in a process that enters the
+// kernel, preferably one in the vdso.
+func findSyscallInstruction(process *proc.Process) (uint64, error) {
+	return findInCode(process, func(m *procfs.ProcMap) int {
+		if m.Pathname == "[vdso]" {
+			return 0
+		}
+		return 1
+	})
+}
+
+// findParkingInstruction returns the address of such an instruction that the process still
+// has after a restore. It does not look in the vdso, which is then the new host's.
+func findParkingInstruction(process *proc.Process) (uint64, error) {
+	return findInCode(process, func(m *procfs.ProcMap) int {
+		switch {
+		case m.Pathname == "[vdso]":
+			return never
+		case m.Inode != 0 && m.Perms.Private && !m.Perms.Write:
+			return 0
+		}
+		return never // writable code may change
+	})
+}
+
+const never = -1 // the rank of a mapping that is not searched
+
+// findInCode searches the mappings of code, those with the lowest rank first.
+func findInCode(process *proc.Process, rank func(*procfs.ProcMap) int) (uint64, error) {
+	maps, err := proc.Mappings(process.PID)
+	if err != nil {
+		return 0, err
+	}
+	maps = slices.DeleteFunc(maps, func(m *procfs.ProcMap) bool {
+		return !m.Perms.Execute || !m.Perms.Read || m.Pathname == "[vsyscall]" || rank(m) == never
+	})
+	slices.SortStableFunc(maps, func(a, b *procfs.ProcMap) int {
+		return rank(a) - rank(b)
+	})
+	for _, m := range maps {
+		address, err := findInstruction(process, proc.Range{Start: uint64(m.StartAddr), End: uint64(m.EndAddr)})
+		if errors.Is(err, errNotFound) || errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EIO) {
+			continue // a mapping beyond the end of its file cannot be read
+		}
+		return address, err
+	}
+	return 0, fmt.Errorf("process %d: no code in it enters the kernel: is it a process of this architecture?", process.PID)
+}
+
+var errNotFound = errors.New("no such instruction")
+
+func findInstruction(process *proc.Process, in proc.Range) (uint64, error) {
+	const step = 1 << 20
+	code := make([]byte, min(in.Size(), step))
+	for start := in.Start; start < in.End; start += step {
+		code := code[:min(in.End-start, step)]
+		if err := process.ReadMemory(code, start); err != nil {
+			return 0, err
+		}
+		for from := 0; ; {
+			i := bytes.Index(code[from:], syscallInstruction[:])
+			if i < 0 {
+				break
+			}
+			if from += i; from%instructionAlignment == 0 {
+				return start + uint64(from), nil
+			}
+			from++
+		}
+	}
+	return 0, errNotFound
+}
+
+// isSyscallInstruction reports whether the instruction at an address enters the kernel.
+func isSyscallInstruction(process *proc.Process, address uint64) (bool, error) {
+	var at [len(syscallInstruction)]byte
+	err := process.ReadMemory(at[:], address)
+	return at == syscallInstruction, err
+}

@@ -1,0 +1,102 @@
+package inject
+
+import (
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// syscallInstruction is what a thread executes to enter the kernel.
+var syscallInstruction = [...]byte{0x0f, 0x05}
+
+const instructionAlignment = 1 // bytes
+
+// registers holds the registers of a thread. In a thread that was stopped in a system call,
+// Orig_rax holds the number of the call and Rax how the kernel is to restart it
+// (ERESTARTSYS and the like). The kernel acts on both when the thread next returns to user
+// space, so putting both back restarts the call.
+type registers unix.PtraceRegs
+
+func (r *registers) read(tid int) error {
+	return unix.PtraceGetRegs(tid, (*unix.PtraceRegs)(r))
+}
+
+func (r *registers) write(tid int) error {
+	return unix.PtraceSetRegs(tid, (*unix.PtraceRegs)(r))
+}
+
+// native reports whether the thread is a 64-bit task. A 32-bit task numbers its system
+// calls differently.
+func (r *registers) native() bool {
+	const userCS64 = 0x33 // __USER_CS
+	return r.Cs == userCS64
+}
+
+func (r *registers) pc() uint64 { return r.Rip }
+
+func (r *registers) setPC(address uint64) { r.Rip = address }
+
+// calling returns registers with which a thread makes a system call by the instruction at
+// address. Orig_rax says that the thread is not in a system call, so that the kernel
+// restarts none, whatever Rax holds.
+func (r registers) calling(address uint64, number, a, b, c uint64) registers {
+	r.Rip, r.Rax, r.Orig_rax = address, number, ^uint64(0)
+	r.Rdi, r.Rsi, r.Rdx = a, b, c
+	return r
+}
+
+// A system call changes only three registers, which we put back. So a thread need not be in
+// a call to be borrowed.
+const onlyInCall = false
+
+// inCall reports whether the thread was stopped in a system call, or is at or right behind
+// one. criu does not restore Orig_rax, so the instructions count, too.
+func (r *registers) inCall(process *proc.Process) (bool, error) {
+	if r.Orig_rax != ^uint64(0) {
+		return true, nil
+	}
+	if at, err := isSyscallInstruction(process, r.Rip); at || err != nil {
+		return at, err
+	}
+	return isSyscallInstruction(process, r.Rip-uint64(len(syscallInstruction)))
+}
+
+// callNumber returns the number of the system call that a thread makes next that is at an
+// instruction that enters the kernel.
+func (r *registers) callNumber() uint64 { return r.Rax }
+
+// auditArchitecture is how seccomp filters know the architecture.
+const auditArchitecture = unix.AUDIT_ARCH_X86_64
+
+// number returns the number of the system call at whose stop the thread is.
+func (r *registers) number() uint64 { return r.Orig_rax }
+
+func (r *registers) argument(i int) uint64 { return *r.arguments()[i] }
+
+func (r *registers) setArgument(i int, value uint64) { *r.arguments()[i] = value }
+
+func (r *registers) arguments() [6]*uint64 {
+	return [...]*uint64{&r.Rdi, &r.Rsi, &r.Rdx, &r.R10, &r.R8, &r.R9}
+}
+
+// result returns the result of the system call as the kernel gives it: an errno is
+// negative.
+func (r *registers) result() int64 { return int64(r.Rax) }
+
+// restartAfterRestore adapts registers that were read before a dump to the process that was
+// restored from it. The kernel there does not know that an interrupted system call is still
+// to be restarted, so the registers must say it. criu does the same.
+func (r *registers) restartAfterRestore() {
+	const errRestartSys, errRestartNoIntr, errRestartNoHand, errRestartBlock = 512, 513, 514, 516 // linux/errno.h
+	if int64(r.Orig_rax) < 0 {
+		return
+	}
+	switch -r.result() {
+	case errRestartSys, errRestartNoIntr, errRestartNoHand:
+		r.Rax = r.Orig_rax
+		r.Rip -= uint64(len(syscallInstruction))
+	case errRestartBlock: // nobody knows how much of its time is left
+		r.Rax = ^uint64(0) - uint64(unix.EINTR) + 1
+	}
+	r.Orig_rax = ^uint64(0)
+}

@@ -1,0 +1,148 @@
+package inject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// remoteCall is a system call on a range of memory.
+type remoteCall struct {
+	name     string
+	number   uint64
+	argument int // the third one, after address and size
+	// slice is the largest size, in bytes, of one call if the call works page by page. It
+	// is 0 if the call works on the mapping and is made once for each range.
+	slice uint64
+}
+
+func (c remoteCall) String() string { return fmt.Sprintf("%s(%d)", c.name, c.argument) }
+
+// callAll makes the threads call on all of the ranges.
+func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall) error {
+	slices := slices.Clone(ranges)
+	if what.slice > 0 {
+		slices = cut(ranges, len(l.threads), what.slice)
+	}
+	var failed error
+	err := l.until(ctx, func() bool {
+		busy := false
+		for _, t := range l.threads {
+			if t.state == returned && t.slice != (proc.Range{}) {
+				failed = firstOf(failed, l.result(t, what), l.idle(t))
+				t.slice = proc.Range{}
+			}
+			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
+				t.slice, slices = slices[0], slices[1:]
+				failed = l.call(t, what)
+			}
+			if t.state == ended {
+				failed = firstOf(failed, fmt.Errorf("%v in thread %d of process %d: %w", what, t.TID, l.pid, proc.ErrGone))
+			}
+			busy = busy || t.state == called || t.state == inside
+		}
+		return !busy
+	})
+	for _, t := range l.threads {
+		t.slice = proc.Range{}
+	}
+	if err != nil {
+		return fmt.Errorf("%v in threads of process %d is not finished: %w", what, l.pid, err)
+	}
+	return failed
+}
+
+// call starts a system call in a thread that is in one of our stops.
+func (l *loan) call(t *borrowedThread, what remoteCall) error {
+	err := l.enter(t, t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument)))
+	if err != nil {
+		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
+	}
+	return nil
+}
+
+// enter lets a thread that is in one of our stops enter the kernel with these registers.
+func (l *loan) enter(t *borrowedThread, regs registers) error {
+	err := regs.write(t.TID)
+	if err == nil {
+		err = unix.PtraceSyscall(t.TID, 0)
+	}
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	t.state = called // if it was killed, the next wait reports it
+	return nil
+}
+
+func (l *loan) result(t *borrowedThread, what remoteCall) error {
+	if _, err := t.result(); err != nil {
+		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
+	}
+	return nil
+}
+
+// result returns what the thread's call has returned.
+func (t *borrowedThread) result() (uint64, error) {
+	var regs registers
+	err := regs.read(t.TID)
+	result := regs.result()
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return 0, proc.ErrGone
+	case err != nil:
+		return 0, err
+	case -4096 < result && result < 0: // linux/err.h
+		return 0, unix.Errno(-result)
+	}
+	return uint64(result), nil
+}
+
+// idle points a thread whose call has returned at the endless wait. We may be killed before
+// the thread makes its next call or is returned, and somebody may end the group-stop with
+// SIGCONT. Without the wait the thread would then continue behind the instruction that made
+// the call, in the middle of code that it never entered.
+func (l *loan) idle(t *borrowedThread) error {
+	if err := l.pointAtWait(t); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
+	}
+	return nil
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hugePage is the alignment of slices, so that none splits a huge page.
+const hugePage = 2 << 20 // bytes
+
+// cut cuts ranges into slices for a number of threads. The slices are small enough to keep
+// all threads busy until the end, and large enough that a thread's stops between two of
+// them cost little.
+func cut(ranges []proc.Range, threads int, largest uint64) []proc.Range {
+	const perThread = 4
+	var total uint64
+	for _, r := range ranges {
+		total += r.Size()
+	}
+	size := total / uint64(perThread*threads) / hugePage * hugePage
+	size = min(max(size, hugePage), largest)
+	var slices []proc.Range
+	for _, r := range ranges {
+		for start := r.Start; start < r.End; {
+			end := min(r.End, (start+size)/hugePage*hugePage)
+			slices = append(slices, proc.Range{Start: start, End: end})
+			start = end
+		}
+	}
+	return slices
+}

@@ -1,0 +1,134 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/place"
+	"cucriu/internal/proc"
+)
+
+// adoptedRecord makes the record of a job that runs already.
+func adoptedRecord(o Options) (record, error) {
+	r := record{Version: recordVersion, Name: o.Name, Dir: o.Dir, Begun: time.Now().UTC(), Adopted: true}
+	if r.Name == "" {
+		r.Name = filepath.Base(o.Dir)
+	}
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", o.Adopt))
+	if err == nil {
+		r.WorkDir, err = os.Readlink(fmt.Sprintf("/proc/%d/cwd", o.Adopt))
+	}
+	if err != nil || len(line) == 0 {
+		return record{}, fmt.Errorf("process %d cannot be adopted: %w", o.Adopt, errors.Join(err, proc.ErrGone))
+	}
+	for word := range strings.SplitSeq(strings.TrimRight(string(line), "\x00"), "\x00") {
+		r.Command = append(r.Command, proc.Printable(word)) // a program may write anything there
+	}
+	return r, nil
+}
+
+// adopt takes a job under care that runs already. What could not go on from a checkpoint is
+// refused before anything is touched.
+func (s *supervisor) adopt(ctx context.Context) error {
+	if s.Adopt == 0 {
+		return fmt.Errorf("%s has ended, and there was no checkpoint of it yet: start it, and adopt it once more (--adopt PID)", s.record.Name)
+	}
+	root, err := proc.IdentOf(s.Adopt)
+	if err == nil {
+		err = s.checkAdoptable(ctx)
+	}
+	if err == nil { // it may be another one than the one that has ended
+		if s.record, err = adoptedRecord(s.Options); err == nil {
+			err = s.record.write(s.Dir)
+		}
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("process %d cannot be adopted, and was not touched: %w", s.Adopt, err), s.record.remove(s.Dir))
+	}
+	err = s.makePlace(func(dir, runDir string) (err error) {
+		s.place, err = place.Adopt(ctx, dir, runDir, root, place.Spec{HostDir: s.runDir, Fence: s.fence})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: process %d is under care: %s", s.record.Name, s.Adopt, strings.Join(s.record.Command, " "))})
+	return s.openRoot()
+}
+
+// checkAdoptable finds what keeps a job from being dumped as it runs, and from going on in a place.
+func (s *supervisor) checkAdoptable(ctx context.Context) error {
+	findings, err := checkpoint.CheckDump(ctx, s.hook, s.Adopt, "", s.Criu)
+	if err != nil {
+		return err
+	}
+	if err := s.hook.Judge(findings).Err(); err != nil {
+		return err
+	}
+	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: s.Adopt, Criu: s.Criu, NoTerminal: true})
+	if err != nil {
+		return err
+	}
+	err = s.hook.Refuse(wanted.Findings)
+	if wanted.Options.Terminal {
+		err = errors.Join(err, errors.New("it has a terminal open, which it would not have where it goes on: start it with its streams in files (nohup COMMAND <FILE >FILE 2>&1), or by cucriu run --dir DIR --tty"))
+	}
+	pids, treeErr := proc.Tree(s.Adopt)
+	err = errors.Join(err, treeErr, files.Foresee(ctx, s.Adopt, s.files()))
+	for _, pid := range pids {
+		err = errors.Join(err, checkNamespaces(pid))
+	}
+	if session, _ := unix.Getsid(s.Adopt); session == 0 {
+		err = errors.Join(err, errors.New("its session began outside of this pid namespace, and criu cannot dump such a process: start it with setsid"))
+	}
+	return err
+}
+
+// checkNamespaces refuses a process of a container.
+func checkNamespaces(pid int) error {
+	var other []string
+	for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "time"} {
+		ours, err := os.Readlink("/proc/self/ns/" + kind)
+		if err != nil {
+			continue // the kernel has none
+		}
+		theirs, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "ns", kind))
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			return nil // it has ended
+		}
+		if err != nil {
+			return err
+		}
+		if ours != theirs {
+			other = append(other, kind)
+		}
+	}
+	if len(other) == 0 {
+		return nil
+	}
+	return fmt.Errorf("process %d has namespaces of its own (%s), as in a container: run cucriu there, or have the container engine make the checkpoint", pid, strings.Join(other, ", "))
+}
+
+// leadsGroup reports whether the job's root process leads a process group: one that was adopted
+// may be in that of somebody else.
+func (s *supervisor) leadsGroup() bool {
+	group, err := unix.Getpgid(s.root.PID)
+	return err == nil && group == s.root.PID
+}
+
+// leaveAdopted lets go of an adopted job that must leave this host, and of which there is no
+// checkpoint: nobody here could start it again.
+func (s *supervisor) leaveAdopted() error {
+	return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.place.Root())
+}

@@ -1,0 +1,259 @@
+package files
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// held is a regular file that processes of the tree have open or mapped.
+type held struct {
+	stat  unix.Stat_t
+	paths []name // by which it is held, without those that lead to another file
+	hides name   // a path that leads to none, or to another file; "" if there is none
+	link  string // the file itself, below /proc
+	pid   int    // of a process that has it; if one can write it, of such a one
+
+	written  bool // somebody can write it
+	inserted bool // somebody can write it elsewhere than at its end, or has mapped it for writing
+	sized    bool // somebody has it otherwise than only to append: criu insists on its size
+	opened   bool // somebody has it open, not only mapped
+}
+
+func (h *held) use(o Options) use {
+	switch {
+	case h.written && (h.inserted || o.Elsewhere), h.isAmong(o.Also):
+		return useContent
+	case h.written:
+		return useAppend
+	case h.opened:
+		return useRead
+	}
+	return useMapped
+}
+
+func (h *held) isAmong(wanted map[string]uint64) bool {
+	return slices.ContainsFunc(h.paths, func(path name) bool {
+		ino, found := wanted[string(path)]
+		return found && ino == h.stat.Ino
+	})
+}
+
+// scan finds the files that the processes of a tree hold.
+type scan struct {
+	files  map[inode]*held
+	except map[name]bool
+	apart  map[inode]bool // the files of Except, and of Shm and PrivateTmp
+	// What was seen already: a tree has the same libraries in each process.
+	mapped   map[inode]bool  // as /proc/PID/maps names them
+	ofKernel map[uint64]bool // by device
+}
+
+// scanTree looks at all processes of a tree. What ends or is closed meanwhile is left out.
+func scanTree(ctx context.Context, root int, except []string, apart map[inode]bool) ([]*held, error) {
+	s := scan{
+		files: make(map[inode]*held), except: make(map[name]bool), apart: apart,
+		mapped: make(map[inode]bool), ofKernel: make(map[uint64]bool),
+	}
+	for _, path := range except {
+		// These paths are the user's own, and may lead through links.
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			path = real
+		}
+		s.except[name(path)] = true
+		if st, err := statPath(path); err == nil {
+			apart[inodeOf(st)] = true
+		}
+	}
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := errors.Join(s.descriptors(pid), s.mappings(pid)); err != nil && !gone(err) {
+			return nil, err
+		}
+	}
+	return slices.SortedFunc(maps.Values(s.files), func(a, b *held) int { return cmp.Compare(a.name(), b.name()) }), nil
+}
+
+func gone(err error) bool {
+	return errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
+}
+
+func (s *scan) descriptors(pid int) error {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return proc.GoneOr(pid, err)
+	}
+	for _, entry := range entries {
+		h, err := s.look(pid, filepath.Join(dir, entry.Name()))
+		var info proc.DescriptorInfo
+		if err == nil && h != nil {
+			info, err = proc.ReadDescriptor(pid, entry.Name())
+		}
+		if gone(err) || err == nil && h == nil {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		appends, access := info.Flags&unix.O_APPEND != 0, info.Flags&unix.O_ACCMODE
+		h.opened = true
+		h.sized = h.sized || access != unix.O_WRONLY || !appends
+		if access != unix.O_RDONLY {
+			h.writes(pid, !appends)
+		}
+	}
+	return nil
+}
+
+func (h *held) writes(pid int, inserts bool) {
+	if !h.written {
+		h.pid = pid
+	}
+	h.written = true
+	h.inserted = h.inserted || inserts
+}
+
+func (s *scan) mappings(pid int) error {
+	mappings, err := proc.Mappings(pid)
+	if err != nil {
+		return err
+	}
+	for _, m := range mappings {
+		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") {
+			continue
+		}
+		key := inode{m.Dev, m.Inode}
+		if !m.Perms.Shared && s.mapped[key] {
+			continue // another part of the same program or library
+		}
+		s.mapped[key] = true
+		link := filepath.Join("/proc", strconv.Itoa(pid), "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr))
+		h, err := s.look(pid, link)
+		if gone(err) || err == nil && h == nil {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		h.sized = true
+		if !m.Perms.Shared {
+			continue
+		}
+		// The link has the rights with which the file was opened for the mapping. A mapping
+		// that is read-only now may have been writable, and may be so again.
+		if info, err := os.Lstat(link); err == nil && info.Mode()&0o200 != 0 {
+			h.writes(pid, true)
+		}
+	}
+	return nil
+}
+
+// look adds a file that a process holds. It returns nil if that does not belong to a
+// checkpoint.
+func (s *scan) look(pid int, link string) (*held, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(link, &st); err != nil {
+		return nil, fmt.Errorf("%s: %w", link, err)
+	}
+	// criu puts a file without any name into its image.
+	if !isRegular(st) || st.Nlink == 0 || s.apart[inodeOf(st)] {
+		return nil, nil
+	}
+	kernel, known := s.ofKernel[uint64(st.Dev)]
+	if !known {
+		var err error
+		if kernel, err = isOfTheKernel(link); err != nil {
+			return nil, err
+		}
+		s.ofKernel[uint64(st.Dev)] = kernel
+	}
+	if kernel {
+		return nil, nil
+	}
+	text, err := os.Readlink(link)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", link, err)
+	}
+	path := name(text)
+	if s.except[path] {
+		return nil, nil
+	}
+	h := s.files[inodeOf(st)]
+	if h == nil {
+		h = &held{stat: st, link: link, pid: pid}
+		s.files[inodeOf(st)] = h
+	}
+	if slices.Contains(h.paths, path) || h.hides == path {
+		return h, nil
+	}
+	// A removed name may exist as "NAME (deleted)": then it was made so for criu.
+	if at, err := statPath(text); err == nil && inodeOf(at) == inodeOf(st) {
+		h.paths = append(h.paths, path)
+		slices.Sort(h.paths)
+		return h, nil
+	}
+	if text, err = os.Readlink(link); err != nil { // the name may have been removed meanwhile
+		return nil, fmt.Errorf("%s: %w", link, err)
+	}
+	h.hides = name(text)
+	return h, nil
+}
+
+// name names the file in messages.
+func (h *held) name() name {
+	if len(h.paths) > 0 {
+		return h.paths[0]
+	}
+	return h.hides
+}
+
+// isRemoved reports whether all names by which the file is held were removed. It has others:
+// criu finds a way to it.
+func (h *held) isRemoved() bool {
+	return len(h.paths) == 0 && strings.HasSuffix(string(h.hides), " (deleted)")
+}
+
+// process names the process that holds the file.
+func (h *held) process() string {
+	status, err := proc.ReadStatus(h.pid)
+	if err != nil {
+		return ""
+	}
+	return status.Name
+}
+
+// isOfTheKernel reports whether a file is not of a disk or of memory, but shows the kernel.
+func isOfTheKernel(link string) (bool, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(link, &fs); err != nil {
+		return false, fmt.Errorf("%s: %w", link, err)
+	}
+	switch int64(fs.Type) {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC,
+		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC,
+		unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC, unix.NSFS_MAGIC, unix.HUGETLBFS_MAGIC,
+		unix.SELINUX_MAGIC, unix.BINFMTFS_MAGIC, mqueueMagic:
+		return true, nil
+	}
+	return false, nil
+}
+
+const mqueueMagic = 0x19800202 // POSIX message queues; x/sys/unix does not have it

@@ -1,0 +1,67 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
+)
+
+// checkHere finds out at the start, and not at the first checkpoint, whether long jobs can run on
+// this machine.
+func (s *supervisor) checkHere(ctx context.Context) error {
+	if err := checkSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
+		return err
+	}
+	if s.PrivateTmp {
+		for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu} {
+			if strings.HasPrefix(filepath.Clean(path)+"/", tmp+"/") {
+				return fmt.Errorf("--private-tmp hides %s: name another place for it", path)
+			}
+		}
+	}
+	if err := s.checkStage(); err != nil {
+		return err
+	}
+	for _, tool := range []string{"unshare", "nsenter"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%w: install util-linux", err)
+		}
+	}
+	status, err := proc.ReadStatus(os.Getpid())
+	if err != nil {
+		return err
+	}
+	if status.Seccomp {
+		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")
+	}
+	if s.user != nil && s.user.credential.Uid != uint32(os.Geteuid()) {
+		capabilities, err := proc.Capabilities()
+		if err != nil {
+			return err
+		}
+		if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
+			return errors.New("criu cannot dump another user's processes without CAP_SYS_RESOURCE, which this program lacks: add it to the container or service (--cap-add SYS_RESOURCE), or leave out --user")
+		}
+	}
+	findings, err := s.hook.Host().CheckMachine(ctx, s.Criu)
+	if err != nil {
+		return err
+	}
+	// A job need not use CUDA.
+	findings = findings.Soften(preflight.FindingDriverMissing, preflight.FindingDriverOld)
+	findings = s.hook.Judge(findings)
+	if _, err := os.Stat("/proc/self/ns/time_for_children"); err != nil {
+		s.say("this kernel has no time namespaces: the job's monotonic clock jumps when it goes on from a checkpoint")
+	}
+	return findings.Err()
+}

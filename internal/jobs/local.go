@@ -1,0 +1,231 @@
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/image"
+	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+)
+
+// State says what a long job does on this host.
+type State string
+
+// The states of long jobs.
+const (
+	StateBegins     State = "begins" // it is being started or resumed
+	StateRunning    State = "running"
+	StateCheckpoint State = "checkpoint" // one is being made
+	StatePaused     State = "paused"
+	StatePreempted  State = "preempted" // it leaves this host, or has left it
+	StateFinished   State = "finished"  // with exit status 0
+	StateEnded      State = "ended"     // with another one
+	StateFailed     State = "failed"    // it could not be started or resumed
+	// StateUnattended is a job that runs although its supervisor has gone.
+	StateUnattended State = "no supervisor"
+	// StateGone is a job that was killed together with its supervisor.
+	StateGone State = "killed"
+)
+
+// Local is what a host knows of a long job that it runs, or ran last. It is in the run directory,
+// so that to read it needs no disk that may hang.
+type Local struct {
+	Name  string `json:"name"`
+	Dir   string `json:"dir"`
+	PID   int    `json:"pid,omitempty"` // of the supervisor; 0 if there is none
+	State State  `json:"state"`
+	// Init is the first process of the job's place.
+	Init *proc.Ident `json:"init,omitempty"`
+	// Checkpoint is the newest one.
+	Checkpoint *Made `json:"checkpoint,omitempty"`
+	// Trial is the last trial restore of one.
+	Trial   *image.Trial `json:"trial,omitempty"`
+	Next    time.Time    `json:"next_checkpoint,omitzero"`
+	Failure *Failure     `json:"last_failure,omitempty"`
+	// Where is what the directory is recognized by: see [whereIs].
+	Where []string `json:"where,omitempty"`
+
+	alive bool // something of the job runs, with or without a supervisor
+}
+
+// Made says which checkpoint was made, and when.
+type Made struct {
+	Name string    `json:"name"`
+	At   time.Time `json:"at"`
+}
+
+// Failure is something that went wrong.
+type Failure struct {
+	At      time.Time `json:"at"`
+	Message string    `json:"message"`
+}
+
+const localName = "job.json"
+
+// localDir is the folder of a job in the run directory.
+func localDir(runDir, dir string) string { return filepath.Join(runDir, journal.JobsName, Key(dir)) }
+
+// Locals returns the long jobs of this host, by name.
+func Locals(runDir string) ([]Local, error) {
+	found, err := entries(filepath.Join(runDir, journal.JobsName), "")
+	if err != nil {
+		return nil, fmt.Errorf("run directory: %w", err)
+	}
+	all := []Local{} // not nil: null is no list in JSON
+	for _, folder := range found {
+		l, err := readLocal(folder)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(l.Dir); errors.Is(err, fs.ErrNotExist) && l.PID == 0 && l.State != StateUnattended {
+			continue // its directory was removed
+		}
+		all = append(all, l)
+	}
+	slices.SortFunc(all, func(a, b Local) int { return strings.Compare(a.Name+"\x00"+a.Dir, b.Name+"\x00"+b.Dir) })
+	return all, nil
+}
+
+// readLocal reads what is known of a job, and looks whether that is still so.
+func readLocal(folder string) (Local, error) {
+	var l Local
+	data, err := os.ReadFile(filepath.Join(folder, localName))
+	if err == nil {
+		err = json.Unmarshal(data, &l)
+	}
+	if err != nil {
+		return l, fmt.Errorf("what the run directory says of a job, %s: %w", filepath.Join(folder, localName), err)
+	}
+	if l.alive, _ = place.IsAlive(folder); !l.alive && l.Init != nil { // earlier versions hold no lock there
+		init, err := proc.Reopen(*l.Init)
+		if l.alive = err == nil; l.alive {
+			err = init.Close()
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) && !errors.Is(err, proc.ErrElsewhere) {
+			return l, err
+		}
+	}
+	conn, err := dial(folder)
+	if err == nil {
+		return l, conn.Close()
+	}
+	l.PID, l.Next = 0, time.Time{}
+	if l.alive {
+		l.State = StateUnattended
+		return l, nil
+	}
+	if slices.Contains([]State{StateBegins, StateRunning, StateCheckpoint, StatePaused}, l.State) {
+		l.State = StateGone
+	}
+	return l, nil
+}
+
+// board is where a supervisor writes what the host knows of its job.
+type board struct {
+	mutex  sync.Mutex
+	folder string
+	now    Local
+}
+
+// note changes what the host knows of the job. A full disk does not stop a job.
+func (b *board) note(change func(*Local)) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	change(&b.now)
+	if b.folder != "" {
+		_ = durable.WriteJSON(filepath.Join(b.folder, localName), b.now)
+	}
+}
+
+func (b *board) is(state State) { b.note(func(l *Local) { l.State = state }) }
+
+// noteEvent notes what an event says of the job.
+func (b *board) noteEvent(e Event) {
+	b.note(func(l *Local) {
+		switch e.Event {
+		case EventCheckpoint:
+			l.Checkpoint = &Made{Name: e.Checkpoint, At: e.At}
+		case EventFailed, EventWaiting:
+			l.Failure = &Failure{At: e.At, Message: e.Message}
+		case EventPreempted:
+			l.State, l.Next = StatePreempted, time.Time{}
+		case EventEnded:
+			l.State, l.Next = StateEnded, time.Time{}
+			if e.Status == 0 {
+				l.State = StateFinished
+			}
+		}
+	})
+}
+
+// openRunDir begins to be found in the folder of the job in the run directory.
+func (s *supervisor) openRunDir(known Local) error {
+	if err := s.listen(); err != nil { // before others can find the job
+		return err
+	}
+	s.board.folder = s.runDir
+	s.board.note(func(l *Local) {
+		*l = Local{Name: s.record.Name, Dir: known.Dir, PID: os.Getpid(), State: StateBegins, Init: known.Init, Where: known.Where}
+		if all, err := s.store.Checkpoints(); err == nil {
+			l.Checkpoint = newestOf(all)
+		}
+	})
+	_, err := os.Stat(filepath.Join(s.runDir, localName))
+	return err
+}
+
+// notePlace notes where the job runs, for the time when there is no supervisor.
+func (s *supervisor) notePlace() {
+	init := s.place.Init()
+	s.board.note(func(l *Local) { l.Init = &init })
+}
+
+// noteRunning notes that the job runs, or is paused, and when the next checkpoint is due; zero is
+// never.
+func (s *supervisor) noteRunning(next time.Time) {
+	s.board.note(func(l *Local) {
+		l.State, l.Next = StateRunning, next
+		if s.paused.Load() {
+			l.State, l.Next = StatePaused, time.Time{}
+		}
+	})
+}
+
+// noteEnd notes that the supervisor ends. Its error matters only if no event has told of it.
+func (s *supervisor) noteEnd(err error) {
+	s.board.note(func(l *Local) {
+		l.PID, l.Next = 0, time.Time{}
+		if err == nil {
+			return
+		}
+		l.Failure = &Failure{At: time.Now().UTC(), Message: err.Error()}
+		if l.State == StateBegins {
+			l.State = StateFailed
+		}
+	})
+}
+
+// newestOf returns the newest checkpoint that can be used; nil if there is none.
+func newestOf(all []store.Checkpoint) *Made {
+	for _, c := range slices.Backward(all) {
+		if c.Err == nil {
+			return &Made{Name: c.Name, At: c.CreatedAt}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+)
+
+// A job that moves to another host has a record in its directory on both hosts. It says where the
+// job goes on, after any crash. Whoever changes it has its lock.
+
+const (
+	moveName     = "move.json"
+	moveLockName = "move.lock"
+)
+
+// MoveState says how far a move is.
+type MoveState string
+
+// The states of a move. Left is final until a person or the destination gives the job back.
+const (
+	MoveNone    MoveState = ""
+	MoveLeaving MoveState = "leaving" // source: undecided, and the job goes on here if its program is gone
+	MoveStays   MoveState = "stays"   // source: the job goes on here, and the destination is yet to be told
+	MoveLeft    MoveState = "left"    // the job belongs to the other host: the commit point
+
+	MoveArriving MoveState = "arriving" // destination: not complete
+	MovePromised MoveState = "promised" // destination: complete, and the source decides
+	MoveArrived  MoveState = "arrived"  // destination: the job belongs here
+)
+
+// Move is the record of a move.
+type Move struct {
+	ID    string    `json:"id"`
+	State MoveState `json:"state"`
+	Peer  string    `json:"peer"` // the other host
+	At    time.Time `json:"at"`
+	// Known says of a job that has left that the other host knows of it.
+	Known bool `json:"known,omitempty"`
+	// Returned says that the job could not be resumed here, and was given back.
+	Returned string `json:"returned,omitempty"`
+
+	// How the source reaches the destination.
+	RSH    []string `json:"rsh,omitempty"`
+	Remote string   `json:"remote,omitempty"`
+	// How the destination starts the job; empty is the command of the source.
+	Start string `json:"start,omitempty"`
+	// Made says that the directory was made for the job.
+	Made bool `json:"made,omitempty"`
+	// Events is how long the log of events was when the job arrived.
+	Events int64 `json:"events,omitempty"`
+	// Before is the record that a destination had from an earlier move.
+	Before *Move `json:"before,omitempty"`
+}
+
+const maxMoveBytes = 64 << 10
+
+// ReadMove reads the record of the last move of a job. Its state is [MoveNone] if there is none.
+func ReadMove(dir string) (m Move, err error) {
+	path := filepath.Join(dir, moveName)
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return m, nil
+	}
+	var data []byte
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular() || info.Size() > maxMoveBytes:
+		err = errors.New("it is no record")
+	default:
+		data, err = os.ReadFile(path)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &m)
+	}
+	if err == nil && (m.State == MoveNone || m.ID == "") {
+		err = errors.New("it names no move")
+	}
+	if err != nil {
+		return m, fmt.Errorf("where the job of %s goes on cannot be told: %s: %w", dir, path, err)
+	}
+	return m, nil
+}
+
+// Write writes the record of a move. It is on disk afterwards.
+func (m Move) Write(dir string) error {
+	m.At = time.Now().UTC()
+	if err := durable.WriteJSON(filepath.Join(dir, moveName), m); err != nil {
+		return fmt.Errorf("record of the move: %w", err)
+	}
+	return nil
+}
+
+// RemoveMove removes the record of a move that is over.
+func RemoveMove(dir string) error {
+	err := os.Remove(filepath.Join(dir, moveName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, durable.Sync(dir))
+}
+
+// MoveLock is the right to change the record of a move.
+type MoveLock struct{ lock *flock.Flock }
+
+// ErrMoving says that another program is at work on the move of a job.
+var ErrMoving = errors.New("another program is at work on the move of this job")
+
+// LockMove takes the lock of the record. It waits for it until ctx ends.
+func LockMove(ctx context.Context, dir string) (*MoveLock, error) {
+	lock := flock.New(filepath.Join(dir, moveLockName), flock.SetFlag(os.O_CREATE|os.O_RDWR))
+	for {
+		locked, err := lock.TryLock()
+		if locked {
+			return &MoveLock{lock}, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock of the move: %w", errors.Join(err, lock.Close()))
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ErrMoving, lock.Close())
+		case <-time.After(moveLook):
+		}
+	}
+}
+
+// TryLockMove takes the lock of the record, or fails with [ErrMoving].
+func TryLockMove(dir string) (*MoveLock, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return LockMove(ctx, dir)
+}
+
+// Free gives the lock back.
+func (l *MoveLock) Free() error { return l.lock.Close() }
+
+// moveLook is how often a file is looked at that another program changes.
+const moveLook = 100 * time.Millisecond
+
+// elsewhere says why a job does not run here.
+func (m Move) elsewhere(dir string) string {
+	switch {
+	case m.State == MoveLeft && m.Returned != "":
+		return fmt.Sprintf("the job of %s was given back to %s on %s, because it could not be resumed here: %s", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime), proc.Printable(m.Returned))
+	case m.State == MoveLeft:
+		text := fmt.Sprintf("the job of %s has moved to %s on %s, and goes on there", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime))
+		if !m.Known {
+			text += "; that host may not know it yet: run cucriu recover here"
+		}
+		return text + fmt.Sprintf("; if it can never run there again, cucriu recover --take %s lets it run here", m.ID)
+	case m.State == MoveArriving:
+		return fmt.Sprintf("the job of %s is on its way here from %s, and not complete: it goes on there", dir, proc.Printable(m.Peer))
+	case m.State == MovePromised:
+		return fmt.Sprintf("the job of %s is complete here, and whether it goes on here is decided by %s: run cucriu recover there; or, if that host cannot be reached, here: cucriu recover --take %s (if it has said that the job left) or --drop %[3]s (if the job goes on there)", dir, proc.Printable(m.Peer), m.ID)
+	}
+	return ""
+}
+
+// ElsewhereError says that a job belongs to another host, or may.
+type ElsewhereError struct {
+	Dir  string
+	Move Move
+}
+
+func (e *ElsewhereError) Error() string { return e.Move.elsewhere(e.Dir) }
+
+// Refused returns true: nothing was touched.
+func (e *ElsewhereError) Refused() bool { return true }

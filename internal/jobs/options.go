@@ -1,0 +1,83 @@
+package jobs
+
+import (
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/pages"
+)
+
+// Options say how a long job is run.
+type Options struct {
+	Dir     string   // holds all that is known of the job; root's alone
+	Name    string   // how people call the job; empty is the last part of Dir
+	Command []string // what to start; empty is what was started before
+	Env     []string // nil is ours
+	// Adopt is the root process of a job that runs already, and is taken under care; 0 is none.
+	Adopt int
+
+	// User is whose the job is, by name or number; empty is root's.
+	User string
+
+	Every time.Duration // between checkpoints; 0 is none on a schedule
+	// Overhead is for which part of its time the job may stand still for checkpoints, once
+	// their cost is known; 0 leaves it at Every.
+	Overhead float64
+	// MaxPause leaves out a checkpoint for which the job would probably stand still for longer;
+	// 0 is no limit.
+	MaxPause time.Duration
+	// Stage is where images are written while the job stands still: a directory, [StageMemory],
+	// [StageDisk] (the job's directory), or empty for memory if it fits, else disk.
+	Stage string
+	Keep  int // how many checkpoints to keep, at least
+	// MaxBytes limits how much the checkpoints take together; 0 is no limit.
+	MaxBytes int64
+	// Compress says how GPU memory is compressed on its way into Dir; the zero Codec is none.
+	Compress pages.Codec
+	// Takeover takes the job away from a host that has not given it back.
+	Takeover bool
+
+	// Preempt are the signals that say that the job must leave this host soon.
+	Preempt []unix.Signal
+	// Grace is how long it may take from such a signal until the job has left, with its
+	// checkpoint; 0 is as long as it takes.
+	Grace time.Duration
+	// RequeueStatus is the exit status after a preemption.
+	RequeueStatus int
+	// MovedStatus is the exit status of the host from which the job has moved to another.
+	MovedStatus int
+	// Flags are the options as the user gave them, for the host to which the job may move.
+	Flags []string
+
+	// Metrics is a file for Prometheus, which is written after each event; empty is none.
+	Metrics string
+
+	// Settings are asked for by name, and NoSettings are left out. See [Settings].
+	Settings, NoSettings []string
+
+	// FilesLimit is how much content of the job's open files may belong to a checkpoint, in
+	// bytes; 0 is [files.DefaultLimit].
+	FilesLimit int64
+	// PrivateTmp gives the job a /tmp of its own, which belongs to its checkpoints.
+	PrivateTmp bool
+	// NotSaved are files of the job that are left as they are.
+	NotSaved []string
+
+	// Probe tries whether checkpoints can be restored, beside the job.
+	Probe bool
+
+	Criu string // the criu to run; empty is the one that is found
+
+	Terminal *os.File  // the job gets a terminal of its own, joined to this one if it is one; nil is none
+	Output   io.Writer // gets what the job writes
+	Messages io.Writer // gets what the supervisor says
+}
+
+// Where images are written while the job stands still.
+const (
+	StageMemory = "memory"
+	StageDisk   = "disk"
+)

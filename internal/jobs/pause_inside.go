@@ -1,0 +1,187 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/durable"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+)
+
+const pausedName = "paused.json" // in the run directory of a place
+
+// pausedRecord says which processes of the job a pause has stopped, beside those that use CUDA.
+// It is there before the job is touched, and goes when the job runs again.
+type pausedRecord struct {
+	Stopped []proc.Ident `json:"stopped"`
+}
+
+func readPaused(runDir string) (r pausedRecord, err error) {
+	data, err := os.ReadFile(filepath.Join(runDir, pausedName))
+	if errors.Is(err, os.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	return r, err
+}
+
+func (r pausedRecord) write(runDir string) error {
+	return durable.WriteJSON(filepath.Join(runDir, pausedName), r)
+}
+
+// pauseInside lets all processes of the job stand still, and frees their GPUs. It makes a pause
+// whole that was cut off.
+func pauseInside(ctx context.Context, hook *hooks.Hook, root int) error {
+	runDir := hook.Config.RunDir
+	r, err := readPaused(runDir)
+	if err != nil {
+		return err
+	}
+	if err := r.write(runDir); err != nil {
+		return err
+	}
+	err = suspendTree(ctx, hook, root)
+	if err == nil {
+		err = r.stopTree(ctx, runDir, root)
+	}
+	if err != nil {
+		return errors.Join(err, unpauseInside(context.WithoutCancel(ctx), hook))
+	}
+	return nil
+}
+
+// suspendTree suspends the processes of the job that use CUDA and are not suspended.
+func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
+	tree, err := proc.Tree(root)
+	if err != nil {
+		return err
+	}
+	processes, err := hook.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	done, err := suspended(hook)
+	if err != nil {
+		return err
+	}
+	var pids []int
+	for _, p := range processes {
+		if slices.Contains(tree, p.PID) && !slices.Contains(done, p.PID) {
+			pids = append(pids, p.PID)
+		}
+	}
+	if len(pids) == 0 {
+		return nil
+	}
+	_, err = hook.Suspend(ctx, pids)
+	return err
+}
+
+// suspended returns the processes of the place that are suspended.
+func suspended(hook *hooks.Hook) ([]int, error) {
+	sessions, err := hooks.Sessions(hook.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, s := range sessions {
+		if s.Kind == journal.KindSuspend && s.Outcome == "" {
+			pids = append(pids, s.PIDs()...)
+		}
+	}
+	return pids, nil
+}
+
+// stopTree stops what of the job runs still, until all of it stands still. Somebody else may have
+// stopped processes before: those are not noted, and stay so.
+func (r *pausedRecord) stopTree(ctx context.Context, runDir string, root int) error {
+	for {
+		running, err := runningIn(root)
+		if err != nil || len(running) == 0 {
+			return err
+		}
+		for _, p := range running {
+			if !slices.Contains(r.Stopped, p.Ident) {
+				r.Stopped = append(r.Stopped, p.Ident)
+			}
+		}
+		err = r.write(runDir)
+		if err == nil {
+			err = proc.Stop(ctx, running...)
+		}
+		for _, p := range running {
+			p.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// runningIn opens the processes of a tree that are not stopped.
+func runningIn(root int) (running []*proc.Process, err error) {
+	tree, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range tree {
+		if stopped, err := proc.Stopped(pid); err == nil && stopped {
+			continue
+		}
+		p, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		running = append(running, p)
+	}
+	return running, nil
+}
+
+// unpauseInside lets the job go on after a pause.
+func unpauseInside(ctx context.Context, hook *hooks.Hook) error {
+	runDir := hook.Config.RunDir
+	pids, err := suspended(hook)
+	if err != nil {
+		return err
+	}
+	if len(pids) > 0 {
+		if _, err := hook.Resume(ctx, pids, false); err != nil {
+			return err
+		}
+	}
+	r, err := readPaused(runDir)
+	if err != nil {
+		return err
+	}
+	for _, id := range r.Stopped {
+		p, err := proc.Reopen(id)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err == nil {
+			err = errors.Join(p.Signal(unix.SIGCONT), p.Close())
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return fmt.Errorf("continue %v: %w", id, err)
+		}
+	}
+	err = os.Remove(filepath.Join(runDir, pausedName))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, durable.Sync(runDir))
+}

@@ -1,0 +1,189 @@
+package place
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+	"cucriu/internal/self"
+)
+
+// An adopted job was started by somebody else, and runs in no place of ours until it goes on from a
+// checkpoint. A keeper stands beside it as init does in a place: it stays if the supervisor goes,
+// records how the job has ended, and ends the job when another host takes it over.
+
+// CommandKeep is the hidden command of a keeper.
+const CommandKeep = "place-keep"
+
+const keeperName = "keeper.json" // who the keeper is; written by it
+
+// Adopt takes a job under care that runs outside of any place. Its records are in dir, an empty
+// folder; runDir is for the hook. spec has the fence and the job's folder in the run directory.
+func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) (*Place, error) {
+	boot, err := proc.BootID()
+	if err != nil {
+		return nil, err
+	}
+	p := &Place{dir: dir, record: record{BootID: boot, Init: root, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
+	if p.root, err = proc.Reopen(root); err != nil {
+		return nil, err
+	}
+	// The record comes first: a job with one and no keeper is given a new keeper.
+	spec.Adopted = &root
+	err = durable.WriteJSON(filepath.Join(dir, specName), spec)
+	if err == nil {
+		err = p.save()
+	}
+	if err == nil {
+		err = p.Keep(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// IsAdopted reports whether the job was adopted, and runs in no place.
+func (p *Place) IsAdopted() bool { return p.record.Adopted != nil }
+
+// attachAdopted finds an adopted job, and its keeper if that is there.
+func (p *Place) attachAdopted() (_ *Place, err error) {
+	if p.record.Adopted.Elsewhere() {
+		// Its keeper may be gone although the job is not.
+		if exit, err := readExit(p.dir); err != nil || exit == nil {
+			return nil, errors.Join(ErrElsewhere, err)
+		}
+		return nil, ErrGone
+	}
+	if p.root, err = proc.Reopen(*p.record.Adopted); err != nil && !errors.Is(err, proc.ErrGone) {
+		return nil, err
+	}
+	if err := p.openKeeper(); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	if p.root == nil && p.init == nil {
+		return nil, ErrGone
+	}
+	return p, nil
+}
+
+// openKeeper opens the keeper of the job. It is no error if there is none.
+func (p *Place) openKeeper() error {
+	var id proc.Ident
+	err := readJSON(filepath.Join(p.dir, keeperName), &id)
+	if err == nil {
+		p.init, err = proc.Reopen(id)
+	}
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, proc.ErrGone) {
+		p.init = nil
+		return nil
+	}
+	return err
+}
+
+// keeperPatience is how long a keeper may take to begin.
+const keeperPatience = 10 * time.Second
+
+// Keep sees to it that an adopted job has a keeper.
+func (p *Place) Keep(ctx context.Context) error {
+	if !p.IsAdopted() || p.init != nil {
+		return nil
+	}
+	said, err := os.Create(filepath.Join(p.dir, "stderr"))
+	if err != nil {
+		return err
+	}
+	defer said.Close()
+	cmd := self.Command(CommandKeep, p.dir)
+	cmd.Dir, cmd.Stderr = "/", said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("keeper of the job: %w", err)
+	}
+	go func() { _ = cmd.Wait() }() // it lives as long as the job
+	for begin := time.Now(); time.Since(begin) < keeperPatience && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		if err := p.openKeeper(); err != nil || p.init != nil {
+			return err
+		}
+	}
+	text, _ := os.ReadFile(said.Name())
+	return errors.Join(context.Cause(ctx), fmt.Errorf("keeper of the job: it does not begin: %s", text))
+}
+
+func (p *Place) adoptedAlive() bool {
+	return p.root != nil && p.root.Alive() || p.init != nil && p.init.Alive()
+}
+
+// killAdopted ends an adopted job and its keeper.
+func (p *Place) killAdopted() error {
+	if p.root != nil {
+		if err := killTree(p.root); err != nil {
+			return err
+		}
+	}
+	if p.init == nil {
+		return nil
+	}
+	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	return waitKilled(p.init)
+}
+
+func waitKilled(process *proc.Process) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return process.WaitExit(ctx)
+}
+
+// killTree kills a process and all its descendants, and returns when it has ended. They are
+// stopped first, so that none is born meanwhile.
+func killTree(root *proc.Process) error {
+	var found []*proc.Process
+	defer func() {
+		for _, p := range found {
+			p.Close()
+		}
+	}()
+	for more := true; more && root.Alive(); {
+		pids, err := proc.Tree(root.PID)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+		more = false
+		for _, pid := range pids {
+			if slices.ContainsFunc(found, func(p *proc.Process) bool { return p.PID == pid }) {
+				continue
+			}
+			p, err := proc.Open(pid)
+			if errors.Is(err, proc.ErrGone) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			found, more = append(found, p), true
+			_ = p.Signal(unix.SIGSTOP) // it may have ended
+		}
+	}
+	for _, p := range found {
+		if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	for _, p := range found {
+		if err := waitKilled(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+package place
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs/job"
+)
+
+// ready is what init says when the place is ready, or cannot be made.
+type ready struct {
+	Root   int    `json:"root,omitempty"`
+	Error  string `json:"error,omitempty"`
+	Status int    `json:"status,omitempty"` // the exit status for the error
+}
+
+// Init is the first process of a place. It starts the job, if it is to, and reaps whatever ends
+// in the place until it is killed. It returns only if it cannot begin.
+func Init(dir string) error {
+	// Caught, and not ignored: the job would ignore them as well.
+	signal.Reset()
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	answer, recorded := os.NewFile(readyFD, "ready"), os.NewFile(goFD, "go")
+	alive, err := holdAlive(dir)
+	if err != nil {
+		return err
+	}
+	defer alive.Close()
+	var spec Spec
+	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+		return err
+	}
+	var begun begun
+	known, err := holdAlive(spec.HostDir)
+	if err == nil {
+		defer known.Close()
+		begun, err = begin(dir, spec)
+	}
+	r := ready{Root: begun.root}
+	if err != nil {
+		r.Error = err.Error()
+		if failed := new(job.NotStartedError); errors.As(err, &failed) {
+			r.Error, r.Status = failed.Err.Error(), failed.Status
+		}
+	}
+	if sayErr := errors.Join(json.NewEncoder(answer).Encode(r), answer.Close()); err == nil {
+		err = sayErr
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
+		return fmt.Errorf("whoever made the place has gone: %w", err)
+	}
+	go func() {
+		begun.fence.watch()
+		os.Exit(1) // and the place ends
+	}()
+	begun.streams.serve()
+	return begun.reap(dir)
+}
+
+// begun is what init has to look after.
+type begun struct {
+	fence   Fence
+	root    int // pid of the job's root process
+	streams streams
+}
+
+// begin makes what is inside a place, and starts the job there if that is to be started.
+func begin(dir string, spec Spec) (b begun, err error) {
+	if os.Getpid() != 1 {
+		return b, errors.New("this is a command for the first process of a job's place")
+	}
+	if err := furnish(dir, spec); err != nil {
+		return b, err
+	}
+	b = begun{fence: spec.Fence, root: spec.Root}
+	if b.streams, err = openStreams(dir, spec); err != nil || spec.Start == nil {
+		return b, err
+	}
+	b.root, err = spec.Start.start(b.streams)
+	return b, err
+}
+
+// furnish mounts and hides what a place has and has not.
+func furnish(dir string, spec Spec) error {
+	if err := detach(); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+		return fmt.Errorf("mount /dev/shm: %w", err)
+	}
+	if spec.PrivateTmp {
+		if err := unix.Mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+			return fmt.Errorf("mount /tmp: %w", err)
+		}
+	}
+	if spec.Memory != "" {
+		if err := mountMemory(spec.Memory); err != nil {
+			return err
+		}
+	}
+	hidden := make(map[string][]string)
+	for _, path := range spec.Hide {
+		hidden[filepath.Dir(path)] = append(hidden[filepath.Dir(path)], filepath.Base(path))
+	}
+	for parent, names := range hidden {
+		if err := Hide(parent, names); err != nil {
+			return fmt.Errorf("hide what is not the job's: %w", err)
+		}
+	}
+	if len(hidden) > 0 {
+		if err := KeepHidden(spec.Params, filepath.Join(dir, "params")); err != nil {
+			return fmt.Errorf("hide what is not the job's: %w", err)
+		}
+	}
+	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(spec.FirstPID-1)), 0); err != nil {
+		return fmt.Errorf("set the first pid: %w", err)
+	}
+	return nil
+}
+
+// mountMemory mounts a file system that is as large as this host's memory. Whoever writes there sees
+// to it that there is room.
+func mountMemory(dir string) (err error) {
+	for _, huge := range []string{",huge=always", ""} { // not every kernel has it
+		err = unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=100%"+huge)
+		if err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("mount %s: %w", dir, err)
+}
+
+// detach gives up what belongs to whoever makes the place: its terminal and its open files. criu
+// could not dump a job that had them.
+func detach() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	for fd := range 3 {
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return fmt.Errorf("standard streams: %w", err)
+		}
+	}
+	if err := unix.CloseRange(readyFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	return nil
+}
+
+func (s *Start) start(streams streams) (pid int, err error) {
+	command := job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User}
+	release, err := streams.give(&command, s)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	started, err := job.Start(command)
+	if err != nil {
+		return 0, err
+	}
+	return started.PID, nil
+}
+
+// reap reaps until this process is killed, and records the end of the root process.
+func (b begun) reap(dir string) error {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOHANG, nil)
+		switch {
+		case err == nil && pid > 0:
+			if pid == b.root && (status.Exited() || status.Signaled()) {
+				go b.tellExit(dir, status)
+			}
+		case errors.Is(err, unix.EINTR):
+		default: // none has ended, or there is none
+			<-ended
+		}
+	}
+}
+
+// tellExit records the end of the root process. A full disk must not end the place, or the job's
+// children with it: there may be room later.
+func (b begun) tellExit(dir string, status unix.WaitStatus) {
+	b.streams.drain()
+	exit := Exit{Status: status, At: time.Now().UTC()}
+	for writeExit(dir, exit) != nil {
+		time.Sleep(time.Second)
+	}
+}

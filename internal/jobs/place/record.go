@@ -1,0 +1,65 @@
+package place
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+)
+
+// record is what is known of a place by whoever attaches to it.
+type record struct {
+	BootID string     `json:"boot_id"`
+	Init   proc.Ident `json:"init"`
+	Root   int        `json:"root"`    // pid inside
+	RunDir string     `json:"run_dir"` // of the hook inside
+	// Running says that the job has run in the place: it was started there, or its restore is
+	// over. What has ended before was no job.
+	Running bool `json:"running"`
+	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
+	Leaving bool `json:"leaving,omitempty"`
+	// Adopted is the root process of a job that was not started in a place: see [Adopt].
+	Adopted *proc.Ident `json:"adopted,omitempty"`
+}
+
+// Exit tells how the job's root process has ended; nil if it has not.
+func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
+
+// LastExit tells how the root process in a place that may be gone has ended; nil if that is not
+// known, or if it was to leave.
+func LastExit(dir string) (*Exit, error) {
+	var r record
+	err := readJSON(filepath.Join(dir, placeName), &r)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if r.Leaving {
+		return nil, nil
+	}
+	return readExit(dir)
+}
+
+// HasRun reports whether the job has run in the place.
+func (p *Place) HasRun() bool { return p.record.Running }
+
+// SetRunning records that the job runs.
+func (p *Place) SetRunning() error {
+	if p.record.Running {
+		return nil
+	}
+	p.record.Running = true
+	return p.save()
+}
+
+// IsLeaving reports whether a dump was to end the job.
+func (p *Place) IsLeaving() bool { return p.record.Leaving }
+
+// SetLeaving records that a dump is to end the job.
+func (p *Place) SetLeaving() error {
+	p.record.Leaving = true
+	return p.save()
+}
+
+func (p *Place) save() error { return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record) }

@@ -1,0 +1,117 @@
+package jobs
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"cucriu/internal/failpoint"
+	"cucriu/internal/proc"
+)
+
+const (
+	// leastSlow is how long something must have taken before people are told.
+	leastSlow = time.Minute
+	// slowFactor is how many times longer than expected it must have taken, too.
+	slowFactor = 3
+)
+
+// tellIfSlow tells people, less and less often, that something has not ended, until over is called.
+// expected is how long it takes, 0 if that is not known. waits says what it waits for.
+func (s *supervisor) tellIfSlow(what string, expected time.Duration, waits func() string) (over func()) {
+	return s.tellEvery(max(failpoint.Patience(leastSlow), slowFactor*expected), what, waits)
+}
+
+func (s *supervisor) tellEvery(wait time.Duration, what string, waits func() string) (over func()) {
+	done := make(chan struct{})
+	go func() {
+		for begun := time.Now(); ; wait *= 2 {
+			select {
+			case <-done:
+				return
+			case <-time.After(wait):
+			}
+			s.tellWaiting(fmt.Sprintf("%s: %s has not ended after %v: %s", s.record.Name, what, time.Since(begun).Round(time.Second), waits()))
+		}
+	}()
+	return sync.OnceFunc(func() { close(done) })
+}
+
+// tellWaiting tells that something does not end. The disk with the log may be what hangs, so all
+// else comes first.
+func (s *supervisor) tellWaiting(message string) {
+	e := Event{At: time.Now().UTC(), Event: EventWaiting, Message: message}
+	s.say(message)
+	go func() {
+		s.board.noteEvent(e)
+		if data, err := json.Marshal(e); err == nil {
+			s.log(append(data, '\n'))
+		}
+	}()
+}
+
+// inPlace says what a program in the place waits for, given the pid of what has brought it there.
+func (s *supervisor) inPlace(pid int, job *proc.Process) string {
+	ours, err := proc.Tree(pid)
+	if err != nil {
+		return "its programs are ending"
+	}
+	all := ours
+	if job != nil {
+		if tree, err := proc.Tree(job.PID); err == nil {
+			all = append(all, tree...)
+		}
+	}
+	if stuck := waiting(all, true); stuck != "" {
+		return stuck + ", which no signal ends; a disk or file system may hang"
+	}
+	if idle := waiting(ours[len(ours)-1:], false); idle != "" {
+		return idle
+	}
+	return "its programs are at work"
+}
+
+// inUs says what this program waits for.
+func inUs() string {
+	if stuck := waiting([]int{os.Getpid()}, true); stuck != "" {
+		return stuck + ", which no signal ends; a disk or file system may hang"
+	}
+	return "it is at work, or waits for its turn"
+}
+
+// mostWaiting is how many threads are named.
+const mostWaiting = 3
+
+// waiting names threads that wait in the kernel, and in which function: those that no signal
+// wakes, or all.
+func waiting(pids []int, uninterruptible bool) string {
+	var named []string
+	for _, pid := range pids {
+		tids, err := proc.Threads(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		for _, tid := range tids {
+			stat, err := proc.ThreadStat(pid, tid)
+			if err != nil || stat.State == "R" || uninterruptible && stat.State != "D" {
+				continue
+			}
+			if len(named) == mostWaiting {
+				return strings.Join(named, ", ") + ", and more"
+			}
+			where, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(tid) + "/wchan")
+			if len(where) <= 1 { // the kernel does not say
+				where = []byte("the kernel")
+			}
+			named = append(named, fmt.Sprintf("%s (process %d) waits in %s", proc.Printable(stat.Comm), pid, where))
+			if !uninterruptible {
+				break
+			}
+		}
+	}
+	return strings.Join(named, ", ")
+}

@@ -1,0 +1,88 @@
+package jobs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/units"
+)
+
+// leastStage is how much room a directory for images must have, in bytes.
+const leastStage = 64 << 20
+
+// checkStage finds out at the start, and not at the first checkpoint, whether images can be
+// written to the directory that was asked for.
+func (s *supervisor) checkStage() error {
+	if s.Stage == "" || s.Stage == StageMemory || s.Stage == StageDisk {
+		return nil
+	}
+	info, err := os.Stat(s.Stage)
+	if err == nil && !info.IsDir() {
+		err = &os.PathError{Op: "stat", Path: s.Stage, Err: unix.ENOTDIR}
+	}
+	if err == nil {
+		err = store.CheckDir("the directory", s.Stage)
+	}
+	var disk unix.Statfs_t
+	if err == nil {
+		err = os.NewSyscallError("access", unix.Access(s.Stage, unix.W_OK))
+	}
+	if err == nil {
+		err = os.NewSyscallError("statfs", unix.Statfs(s.Stage, &disk))
+	}
+	if err != nil {
+		return fmt.Errorf("--stage %s: %w", s.Stage, err)
+	}
+	room := int64(disk.Bavail) * disk.Bsize
+	if room < leastStage {
+		return fmt.Errorf("--stage %s: %s are free there, and an image needs more", s.Stage, units.Size(room))
+	}
+	if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 && all[len(all)-1].Bytes > room {
+		s.say(fmt.Sprintf("--stage %s: %s are free there, and the newest checkpoint has %s: images go straight to %s until there is more", s.Stage, units.Size(room), units.Size(all[len(all)-1].Bytes), s.Dir))
+	}
+	return nil
+}
+
+// stages returns the directories below which a dump is tried to be staged, the fastest first. The
+// last image of a job that is ended goes to the disk at once: in memory it would be the only copy.
+//
+// A dump is refused, before the job is touched, if its image does not fit where it is to go.
+func (s *supervisor) stages(end bool) []string {
+	const disk = "" // of the store
+	switch {
+	case end || s.Stage == StageDisk:
+		return []string{disk}
+	case s.Stage != "" && s.Stage != StageMemory:
+		return []string{s.Stage, disk}
+	case !s.hasMemoryStage():
+		return []string{disk}
+	}
+	return []string{s.place.InsidePath(s.memoryStage()), disk}
+}
+
+// memoryStage is the staging directory in memory, as the place sees it. It is mounted there only:
+// it goes with the place, and with whoever still has it open.
+func (s *supervisor) memoryStage() string { return filepath.Join(s.runDir, "stage") }
+
+// hasMemoryStage reports whether the place has one: it may have been made without.
+func (s *supervisor) hasMemoryStage() bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(s.place.InsidePath(s.memoryStage()), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC &&
+		s.place.HasOwnMount(s.memoryStage())
+}
+
+// insidePath is the path by which the place knows a staging directory.
+func (s *supervisor) insidePath(stage string) string {
+	if inside, is := strings.CutPrefix(stage, s.place.InsidePath(s.memoryStage())); is {
+		return s.memoryStage() + inside
+	}
+	return stage
+}
+
+// wantsMemoryStage reports whether a new place is to have a staging directory in memory.
+func (s *supervisor) wantsMemoryStage() bool { return s.Stage == "" || s.Stage == StageMemory }

@@ -1,0 +1,176 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// OwnedError says that a host owns the store that has not given it back, and which cannot be
+// asked from here.
+type OwnedError struct {
+	Owner Owner // zero if the record cannot be read
+	Err   error // why the record cannot be read
+}
+
+// Error returns the meaning and the remedy.
+func (e *OwnedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+
+func (e *OwnedError) Unwrap() error { return e.Err }
+
+// Meaning says who the owner is.
+func (e *OwnedError) Meaning() string {
+	if e.Err != nil {
+		return fmt.Sprintf("who owns it cannot be told: %v", e.Err)
+	}
+	return fmt.Sprintf("it belongs to %v, which has not given it back", e.Owner)
+}
+
+// Remedy says how to get the store all the same.
+func (e *OwnedError) Remedy() string {
+	return "make sure that the job runs there no more, and take the directory with --takeover"
+}
+
+// acquire makes this process the owner of the store.
+func (s *Store) acquire(takeover bool) error {
+	self, err := thisOwner()
+	if err != nil {
+		return err
+	}
+	lock, err := s.takeLock(self, takeover)
+	if err != nil {
+		return err
+	}
+	last, err := readOwner(s.dir)
+	switch {
+	case err != nil && !takeover:
+		return errors.Join(&OwnedError{Err: err}, lock.Close())
+	case err == nil && !last.Released && !last.onHostOf(self) && !takeover:
+		return errors.Join(&OwnedError{Owner: last}, lock.Close())
+	case err != nil:
+		s.log.Warn("The job directory is taken over, although its last owner is not known", "dir", s.dir, "error", err)
+		last.Generation = uint64(time.Now().UnixNano()) // above any that was counted up
+	case !last.Released && !last.onHostOf(self):
+		s.log.Warn("The job directory is taken over", "dir", s.dir, "from", last.String())
+	}
+	s.before = last
+	self.Generation = last.Generation + 1
+	if err := self.write(s.dir); err != nil {
+		return errors.Join(err, lock.Close())
+	}
+	s.owner, s.lock = self, lock
+	return nil
+}
+
+// lockPatience is how long a lock is waited for whose owner has ended. A child that the owner
+// was just starting may have it a moment longer.
+const lockPatience, lockPause = 5 * time.Second, 20 * time.Millisecond
+
+// takeLock takes the lock of the store. A lock that another host holds is broken if takeover
+// says so: the file is replaced by one that we hold.
+func (s *Store) takeLock(self Owner, takeover bool) (*flock.Flock, error) {
+	lock := newLock(s.path(lockName))
+	for begin := time.Now(); ; time.Sleep(lockPause) {
+		locked, err := lock.TryLock()
+		if err != nil {
+			return nil, fmt.Errorf("lock it: %w", err)
+		}
+		if locked {
+			if isCurrent(lock) {
+				return lock, nil
+			}
+			if err := lock.Close(); err != nil { // the file was replaced meanwhile
+				return nil, err
+			}
+			continue
+		}
+		owner, err := readOwner(s.dir)
+		switch {
+		case err == nil && !owner.Released && !owner.onHostOf(self) && takeover:
+			return s.breakLock()
+		case err == nil && !owner.Released && !owner.onHostOf(self):
+			return nil, &OwnedError{Owner: owner}
+		case err != nil || owner.Released:
+			err = fmt.Errorf("%w: another process has it open", ErrBusy)
+		default:
+			err = fmt.Errorf("%w by %v", ErrBusy, owner)
+		}
+		if time.Since(begin) > lockPatience || owner.lives() {
+			return nil, err
+		}
+	}
+}
+
+func newLock(path string) *flock.Flock {
+	// Over NFS, an exclusive lock needs a file that is open for writing.
+	return flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW))
+}
+
+// isCurrent reports whether the locked file is still the one with the name.
+func isCurrent(lock *flock.Flock) bool {
+	held, err := lock.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Lstat(lock.Path())
+	return err == nil && os.SameFile(held, named)
+}
+
+// lives reports whether the owner, which is of this host, runs. It is true if that cannot be
+// told.
+func (o Owner) lives() bool {
+	process, err := proc.Reopen(o.Ident)
+	if err != nil {
+		return !errors.Is(err, proc.ErrGone)
+	}
+	process.Close()
+	return true
+}
+
+// breakLock puts a lock file that we hold in the place of one that another host holds.
+func (s *Store) breakLock() (*flock.Flock, error) {
+	path := s.path(lockName)
+	if err := os.Remove(path); err != nil {
+		return nil, fmt.Errorf("break the lock: %w", err)
+	}
+	lock := newLock(path)
+	locked, err := lock.TryLock()
+	if err == nil && !(locked && isCurrent(lock)) {
+		err = fmt.Errorf("%w: somebody else takes it over just now", ErrBusy)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("break the lock: %w", err), lock.Close())
+	}
+	return lock, nil
+}
+
+// release says that the store has no owner any more, and gives the lock back.
+func (s *Store) release() error {
+	err := s.Fenced()
+	if err == nil {
+		s.owner.Released = true
+		err = s.owner.write(s.dir)
+	} else if errors.Is(err, ErrFenced) {
+		err = nil // the store is somebody else's to give back
+	}
+	return errors.Join(err, s.lock.Close())
+}
+
+// Abandon closes the store without giving it back: what belongs to its owner goes on on this host.
+// On this host it can be opened again at once; another host needs [OpenOptions.Takeover].
+func (s *Store) Abandon() error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.lock == nil {
+		return nil
+	}
+	err := s.lock.Close()
+	s.lock = nil
+	return err
+}

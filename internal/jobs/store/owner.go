@@ -1,0 +1,143 @@
+package store
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+)
+
+// Owner says who owns a store.
+type Owner struct {
+	Host    string `json:"host"`
+	Machine string `json:"machine,omitempty"` // an id of the hardware or of the installation
+	BootID  string `json:"boot_id"`
+	proc.Ident
+	Generation uint64    `json:"generation"` // of the store: each owner's is higher than the last one's
+	Token      string    `json:"token"`      // tells two owners that took the same generation
+	Since      time.Time `json:"since"`
+	Released   bool      `json:"released"` // it has given the store back
+}
+
+const maxOwnerBytes = 64 << 10
+
+// thisOwner returns what this process would write as the owner.
+func thisOwner() (Owner, error) {
+	o := Owner{Machine: machine(), Token: rand.Text(), Since: time.Now().UTC().Truncate(time.Second)}
+	var err error
+	if o.Host, err = os.Hostname(); err != nil {
+		return o, err
+	}
+	if o.BootID, err = proc.BootID(); err != nil {
+		return o, err
+	}
+	self, err := proc.Open(os.Getpid())
+	if err != nil {
+		return o, err
+	}
+	o.Ident = self.Ident
+	return o, self.Close()
+}
+
+// machine returns an id that stays the same when this host boots again, or "" if there is
+// none. Containers see that of the hardware, too. Copied installations may share machine-id,
+// which is why the host name is compared as well.
+func machine() string {
+	for _, path := range []string{"/sys/class/dmi/id/product_uuid", "/etc/machine-id"} {
+		data, err := os.ReadFile(path)
+		if id := strings.ToLower(strings.TrimSpace(string(data))); err == nil && id != "" && len(id) <= 64 {
+			return proc.Printable(id)
+		}
+	}
+	return ""
+}
+
+// onHostOf reports whether two owners are of the same host. The lock of the store then tells
+// whether the other one lives.
+func (o Owner) onHostOf(other Owner) bool {
+	return o.BootID == other.BootID || o.Host == other.Host && o.Machine == other.Machine && o.Machine != ""
+}
+
+// String names the owner as a person would.
+func (o Owner) String() string {
+	return fmt.Sprintf("%s on host %s, since %s", o.Ident, proc.Printable(o.Host), o.Since.Format(time.RFC3339))
+}
+
+// readOwner reads the owner of a store. A store that nobody has owned has the zero one.
+func readOwner(dir string) (Owner, error) {
+	data, err := readRegular(filepath.Join(dir, ownerName), maxOwnerBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Owner{Released: true}, nil
+	}
+	var o Owner
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err == nil && (o.Generation == 0 || o.Token == "" || o.BootID == "") {
+		err = errors.New("it names no owner")
+	}
+	if err != nil {
+		return Owner{}, fmt.Errorf("%s: %w", ownerName, err)
+	}
+	return o, nil
+}
+
+// write replaces the record of the owner. On a full disk it writes over the old record, which
+// has its room: a job that is to come back needs the store.
+func (o Owner) write(dir string) error {
+	path := filepath.Join(dir, ownerName)
+	err := durable.WriteJSON(path, o)
+	if data, jsonErr := json.Marshal(o); jsonErr == nil {
+		return durable.OnFullDisk(err, path, data)
+	}
+	return err
+}
+
+// Owner returns the record of who owns the store now, or owned it last. It is the zero Owner
+// if nobody has.
+func (s *Store) Owner() (Owner, error) { return readOwner(s.dir) }
+
+// Previous returns who owned the store before this one. It is the zero Owner if nobody did, or if
+// that is not known.
+func (s *Store) Previous() Owner { return s.before }
+
+// IsOfThisBoot reports whether the owner is, or was, a process of this host since it was booted.
+func (o Owner) IsOfThisBoot() bool {
+	boot, err := proc.BootID()
+	return err == nil && o.BootID == boot
+}
+
+// Fenced fails with [ErrFenced] if somebody else has become the owner.
+func (s *Store) Fenced() error {
+	if s.lock == nil {
+		return nil
+	}
+	now, err := readOwner(s.dir)
+	switch {
+	case err != nil:
+		return fmt.Errorf("job directory %s: who owns it cannot be told: %w", s.dir, err)
+	case now.Generation == 0:
+		return fmt.Errorf("job directory %s: %s was removed", s.dir, ownerName)
+	case now.Generation < s.owner.Generation && (now.Released || now.onHostOf(s.owner)):
+		return fmt.Errorf("job directory %s: an earlier copy is in its place (%s is of generation %d, and not %d): bring it back", s.dir, ownerName, now.Generation, s.owner.Generation)
+	case now.Generation != s.owner.Generation || now.Token != s.owner.Token:
+		return fmt.Errorf("job directory %s: %w: it was taken over by %v", s.dir, ErrFenced, now)
+	}
+	return nil
+}
+
+// mayChange fails if this store must not change anything.
+func (s *Store) mayChange() error {
+	if s.lock == nil || s.closed.Load() {
+		return fmt.Errorf("job directory %s: %w", s.dir, ErrReadOnly)
+	}
+	return s.Fenced()
+}

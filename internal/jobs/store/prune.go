@@ -1,0 +1,168 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/pages"
+)
+
+// Policy says which checkpoints are kept.
+type Policy struct {
+	Keep     int   // so many that can be used and are not pinned; 0 is all
+	MaxBytes int64 // on disk, of all together; 0 is no limit
+	// DryRun removes nothing: it only says what would be removed, and works in a view as well.
+	DryRun bool
+}
+
+// Prune removes the oldest checkpoints, as far as the policy demands. It removes only what is
+// older than a checkpoint that has been verified, and none that is pinned. It returns what it
+// has removed.
+func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil && !policy.DryRun {
+		return nil, err
+	}
+	all, err := s.Checkpoints()
+	if err != nil {
+		return nil, err
+	}
+	var removed []Checkpoint
+	for i, candidate := range all {
+		rest := all[i:]
+		if !hasVerified(rest[1:]) {
+			break
+		}
+		if candidate.Pinned {
+			continue
+		}
+		tooMany := policy.Keep > 0 && countUsable(rest[1:]) >= policy.Keep
+		if !tooMany && policy.MaxBytes > 0 {
+			if tooMany, err = s.exceeds(policy.MaxBytes, removed); err != nil {
+				return removed, err
+			}
+		}
+		if !tooMany {
+			continue
+		}
+		if !policy.DryRun {
+			if err := s.remove(ctx, candidate.Name); errors.Is(err, errPinned) {
+				continue
+			} else if err != nil {
+				return removed, err
+			}
+		}
+		removed = append(removed, candidate)
+	}
+	return removed, nil
+}
+
+func hasVerified(all []Checkpoint) bool {
+	for _, c := range all {
+		if c.Err == nil && c.Verified && c.GivenUp == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// countUsable counts the checkpoints that count for [Policy.Keep].
+func countUsable(all []Checkpoint) int {
+	n := 0
+	for _, c := range all {
+		if c.Err == nil && !c.Pinned && c.GivenUp == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// exceeds reports whether the checkpoints, without those that are removed, take more room on the
+// disk. A file with several names counts once.
+func (s *Store) exceeds(limit int64, removed []Checkpoint) (bool, error) {
+	bytes, err := s.diskBytes(removed)
+	return bytes > limit, err
+}
+
+// DiskBytes returns how much room all checkpoints take on the disk. What they share counts
+// once.
+func (s *Store) DiskBytes() (int64, error) { return s.diskBytes(nil) }
+
+func (s *Store) diskBytes(without []Checkpoint) (int64, error) {
+	names, err := s.names()
+	if err != nil {
+		return 0, err
+	}
+	for _, c := range without {
+		names = slices.DeleteFunc(names, func(name string) bool { return name == c.Name })
+	}
+	var total int64
+	seen := make(map[pages.FileID]bool)
+	for _, name := range names {
+		err := filepath.WalkDir(s.checkpointDir(name), func(_ string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := entry.Info()
+			if err != nil {
+				return err
+			}
+			id := pages.Identify(info)
+			if stat, ok := info.Sys().(*syscall.Stat_t); ok && !seen[id] {
+				seen[id] = true
+				total += stat.Blocks * 512
+			}
+			return nil
+		})
+		if err != nil {
+			return 0, fmt.Errorf("checkpoint %s: %w", name, err)
+		}
+	}
+	return total, nil
+}
+
+// Remove removes a checkpoint. One that is pinned is not removed.
+func (s *Store) Remove(name string) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if !checkpointName.MatchString(name) {
+		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
+	}
+	return s.remove(context.Background(), name)
+}
+
+var errPinned = errors.New("it is pinned")
+
+// remove takes the name of a checkpoint away, and then removes what is in it: a checkpoint
+// that is half removed is none.
+func (s *Store) remove(ctx context.Context, name string) error {
+	if err := s.mayChange(); err != nil {
+		return err
+	}
+	dir, aside := s.checkpointDir(name), s.checkpointDir(partialPrefix+name)
+	err := os.Rename(dir, aside)
+	if err == nil {
+		err = s.step(ctx, stepSetAside)
+	}
+	// A person may have pinned it just now, through a view.
+	if err == nil {
+		if _, pinned := os.Lstat(filepath.Join(aside, pinnedName)); pinned == nil {
+			err = errors.Join(errPinned, os.Rename(aside, dir))
+		}
+	}
+	if err == nil {
+		err = errors.Join(durable.Sync(s.path(checkpointsDir)), os.RemoveAll(aside))
+	}
+	if err != nil {
+		return fmt.Errorf("remove checkpoint %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+)
+
+// Staging directories may be anywhere, for example in memory. Each has a record in D/staged
+// before it exists, so that what a killed supervisor has left is found again.
+
+const stagePrefix = "cucriu-stage-"
+
+var stageName = regexp.MustCompile(`^` + stagePrefix + `[0-9]+$`)
+
+const maxStageBytes = 16 << 10
+
+// stage is the record of a staging directory.
+type stage struct {
+	Path    string `json:"path"`
+	Host    string `json:"host"`
+	Machine string `json:"machine,omitempty"`
+	BootID  string `json:"boot_id"`
+	// Of is the process below whose /proc/PID/root the path is; nil if it is an ordinary one.
+	Of *proc.Ident `json:"of,omitempty"`
+}
+
+// isThere reports whether the path still leads to where it led: the pid in it may be another
+// process's by now. One of another pid namespace says nothing here.
+func (r stage) isThere(bootID string) bool {
+	if r.Of == nil {
+		return !strings.HasPrefix(r.Path, "/proc/")
+	}
+	if r.BootID != bootID {
+		return false
+	}
+	p, err := proc.Reopen(*r.Of)
+	return err == nil && p.Close() == nil
+}
+
+// StageDir makes an empty private directory for a dump on its way to the store: below base,
+// or below the store's own directory if base is "". [Store.RemoveStage] removes it. If base is below
+// the /proc/PID/root of a process, of is that process: the directory is taken for gone once it is.
+func (s *Store) StageDir(base string, of *proc.Ident) (string, error) {
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return "", err
+	}
+	if base == "" {
+		base = s.path(stagedDir)
+	}
+	base, err := filepath.Abs(base)
+	if err != nil {
+		return "", fmt.Errorf("staging directory: %w", err)
+	}
+	record, err := s.makeStage(base, of)
+	if err != nil {
+		return "", fmt.Errorf("staging directory: %w", err)
+	}
+	s.staged[record.Path] = record
+	return record.Path, nil
+}
+
+func (s *Store) makeStage(base string, of *proc.Ident) (stage, error) {
+	dir, err := os.MkdirTemp(base, stagePrefix)
+	record := stage{Path: dir, Host: s.owner.Host, Machine: s.owner.Machine, BootID: s.owner.BootID, Of: of}
+	if err != nil || base == s.path(stagedDir) {
+		return record, err
+	}
+	// Killed here, it leaves an empty directory.
+	if err := durable.WriteJSON(s.stageRecord(dir), record); err != nil {
+		return stage{}, errors.Join(err, os.Remove(dir))
+	}
+	return record, nil
+}
+
+func (s *Store) stageRecord(dir string) string { return s.path(stagedDir, filepath.Base(dir)+".json") }
+
+// RemoveStage removes a staging directory with all that is in it.
+func (s *Store) RemoveStage(dir string) error {
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
+	record, is := s.staged[dir]
+	if !is {
+		return fmt.Errorf("%s is no staging directory of this store", dir)
+	}
+	if record.isThere(s.owner.BootID) {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("staging directory: %w", err)
+		}
+	}
+	if err := os.Remove(s.stageRecord(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("staging directory: %w", err)
+	}
+	delete(s.staged, dir)
+	return nil
+}
+
+// RemoveLeftovers removes what killed supervisors have left: checkpoints that were being
+// written or removed, and their staging directories on this host. It returns what it has
+// removed. No dump into a staging directory of theirs may run any more.
+func (s *Store) RemoveLeftovers() ([]string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return nil, err
+	}
+	partial, err := s.removeIn(checkpointsDir, func(name string) (string, bool) {
+		return s.checkpointDir(name), strings.HasPrefix(name, partialPrefix)
+	})
+	staged, stagedErr := s.removeIn(stagedDir, s.leftStage)
+	return append(partial, staged...), errors.Join(err, stagedErr)
+}
+
+// LeftStages returns the staging directories that killed supervisors have left on this host.
+func (s *Store) LeftStages() ([]string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := s.mayChange(); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(s.path(stagedDir))
+	if err != nil {
+		return nil, fmt.Errorf("leftovers: %w", err)
+	}
+	var dirs []string
+	for _, entry := range entries {
+		if dir, is := s.leftStage(entry.Name()); is && dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, nil
+}
+
+// removeIn removes the directories that left names for the entries of a directory of the
+// store, and the entries. One that is named "" is gone.
+func (s *Store) removeIn(dir string, left func(name string) (path string, is bool)) ([]string, error) {
+	entries, err := os.ReadDir(s.path(dir))
+	if err != nil {
+		return nil, fmt.Errorf("leftovers: %w", err)
+	}
+	var removed []string
+	var errs []error
+	for _, entry := range entries {
+		path, is := left(entry.Name())
+		if !is {
+			continue
+		}
+		missing := fs.ErrNotExist
+		var err error
+		if path != "" {
+			_, missing = os.Lstat(path)
+			err = os.RemoveAll(path)
+		}
+		if err == nil && path != s.path(dir, entry.Name()) {
+			err = os.Remove(s.path(dir, entry.Name())) // its record
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("leftovers: %w", err))
+		} else if missing == nil {
+			removed = append(removed, path)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// leftStage returns the staging directory that an entry of D/staged is, or is the record of; ""
+// if it is gone. It returns false if that is not to be removed here.
+func (s *Store) leftStage(name string) (dir string, is bool) {
+	own := s.path(stagedDir, name)
+	base, isRecord := strings.CutSuffix(name, ".json")
+	switch {
+	case !stageName.MatchString(base) || s.isStaged(own):
+		return "", false
+	case !isRecord:
+		return own, true
+	}
+	var record stage
+	data, err := readRegular(own, maxStageBytes)
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
+	if err == nil && (filepath.Base(record.Path) != base || !filepath.IsAbs(record.Path) || filepath.Clean(record.Path) != record.Path) {
+		err = fmt.Errorf("it names %q", record.Path)
+	}
+	if err != nil {
+		s.log.Warn("The record of a staging directory is damaged", "record", own, "error", err)
+		return "", false
+	}
+	of := Owner{Host: record.Host, Machine: record.Machine, BootID: record.BootID}
+	if s.isStaged(record.Path) || !of.onHostOf(s.owner) {
+		return "", false
+	}
+	if !record.isThere(s.owner.BootID) {
+		return "", true
+	}
+	var stat unix.Stat_t
+	if err := unix.Lstat(record.Path, &stat); err == nil && (stat.Uid != 0 || stat.Mode&unix.S_IFMT != unix.S_IFDIR) {
+		s.log.Warn("A staging directory is not one", "path", record.Path, "record", own)
+		return "", false
+	}
+	return record.Path, true
+}
+
+func (s *Store) isStaged(path string) bool {
+	_, is := s.staged[path]
+	return is
+}

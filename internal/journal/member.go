@@ -1,0 +1,112 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
+)
+
+// Member is one CUDA process of a session.
+type Member struct {
+	preflight.Process
+	// Own identifies the process for sessions of other run directories: see [proc.Ident.Own].
+	Own *proc.Ident `json:"own,omitempty"`
+	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in
+	// bytes.
+	PrivateBefore uint64 `json:"private_before,omitempty"`
+	// Pairs is the GPU map for the restore. Without pairs, the process stays on the same GPUs.
+	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
+	// Pages describes the memory that the fast lane has copied, or is to fill in.
+	Pages *MemberPages `json:"pages,omitempty"`
+}
+
+// MembersOf makes members of a session from processes.
+func MembersOf(processes []preflight.Process) []Member {
+	members := make([]Member, len(processes))
+	for i, p := range processes {
+		members[i].Process = p
+	}
+	return members
+}
+
+// ProcessesOf returns the members' processes as they were inspected.
+func ProcessesOf(members []Member) []preflight.Process {
+	processes := make([]preflight.Process, len(members))
+	for i, m := range members {
+		processes[i] = m.Process
+	}
+	return processes
+}
+
+// MemberPages describes the part of a process's memory that the fast lane handles.
+type MemberPages struct {
+	// Listing names the files. Until they are complete, it says nothing else about them.
+	Listing *pages.Listing `json:"listing"`
+	// WatcherFD is the first of the watcher's descriptors for these files.
+	WatcherFD int `json:"watcher_fd"`
+	// Dropped says that the memory may no longer be in the process.
+	Dropped bool `json:"dropped"`
+}
+
+// validate refuses what this program cannot have written.
+func (p *MemberPages) validate() error {
+	switch {
+	case p == nil:
+		return nil
+	case p.Listing == nil:
+		return errors.New("it names no files of a process's memory")
+	case p.WatcherFD < FirstWatcherFD:
+		return fmt.Errorf("it has them as descriptor %d of the watcher", p.WatcherFD)
+	case p.Dropped:
+		return p.Listing.Validate()
+	}
+	return p.Listing.ValidateNames()
+}
+
+// FirstWatcherFD is the first descriptor that a watcher inherits after its standard streams.
+const FirstWatcherFD = 3
+
+// PagesToFill returns what a restore has to fill in for one process. fd is the first of the
+// watcher's descriptors that is not assigned yet; PagesToFill moves it on.
+func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
+	if l == nil {
+		return nil
+	}
+	p := &MemberPages{Listing: l, WatcherFD: *fd, Dropped: true}
+	*fd += l.Files()
+	return p
+}
+
+// Alive reports whether the process has not ended and is not about to end.
+func (m Member) Alive() bool { return !m.ended() }
+
+func (m Member) ended() bool {
+	process, err := proc.Reopen(m.Ident)
+	if err == nil {
+		defer process.Close()
+		return process.Exiting()
+	}
+	return errors.Is(err, proc.ErrGone)
+}
+
+// pidsOf returns the pids of members.
+func pidsOf(members []Member) []int {
+	pids := make([]int, len(members))
+	for i, member := range members {
+		pids[i] = member.PID
+	}
+	return pids
+}
+
+// IdentsOf returns the identities of the members' processes.
+func IdentsOf(members []Member) []proc.Ident {
+	ids := make([]proc.Ident, len(members))
+	for i, member := range members {
+		ids[i] = member.Ident
+	}
+	return ids
+}

@@ -1,0 +1,217 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
+	"cucriu/internal/timeline"
+)
+
+const (
+	recordFile   = "session.json"
+	timelineFile = "timeline.json"
+	keepSessions = 64 // closed sessions are kept to show what became of the jobs
+)
+
+// ErrBusy is the error for a session that another process is working on.
+var ErrBusy = errors.New("session is in use by its hook or watcher")
+
+// Session is an open record. A session from [Load], [LoadWithin] or [Create] is locked until
+// [Session.LetGo].
+type Session struct {
+	Record
+	// By says whose time the phases are that are noted from now on: see [timeline.Phase.By].
+	By string
+
+	dir  string
+	lock *flock.Flock
+	mu   sync.Mutex // guards Phases and what Update changes, and keeps saves in order
+}
+
+// Name returns the session's name in the run directory.
+func (s *Session) Name() string { return filepath.Base(s.dir) }
+
+// Dir returns the session's directory.
+func (s *Session) Dir() string { return s.dir }
+
+// Create makes the session of a running criu and locks it. A process may be in only one open
+// session. The same holds for a criu and for an image directory. begun is when the session
+// began, as time since boot; 0 means now.
+func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
+	s := &Session{Record: record}
+	s.Version = recordVersion
+	if _, err := MakeSessionsDir(runDir); err != nil {
+		return nil, err
+	}
+	creating := flock.New(lockPath(runDir))
+	if err := creating.Lock(); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	defer creating.Close()
+	if err := tidy(runDir); err != nil {
+		return nil, err
+	}
+	if err := refuseNewer(runDir); err != nil {
+		return nil, err
+	}
+	if other, err := FindOpen(runDir, s.Criu, s.Members); err != nil || other != nil {
+		return nil, errors.Join(err, other.Conflict())
+	}
+	if err := s.checkUnclaimed(runDir); err != nil {
+		return nil, err
+	}
+	s.dir = Path(runDir, s.Kind, s.Criu)
+	s.Created, s.CreatedClock = time.Now().UTC(), timeline.SinceBoot()
+	if begun > 0 {
+		s.CreatedClock = begun
+		s.Created = s.Created.Add(begun - timeline.SinceBoot())
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		return nil, err
+	}
+	s.BootID = boot
+	// One criu may serve several requests, one after another.
+	other := &Session{dir: s.dir}
+	switch err := other.readRecord(); {
+	case err == nil && other.Outcome == "":
+		return nil, other.Conflict() // a criu with the same pid, in another pid namespace
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return nil, err // what parked threads need may lie beside the record
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	if err := s.lockWait(); err != nil { // for a process that looks whether the session is orphaned
+		return nil, err
+	}
+	if err := s.Save(); err != nil {
+		s.LetGo()
+		return nil, errors.Join(err, os.RemoveAll(s.dir))
+	}
+	_ = dropRefusals(runDir, &s.Record) // they only inform
+	return s, nil
+}
+
+// checkUnclaimed refuses a dump into the directory of another dump that is still open.
+func (s *Session) checkUnclaimed(runDir string) error {
+	if s.Kind != KindDump {
+		return nil
+	}
+	dir, err := os.Stat(s.ImageDir)
+	if err != nil {
+		return nil // so no other dump goes there either
+	}
+	into, err := DumpsInto(runDir, dir)
+	for _, other := range into {
+		if other.Outcome == "" {
+			return other.ClaimConflict()
+		}
+	}
+	return err
+}
+
+// Load reads a session and locks it. If another process holds the lock, Load waits if wait is
+// set, and fails with [ErrBusy] if not.
+func Load(dir string, wait bool) (*Session, error) {
+	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
+	if wait {
+		if err := s.lock.Lock(); err != nil {
+			return nil, err
+		}
+	} else if locked, err := s.lock.TryLock(); err != nil || !locked {
+		if err == nil {
+			err = ErrBusy
+		}
+		return nil, err
+	}
+	return s.loaded()
+}
+
+// LoadWithin is [Load], but waits for the lock until ctx ends.
+func LoadWithin(ctx context.Context, dir string) (*Session, error) {
+	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
+	if locked, err := s.lock.TryLockContext(ctx, 20*time.Millisecond); !locked {
+		return nil, errors.Join(ErrBusy, err)
+	}
+	return s.loaded()
+}
+
+func (s *Session) loaded() (*Session, error) {
+	if err := s.readRecord(); err != nil {
+		s.LetGo()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Read reads a session as it is now, without taking its lock.
+func Read(dir string) (*Session, error) {
+	s := &Session{dir: dir}
+	return s, s.readRecord()
+}
+
+func (s *Session) readRecord() error {
+	data, err := os.ReadFile(filepath.Join(s.dir, recordFile))
+	if err != nil {
+		return fmt.Errorf("session: %w", err)
+	}
+	err = s.parse(data)
+	if errors.Is(err, ErrNewer) {
+		return fmt.Errorf("session %s: %w: use that one until the session is closed", s.dir, err)
+	}
+	if err != nil {
+		return fmt.Errorf("session %s is damaged: %w: look for processes that it left stopped (cucriu status), then remove it", s.dir, err)
+	}
+	return nil
+}
+
+// LetGo releases the session's lock.
+func (s *Session) LetGo() { _ = s.lock.Close() }
+
+func (s *Session) lockWait() error {
+	s.lock = flock.New(filepath.Join(s.dir, "lock"))
+	return s.lock.Lock()
+}
+
+// Save writes the record to disk durably.
+func (s *Session) Save() error {
+	s.mu.Lock()
+	defer s.mu.Unlock() // held until the end: an older record must not replace a newer one
+	for i := range s.Members {
+		if m := &s.Members[i]; m.Own == nil && s.Outcome == "" {
+			if own, err := m.Ident.Own(); err == nil { // else it has ended
+				m.Own = &own
+			}
+		}
+	}
+	if err := durable.WriteJSON(filepath.Join(s.dir, recordFile), &s.Record); err != nil {
+		return fmt.Errorf("write the session: %w", err)
+	}
+	return nil
+}
+
+// Update changes the record while other goroutines may save it.
+func (s *Session) Update(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
+// Begin writes ahead that a step begins: it makes that durable before the step does anything.
+func (s *Session) Begin(step Step) error {
+	s.Step = step
+	return s.Save()
+}

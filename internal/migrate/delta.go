@@ -1,0 +1,146 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/image"
+	"cucriu/internal/pages"
+	"cucriu/internal/units"
+)
+
+// delta is what of an image the destination does not have from an earlier round.
+type delta struct {
+	dir string // holds what was written anew, and links to what the destination has
+	// links and parents are names of files of the earlier round that the image has as well: in its
+	// directory, and where criu looks for memory that has not changed.
+	links, parents []string
+	// replaced are the files of the image that the destination does not need, as dir has others.
+	replaced []string
+}
+
+// leastShared is the part of the GPU state, as 1/leastShared, below which all of it is sent.
+const leastShared = 8
+
+// compare finds out, byte by byte, what of an image is as in that of an earlier round. The
+// destination maps areas up to largest writable: see [images.LargestArea].
+func (d *delta) compare(ctx context.Context, earlier, current string, largest uint64) error {
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		return err
+	}
+	if err := d.compareGPU(ctx, earlier, current); err != nil {
+		return err
+	}
+	return d.compareMemory(ctx, earlier, current, largest)
+}
+
+// compareGPU compares the GPU state.
+func (d *delta) compareGPU(ctx context.Context, earlier, current string) error {
+	before, err := image.ReadManifest(earlier)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // no process used CUDA
+	}
+	if err != nil {
+		return err
+	}
+	now, err := image.ReadManifest(current)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pool := new(pages.Pool)
+	defer pool.Close()
+	for _, p := range before.Processes {
+		if p.Pages == nil {
+			continue
+		}
+		if err := pool.Add("the round before", earlier, p.PID, p.Pages); err != nil {
+			return err
+		}
+	}
+	plans, err := planDelta(now, current, pool)
+	defer func() {
+		for _, p := range plans {
+			p.reader.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	var all, shared int64
+	for _, p := range plans {
+		a, s := p.plan.Bytes()
+		all, shared = all+a, shared+s
+	}
+	if shared*leastShared <= all {
+		return nil
+	}
+	room, err := free(d.dir)
+	if err == nil && room < all-shared {
+		err = fmt.Errorf("%s for the GPU memory that has changed: %w", units.Size(all-shared), unix.ENOSPC)
+	}
+	if err != nil {
+		return err
+	}
+	return d.write(ctx, now, plans)
+}
+
+// processPlan is the plan for the pages of one process.
+type processPlan struct {
+	process *image.Process
+	reader  *pages.Reader
+	plan    *pages.Plan
+}
+
+func planDelta(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, err error) {
+	for i := range m.Processes {
+		p := &m.Processes[i]
+		if p.Pages == nil {
+			continue
+		}
+		files, err := pages.OpenFiles(dir, p.PID, p.Pages)
+		if err != nil {
+			return plans, err
+		}
+		reader, err := pages.NewReader(files, p.PID, p.Pages)
+		if err != nil {
+			return plans, err
+		}
+		plans = append(plans, processPlan{p, reader, pages.NewPlan(reader, pool)})
+	}
+	return plans, nil
+}
+
+// write writes the pages that have changed, and the manifest that finds all of them.
+func (d *delta) write(ctx context.Context, m image.Manifest, plans []processPlan) error {
+	id := newID()
+	for _, p := range plans {
+		d.replaced = append(d.replaced, p.process.Pages.Names(p.process.PID)...)
+		rewritten, err := pages.Rewrite(ctx, p.plan, pages.RewriteOptions{
+			Dir: d.dir, ID: id, PID: p.process.PID, Workers: runtime.NumCPU(),
+			Read: func(int) error { return ctx.Err() }, Write: func(int) error { return ctx.Err() },
+		})
+		if err != nil {
+			return fmt.Errorf("the GPU state of process %d (%s): %w", p.process.PID, p.process.Name, err)
+		}
+		for _, name := range rewritten.Linked {
+			if !slices.Contains(d.links, name) { // processes may share one
+				d.links = append(d.links, name)
+			}
+		}
+		p.process.Pages = &rewritten.Listing
+		if len(rewritten.Listing.Origins) > 0 {
+			m.Version = max(m.Version, image.RewrittenVersion)
+		}
+	}
+	d.replaced = append(d.replaced, image.ManifestName)
+	return m.Write(d.dir)
+}

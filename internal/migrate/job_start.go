@@ -1,0 +1,174 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/failpoint"
+	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/self"
+)
+
+// supervisorLog is where a supervisor writes that was started for a job that has arrived, in the
+// job's directory.
+const supervisorLog = "supervisor.log"
+
+// errUnclear says that it cannot be told whether a job runs or has run.
+var errUnclear = errors.New("whether the job runs cannot be told")
+
+const (
+	// startPatience is how long a job may take to be resumed.
+	startPatience = 30 * time.Minute
+	startLook     = 100 * time.Millisecond
+	// servicePatience is how long the supervisor of a service may take to appear.
+	servicePatience = time.Minute
+)
+
+// startJob starts the supervisor of a job that has arrived, and waits until the job runs. It does
+// nothing if the job runs or has run since it arrived. Any error other than errUnclear says that it
+// has not run.
+func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) error {
+	if ran, err := jobs.Resumed(dir, m.Events); err != nil || ran {
+		return unclear(err)
+	}
+	if of, err := jobs.Describe(dir); err != nil || of.Finished {
+		return unclear(err)
+	}
+	if err := failpoint.Hit(ctx, "job.starting", 0); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	deadline := time.Now().Add(startPatience)
+	if m.Start != "" {
+		out, err := exec.CommandContext(ctx, "/bin/sh", "-c", m.Start).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w %s", m.Start, err, strings.TrimSpace(string(out)))
+		}
+		deadline = time.Now().Add(servicePatience)
+	} else {
+		flags, err := jobs.Flags(dir)
+		if err != nil {
+			return err
+		}
+		cmd, err := detached(dir, flags)
+		if err != nil {
+			return err
+		}
+		go func() { ended <- cmd.Wait() }()
+	}
+	for {
+		if ran, err := jobs.Resumed(dir, m.Events); err != nil || ran {
+			return unclear(err)
+		}
+		local, err := jobs.Find(hook.Config.RunDir, dir)
+		if err != nil {
+			return unclear(err)
+		}
+		if local.Runs() {
+			return nil
+		}
+		if local.PID != 0 { // a supervisor is at work
+			deadline = time.Now().Add(startPatience)
+		}
+		select {
+		case err := <-ended:
+			if ran, lookErr := jobs.Resumed(dir, m.Events); lookErr != nil || ran {
+				return unclear(lookErr)
+			}
+			local, _ := jobs.Find(hook.Config.RunDir, dir)
+			if local.PID != 0 { // another one is quicker
+				ended = nil
+				continue
+			}
+			return fmt.Errorf("its supervisor has ended (%w): %s", orEnded(err), lastOf(filepath.Join(dir, supervisorLog)))
+		case <-time.After(startLook):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%w: it is not there after %v, see cucriu jobs list and %s there", errUnclear, startPatience, supervisorLog)
+		}
+	}
+}
+
+func orEnded(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}
+
+func unclear(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", errUnclear, err)
+}
+
+// detached starts a supervisor that does not end with this program, nor with ssh.
+func detached(dir string, flags []string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(filepath.Join(dir, supervisorLog), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := self.Command(append([]string{"run", "--dir", dir}, flags...)...)
+	// The job's output is in its directory.
+	cmd.Stderr, cmd.Dir = log, "/"
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the job's supervisor: %w", err)
+	}
+	return cmd, nil
+}
+
+// lastOf returns the last lines of a log.
+func lastOf(path string) string {
+	const most = 2000
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		_, _ = f.Seek(-most, io.SeekEnd)
+	}
+	data, _ := io.ReadAll(io.LimitReader(f, most))
+	return strings.TrimSpace(string(data))
+}
+
+// giveBack gives a job back that could not be resumed here. From then on it never runs here, so the
+// source may let it run.
+func (a arrival) giveBack(ctx context.Context, m jobs.Move, why error) (jobs.Move, error) {
+	s, err := store.Open(a.dir, store.OpenOptions{Log: a.hook.Log}) // no supervisor is at work
+	if err != nil {
+		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
+	}
+	defer s.Close()
+	if err := jobs.RequireGone(a.hook.Config.RunDir, a.dir); err != nil {
+		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
+	}
+	if ran, err := jobs.Resumed(a.dir, m.Events); err != nil || ran {
+		return m, err
+	}
+	if err := jobs.UndoFiles(a.hook.Config.RunDir, a.dir); err != nil {
+		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
+	}
+	if err := failpoint.Hit(ctx, "job.returning", 0); err != nil {
+		return m, err
+	}
+	m.State, m.Returned, m.Known = jobs.MoveLeft, printable(why.Error(), 4000), true
+	if err := m.Write(a.dir); err != nil {
+		return m, err
+	}
+	return m, failpoint.Hit(ctx, "job.returned", 0)
+}

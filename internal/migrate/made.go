@@ -1,0 +1,170 @@
+package migrate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/jobs/files"
+	"cucriu/internal/journal"
+)
+
+// madeRecord is what the destination keeps of the files and directories that it makes for a job,
+// until it is decided whether the job goes on here. Whoever makes them has it locked.
+type madeRecord struct {
+	path string
+	file *os.File // nil as long as nothing is made
+}
+
+// madeLine is a line of a record: something that is made or, at last, that the source may let the
+// job go on here.
+type madeLine struct {
+	Made     *files.Made `json:"made,omitempty"`
+	Promised bool        `json:"promised,omitempty"`
+}
+
+const madeSuffix = ".made"
+
+// note notes what is about to be made.
+func (r *madeRecord) note(m files.Made) error {
+	if r.file == nil {
+		if err := r.create(); err != nil {
+			return fmt.Errorf("the record of what is made for the job: %w", err)
+		}
+	}
+	return r.write(madeLine{Made: &m})
+}
+
+// create makes the record and locks it. There must be none.
+func (r *madeRecord) create() error {
+	if err := os.MkdirAll(filepath.Dir(r.path), 0o700); err != nil {
+		return err
+	}
+	for {
+		f, err := os.OpenFile(r.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX), unix.Fstat(int(f.Fd()), &st)); err != nil {
+			return errors.Join(err, f.Close())
+		}
+		if st.Nlink > 0 {
+			r.file = f
+			return nil
+		}
+		f.Close() // somebody has removed it before it was locked
+	}
+}
+
+// promise notes that the job may go on here from now on.
+func (r *madeRecord) promise() error {
+	if r.file == nil {
+		return nil
+	}
+	return r.write(madeLine{Promised: true})
+}
+
+func (r *madeRecord) write(line madeLine) error {
+	data, err := json.Marshal(line)
+	if err == nil {
+		_, err = r.file.Write(append(data, '\n'))
+	}
+	return err
+}
+
+func (r *madeRecord) close() {
+	if r.file != nil {
+		r.file.Close()
+	}
+}
+
+func (d *destination) removeMade() {
+	if err := removeMade(d.hook); err != nil {
+		d.hook.Log.Warn(err.Error())
+	}
+}
+
+// removeMade removes what was made at this host for jobs that do not go on here.
+func removeMade(hook *hooks.Hook) error {
+	paths, err := filepath.Glob(filepath.Join(recordsDir(hook.Config.RunDir), "*"+madeSuffix))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range paths {
+		if err := removeMadeOf(hook, path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove what was made for a job (%s): %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeMadeOf(hook *hooks.Hook, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	made, promised, err := readMade(path)
+	if err != nil {
+		return err
+	}
+	s, err := hook.Held(strings.TrimSuffix(filepath.Base(path), madeSuffix))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if promised { // it may have gone on here, and the journal has forgotten it
+			made = nil
+		}
+	case err != nil:
+		return err
+	case s.Hold.Decision == journal.DecisionGo:
+		made = nil
+	case s.Outcome == "":
+		return nil // a copy is here
+	case s.Outcome != journal.OutcomeKilled && s.Outcome != journal.OutcomeGone:
+		made = nil // its processes are left for inspection
+	}
+	for _, m := range slices.Backward(made) {
+		if err := files.Unmake(m); err != nil {
+			hook.Log.Warn("what was made for a job that does not go on here is still there", "error", err)
+		}
+	}
+	return os.Remove(path)
+}
+
+// readMade reads a record. Who was killed may have left a part of a line at its end: then what that
+// tells of was not made.
+func readMade(path string) (made []files.Made, promised bool, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, false, err
+	}
+	for {
+		line, rest, whole := bytes.Cut(data, []byte{'\n'})
+		if !whole {
+			return made, promised, nil
+		}
+		var l madeLine
+		if err := json.Unmarshal(line, &l); err != nil {
+			return nil, false, err
+		}
+		if l.Made != nil {
+			made = append(made, *l.Made)
+		}
+		promised, data = promised || l.Promised, rest
+	}
+}

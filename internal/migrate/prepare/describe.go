@@ -1,0 +1,223 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/prometheus/procfs"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
+)
+
+// Describe describes the job below root, which goes on running. criu is the path of the criu that
+// is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty. All of
+// its errors are refusals: see [preflight.Refused].
+func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
+	findings, err := preflight.RootFindings(root)
+	if err := errors.Join(err, findings.Err()); err != nil {
+		return nil, preflight.AsRefusal(err)
+	}
+	j, err := describe(ctx, hook, root, criu)
+	return j, preflight.AsRefusal(err)
+}
+
+func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
+	host := hook.Host()
+	ctx, cancel := context.WithTimeout(ctx, host.Timeout)
+	defer cancel()
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	j := &Job{Version: Version, RootPID: root}
+	if j.Host, err = thisHost(ctx, criu); err != nil {
+		return nil, err
+	}
+	if j.Own, err = ownNamespaces(root); err != nil {
+		return nil, err
+	}
+	if err := j.addProcesses(ctx, host, pids); err != nil {
+		return nil, err
+	}
+	if !j.Own.PID {
+		if j.Numbers, err = numbers(pids); err != nil {
+			return nil, err
+		}
+	}
+	if err := j.addFiles(ctx, pids, hook.Filled().Config.Driver.Root); err != nil {
+		return nil, err
+	}
+	if err := j.addMounts(); err != nil {
+		return nil, err
+	}
+	if err := j.addSocketDirectories(pids); err != nil {
+		return nil, preflight.AsRefusal(err)
+	}
+	if err := j.addSockets(pids); err != nil {
+		return nil, err
+	}
+	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu})
+	if err != nil {
+		return nil, err
+	}
+	j.Options = wanted.Options
+	if j.Options.TCPEstablished && j.Options.NetworkLock == "nftables" {
+		j.Features = append(j.Features, "network_lock_nftables")
+	}
+	if j.Own.Time {
+		j.Features = append(j.Features, "timens")
+	}
+	// Such as a file name with a line break, or more files than a job may have.
+	if err := j.Validate(); err != nil {
+		return nil, fmt.Errorf("the job cannot be described to another host: %w", err)
+	}
+	return j, nil
+}
+
+// ownNamespaces compares the namespaces of a process with those of this program.
+func ownNamespaces(pid int) (Namespaces, error) {
+	var own Namespaces
+	for kind, set := range map[string]*bool{"pid": &own.PID, "mnt": &own.Mount, "net": &own.Network, "user": &own.User, "time": &own.Time} {
+		ours, err := os.Readlink("/proc/self/ns/" + kind)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a kernel without this kind
+		}
+		if err != nil {
+			return own, err
+		}
+		theirs, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "ns", kind))
+		if err != nil {
+			return own, proc.GoneOr(pid, err)
+		}
+		*set = theirs != ours
+	}
+	return own, nil
+}
+
+// addProcesses adds the processes of the tree, the root first. One that ends meanwhile is left out.
+func (j *Job) addProcesses(ctx context.Context, host preflight.Host, pids []int) error {
+	open := sync.OnceValues(host.CheckpointDriver)
+	for _, pid := range pids {
+		p, shared, err := describeProcess(ctx, pid, open)
+		if errors.Is(err, proc.ErrGone) && pid != j.RootPID {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		j.Processes = append(j.Processes, p)
+		j.SharedBytes = max(j.SharedBytes, shared)
+	}
+	group, err := groupOf(j.RootPID)
+	if err != nil {
+		return err
+	}
+	j.Cgroup = group
+	if j.manifest() == nil {
+		return nil
+	}
+	driver, err := open()
+	if err != nil {
+		return err
+	}
+	j.DriverVersion, err = driver.DriverVersion()
+	return err
+}
+
+func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (p Process, sharedBytes uint64, err error) {
+	process, err := procfs.NewProc(pid)
+	if err != nil {
+		return p, 0, proc.GoneOr(pid, err)
+	}
+	status, err := process.NewStatus()
+	if err != nil {
+		return p, 0, proc.GoneOr(pid, err)
+	}
+	p = Process{PID: pid, Name: proc.Printable(status.Name), UID: int(status.UIDs[1]), RealUID: int(status.UIDs[0])}
+	if known, err := user.LookupId(strconv.Itoa(p.UID)); err == nil {
+		p.User = proc.Printable(known.Username)
+	}
+	threads, err := proc.Threads(pid)
+	if err != nil {
+		return p, 0, err
+	}
+	p.Threads = len(threads)
+	p.PrivateBytes, sharedBytes = status.RssAnon+status.VmSwap, status.RssShmem
+	found, err := preflight.InspectProcess(ctx, pid, open)
+	if err != nil || found.Process == nil {
+		return p, sharedBytes, err
+	}
+	driver, err := open()
+	if err != nil {
+		return p, 0, err
+	}
+	measured := []preflight.Process{*found.Process}
+	if _, err := preflight.Measure(ctx, driver, measured); err != nil {
+		return p, 0, err
+	}
+	p.GPUs, p.MemoryBytes = measured[0].GPUs, measured[0].MemoryBytes
+	return p, sharedBytes, nil
+}
+
+// groupOf returns the control group of a process in cgroup v2; empty if there is none.
+func groupOf(pid int) (string, error) {
+	process, err := procfs.NewProc(pid)
+	if err != nil {
+		return "", proc.GoneOr(pid, err)
+	}
+	groups, err := process.Cgroups()
+	if err != nil {
+		return "", proc.GoneOr(pid, err)
+	}
+	for _, group := range groups {
+		if group.HierarchyID == 0 && group.Path != "/" {
+			return group.Path, nil
+		}
+	}
+	return "", nil
+}
+
+// numbers lists what criu gives the restored processes again: see pstree.Tree.Numbers.
+func numbers(pids []int) ([]int, error) {
+	var all []int
+	var root procfs.ProcStat
+	for i, pid := range pids {
+		process, err := procfs.NewProc(pid)
+		var stat procfs.ProcStat
+		if err == nil {
+			stat, err = process.Stat()
+		}
+		var threads []int
+		if err == nil {
+			threads, err = proc.Threads(pid)
+		}
+		if err != nil {
+			if err = proc.GoneOr(pid, err); errors.Is(err, proc.ErrGone) && i > 0 {
+				continue
+			}
+			return nil, err
+		}
+		if i == 0 {
+			root = stat
+		}
+		all = append(append(all, pid), threads...)
+		if stat.PGRP != root.PGRP {
+			all = append(all, stat.PGRP)
+		}
+		if stat.Session != root.Session {
+			all = append(all, stat.Session)
+		}
+	}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(id int) bool { return id <= 0 }), nil
+}

@@ -1,0 +1,237 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cucriu/criuutil"
+	"cucriu/cudackpt"
+	"cucriu/hooks"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
+)
+
+// Room is what a destination offers.
+type Room struct {
+	// Dir is where the image is received. It need not exist yet.
+	Dir string
+	// Criu is the path of the criu that is to restore the job; empty for the system's.
+	Criu string
+	// Copy says which files are to be copied here.
+	Copy Copy
+	// TCP says what becomes of connections with other programs.
+	TCP TCP
+	// Ahead says that the job's memory is sent ahead, so that there are two images.
+	Ahead bool
+}
+
+// Copy says which files of a job a migration copies.
+type Copy string
+
+// The kinds of copies.
+const (
+	CopyNone    Copy = ""        // none
+	CopyMissing Copy = "missing" // those that the destination has not
+	CopyChanged Copy = "changed" // those as well, that the job writes, where the destination has others by their names
+)
+
+// Judge finds out at the destination whether a job can come. It touches nothing.
+func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement, error) {
+	if err := j.Validate(); err != nil {
+		return nil, err
+	}
+	hook = hook.Filled()
+	here, err := thisHost(ctx, room.Criu)
+	if err != nil {
+		return nil, err
+	}
+	host := hook.Host()
+	if len(j.Map) > 0 {
+		host.Map = j.Map
+	}
+	findings, err := machineFindings(ctx, host, j, room.Criu)
+	if err != nil {
+		return nil, err
+	}
+	findings = append(findings, hostFindings(j, here)...)
+	if here.Criu != "" {
+		findings = append(findings, featureFindings(ctx, j, room.Criu)...)
+	}
+	findings = append(findings, gpuFindings(ctx, host, j)...)
+	pids, err := pidFindings(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	memory, ahead, err := room.findings(j, arriving)
+	if err != nil {
+		return nil, err
+	}
+	files, look, err := fileFindings(j, here.BootID, room.Copy)
+	if err != nil {
+		return nil, err
+	}
+	surroundings, err := surroundingsFindings(j)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := portFindings(j, room.TCP)
+	if err != nil {
+		return nil, err
+	}
+	judgement := judged(hook, here.Name, slices.Concat(findings, pids, memory, files, surroundings, ports))
+	judgement.Copies, judgement.Makes = look.copies, look.makes
+	judgement.RoomAhead, judgement.LargestArea = ahead, criuimage.LargestArea()
+	return judgement, nil
+}
+
+// machineFindings look at this machine. A job without CUDA needs no driver.
+func machineFindings(ctx context.Context, host preflight.Host, j *Job, criu string) (preflight.Findings, error) {
+	findings, err := host.CheckMachine(ctx, criu)
+	if j.manifest() == nil {
+		findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool {
+			return slices.Contains([]string{preflight.FindingDriver, preflight.FindingDriverMissing, preflight.FindingDriverOld, preflight.FindingTHP}, f.Name)
+		})
+	}
+	return findings, err
+}
+
+// gpuFindings look for GPUs of this host that can take the place of the job's.
+func gpuFindings(ctx context.Context, host preflight.Host, j *Job) preflight.Findings {
+	manifest := j.manifest()
+	if manifest == nil {
+		return nil
+	}
+	driver, err := host.CheckpointDriver()
+	if err != nil {
+		return nil // machineFindings say so
+	}
+	plan, err := host.PlanRestore(ctx, driver, *manifest)
+	var findings preflight.Findings
+	for i, a := range plan.Assignments {
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingGPUMap, Severity: preflight.SeverityOK,
+			Message: fmt.Sprintf("GPU %d of the job (%s, %s, %s) goes to %s, %s: %v", i, a.From.Model, a.From.PCIBusID, size(j.heldOn(a.From.UUID)), a.To.UUID, a.To.PCIBusID, a.Reason),
+		})
+	}
+	var version *preflight.DriverVersionError
+	switch {
+	case errors.As(err, &version):
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingDriverVersion, Severity: preflight.SeverityError,
+			Message: fmt.Sprintf("the job runs with driver %s and this host has %s", version.Image, version.Host),
+			Remedy:  "move it to a host with driver " + version.Image + ": the driver's own state moves with the job, so both must be the same version",
+		})
+	case err != nil:
+		findings = append(findings, preflight.PlanFinding(err))
+	}
+	return findings
+}
+
+// heldOn returns how many bytes the job holds on a GPU.
+func (j *Job) heldOn(gpu cudackpt.UUID) uint64 {
+	var sum uint64
+	for _, p := range j.Processes {
+		sum += p.MemoryBytes[gpu]
+	}
+	return sum
+}
+
+// clockTolerance is a jump of the monotonic clock that is not told. It is longer than the way of a
+// job's description to another host, which counts as one.
+const clockTolerance = time.Minute
+
+// hostFindings compare two machines.
+func hostFindings(j *Job, here Host) preflight.Findings {
+	var findings preflight.Findings
+	add := func(name string, severity preflight.Severity, message, remedy string) {
+		findings = append(findings, preflight.Finding{Name: name, Severity: severity, Message: message, Remedy: remedy})
+	}
+	there := j.Host
+	if here.Architecture != there.Architecture {
+		add(preflight.FindingArchitecture, preflight.SeverityError, fmt.Sprintf("the job runs on %s, and this host is %s", there.Architecture, here.Architecture), "move it to a host of the same architecture")
+		return findings
+	}
+	lacks := slices.DeleteFunc(slices.Clone(there.CPU.Features), func(name string) bool { return slices.Contains(here.CPU.Features, name) })
+	if len(lacks) > 0 {
+		add(preflight.FindingCPU, preflight.SeverityError,
+			fmt.Sprintf("this host's processor (%s) lacks what the job's (%s) has: %s", here.CPU.Model, there.CPU.Model, strings.Join(lacks, ", ")),
+			"programs choose their code by the processor when they start, and end with SIGILL on a lesser one: move the job to a host with such a processor, or force this if the job uses none of it")
+	} else {
+		add(preflight.FindingCPU, preflight.SeverityOK, here.CPU.Model+" has all that the job's processor has", "")
+	}
+	if older(here.Kernel, there.Kernel) {
+		add(preflight.FindingKernel, preflight.SeverityWarning, fmt.Sprintf("this host's kernel %s is older than the job's, %s", here.Kernel, there.Kernel), "a program may use what only the newer kernel has")
+	}
+	if older(here.Criu, there.Criu) {
+		add(preflight.FindingCriuVersion, preflight.SeverityError, fmt.Sprintf("CRIU %s is older than the one that would make the image, %s", here.Criu, there.Criu), "install the same CRIU here")
+	}
+	if jump := here.Monotonic - there.Monotonic; !j.Own.Time && here.BootID != there.BootID && jump.Abs() > clockTolerance {
+		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(time.Second)),
+			"a program that waits for a time of this clock may wait long, or not at all: a job of cucriu run has clocks of its own")
+	}
+	return findings
+}
+
+// older reports whether a version is known to be older than another.
+func older(a, b string) bool {
+	va, err := criuutil.ParseVersion(a)
+	vb, errB := criuutil.ParseVersion(b)
+	return err == nil && errB == nil && va.Before(vb.Major, vb.Minor)
+}
+
+// featureFindings ask this host's criu for what the job needs of it.
+func featureFindings(ctx context.Context, j *Job, criu string) preflight.Findings {
+	var findings preflight.Findings
+	for _, feature := range j.Features {
+		if !criuutil.HasFeature(ctx, criu, feature) {
+			findings = append(findings, preflight.Finding{
+				Name: preflight.FindingCriuFeature, Severity: preflight.SeverityError,
+				Message: "criu check --feature " + feature + " fails on this host, and the job needs it",
+				Remedy:  "install the criu and the kernel of the job's host",
+			})
+		}
+	}
+	return findings
+}
+
+// pidFindings look whether the job can have its pids.
+func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
+	ok := preflight.Finding{Name: preflight.FindingPIDTaken, Severity: preflight.SeverityOK, Message: "the job has a pid namespace of its own"}
+	if j.Own.PID {
+		return preflight.Findings{ok}, nil
+	}
+	const remedy = "end that process, or wait until it has ended; a job of cucriu run has pids of its own"
+	findings, err := preflight.TakenPIDs(ctx, j.Numbers)
+	if err != nil {
+		return nil, err
+	}
+	for i := range findings {
+		findings[i].Remedy = remedy
+	}
+	data, err := os.ReadFile("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return nil, err
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return nil, fmt.Errorf("pid_max: %w", err)
+	}
+	if highest := slices.Max(append(slices.Clone(j.Numbers), 0)); highest >= most {
+		findings = append(findings, preflight.Finding{
+			Name: preflight.FindingPIDTaken, Severity: preflight.SeverityError,
+			Message: fmt.Sprintf("the job has the pid %d, and this host's pids end at %d", highest, most-1),
+			Remedy:  fmt.Sprintf("sysctl kernel.pid_max=%d", maxPID),
+		})
+	}
+	if len(findings) == 0 {
+		ok.Message = fmt.Sprintf("the %d numbers of its processes and threads are free", len(j.Numbers))
+		findings = preflight.Findings{ok}
+	}
+	return findings, nil
+}

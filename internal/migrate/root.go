@@ -1,0 +1,61 @@
+package migrate
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs"
+	"cucriu/internal/proc"
+)
+
+// checkRoot refuses what cannot move as a tree of processes.
+func (s *source) checkRoot(root int) error {
+	findings, err := preflight.RootFindings(root)
+	if err == nil {
+		err = findings.Err()
+	}
+	if err != nil {
+		return err
+	}
+	all, err := jobs.Locals(s.hook.Config.RunDir)
+	if err != nil {
+		return err
+	}
+	for _, job := range all {
+		switch {
+		case job.Init == nil:
+		case within(root, job.Init.PID):
+			return fmt.Errorf("process %d belongs to the long job %s, which moves as a whole: cucriu migrate --job %[2]s --to %s", root, job.Name, s.options.Host)
+		case within(job.Init.PID, root):
+			return fmt.Errorf("the long job %s is below process %d, and moves by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, root, s.options.Host)
+		}
+	}
+	return nil
+}
+
+// within reports whether a process is in the tree of another.
+func within(pid, root int) bool {
+	pids, err := proc.Tree(root)
+	return err == nil && slices.Contains(pids, pid)
+}
+
+// hostMark is the same for two programs if they have the same run directory on the same host;
+// empty if that cannot be told.
+func hostMark(runDir string) string {
+	boot, err := proc.BootID()
+	if err != nil {
+		return ""
+	}
+	info, err := os.Stat(runDir)
+	if err != nil {
+		return ""
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("%s %d %d", boot, stat.Dev, stat.Ino)
+}

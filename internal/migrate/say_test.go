@@ -1,0 +1,106 @@
+package migrate
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/internal/jobs"
+	"cucriu/internal/migrate/wire"
+)
+
+// connected returns the two ends of a control connection.
+func connected(t *testing.T) (here *remote, there *wire.Control) {
+	t.Helper()
+	in, theirOut := io.Pipe()
+	theirIn, out := io.Pipe()
+	ended := make(chan struct{})
+	close(ended)
+	here = &remote{Control: wire.NewControl(in, out), ended: ended}
+	there = wire.NewControl(theirIn, theirOut)
+	t.Cleanup(func() {
+		here.Close()
+		there.Close()
+	})
+	return here, there
+}
+
+// TestAFailureToDoWhatWasDecided ends the wait for an answer, unless the destination tries again.
+func TestAFailureToDoWhatWasDecided(t *testing.T) {
+	hook := &hooks.Hook{Log: slog.New(slog.DiscardHandler)}
+	process := func() *departure { return &newSource(hook, Options{}).departure }
+	job := func() *departure { return &newJobSource(hook, jobs.Local{Dir: "/d"}, Options{}).departure }
+	for name, test := range map[string]struct {
+		of       func() *departure
+		kind     string // empty for the decision itself
+		decision string
+		asked    string // what the destination has failed to do
+		final    bool
+	}{
+		"commit":                               {process, "", sayCommit, sayCommit, true},
+		"abort":                                {process, "", sayAbort, sayAbort, true},
+		"commit over a new connection":         {process, saySettle, sayCommit, saySettle, true},
+		"something earlier":                    {process, "", sayAbort, sayRestore, false},
+		"commit of a job":                      {job, "", sayCommit, sayCommit, false},
+		"abort of a job":                       {job, "", sayAbort, sayAbort, true},
+		"commit of a job, new connection":      {job, saySettleJob, sayCommit, saySettleJob, false},
+		"abort of a job, over a new one":       {job, saySettleJob, sayAbort, saySettleJob, true},
+		"something earlier than a job's abort": {job, "", sayAbort, sayJobTake, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := test.of()
+			var there *wire.Control
+			d.remote, there = connected(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			kind := test.kind
+			if kind == "" {
+				kind = test.decision
+			}
+			go func() {
+				if m, err := there.Receive(ctx); err == nil && m.Kind == kind {
+					_ = there.Send(sayFailed, failure{Error: "the disk is full", Asked: test.asked})
+					_ = there.Send(sayRunning, running{PID: 7})
+				}
+			}()
+			answer, err := d.sayOnce(ctx, test.decision, kind, nil)
+			switch {
+			case test.final && (err == nil || !strings.Contains(err.Error(), "the disk is full")):
+				t.Errorf("got %v, error %v: want the failure", answer.Kind, err)
+			case !test.final && (err != nil || answer.Kind != sayRunning || d.result.PID != 7):
+				t.Errorf("got %v, error %v: want what came later", answer.Kind, err)
+			}
+		})
+	}
+}
+
+// TestADestinationThatCannotDoWhatWasDecided hangs up: the source of a long job waits for an answer.
+func TestADestinationThatCannotDoWhatWasDecided(t *testing.T) {
+	in, out := io.Pipe()
+	back, theirs := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- ReceiveJob(t.Context(), &hooks.Hook{Log: slog.New(slog.DiscardHandler)}, in, theirs, ReceiveOptions{})
+	}()
+	c := wire.NewControl(back, out)
+	defer c.Close()
+	r := &remote{Control: c, ended: make(chan struct{})}
+	if err := r.greet(t.Context(), newID(), "none"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Send(saySettleJob, jobSettle{Dir: t.TempDir(), Decision: "perhaps"}); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := c.Receive(t.Context()); err != nil || m.Kind != sayFailed {
+		t.Errorf("it says %q, error %v", m.Kind, err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for more")
+	}
+}

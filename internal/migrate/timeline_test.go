@@ -1,0 +1,84 @@
+package migrate
+
+import (
+	"context"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/hooks/config"
+	"cucriu/internal/migrate/wire"
+	"cucriu/internal/timeline"
+)
+
+// TestTheTimelineIsOnTheClockOfTheSource: the destination was started an hour earlier.
+func TestTheTimelineIsOnTheClockOfTheSource(t *testing.T) {
+	const earlier = time.Hour
+	ours, theirs := pipe(t)
+	go func() {
+		for {
+			if m, err := theirs.Receive(context.Background()); err != nil || m.Kind != sayClock {
+				return
+			}
+			_ = theirs.Send(sayClock, clockMessage{timeline.SinceBoot() + earlier})
+		}
+	}()
+	r := &remote{Control: ours}
+	compared, err := r.compareClocks(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if wrong := (compared.ahead - earlier).Abs(); wrong > compared.error {
+		t.Errorf("the clock is said to be ahead by %v, which is wrong by more than %v", compared.ahead, compared.error)
+	}
+
+	hook := &hooks.Hook{Config: config.Default()}
+	hook.Config.RunDir = t.TempDir()
+	begun := timeline.SinceBoot()
+	s := &source{departure: departure{hook: hook}, begunClock: begun, clocks: clocks{ahead: earlier}}
+	s.result = Result{
+		ID: "0123456789abcdef", Host: "gpu-b", Phases: []Phase{{Name: "restore", Begin: time.Second, Took: 3 * time.Second}},
+	}
+	trace := s.timeline(timeline.Phases{{Name: "restore GPU", Start: (begun + earlier + 2*time.Second).Seconds(), Seconds: 1}})
+	spans := trace.Spans()
+	i := slices.IndexFunc(spans, func(e timeline.Event) bool { return e.Name == "restore GPU" })
+	if i < 0 || trace.RowOf(spans[i]) != "gpu-b" {
+		t.Fatalf("there are the spans %+v", spans)
+	}
+	if got := spans[i].Start; got < 1_999_000 || got > 2_001_000 {
+		t.Errorf("what was done 2 s after the begin is drawn at %d µs", got)
+	}
+}
+
+func TestStepsOfTheOtherHostAreChecked(t *testing.T) {
+	for name, bad := range map[string]timeline.Phase{
+		"before its boot": {Name: "x", Start: -1},
+		"no number":       {Name: "x", Start: math.NaN()},
+		"for ever":        {Name: "x", Seconds: math.Inf(1)},
+		"a long name":     {Name: strings.Repeat("x", 65)},
+		"for a terminal":  {Name: "\x1b[2J"},
+	} {
+		if checkPhases(timeline.Phases{bad}) == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+	if checkPhases(make(timeline.Phases, maxPhasesThere+1)) == nil {
+		t.Error("too many are taken")
+	}
+	if err := checkPhases(timeline.Phases{{Name: "restore", Start: 4711, Seconds: 1, By: "criu"}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// pipe returns both ends of a connection.
+func pipe(t *testing.T) (a, b *wire.Control) {
+	fromA, toB := io.Pipe()
+	fromB, toA := io.Pipe()
+	a, b = wire.NewControl(fromB, toB), wire.NewControl(fromA, toA)
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}

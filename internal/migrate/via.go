@@ -1,0 +1,136 @@
+package migrate
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"cucriu/internal/migrate/wire"
+)
+
+// Where no port of the destination can be reached, the data goes through ssh as well: each
+// connection is an ssh of its own, whose program there leads to a port that only that host can
+// reach. What goes over it is the same TLS as otherwise.
+
+const relayAddress = "127.0.0.1"
+
+// receiveArgs are what cucriu receive is told on its command line. A remote shell reads them.
+func (o *Options) receiveArgs() (args []string) {
+	if o.ViaSSH {
+		return []string{"--bind", relayAddress}
+	}
+	for _, address := range o.Bind {
+		args = append(args, "--bind", address)
+	}
+	if o.Ports != "" {
+		args = append(args, "--ports", o.Ports)
+	}
+	return args
+}
+
+var validPorts = regexp.MustCompile(`^[0-9]{1,5}(-[0-9]{1,5})?$`)
+
+// checkListening refuses what is no address or port.
+func (o *Options) checkListening() error {
+	for _, address := range o.Bind {
+		if _, err := netip.ParseAddr(address); err != nil || strings.ContainsRune(address, '%') {
+			return fmt.Errorf("%.60q is not an address of the destination", address)
+		}
+	}
+	if o.Ports != "" && !validPorts.MatchString(o.Ports) {
+		return fmt.Errorf("%.60q is not a port or a range of ports, such as 7000-7010", o.Ports)
+	}
+	return nil
+}
+
+// dataDialer makes the connections for data to where the destination listens.
+func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Context) (net.Conn, error) {
+	if !o.ViaSSH {
+		name := o.Host[strings.LastIndexByte(o.Host, '@')+1:]
+		dialer := &wire.Dialer{Addresses: at.Addresses, Hint: name, Config: config}
+		return dialer.Dial
+	}
+	return func(ctx context.Context) (net.Conn, error) {
+		if len(at.Addresses) == 0 {
+			return nil, errors.New("the destination has told no address")
+		}
+		address, err := loopback(at.Addresses[0])
+		if err != nil {
+			return nil, err
+		}
+		raw, err := o.relayed(address)
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // ssh takes its time
+		defer cancel()
+		return wire.Client(ctx, raw, config)
+	}
+}
+
+// relayed is a connection over an ssh of its own.
+func (o *Options) relayed(address string) (net.Conn, error) {
+	cmd := o.remoteCommand("--relay", address)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, outEnd, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stdout = outEnd
+	err = cmd.Start()
+	outEnd.Close()
+	if err != nil {
+		out.Close()
+		return nil, fmt.Errorf("start %s: %w", o.RSH[0], err)
+	}
+	go func() { _ = cmd.Wait() }() // it ends with its input
+	return wire.PipeConn(out, in), nil
+}
+
+// loopback refuses an address that others could reach.
+func loopback(text string) (string, error) {
+	address, err := netip.ParseAddrPort(text)
+	if err != nil || !address.Addr().IsLoopback() {
+		return "", fmt.Errorf("%.60q is not an address of the host itself, such as 127.0.0.1:7000", text)
+	}
+	return address.String(), nil
+}
+
+// Relay joins in and out to an address of this host itself, at which a destination listens.
+func Relay(ctx context.Context, in io.ReadCloser, out io.Writer, address string) error {
+	address, err := loopback(address)
+	if err != nil {
+		return err
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ended := make(chan error, 2)
+	go func() {
+		_, err := io.Copy(conn, in)
+		ended <- err
+	}()
+	go func() {
+		_, err := io.Copy(out, conn)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,129 @@
+package netlock
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// connection is a TCP connection as one of its ends sees it.
+type connection struct {
+	local, remote netip.AddrPort
+}
+
+// socket is an end of a connection that a process has open.
+type socket struct {
+	*os.File // shared with the process
+	connection
+}
+
+// socketsOf returns the connected TCP sockets of a process.
+func socketsOf(p *proc.Process) (sockets []socket, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(sockets)
+			sockets = nil
+		}
+	}()
+	dir := fmt.Sprintf("/proc/%d/fd", p.PID)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, proc.GoneOr(p.PID, err)
+	}
+	for _, entry := range entries {
+		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
+		if err != nil || !strings.HasPrefix(link, "socket:") {
+			continue
+		}
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		f, err := p.ShareDescriptor(fd)
+		if errors.Is(err, unix.EBADF) {
+			continue // closed meanwhile
+		}
+		if err != nil {
+			return sockets, err
+		}
+		c, connected := connectionOf(f)
+		if !connected {
+			f.Close()
+			continue
+		}
+		sockets = append(sockets, socket{f, c})
+	}
+	return sockets, nil
+}
+
+func closeAll(sockets []socket) {
+	for _, s := range sockets {
+		s.Close()
+	}
+}
+
+// connectionOf returns the connection of a socket, and false if it has none or is not of TCP.
+func connectionOf(f *os.File) (c connection, ok bool) {
+	_ = use(f, func(fd int) error {
+		if protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil || protocol != unix.IPPROTO_TCP {
+			return err
+		}
+		local, err := unix.Getsockname(fd)
+		if err != nil {
+			return err
+		}
+		remote, err := unix.Getpeername(fd)
+		if err != nil {
+			return err
+		}
+		c = connection{addrPort(local), addrPort(remote)}
+		return nil
+	})
+	return c, c.local.IsValid() && c.remote.IsValid()
+}
+
+// use does something with a descriptor, whose mode, which the process shares, it does not change.
+func use(f *os.File, do func(fd int) error) error {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var doErr error
+	if err := conn.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil {
+		return err
+	}
+	return doErr
+}
+
+func addrPort(address unix.Sockaddr) netip.AddrPort {
+	switch a := address.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6: // criu has an IPv4 connection of such a socket in its rules for IPv4
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// leaveRepair has a socket send and receive again. It does nothing to one that does.
+func (s socket) leaveRepair() error {
+	return use(s.File, func(fd int) error {
+		on, err := unix.GetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR)
+		if err != nil || on == 0 {
+			return err
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR, 0); err != nil {
+			return err
+		}
+		// The end of the repair takes this from those that had it. It does no harm to others.
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
+}

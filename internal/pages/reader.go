@@ -1,0 +1,136 @@
+package pages
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// Reader reads the memory of one process from its files: an [Input].
+type Reader struct {
+	files []*os.File // the index, then the shards
+	index index
+}
+
+// OpenFiles opens the files that a listing names in a directory for reading.
+func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
+	var files []*os.File
+	for _, name := range l.Names(pid) {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err != nil {
+			closeAll(files)
+			return nil, fmt.Errorf("the image is not complete: %w", err)
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// Check refuses what [NewReader] refuses, but leaves the files open.
+func Check(files []*os.File, pid int, l *Listing) error {
+	return (&Reader{files: files}).readIndex(pid, l)
+}
+
+// NewReader makes a reader of the open files of a listing, the index first. It refuses
+// files that are damaged or are not the ones that were written. Chunks are not checked
+// here, but when they are read. The reader closes the files when it is closed. If NewReader
+// fails, it closes them.
+func NewReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
+	r := &Reader{files: files}
+	err := r.readIndex(pid, l)
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Reader) readIndex(pid int, l *Listing) error {
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	sizes := append([]int64{l.IndexBytes}, l.ShardBytes...)
+	if len(r.files) != len(sizes) {
+		return fmt.Errorf("%d files of pages, and %d were written", len(r.files), len(sizes))
+	}
+	for i, f := range r.files {
+		want := l.indexHeader(pid)
+		if i > 0 {
+			want = l.shardHeader(pid, i-1)
+		}
+		if err := checkFile(f, sizes[i], want); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(f.Name()), err)
+		}
+	}
+	file := make([]byte, l.IndexBytes)
+	if _, err := r.files[0].ReadAt(file, 0); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(r.files[0].Name()), err)
+	}
+	r.index = file[headerSize:]
+	err := r.index.check(l.ShardBytes)
+	if sum := checksum(file); sum != l.IndexChecksum {
+		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", sum, l.IndexChecksum)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is damaged: %w", filepath.Base(r.files[0].Name()), err)
+	}
+	return nil
+}
+
+// checkFile refuses a file that is not the one that was written.
+func checkFile(f *os.File, size int64, want []byte) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return errors.New("is not a regular file")
+	}
+	if info.Size() != size {
+		return fmt.Errorf("is damaged: it has %d bytes, and %d were written", info.Size(), size)
+	}
+	got := make([]byte, headerSize)
+	if _, err := f.ReadAt(got, 0); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return errors.New("is damaged, or belongs to another process or image")
+	}
+	return nil
+}
+
+// Ranges returns the memory that the chunks cover.
+func (r *Reader) Ranges() []proc.Range { return r.index.ranges() }
+
+// Chunks returns the number of chunks.
+func (r *Reader) Chunks() int { return r.index.len() }
+
+// Get reads chunk i. The data of the chunk is in buffer.
+func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
+	at := r.index.at(i)
+	chunk := at.chunk
+	if chunk.Codec == Zero {
+		return chunk, nil
+	}
+	chunk.Data = buffer[:at.stored]
+	f := r.files[1+at.shard]
+	if _, err := f.ReadAt(chunk.Data, at.offset); err != nil {
+		return chunk, fmt.Errorf("read %d bytes at %d of %s: %w", at.stored, at.offset, filepath.Base(f.Name()), err)
+	}
+	return chunk, nil
+}
+
+// Files returns the open files: the index, then the shards.
+func (r *Reader) Files() []*os.File { return r.files }
+
+// Identity returns what tells these files from others with the same names.
+func (r *Reader) Identity() (map[string]FileID, error) { return identities(r.files) }
+
+// Close closes the files.
+func (r *Reader) Close() error { return closeAll(r.files) }
