@@ -229,6 +229,7 @@ func TestAnInterruptedSuspendIsUndone(t *testing.T) {
 func TestThreadsThatSynchronizeSurviveASuspend(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 60s}\n")) // a busy machine takes its time to reach the end of what runs
 		var jobs []*testenv.Job
 		var args []string
 		for _, mode := range spinModes {

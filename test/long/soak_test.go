@@ -50,6 +50,7 @@ type soak struct {
 	group, limitFile string // the memory control group of the job; empty if there can be none
 
 	now     *run
+	leaving *run            // which has got SIGTERM
 	output  *os.File        // the pipe into which it and the job write
 	reading sync.Mutex      // held while nobody reads the pipe
 	damaged map[string]bool // checkpoints
@@ -149,6 +150,7 @@ func (s *soak) act(t *testing.T) {
 		s.note("SIGTERM")
 		s.count("preempted")
 		_ = s.now.cmd.Process.Signal(unix.SIGTERM)
+		s.leaving = s.now
 		time.Sleep(time.Duration(s.random.IntN(1500)) * time.Millisecond)
 		if s.random.IntN(2) == 0 {
 			s.kill(everybody[s.random.IntN(len(everybody))])
@@ -171,6 +173,9 @@ func (s *soak) act(t *testing.T) {
 // vanish takes D away, or puts something else in its place, for a while. The same command must not
 // start a second copy meanwhile.
 func (s *soak) vanish(t *testing.T) {
+	if s.leaving == s.now {
+		return // the job is stopped for its last checkpoint, and stays so until D is back if its supervisor is killed
+	}
 	all := vanishes()
 	what := slices.Sorted(maps.Keys(all))[s.random.IntN(len(all))]
 	backup := filepath.Join(t.TempDir(), "backup")
