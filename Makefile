@@ -25,8 +25,11 @@ SOAK_TESTS   ?= TestNoJobIsLostInACrowd|TestALongJobSurvivesEverything|TestNoMov
 # A Debian release whose CRIU is used instead of any other: trixie has 4.1.1.
 export CRIU_RELEASE ?=
 
+# The suites of commands that run on real GPUs, too: `run.sh` of the bundle names them.
+GPU_SUITES := ./test/dump ./test/restore ./test/check ./test/suspend
+
 # The packages whose tests `make gpu-bundle` takes along as test binaries.
-GPU_TEST_PACKAGES ?= ./test/conformance ./test/e2e ./test/programs ./test/migrate
+GPU_TEST_PACKAGES ?= ./test/conformance $(GPU_SUITES) ./test/programs ./test/migrate
 
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -96,7 +99,7 @@ soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side
 	status=0; \
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" \
 		SOAK=$(SOAK) SEED=$(SEED) scripts/private-exec.sh \
-		go test -count=1 -p 3 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/long ./test/migrate >build/soak.log || status=$$?; \
+		go test -count=1 -p 3 -timeout 0 -v -run '^($(SOAK_TESTS))$$' ./test/soak ./test/run ./test/migrate >build/soak.log || status=$$?; \
 	grep -e ' soak: ' -e '--- FAIL' build/soak.log; \
 	exit $$status
 

@@ -3,7 +3,7 @@
 #   run.sh                       everything
 #   run.sh conformance           only the conformance table
 #   run.sh demo                  only the demo
-#   run.sh e2e [TEST REGEX]      the tests on real criu
+#   run.sh dump [TEST REGEX]     one of the suites on real criu: dump, restore, check, suspend
 #   run.sh programs [REGEX]      programs as people write them, one or all; the table is programs.md
 # not in everything:
 #   run.sh bench [FLAGS]         the benchmark (--help)
@@ -46,9 +46,11 @@ fi
 if [[ $what == all || $what == conformance ]]; then
 	CUCRIU_CONFORMANCE_OUT=$out/conformance.md tests conformance "${CUCRIU_LIMIT:-400}" test/conformance
 fi
-if [[ $what == all || $what == e2e ]]; then
-	tests e2e "${CUCRIU_LIMIT:-550}" test/e2e -test.parallel=1 -test.run "${2:-.}"
-fi
+for suite in dump restore check suspend; do
+	if [[ $what == all || $what == "$suite" ]]; then
+		tests "$suite" "${CUCRIU_LIMIT:-550}" "test/$suite" -test.parallel=1 -test.run "${2:-.}"
+	fi
+done
 if [[ $what == all || $what == programs ]]; then
 	CUCRIU_PROGRAMS_OUT=$out/programs.md tests programs "${CUCRIU_LIMIT:-550}" test/programs -test.timeout=9m -test.run "TestPrograms/${2:-.}"
 fi

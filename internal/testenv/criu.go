@@ -1,13 +1,18 @@
 package testenv
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
+
+	"cucriu/criuutil"
+	"cucriu/internal/proc"
 )
 
 // CriuRun is the result of a criu that has ended.
@@ -106,4 +111,26 @@ func (h *Host) Restore(dir string, args ...string) {
 func (h *Host) TryRestore(dir string, args ...string) CriuRun {
 	h.t.Helper()
 	return h.RunCriu("restore", dir, append([]string{"-d"}, args...)...)
+}
+
+// NeedsTCP skips a test where criu cannot dump TCP sockets: CRIU before 4.2 on kernel 6.16
+// and newer.
+func NeedsTCP(t testing.TB) {
+	t.Helper()
+	text, err := criuutil.CriuVersion(t.Context(), Criu(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := proc.System{}.KernelVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	criu, criuErr := criuutil.ParseVersion(text)
+	kernel, kernelErr := criuutil.ParseVersion(release)
+	if err := errors.Join(criuErr, kernelErr); err != nil {
+		t.Fatal(err)
+	}
+	if criu.Before(4, 2) && !kernel.Before(6, 16) {
+		t.Skipf("CRIU %s cannot dump TCP sockets on kernel %s", text, release)
+	}
 }

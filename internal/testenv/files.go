@@ -3,7 +3,6 @@ package testenv
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -72,32 +71,6 @@ func StuckPipe(t testing.TB) *os.File {
 		t.Fatal(err)
 	}
 	return writer
-}
-
-// StuckTerminal returns a terminal at Ctrl-S, at which nobody reads.
-func StuckTerminal(t testing.TB) *os.File {
-	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { master.Close() })
-	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	var slave *os.File
-	if err == nil {
-		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	}
-	if err == nil {
-		t.Cleanup(func() { slave.Close() })
-		err = unix.IoctlSetInt(int(slave.Fd()), unix.TCXONC, unix.TCOOFF)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slave
 }
 
 // SmallDisk mounts a tmpfs of a given size (such as "32m") at dir.

@@ -48,6 +48,16 @@ func SideBySide(n int) {
 	}
 }
 
+// Simulated is [Isolated] for a test that needs what only the simulated driver has: several hosts
+// on one machine, and faults on request.
+func Simulated(t *testing.T, test func(*testing.T)) {
+	t.Helper()
+	if RealDriver() {
+		t.Skip("needs the simulated driver")
+	}
+	Isolated(t, test)
+}
+
 // Isolated runs a test in a pid and mount namespace of its own, below an init that reaps. A
 // restore needs the pids of the dump to be free, and a zombie that nobody reaps keeps its
 // pid. Isolated needs root.

@@ -67,6 +67,9 @@ func (h *Host) StartWith(spawn func(command []string) int, parent []string, proc
 	return job
 }
 
+// SpinModes are the ways of cudawork's --spin in which threads synchronize with the GPU.
+var SpinModes = []string{"stream-sync", "event-sync", "ctx-sync", "stream-query", "event-query"}
+
 // ReadPID reads a pid from a file; 0 if there is none yet.
 func ReadPID(file string) int {
 	text, err := os.ReadFile(file)

@@ -19,10 +19,19 @@ import (
 // that are ending and may still hold a lock.
 func Running(program string) []int {
 	name := filepath.Base(program)
-	return slices.DeleteFunc(PIDs(), func(pid int) bool {
-		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		return err != nil || strings.TrimSpace(string(comm)) != name
-	})
+	return slices.DeleteFunc(PIDs(), func(pid int) bool { return ProcessName(pid) != name })
+}
+
+// ProcessName returns the name of a process; "" if it is gone.
+func ProcessName(pid int) string {
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(comm))
+}
+
+// CommandLine returns the arguments of a process, of which the first is the program.
+func CommandLine(pid int) []string {
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
 }
 
 // PIDs lists the processes of this pid namespace. Tests ask for it so often that the directories

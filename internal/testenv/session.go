@@ -1,9 +1,6 @@
 package testenv
 
 import (
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -122,21 +119,10 @@ func (h *Host) kill(pid int) {
 
 // eachProcess visits every process.
 func (h *Host) eachProcess(visit func(pid int, args []string, parent int)) {
-	h.t.Helper()
 	for _, pid := range PIDs() {
-		dir := filepath.Join("/proc", strconv.Itoa(pid))
-		data, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		args := strings.Split(strings.TrimRight(string(data), "\x00"), "\x00")
-		if err != nil {
-			continue
+		if status, err := proc.ReadStatus(pid); err == nil {
+			visit(pid, CommandLine(pid), status.PPID)
 		}
-		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
-		if err != nil {
-			continue
-		}
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		parent, _ := strconv.Atoi(fields[1])
-		visit(pid, args, parent)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // below its own, so that a change affects only what is above it.
 var layers = [][]string{
 	{"cmd/cucriu", "cmd/cucriu-hook", "test/bench", "test/bench/serial-hook", "test/conformance", "test/demo", "test/gocriu"},
-	{"test/hosts"},
+	{"internal/testenv/hosts"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
 	{"internal/migrate"},
 	{"internal/jobs"},

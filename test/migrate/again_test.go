@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // movesVariable says how often jobs move there and back: 20 moves are 10 there and 10 back.

@@ -15,7 +15,7 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // cause is something at the destination that keeps a job from going on there.

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // containerDir is the bundle of the container, on both hosts.

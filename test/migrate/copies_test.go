@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // appends is a job without CUDA that appends to a log, reads a file, and has a socket in a directory

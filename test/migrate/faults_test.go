@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // faultsVariable says that everything goes wrong at each point, and not only some: "all", or

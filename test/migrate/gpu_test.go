@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // realPair makes two hosts with one of the machine's GPUs each. On a machine without sshd they

@@ -10,7 +10,7 @@ import (
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // TestALongJobAndANetworkThatIsCut when the source has decided: the job goes on there once the

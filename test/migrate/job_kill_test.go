@@ -9,7 +9,7 @@ import (
 
 	"cucriu/internal/jobs"
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // jobStep is a step of a long job's move.

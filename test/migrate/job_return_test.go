@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // TestALongJobThatCannotBeResumedThereGoesOnHere, also if a program is killed while it is given

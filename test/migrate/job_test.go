@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // longJob is a job of cucriu run that may be on either host.

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 //go:embed testdata/layout.py

@@ -13,8 +13,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
+	"cucriu/internal/testenv/hosts"
 	"cucriu/internal/timeline"
-	"cucriu/test/hosts"
 )
 
 func TestMain(m *testing.M) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // TestTheOptionsOfAMigration count, several at once, on hosts without ssh and with next to no

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // TestWhatCannotMoveIsRefused at once, by one clear error, and nothing is touched.
@@ -48,7 +48,7 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"a directory for everyone": {[]string{"-t", w.Root(), "--to", "b", "--stage", "/tmp/open"}, 3, "others may write"},
 		} {
 			out, err := p.A.Try("cucriu", append([]string{"migrate"}, c.args...)...)
-			if status := exitStatus(err); status != c.status || !strings.Contains(out, c.says) {
+			if status := testenv.ExitStatus(err); status != c.status || !strings.Contains(out, c.says) {
 				t.Errorf("%s: exit status %d: %s", name, status, out)
 			}
 		}

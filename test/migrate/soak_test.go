@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // TestNoMoveLosesAJob: jobs move there and back, and something goes wrong each time, as the seed says.

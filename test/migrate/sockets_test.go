@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // answers is a job without CUDA that talks to itself over a socket with a name.

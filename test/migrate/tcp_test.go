@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // onTCP is what the jobs of these tests have in common.
@@ -235,7 +235,7 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 				t.Errorf("it does not say %q", want)
 			}
 		}
-		if status := exitStatus(err); status != 3 {
+		if status := testenv.ExitStatus(err); status != 3 {
 			t.Errorf("exit status %d: %s", status, out)
 		}
 		w.Ticks(p.A, 3)

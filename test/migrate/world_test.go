@@ -16,7 +16,7 @@ import (
 
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // world is two hosts and a job that is moved from one to the other and back, while something
@@ -305,13 +305,4 @@ func held(t *testing.T, h *hosts.Host) string {
 		}
 	}
 	return ""
-}
-
-// exitStatus returns the exit status of a command; 0 if it succeeded.
-func exitStatus(err error) int {
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return exit.ExitCode()
-	}
-	return 0
 }

@@ -3,7 +3,6 @@ package programs
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/criuutil"
-	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -58,7 +55,7 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			if test.client != nil {
-				needsTCP(t)
+				testenv.NeedsTCP(t)
 			}
 			defer place(bench.programs)()
 			m := measurement{program: test.program}
@@ -70,28 +67,6 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 			m.outcome, m.why = outcome, why
 			fmt.Print(m.line())
 		})
-	}
-}
-
-// needsTCP skips a test where criu cannot dump TCP sockets: CRIU before 4.2 on kernel 6.16
-// and newer.
-func needsTCP(t *testing.T) {
-	t.Helper()
-	text, err := criuutil.CriuVersion(t.Context(), testenv.Criu(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	release, err := proc.System{}.KernelVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
-	criu, criuErr := criuutil.ParseVersion(text)
-	kernel, kernelErr := criuutil.ParseVersion(release)
-	if err := errors.Join(criuErr, kernelErr); err != nil {
-		t.Fatal(err)
-	}
-	if criu.Before(4, 2) && !kernel.Before(6, 16) {
-		t.Skipf("CRIU %s cannot dump TCP sockets on kernel %s", text, release)
 	}
 }
 

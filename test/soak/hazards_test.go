@@ -155,7 +155,7 @@ func (s *soak) killWaiting(criu *proc.Process, serverToo bool) bool {
 		return false
 	}
 	defer stopped.Close()
-	if name := commandName(server); name != "cucriu" && name != "cucriu-hook" {
+	if name := testenv.ProcessName(server); name != "cucriu" && name != "cucriu-hook" {
 		return false
 	}
 	if stopped.Signal(unix.SIGSTOP) != nil {
@@ -166,7 +166,7 @@ func (s *soak) killWaiting(criu *proc.Process, serverToo bool) bool {
 		return false
 	}
 	what, whose := commandLine(criu.PID), s.workOf(server)
-	if !s.kills(whose, criu, "criu %d, which waited for process %d (%s): %s", criu.PID, server, commandName(server), what) {
+	if !s.kills(whose, criu, "criu %d, which waited for process %d (%s): %s", criu.PID, server, testenv.ProcessName(server), what) {
 		return false
 	}
 	if serverToo {
@@ -207,12 +207,4 @@ func waitsForClient(criu int) bool {
 	return true
 }
 
-func commandLine(pid int) string {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return strings.TrimSpace(strings.ReplaceAll(string(data), "\x00", " "))
-}
-
-func commandName(pid int) string {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return strings.TrimSpace(string(data))
-}
+func commandLine(pid int) string { return strings.Join(testenv.CommandLine(pid), " ") }

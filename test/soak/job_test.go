@@ -373,7 +373,7 @@ func (j *job) criu(verb, images string, args ...string) []string {
 func (j *job) inCriusHands() bool {
 	return slices.ContainsFunc(j.pids, func(pid int) bool {
 		status, err := proc.ReadStatus(pid)
-		return err == nil && (commandName(status.TracerPID) == "criu" || commandName(pid) == "criu")
+		return err == nil && (testenv.ProcessName(status.TracerPID) == "criu" || testenv.ProcessName(pid) == "criu")
 	})
 }
 

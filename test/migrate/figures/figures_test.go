@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 func TestMain(m *testing.M) { hosts.Main(m) }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 // The ways to move a job, and how often its size they take in memory at most, as measured: the job,

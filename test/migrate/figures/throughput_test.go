@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/test/hosts"
+	"cucriu/internal/testenv/hosts"
 )
 
 const (

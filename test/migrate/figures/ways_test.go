@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"cucriu/internal/testenv"
+	"cucriu/internal/testenv/hosts"
 	"cucriu/internal/timeline"
-	"cucriu/test/hosts"
 )
 
 // migration is what cucriu migrate --json says.

@@ -1,0 +1,95 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+func TestTakenPIDsAreForetold(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := testenv.DumpAndLeave(t, host, job, "-R")
+		found := foretold(t, host, "restore", preflight.FindingPIDTaken, "-D", images)
+		if found.PID != job.PID || found.Process == "" || !strings.Contains(found.Message, "pid "+job.Root()) {
+			t.Errorf("neither the pid nor who has it is named: %v", found)
+		}
+		plain := host.TryRestore(images) // by criu itself, with the hook as its action script
+		if words := "refused, nothing was touched: " + found.String(); plain.Err == nil || !strings.Contains(plain.Log, words) {
+			t.Errorf("criu restore: %v; want %q\n%s", plain.Err, words, plain.Lines())
+		}
+		job.Runs()
+		job.Kill()
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		testenv.NoErrors(t, host, "-D", images)
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}
+
+func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		tids, err := proc.Threads(job.PID)
+		if err != nil || len(tids) < 2 {
+			t.Fatalf("threads %v: %v", tids, err)
+		}
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		names := []string{"pstree.img", "files.img", fmt.Sprintf("core-%d.img", slices.Max(tids))}
+		for _, kind := range []string{"core", "mm", "pagemap", "fs", "ids"} {
+			names = append(names, fmt.Sprintf("%s-%d.img", kind, job.PID))
+		}
+		for _, pattern := range []string{"fdinfo-*.img", "pages-*.img"} {
+			found, err := filepath.Glob(filepath.Join(images, pattern))
+			if err != nil || len(found) == 0 {
+				t.Fatalf("%s: %v", pattern, err)
+			}
+			names = append(names, filepath.Base(found[0]))
+		}
+		for _, name := range names {
+			path := filepath.Join(images, name)
+			if err := os.Rename(path, images+".away"); err != nil {
+				t.Fatal(err)
+			}
+			found := foretold(t, host, "restore", preflight.FindingImage, "-D", images)
+			if !strings.Contains(found.Message, path) {
+				t.Errorf("%s is not named: %v", name, found)
+			}
+			if err := os.Rename(images+".away", path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}
+
+func TestADirectoryThatIsNoImageIsForetold(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		dir := t.TempDir()
+		empty, other, file := filepath.Join(dir, "empty"), filepath.Join(dir, "other"), filepath.Join(dir, "other", "file")
+		if err := errors.Join(os.Mkdir(empty, 0o700), os.Mkdir(other, 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		for path, says := range map[string]string{
+			filepath.Join(dir, "nowhere"): "no such file", empty: "is empty", file: "not a directory", other: "neither an image of criu",
+		} {
+			if found := foretold(t, host, "restore", preflight.FindingImage, "-D", path); !strings.Contains(found.Message, says) {
+				t.Errorf("%s: %v does not say %q", path, found, says)
+			}
+		}
+	})
+}

@@ -1,0 +1,37 @@
+// Package check tests what is found before a dump or a restore touches anything: by cucriu check, and
+// in the same words by the command itself. It runs on simulated hosts, or on a real one with
+// CUCRIU_TEST_DRIVER=real.
+package check
+
+import (
+	"os"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// The words of the tests.
+var (
+	simulated = testenv.Simulated
+	cucriu    = testenv.Exits
+	check     = testenv.Check
+	foretold  = testenv.Foretold
+	refused   = testenv.Refused
+	newImages = testenv.NewImages
+	notDumped = testenv.NotDumped
+)
+
+const (
+	failed     = testenv.StatusFailed
+	usage      = testenv.StatusUsage
+	turnedDown = testenv.StatusRefused
+	ended      = testenv.StatusEnded
+)
+
+func TestMain(m *testing.M) {
+	if to := os.Getenv(connectVariable); to != "" {
+		connectAndExec(to)
+	}
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}

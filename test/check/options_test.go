@@ -1,0 +1,171 @@
+package check
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cucriu/internal/image"
+	"cucriu/internal/testenv"
+)
+
+// TestTheOptionsThatATreeNeedsAreFound, set for the dump, and recorded for the restore,
+// which needs none by hand.
+func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
+	testenv.Parallel(t)
+	const ghost = `exec 3>ghost; rm ghost; head -c 3000000 /dev/urandom >&3; `
+	const lock = `exec 4>locked; flock -x 4; `
+	const tcp = `exec 5<>/dev/tcp/127.0.0.1/PORT; `
+	const removed = `echo a >name; ln name other; exec 6<name; rm name; `
+	for name, test := range map[string]struct {
+		script  string // what the root of the tree does before it runs cudawork as its child
+		options []string
+	}{
+		"nothing":           {"", nil},
+		"a file lock":       {lock, []string{"--file-locks"}},
+		"a large ghost":     {ghost, []string{"--ghost-limit 3M"}},
+		"a TCP connection":  {tcp, []string{"--tcp-established"}},
+		"a removed name":    {removed, []string{"--link-remap"}},
+		"a UNIX socket":     {"SOCKET", []string{"--ext-unix-sk"}},
+		"several things":    {ghost + lock + removed + tcp + "SOCKET", []string{"--file-locks", "--ghost-limit 3M", "--link-remap", "--tcp-established", "--ext-unix-sk"}},
+		"another's session": {inSession, []string{"--shell-job"}},
+		"a small ghost":     {`exec 3>ghost; rm ghost; head -c 1000 /dev/urandom >&3; `, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				if strings.Contains(test.script, "PORT") {
+					testenv.NeedsTCP(t)
+				}
+				host := testenv.NewHost(t, 1)
+				job := startNeedy(t, host, test.script)
+				images := newImages(t)
+				out := cucriu(t, host, 0, "check", "-t", job.Root(), "-D", images)
+				for _, option := range test.options {
+					if !strings.Contains(out, option) {
+						t.Errorf("cucriu check does not name %s:\n%s", option, out)
+					}
+				}
+				for _, option := range []string{"--shell-job", "--tcp-established", "--ghost-limit", "--link-remap", "--ext-unix-sk", "--network-lock skip"} { // the simulated driver locks files at times
+					if strings.Contains(out, option) && !strings.Contains(strings.Join(test.options, " "), option) {
+						t.Errorf("cucriu check names %s without need:\n%s", option, out)
+					}
+				}
+				if len(test.options) > 0 {
+					cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images, "--no-auto")
+				}
+				out = cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+				for _, option := range test.options {
+					if option == "--link-remap" {
+						option = "name (deleted)" // the name that takes its place
+					}
+					if !strings.Contains(out, option) {
+						t.Errorf("cucriu dump does not name %s:\n%s", option, out)
+					}
+				}
+				if _, err := image.ReadOptions(images); err != nil {
+					t.Error(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+				cucriu(t, host, 0, "restore", "-D", images)
+				job.Runs()
+			})
+		})
+	}
+}
+
+// inSession stands for a job whose session's leader, a shell, is not in the tree.
+const inSession = "in-session"
+
+// startNeedy starts a job below a shell that has something open.
+func startNeedy(t *testing.T, host *testenv.Host, script string) *testenv.Job {
+	t.Helper()
+	dir := t.TempDir()
+	if script == inSession {
+		job := host.StartUnder([]string{"/bin/bash", "-c", "exec 2>/dev/null; \"$@\" & echo $! >" + dir + "/pid; wait", "bash"}, 1)
+		text, err := os.ReadFile(filepath.Join(dir, "pid"))
+		if err == nil {
+			job.PID, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return job
+	}
+	if strings.Contains(script, "PORT") {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { listener.Close() })
+		go func() {
+			for {
+				if _, err := listener.Accept(); err != nil {
+					return
+				}
+			}
+		}()
+		script = strings.ReplaceAll(script, "PORT", strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
+	}
+	var parent []string
+	if strings.Contains(script, "SOCKET") {
+		script = strings.ReplaceAll(script, "SOCKET", "")
+		parent = senderTo(t, host, "unixgram", listen(t))
+	}
+	return host.StartUnder(append(parent, "/bin/bash", "-c", "cd "+dir+"; "+script+`"$@" & wait`, "bash"), 1)
+}
+
+// TestRecordedOptionsThatAreDamagedAreRefused, before criu is started.
+func TestRecordedOptionsThatAreDamagedAreRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		for _, text := range []string{"{", `{"network_lock": "iptables; rm -rf /"}`} {
+			testenv.WriteFile(t, filepath.Join(images, image.OptionsName), text)
+			cucriu(t, host, turnedDown, "restore", "-D", images)
+		}
+		if err := os.Remove(filepath.Join(images, image.OptionsName)); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}
+
+// TestAFileInUseByARemovedNameGetsANewOne, which a failed dump takes away again. The image
+// can be restored more than once, also that of a job that was left running.
+func TestAFileInUseByARemovedNameGetsANewOne(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := startNeedy(t, host, `exec 6>removed; ln removed kept; rm removed; `)
+		open, err := os.Readlink(filepath.Join("/proc", job.Root(), "fd", "6"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := cucriu(t, host, 0, "check", "-t", job.Root())
+		if !strings.Contains(out, "--link-remap") || !strings.Contains(out, strings.TrimSuffix(open, " (deleted)")) {
+			t.Errorf("cucriu check does not say what plain criu needs:\n%s", out)
+		}
+		host.UseFailpoint("dump.manifest=error")
+		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
+		host.UseFailpoint("")
+		if _, err := os.Lstat(open); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the dump failed, and %s is still there (%v)", open, err)
+		}
+		job.Runs()
+		images := testenv.DumpAndLeave(t, host, job, "-R")
+		job.Runs()
+		job.Kill()
+		for range 2 {
+			cucriu(t, host, 0, "restore", "-D", images)
+			job.Runs()
+			job.Kill()
+		}
+	})
+}

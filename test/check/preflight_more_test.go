@@ -1,0 +1,131 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/inject"
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--threads", "2")
+		tids, err := proc.Threads(job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := tids[len(tids)-1]
+		tracer := inject.NewTracer()
+		t.Cleanup(func() { _ = tracer.Release(context.Background()) })
+		if err := tracer.Run(last); err != nil {
+			t.Fatal(err)
+		}
+		found := refused(t, host, job, preflight.FindingTraced, t.TempDir())
+		if !strings.Contains(found.Message, strconv.Itoa(last)) {
+			t.Errorf("thread %d is not named: %v", last, found)
+		}
+	})
+}
+
+func TestCriuInsideTheTreeIsFoundBeforehand(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		dir := t.TempDir()
+		images, begin, status := filepath.Join(dir, "images"), filepath.Join(dir, "begin"), filepath.Join(dir, "status")
+		criu := host.CriuCommand("dump", images).Args
+		job := host.StartUnder(append([]string{
+			"/bin/sh", "-c", `begin=$1 status=$2; shift 2
+				while [ $1 != -- ]; do criu="$criu $1"; shift; done; shift
+				"$@" &
+				until [ -e $begin ]; do sleep 0.05; done
+				$criu -t $$; echo $? >$status.new; mv $status.new $status
+				wait`, "sh", begin, status,
+		}, append(criu, "--")...), 1)
+		if err := os.WriteFile(begin, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu ends", func() bool {
+			_, err := os.Stat(status)
+			return err == nil
+		})
+		log, err := os.ReadFile(filepath.Join(images, "dump.log"))
+		if err != nil || !strings.Contains(string(log), "refused, nothing was touched: "+preflight.FindingCriuInside) {
+			t.Fatalf("criu in the tree is not refused: %v\n%s", err, testenv.CriuRun{Log: string(log)}.Lines())
+		}
+		if sessions := host.Sessions(); len(sessions) != 0 {
+			t.Errorf("a refusal made a session: %+v", sessions)
+		}
+		job.Runs()
+	})
+}
+
+// The dev of the job is on a file system whose server never answers.
+func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s}\n"))
+		job := host.StartUnder([]string{"/usr/bin/unshare", "-m"}, 1)
+		server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+		if err != nil {
+			t.Skipf("this kernel has no FUSE: %v", err)
+		}
+		released := func() { _ = server.Close() } // programs that wait for an answer get an error
+		t.Cleanup(released)
+		mount := exec.Command("/usr/bin/nsenter", "-t", job.Root(), "-m", "/bin/mount", "-i", "-t", "fuse",
+			"-o", "fd=3,rootmode=40000,user_id=0,group_id=0", "hangs", filepath.Join(host.Dir, "dev"))
+		mount.ExtraFiles = []*os.File{server}
+		if out, err := mount.CombinedOutput(); err != nil {
+			t.Fatalf("mount FUSE: %v\n%s", err, out)
+		}
+		run := host.TryDump(job, t.TempDir())
+		if run.Err == nil || !strings.Contains(run.Log, fmt.Sprintf("process %d (cudawork): its /dev does not answer", job.PID)) {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		if sessions := host.Sessions(); len(sessions) != 0 {
+			t.Errorf("a refusal made a session: %+v", sessions)
+		}
+		released()
+		if err := unix.Kill(job.PID, 0); err != nil {
+			t.Fatal(err)
+		}
+		job.Runs()
+	})
+}
+
+// Linux before 5.18 cannot drop locked memory, so criu writes it. This kernel can, so the
+// test makes the check fail.
+func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.UseFailpoint("dump.drop-locked=error")
+		for _, test := range []struct {
+			args   []string
+			toCriu bool
+		}{{[]string{"--mib", "16", "--mlock"}, true}, {[]string{"--mib", "16"}, false}} {
+			job := host.Start(1, test.args...)
+			images := host.Dump(job)
+			manifest, err := image.ReadManifest(images)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if toCriu := manifest.Processes[0].Pages == nil; toCriu != test.toCriu {
+				t.Errorf("%v: left to criu %v, want %v", test.args, toCriu, test.toCriu)
+			}
+			host.Restore(images)
+			job.Runs()
+		}
+	})
+}

@@ -1,0 +1,422 @@
+package check
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
+	"cucriu/internal/testenv"
+)
+
+// besideHolder starts a job beside a process that has opened a GPU device itself.
+func besideHolder(host *testenv.Host, args ...string) *testenv.Job {
+	const script = `exec 9<>"$1"; shift; "$@" 9>&- & wait`
+	return host.StartUnder([]string{"/bin/sh", "-c", script, "sh", filepath.Join("/", host.Dir, "dev/nvidiactl")}, 1, args...)
+}
+
+func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
+	testenv.Parallel(t)
+	for _, test := range []struct {
+		finding string
+		start   func(t *testing.T, host *testenv.Host) *testenv.Job
+	}{
+		{preflight.FindingNVIDIADevice, func(_ *testing.T, host *testenv.Host) *testenv.Job { return besideHolder(host) }},
+		{preflight.FindingNVIDIADevice, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--share-files") }},
+		{preflight.FindingForkedChild, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforked_children: refuse\n"))
+			return host.Start(1, "--loaders", "5")
+		}},
+		{preflight.FindingIOURing, func(_ *testing.T, host *testenv.Host) *testenv.Job { return host.Start(1, "--io-uring") }},
+		{preflight.FindingTraced, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			job := host.Start(1)
+			tracer := inject.NewTracer()
+			t.Cleanup(func() { _ = tracer.Release(context.Background()) })
+			if err := tracer.Run(job.PID); err != nil {
+				t.Fatal(err)
+			}
+			return job
+		}},
+		{preflight.FindingDifferentGPUs, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nforce: [container, unsupported-file]\n")) // it has mounts of its own, too
+			other := t.TempDir()
+			job := host.StartUnder([]string{
+				"/usr/bin/unshare", "-m", "/bin/sh", "-c", // criu dumps a mount namespace below another one
+				`unshare -m /bin/sh -c 'mount --bind /dev/null "$0" && exec "$@"' "$1" "$3" --dir "$2" & shift 2; "$@" & wait`,
+				"sh", filepath.Join(host.Dir, "dev/nvidia1"), other,
+			}, 1)
+			testenv.Eventually(t, testenv.Soon, "the process that sees fewer GPUs ticks", func() bool {
+				data, err := os.ReadFile(filepath.Join(other, "status"))
+				return err == nil && !strings.Contains(string(data), `"tick":0,`)
+			})
+			return job
+		}},
+		{preflight.FindingCUDAPlugin, func(t *testing.T, host *testenv.Host) *testenv.Job {
+			job := host.Start(1)
+			plugins, tools := t.TempDir(), t.TempDir()
+			if err := os.WriteFile(filepath.Join(plugins, "cuda_plugin.so"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(tools, "cuda-checkpoint"), []byte("#!/bin/sh\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			host.Setenv("CRIU_LIBS_DIR", plugins)
+			host.Setenv("PATH", tools+":"+os.Getenv("PATH"))
+			return job
+		}},
+	} {
+		t.Run(test.finding, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				refused(t, host, test.start(t, host), test.finding, t.TempDir())
+			})
+		})
+	}
+}
+
+// memoryGroup moves a job into a memory control group of its own, and returns a function
+// that writes to its files.
+func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write func(name, text string)) {
+	t.Helper()
+	dir, limitFile = testenv.MemoryGroup(t)
+	if dir == "" {
+		t.Skip("this kernel mounts no memory controller in which a group could be made")
+	}
+	t.Cleanup(job.Kill)
+	write = func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("cgroup.procs", job.Root())
+	return dir, limitFile, write
+}
+
+func TestAControlGroupThatIsTooSmallIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "48M")
+		found := refused(t, host, job, preflight.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
+		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
+			t.Errorf("neither the group nor its limit is named: %v", found)
+		}
+		write(limitFile, "512M")
+		host.Restore(host.Dump(job, "--manage-cgroups=ignore"), "--manage-cgroups=ignore")
+		job.Runs()
+	})
+}
+
+// An image on tmpfs counts as memory of the writer's group. The staging memory is dropped
+// only after all of it was copied. The group once had no room for both, and the OOM killer
+// came in the middle of the copy.
+func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "190M")
+		// Everything that is started from here on is in the group.
+		inGroup := func(args ...string) *exec.Cmd {
+			return host.Command("/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs")}, args...)...)
+		}
+		disk, memory := t.TempDir(), t.TempDir()
+		testenv.SmallDisk(t, memory, "512m")
+		program := testenv.Artefact(t, "make build", "bin", "cucriu")
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", memory).CombinedOutput(); err == nil || !strings.Contains(string(out), preflight.FindingMemoryCgroup) {
+			t.Fatalf("an image in memory is not counted: %v\n%s", err, out)
+		}
+		if out, err := inGroup(program, "check", "-t", job.Root(), "-D", disk).CombinedOutput(); keepsOnDisk(t, disk) && err != nil {
+			t.Fatalf("an image on a disk is counted: %v\n%s", err, out)
+		}
+		images := filepath.Join(memory, "images")
+		criu := host.CriuCommand("dump", images, "-t", job.Root(), "--manage-cgroups=ignore")
+		dump := func() error { return inGroup(criu.Args...).Run() }
+		if err := dump(); err == nil {
+			t.Fatal("dumped without the memory for it")
+		}
+		job.Runs()
+		write(limitFile, "512M")
+		if err := dump(); err != nil {
+			t.Fatalf("criu dump with enough memory: %v", err)
+		}
+		host.Restore(images, "--manage-cgroups=ignore")
+		job.Runs()
+	})
+}
+
+// TestOwnMemoryIsCounted where the dump is made in the control group of the job, as by a job script:
+// the OOM killer once came in the middle of the checkpoint.
+func TestOwnMemoryIsCounted(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "114M") // room for the GPU state, and for little else
+		program := testenv.Artefact(t, "make build", "bin", "cucriu")
+		images := newImages(t)
+		out, err := host.Command("/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), program, "dump", "-t", job.Root(), "-D", images).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), preflight.FindingMemoryCgroup) || !strings.Contains(string(out), "that criu and cucriu need there") {
+			t.Errorf("%v\n%s", err, out)
+		}
+		notDumped(t, job, images)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images) // from outside of the group
+	})
+}
+
+// TestTheOutOfMemoryKillerIsNamed by a dump that it has failed, and that ends.
+func TestTheOutOfMemoryKillerIsNamed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "96")
+		group, limitFile, write := memoryGroup(t, job)
+		write(limitFile, "64M")
+		out := cucriu(t, host, ended, "dump", "-t", job.Root(), "-D", newImages(t), "--force", preflight.FindingMemoryCgroup)
+		if !strings.Contains(out, "the out-of-memory killer has struck in the control group "+group) {
+			t.Errorf("it does not say who ended the job:\n%s", out)
+		}
+	})
+}
+
+// keepsOnDisk reports whether a folder is on a file system that is not in memory.
+func keepsOnDisk(t *testing.T, dir string) bool {
+	t.Helper()
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Type != unix.TMPFS_MAGIC
+}
+
+func TestADiskThatIsTooSmallIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--mib", "64")
+		images := t.TempDir()
+		testenv.SmallDisk(t, images, "32m")
+		refused(t, host, job, preflight.FindingDiskSpace, images)
+	})
+}
+
+// ncclJob starts a job of two processes that look like ranks.
+func ncclJob(t *testing.T, host *testenv.Host, environment ...string) *testenv.Job {
+	t.Helper()
+	stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
+	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + stub}, environment), 2, "--procs", "2")
+}
+
+func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.KernelModule("silent") // else it tells who shares memory
+		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
+		refused(t, host, job, preflight.FindingNCCL, t.TempDir())
+
+		findings := check(t, host, "-t", job.Root(), "--force", preflight.FindingNCCL)
+		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingNCCL && f.Forced }) {
+			t.Fatalf("forced, and the finding is gone: %+v", findings)
+		}
+		// Only one rank is dumped, so the other one is outside.
+		rank := strconv.Itoa(job.MustStatus(0).PID)
+		warnings := check(t, host, "-t", rank).Of(preflight.SeverityWarning)
+		if !slices.ContainsFunc(warnings, func(f preflight.Finding) bool {
+			return f.Name == preflight.FindingNCCL && strings.Contains(f.Message, "outside")
+		}) {
+			t.Fatalf("no warning of the rank outside: %+v", warnings)
+		}
+
+		images := newImages(t)
+		out := cucriu(t, host, 3, "dump", "-t", job.Root(), "-D", images)
+		if !strings.Contains(out, "refused, nothing was touched: nccl-ipc") {
+			t.Errorf("cucriu dump does not say why:\n%s", out)
+		}
+		notDumped(t, job, images)
+		cucriu(t, host, usage, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingTraced)
+		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingNCCL)
+		testenv.WholeImage(t, images)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
+		host.Restore(images)
+		job.Runs()
+	})
+}
+
+func TestNCCLOverSocketsIsDumped(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1")
+		if errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		host.Restore(host.Dump(job))
+		job.Runs()
+	})
+}
+
+func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
+	testenv.Parallel(t)
+	for _, driver := range []string{"old", "missing"} {
+		t.Run(driver, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1, "--driver", "550")
+				pid := host.Spawn(t.TempDir(), "/usr/bin/env", "LD_PRELOAD=libcuda.so.1", "/bin/sleep", "1000")
+				testenv.Eventually(t, testenv.Soon, "libcuda is mapped", func() bool {
+					maps, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+					return err == nil && strings.Contains(string(maps), "/550/libcuda.so.1") && strings.Contains(string(maps), "/sleep")
+				})
+				job, finding := host.Start(1), preflight.FindingDriverOld
+				if driver == "missing" {
+					host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
+					finding = preflight.FindingDriverMissing
+				}
+				host.Dump(testenv.JobOf(t, pid))
+				run := host.TryDump(job, t.TempDir()) // of a process that has used it
+				if run.Err == nil || !strings.Contains(run.Log, "refused, nothing was touched: "+finding) {
+					t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				job.Runs()
+			})
+		})
+	}
+}
+
+// withLibrary starts a job that has mapped an otherwise empty library of this name which
+// contains a text, and that has the variables in its environment.
+func withLibrary(t *testing.T, host *testenv.Host, name, text string, environment, args []string) *testenv.Job {
+	t.Helper()
+	stub, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(library, append(stub, text...), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return host.StartUnder(slices.Concat([]string{"/usr/bin/env", "LD_PRELOAD=" + library}, environment), 1, args...)
+}
+
+func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
+	testenv.Parallel(t)
+	const (
+		name       = "libc10_cuda.so"
+		expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+		newer      = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+	)
+	two := []string{"--gpus", "0,1"}
+	for _, test := range []struct {
+		name    string
+		nvml    string
+		config  string
+		start   func(*testing.T, *testenv.Host) *testenv.Job
+		refused bool
+		remedy  string
+	}{
+		{"two GPUs", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, true, "CUDA_VISIBLE_DEVICES"},
+		{"one GPU of two", "add 752", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1) }, false, ""},
+		{"little beside the contexts of two GPUs", "add 600", "", func(_ *testing.T, h *testenv.Host) *testenv.Job { return h.Start(1, two...) }, false, ""},
+		{"PyTorch", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job { return withLibrary(t, h, name, "", nil, two) }, true, expandable},
+		{"PyTorch with expandable segments", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "", []string{expandable}, two)
+		}, false, ""},
+		{"PyTorch that knows the setting by its new name", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "PYTORCH_ALLOC_CONF", []string{newer}, two)
+		}, false, ""},
+		{"PyTorch that does not", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, name, "PYTORCH_CUDA_ALLOC_CONF", []string{newer}, two)
+		}, true, expandable},
+		{"JAX", "add 752", "", func(t *testing.T, h *testenv.Host) *testenv.Job {
+			return withLibrary(t, h, "xla_cuda_plugin.so", "", nil, two)
+		}, true, "XLA_PYTHON_CLIENT_PREALLOCATE"},
+		{"forced by root's configuration", "add 752", "version: 1\nforce: [peer-memory]\n", func(_ *testing.T, h *testenv.Host) *testenv.Job {
+			return h.Start(1, two...)
+		}, false, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				host.NVML(test.nvml)
+				if test.config != "" {
+					host.Setenv("CUCRIU_CONFIG", host.Config(test.config))
+				}
+				job := test.start(t, host)
+				if test.refused {
+					found := refused(t, host, job, preflight.FindingPeerMemory, t.TempDir())
+					if !strings.Contains(found.Remedy, test.remedy) {
+						t.Errorf("the remedy does not name %s: %v", test.remedy, found)
+					}
+					if out, err := host.Cucriu("suspend", "-p", strconv.Itoa(job.MustStatus(0).PID)); err == nil || !strings.Contains(out, "peer-memory") {
+						t.Errorf("cucriu suspend: %v\n%s", err, out)
+					}
+					job.Runs()
+					return
+				}
+				host.Restore(host.Dump(job))
+				job.Runs()
+			})
+		})
+	}
+}
+
+func TestAProcessThatGrowsAfterItWasInspectedIsNotCheckpointed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0,1")
+		host.Faults("lock delay 900ms")
+		dump := make(chan testenv.CriuRun, 1)
+		go func() { dump <- host.TryDump(job, filepath.Join(t.TempDir(), "images")) }()
+		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
+		host.NVML("add 752")
+		if run := <-dump; run.Err == nil || !strings.Contains(run.Log, "it has come since the inspection: peer-memory") {
+			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+		}
+		host.WaitOutcome("running")
+		job.Runs()
+	})
+}
+
+func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
+		job := source.Start(1, "--gpus", "0,1", "--mib", "40")
+		images := source.Dump(job)
+		if errs := check(t, source, "-D", images).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v on the host where it was made", errs)
+		}
+		source.Start(1, "--gpus", "1", "--mib", "40")
+		testenv.OnlyError(t, check(t, source, "-D", images), preflight.FindingGPUMemory)
+		testenv.OnlyError(t, check(t, testenv.NewHost(t, 1), "-D", images), preflight.FindingGPUMap)
+		testenv.OnlyError(t, check(t, testenv.NewHost(t, 2, "--driver", "570"), "-D", images), preflight.FindingDriverVersion)
+		testenv.OnlyError(t, check(t, testenv.NewHost(t, 2, "--driver", "550"), "-D", images), preflight.FindingDriverOld)
+	})
+}
+
+func TestCheckFindsNothingAgainstAStoppedJobOrATreeWithoutCUDA(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")
+		if errs := check(t, host, "-t", strconv.Itoa(pid)).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		job := host.Start(1)
+		job.Signal(unix.SIGSTOP)
+		testenv.Eventually(t, testenv.Soon, "the job stops", job.Stopped)
+		findings := check(t, host, "-t", job.Root())
+		if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingStopped }) || !job.Stopped() {
+			t.Fatalf("stopped %v, found %+v", job.Stopped(), findings)
+		}
+		job.Signal(unix.SIGCONT)
+		job.Runs()
+	})
+}

@@ -1,0 +1,171 @@
+package check
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/testenv"
+)
+
+// The ways in which one process gives another its device memory.
+var sharings = []string{"--ipc", "--ipc-vmm"}
+
+// shared finds what is said of two processes that share memory.
+func shared(findings preflight.Findings, one, other int, outside bool) bool {
+	return slices.ContainsFunc(findings.Of(preflight.SeverityError), func(f preflight.Finding) bool {
+		return f.Name == preflight.FindingSharing && f.PID == one &&
+			strings.Contains(f.Message, fmt.Sprintf("process %d (cudawork)", other)) && strings.Contains(f.Message, "outside") == outside
+	})
+}
+
+// The driver would lock and checkpoint them all, and could never restore the importer.
+func TestSharedDeviceMemoryIsRefused(t *testing.T) {
+	testenv.Parallel(t)
+	for _, how := range sharings {
+		t.Run(how, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 2)
+				job := host.Start(2, how)
+				exporter, importer := job.MustStatus(0).PID, job.MustStatus(1).PID
+				if found := check(t, host, "-t", job.Root()); !shared(found, exporter, importer, false) && !shared(found, importer, exporter, false) {
+					t.Errorf("check finds %+v", found)
+				}
+				images := newImages(t)
+				if out := cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images); !strings.Contains(out, "refused, nothing was touched: "+preflight.FindingSharing) {
+					t.Errorf("cucriu dump:\n%s", out)
+				}
+				notDumped(t, job, images)
+				if run := host.TryDump(job, t.TempDir()); run.Err == nil || !strings.Contains(run.Log, preflight.FindingSharing) {
+					t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
+				}
+				job.Runs()
+				// Of the two only one is dumped, so the other is outside.
+				for one, other := range map[int]int{exporter: importer, importer: exporter} {
+					if found := check(t, host, "-t", strconv.Itoa(one)); !shared(found, one, other, true) {
+						t.Errorf("of %d alone check finds %+v", one, found)
+					}
+					if out := cucriu(t, host, turnedDown, "suspend", "-p", strconv.Itoa(one)); !strings.Contains(out, preflight.FindingSharing) {
+						t.Errorf("cucriu suspend:\n%s", out)
+					}
+				}
+				job.Runs()
+			})
+		})
+	}
+}
+
+// Whoever begins to share memory after the inspection is found before the checkpoint.
+func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
+	testenv.Parallel(t)
+	for _, how := range sharings {
+		for name, c := range map[string]struct {
+			point   string
+			outside bool // the importer is not dumped, and so it runs even after the job was stopped
+		}{"before the lock": {"dump.watch", false}, "from outside after the stop": {"dump.park", true}} {
+			t.Run(how+" "+name, func(t *testing.T) {
+				testenv.Isolated(t, func(t *testing.T) {
+					host := testenv.NewHost(t, 1)
+					job := host.Start(2, how, "--ipc-later")
+					dir := filepath.Dir(job.Dirs[0])
+					root := job.Root()
+					if c.outside {
+						root = strconv.Itoa(job.MustStatus(0).PID)
+					}
+					share := testenv.Script(t, fmt.Sprintf("touch %[1]s/share\nuntil [ -e %[1]s/shared ]; do sleep 0.01; done", dir))
+					if errs := check(t, host, "-t", root).Of(preflight.SeverityError); len(errs) > 0 {
+						t.Fatalf("before they share: %+v", errs)
+					}
+					images := newImages(t)
+					out, err := testenv.Failing(t, host, c.point+"=run "+share, "dump", "-t", root, "-D", images)
+					if err == nil || !strings.Contains(out, "it has come since the inspection: "+preflight.FindingSharing) {
+						t.Fatalf("cucriu dump: %v\n%s", err, out)
+					}
+					if _, err := os.Stat(filepath.Join(dir, "shared")); err != nil {
+						t.Error("they do not share")
+					}
+					notDumped(t, job, images)
+				})
+			})
+		}
+	}
+}
+
+// They map NCCL's library, as every process of PyTorch does, and nothing says that its
+// transports are off.
+func TestProcessesThatShareNothingAreDumped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := ncclJob(t, host)
+		other := host.Start(2, "--ipc") // the memory of others is no matter of theirs
+		if errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Fatalf("found %+v", errs)
+		}
+		host.Restore(host.Dump(job))
+		job.Runs()
+		other.Runs()
+	})
+}
+
+// Whether processes share memory that cannot be told must be assumed.
+func TestSharingThatCannotBeToldIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.KernelModule("silent")
+		alone, pair := host.Start(1), host.Start(2, "--procs", "2")
+		if errs := check(t, host, "-t", alone.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+			t.Fatalf("one process: %+v", errs)
+		}
+		refused(t, host, pair, preflight.FindingSharing, t.TempDir())
+		images := newImages(t)
+		cucriu(t, host, 0, "dump", "-t", pair.Root(), "-D", images, "--force", preflight.FindingSharing)
+		testenv.Eventually(t, testenv.Soon, "the job is reaped", pair.Gone)
+		host.Restore(images)
+		pair.Runs()
+	})
+}
+
+func TestADriverIsBelievedAfterItsCalibration(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		// A driver that nobody has compared.
+		file := filepath.Join(host.Dir, "proc/driver/nvidia/version")
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "580.159.04", "600.10.01")), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, sharers := host.Start(2, "--procs", "2"), host.Start(2, "--ipc")
+		verdict := func(job *testenv.Job, name string, refused bool) {
+			t.Helper()
+			errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError)
+			if (len(errs) == 1 && errs[0].Name == preflight.FindingSharing) != refused || !refused && len(errs) > 0 {
+				t.Errorf("%s: found %+v", name, errs)
+			}
+		}
+		calibrate := func(severity preflight.Severity) {
+			t.Helper()
+			if found := check(t, host, "--calibrate").Of(severity); !slices.ContainsFunc(found, func(f preflight.Finding) bool { return f.Name == preflight.FindingSharing }) {
+				t.Errorf("calibration: %+v", found)
+			}
+		}
+		verdict(pair, "not calibrated", true)
+		host.KernelModule("lie")
+		calibrate(preflight.SeverityWarning)
+		verdict(pair, "it lied", true)
+		host.KernelModule("")
+		calibrate(preflight.SeverityOK)
+		verdict(pair, "calibrated", false)
+		verdict(sharers, "calibrated", true)
+		host.KernelModule("silent")
+		verdict(pair, "it does not answer any more", true)
+		pair.Runs()
+	})
+}

@@ -1,0 +1,222 @@
+package cli
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks"
+	"cucriu/internal/testenv"
+)
+
+// Tests of the exit statuses that need real criu, several hosts, or a fault.
+
+// The words of the tests.
+var (
+	simulated = testenv.Simulated
+	cucriu    = testenv.Exits
+	exits     = testenv.FailingExits
+)
+
+const (
+	failed     = testenv.StatusFailed
+	turnedDown = testenv.StatusRefused
+	notBack    = testenv.StatusNotBack
+)
+
+// TestAHostThatCannotTakeAnImage refuses it before criu has created anything. cucriu map
+// and cucriu check say the same.
+func TestAHostThatCannotTakeAnImage(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
+		job := source.Start(1, "--gpus", "0,1", "--mib", "40")
+		images := source.Dump(job)
+		for _, test := range []struct {
+			name, says string
+			host       func(*testing.T) *testenv.Host
+		}{
+			{"too few GPUs", "fewer GPUs", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 1) }},
+			{"another driver", "the image was made with driver", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 2, "--driver", "570") }},
+			{"a driver without checkpoints", "570 or newer", func(t *testing.T) *testenv.Host { return testenv.NewHost(t, 2, "--driver", "550") }},
+			{"no driver", "libcuda", func(t *testing.T) *testenv.Host {
+				host := testenv.NewHost(t, 2)
+				host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
+				return host
+			}},
+			{"too little GPU memory", "MiB free and the restore needs", func(t *testing.T) *testenv.Host {
+				host := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
+				host.Start(1, "--gpus", "1", "--mib", "40")
+				return host
+			}},
+			{"map to a GPU that is not there", "index 7", func(t *testing.T) *testenv.Host {
+				host := testenv.NewHost(t, 2)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 7}}]}\n"))
+				return host
+			}},
+			{"map of two to one", "both", func(t *testing.T) *testenv.Host {
+				host := testenv.NewHost(t, 2)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 1}, to: {index: 0}}]}\n"))
+				return host
+			}},
+		} {
+			t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+				host := test.host(t)
+				for _, command := range []string{"restore", "map", "check"} {
+					exits(t, host, turnedDown, test.says, "", command, "-D", images)
+				}
+				if job.Alive() || len(host.Sessions()) > 0 {
+					t.Errorf("the restore has begun: sessions %+v", host.Sessions())
+				}
+			})
+		}
+		source.Restore(images)
+		job.Runs()
+	})
+}
+
+// TestAResumeWithoutTheGPUMemoryIsRefused, and the job stays suspended.
+func TestAResumeWithoutTheGPUMemoryIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
+		job := host.Start(1, "--mib", "40")
+		cucriu(t, host, 0, "suspend", "-p", job.Root())
+		other := host.Start(1, "--mib", "40")
+		exits(t, host, turnedDown, "MiB free and the restore needs", "", "resume", "-p", job.Root())
+		if !job.Stopped() || host.Step() != "suspended" {
+			t.Errorf("the job is not suspended any more: %s", host.Step())
+		}
+		other.Kill()
+		testenv.Eventually(t, testenv.Soon, "the other is gone", other.Gone)
+		cucriu(t, host, 0, "resume", "-p", job.Root())
+		job.Runs()
+	})
+}
+
+// TestAResumeThatFailedAfterTheRestoreIsTriedAgain, although the job holds its GPU memory
+// again and there is no room for a second time as much.
+func TestAResumeThatFailedAfterTheRestoreIsTriedAgain(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
+		job := host.Start(1, "--mib", "40")
+		cucriu(t, host, 0, "suspend", "-p", job.Root())
+		exits(t, host, failed, "as requested", "suspend.back.unlock=error", "resume", "-p", job.Root())
+		cucriu(t, host, 0, "resume", "-p", job.Root())
+		job.Runs()
+	})
+}
+
+// TestWhatIsFoundAfterTheLockIsAFailure, not a refusal, because something was touched.
+func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 2)
+		job := host.Start(1, "--gpus", "0,1")
+		images := testenv.NewImages(t)
+		host.Faults("lock delay 900ms")
+		out := make(chan string, 1)
+		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", images)
+		go func() {
+			text, _ := cmd.CombinedOutput()
+			out <- string(text)
+		}()
+		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
+		host.NVML("add 752")
+		text := <-out
+		if code := cmd.ProcessState.ExitCode(); code != failed || !strings.Contains(text, "it has come since the inspection: peer-memory") {
+			t.Errorf("exit status %d\n%s", code, text)
+		}
+		testenv.NotDumped(t, job, images)
+	})
+}
+
+// TestAJobThatIsNotBackYet: bringing it back fails until it is tried without the fault.
+func TestAJobThatIsNotBackYet(t *testing.T) {
+	testenv.Parallel(t)
+	for _, test := range []struct{ name, point, command string }{
+		{"dump", "dump.checkpoint=error,dump.back.unlock=error", "dump"},
+		{"dump that criu fails", "dump.post-dump=error,dump.back.unlock=error", "dump"},
+		{"suspend", "suspend.checkpoint=error,suspend.back.unlock=error", "suspend"},
+	} {
+		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s, try: 1s}\n")) // how long a dump waits for the watcher
+				job := host.Start(1)
+				args := []string{"suspend", "-p", job.Root()}
+				if test.command == "dump" {
+					args = []string{"dump", "-t", job.Root(), "-D", testenv.NewImages(t)}
+				}
+				exits(t, host, notBack, hooks.ErrNotBack.Error(), test.point, args...)
+				if got := host.LastOutcome(); got != "" {
+					t.Fatalf("the session is closed: %q", got)
+				}
+				host.KillWatcher()
+				exits(t, host, notBack, hooks.ErrNotBack.Error(), test.command+".back.unlock=error", "recover")
+				if out := cucriu(t, host, 0, "status"); !strings.Contains(out, "not back yet: ") {
+					t.Errorf("cucriu status does not say why:\n%s", out)
+				}
+				cucriu(t, host, 0, "recover")
+				job.Runs()
+			})
+		})
+	}
+}
+
+// TestARestoreThatIsGivenUpOnASignal leaves nothing of the job behind.
+func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		images := host.Dump(job)
+		dir, config := t.TempDir(), filepath.Join(t.TempDir(), "criu.conf")
+		reached, taken := filepath.Join(dir, "reached"), filepath.Join(dir, "taken")
+		// criu before 4.2 reads the file twice, and so calls the script twice.
+		hold := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = pre-restore ] || exit 0
+: >`+reached+`; until [ -e `+taken+` ]; do sleep 0.01; done`)
+		testenv.WriteFile(t, config, "action-script "+hold+"\n")
+		out := new(strings.Builder)
+		cmd := host.CucriuCommand("restore", "-D", images, "--criu-config", config)
+		cmd.Stdout, cmd.Stderr = out, out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "criu waits", func() bool { return testenv.Exists(reached) })
+		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
+		testenv.WriteFile(t, taken, "")
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 128+int(unix.SIGTERM) {
+			t.Errorf("exit status %d\n%s", code, out)
+		}
+		testenv.Eventually(t, testenv.Soon, "nothing of the job is left", job.Gone)
+		cucriu(t, host, 0, "restore", "-D", images)
+		job.Runs()
+	})
+}
+
+// TestASuspendThatIsGivenUpOnASignal leaves the job running.
+func TestASuspendThatIsGivenUpOnASignal(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1)
+		host.Faults("lock delay 700ms")
+		cmd := host.CucriuCommand("suspend", "-p", job.Root())
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Soon, "it locks", func() bool { return host.Step() == "lock" })
+		time.Sleep(50 * time.Millisecond) // the call is under way
+		if err := cmd.Process.Signal(unix.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 128+int(unix.SIGINT) {
+			t.Errorf("exit status %d", code)
+		}
+		job.Runs()
+	})
+}

@@ -1,0 +1,40 @@
+// Package dump tests dumps, and what becomes of a job whose dump fails: stock criu with cucriu-hook
+// as its action script, cucriu dump, and cucriu recover. It runs on simulated hosts, or on a real
+// one with CUCRIU_TEST_DRIVER=real.
+package dump
+
+import (
+	"os"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// The words of the tests.
+var (
+	simulated = testenv.Simulated
+	cucriu    = testenv.Exits
+	failing   = testenv.Failing
+	check     = testenv.Check
+	newImages = testenv.NewImages
+	notDumped = testenv.NotDumped
+)
+
+const (
+	failed     = testenv.StatusFailed
+	usage      = testenv.StatusUsage
+	turnedDown = testenv.StatusRefused
+	notBack    = testenv.StatusNotBack
+	ended      = testenv.StatusEnded
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(untracedVariable) != "" {
+		os.Exit(waitUntraced(os.Args[1:]))
+	}
+	if dir := os.Getenv(programVariable); dir != "" {
+		runProgram(dir)
+	}
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}

@@ -1,0 +1,136 @@
+package dump
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// A folder may have a name that looks like that of a GPU device.
+func TestFilesInAFolderCalledDevNVIDIAAreNotTaken(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		dir := filepath.Join(t.TempDir(), "dev", "nvidia-tests")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(dir, "train")
+		data, err := os.ReadFile(testenv.Artefact(t, "make workload", "build", "workload", "cudawork"))
+		if err == nil {
+			err = os.WriteFile(program, data, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		job := host.StartProgram(program, 1, "--loaders", "5")
+		host.Restore(host.Dump(job))
+		job.Runs()
+	})
+}
+
+// In some containers NVML lists nobody. Then it is not known that OpenCL computes nothing.
+func TestDevicesAreNotTakenIfNVMLTellsNothing(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := looker(t, host, "libnvidia-opencl.so.1", "hwloc_opencl.so")
+		host.NVML("hide")
+		run := host.TryDump(job, t.TempDir())
+		if run.Err == nil {
+			t.Fatal("it was dumped")
+		}
+		job.Runs()
+		if !strings.Contains(holds(job.PID), "dev/nvidiactl") {
+			t.Error("it has lost its device")
+		}
+	})
+}
+
+// A rank without a context at the inspection gets one, and shares it, before it is locked.
+func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		host.KernelModule("silent") // else it tells who shares memory
+		stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
+		late := t.TempDir()
+		job := host.StartUnder([]string{
+			"/usr/bin/env", "LD_PRELOAD=" + stub, "/bin/sh", "-c",
+			strings.ReplaceAll(`"$@" & "$1" --dir LATE --context-later & wait`, "LATE", late), "sh",
+		}, 1)
+		testenv.Eventually(t, testenv.Soon, "both use CUDA", func() bool {
+			return len(cudaOf(t, job)) == 2
+		})
+		host.Faults("state delay 2s")
+		go func() {
+			time.Sleep(1200 * time.Millisecond)
+			_ = os.WriteFile(filepath.Join(late, "context"), nil, 0o600)
+		}()
+		images := newImages(t)
+		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images)
+		if err == nil || !strings.Contains(out, preflight.FindingNCCL) {
+			t.Fatalf("cucriu dump: %v\n%s", err, out)
+		}
+		job.Runs()
+	})
+}
+
+// cudaOf returns the processes of a job that hold a GPU device.
+func cudaOf(t *testing.T, job *testenv.Job) []int {
+	t.Helper()
+	pids, err := proc.Tree(job.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cuda []int
+	for _, pid := range pids {
+		if strings.Contains(holds(pid), "dev/nvidia") {
+			cuda = append(cuda, pid)
+		}
+	}
+	return cuda
+}
+
+func TestAForkedChildWithALowLimitOfFilesIsDumped(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		job := host.Start(1, "--fork-child")
+		child := childrenOf(t, job)[0]
+		few := unix.Rlimit{Cur: 32, Max: 1024}
+		if err := unix.Prlimit(child, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+			t.Fatal(err)
+		}
+		host.Restore(host.Dump(job))
+		job.Runs()
+		wantReleased(t, job)
+	})
+}
+
+func TestFileLocksThatNameNoProcessOfTheTreeAreFound(t *testing.T) {
+	testenv.Parallel(t)
+	const ofd = `python3 -c 'import fcntl, struct; fcntl.fcntl(4, 37, struct.pack("hhqqi4x", 1, 0, 0, 0, 0))'; `
+	for name, script := range map[string]string{
+		"flock by a program that ended": `exec 4>locked; flock -x 4; `,
+		"of the open file":              `exec 4>locked; ` + ofd,
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				dir := t.TempDir()
+				pid := host.Spawn(dir, "/bin/bash", "-c", "cd "+dir+"; "+script+"touch ready; while :; do sleep 0.1; done")
+				testenv.Eventually(t, testenv.Soon, "it is ready", func() bool { return testenv.Exists(filepath.Join(dir, "ready")) })
+				images := newImages(t)
+				cucriu(t, host, 0, "dump", "-t", strconv.Itoa(pid), "-D", images)
+				testenv.Eventually(t, testenv.Soon, "it is gone", testenv.JobOf(t, pid).Gone)
+				cucriu(t, host, 0, "restore", "-D", images)
+			})
+		})
+	}
+}

@@ -1,0 +1,416 @@
+package jobs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// asked is a job of which people ask something while it runs.
+type asked struct {
+	*testenv.Host
+	t       *testing.T
+	dir     string // D
+	work    string
+	command []string
+	job     *testenv.Job // nil if it does not use CUDA
+	super   *exec.Cmd
+	said    *bytes.Buffer
+}
+
+// newAsked makes a job that uses CUDA and has two processes which do not.
+func newAsked(t *testing.T, flags ...string) *asked {
+	t.Helper()
+	return newAskedOn(t, testenv.NewHost(t, 1), "", flags...)
+}
+
+// newAskedOn makes such a job on a host, where what cucriu does goes wrong at a failpoint.
+func newAskedOn(t *testing.T, host *testenv.Host, point string, flags ...string) *asked {
+	t.Helper()
+	if point != "" {
+		host.UseFailpoint(point)
+	}
+	a := &asked{Host: host, t: t, dir: filepath.Join(t.TempDir(), "D"), work: t.TempDir()}
+	a.command = []string{testenv.Artefact(t, "make workload", "build", "workload", "cudawork"), "--dir", a.work, "--mib", "4", "--loaders", "2"}
+	a.job = testenv.JobOf(t, 1)
+	a.job.Dirs = []string{a.work}
+	a.run(flags...)
+	a.job.WaitTicks(3)
+	return a
+}
+
+// run starts the supervisor. The name of the job is train.
+func (a *asked) run(flags ...string) {
+	a.t.Helper()
+	args := slices.Concat([]string{"run", "--dir", a.dir, "--name", "train", "--every", "0", "--requeue-status", "85"}, flags, []string{"--"}, a.command)
+	a.said = new(bytes.Buffer)
+	a.super = a.CucriuCommand(args...)
+	a.super.Stderr = a.said
+	if err := a.super.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+	super := a.super
+	a.t.Cleanup(func() { // whatever is left of a test that has failed
+		_ = super.Process.Kill()
+		for _, pid := range a.placeInits() {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	})
+	testenv.Eventually(a.t, 3*testenv.Soon, "the job is under care", func() bool {
+		state, supervisor := a.stateBy() // for a moment it is what the last supervisor wrote
+		return supervisor == super.Process.Pid && slices.Contains([]string{"running", "paused"}, state)
+	})
+}
+
+func (a *asked) placeInits() (pids []int) {
+	files, _ := filepath.Glob(filepath.Join(a.dir, "place-*", "place.json"))
+	for _, file := range files {
+		var place struct {
+			Init proc.Ident `json:"init"`
+		}
+		data, _ := os.ReadFile(file)
+		if json.Unmarshal(data, &place) == nil && place.Init.PID > 1 {
+			pids = append(pids, place.Init.PID)
+		}
+	}
+	return pids
+}
+
+// cucriu runs a command, and fails the test unless it ends with the status and says this.
+func (a *asked) cucriu(status int, says string, args ...string) string {
+	a.t.Helper()
+	cmd := a.CucriuCommand(args...)
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != status || !strings.Contains(string(out), says) {
+		a.t.Fatalf("cucriu %v: exit status %d, want %d; want %q in\n%s\ncucriu run:\n%s", args, code, status, says, out, a.said)
+	}
+	return string(out)
+}
+
+// state is what cucriu status says of the job; "" if it does not know it.
+func (a *asked) state() string {
+	a.t.Helper()
+	state, _ := a.stateBy()
+	return state
+}
+
+// stateBy returns the state, and the pid of the supervisor that has written it.
+func (a *asked) stateBy() (state string, supervisor int) {
+	a.t.Helper()
+	out, err := a.CucriuCommand("status", "--json").Output()
+	var report struct {
+		Jobs []struct {
+			Name, State string
+			PID         int
+		}
+	}
+	// What it could not find out of CUDA processes is an error beside the JSON, and not our subject.
+	if json.Unmarshal(out, &report) != nil || report.Jobs == nil {
+		a.t.Fatalf("cucriu status: %v\n%s", err, out)
+	}
+	for _, job := range report.Jobs {
+		if job.Name == "train" {
+			return job.State, job.PID
+		}
+	}
+	return "", 0
+}
+
+func (a *asked) is(state string) {
+	a.t.Helper()
+	if got := a.state(); got != state {
+		a.t.Fatalf("the job is %q, want %q\n%s", got, state, a.said)
+	}
+}
+
+func (a *asked) checkpoints() []string {
+	dirs, _ := filepath.Glob(filepath.Join(a.dir, "checkpoints", "[0-9]*"))
+	return dirs
+}
+
+// ends waits for the supervisor's end.
+func (a *asked) ends(status int) {
+	a.t.Helper()
+	_ = a.super.Wait()
+	if code := a.super.ProcessState.ExitCode(); code != status {
+		a.t.Fatalf("cucriu run: exit status %d, want %d\n%s", code, status, a.said)
+	}
+}
+
+// finish ends the job.
+func (a *asked) finish() {
+	a.t.Helper()
+	a.job.Runs()
+	testenv.WriteFile(a.t, filepath.Join(a.work, "stop"), "")
+	a.ends(0)
+	a.is("finished")
+}
+
+// standsStill fails the test if any process of the job runs.
+func (a *asked) standsStill() {
+	a.t.Helper()
+	inits := a.placeInits()
+	if len(inits) != 1 {
+		a.t.Fatalf("places: %v", inits)
+	}
+	tree, err := proc.Tree(inits[0])
+	if err != nil || len(tree) < 2 {
+		a.t.Fatalf("the tree of the place: %v %v", tree, err)
+	}
+	for _, pid := range tree[1:] {
+		p, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		defer p.Close()
+		if p.Exiting() {
+			continue // a program of the supervisor's, which was killed with it
+		}
+		if stopped, err := proc.Stopped(pid); err != nil || !stopped {
+			states, _ := proc.ThreadStates(pid)
+			a.t.Errorf("process %d of %d in the place runs: %q %v", pid, len(tree)-1, states, err)
+		}
+	}
+}
+
+// gpuBytes is how much GPU memory the processes of the host have.
+func (a *asked) gpuBytes() (bytes uint64) {
+	a.t.Helper()
+	for _, pid := range a.placeInits() {
+		tree, err := proc.Tree(pid)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		for _, pid := range tree[1:] {
+			held, err := a.Driver().ProcessMemory(a.t.Context(), pid)
+			if err != nil {
+				continue // it does not use CUDA
+			}
+			for _, n := range held {
+				bytes += n
+			}
+		}
+	}
+	return bytes
+}
+
+// TestACheckpointOnRequest is made at once, and is in the job's directory when the command ends.
+func TestACheckpointOnRequest(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.cucriu(0, "checkpoint 000001: the job stood still for", "jobs", "checkpoint", "train")
+		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", a.dir)
+		if n := len(a.checkpoints()); n != 2 {
+			t.Errorf("%d checkpoints", n)
+		}
+		a.cucriu(0, "checkpoint 000002 is whole", "jobs", "verify", "train")
+		a.cucriu(0, "removed: 000001", "jobs", "prune", "train", "--keep", "1") // through the supervisor
+		a.finish()
+	})
+}
+
+// TestRequestsAtTheSameTime are served one after the other.
+func TestRequestsAtTheSameTime(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t, "--keep", "10")
+		var cmds []*exec.Cmd
+		for range 3 {
+			cmd := a.CucriuCommand("jobs", "checkpoint", "train")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			cmds = append(cmds, cmd)
+		}
+		for _, cmd := range cmds {
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("cucriu jobs checkpoint: %v", err)
+			}
+		}
+		if n := len(a.checkpoints()); n != len(cmds) {
+			t.Errorf("%d checkpoints for %d requests\n%s", n, len(cmds), a.said)
+		}
+		a.finish()
+	})
+}
+
+// TestAPausedJobStandsStill with all its processes, has no GPU memory, makes no checkpoints, and
+// goes on where it was.
+func TestAPausedJobStandsStill(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		if a.gpuBytes() == 0 {
+			t.Fatal("the job has no GPU memory to free")
+		}
+		a.cucriu(3, "train is not paused", "jobs", "resume", "train")
+		a.cucriu(0, "train is paused", "jobs", "pause", "train")
+		a.is("paused")
+		a.standsStill()
+		if n := a.gpuBytes(); n != 0 {
+			t.Errorf("%d bytes of GPU memory are not free", n)
+		}
+		before := a.job.Ticks()
+		a.cucriu(3, "is paused already", "jobs", "pause", "train")
+		a.cucriu(3, "makes no checkpoints", "jobs", "checkpoint", "train")
+		if err := a.super.Process.Signal(unix.SIGCONT); err != nil { // a shell's fg
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond)
+		a.standsStill()
+		if after := a.job.Ticks(); !slices.Equal(before, after) {
+			t.Errorf("the job went on from %v to %v", before, after)
+		}
+		a.cucriu(0, "train goes on", "jobs", "resume", "train")
+		a.is("running")
+		a.job.Runs()
+		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", "train") // the first was made for the pause
+		a.finish()
+	})
+}
+
+// TestAPausedJobMakesNoCheckpointsOnSchedule, and makes them again when it goes on.
+func TestAPausedJobMakesNoCheckpointsOnSchedule(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t, "--every", "1s")
+		a.cucriu(0, "", "jobs", "pause", "train")
+		before := a.checkpoints()
+		time.Sleep(2 * time.Second)
+		if after := a.checkpoints(); !slices.Equal(before, after) {
+			t.Errorf("checkpoints before the pause: %v, and in it: %v", before, after)
+		}
+		a.cucriu(0, "", "jobs", "resume", "train")
+		testenv.Eventually(t, testenv.Soon, "there is another checkpoint", func() bool { return !slices.Equal(before, a.checkpoints()) })
+		a.finish()
+	})
+}
+
+// TestAPausedJobStaysPausedWithoutItsSupervisor, and with the next one.
+func TestAPausedJobStaysPausedWithoutItsSupervisor(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.cucriu(0, "", "jobs", "pause", "train")
+		_ = a.super.Process.Kill()
+		_ = a.super.Wait()
+		a.is("no supervisor")
+		a.standsStill()
+		a.cucriu(3, "the same cucriu run takes it under care again", "jobs", "resume", "train")
+		a.cucriu(3, "runs without a supervisor", "jobs", "prune", "train", "--keep", "1")
+		a.run()
+		a.is("paused")
+		a.standsStill()
+		a.cucriu(0, "", "jobs", "resume", "train")
+		a.finish()
+	})
+}
+
+// TestAPausedJobIsPreempted: it goes on first, because its last checkpoint needs its GPU memory.
+func TestAPausedJobIsPreempted(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.cucriu(0, "", "jobs", "pause", "train")
+		if err := a.super.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		a.ends(85)
+		a.is("preempted")
+		if n := len(a.checkpoints()); n != 2 {
+			t.Errorf("%d checkpoints\n%s", n, a.said)
+		}
+		a.run()
+		a.finish()
+	})
+}
+
+// TestAPauseThatFailsIsUndone: what was stopped goes on.
+func TestAPauseThatFailsIsUndone(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.Faults("checkpoint return 999 skip 1") // the first is for the checkpoint
+		a.cucriu(1, "train is not paused", "jobs", "pause", "train")
+		a.Faults()
+		a.is("running")
+		a.job.Runs()
+		a.finish()
+	})
+}
+
+// TestAStoppedJobGoesOnFromItsLastCheckpoint, as soon as the command has ended.
+func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.cucriu(0, "checkpoint 000001", "jobs", "stop", "train")
+		ticks := a.job.Ticks()
+		a.ends(85)
+		a.is("preempted")
+		a.cucriu(3, "does not run on this host", "jobs", "checkpoint", "train")
+		a.run()
+		a.job.WaitTicks(ticks[0] + 1)
+		if text := "goes on from checkpoint 000001"; !strings.Contains(a.said.String(), text) {
+			t.Errorf("no %q:\n%s", text, a.said)
+		}
+		a.finish()
+	})
+}
+
+// TestAJobThatCannotBeDumpedIsNotStopped: what it has since its last checkpoint would be lost.
+func TestAJobThatCannotBeDumpedIsNotStopped(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		a := newAsked(t)
+		a.Faults("checkpoint return 999")
+		a.cucriu(1, "train is not stopped, and goes on", "jobs", "stop", "train")
+		a.Faults()
+		a.is("running")
+		a.job.Runs()
+		a.finish()
+	})
+}
+
+// TestAJobWithoutCUDAIsPaused by a stop of all its processes.
+func TestAJobWithoutCUDAIsPaused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "written")
+		a := &asked{Host: testenv.NewHost(t, 1), t: t, dir: filepath.Join(t.TempDir(), "D"), command: []string{
+			"/bin/sh", "-c", `(while [ ! -e "$0".stop ]; do printf . >>"$0"; sleep 0.01; done) & wait`, file,
+		}}
+		a.run()
+		size := func() int64 {
+			info, err := os.Stat(file)
+			if err != nil {
+				return 0
+			}
+			return info.Size()
+		}
+		grows := func() {
+			t.Helper()
+			from := size()
+			testenv.Eventually(t, testenv.Soon, "the job writes", func() bool { return size() > from })
+		}
+		grows()
+		a.cucriu(0, "", "jobs", "pause", "train")
+		a.standsStill()
+		before := size()
+		time.Sleep(200 * time.Millisecond)
+		if after := size(); after != before {
+			t.Errorf("it wrote on in its pause: %s bytes", strconv.FormatInt(after-before, 10))
+		}
+		a.cucriu(0, "", "jobs", "resume", "train")
+		grows()
+		testenv.WriteFile(t, file+".stop", "")
+		a.ends(0)
+	})
+}

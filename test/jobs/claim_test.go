@@ -1,0 +1,57 @@
+package jobs
+
+import (
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// TestAProcessHasOneSessionWhoeverLooks: the sandbox of a long job has a run directory of its own, and
+// another pid for the process.
+func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
+	testenv.Parallel(t)
+	const conflict = "in another pid namespace"
+	for _, test := range []struct{ name, point, first, second string }{
+		{"a checkpoint is made", "dump.lock", "jobs checkpoint", "suspend"},
+		{"the host suspends", "suspend.lock", "suspend", "jobs checkpoint"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				marks := t.TempDir()
+				wait := testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.01; done", marks))
+				host := testenv.NewHost(t, 1)
+				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 4s, try: 1s}\n")) // for so long one waits for the other
+				a := newAskedOn(t, host, test.point+"=run "+wait)
+				tree, err := proc.Tree(a.placeInits()[0])
+				if err != nil || len(tree) < 2 {
+					t.Fatal(tree, err)
+				}
+				root := strconv.Itoa(tree[1])
+				args := map[string][]string{"jobs checkpoint": {"jobs", "checkpoint", "train"}, "suspend": {"suspend", "-p", root}}
+				first := a.CucriuCommand(args[test.first]...)
+				if err := first.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "the first has begun", func() bool { return testenv.Exists(filepath.Join(marks, "reached")) })
+				a.cucriu(3, conflict, args[test.second]...)
+				testenv.WriteFile(t, filepath.Join(marks, "go"), "")
+				if err := first.Wait(); err != nil {
+					t.Fatal(err)
+				}
+				if test.first == "suspend" {
+					a.cucriu(3, conflict, args[test.second]...)
+					a.cucriu(0, "", "resume", "-p", root)
+				} else {
+					a.cucriu(0, "", "jobs", "pause", "train")
+					a.cucriu(3, conflict, "resume", "-p", root)
+					a.cucriu(0, "", "jobs", "resume", "train")
+				}
+				a.job.WaitTicks(3)
+			})
+		})
+	}
+}

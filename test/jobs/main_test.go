@@ -1,0 +1,17 @@
+// Package jobs tests what people ask of a long job while it runs: cucriu jobs checkpoint, pause,
+// resume, stop.
+package jobs
+
+import (
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// The words of the tests.
+var simulated = testenv.Simulated
+
+func TestMain(m *testing.M) {
+	testenv.SideBySide(8)
+	testenv.Main(m)
+}

@@ -1,0 +1,220 @@
+package restore
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// pidNamespace is a pid namespace that exists before and after the processes that run in
+// it.
+type pidNamespace struct {
+	t    *testing.T
+	host *testenv.Host
+	file string
+}
+
+func newPIDNamespace(t *testing.T, host *testenv.Host) *pidNamespace {
+	t.Helper()
+	// A shell also reaps the processes that it inherits.
+	holder := host.Spawn(t.TempDir(), "unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "while sleep 0.1; do :; done")
+	n := &pidNamespace{t: t, host: host}
+	testenv.Eventually(t, testenv.Soon, "the namespace has its first process", func() bool {
+		children, err := proc.Children(holder)
+		if err != nil || len(children) != 1 {
+			return false
+		}
+		n.file = fmt.Sprintf("/proc/%d/ns/pid", children[0])
+		return true
+	})
+	return n
+}
+
+// enter returns a command line that starts a program in the namespace, as the leader of a
+// session.
+func (n *pidNamespace) enter(program ...string) []string {
+	// Not as nsenter's own child: when that stops, nsenter stops itself.
+	return append([]string{"nsenter", "--no-fork", "--pid=" + n.file, "--", "sh", "-c", `"$@" & wait`, "sh", "setsid"}, program...)
+}
+
+// find returns the process that has this pid in the namespace.
+func (n *pidNamespace) find(imagePID int) int {
+	n.t.Helper()
+	found := 0
+	testenv.Eventually(n.t, testenv.Soon, fmt.Sprintf("pid %d of the namespace is there", imagePID), func() bool {
+		pids, err := proc.All()
+		for _, pid := range pids {
+			status, statusErr := proc.ReadStatus(pid)
+			if statusErr == nil && len(status.NSPID) == 2 && status.ImagePID() == imagePID {
+				found = pid
+			}
+		}
+		return err == nil && found > 0
+	})
+	return found
+}
+
+func (n *pidNamespace) dump(root int, images string) {
+	n.t.Helper()
+	var stat unix.Stat_t
+	if err := unix.Stat(n.file, &stat); err != nil {
+		n.t.Fatal(err)
+	}
+	run := n.host.RunCriu("dump", images, "-t", fmt.Sprint(root), "--external", fmt.Sprintf("pid[%d]:extRootPidNS", stat.Ino))
+	if run.Err != nil {
+		n.t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
+	}
+}
+
+// awaitReaped waits until no ended process in the namespace keeps its pid.
+func (n *pidNamespace) awaitReaped() {
+	n.t.Helper()
+	testenv.Eventually(n.t, testenv.Soon, "what has ended in the namespace is reaped", func() bool {
+		return !slices.ContainsFunc(testenv.PIDs(), func(pid int) bool {
+			data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			return err == nil && strings.Contains(string(data), ") Z ")
+		})
+	})
+}
+
+func (n *pidNamespace) restore(images string) testenv.CriuRun {
+	n.t.Helper()
+	n.awaitReaped()
+	namespace, err := os.Open(n.file)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer namespace.Close()
+	criu := n.host.CriuCommand("restore", images, "-d", "--inherit-fd", "fd[3]:extRootPidNS")
+	criu.ExtraFiles = []*os.File{namespace}
+	out, err := criu.CombinedOutput()
+	log, _ := os.ReadFile(filepath.Join(images, "restore.log"))
+	return testenv.CriuRun{Err: err, Log: string(out) + string(log)}
+}
+
+// TestAJobIsRestoredIntoAnExistingPIDNamespace: criu enters the namespace first, so its
+// action script cannot use the pids that it sees in /proc.
+func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		job := host.StartUnder(namespace.enter(), 2, "--procs", "2", "--spin", "stream-sync")
+		children, err := proc.Children(job.PID)
+		if err != nil || len(children) != 1 {
+			t.Fatal(children, err)
+		}
+		job.PID = children[0]
+		root, err := proc.ReadStatus(job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(job.PID, images)
+		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
+		// Outside, another process has the pid that the root had inside.
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		if got := host.RestoreOutcome(); got != "running" {
+			t.Fatalf("outcome %q when criu has ended, want running", got)
+		}
+		job.PID = namespace.find(root.ImagePID())
+		job.Runs()
+		testenv.Eventually(t, testenv.Soon, "the watcher has ended", func() bool { return len(host.Watchers()) == 0 })
+	})
+}
+
+func TestARestoreIntoAnExistingPIDNamespaceThatFailsEndsTheJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		job := host.StartUnder(namespace.enter(), 1)
+		children, err := proc.Children(job.PID)
+		if err != nil || len(children) != 1 {
+			t.Fatal(children, err)
+		}
+		job.PID = children[0]
+		root, err := proc.ReadStatus(job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(job.PID, images)
+		host.Faults("restore return 999")
+		namespace.restore(images)
+		if got := host.RestoreOutcome(); got != "killed" {
+			t.Fatalf("outcome %q, want killed", got)
+		}
+		host.Faults()
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		job.PID = namespace.find(root.ImagePID())
+		job.Runs()
+	})
+}
+
+func TestAJobWithoutCUDAIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		command := namespace.enter("sleep", "1000")
+		parent := host.Spawn(t.TempDir(), command[0], command[1:]...)
+		var root int
+		testenv.Eventually(t, testenv.Soon, "the job has begun", func() bool {
+			children, err := proc.Children(parent)
+			if err != nil || len(children) != 1 {
+				return false
+			}
+			root = children[0]
+			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", root))
+			return err == nil && string(comm) == "sleep\n"
+		})
+		status, err := proc.ReadStatus(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(root, images)
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		namespace.find(status.ImagePID())
+	})
+}
+
+func TestPIDsOfAnotherNamespaceAreNotTaken(t *testing.T) {
+	testenv.Isolated(t, func(t *testing.T) {
+		host := testenv.NewHost(t, 1)
+		namespace := newPIDNamespace(t, host)
+		job := host.StartUnder(namespace.enter(), 1)
+		children, err := proc.Children(job.PID)
+		if err != nil || len(children) != 1 {
+			t.Fatal(children, err)
+		}
+		job.PID = children[0]
+		status, err := proc.ReadStatus(job.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := t.TempDir()
+		namespace.dump(job.PID, images)
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", status.ImagePID())); err != nil {
+			t.Fatalf("nobody outside has the pid %d, so this test shows nothing: %v", status.ImagePID(), err)
+		}
+		testenv.NoErrors(t, host, "-D", images)
+		if run := namespace.restore(images); run.Err != nil {
+			t.Fatalf("criu restore: %v\n%s", run.Err, run.Lines())
+		}
+		job.PID = namespace.find(status.ImagePID())
+		job.Runs()
+	})
+}

@@ -1,0 +1,24 @@
+// Package restore tests restores: on other GPUs and hosts, from stored checkpoints, into an existing
+// pid namespace, with files that have changed. It runs on simulated hosts, or on a real one with
+// CUCRIU_TEST_DRIVER=real.
+package restore
+
+import (
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// The words of the tests.
+var (
+	simulated = testenv.Simulated
+	cucriu    = testenv.Exits
+	newImages = testenv.NewImages
+)
+
+const turnedDown = testenv.StatusRefused
+
+func TestMain(m *testing.M) {
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}

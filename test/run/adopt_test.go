@@ -1,0 +1,264 @@
+package run
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// startsItself starts the job of a world as a shell on a terminal does in the background. ended tells how the
+// job has ended, as a shell tells it.
+func (w *world) startsItself() (pid int, ended chan int) {
+	w.t.Helper()
+	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, ""); err != nil { // jobs of other tests have the same pids
+		w.t.Fatal(err)
+	}
+	w.mounts = mounts(w.t)
+	file := filepath.Join(w.t.TempDir(), "pid")
+	cmd := w.host.Command("sh", append([]string{"-c", `"$@" 3<&- & echo $! >` + file + `; wait $!`, "sh"}, w.command...)...)
+	cmd.Stdout = create(w.t, filepath.Join(w.work, "output"))
+	cmd.Stderr = cmd.Stdout
+	_, terminal := sitDown(w.t)
+	cmd.ExtraFiles = []*os.File{terminal}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 3}
+	cmd.Cancel = func() error { return nil }
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	ended = make(chan int, 1)
+	go func() {
+		_ = cmd.Wait()
+		ended <- cmd.ProcessState.ExitCode()
+	}()
+	testenv.Eventually(w.t, testenv.Soon, "the job is started", func() bool {
+		pid = testenv.ReadPID(file)
+		return pid != 0
+	})
+	w.t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
+	return pid, ended
+}
+
+// adopts starts a supervisor for a job that runs.
+func (w *world) adopts(pid int, flags ...string) *run {
+	w.t.Helper()
+	args := append(append([]string{"run", "--dir", w.dir}, w.flags...), "--adopt", strconv.Itoa(pid))
+	return w.start(w.host.CucriuCommand(append(args, flags...)...), w.flags)
+}
+
+// TestAJobIsAdopted as it runs, and goes on in a place from its checkpoint, with all its processes,
+// its GPU and its files.
+func TestAJobIsAdopted(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newMixedWorld(t)
+		pid, ended := w.startsItself()
+		w.ticks(5)
+		r := w.adopts(pid)
+		r.says("D: process " + strconv.Itoa(pid) + " is under care")
+		r.verified(2)
+		w.ticks(5)
+		r.kill()
+		w.ticks(5)
+		r = w.adopts(pid)
+		r.says("it is under care again")
+		r.verified(1)
+
+		// It is killed, with everything that belongs to it.
+		r.kill()
+		job, err := proc.Tree(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, victim := range append(w.victims(keeperKilled), job...) {
+			_ = unix.Kill(victim, unix.SIGKILL)
+		}
+		<-ended
+		newest := w.newest()
+		r = w.adopts(pid)
+		r.resumed(newest)
+		w.checks()
+		r.verified(1)
+
+		// From now on it is as any other.
+		r.signal(unix.SIGTERM)
+		r.ends(75)
+		w.nothingLeft()
+		r = w.adopts(pid)
+		r.resumed(w.newest())
+		w.checks()
+		w.finish(r)
+		inOrderIn(t, w, filepath.Join(w.work, "output"))
+	})
+}
+
+// TestAnAdoptedJobLeavesAtAPreemption with a last checkpoint.
+func TestAnAdoptedJobLeavesAtAPreemption(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		pid, ended := w.startsItself()
+		w.ticks(3)
+		w.flags = []string{"--every", "0"}
+		r := w.adopts(pid)
+		r.says("is under care")
+		r.signal(unix.SIGTERM)
+		r.ends(75, "the same command goes on from checkpoint 000001")
+		<-ended
+		w.nothingLeft()
+		r = w.adopts(pid)
+		r.resumed("000001")
+		w.finish(r)
+		inOrderIn(t, w, filepath.Join(w.work, "output"))
+	})
+}
+
+// TestAnAdoptedJobIsNotEndedWithoutACheckpoint: nobody here could start it again.
+func TestAnAdoptedJobIsNotEndedWithoutACheckpoint(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		w.command = []string{"sh", "-c", `cd "$0"; until [ -e grow ]; do sleep 0.1; done; head -c 2000000 /dev/zero >big; exec 3<>big; : >grown; until [ -e stop ]; do sleep 0.1; done`, w.work}
+		pid, ended := w.startsItself()
+		w.flags = []string{"--every", "0", "--files-limit", "1M"}
+		r := w.adopts(pid)
+		r.says("is under care")
+		testenv.WriteFile(t, filepath.Join(w.work, "grow"), "")
+		r.awaits("the job has a large file open", func() bool { return testenv.Exists(filepath.Join(w.work, "grown")) })
+		r.signal(unix.SIGTERM)
+		r.ends(125, "no last checkpoint: ", "is not ended, and runs without care")
+		r = w.adopts(pid)
+		r.says("it is under care again")
+		w.stop(0)
+		r.ends(0)
+		if status := <-ended; status != 0 {
+			t.Errorf("it has ended with %d", status)
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestTheStatusOfAnAdoptedJob is that of the command, although another process is its parent.
+func TestTheStatusOfAnAdoptedJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		for _, status := range []int{7, 0} {
+			w := newWorld(t)
+			pid, ended := w.startsItself()
+			w.ticks(3)
+			r := w.adopts(pid)
+			r.verified(1)
+			w.stop(status)
+			r.ends(status, "has ended with exit status "+strconv.Itoa(status))
+			if got := <-ended; got != status {
+				t.Errorf("its parent got %d, want %d", got, status)
+			}
+			w.nothingLeft()
+			if status == 0 {
+				w.adopts(pid).ends(0, "has finished")
+			}
+		}
+	})
+}
+
+// TestAnAdoptedJobWithoutItsKeeper is not taken for gone: a second copy would be started.
+func TestAnAdoptedJobWithoutItsKeeper(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		pid, _ := w.startsItself()
+		w.ticks(3)
+		r := w.adopts(pid)
+		r.verified(1)
+		r.kill()
+		w.kills(keeperKilled)
+		testenv.Eventually(t, testenv.Soon, "the keeper is gone", func() bool { return len(w.victims(keeperKilled)) == 0 })
+		r = w.adopts(pid)
+		r.says("it is under care again")
+		if now := w.victims(keeperKilled); len(now) != 1 {
+			t.Errorf("it has the keepers %v, want one", now)
+		}
+		r.verified(1)
+		w.finish(r)
+	})
+}
+
+// TestAnAdoptedJobEndsWhenItIsTakenOver, although its supervisor is gone.
+func TestAnAdoptedJobEndsWhenItIsTakenOver(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newMixedWorld(t)
+		pid, ended := w.startsItself()
+		w.ticks(3)
+		r := w.adopts(pid)
+		r.verified(1)
+		r.kill()
+		testenv.WriteFile(t, filepath.Join(w.dir, "host"), "another boot 1\n")
+		if status := <-ended; status != 128+int(unix.SIGKILL) {
+			t.Errorf("it has ended with %d", status)
+		}
+		w.noProcesses()
+	})
+}
+
+// TestWhatCannotBeAdopted is refused, and not touched.
+func TestWhatCannotBeAdopted(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		refused := func(w *world, pid int, says string) {
+			t.Helper()
+			w.adopts(pid).ends(125, says)
+			if files, _ := filepath.Glob(filepath.Join(w.dir, "job.json")); len(files) > 0 {
+				t.Errorf("left over: %v", files)
+			}
+		}
+		w := newWorld(t)
+		refused(w, 1<<21, "cannot be adopted")
+		w = newWorld(t)
+		refused(w, os.Getpid(), "cannot be adopted, and was not touched")
+
+		_, terminal := sitDown(t)
+		w.command = []string{"sleep", "1000"}
+		cmd := exec.Command("sleep", "1000")
+		cmd.Stdin = terminal
+		start(t, cmd)
+		w = newWorld(t)
+		refused(w, cmd.Process.Pid, "it has a terminal open")
+
+		cmd = exec.Command("unshare", "--fork", "--pid", "--mount", "sleep", "1000")
+		start(t, cmd)
+		var inner int
+		testenv.Eventually(t, testenv.Soon, "there is a process with namespaces of its own", func() bool {
+			for _, pid := range testenv.PIDs() {
+				if strings.Join(testenv.CommandLine(pid), " ") == "sleep 1000" && insidePID(pid) == 1 {
+					inner = pid
+				}
+			}
+			return inner != 0
+		})
+		cmd = exec.Command("sleep", "1000")
+		start(t, cmd)
+		refused(newWorld(t), cmd.Process.Pid, "its session began outside of this pid namespace")
+		refused(newWorld(t), inner, "is in a mount namespace of its own")
+
+		// Its directory is another job's.
+		w = newWorld(t)
+		r := w.run()
+		r.verified(1)
+		r.kill()
+		w.adopts(cmd.Process.Pid).ends(125, "is the directory of another job")
+		w.finish(w.run())
+	})
+}
+
+func start(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+}

@@ -1,0 +1,60 @@
+package run
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"cucriu/internal/jobs"
+	"cucriu/internal/testenv"
+)
+
+// TestAProcessThatIsKilledUnderCriuHangsNobody: criu waits for ever for such a process.
+func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newMixedWorld(t)
+		r := w.run()
+		r.verified(1)
+		for i := range 5 {
+			r.awaits("criu is at work", func() bool { return len(w.victims(criuKilled)) > 0 })
+			time.Sleep(time.Duration(i*25) * time.Millisecond)
+			w.kills(rootKilled)
+			select {
+			case <-r.done:
+			case <-time.After(2 * testenv.Soon):
+				t.Fatalf("round %d: cucriu run does not end", i)
+			}
+			r = w.run()
+			r.says("D goes on from checkpoint")
+		}
+		w.finish(r)
+	})
+}
+
+// TestAHangIsTold after a minute, which is a tenth of that here, with what waits for what, and the checkpoint comes all the same.
+func TestAHangIsTold(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(1)
+		r.kill()
+		s := w.stopAt("jobs.dumped")
+		s.host.Setenv("CUCRIU_FAILPOINT_HASTE", "10")
+		r = w.runAs(s.host)
+		s.await(r)
+		testenv.Eventually(t, testenv.Soon, "it is told", func() bool {
+			e, _ := w.last(jobs.EventWaiting)
+			return e.Message != ""
+		})
+		e, _ := w.last(jobs.EventWaiting)
+		rest, found := strings.CutPrefix(e.Message, "D: the dump has not ended after ")
+		after, waits, _ := strings.Cut(rest, ": ")
+		if d, err := time.ParseDuration(after); !found || err != nil || d < 6*time.Second || !strings.Contains(waits, " waits in ") {
+			t.Errorf("the log says %q", e.Message)
+		}
+		r.says(e.Message)
+		s.goOn()
+		r.verified(1)
+		w.finish(r)
+	})
+}

@@ -1,0 +1,24 @@
+// Package run tests cucriu run: the starter of a job that others dump and, with --dir, the supervisor
+// of a long job, which makes checkpoints and resumes the job after everything that can happen.
+package run
+
+import (
+	"os"
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// The words of the tests.
+var (
+	simulated = testenv.Simulated
+	cucriu    = testenv.Exits
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(jobVariable); dir != "" {
+		runJob(dir)
+	}
+	testenv.SideBySide(8)
+	testenv.Main(m)
+}

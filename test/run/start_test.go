@@ -1,0 +1,241 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs"
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// TestAJobThatHasFinishedIsNotStartedAgain by the same command.
+func TestAJobThatHasFinishedIsNotStartedAgain(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(3)
+		w.finish(r)
+		ticks := w.report().Tick
+		w.run().ends(0, "has finished")
+		if now := w.report().Tick; now != ticks {
+			t.Errorf("the job was at tick %d, and is at %d", ticks, now)
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestTheStatusOfTheJobIsTheStatusOfTheCommand, and a job that has failed may go on.
+func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run()
+		r.verified(1)
+		w.stop(7)
+		r.ends(7, "has ended with exit status 7; the same command goes on from checkpoint")
+		w.nothingLeft()
+		if err := os.Remove(filepath.Join(w.work, "stop")); err != nil {
+			t.Fatal(err)
+		}
+		r = w.goesOn(w.newest())
+		root := rootOf(t, w)
+		if err := unix.Kill(root, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		r.ends(128+int(unix.SIGKILL), "was killed by SIGKILL")
+		w.nothingLeft()
+		w.finish(w.goesOn(w.newest()))
+		inOrder(t, w)
+	})
+}
+
+// rootOf returns the pid of the job's root process as the test sees it.
+func rootOf(t *testing.T, w *world) int {
+	t.Helper()
+	pids := w.victims(rootKilled)
+	if len(pids) != 1 {
+		t.Fatalf("the root of the job is %v", pids)
+	}
+	return pids[0]
+}
+
+const jobInside = jobs.CommandInside
+
+// insidePID is the pid of a process in its own pid namespace, 0 if it is gone.
+func insidePID(pid int) int {
+	status, err := proc.ReadStatus(pid)
+	if err != nil {
+		return 0
+	}
+	return status.ImagePID()
+}
+
+// isOurs reports whether a process is one of cucriu's own.
+func isOurs(pid int) bool {
+	switch testenv.ProcessName(pid) {
+	case "cucriu", "criu", "unshare", "nsenter":
+		return true
+	}
+	return false
+}
+
+// inOrder fails the test unless the job's output has all its lines in order. Those after a
+// checkpoint come again after a resume from it: inOrder returns how many.
+func inOrder(t *testing.T, w *world) (again int) {
+	t.Helper()
+	return inOrderIn(t, w, filepath.Join(w.dir, "output.log"))
+}
+
+func inOrderIn(t *testing.T, w *world, path string) (again int) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := 0
+	for text := range strings.Lines(string(data)) {
+		var tick int
+		if _, err := fmt.Sscanf(text, "tick %d\n", &tick); err != nil {
+			t.Fatalf("output.log has %q", text)
+		}
+		if tick > before+1 || tick < 1 {
+			t.Fatalf("output.log goes from tick %d to %d: lines are lost", before, tick)
+		}
+		again += before + 1 - tick
+		before = tick
+	}
+	if now := w.report().Tick; before != now {
+		t.Fatalf("output.log ends with tick %d, and the job is at %d", before, now)
+	}
+	return again
+}
+
+// TestACommandThatCannotBeStartedLeavesNothing, and may be corrected.
+func TestACommandThatCannotBeStartedLeavesNothing(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		right := w.command
+		w.command = []string{filepath.Join(w.work, "nothing")}
+		w.run().ends(127, "no such file")
+		w.nothingLeft()
+		w.command = right
+		w.finish(w.run())
+	})
+}
+
+// TestOneDirectoryHasOneSupervisor and one command.
+func TestOneDirectoryHasOneSupervisor(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(1)
+		w.run().ends(125, "in use by process")
+		other := *w
+		other.command = []string{"/bin/true"}
+		other.run().ends(125, "in use by process")
+		w.ticks(1)
+		r.kill()
+		other.run().ends(125, "is the directory of another job")
+		w.ticks(1)
+		r = w.run()
+		r.says("it is under care again")
+		w.finish(r)
+	})
+}
+
+// TestADirectoryThatOthersCanChangeIsRefused before anything is started.
+func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		if err := os.Mkdir(w.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "chmod 700")
+		if err := os.Chmod(w.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(w.dir, 1000, 1000); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "belongs to user 1000")
+		if err := os.Remove(w.dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(w.work, w.dir); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "is a symbolic link")
+		if err := os.Remove(w.dir); err != nil {
+			t.Fatal(err)
+		}
+		// Who owns the directory above can put another one in its place.
+		if err := os.Chown(filepath.Dir(w.dir), 1000, 1000); err != nil {
+			t.Fatal(err)
+		}
+		w.run().ends(125, "belongs to user 1000", "all the way up")
+		if testenv.Exists(filepath.Join(w.work, "status")) {
+			t.Error("the job was started")
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestAStagingDirectoryIsCheckedAtTheStart, and not at the first checkpoint.
+func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		base := t.TempDir()
+		file, theirs, open, full, good := filepath.Join(base, "file"), filepath.Join(base, "theirs"), filepath.Join(base, "open"), filepath.Join(base, "full"), filepath.Join(base, "good")
+		testenv.WriteFile(t, file, "")
+		for _, dir := range []string{theirs, open, full, good} {
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(os.Chown(theirs, 1000, 1000), os.Chmod(open, 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("tmpfs", full, "tmpfs", 0, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(full, 0)
+		w.mounts = mounts(t)
+		for dir, says := range map[string]string{
+			filepath.Join(base, "nothing"): "no such file",
+			file:                           "not a directory",
+			theirs:                         "belongs to user 1000",
+			open:                           "can be written by others",
+			full:                           "are free there",
+		} {
+			w.run("--stage", dir).ends(125, "--stage "+dir, says)
+		}
+		if testenv.Exists(filepath.Join(w.work, "status")) {
+			t.Fatal("the job was started")
+		}
+		r := w.run("--stage", good)
+		r.verified(1)
+		w.finish(r)
+		if left := glob(good, "*"); len(left) > 0 {
+			t.Errorf("left over: %v", left)
+		}
+	})
+}
+
+// TestAJobIsNotDumpedFromOutsideOfItsSandbox: its mounts and pids are its own.
+func TestAJobIsNotDumpedFromOutsideOfItsSandbox(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		r := w.run("--every", "0")
+		w.ticks(3)
+		root := fmt.Sprint(rootOf(t, w))
+		testenv.RefusedAsContainer(t, w.host, root)
+		w.ticks(3)
+		w.finish(r)
+	})
+}

@@ -1,0 +1,128 @@
+package run
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
+)
+
+// reader is a job that appends what it reads to the file got. It waits at line 500 for the file on,
+// at line 1500 for the file finish, and at the end for the file stop.
+const reader = `exec 3>>"$0/got"; await() { until [ -e "$0/$1" ]; do sleep 0.1; done; }
+while read -r line; do case $line in *0500) await on;; *1500) await finish; esac; echo "$line" >&3; done; echo end >&3; await stop`
+
+// newReaderWorld makes a world for a reader, and a file of 200 KB for it.
+func newReaderWorld(t *testing.T) (w *world, input string) {
+	t.Helper()
+	w = emptyWorld(t)
+	w.command = []string{"sh", "-c", `exec <"$0/input"; ` + reader, w.work}
+	var b strings.Builder
+	for n := range 2000 {
+		fmt.Fprintf(&b, "%099d\n", n)
+	}
+	testenv.WriteFile(t, filepath.Join(w.work, "input"), b.String())
+	return w, b.String()
+}
+
+func (w *world) got() string {
+	data, _ := os.ReadFile(filepath.Join(w.work, "got"))
+	return string(data)
+}
+
+// killAll kills the supervisor and everything in the job's place.
+func (w *world) killAll(r *run) {
+	w.t.Helper()
+	r.kill()
+	if err := unix.Kill(w.place().Init.PID, unix.SIGKILL); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// readTo waits until the reader waits at a line.
+func (r *run) readTo(line int) {
+	r.w.t.Helper()
+	r.awaits(fmt.Sprintf("the job waits at line %d", line), func() bool { return strings.Count(r.w.got(), "\n") == line })
+}
+
+// lets lets the reader read on.
+func (w *world) lets(name string) {
+	w.t.Helper()
+	testenv.WriteFile(w.t, filepath.Join(w.work, name), "")
+}
+
+// gotAll waits until the reader has come to the end of its input, and fails the test unless that
+// was all of it, once and in order.
+func (r *run) gotAll(input string) {
+	r.w.t.Helper()
+	r.awaits("the job reads to the end", func() bool { return strings.HasSuffix(r.w.got(), "\nend\n") })
+	if r.w.got() != input+"end\n" {
+		r.w.t.Error("the job did not get its input once and in order")
+	}
+	r.w.stop(0)
+	r.ends(0)
+	r.w.nothingLeft()
+}
+
+// TestAJobReadsItsInputFromAFile, and goes on where it was.
+func TestAJobReadsItsInputFromAFile(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w, input := newReaderWorld(t)
+		r := w.run()
+		r.readTo(500)
+		r.verified(1)
+		w.lets("on")
+		r.readTo(1500)
+		w.killAll(r)
+		w.lets("finish")
+		r = w.run()
+		r.says("D goes on from checkpoint")
+		r.gotAll(input)
+	})
+}
+
+// TestAJobThatAnEarlierVersionFeedsIsNotResumed: it would find no input.
+func TestAJobThatAnEarlierVersionFeedsIsNotResumed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		r := w.run()
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		record := filepath.Join(w.dir, "job.json")
+		edit(t, record, func(o map[string]any) { o["input"] = "stream" })
+		before := tree(t, w.dir)
+		w.run().ends(125, "resume it with the version that started it")
+		if after := tree(t, w.dir); after != before {
+			t.Errorf("it was\n%s\nand is\n%s", before, after)
+		}
+		edit(t, record, func(o map[string]any) { o["input"] = "file" }) // which criu opens, and nobody feeds
+		w.finish(w.goesOn(w.newest()))
+		inOrder(t, w)
+	})
+}
+
+// TestCtrlZStopsTheCommandAndNotTheJob.
+func TestCtrlZStopsTheCommandAndNotTheJob(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		r := w.runInGroup()
+		r.verified(1)
+		r.signal(unix.SIGTSTP)
+		super := testenv.JobOf(t, r.cmd.Process.Pid)
+		r.awaits("cucriu run is stopped", super.Stopped)
+		w.ticks(10)
+		r.signal(unix.SIGCONT)
+		r.verified(1)
+		r.signal(unix.SIGTSTP)
+		r.awaits("cucriu run is stopped once more", super.Stopped)
+		r.signal(unix.SIGCONT)
+		w.finish(r)
+	})
+}

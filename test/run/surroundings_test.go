@@ -1,0 +1,185 @@
+package run
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+	"cucriu/internal/testenv"
+)
+
+// TestConnectionsToTheOutsideComeBackClosed, and named; those inside of the job come back.
+func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		outside := listen(t)
+		w.host.Setenv(connectVariable, outside)
+		r := w.run()
+		w.ticks(5)
+		if before := w.report(); !before.Outside || before.Echoes == 0 {
+			t.Fatalf("the job is not connected: %+v", before)
+		}
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		before := w.report()
+		r = w.goesOn("000001")
+		r.says(" to " + outside + " leads out of the job and comes back closed")
+		w.ticks(5)
+		if after := w.report(); after.Outside || after.Echoes <= before.Echoes {
+			t.Errorf("before %+v, after %+v", before, after)
+		}
+		w.finish(r)
+	})
+}
+
+// TestPortsWithClosedConnectionsAreBoundAtOnce: the job listens without SO_REUSEADDR, and the kernel
+// keeps connections that it has closed.
+func TestPortsWithClosedConnectionsAreBoundAtOnce(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		const closed = `
+import os, socket, sys
+listener = socket.socket(); listener.set_inheritable(True)
+listener.bind(("127.0.0.1", 0)); listener.listen()
+client = socket.create_connection(listener.getsockname())
+served, _ = listener.accept()
+served.close(); client.close()
+os.execv(sys.argv[1], sys.argv[1:])
+`
+		w := newWorld(t)
+		w.flags = []string{"--every", "0"}
+		w.command = append([]string{"/usr/bin/python3", "-c", closed}, w.command...)
+		r := w.run()
+		w.ticks(3)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		w.finish(w.goesOn("000001"))
+	})
+}
+
+// listen returns the address of an echo outside of the job.
+func listen(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(c, c) }()
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// TestAJobSeesTheGPUsOfItsRun, and goes on with those of the next one.
+func TestAJobSeesTheGPUsOfItsRun(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		bin := w.host.HookBin
+		w.host = testenv.NewHost(t, 3)
+		w.host.HookBin = bin
+		w.flags = []string{"--every", "0"}
+		uuids := w.host.UUIDs()
+		is := func(want string) {
+			t.Helper()
+			testenv.Eventually(t, testenv.Soon, "the job uses "+want, func() bool {
+				var status struct {
+					Bad  int
+					GPUs []struct{ UUID string }
+				}
+				data, err := os.ReadFile(filepath.Join(w.cuda, "status"))
+				if err != nil || json.Unmarshal(data, &status) != nil {
+					return false
+				}
+				if status.Bad != 0 {
+					t.Fatalf("%s", data)
+				}
+				return len(status.GPUs) == 1 && status.GPUs[0].UUID == want
+			})
+		}
+		for i, given := range []string{"1", "2", uuids[0]} {
+			w.host.Setenv("CUDA_VISIBLE_DEVICES", given)
+			r := w.run()
+			is([]string{uuids[1], uuids[2], uuids[0]}[i])
+			if i == 2 {
+				w.stop(0)
+				r.ends(0)
+				break
+			}
+			r.signal(unix.SIGTERM)
+			r.ends(requeue)
+		}
+		w.nothingLeft()
+	})
+}
+
+// TestAJobThatSawTwoGPUsIsNotResumedOnOne, and no older checkpoint is taken instead.
+func TestAJobThatSawTwoGPUsIsNotResumedOnOne(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newCUDAWorld(t)
+		bin := w.host.HookBin
+		w.host = testenv.NewHost(t, 3)
+		w.host.HookBin = bin
+		w.host.Setenv("CUDA_VISIBLE_DEVICES", "0,1")
+		r := w.run()
+		r.verified(2)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		newest := w.newest()
+		w.host.Setenv("CUDA_VISIBLE_DEVICES", "0")
+		w.run().ends(125, "checkpoint "+newest, "is whole, but cannot be restored here", "no fewer GPUs")
+		w.host.Setenv("CUDA_VISIBLE_DEVICES", "2,0")
+		r = w.run()
+		r.says("goes on from checkpoint " + newest)
+		w.stop(0)
+		r.ends(0)
+	})
+}
+
+// TestAPrivateTmpHidesNothingThatIsNeeded: what would be hidden is refused at the start.
+func TestAPrivateTmpHidesNothingThatIsNeeded(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := newWorld(t)
+		var err error
+		if w.dir, err = os.MkdirTemp("/tmp", "long-"); err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(w.dir)
+		w.run("--private-tmp").ends(125, "--private-tmp hides "+w.dir)
+	})
+}
+
+// TestAnotherUsersJobNeedsCapSysResource: criu cannot dump it without, and that is said at the start.
+func TestAnotherUsersJobNeedsCapSysResource(t *testing.T) {
+	simulated(t, func(t *testing.T) {
+		w := emptyWorld(t)
+		w.command = []string{"/bin/sleep", "600"}
+		w.flags = []string{"--every", "1s", "--user", "nobody"}
+		capabilities, err := proc.Capabilities()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := w.run()
+		if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
+			r.ends(125, "CAP_SYS_RESOURCE")
+			return
+		}
+		r.verified(1)
+		r.signal(unix.SIGTERM)
+		r.ends(requeue)
+		w.flags = []string{"--every", "1s", "--user", "root"}
+		w.run().ends(125, "has the rights of user ", "and the job is to be root's")
+	})
+}

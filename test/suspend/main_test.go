@@ -1,0 +1,17 @@
+// Package suspend tests cucriu suspend, resume, lock, unlock and state. It runs on simulated hosts, or
+// on a real one with CUCRIU_TEST_DRIVER=real.
+package suspend
+
+import (
+	"testing"
+
+	"cucriu/internal/testenv"
+)
+
+// The words of the tests.
+var simulated = testenv.Simulated
+
+func TestMain(m *testing.M) {
+	testenv.SideBySide(5)
+	testenv.Main(m)
+}
