@@ -77,23 +77,19 @@ func addFindingNames(names map[string]bool, pkg string, spec *ast.ValueSpec) {
 
 var (
 	findingSection = regexp.MustCompile("(?m)^### `([a-z-]+)`$")
-	findingRow     = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|")
+	findingRow     = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|(.*)$")
 )
 
 func TestEveryFindingHasItsPlaceInLimits(t *testing.T) {
 	names := findingNames(t)
 	text := read(t, "limits.md")
-	described := make(map[string]string)
-	matches := findingSection.FindAllStringSubmatchIndex(text, -1)
-	for _, m := range matches {
-		section := text[m[1]:]
-		if next := regexp.MustCompile(`(?m)^##`).FindStringIndex(section); next != nil {
-			section = section[:next[0]]
-		}
-		described[text[m[2]:m[3]]] = section
+	described := make(map[string]string) // by its row of the table and its section
+	for _, m := range findingSection.FindAllStringSubmatchIndex(text, -1) {
+		section, _, _ := strings.Cut(text[m[1]:], "\n##")
+		described[text[m[2]:m[3]]] += section
 	}
 	for _, m := range findingRow.FindAllStringSubmatch(text, -1) {
-		described[m[1]] = ""
+		described[m[1]] += m[2]
 	}
 	for _, name := range names {
 		if _, there := described[name]; !there {

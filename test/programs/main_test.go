@@ -66,7 +66,7 @@ func TestMain(m *testing.M) {
 	os.Exit(cmd.ProcessState.ExitCode())
 }
 
-// TestPrograms is the table of docs/what-goes-through.md.
+// TestPrograms is the table of programs in docs/limits.md.
 func TestPrograms(t *testing.T) {
 	if !testenv.RealDriver() {
 		t.Skip("needs GPUs and the programs' libraries (make test-gpu)")
