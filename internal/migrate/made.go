@@ -1,10 +1,9 @@
 package migrate
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/journal"
+	"cucriu/internal/jsonlines"
 )
 
 // madeRecord is what the destination keeps of the files and directories that it makes for a job,
@@ -74,11 +74,7 @@ func (r *madeRecord) promise() error {
 }
 
 func (r *madeRecord) write(line madeLine) error {
-	data, err := json.Marshal(line)
-	if err == nil {
-		_, err = r.file.Write(append(data, '\n'))
-	}
-	return err
+	return jsonlines.Write(r.file, line)
 }
 
 func (r *madeRecord) close() {
@@ -119,7 +115,7 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 	} else if err != nil {
 		return err
 	}
-	made, promised, err := readMade(path)
+	made, promised, err := readMade(f)
 	if err != nil {
 		return err
 	}
@@ -148,23 +144,21 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 
 // readMade reads a record. Who was killed may have left a part of a line at its end: then what that
 // tells of was not made.
-func readMade(path string) (made []files.Made, promised bool, err error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, false, err
-	}
-	for {
-		line, rest, whole := bytes.Cut(data, []byte{'\n'})
-		if !whole {
+func readMade(f *os.File) (made []files.Made, promised bool, err error) {
+	for lines := jsonlines.NewReader(f, maxMadeLine); ; {
+		var l madeLine
+		err := lines.Read(&l)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return made, promised, nil
 		}
-		var l madeLine
-		if err := json.Unmarshal(line, &l); err != nil {
+		if err != nil {
 			return nil, false, err
 		}
 		if l.Made != nil {
 			made = append(made, *l.Made)
 		}
-		promised, data = promised || l.Promised, rest
+		promised = promised || l.Promised
 	}
 }
+
+const maxMadeLine = 1 << 16 // bytes: a path, its owner and mode

@@ -7,16 +7,11 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/migrate/wire"
 	"cucriu/internal/timeline"
 )
 
-// The protocol between the two programs. A change that an older one would not understand makes a
-// new version.
-const (
-	protocolVersion = 3
-	protocolOldest  = 3
-)
+// protocolVersion is that of the protocol between the two programs. Both must have the same.
+const protocolVersion = 4
 
 // What the source says.
 const (
@@ -45,10 +40,20 @@ const (
 
 // hello begins a connection, in both directions.
 type hello struct {
-	wire.Hello
-	ID          string `json:"id"` // of the migration
+	Version     int    `json:"version"` // of the protocol
+	Program     string `json:"program"` // what it is, for people
+	ID          string `json:"id"`      // of the migration
 	Host        string `json:"host"`
 	Fingerprint string `json:"fingerprint"` // of the certificate for the data
+}
+
+// requireSameProtocol refuses a program of the other host that speaks another protocol.
+func (h hello) requireSameProtocol(theirs hello) error {
+	if theirs.Version != h.Version {
+		return fmt.Errorf("%.60q on the other host speaks version %d of the protocol, and %q here version %d: install the same cucriu on both hosts",
+			theirs.Program, theirs.Version, h.Program, h.Version)
+	}
+	return nil
 }
 
 type prepareMessage struct {

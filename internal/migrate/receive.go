@@ -124,7 +124,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	if err := d.Send(sayHello, ours); err != nil {
 		return err
 	}
-	if err := wire.Negotiate(ours.Hello, d.peer.Hello); err != nil {
+	if err := ours.requireSameProtocol(d.peer); err != nil {
 		return err
 	}
 	return reach(ctx, "receive.greeted")

@@ -96,15 +96,12 @@ func (r *remote) greet(ctx context.Context, id, fingerprint string) error {
 	if err := r.expect(ctx, sayHello, &r.peer); err != nil {
 		return err
 	}
-	return wire.Negotiate(ours.Hello, r.peer.Hello)
+	return ours.requireSameProtocol(r.peer)
 }
 
 func greeting(id, fingerprint string) hello {
 	name, _ := os.Hostname()
-	return hello{
-		Hello: wire.Hello{Version: protocolVersion, Oldest: protocolOldest, Program: "cucriu " + version.Version},
-		ID:    id, Host: name, Fingerprint: fingerprint,
-	}
+	return hello{Version: protocolVersion, Program: "cucriu " + version.Version, ID: id, Host: name, Fingerprint: fingerprint}
 }
 
 // Receive returns the next message. If the connection is lost, the error says how the remote shell

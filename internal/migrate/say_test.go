@@ -104,3 +104,16 @@ func TestADestinationThatCannotDoWhatWasDecided(t *testing.T) {
 		t.Error("it waits for more")
 	}
 }
+
+// TestAnotherProtocolIsRefused by both sides, whatever else is said.
+func TestAnotherProtocolIsRefused(t *testing.T) {
+	ours := greeting(newID(), "none")
+	if err := ours.requireSameProtocol(ours); err != nil {
+		t.Error(err)
+	}
+	theirs := hello{Version: ours.Version + 1, Program: "them\x1b[0m" + strings.Repeat("m", 1000)}
+	err := ours.requireSameProtocol(theirs)
+	if err == nil || !strings.Contains(err.Error(), "install the same cucriu on both hosts") || len(err.Error()) > 300 || strings.Contains(err.Error(), "\x1b") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"cucriu/internal/failpoint"
+	"cucriu/internal/jsonlines"
 )
 
 // The errors of a control connection that is over.
@@ -21,13 +21,9 @@ var (
 	ErrSilent = errors.New("the other host is silent")
 )
 
-// Keepalive says how a dead connection is noticed. The zero value means 5 s and 20 s.
-type Keepalive struct {
-	Every time.Duration // how often this side shows that it is there
-	Dead  time.Duration // the other side is given up after so long without a sign
-}
-
 const (
+	// pingEvery is how often each side shows that it is there, silentDead how long the other side may
+	// be silent.
 	pingEvery  = 5 * time.Second
 	silentDead = 20 * time.Second
 
@@ -35,14 +31,45 @@ const (
 	// waiting is how many messages may lie there that nobody has received yet. Then nothing
 	// more is read.
 	waiting = 16
+	// maxMessage is the size of the largest message, in bytes.
+	maxMessage = 4 << 20
 )
+
+// Message is what came from the other side.
+type Message struct {
+	Kind string          `json:"kind"`
+	Body json.RawMessage `json:"body,omitempty"`
+}
+
+// Decode reads the body into v.
+func (m Message) Decode(v any) error {
+	if err := json.Unmarshal(m.Body, v); err != nil {
+		return fmt.Errorf("control: the message %.40q: %w", m.Kind, err)
+	}
+	return nil
+}
+
+// encode returns a message as a line. A nil body is none.
+func encode(kind string, body any) ([]byte, error) {
+	m := struct {
+		Kind string `json:"kind"`
+		Body any    `json:"body,omitempty"`
+	}{kind, body}
+	line, err := jsonlines.Encode(m)
+	if err == nil && len(line) > maxMessage {
+		err = fmt.Errorf("it has %d bytes, and %d are allowed", len(line), maxMessage)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("control: the message %.40q: %w", kind, err)
+	}
+	return line, nil
+}
 
 // Control sends and receives messages. All methods may be called by several goroutines.
 type Control struct {
-	every, dead time.Duration
-	reader      *bufio.Reader
-	writer      io.Writer
-	closers     []io.Closer
+	lines   *jsonlines.Reader
+	writer  io.Writer
+	closers []io.Closer
 
 	messages chan Message
 	out      chan outgoing
@@ -52,29 +79,19 @@ type Control struct {
 	err  error // why it is over, once done is closed
 }
 
-// outgoing is a frame to be written.
+// outgoing is a line to be written.
 type outgoing struct {
-	frame   []byte
+	line    []byte
 	written chan error
 }
 
 // NewControl makes a control connection of what comes from the other side and what goes there.
-func NewControl(r io.Reader, w io.Writer) *Control { return NewControlWith(r, w, Keepalive{}) }
-
-// NewControlWith is NewControl with other times. Silence counts from the first message on: until
-// then ssh may be asking the user for a password.
-func NewControlWith(r io.Reader, w io.Writer, k Keepalive) *Control {
+// Silence counts from the first message on: until then ssh may be asking the user for a password.
+func NewControl(r io.Reader, w io.Writer) *Control {
 	c := &Control{
-		every: k.Every, dead: k.Dead,
-		reader: bufio.NewReaderSize(r, 64<<10), writer: w,
+		lines: jsonlines.NewReader(r, maxMessage), writer: w,
 		messages: make(chan Message, waiting), out: make(chan outgoing),
 		done: make(chan struct{}),
-	}
-	if c.every <= 0 {
-		c.every = failpoint.Patience(pingEvery)
-	}
-	if c.dead <= 0 {
-		c.dead = failpoint.Patience(silentDead)
 	}
 	for _, end := range []any{w, r} {
 		if closer, ok := end.(io.Closer); ok {
@@ -89,14 +106,11 @@ func NewControlWith(r io.Reader, w io.Writer, k Keepalive) *Control {
 // Send sends a message. A nil body is none. Send waits until the message is written, but not for
 // a connection that is over.
 func (c *Control) Send(kind string, body any) error {
-	if kind == "" || kind == pingKind {
-		return fmt.Errorf("control: %q is not a kind of message", kind)
-	}
-	frame, err := encodeMessage(kind, body)
+	line, err := encode(kind, body)
 	if err != nil {
 		return err
 	}
-	o := outgoing{frame: frame, written: make(chan error, 1)}
+	o := outgoing{line, make(chan error, 1)}
 	select {
 	case c.out <- o:
 	case <-c.done:
@@ -156,13 +170,15 @@ func (c *Control) end(err error) {
 
 // read hands out messages until the stream ends.
 func (c *Control) read() {
-	silence := time.AfterFunc(c.dead, func() { c.end(fmt.Errorf("%w: nothing has come for %v", ErrSilent, c.dead)) })
+	dead := failpoint.Patience(silentDead)
+	silence := time.AfterFunc(dead, func() { c.end(fmt.Errorf("%w: nothing has come for %v", ErrSilent, dead)) })
 	silence.Stop()
 	for first := true; ; first = false {
-		m, err := readMessage(c.reader, first)
+		var m Message
+		err := c.lines.Read(&m)
 		silence.Stop()
 		if err != nil {
-			c.end(err)
+			c.end(readError(err, first))
 			return
 		}
 		if m.Kind != pingKind {
@@ -172,65 +188,55 @@ func (c *Control) read() {
 				return
 			}
 		}
-		silence.Reset(c.dead)
+		silence.Reset(dead)
 	}
+}
+
+// readError says what came instead of a message. first says that there was none before.
+func readError(err error, first bool) error {
+	var invalid *jsonlines.InvalidError
+	switch {
+	case errors.Is(err, io.EOF):
+		return ErrClosed
+	case !errors.As(err, &invalid):
+		return fmt.Errorf("%w: %w", ErrClosed, err)
+	case invalid.Foreign && first:
+		return fmt.Errorf("control: instead of cucriu, %+q came from the other host: a remote shell must print nothing for non-interactive commands; "+
+			"look at its ~/.bashrc and /etc/profile.d until `ssh HOST true` prints nothing, and whether the remote command is cucriu, of the same version", invalid.Found)
+	case invalid.Foreign:
+		return fmt.Errorf("control: between two messages came %+q: the connection is damaged, or something else writes to it", invalid.Found)
+	}
+	return fmt.Errorf("control: %w", err)
 }
 
 // write writes messages, and pings in between.
 func (c *Control) write() {
-	ping, err := encodeMessage(pingKind, nil)
-	if err != nil {
-		c.end(err)
-		return
-	}
-	ticker := time.NewTicker(c.every)
+	ping, _ := encode(pingKind, nil)
+	every := failpoint.Patience(pingEvery)
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
+		o := outgoing{ping, make(chan error, 1)}
 		select {
-		case o := <-c.out:
-			_, err = c.writer.Write(o.frame)
-			if err != nil {
-				err = fmt.Errorf("%w: %w", ErrClosed, err)
-			}
-			o.written <- err
+		case o = <-c.out:
 		case <-ticker.C:
-			if _, err = c.writer.Write(ping); err != nil {
-				err = fmt.Errorf("%w: %w", ErrClosed, err)
-			}
 		case <-c.done:
 			return
 		}
+		_, err := c.writer.Write(o.line)
 		if err != nil {
-			c.endOfWriting(err)
+			err = fmt.Errorf("%w: %w", ErrClosed, err)
+		}
+		o.written <- err
+		if err != nil {
+			// The reader says what happened, if it does so soon: the other side's last words are still
+			// to be read after it has closed its input.
+			select {
+			case <-time.After(every):
+				c.end(err)
+			case <-c.done:
+			}
 			return
 		}
 	}
-}
-
-// endOfWriting leaves it to the reader to say what happened, if it does so soon: the other
-// side's last words are still to be read after it has closed its input.
-func (c *Control) endOfWriting(err error) {
-	select {
-	case <-time.After(c.every):
-		c.end(err)
-	case <-c.done:
-	}
-}
-
-// Message is what came from the other side.
-type Message struct {
-	Kind string          `json:"kind"`
-	Body json.RawMessage `json:"body,omitempty"`
-}
-
-// Decode reads the body into v. Fields that v does not have are ignored, because the other
-// side may be of another version.
-func (m Message) Decode(v any) error {
-	if len(m.Body) == 0 {
-		return fmt.Errorf("control: the message %.40q has no body", m.Kind)
-	}
-	if err := json.Unmarshal(m.Body, v); err != nil {
-		return fmt.Errorf("control: the message %.40q: %w", m.Kind, err)
-	}
-	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -102,7 +101,7 @@ func (d *Dialer) order(ctx context.Context) []string {
 	var extra []string
 	for _, a := range all {
 		host, port, err := net.SplitHostPort(a)
-		if err != nil || !isAddress(host) {
+		if err != nil {
 			continue
 		}
 		if slices.Contains(hinted, host) {
@@ -126,10 +125,4 @@ func (d *Dialer) order(ctx context.Context) []string {
 		order = slices.Insert(slices.Delete(order, i, i+1), 0, d.worked)
 	}
 	return order
-}
-
-// isAddress keeps names from the other side away from the resolver.
-func isAddress(host string) bool {
-	_, err := netip.ParseAddr(host)
-	return err == nil
 }

@@ -1,7 +1,7 @@
 // Package wire is how the two hosts of a migration talk: control messages over the user's own
 // ssh, and files with HTTP over parallel TLS connections.
 //
-// A [Control] carries small messages as JSON over the standard input and output of ssh. Over
+// A [Control] carries small messages as lines of JSON over the standard input and output of ssh. Over
 // it the two sides exchange the fingerprints of an [Identity] each, an ephemeral key with a
 // certificate that lives as long as the migration. On the connections that a [Dialer] makes to a
 // [Receiver] each side has proved to be the owner of the certificate that was announced; nothing

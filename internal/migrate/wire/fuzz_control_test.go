@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
 	"strings"
 	"testing"
@@ -11,11 +10,9 @@ import (
 // FuzzMessage checks that whatever is read as a message is one, and that all else ends with an
 // error.
 func FuzzMessage(f *testing.F) {
-	f.Add([]byte(framed(`{"kind":"hello","body":{"version":1,"oldest":1,"program":"cucriu 1"}}`)))
+	f.Add([]byte(framed(`{"kind":"hello","body":{"version":1,"program":"cucriu 1"}}`)))
 	f.Add([]byte(framed(`{"kind":"a","body":[{},[],"",{"a":{"a":{"a":[1,2,{"b":null}]}}}]}`)))
-	f.Add([]byte(framed(`{"kind":"a","body":{"x":1,"x":2}}`)))
-	f.Add([]byte(framed(`{"kind":"a","\u0062ody":1,"body":2}`)))
-	f.Add([]byte("\x00cuc\xff\xff\xff\xff{"))
+	f.Add([]byte(framed(`{"kind":"a"}`) + `{"kind":"b"`))
 	f.Add([]byte("Last login: today\r\n" + framed(`{"kind":"a"}`)))
 	f.Add([]byte(framed(strings.Repeat("[", 20000))))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -26,18 +23,12 @@ func FuzzMessage(f *testing.F) {
 			if err != nil {
 				break
 			}
-			if m.Kind == "" || m.Kind == pingKind || len(m.Kind) > maxKind {
-				t.Fatalf("received a message of the kind %q", m.Kind)
+			if m.Kind == pingKind {
+				t.Fatal("a ping was received")
 			}
-			if len(m.Body) > 0 {
-				var body any
-				if err := m.Decode(&body); err != nil {
-					t.Fatal(err)
-				}
-				again, err := json.Marshal(body)
-				if err != nil || refuseDuplicates(m.Body) != nil || refuseDuplicates(again) != nil {
-					t.Fatalf("received the body %q", m.Body)
-				}
+			var body any
+			if err := m.Decode(&body); len(m.Body) > 0 && err != nil {
+				t.Fatal(err)
 			}
 		}
 		if err := c.Send("late", nil); err == nil {
