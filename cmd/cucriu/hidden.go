@@ -62,7 +62,6 @@ func inDirectory(name string, do func(dir string) error) *cobra.Command {
 
 func receiveCommand() *cobra.Command {
 	var o migrate.ReceiveOptions
-	var longJob bool
 	var relay string
 	cmd := &cobra.Command{
 		Use:    "receive",
@@ -81,14 +80,10 @@ name them in --remote-cucriu at the source, or in a wrapper there.`,
 			if err != nil {
 				return err
 			}
-			if longJob {
-				return migrate.ReceiveJob(cmd.Context(), hook, os.Stdin, os.Stdout, o)
-			}
 			return migrate.Receive(cmd.Context(), hook, os.Stdin, os.Stdout, o)
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&longJob, "job", false, "receive a long job (cucriu migrate --job says so itself)")
 	flags.StringVar(&relay, "relay", "", "join the standard streams to this address of the host itself (cucriu migrate --via ssh says so itself)")
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
 	flags.StringArrayVar(&o.Bind, "bind", nil, "an address to receive the data at (default: all); may be repeated")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -47,17 +46,9 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 						lines = append(lines, fmt.Sprintf("%s %v: %s: %s", s.Kind, s.PIDs(), s.Outcome, s.Message))
 					}
 				}
-				settled, settleErr := migrate.Recover(cmd.Context(), hook)
-				for _, r := range settled {
-					if settleErr == nil {
-						lines = append(lines, fmt.Sprintf("migration %s of process %d (%s): %s knows what was decided", r.ID, r.RootPID, r.Name, r.Host))
-					}
-				}
-				moved, moveErr := migrate.RecoverJobs(cmd.Context(), hook)
-				for _, m := range moved {
-					lines = append(lines, fmt.Sprintf("move %s: %s", m.ID, m.Message))
-				}
-				return errors.Join(err, settleErr, moveErr)
+				migrations, migrateErr := migrate.Recover(cmd.Context(), hook)
+				lines = append(lines, migrations...)
+				return errors.Join(err, migrateErr)
 			})
 			if len(lines) == 0 && err == nil {
 				lines = []string{"nothing to recover"}
@@ -80,19 +71,11 @@ func settle(cmd *cobra.Command, hook *hooks.Hook, take, drop string) error {
 	if take != "" && drop != "" {
 		return usageError{errors.New("either --take or --drop")}
 	}
-	status, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
+	message, err := migrate.Settle(context.WithoutCancel(cmd.Context()), hook, take+drop, take != "")
 	if err == nil {
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "process %d: %s: %s\n", status.RootPID, status.Outcome, status.Message)
-		return err
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), message)
 	}
-	message, jobErr := migrate.SettleJob(hook, take+drop, take != "")
-	switch {
-	case errors.Is(jobErr, os.ErrNotExist):
-		return err // it is no long job's
-	case jobErr == nil:
-		fmt.Fprintln(cmd.OutOrStdout(), message)
-	}
-	return jobErr
+	return err
 }
 
 // upper begins a text with a capital letter.

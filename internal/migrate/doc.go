@@ -9,13 +9,14 @@
 //	finish                                     restore it and hold it, promise: ready
 //	confirm   end the copy here: commit        let it run: running
 //
-// Package commit knows who may do what, and proves that one copy goes on. The states of both
-// sides are the holds of the hooks' sessions: see [hooks.Hook.Decide]. A program that is killed
-// leaves the decision to its watcher or, once the destination has promised, to the source:
-// [Recover] tells the destination what was decided.
+// Package commit knows who may do what, and proves that one copy goes on. Each side has one driver
+// of it, for process trees and for long jobs: source.go and receive.go. The states of a process tree
+// are the holds of the hooks' sessions: see [hooks.Hook.Decide]. A program that is killed leaves the
+// decision to its watcher or, once the destination has promised, to the source: [Recover] tells the
+// destination what was decided.
 //
 // The source's copy stays stopped and parked, with its GPU state in an image in memory, until
 // the destination has everything. So the way back needs neither the network nor a disk.
 //
-// A long job moves another way, as checkpoints: see job_message.go.
+// A long job moves another way, as checkpoints: see job_source.go.
 package migrate

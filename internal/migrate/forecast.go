@@ -18,7 +18,7 @@ const (
 
 // forecast measures the way to the destination and predicts how long the job will stand still.
 // It refuses what would take too long.
-func (s *source) forecast(ctx context.Context) error {
+func (s *treeSource) forecast(ctx context.Context) error {
 	rates := predict.DefaultRates()
 	err := s.phase("measure", func() (err error) {
 		if s.clocks, err = s.remote.compareClocks(ctx); err == nil {
@@ -29,8 +29,8 @@ func (s *source) forecast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	job := predict.Job{HostPages: int64(s.job.HostBytes())}
-	for _, p := range s.job.Processes {
+	job := predict.Job{HostPages: int64(s.of.HostBytes())}
+	for _, p := range s.of.Processes {
 		var sum uint64
 		for _, size := range p.MemoryBytes {
 			sum += size
@@ -61,18 +61,18 @@ func (s *source) forecast(ctx context.Context) error {
 
 // probe sends random bytes, for long enough to tell how fast the way is. They go into a round of
 // their own, which the destination drops.
-func (s *source) probe(ctx context.Context) (bandwidth float64, roundTrip time.Duration, err error) {
+func (s *treeSource) probe(ctx context.Context) (bandwidth float64, roundTrip time.Duration, err error) {
 	for size := int64(probeLeast); ; size = min(8*size, probeMost) {
 		begin := time.Now()
-		way, err := s.open(ctx, round{Probe: true})
+		data, err := s.open(ctx, round{Probe: true})
 		if err != nil {
 			return 0, 0, err
 		}
 		roundTrip = time.Since(begin) // a bit more than one: with the first TLS connection
 		begin = time.Now()
-		err = way.sendNoise(ctx, size)
+		err = data.sendNoise(ctx, size)
 		took := time.Since(begin)
-		way.close()
+		data.close()
 		if err != nil {
 			return 0, 0, err
 		}
@@ -92,12 +92,15 @@ func (n noise) ReadAt(data []byte, offset int64) (int, error) {
 	return len(data), nil
 }
 
-func (w *way) sendNoise(ctx context.Context, size int64) error {
+func (t *transfer) sendNoise(ctx context.Context, size int64) error {
 	n := noise{make([]byte, 1<<20)}
 	rand.Read(n.block)
-	streams := int64(w.from.options.streams())
+	streams := int64(t.from.options.streams())
 	for i := range streams {
-		w.sender.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
+		t.sender.Add(fmt.Sprintf("noise-%d", i), n).Complete(size / streams)
 	}
-	return w.finish(ctx)
+	return t.from.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) error {
+		_, err := t.sender.Finish(ctx)
+		return err
+	})
 }

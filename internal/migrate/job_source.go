@@ -1,104 +1,106 @@
 package migrate
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"cucriu/hooks"
-	"cucriu/hooks/preflight"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
 )
 
+// A long job moves as checkpoints: no process of it is on two hosts, and none is held.
+//
+//	source (cucriu migrate --job)              destination (cucriu receive)
+//	job        describe it                     may it come: nothing is touched yet
+//	round 1    its checkpoints go ahead, while the job runs on; verified there
+//	stop       a last checkpoint ends the job; its supervisor waits
+//	round 2    the last checkpoint, as far as it is new, and the job's other files
+//	promise                                    the newest is whole: ready
+//	commit     "left" in its directory         "arrived"; a supervisor resumes it: running
+//	                                           or it cannot, and never will: returned
+//
+// The records of both sides are in the job's directory: see [jobs.Move]. A destination that cannot
+// resume the job gives it back. That is a move in the other direction, whose commit point is the
+// record "left" there, and for which the source has everything already.
+
 // jobSource is the source's side of the move of a long job.
 type jobSource struct {
-	departure
-	job     jobs.Local
-	lock    *jobs.MoveLock
-	view    *store.Store
-	there   map[string]uint32 // the checkpoints that the destination has
-	round   int
-	asked   bool  // the supervisor has been asked, and may have ended the job
-	notBack error // why the job does not run here, although it is to
-	// recovering says that this is not the program that began.
-	recovering bool
-	returned   string // why the destination gave the job back
+	sourceSession
+	of    jobs.Local
+	lock  *jobs.MoveLock
+	view  *store.Store
+	there map[string]uint32 // the checkpoints that the destination has
+	round int
 }
 
 func newJobSource(hook *hooks.Hook, job jobs.Local, o Options) *jobSource {
-	return &jobSource{
-		job: job, there: make(map[string]uint32),
-		departure: departure{
-			hook: hook, options: o, begun: time.Now(),
-			manner: manner{
-				args:       []string{jobArg},
-				settle:     func(decision string) (string, any) { return saySettleJob, jobSettle{job.Dir, decision} },
-				patience:   startPatience + time.Minute, // it resumes the job before it answers
-				triesAgain: true,
-			},
-		},
-	}
+	s := &jobSource{of: job, there: make(map[string]uint32)}
+	s.sourceSession = sourceSession{job: s, dir: job.Dir, hook: hook.Filled(), options: o, begun: time.Now()}
+	return s
 }
 
 // MigrateJob moves a long job with its checkpoints to another host, where a supervisor goes on with
 // it. After an error the job goes on here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
 // before the destination is ready, the move is given up.
 func MigrateJob(ctx context.Context, hook *hooks.Hook, job jobs.Local, o Options) (Result, error) {
-	s := newJobSource(hook.Filled(), job, o)
+	s := newJobSource(hook, job, o)
 	defer s.close()
-	err := s.prepare(ctx)
-	if err != nil || o.DryRun {
-		return s.result, preflight.AsRefusal(err)
-	}
-	err = s.perform(ctx)
-	s.result.Total = time.Since(s.begun)
+	err := s.run(ctx)
 	return s.result, err
 }
 
-// prepare finds the destination, and whether the job can move there. Nothing is touched.
+func (s *jobSource) close() {
+	s.sourceSession.close()
+	if s.lock != nil {
+		_ = s.lock.Free()
+	}
+}
+
+// prepare finds the destination, and whether the job can move there.
 func (s *jobSource) prepare(ctx context.Context) (err error) {
-	if err := s.options.fill(); err != nil {
-		return err
-	}
-	if !s.job.Runs() {
-		if s.job.PID == 0 {
-			return &jobs.NoSupervisorError{Job: s.job}
+	if !s.of.Runs() {
+		if s.of.PID == 0 {
+			return &jobs.NoSupervisorError{Job: s.of}
 		}
-		return fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", s.job.Name, s.job.State)
+		return fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", s.of.Name, s.of.State)
 	}
-	of, err := jobs.Describe(s.job.Dir)
+	of, err := jobs.Describe(s.dir)
 	if err != nil {
 		return err
 	}
 	if of.Attached {
-		return fmt.Errorf("%s reads from its cucriu run here (--tty): it would read nothing there", s.job.Name)
+		return fmt.Errorf("%s reads from its cucriu run here (--tty): it would read nothing there", s.of.Name)
 	}
-	if s.lock, err = jobs.TryLockMove(s.job.Dir); err != nil {
+	if s.lock, err = jobs.TryLockMove(s.dir); err != nil {
 		return err
 	}
-	if m, err := jobs.ReadMove(s.job.Dir); err != nil {
+	if m, err := jobs.ReadMove(s.dir); err != nil {
 		return err
 	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
-		return fmt.Errorf("an earlier move of %s, to %s, was cut off, and that host is yet to be told: run cucriu recover", s.job.Name, m.Peer)
+		return fmt.Errorf("an earlier move of %s, to %s, was cut off, and that host is yet to be told: run cucriu recover", s.of.Name, m.Peer)
 	}
-	if s.view, err = store.View(s.job.Dir); err != nil {
+	if s.view, err = store.View(s.dir); err != nil {
 		return err
 	}
 	owner, err := s.view.Owner()
 	if err != nil {
 		return err
 	}
-	s.result.ID, s.result.Host = newID(), s.options.Host
-	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
-		return err
-	}
 	newest, _, err := s.newest()
 	if err != nil {
+		return err
+	}
+	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
 		return err
 	}
 	return s.phase("prepare", func() error {
@@ -128,69 +130,54 @@ func (s *jobSource) newest() (newest store.Checkpoint, found bool, err error) {
 	return newest, found, err
 }
 
-// perform moves the job.
-func (s *jobSource) perform(ctx context.Context) error {
+func (s *jobSource) begin() error {
 	m := jobs.Move{ID: s.result.ID, State: jobs.MoveLeaving, Peer: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote}
-	if err := m.Write(s.job.Dir); err != nil {
-		return preflight.AsRefusal(err)
-	}
-	err := failpoint.Hit(ctx, "job.leaving", 0)
-	if err == nil {
-		err = s.move(ctx)
-	}
-	if err != nil {
-		return s.giveUp(err)
-	}
-	if err := failpoint.Hit(ctx, "job.ready", 0); err != nil {
-		return s.giveUp(err)
-	}
-	if err := s.on(commit.Ready); err != nil {
-		return err
-	}
-	if s.returned != "" {
-		return preflight.AsFailure(fmt.Errorf("%s could not resume %s: %s; it goes on here", s.options.Host, s.job.Name, s.returned))
-	}
-	s.result.Pause = time.Since(s.halted)
-	return nil
+	return m.Write(s.dir)
 }
 
 // move brings the job to the destination, which has promised it when move returns.
 func (s *jobSource) move(ctx context.Context) error {
+	if err := failpoint.Hit(ctx, "job.leaving", 0); err != nil {
+		return err
+	}
 	if needed, err := s.needsFirst(ctx); err != nil {
 		return err
 	} else if needed {
-		if err := s.phase("first checkpoint", func() error { return s.ask(ctx, jobs.AskCheckpoint) }); err != nil {
+		if err := s.phase("first checkpoint", func() error { return s.askSupervisor(ctx, jobs.AskCheckpoint) }); err != nil {
 			return err
 		}
 	}
-	if err := s.phase("ahead", func() error { return s.send(ctx, false) }); err != nil {
+	if err := s.phase("ahead", func() error { return s.send(ctx, "ahead") }); err != nil {
 		return err
 	}
-	s.result.Ahead = s.result.Bytes
+	s.result.Ahead, s.result.Bytes = s.result.Bytes, 0
 	if err := failpoint.Hit(ctx, "job.ahead", 0); err != nil {
 		return err
 	}
-	s.halted, s.asked = time.Now(), true
-	if err := s.phase("last checkpoint", func() error { return s.ask(ctx, jobs.AskMove) }); err != nil {
+	s.halted = time.Now()
+	if err := s.phase("last checkpoint", func() error { return s.askSupervisor(ctx, jobs.AskMove) }); err != nil {
 		return err
 	}
 	if err := failpoint.Hit(ctx, "job.stopped", 0); err != nil {
 		return err
 	}
-	if err := s.phase("send", func() error { return s.send(ctx, true) }); err != nil {
+	if err := s.phase("send", func() error { return s.send(ctx, "send") }); err != nil {
 		return err
 	}
-	s.result.Bytes -= s.result.Ahead
 	newest, _, err := s.newest()
 	if err != nil {
 		return err
 	}
-	return s.phase("promise", func() error {
+	err = s.phase("promise", func() error {
 		if err := s.remote.Send(sayPromise, jobPromise{newest.Name}); err != nil {
 			return err
 		}
 		return s.remote.expect(ctx, sayReady, nil)
 	})
+	if err != nil {
+		return err
+	}
+	return failpoint.Hit(ctx, "job.ready", 0)
 }
 
 // needsFirst reports whether to make a checkpoint before any goes ahead. The destination judges by
@@ -204,32 +191,241 @@ func (s *jobSource) needsFirst(ctx context.Context) (bool, error) {
 	return err != nil || findings.Err() != nil, nil
 }
 
-// ask has the supervisor do something.
-func (s *jobSource) ask(ctx context.Context, op string) error {
-	_, err := jobs.Ask(ctx, s.hook.Config.RunDir, s.job, jobs.Request{Op: op}, nil)
+func (s *jobSource) askSupervisor(ctx context.Context, op string) error {
+	_, err := jobs.Ask(ctx, s.hook.Config.RunDir, s.of, jobs.Request{Op: op}, nil)
 	return err
 }
 
-// giveUp lets the job go on here, and says why it did not move.
-func (s *jobSource) giveUp(cause error) error {
-	refused := preflight.Refused(cause) && !s.asked
-	if isLost(cause) {
-		cause = fmt.Errorf("%s was lost: %w", s.options.Host, cause)
+// send sends the checkpoints that the destination has not: all of them while the job runs on, and
+// once it has ended the newest one, and the job's other files.
+func (s *jobSource) send(ctx context.Context, phase string) error {
+	manifest, paths, err := s.collect(!s.halted.IsZero())
+	if err != nil || len(manifest.Checkpoints)+len(manifest.Others) == 0 {
+		return err
 	}
-	switch err := s.on(commit.Failed); {
-	case err != nil:
-		return errors.Join(preflight.AsFailure(cause), err)
-	case refused:
-		return preflight.AsRefusal(cause)
+	content, err := json.Marshal(manifest)
+	if err != nil {
+		return err
 	}
-	return preflight.AsFailure(fmt.Errorf("%w; %s goes on here", cause, s.job.Name))
+	s.round++
+	data, err := s.open(ctx, round{Number: s.round})
+	if err != nil {
+		return err
+	}
+	defer data.close()
+	total := int64(len(content))
+	data.sender.Add(jobManifestName, bytes.NewReader(content)).Complete(total)
+	for i, path := range paths {
+		size, err := data.send(roundName(i), path)
+		if err != nil {
+			return err
+		}
+		total += size
+	}
+	err = data.finish(ctx, phase, total)
+	s.result.Bytes += data.totals.Bytes
+	if err != nil {
+		return err
+	}
+	if err := s.remote.Send(sayTake, nil); err != nil {
+		return err
+	}
+	if err := s.remote.expect(ctx, sayTaken, nil); err != nil {
+		return err
+	}
+	for _, c := range manifest.Checkpoints {
+		s.there[c.Name] = c.CRC32C
+	}
+	return nil
 }
 
-func (s *jobSource) close() {
-	s.departure.close()
-	if s.lock != nil {
-		if err := s.lock.Free(); err != nil && !errors.Is(err, os.ErrClosed) {
-			s.hook.Log.Warn("the lock of the move", "error", err)
+// roundName is the name in a round of the nth file.
+func roundName(n int) string { return fmt.Sprintf("f%d", n) }
+
+// collect lists what a round has, and the paths of its files here.
+func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error) {
+	add := func(path string) (name string) {
+		paths = append(paths, path)
+		return roundName(len(paths) - 1)
+	}
+	newest, found, err := s.newest()
+	if err != nil {
+		return m, nil, err
+	}
+	if !found {
+		return m, nil, errors.New("there is no checkpoint to move")
+	}
+	listed, err := s.view.List(func(name string, crc32c uint32) bool {
+		there, is := s.there[name]
+		return is && there == crc32c || !last || name == newest.Name
+	})
+	if err != nil {
+		return m, nil, err
+	}
+	for _, l := range listed {
+		if there, is := s.there[l.Name]; is && there == l.CRC32C {
+			continue
+		}
+		c := jobCheckpoint{Listed: l}
+		for _, f := range l.Files {
+			name := ""
+			if f.SameAs == "" {
+				name = add(filepath.Join(s.dir, "checkpoints", l.Name, f.Name))
+			}
+			c.Sent = append(c.Sent, name)
+		}
+		m.Checkpoints = append(m.Checkpoints, c)
+	}
+	if !last {
+		return m, paths, nil
+	}
+	for _, name := range jobs.TravelFiles() {
+		path := filepath.Join(s.dir, name)
+		switch _, err := os.Lstat(path); {
+		case err == nil:
+			m.Others = append(m.Others, jobFile{Name: name, Sent: add(path)})
+		case !errors.Is(err, os.ErrNotExist):
+			return m, nil, err
 		}
 	}
+	return m, paths, nil
+}
+
+// read reads the record of this move.
+func (s *jobSource) read() (jobs.Move, error) {
+	m, err := jobs.ReadMove(s.dir)
+	if err == nil && m.ID != s.result.ID {
+		err = errors.New("the record of the move was exchanged")
+	}
+	return m, err
+}
+
+// state returns where the source stands. Its program has the lock of the record.
+func (s *jobSource) state() (commit.SourceState, error) {
+	m, err := s.read()
+	switch {
+	case err != nil:
+		return "", err
+	case m.State == jobs.MoveLeaving:
+		return commit.Undecided, nil
+	case m.State == jobs.MoveLeft:
+		return commit.End, nil
+	}
+	return commit.Back, nil
+}
+
+// decide writes a decision down. The job's supervisor does what it says: it has ended the job before
+// the move could be promised, and resumes a job that stays.
+func (s *jobSource) decide(ctx context.Context, state commit.SourceState) error {
+	m, err := s.read()
+	if err != nil {
+		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+	}
+	if decided := map[commit.SourceState]jobs.MoveState{commit.Back: jobs.MoveStays, commit.End: jobs.MoveLeft}[state]; m.State != decided {
+		m.State = decided
+		if err := m.Write(s.dir); err != nil {
+			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+		}
+	}
+	if state == commit.Back {
+		if err := failpoint.Hit(ctx, "job.back", 0); err != nil {
+			return err
+		}
+		return s.bringBack(ctx)
+	}
+	if err := failpoint.Hit(ctx, "job.left", 0); err != nil {
+		return err
+	}
+	return jobs.RequireGone(s.hook.Config.RunDir, s.dir)
+}
+
+// bringBack waits until the job runs here. If it does not, the destination is told all the same
+// that it stays, and the error is kept for later.
+func (s *jobSource) bringBack(ctx context.Context) error {
+	if s.recovering || s.notBack != nil {
+		return nil // whoever has started the supervisor starts it again
+	}
+	err := s.phase("bring back", func() error { return s.awaitBack(ctx) })
+	if errors.Is(err, hooks.ErrNotBack) {
+		s.notBack, err = err, nil
+	}
+	return err
+}
+
+const (
+	// backPatience is how long a job may take to be resumed here.
+	backPatience = 30 * time.Minute
+	// missingPatience is how long its supervisor may not be seen.
+	missingPatience = 5 * time.Second
+)
+
+// awaitBack waits until the job runs here: its supervisor resumes it once it is decided that the
+// job stays.
+func (s *jobSource) awaitBack(_ context.Context) error {
+	missing := time.Now()
+	for deadline := time.Now().Add(backPatience); time.Now().Before(deadline); time.Sleep(startLook) {
+		local, err := jobs.Find(s.hook.Config.RunDir, s.dir)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+		case local.Runs(), local.State == jobs.StateFinished, local.State == jobs.StateEnded, local.State == jobs.StateUnattended:
+			return nil
+		case local.PID != 0:
+			missing = time.Now()
+		case time.Since(missing) > missingPatience:
+			text := "its cucriu run has ended meanwhile: the same command goes on from its newest checkpoint"
+			if local.Failure != nil {
+				text += "; it said: " + local.Failure.Message
+			}
+			return fmt.Errorf("%w: %s does not run here: %s", hooks.ErrNotBack, s.of.Name, text)
+		}
+	}
+	return fmt.Errorf("%w: %s is not back after %v: see cucriu jobs list", hooks.ErrNotBack, s.of.Name, backPatience)
+}
+
+// returnedError says that the destination could not resume a job, which goes on here.
+type returnedError struct{ host, name, why string }
+
+func (e *returnedError) Error() string {
+	return fmt.Sprintf("%s could not resume %s: %s; it goes on here", e.host, e.name, e.why)
+}
+
+// Refused returns false: the job was stopped.
+func (e *returnedError) Refused() bool { return false }
+
+// returned lets a job go on here that the destination has given back.
+func (s *jobSource) returned(ctx context.Context, why string) error {
+	if err := failpoint.Hit(ctx, "job.takeback", 0); err != nil {
+		return err
+	}
+	if err := jobs.RemoveMove(s.dir); err != nil {
+		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+	}
+	err := s.bringBack(ctx)
+	return errors.Join(s.notBack, err, &returnedError{s.options.Host, s.of.Name, cmp.Or(why, "it does not say why")})
+}
+
+func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
+	if state == commit.Back {
+		return errors.Join(s.notBack, jobs.RemoveMove(s.dir))
+	}
+	m, err := s.read()
+	if err == nil {
+		m.Known = true
+		err = m.Write(s.dir)
+	}
+	return err
+}
+
+func (s *jobSource) forgotten() error {
+	return fmt.Errorf("%w: %s has moved to %s, which does not know it any more: was its directory removed there? cucriu recover --take %s lets it go on here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
+}
+
+func (s *jobSource) undelivered(state commit.SourceState, cause error) string {
+	if state == commit.End {
+		return fmt.Sprintf("%s has left this host, and %s, which has it complete, has not said that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
+			s.of.Name, s.options.Host, cause, s.result.ID)
+	}
+	return fmt.Sprintf("%s goes on here, but %s could not be told so: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached",
+		s.of.Name, s.options.Host, cause)
 }

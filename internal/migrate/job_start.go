@@ -146,29 +146,33 @@ func lastOf(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// giveBack gives a job back that could not be resumed here. From then on it never runs here, so the
-// source may let it run.
-func (a arrival) giveBack(ctx context.Context, m jobs.Move, why error) (jobs.Move, error) {
-	s, err := store.Open(a.dir, store.OpenOptions{Log: a.hook.Log}) // no supervisor is at work
+// giveBack gives a job back that could not be resumed here: its error is a [*givenBackError]. From
+// then on it never runs here, so the source may let it run.
+func (a *movedJob) giveBack(ctx context.Context, m jobs.Move, why error) error {
+	stuck := func(err error) error { return fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why) }
+	s, err := store.Open(a.dir, store.OpenOptions{Log: a.host.Log}) // no supervisor is at work
 	if err != nil {
-		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
+		return stuck(err)
 	}
 	defer s.Close()
-	if err := jobs.RequireGone(a.hook.Config.RunDir, a.dir); err != nil {
-		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
+	if err := jobs.RequireGone(a.host.Config.RunDir, a.dir); err != nil {
+		return stuck(err)
 	}
 	if ran, err := jobs.Resumed(a.dir, m.Events); err != nil || ran {
-		return m, err
+		return err
 	}
-	if err := jobs.UndoFiles(a.hook.Config.RunDir, a.dir); err != nil {
-		return m, fmt.Errorf("%w: %w: %w", hooks.ErrNotBack, err, why)
+	if err := jobs.UndoFiles(a.host.Config.RunDir, a.dir); err != nil {
+		return stuck(err)
 	}
 	if err := failpoint.Hit(ctx, "job.returning", 0); err != nil {
-		return m, err
+		return err
 	}
-	m.State, m.Returned, m.Known = jobs.MoveLeft, printable(why.Error(), 4000), true
+	m.State, m.Returned, m.Known = jobs.MoveLeft, printable(why.Error()), true
 	if err := m.Write(a.dir); err != nil {
-		return m, err
+		return err
 	}
-	return m, failpoint.Hit(ctx, "job.returned", 0)
+	if err := failpoint.Hit(ctx, "job.returned", 0); err != nil {
+		return err
+	}
+	return &givenBackError{m.Returned}
 }

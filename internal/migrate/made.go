@@ -83,12 +83,6 @@ func (r *madeRecord) close() {
 	}
 }
 
-func (d *destination) removeMade() {
-	if err := removeMade(d.hook); err != nil {
-		d.hook.Log.Warn(err.Error())
-	}
-}
-
 // removeMade removes what was made at this host for jobs that do not go on here.
 func removeMade(hook *hooks.Hook) error {
 	paths, err := filepath.Glob(filepath.Join(recordsDir(hook.Config.RunDir), "*"+madeSuffix))

@@ -1,9 +1,14 @@
 package migrate
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
+	"strings"
+	"time"
 
+	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
@@ -16,11 +21,14 @@ const protocolVersion = 4
 // What the source says.
 const (
 	sayHello   = "hello"   // the destination answers with its own
-	sayPrepare = "prepare" // the destination answers with its judgement
+	sayPrepare = "prepare" // a process tree: the destination answers with its judgement
 	sayLater   = "later"   // as sayPrepare, once the job stands still and uses more than it did then
+	sayJob     = "job"     // a long job: the destination answers what it has of it
 	sayClock   = "clock"   // the destination answers with its own
 	sayRound   = "round"   // the destination answers where it listens
-	sayRestore = "restore" // the destination answers that it is ready, or has failed
+	sayTake    = "take"    // a long job: the destination answers that it has verified what was sent
+	sayRestore = "restore" // a process tree: the destination answers that it is ready, or has failed
+	sayPromise = "promise" // a long job: the same
 	saySettle  = "settle"  // over a connection of its own; the destination answers as to commit and abort
 	sayCommit  = string(commit.Commit)
 	sayAbort   = string(commit.Abort)
@@ -29,11 +37,14 @@ const (
 // What the destination says.
 const (
 	sayJudged    = "judged"
+	sayWelcome   = "welcome"
 	sayListening = "listening"
+	sayTaken     = "taken"
 	sayProgress  = "progress"
 	sayFailed    = "failed"
 	sayReady     = string(commit.Ready)
 	sayRunning   = string(commit.Running)
+	sayReturned  = "returned" // it cannot resume a long job, and never will
 	sayEnded     = string(commit.Ended)
 	sayUnknown   = string(commit.Unknown)
 )
@@ -72,7 +83,7 @@ type laterMessage struct {
 	Job *prepare.Job `json:"job"`
 }
 
-// round announces data: a whole image, or what has changed since an earlier round.
+// round announces data: a whole image, what has changed since an earlier round, or checkpoints.
 type round struct {
 	Number int `json:"number"`
 	// Probe says that what comes only shows how fast the way is. It is dropped, and such a round
@@ -112,7 +123,8 @@ type failure struct {
 }
 
 type settleMessage struct {
-	Decision string `json:"decision"` // sayCommit or sayAbort
+	Decision string `json:"decision"`      // sayCommit or sayAbort
+	Dir      string `json:"dir,omitempty"` // of a long job
 }
 
 type running struct {
@@ -121,12 +133,66 @@ type running struct {
 	Steps timeline.Phases `json:"steps,omitempty"`
 }
 
+// jobMessage describes a long job.
+type jobMessage struct {
+	Dir   string    `json:"dir"`
+	Name  string    `json:"name"`
+	Begun time.Time `json:"begun"`
+	Owner string    `json:"owner"` // tells whether both hosts see one directory
+	// Bytes is how much the checkpoints have that the destination gets.
+	Bytes int64  `json:"bytes"`
+	Start string `json:"start,omitempty"`
+}
+
+// jobWelcome says which checkpoints a destination has of a job.
+type jobWelcome struct {
+	Have []store.Listed `json:"have"` // without files
+}
+
+// jobManifest comes as a file of each round, and says what the others are.
+type jobManifest struct {
+	Checkpoints []jobCheckpoint `json:"checkpoints"`
+	Others      []jobFile       `json:"others"`
+}
+
+const jobManifestName = "manifest"
+
+// jobCheckpoint is a checkpoint that comes. Sent has a file of the round for each file of it that
+// has no SameAs, else "".
+type jobCheckpoint struct {
+	store.Listed
+	Sent []string `json:"sent"`
+}
+
+type jobFile struct {
+	Name string `json:"name"` // one of [jobs.TravelFiles]
+	Sent string `json:"sent"`
+}
+
+type jobPromise struct {
+	Newest string `json:"newest"` // the checkpoint from which the job is to go on
+}
+
+type jobReturned struct {
+	Why string `json:"why"`
+}
+
 var validID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// checkID refuses what is no name of a migration: it becomes part of the names of files.
+// checkID refuses an invalid name of a migration: it becomes part of the names of files.
 func checkID(id string) error {
 	if !validID.MatchString(id) {
-		return fmt.Errorf("%.40q is not the name of a migration, which has 16 hexadecimal digits", id)
+		return fmt.Errorf("%.40q is not the ID of a migration, which has 16 hexadecimal digits", id)
 	}
 	return nil
 }
+
+// checkJobDir refuses an invalid directory of a long job.
+func checkJobDir(dir string) error {
+	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || len(dir) > 4000 || dir == "/" || strings.ContainsRune(dir, 0) {
+		return fmt.Errorf("%.80q is not the directory of a job", dir)
+	}
+	return nil
+}
+
+var errNoJob = errors.New("the source has described no job")

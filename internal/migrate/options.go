@@ -67,13 +67,15 @@ const (
 	PrecopyAlways Precopy = "always"
 )
 
-func (p Precopy) check() error {
-	switch p {
-	case PrecopyAuto, PrecopyNever, PrecopyAlways:
-		return nil
-	}
-	return fmt.Errorf("%q is no way to say when memory is sent ahead", string(p))
-}
+// Compress says what of the data is compressed on its way.
+type Compress string
+
+// The ways to compress.
+const (
+	CompressAuto   Compress = ""       // what is sooner at the destination then, by samples and the speed of the link
+	CompressNever  Compress = "never"  // nothing
+	CompressAlways Compress = "always" // all that gets smaller
+)
 
 // Progress says how far a migration is.
 type Progress struct {
@@ -147,7 +149,7 @@ func (o *Options) fill() error {
 	if o.Stage == "" {
 		o.Stage = defaultStage
 	}
-	if err := errors.Join(o.checkListening(), o.Compress.check(), o.Precopy.check()); err != nil {
+	if err := o.checkListening(); err != nil {
 		return err
 	}
 	return checkStage(o.Stage)

@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
+	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 )
 
@@ -26,31 +25,76 @@ type ReceiveOptions struct {
 	Ports string   // the ports to listen on, such as 7000-7010; empty means any
 }
 
+// arrival is what the commit protocol needs of a job on its way to this host.
+type arrival interface {
+	// state is what is written down, and whether this migration is known here.
+	state() (state commit.DestinationState, known bool, err error)
+	// decide writes the next state down, unless it is, and then lets the copy here run or ends it. Again,
+	// it does what an earlier call has not finished. A job that cannot be resumed is a
+	// [*givenBackError].
+	decide(ctx context.Context, next commit.DestinationState) error
+}
+
+// givenBackError says that a job cannot be resumed here, and belongs to its source again.
+type givenBackError struct{ why string }
+
+func (e *givenBackError) Error() string { return "it is given back: " + e.why }
+
+// answerEvent has an arrival answer an event, and returns what the source is to be told. There is
+// nothing if the migration is not known here, or has no copy any more.
+func answerEvent(ctx context.Context, a arrival, e commit.Event) (state commit.DestinationState, do []commit.Action, err error) {
+	for {
+		before, known, err := a.state()
+		if err != nil {
+			return before, nil, err
+		}
+		if (e == commit.Commit || e == commit.Abort) && !known || e == commit.Commit && before == commit.Dropped { // by a person, or with a reboot
+			return before, nil, nil
+		}
+		next, do, err := commit.Destination{State: before}.HandleEvent(e)
+		if err == nil && len(do) > 0 {
+			err = a.decide(ctx, next.State)
+		}
+		if errors.Is(err, hooks.ErrDecided) {
+			if now, _, stateErr := a.state(); stateErr == nil && now != before {
+				continue // by the watcher, or over another connection
+			}
+		}
+		if err == nil {
+			err = reach(ctx, "receive."+string(next.State))
+		}
+		return next.State, do, err
+	}
+}
+
+// arriving is an arrival whose source is connected.
+type arriving interface {
+	arrival
+	// handle does what the source asks for. Its error is told to the source.
+	handle(ctx context.Context, m wire.Message) error
+	// abort is called before the source's decision to keep the job is handled, stop when the source is
+	// lost or this program is to end.
+	abort() error
+	stop(cause error)
+	// running is what the source is told of a job that runs.
+	running() running
+	// inDoubt is the error about a job that was promised to a source that is lost.
+	inDoubt() error
+	close()
+}
+
 // destination is the destination's side of one connection with a source.
 type destination struct {
 	*wire.Control
-	hook      *hooks.Hook
-	options   ReceiveOptions
-	peer      hello
-	identity  *wire.Identity
-	stage     *stage
-	job       *prepare.Job
-	judgement *prepare.Judgement // of the job
-	copies    prepare.Copy       // which files come with it
-	made      madeRecord
-	last      int    // the number of the round that is being received
-	probes    int    // rounds of any kind, so far
-	probing   string // the directory of a round that is only a probe; empty if there is none
-	receiver  *wire.Receiver
-	root      *os.Root // of the round's directory
-	// restored gets the result of the restore that is under way.
-	restored  chan error
-	restoring bool
-	// clearing removes what is not needed any more, which takes seconds for many GiB.
-	clearing sync.WaitGroup
-	giveUp   context.CancelCauseFunc
-	pid      int // of the restored root
-	sockets  []journal.Socket
+	hook     *hooks.Hook
+	options  ReceiveOptions
+	peer     hello
+	identity *wire.Identity
+	job      arriving // nil before the source has said what comes
+	restored chan error
+	last     int // the number of the round that is being received
+	receiver *wire.Receiver
+	root     *os.Root // of the round's directory
 }
 
 // Receive is the destination's program. It talks with the source over in and out, until the
@@ -62,14 +106,12 @@ func Receive(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writer,
 	if err := checkStage(o.Stage); err != nil {
 		return err
 	}
-	d := &destination{Control: wire.NewControl(in, out), hook: hook.Filled(), options: o}
+	d := &destination{Control: wire.NewControl(in, out), hook: hook.Filled(), options: o, restored: make(chan error, 1)}
 	defer d.close()
 	if err := d.greet(ctx); err != nil {
 		return err
 	}
-	d.restored = make(chan error, 1)
-	messages := make(chan wire.Message)
-	lost := make(chan error, 1)
+	messages, lost := make(chan wire.Message), make(chan error, 1)
 	go func() {
 		for {
 			m, err := d.Receive(context.WithoutCancel(ctx))
@@ -80,22 +122,37 @@ func Receive(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writer,
 			messages <- m
 		}
 	}()
+	// What is not promised is given up with the connection.
+	working, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	go func() {
+		<-d.Done()
+		giveUp(errors.New("the connection to the source is lost"))
+	}()
 	for {
 		var err error
 		var asked string
 		select {
 		case m := <-messages:
-			asked, err = m.Kind, d.handle(ctx, m)
+			asked, err = m.Kind, d.handle(working, m)
 		case restoreErr := <-d.restored:
-			err = d.onRestored(restoreErr)
+			asked, err = sayRestore, d.job.(*treeArrival).onRestored(restoreErr)
 		case err := <-lost:
 			return d.onLost(err)
 		case <-ctx.Done():
-			d.stopRestore(context.Cause(ctx))
-			_ = d.fail("", context.Cause(ctx))
-			return errors.Join(context.Cause(ctx), d.on(commit.Failed))
+			err := context.Cause(ctx)
+			if d.job != nil {
+				d.job.stop(err)
+			}
+			_ = d.fail("", err)
+			return errors.Join(err, d.handleEvent(commit.Failed))
 		}
-		if err != nil && d.fail(asked, err) != nil {
+		if err == nil {
+			continue
+		}
+		failure := errors.Join(d.fail(asked, err), d.handleEvent(commit.Failed))
+		decided := asked == sayCommit || asked == sayAbort || asked == saySettle
+		if failure != nil || decided { // the source waits for an answer: it asks again over another connection
 			return d.onLost(err)
 		}
 	}
@@ -115,8 +172,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 	if err := checkID(d.peer.ID); err != nil {
 		return err
 	}
-	d.peer.Host = printable(d.peer.Host, 255)
-	d.made.path = filepath.Join(recordsDir(d.hook.Config.RunDir), d.peer.ID+madeSuffix)
+	d.peer.Host = printable(d.peer.Host)
 	if d.identity, err = wire.NewIdentity(); err != nil {
 		return err
 	}
@@ -138,86 +194,111 @@ func (d *destination) fail(asked string, err error) error {
 // handle does what the source asks for. Its error is told to the source.
 func (d *destination) handle(ctx context.Context, m wire.Message) error {
 	switch m.Kind {
-	case sayPrepare:
-		return d.prepare(ctx, m)
-	case sayLater:
-		return d.later(ctx, m)
 	case sayClock:
 		return d.Send(sayClock, clockMessage{timeline.SinceBoot()})
-	case sayRound:
-		return d.listen(ctx, m)
-	case sayRestore:
-		return d.restore(ctx, m)
-	case sayCommit, sayAbort:
-		return d.settle(m.Kind)
+	case sayPrepare, sayJob:
+		if d.job != nil {
+			return errors.New("a job was described before")
+		}
+		if m.Kind == sayPrepare {
+			d.job = newTreeArrival(d)
+		} else {
+			d.job = newJobArrival(d)
+		}
 	case saySettle:
 		var s settleMessage
 		if err := m.Decode(&s); err != nil {
 			return err
 		}
-		return d.settle(s.Decision)
+		d.job = newTreeArrival(d)
+		if s.Dir != "" {
+			job := newJobArrival(d)
+			d.job = job
+			if err := job.claim(ctx, s.Dir); err != nil {
+				return err
+			}
+		}
+		m.Kind = s.Decision
 	}
-	return fmt.Errorf("%.40q is nothing that a destination does", m.Kind)
+	switch {
+	case m.Kind == sayCommit || m.Kind == sayAbort:
+		return d.settle(commit.Event(m.Kind))
+	case d.job == nil:
+		return errNoJob
+	}
+	return d.job.handle(ctx, m)
 }
 
-func (d *destination) prepare(ctx context.Context, m wire.Message) error {
-	var asked prepareMessage
-	if err := m.Decode(&asked); err != nil {
+// settle hears what the source has decided, and answers.
+func (d *destination) settle(e commit.Event) error {
+	if d.job == nil {
+		return d.Send(sayUnknown, nil)
+	}
+	if e == commit.Abort {
+		if err := d.job.abort(); err != nil {
+			return err
+		}
+	}
+	if err := reach(context.Background(), "receive.heard"); err != nil {
 		return err
 	}
-	if asked.Job == nil {
-		return errors.New("the source has described no job")
-	}
-	if err := asked.Job.Validate(); err != nil {
-		return preflight.AsRefusal(err)
-	}
-	if own := hostMark(d.hook.Config.RunDir); own != "" && own == asked.HostMark {
-		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
-	}
-	d.removeMade() // of others, who were killed
-	if err := preflight.CheckForce(asked.Force); err != nil {
-		return preflight.AsRefusal(err)
-	}
-	d.hook.Force = asked.Force
-	judgement, err := prepare.Judge(ctx, d.hook, asked.Job, prepare.Room{Dir: d.options.Stage, Criu: d.options.Criu, TCP: asked.TCP, Copy: asked.Copy, Ahead: asked.Ahead})
-	if err != nil {
-		return preflight.AsRefusal(err)
-	}
-	d.job, d.judgement, d.copies = asked.Job, judgement, asked.Copy
-	if len(d.job.Map) > 0 {
-		d.hook.Config.GPUs.Map = d.job.Map
-	}
-	if err := d.Send(sayJudged, judgement); err != nil {
-		return err
-	}
-	return reach(ctx, "receive.judged")
+	return d.handleEvent(e)
 }
 
-// later judges again, with what the job has come to use meanwhile.
-func (d *destination) later(ctx context.Context, m wire.Message) error {
-	var asked laterMessage
-	if err := m.Decode(&asked); err != nil {
+// handleEvent answers an event, and tells the source, if it listens.
+func (d *destination) handleEvent(e commit.Event) error {
+	if d.job == nil {
+		return nil
+	}
+	ctx := context.Background()
+	_, do, err := answerEvent(ctx, d.job, e)
+	heard := e == commit.Commit || e == commit.Abort
+	var back *givenBackError
+	switch {
+	case errors.As(err, &back) && e == commit.ControlLost:
+		return nil // the source asks again
+	case errors.As(err, &back):
+		return d.Send(sayReturned, jobReturned{back.why})
+	case err != nil:
+		return err
+	case len(do) == 0 && heard:
+		return d.Send(sayUnknown, nil)
+	}
+	for _, action := range do {
+		switch action {
+		case commit.SayReady:
+			err = d.Send(sayReady, nil)
+		case commit.SayRunning:
+			err = d.Send(sayRunning, d.job.running())
+		case commit.SayEnded:
+			err = d.Send(sayEnded, nil)
+		default:
+			continue
+		}
+		err = errors.Join(err, reach(ctx, "receive."+string(action)))
+	}
+	return err
+}
+
+// onLost ends what is not promised: the source has its own copy.
+func (d *destination) onLost(cause error) error {
+	if d.job == nil {
+		return nil // a source that has what it wanted just hangs up
+	}
+	d.job.stop(cause)
+	if _, known, err := d.job.state(); err == nil && !known {
+		return nil
+	}
+	if err := d.handleEvent(commit.ControlLost); err != nil {
 		return err
 	}
-	if d.job == nil || asked.Job == nil || d.giveUp != nil {
-		return errors.New("there is no job that could be described again")
+	if state, known, err := d.job.state(); err == nil && known && state == commit.Promised {
+		return fmt.Errorf("%w: the connection to %s is lost (%w): %w", hooks.ErrNotBack, d.peer.Host, cause, d.job.inDoubt())
 	}
-	judgement, err := prepare.JudgeLater(ctx, d.hook, asked.Job, d.copies)
-	if err != nil {
-		return err
-	}
-	d.job, d.judgement = asked.Job, judgement
-	if err := reach(ctx, "receive.later"); err != nil {
-		return err
-	}
-	return d.Send(sayJudged, judgement)
+	return nil
 }
 
 func (d *destination) close() {
-	if !d.restoring { // else files are still being made; the next receive or recover removes them
-		d.made.close()
-		d.removeMade()
-	}
 	d.Close()
 	if d.receiver != nil {
 		_ = d.receiver.Finish() // it is of no use any more
@@ -225,8 +306,62 @@ func (d *destination) close() {
 	if d.root != nil {
 		d.root.Close()
 	}
-	if d.stage != nil {
-		_ = d.stage.remove()
+	if d.job != nil {
+		d.job.close()
 	}
-	d.clearing.Wait()
+}
+
+const (
+	maxRounds = 16
+	maxFiles  = 1 << 16
+)
+
+// beginRound makes a directory, and listens for what the pinned source sends into it.
+func (d *destination) beginRound(ctx context.Context, dir string) (err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if d.root, err = os.OpenRoot(dir); err != nil {
+		return err
+	}
+	room, err := free(dir)
+	if err != nil {
+		return err
+	}
+	config, err := d.identity.ServerConfig(d.peer.Fingerprint)
+	if err != nil {
+		return err
+	}
+	d.receiver, err = wire.Receive(ctx, wire.ListenOptions{Bind: d.options.Bind, Ports: d.options.Ports, Config: config, Log: d.hook.Log},
+		wire.ReceiveOptions{Dir: d.root, MaxBytes: room, MaxFiles: maxFiles})
+	if err != nil {
+		return err
+	}
+	return d.Send(sayListening, listening{Addresses: d.receiver.Addresses()})
+}
+
+// endRound ends the receiving. It is an error if not everything has come.
+func (d *destination) endRound() error {
+	if d.receiver == nil {
+		return errors.New("nothing was sent")
+	}
+	if err := errors.Join(d.receiver.Finish(), d.root.Close()); err != nil {
+		return err
+	}
+	d.receiver, d.root = nil, nil
+	return nil
+}
+
+// free returns how much may be written into a directory, in bytes.
+func free(dir string) (int64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	room := int64(fs.Bavail) * fs.Bsize
+	if !preflight.KeepsInMemory(int64(fs.Type)) {
+		return room, nil
+	}
+	memory, err := (proc.System{}).AvailableMemory()
+	return min(room, int64(memory)), err
 }

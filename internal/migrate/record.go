@@ -15,9 +15,10 @@ import (
 	"cucriu/internal/durable"
 )
 
-// Record is what the source keeps of a migration until the destination knows what was decided.
-// The decision itself is in the hold of the hooks' session.
-type Record struct {
+// record is what the source of a process tree keeps of a migration until the destination knows what
+// was decided. The decision itself is in the hold of the hooks' session, on which the watcher acts. A
+// long job has both in its directory: see [jobs.Move].
+type record struct {
 	ID      string    `json:"id"`
 	Host    string    `json:"host"`
 	RSH     []string  `json:"rsh"`
@@ -37,14 +38,12 @@ func recordsDir(runDir string) string { return filepath.Join(runDir, "migrations
 
 // create writes the record and locks it: as long as this program lives, nobody else settles the
 // migration.
-func (r *Record) create(runDir string) error {
-	dir := recordsDir(runDir)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func (r *record) create(runDir string) error {
+	if err := os.MkdirAll(recordsDir(runDir), 0o700); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
-	r.path = filepath.Join(dir, r.ID+".json")
-	r.lock = flock.New(filepath.Join(dir, r.ID+".lock"))
-	if locked, err := r.lock.TryLock(); err != nil || !locked {
+	r.path = filepath.Join(recordsDir(runDir), r.ID+".json")
+	if locked, err := r.tryLock(); err != nil || !locked {
 		return errors.Join(errors.New("the record of the migration cannot be locked"), err)
 	}
 	if err := durable.WriteJSON(r.path, r); err != nil {
@@ -54,34 +53,43 @@ func (r *Record) create(runDir string) error {
 }
 
 // remove removes the record: both sides know what was decided.
-func (r *Record) remove() error {
+func (r *record) remove() error {
 	err := os.Remove(r.path)
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	_ = os.Remove(strings.TrimSuffix(r.path, ".json") + ".lock")
+	_ = os.Remove(r.lockPath())
 	return err
 }
 
-func (r *Record) letGo() { _ = r.lock.Close() }
+func (r *record) lockPath() string { return strings.TrimSuffix(r.path, ".json") + ".lock" }
 
-// Records lists the migrations of this host whose destination does not know yet what was decided,
+// tryLock locks the record. It reports false if the program that migrates is at work.
+func (r *record) tryLock() (bool, error) {
+	r.lock = flock.New(r.lockPath())
+	return r.lock.TryLock()
+}
+
+func (r *record) unlock() {
+	if r.lock != nil {
+		_ = r.lock.Close()
+	}
+}
+
+// records lists the migrations of this host whose destination does not know yet what was decided,
 // and those that are under way.
-func Records(runDir string) ([]*Record, error) {
+func records(runDir string) ([]*record, error) {
 	paths, err := filepath.Glob(filepath.Join(recordsDir(runDir), "*.json"))
 	if err != nil {
 		return nil, err
 	}
-	all := []*Record{}
+	var all []*record
 	var errs []error // a damaged one does not hide the others
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
-		r := &Record{path: path}
+		r := &record{path: path}
 		if err == nil {
 			err = json.Unmarshal(data, r)
-		}
-		if err == nil {
-			err = checkID(r.ID)
 		}
 		if err == nil && len(r.RSH) == 0 {
 			err = errors.New("it names no remote shell")
@@ -95,12 +103,6 @@ func Records(runDir string) ([]*Record, error) {
 		}
 		all = append(all, r)
 	}
-	slices.SortFunc(all, func(a, b *Record) int { return a.Begun.Compare(b.Begun) })
+	slices.SortFunc(all, func(a, b *record) int { return a.Begun.Compare(b.Begun) })
 	return all, errors.Join(errs...)
-}
-
-// take locks the record. It reports false if the program that migrates is at work.
-func (r *Record) take() (bool, error) {
-	r.lock = flock.New(strings.TrimSuffix(r.path, ".json") + ".lock")
-	return r.lock.TryLock()
 }

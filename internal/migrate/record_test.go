@@ -8,16 +8,16 @@ import (
 
 func TestADamagedRecordHidesNoOther(t *testing.T) {
 	runDir := t.TempDir()
-	r := &Record{ID: "0123456789abcdef", Host: "b", RSH: []string{"ssh"}, Remote: "cucriu"}
+	r := &record{ID: "0123456789abcdef", Host: "b", RSH: []string{"ssh"}, Remote: "cucriu"}
 	if err := r.create(runDir); err != nil {
 		t.Fatal(err)
 	}
-	defer r.letGo()
+	defer r.unlock()
 	damaged := filepath.Join(recordsDir(runDir), "0000000000000000.json")
 	if err := os.WriteFile(damaged, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	records, err := Records(runDir)
+	records, err := records(runDir)
 	if err == nil || len(records) != 1 || records[0].ID != r.ID {
 		t.Fatalf("records %v, error %v: want one of each", records, err)
 	}
@@ -25,19 +25,19 @@ func TestADamagedRecordHidesNoOther(t *testing.T) {
 
 func TestARecordIsTakenOnlyFromAProgramThatHasGone(t *testing.T) {
 	runDir := t.TempDir()
-	r := &Record{ID: "0123456789abcdef", Host: "b", RSH: []string{"ssh"}, Remote: "cucriu"}
+	r := &record{ID: "0123456789abcdef", Host: "b", RSH: []string{"ssh"}, Remote: "cucriu"}
 	if err := r.create(runDir); err != nil {
 		t.Fatal(err)
 	}
-	again, err := Records(runDir)
+	again, err := records(runDir)
 	if err != nil || len(again) != 1 {
 		t.Fatal(again, err)
 	}
-	if free, err := again[0].take(); err != nil || free {
+	if free, err := again[0].tryLock(); err != nil || free {
 		t.Errorf("taken from a program that is at work: %v", err)
 	}
-	r.letGo()
-	if free, err := again[0].take(); err != nil || !free {
+	r.unlock()
+	if free, err := again[0].tryLock(); err != nil || !free {
 		t.Errorf("not taken: %v", err)
 	}
 	if err := again[0].remove(); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"cucriu/internal/failpoint"
 	"cucriu/internal/migrate/wire"
+	"cucriu/internal/proc"
 	"cucriu/internal/version"
 )
 
@@ -32,8 +33,8 @@ const firstAnswer = 2 * time.Minute
 
 // connect starts cucriu at the destination and exchanges greetings with it. Only ssh knows who
 // that host is.
-func connect(ctx context.Context, o *Options, id, fingerprint string, receiveArgs ...string) (*remote, error) {
-	cmd := o.remoteCommand(receiveArgs...)
+func connect(ctx context.Context, o *Options, id, fingerprint string) (*remote, error) {
+	cmd := o.remoteCommand(o.receiveArgs()...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -200,7 +201,7 @@ func failureOf(m wire.Message) error {
 	if err := m.Decode(&f); err != nil {
 		return err
 	}
-	return &thereError{text: printable(f.Error, 4000), refused: f.Refused, asked: f.Asked}
+	return &thereError{text: printable(f.Error), refused: f.Refused, asked: f.Asked}
 }
 
 // thereError is an error of the other host.
@@ -215,16 +216,15 @@ func (e *thereError) Error() string { return "at the destination: " + e.text }
 // Refused implements what [preflight.Refused] looks for.
 func (e *thereError) Refused() bool { return e.refused }
 
-// printable makes text of the other host safe for terminals and logs.
-func printable(text string, most int) string {
-	text = strings.Map(func(r rune) rune {
-		if r == '\n' || r >= ' ' && r != 0x7f && !(r >= 0x80 && r < 0xa0) {
-			return r
-		}
-		return '?'
-	}, text)
+// printable makes text of the other host safe for terminals and logs, and bounds it.
+func printable(text string) string {
+	const most = 4000
 	if len(text) > most {
 		text = text[:most] + " …"
 	}
-	return text
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = proc.Printable(lines[i])
+	}
+	return strings.Join(lines, "\n")
 }

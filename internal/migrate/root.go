@@ -12,8 +12,8 @@ import (
 )
 
 // checkRoot refuses what cannot move as a tree of processes.
-func (s *source) checkRoot(root int) error {
-	findings, err := preflight.RootFindings(root)
+func (s *treeSource) checkRoot() error {
+	findings, err := preflight.RootFindings(s.root)
 	if err == nil {
 		err = findings.Err()
 	}
@@ -27,10 +27,10 @@ func (s *source) checkRoot(root int) error {
 	for _, job := range all {
 		switch {
 		case job.Init == nil:
-		case within(root, job.Init.PID):
-			return fmt.Errorf("process %d belongs to the long job %s, which moves as a whole: cucriu migrate --job %[2]s --to %s", root, job.Name, s.options.Host)
-		case within(job.Init.PID, root):
-			return fmt.Errorf("the long job %s is below process %d, and moves by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, root, s.options.Host)
+		case within(s.root, job.Init.PID):
+			return fmt.Errorf("process %d belongs to the long job %s, which moves as a whole: cucriu migrate --job %[2]s --to %s", s.root, job.Name, s.options.Host)
+		case within(job.Init.PID, s.root):
+			return fmt.Errorf("the long job %s is below process %d, and moves by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, s.root, s.options.Host)
 		}
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 
 // TestOnlyFilesOfEarlierRoundsAreLinked: the names come from the other host.
 func TestOnlyFilesOfEarlierRoundsAreLinked(t *testing.T) {
-	d := &destination{stage: &stage{dir: t.TempDir()}, last: 2}
+	d := &treeArrival{destination: &destination{last: 2}, stage: &stage{dir: t.TempDir()}}
 	outside := filepath.Join(t.TempDir(), "secret")
 	for _, path := range []string{filepath.Join(d.stage.round(1), "pages-1.img"), filepath.Join(d.stage.round(2), "pages-2.img"), outside} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -29,27 +29,27 @@ func connected(t *testing.T) (here *remote, there *wire.Control) {
 	return here, there
 }
 
-// TestAFailureToDoWhatWasDecided ends the wait for an answer, unless the destination tries again.
+// TestAFailureToDoWhatWasDecided ends the wait for an answer, unless the destination tries again to let the job run.
 func TestAFailureToDoWhatWasDecided(t *testing.T) {
 	hook := &hooks.Hook{Log: slog.New(slog.DiscardHandler)}
-	process := func() *departure { return &newSource(hook, Options{}).departure }
-	job := func() *departure { return &newJobSource(hook, jobs.Local{Dir: "/d"}, Options{}).departure }
+	process := func() *sourceSession { return &newTreeSource(hook, 1, Options{}).sourceSession }
+	job := func() *sourceSession { return &newJobSource(hook, jobs.Local{Dir: "/d"}, Options{}).sourceSession }
 	for name, test := range map[string]struct {
-		of       func() *departure
+		of       func() *sourceSession
 		kind     string // empty for the decision itself
 		decision string
 		asked    string // what the destination has failed to do
 		final    bool
 	}{
-		"commit":                               {process, "", sayCommit, sayCommit, true},
+		"commit":                               {process, "", sayCommit, sayCommit, false},
 		"abort":                                {process, "", sayAbort, sayAbort, true},
-		"commit over a new connection":         {process, saySettle, sayCommit, saySettle, true},
+		"commit over a new connection":         {process, saySettle, sayCommit, saySettle, false},
 		"something earlier":                    {process, "", sayAbort, sayRestore, false},
 		"commit of a job":                      {job, "", sayCommit, sayCommit, false},
 		"abort of a job":                       {job, "", sayAbort, sayAbort, true},
-		"commit of a job, new connection":      {job, saySettleJob, sayCommit, saySettleJob, false},
-		"abort of a job, over a new one":       {job, saySettleJob, sayAbort, saySettleJob, true},
-		"something earlier than a job's abort": {job, "", sayAbort, sayJobTake, false},
+		"commit of a job, new connection":      {job, saySettle, sayCommit, saySettle, false},
+		"abort of a job, over a new one":       {job, saySettle, sayAbort, saySettle, true},
+		"something earlier than a job's abort": {job, "", sayAbort, sayTake, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := test.of()
@@ -67,7 +67,7 @@ func TestAFailureToDoWhatWasDecided(t *testing.T) {
 					_ = there.Send(sayRunning, running{PID: 7})
 				}
 			}()
-			answer, err := d.sayOnce(ctx, test.decision, kind, nil)
+			answer, err := d.ask(ctx, test.decision, kind, nil)
 			switch {
 			case test.final && (err == nil || !strings.Contains(err.Error(), "the disk is full")):
 				t.Errorf("got %v, error %v: want the failure", answer.Kind, err)
@@ -78,13 +78,13 @@ func TestAFailureToDoWhatWasDecided(t *testing.T) {
 	}
 }
 
-// TestADestinationThatCannotDoWhatWasDecided hangs up: the source of a long job waits for an answer.
+// TestADestinationThatCannotDoWhatWasDecided hangs up: the source waits for an answer.
 func TestADestinationThatCannotDoWhatWasDecided(t *testing.T) {
 	in, out := io.Pipe()
 	back, theirs := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ReceiveJob(t.Context(), &hooks.Hook{Log: slog.New(slog.DiscardHandler)}, in, theirs, ReceiveOptions{})
+		ended <- Receive(t.Context(), &hooks.Hook{Log: slog.New(slog.DiscardHandler)}, in, theirs, ReceiveOptions{})
 	}()
 	c := wire.NewControl(back, out)
 	defer c.Close()
@@ -92,7 +92,7 @@ func TestADestinationThatCannotDoWhatWasDecided(t *testing.T) {
 	if err := r.greet(t.Context(), newID(), "none"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Send(saySettleJob, jobSettle{Dir: t.TempDir(), Decision: "perhaps"}); err != nil {
+	if err := c.Send(saySettle, settleMessage{Dir: t.TempDir(), Decision: "perhaps"}); err != nil {
 		t.Fatal(err)
 	}
 	if m, err := c.Receive(t.Context()); err != nil || m.Kind != sayFailed {

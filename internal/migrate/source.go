@@ -1,168 +1,96 @@
 package migrate
 
 import (
-	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/criuimage"
-	"cucriu/internal/journal"
+	"cucriu/internal/failpoint"
 	"cucriu/internal/migrate/commit"
-	"cucriu/internal/migrate/prepare"
-	"cucriu/internal/proc"
+	"cucriu/internal/migrate/wire"
 	"cucriu/internal/timeline"
 )
 
-// source is the source's side of one migration.
-type source struct {
-	departure
-	record *Record
-	stage  *stage
-	job    *prepare.Job
-	// addressMoved says that the command that moves the address of the job has begun.
-	addressMoved bool
-	// asked says that the destination was asked to restore a job that has sockets with names.
-	asked bool
-	limit *pauseLimit
-	// begunClock is begun as time since boot.
-	begunClock time.Duration
-	clocks     clocks
+// leaving is a job on its way from this host: a process tree or a long job.
+type leaving interface {
+	// prepare finds out whether the job can move. Nothing is touched.
+	prepare(ctx context.Context) error
+	// begin writes down that the job is about to leave. Nothing else is touched.
+	begin() error
+	// move brings a complete copy to the destination, which has promised it when move returns.
+	move(ctx context.Context) error
+
+	// state is what is written down of the decision.
+	state() (commit.SourceState, error)
+	// decide writes a decision down, unless it is, and then brings the copy here back or ends it. Again,
+	// it does what an earlier call has not finished.
+	decide(ctx context.Context, s commit.SourceState) error
+	// returned takes back a job that the destination cannot resume.
+	returned(ctx context.Context, why string) error
+	// told closes the records: the destination knows the decision.
+	told(ctx context.Context, s commit.SourceState) error
+	// forgotten is the error if the destination does not know a job that has left.
+	forgotten() error
+	// undelivered says what is where if the destination could not be told a decision.
+	undelivered(s commit.SourceState, cause error) string
 }
 
-// answerPatience is how long a destination may take to do what it was told.
-const answerPatience = 10 * time.Minute
-
-func newSource(hook *hooks.Hook, o Options) *source {
-	return &source{
-		begunClock: timeline.SinceBoot(),
-		departure: departure{
-			hook: hook, options: o, begun: time.Now(),
-			manner: manner{
-				settle:   func(decision string) (string, any) { return saySettle, settleMessage{decision} },
-				patience: answerPatience,
-			},
-		},
-	}
+// sourceSession is the source's side of one migration: the connection with the destination, the
+// driver of the commit protocol, and what is reported.
+type sourceSession struct {
+	job      leaving
+	dir      string // of a long job
+	hook     *hooks.Hook
+	options  Options
+	identity *wire.Identity
+	remote   *remote // nil before there is one, and after it was lost
+	begun    time.Time
+	halted   time.Time // when the job came to a halt
+	limit    pauseLimit
+	// recovering says that another program has begun.
+	recovering bool
+	notBack    error           // why the job does not run here, although it is to
+	failure    error           // what the destination has last said of a decision that it could not carry out
+	there      timeline.Phases // what the destination did, on its clock
+	result     Result
 }
 
-// Migrate moves the job whose root process is given to another host. After an error the job goes
-// on here, unless the error wraps [hooks.ErrNotBack] or [ErrUndelivered]; [preflight.Refused] tells
-// whether it was touched. If ctx ends before the destination is ready, the migration is given up.
-func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result, error) {
-	s := newSource(hook.Filled(), o)
-	defer s.close()
-	err := s.begin(ctx, root)
+// newID returns a name that nothing else has.
+func newID() string {
+	random := make([]byte, 8)
+	rand.Read(random)
+	return hex.EncodeToString(random)
+}
+
+// run moves the job.
+func (s *sourceSession) run(ctx context.Context) error {
+	err := s.options.fill()
 	if err == nil {
-		err = s.prepare(ctx, root)
+		s.result.ID, s.result.Host = newID(), s.options.Host
+		err = s.job.prepare(ctx)
 	}
-	if err == nil {
-		err = s.forecast(ctx)
-	}
-	if err != nil || o.DryRun {
-		return s.result, preflight.AsRefusal(err)
-	}
-	err = s.perform(ctx, root)
-	s.result.Total, s.result.Timeline = time.Since(s.begun), s.timeline(s.there)
-	return s.result, err
-}
-
-// begin finds the destination. Nothing is touched.
-func (s *source) begin(ctx context.Context, root int) error {
-	if err := s.options.fill(); err != nil {
-		return err
-	}
-	err := s.checkRoot(root)
-	if err != nil {
-		return err
-	}
-	s.result.ID, s.result.Host = newID(), s.options.Host
-	status, err := proc.ReadStatus(root)
-	if err != nil {
-		return err
-	}
-	if _, err := journal.MakeSessionsDir(s.hook.Config.RunDir); err != nil {
-		return err
-	}
-	s.record = &Record{ID: s.result.ID, Host: s.options.Host, RSH: s.options.RSH, Remote: s.options.Remote, Stage: s.options.Stage, RootPID: root, Name: status.Name, Begun: time.Now().UTC(), MoveAddress: s.options.MoveAddress}
-	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
-		return err
-	}
-	return reach(ctx, "migrate.connected")
-}
-
-// prepare has both hosts judge whether the job can move.
-func (s *source) prepare(ctx context.Context, root int) error {
-	return s.phase("prepare", func() (err error) {
-		if s.job, err = prepare.Describe(ctx, s.hook, root, s.options.Criu); err != nil {
-			return err
-		}
-		s.job.Map = s.hook.Config.MapFor(s.options.Host)
-		ahead := s.options.Precopy == PrecopyAlways
-		asked := prepareMessage{Job: s.job, TCP: s.options.TCP, Copy: s.options.Copy, Ahead: ahead, Force: s.hook.Force, HostMark: hostMark(s.hook.Config.RunDir)}
-		if err := s.remote.Send(sayPrepare, asked); err != nil {
-			return err
-		}
-		here, err := prepare.JudgeSource(ctx, s.hook, s.job, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP, Ahead: ahead})
-		if err != nil {
-			return err
-		}
-		there := new(prepare.Judgement)
-		if err := s.remote.expect(ctx, sayJudged, there); err != nil {
-			return err
-		}
-		if err := there.Validate(s.job); err != nil {
-			return err
-		}
-		s.result.Report = &prepare.Report{Source: here, Destination: there}
-		if err := s.result.Report.Err(); err != nil {
-			return err
-		}
-		return errors.Join(s.foreseeFiles(ctx), reach(ctx, "migrate.judged"))
-	})
-}
-
-func (s *source) close() {
-	s.departure.close()
-	if s.stage != nil {
-		if err := s.stage.settle(s.hook.Config.RunDir); err != nil {
-			s.hook.Log.Warn("the directory of the image could not be removed", "directory", s.stage.dir, "error", err)
-		}
-	}
-	if s.record != nil && s.record.lock != nil {
-		s.record.letGo()
-	}
-}
-
-// perform moves the job.
-func (s *source) perform(ctx context.Context, root int) error {
-	id, err := proc.IdentOf(os.Getpid())
-	if err != nil {
+	if err != nil || s.options.DryRun {
 		return preflight.AsRefusal(err)
 	}
-	if err := s.record.create(s.hook.Config.RunDir); err != nil {
+	defer func() { s.result.Total = time.Since(s.begun) }()
+	if err := s.job.begin(); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if s.stage, err = newStage(s.hook.Config.RunDir, s.options.Stage, s.record.ID, "source"); err != nil {
-		return errors.Join(preflight.AsRefusal(err), s.record.remove())
-	}
-	hold := &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: id, IfAbandoned: journal.DecisionGo, KeepsConnections: s.options.TCP == prepare.TCPKeep}
-	ctx, giveUp := context.WithCancelCause(ctx)
+	moving, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	s.limit = &pauseLimit{most: s.options.MaxPause, giveUp: giveUp}
-	ready, err := s.move(ctx, root, hold)
+	s.limit = pauseLimit{most: s.options.MaxPause, giveUp: giveUp}
+	err = s.job.move(moving)
 	s.limit.end()
 	if err != nil {
 		return s.giveUp(err)
 	}
-	if err := s.on(ready); err != nil {
-		if state, stateErr := sourceState(s.hook, s.record.ID); stateErr == nil && state == commit.Undecided {
+	if err := s.handleEvent(commit.Ready); err != nil {
+		if state, stateErr := s.job.state(); stateErr == nil && state == commit.Undecided {
 			return s.giveUp(err) // the decision could not be written down
 		}
 		return err
@@ -171,139 +99,10 @@ func (s *source) perform(ctx context.Context, root int) error {
 	return nil
 }
 
-// move brings a complete copy of the job to the destination, which holds it.
-func (s *source) move(ctx context.Context, root int, hold *journal.Hold) (commit.Event, error) {
-	last := 1
-	if s.result.Precopied {
-		if err := s.ahead(ctx, root); err != nil {
-			return "", err
-		}
-		last = 2
-	}
-	way, err := s.open(ctx, round{Number: last})
-	if err != nil {
-		return "", preflight.AsRefusal(err)
-	}
-	defer way.close()
-	if err := reach(ctx, "migrate.opened"); err != nil {
-		return "", err
-	}
-	written := way.files.wrote
-	if last > 1 {
-		written = nil // only what has changed is sent
-	}
-	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
-		return way.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, root, hold, s.stage.round(last), written) })
-	})
-	if err != nil {
-		return "", err
-	}
-	if err := reach(ctx, "migrate.dumped"); err != nil {
-		return "", err
-	}
-	s.addressMoved = true
-	if err := s.moveAddress(ctx, addressThere); err != nil {
-		return "", err
-	}
-	d := new(delta)
-	if last > 1 {
-		err := s.phase("compare", func() (err error) {
-			d, err = s.compare(ctx, last)
-			return err
-		})
-		if err == nil {
-			err = reach(ctx, "migrate.compared")
-		}
-		if err != nil {
-			return "", err
-		}
-	}
-	if err := way.sendImage(ctx, "send", s.stage.round(last), d); err != nil {
-		return "", err
-	}
-	if err := reach(ctx, "migrate.sent"); err != nil {
-		return "", err
-	}
-	s.result.Bytes = way.totals.Bytes
-	s.result.Link += way.totals.Sent
-	err = s.phase("restore", func() error {
-		paths, err := criuimage.BoundSockets(s.stage.round(last))
-		if err != nil {
-			return err
-		}
-		asked := restoreMessage{TCP: s.options.TCP}
-		if asked.Sockets, err = s.hook.KeepSockets(ctx, s.record.ID, paths); err != nil {
-			return err
-		}
-		for _, name := range d.links {
-			asked.Links = append(asked.Links, link{Round: 1, Name: name})
-		}
-		for _, name := range d.parents {
-			asked.Links = append(asked.Links, link{Round: 1, Name: name, Parent: true})
-		}
-		s.asked = len(asked.Sockets) > 0
-		if err := s.remote.Send(sayRestore, asked); err != nil {
-			return err
-		}
-		if err := reach(ctx, "migrate.asked"); err != nil {
-			return err
-		}
-		return s.remote.expect(ctx, sayReady, nil)
-	})
-	if err != nil {
-		return "", err
-	}
-	return commit.Ready, reach(ctx, "migrate.ready")
-}
-
-// compare finds out what of a round the destination does not have from the first one.
-func (s *source) compare(ctx context.Context, last int) (*delta, error) {
-	d := &delta{dir: s.stage.round(last) + "-delta"}
-	err := s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
-		err := d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
-		return cmp.Or(context.Cause(ctx), err)
-	})
-	switch {
-	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
-		s.hook.Log.Warn("there is no room to write down what has changed, so all of the image is sent", "error", err)
-		return new(delta), os.RemoveAll(d.dir)
-	}
-	return d, err
-}
-
-// open opens the way for the files of a round. The job runs on meanwhile.
-func (s *source) open(ctx context.Context, r round) (w *way, err error) {
-	err = s.phase("open the way for data", func() error {
-		w, err = s.departure.open(ctx, sayRound, r)
-		return err
-	})
-	return w, err
-}
-
-// ahead sends the job as it is now, while it runs on.
-func (s *source) ahead(ctx context.Context, root int) error {
-	way, err := s.open(ctx, round{Number: 1})
-	if err != nil {
-		return preflight.AsRefusal(err)
-	}
-	defer way.close()
-	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dumpRunning(ctx, root, s.stage.round(1)) })
-	if err != nil {
-		return err
-	}
-	err = way.sendImage(ctx, "ahead", s.stage.round(1), new(delta))
-	s.result.Ahead = way.totals.Bytes
-	s.result.Link += way.totals.Sent
-	return err
-}
-
 // giveUp lets the job go on here, and says why it did not move.
-func (s *source) giveUp(cause error) error {
+func (s *sourceSession) giveUp(cause error) error {
 	refused := preflight.Refused(cause) && s.halted.IsZero() && s.result.Before == 0
-	if s.addressMoved {
-		s.addressBackIfStaying()
-	}
-	err := s.on(commit.Failed)
+	err := s.handleEvent(commit.Failed)
 	switch {
 	case err == nil && refused:
 		return preflight.AsRefusal(cause)
@@ -311,4 +110,206 @@ func (s *source) giveUp(cause error) error {
 		return preflight.AsFailure(fmt.Errorf("%w; the job goes on here", cause))
 	}
 	return errors.Join(preflight.AsFailure(cause), err)
+}
+
+// handleEvent answers an event, and the destination's answers to that, until both sides know what
+// was decided. It is not given up half way.
+func (s *sourceSession) handleEvent(e commit.Event) error {
+	for e != "" {
+		state, err := s.job.state()
+		if err != nil {
+			return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
+		}
+		next, do, err := commit.Source{State: state}.HandleEvent(e)
+		if err != nil {
+			return err
+		}
+		answer, err := s.execute(context.Background(), next.State, do)
+		switch {
+		case errors.Is(err, hooks.ErrDecided):
+			continue // by the watcher or a recover: the state is another now
+		case err != nil:
+			return err
+		case e == commit.Unknown && next.State == commit.End:
+			return s.job.forgotten()
+		}
+		e = answer
+	}
+	return nil
+}
+
+// execute does actions, and returns the destination's answer if it was told something.
+func (s *sourceSession) execute(ctx context.Context, state commit.SourceState, do []commit.Action) (answer commit.Event, err error) {
+	for _, action := range do {
+		switch action {
+		case commit.BringBack, commit.KillCopy:
+			err = s.job.decide(ctx, state)
+		case commit.SayCommit, commit.SayAbort:
+			answer, err = s.say(ctx, state)
+		case commit.Close:
+			err = s.job.told(ctx, state)
+		}
+		if err == nil {
+			err = reach(ctx, "migrate."+string(action))
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return answer, nil
+}
+
+// say tells the destination what was decided, and returns what it answers: nothing if it has given
+// the job back.
+func (s *sourceSession) say(ctx context.Context, state commit.SourceState) (commit.Event, error) {
+	decision := map[commit.SourceState]string{commit.Back: sayAbort, commit.End: sayCommit}[state]
+	var answer wire.Message
+	err := s.phase("tell "+s.options.Host, func() (err error) {
+		answer, err = s.deliver(ctx, decision)
+		return err
+	})
+	if err != nil {
+		if s.failure != nil && !errors.Is(err, s.failure) {
+			err = errors.Join(err, s.failure)
+		}
+		return "", errors.Join(s.notBack, &undeliveredError{s.job.undelivered(state, err), state, err})
+	}
+	if answer.Kind != sayReturned {
+		return commit.Event(answer.Kind), nil
+	}
+	var r jobReturned
+	if err := answer.Decode(&r); err != nil {
+		return "", err
+	}
+	return "", s.job.returned(ctx, printable(r.Why))
+}
+
+// undeliveredError says what is where, and what decides.
+type undeliveredError struct {
+	text  string
+	state commit.SourceState
+	cause error
+}
+
+func (e *undeliveredError) Error() string { return e.text }
+
+func (e *undeliveredError) Unwrap() error { return e.cause }
+
+// Is says that it is [hooks.ErrNotBack] if the job runs nowhere.
+func (e *undeliveredError) Is(target error) bool {
+	return target == hooks.ErrNotBack && e.state == commit.End
+}
+
+const (
+	// settlePatience is how long a destination is tried that cannot be reached.
+	settlePatience = time.Minute
+	// answerPatience is how long it may take to do what it was told: it resumes a long job.
+	answerPatience = startPatience + time.Minute
+)
+
+// deliver tells the destination a decision, over the connection that there is or, if that is lost,
+// over new ones. It returns the answer.
+func (s *sourceSession) deliver(ctx context.Context, decision string) (answer wire.Message, err error) {
+	if s.remote != nil {
+		if answer, err = s.ask(ctx, decision, decision, nil); err == nil || !isLost(err) {
+			return answer, err
+		}
+		s.hook.Log.Warn("the connection to the destination is lost: trying another", "error", err)
+	}
+	for deadline, pause := time.Now().Add(failpoint.Patience(settlePatience)), failpoint.Patience(time.Second); ; pause = min(2*pause, 10*time.Second) {
+		s.hangUp()
+		connecting, cancel := context.WithDeadline(ctx, deadline) // ssh by itself tries for minutes
+		err = s.connect(connecting)
+		cancel()
+		if err == nil {
+			answer, err = s.ask(ctx, decision, saySettle, settleMessage{decision, s.dir})
+		}
+		if err == nil || errors.As(err, new(*thereError)) || !time.Now().Add(pause).Before(deadline) {
+			return answer, err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// ask sends a decision in a message of some kind, and waits for the answer. A destination that could
+// not let the job run tries again, and ends the connection if that fails, too.
+func (s *sourceSession) ask(ctx context.Context, decision, kind string, body any) (wire.Message, error) {
+	if err := s.remote.Send(kind, body); err != nil {
+		return wire.Message{}, err
+	}
+	if err := reach(ctx, "migrate.told"); err != nil {
+		return wire.Message{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, wire.ErrSilent)
+	defer cancel()
+	for {
+		m, err := s.remote.Receive(ctx)
+		if err != nil {
+			return m, err
+		}
+		switch m.Kind {
+		case sayRunning:
+			var r running
+			if err := m.Decode(&r); err != nil {
+				return m, err
+			}
+			s.result.PID, s.there = r.PID, r.Steps
+			return m, nil
+		case sayEnded, sayUnknown, sayReturned:
+			return m, nil
+		case sayFailed:
+			s.failure = failureOf(m)
+			there := new(thereError)
+			if errors.As(s.failure, &there) && there.asked == kind && decision == sayAbort {
+				return m, s.failure
+			}
+			// It will be heard of again, or it has failed before it heard the decision.
+			s.hook.Log.Info("the destination reports a failure", "error", s.failure)
+		}
+	}
+}
+
+func isLost(err error) bool {
+	return errors.Is(err, wire.ErrClosed) || errors.Is(err, wire.ErrSilent)
+}
+
+// connect starts cucriu at the destination.
+func (s *sourceSession) connect(ctx context.Context) (err error) {
+	if s.identity == nil {
+		if s.identity, err = wire.NewIdentity(); err != nil {
+			return err
+		}
+	}
+	s.remote, err = connect(ctx, &s.options, s.result.ID, s.identity.Fingerprint())
+	return err
+}
+
+// hangUp ends the connection, if there is one.
+func (s *sourceSession) hangUp() {
+	if s.remote != nil {
+		s.remote.Close()
+		s.remote = nil
+	}
+}
+
+func (s *sourceSession) close() {
+	if r := s.remote; r != nil {
+		s.hangUp()
+		<-r.ended
+	}
+}
+
+// phase does a part of the migration and notes how long it took.
+func (s *sourceSession) phase(name string, do func() error) error {
+	s.tell(Progress{Phase: name})
+	begin := time.Now()
+	err := do()
+	s.result.Phases = append(s.result.Phases, Phase{Name: name, Begin: begin.Sub(s.begun), Took: time.Since(begin), Running: s.halted.IsZero()})
+	return err
+}
+
+func (s *sourceSession) tell(p Progress) {
+	if s.options.Progress != nil {
+		s.options.Progress(p)
+	}
 }

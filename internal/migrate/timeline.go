@@ -2,13 +2,11 @@ package migrate
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"os"
 	"time"
 
 	"cucriu/hooks"
-	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 )
 
@@ -20,10 +18,7 @@ type clockMessage struct {
 	SinceBoot time.Duration `json:"since_boot"`
 }
 
-const (
-	clockQuestions = 5
-	maxPhasesThere = 1 << 12
-)
+const clockQuestions = 5
 
 // clocks is how much further the destination's time since boot is than ours, and by how much that
 // may be wrong.
@@ -67,9 +62,8 @@ const (
 	rowThere
 )
 
-// timeline puts together what both hosts did, on this host's clock. there is what the destination
-// told, with times since its boot.
-func (s *source) timeline(there timeline.Phases) timeline.Trace {
+// timeline puts together what both hosts did, on this host's clock.
+func (s *treeSource) timeline() timeline.Trace {
 	here, _ := os.Hostname()
 	about := map[string]string{"migration": s.result.ID, "rows": "hosts", "clock_error": s.clocks.error.String()}
 	rows := []timeline.Row{{PID: rowHere, Name: here}, {PID: rowThere, Name: s.result.Host}}
@@ -85,21 +79,6 @@ func (s *source) timeline(there timeline.Phases) timeline.Trace {
 		}
 	}
 	add(rowHere, s.begunClock, stepsOf(s.hook, s.result.ID))
-	add(rowThere, s.begunClock+s.clocks.ahead, there)
+	add(rowThere, s.begunClock+s.clocks.ahead, s.there)
 	return timeline.New(about, rows, all)
-}
-
-// checkPhases refuses what no session can have noted. It comes from the other host.
-func checkPhases(phases timeline.Phases) error {
-	if len(phases) > maxPhasesThere {
-		return fmt.Errorf("the destination tells of %d steps", len(phases))
-	}
-	for _, p := range phases {
-		const mostSeconds = float64(math.MaxInt64/4) / float64(time.Second)
-		if !(p.Start >= 0 && p.Start < mostSeconds && p.Seconds >= 0 && p.Seconds < mostSeconds) ||
-			len(p.Name) > 64 || len(p.By) > 64 || p.Name != proc.Printable(p.Name) || p.By != proc.Printable(p.By) {
-			return fmt.Errorf("the destination tells of a step %.40q of %v s at %v s", p.Name, p.Seconds, p.Start)
-		}
-	}
-	return nil
 }

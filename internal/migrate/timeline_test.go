@@ -3,9 +3,7 @@ package migrate
 import (
 	"context"
 	"io"
-	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -39,11 +37,12 @@ func TestTheTimelineIsOnTheClockOfTheSource(t *testing.T) {
 	hook := &hooks.Hook{Config: config.Default()}
 	hook.Config.RunDir = t.TempDir()
 	begun := timeline.SinceBoot()
-	s := &source{departure: departure{hook: hook}, begunClock: begun, clocks: clocks{ahead: earlier}}
+	s := &treeSource{sourceSession: sourceSession{hook: hook}, begunClock: begun, clocks: clocks{ahead: earlier}}
 	s.result = Result{
 		ID: "0123456789abcdef", Host: "gpu-b", Phases: []Phase{{Name: "restore", Begin: time.Second, Took: 3 * time.Second}},
 	}
-	trace := s.timeline(timeline.Phases{{Name: "restore GPU", Start: (begun + earlier + 2*time.Second).Seconds(), Seconds: 1}})
+	s.there = timeline.Phases{{Name: "restore GPU", Start: (begun + earlier + 2*time.Second).Seconds(), Seconds: 1}}
+	trace := s.timeline()
 	spans := trace.Spans()
 	i := slices.IndexFunc(spans, func(e timeline.Event) bool { return e.Name == "restore GPU" })
 	if i < 0 || trace.RowOf(spans[i]) != "gpu-b" {
@@ -51,26 +50,6 @@ func TestTheTimelineIsOnTheClockOfTheSource(t *testing.T) {
 	}
 	if got := spans[i].Start; got < 1_999_000 || got > 2_001_000 {
 		t.Errorf("what was done 2 s after the begin is drawn at %d µs", got)
-	}
-}
-
-func TestStepsOfTheOtherHostAreChecked(t *testing.T) {
-	for name, bad := range map[string]timeline.Phase{
-		"before its boot": {Name: "x", Start: -1},
-		"no number":       {Name: "x", Start: math.NaN()},
-		"for ever":        {Name: "x", Seconds: math.Inf(1)},
-		"a long name":     {Name: strings.Repeat("x", 65)},
-		"for a terminal":  {Name: "\x1b[2J"},
-	} {
-		if checkPhases(timeline.Phases{bad}) == nil {
-			t.Errorf("%s: taken", name)
-		}
-	}
-	if checkPhases(make(timeline.Phases, maxPhasesThere+1)) == nil {
-		t.Error("too many are taken")
-	}
-	if err := checkPhases(timeline.Phases{{Name: "restore", Start: 4711, Seconds: 1, By: "criu"}}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -5,55 +5,74 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/migrate/wire"
 )
 
-// way is how the files of one round get to the destination.
-type way struct {
-	from   *departure
+// transfer sends the files of one round to the destination. Those of the GPU state leave while the
+// dump still writes them, and while criu writes its own.
+type transfer struct {
+	from   *sourceSession
 	sender *wire.Sender
 	cancel context.CancelFunc
-	files  *outgoing
 	totals wire.Totals
+
+	mu    sync.Mutex
+	files map[string]*outgoingFile
 }
 
-// open has the destination listen for the round that a message announces, and connects.
-func (d *departure) open(ctx context.Context, kind string, round round) (w *way, err error) {
-	if err := d.remote.Send(kind, round); err != nil {
+type outgoingFile struct {
+	*os.File
+	sent *wire.File
+}
+
+// open has the destination listen for a round, and connects.
+func (s *sourceSession) open(ctx context.Context, r round) (t *transfer, err error) {
+	err = s.phase("open the way for data", func() error {
+		t, err = s.openRound(ctx, r)
+		return err
+	})
+	return t, err
+}
+
+func (s *sourceSession) openRound(ctx context.Context, r round) (*transfer, error) {
+	if err := s.remote.Send(sayRound, r); err != nil {
 		return nil, err
 	}
 	var at listening
-	if err := d.remote.expect(ctx, sayListening, &at); err != nil {
+	if err := s.remote.expect(ctx, sayListening, &at); err != nil {
 		return nil, err
 	}
-	config, err := d.identity.ClientConfig(d.remote.peer.Fingerprint)
+	config, err := s.identity.ClientConfig(s.remote.peer.Fingerprint)
 	if err != nil {
 		return nil, err
 	}
-	options := wire.SendOptions{Dial: d.options.dataDialer(at, config), Streams: d.options.streams(), BytesPerSecond: d.options.BytesPerSecond}
-	if !round.Probe {
-		d.options.Compress.apply(&options, d.result.Bandwidth)
+	o := &s.options
+	options := wire.SendOptions{Dial: o.dataDialer(at, config), Streams: o.streams(), BytesPerSecond: o.BytesPerSecond}
+	if !r.Probe && o.Compress != CompressNever {
+		options.Compress, options.Auto, options.Link = true, o.Compress == CompressAuto, s.result.Bandwidth
 	}
-	w = &way{from: d}
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	w.cancel = cancel
-	if w.sender, err = wire.NewSender(lasting, options); err != nil {
+	t := &transfer{from: s, cancel: cancel, files: make(map[string]*outgoingFile)}
+	if t.sender, err = wire.NewSender(lasting, options); err != nil {
 		cancel()
 		return nil, err
 	}
 	// The first connection shows that there is a way, before anything is touched.
-	first, err := w.sender.Connect(ctx)
+	first, err := t.sender.Connect(ctx)
 	if err != nil {
 		cancel()
-		return nil, fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", d.options.Host, at.Addresses, err)
+		return nil, fmt.Errorf("no connection for data to %s (%v): %w; name its open ports with --ports, one of its addresses with --bind, or use --via ssh", o.Host, at.Addresses, err)
 	}
-	d.result.MTU = mtuOf(first)
-	w.files = newOutgoing(w.sender)
-	return w, nil
+	s.result.MTU = mtuOf(first)
+	return t, nil
 }
 
 // mtuOf returns the size of the packets on a connection's path, 0 if it is not TCP.
@@ -90,42 +109,109 @@ func (o *Options) streams() int {
 	return max(2, min(16, runtime.NumCPU()/2))
 }
 
+// wrote sends a part of a file that the dump has completed. It does not wait for that.
+func (t *transfer) wrote(f *os.File, offset, size int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	name := filepath.Base(f.Name())
+	if t.files[name] == nil {
+		own, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the dump closes its own
+		if err != nil {
+			return // it is sent with the others
+		}
+		t.add(name, os.NewFile(uintptr(own), name))
+	}
+	t.files[name].sent.Grow(offset + size)
+}
+
+func (t *transfer) add(name string, f *os.File) {
+	t.files[name] = &outgoingFile{File: f, sent: t.sender.Add(name, f)}
+}
+
+// send sends a file, by a name of the round, and returns its size. A part of it may have been sent.
+func (t *transfer) send(name, path string) (size int64, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.files[name] == nil {
+		f, err := os.Open(path)
+		if err != nil {
+			return 0, err
+		}
+		t.add(name, f)
+	}
+	f := t.files[name]
+	own, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if now, err := os.Stat(path); err != nil || !os.SameFile(own, now) {
+		return 0, fmt.Errorf("%s was exchanged while it was sent", path)
+	}
+	f.sent.Complete(own.Size())
+	return own.Size(), nil
+}
+
+// sendDir sends what there is of an image in a directory, except for some files, and returns its
+// size in bytes.
+func (t *transfer) sendDir(dir string, except []string) (total int64, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, entry := range entries {
+		if !entry.Type().IsRegular() || slices.Contains(except, entry.Name()) {
+			continue
+		}
+		size, err := t.send(entry.Name(), filepath.Join(dir, entry.Name()))
+		if err != nil {
+			return 0, err
+		}
+		total += size
+	}
+	return total, nil
+}
+
 // sendImage sends the files of an image that the destination does not have, and waits until they
 // are there. That is a phase.
-func (w *way) sendImage(ctx context.Context, phase, dir string, d *delta) error {
-	return w.from.phase(phase, func() error {
-		total, err := w.files.complete(dir, d.replaced)
+func (t *transfer) sendImage(ctx context.Context, phase, dir string, d *delta) error {
+	return t.from.phase(phase, func() error {
+		total, err := t.sendDir(dir, d.replaced)
 		if err == nil && len(d.replaced) > 0 {
 			var more int64
-			more, err = w.files.complete(d.dir, d.links)
+			more, err = t.sendDir(d.dir, d.links)
 			total += more
 		}
 		if err != nil {
 			return err
 		}
-		w.from.tell(Progress{Phase: phase, Done: w.sender.Arrived, Total: total})
-		return w.finish(ctx)
+		return t.finish(ctx, phase, total)
 	})
 }
 
 // whileSending does something that is given up when what was sent meanwhile could not be.
-func (w *way) whileSending(ctx context.Context, do func(context.Context) error) error {
+func (t *transfer) whileSending(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	sending := w.sender.Context()
+	sending := t.sender.Context()
 	defer context.AfterFunc(sending, func() { cancel(context.Cause(sending)) })()
 	return do(ctx)
 }
 
 // finish waits until everything is there.
-func (w *way) finish(ctx context.Context) error {
-	return w.from.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) (err error) {
-		w.totals, err = w.sender.Finish(ctx)
+func (t *transfer) finish(ctx context.Context, phase string, total int64) error {
+	t.from.tell(Progress{Phase: phase, Done: t.sender.Arrived, Total: total})
+	return t.from.remote.whileConnected(ctx, dataPatience, func(ctx context.Context) (err error) {
+		t.totals, err = t.sender.Finish(ctx)
+		t.from.result.Link += t.totals.Sent
 		return err
 	})
 }
 
-func (w *way) close() {
-	w.cancel()
-	w.files.close()
+func (t *transfer) close() {
+	t.cancel()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range t.files {
+		f.Close()
+	}
 }

@@ -46,7 +46,7 @@ func TestALongJobAndANetworkThatIsCut(t *testing.T) {
 		}
 		p.Cut()
 		testenv.WriteFile(t, goOn, "")
-		testenv.Eventually(t, 3*testenv.Soon, "the destination has noticed", func() bool { return len(p.B.Find("receive", "--job")) == 0 })
+		testenv.Eventually(t, 3*testenv.Soon, "the destination has noticed", func() bool { return len(receives(p.B)) == 0 })
 		if m := j.moveAt(p.B); m.State != jobs.MovePromised {
 			t.Errorf("the destination is %+v", m)
 		}

@@ -60,7 +60,7 @@ func TestAnEventThatCannotHappenChangesNothingAndIsNamed(t *testing.T) {
 	}
 	for s, impossible := range source {
 		for _, e := range events() {
-			next, do, err := Source{s}.On(e)
+			next, do, err := Source{s}.HandleEvent(e)
 			want := fmt.Sprintf("%q cannot happen to the source of a migration in state %q", e, s)
 			checkAnswer(t, slices.Contains(impossible, e), next.State == s && do == nil, err, want)
 		}
@@ -75,7 +75,7 @@ func TestAnEventThatCannotHappenChangesNothingAndIsNamed(t *testing.T) {
 	}
 	for d, impossible := range destination {
 		for _, e := range events() {
-			next, do, err := Destination{d}.On(e)
+			next, do, err := Destination{d}.HandleEvent(e)
 			want := fmt.Sprintf("%q cannot happen to the destination of a migration in state %q", e, d)
 			checkAnswer(t, slices.Contains(impossible, e), next.State == d && do == nil, err, want)
 		}
@@ -98,12 +98,12 @@ func checkAnswer(t *testing.T, impossible, nothing bool, err error, want string)
 func TestDecisionsAreFinal(t *testing.T) {
 	for _, e := range events() {
 		for _, s := range []SourceState{Back, End} {
-			if next, _, _ := (Source{s}).On(e); next.State != s {
+			if next, _, _ := (Source{s}).HandleEvent(e); next.State != s {
 				t.Errorf("%q leads the source from %q to %q", e, s, next.State)
 			}
 		}
 		for _, d := range []DestinationState{Go, Dropped} {
-			if next, _, _ := (Destination{d}).On(e); next.State != d {
+			if next, _, _ := (Destination{d}).HandleEvent(e); next.State != d {
 				t.Errorf("%q leads the destination from %q to %q", e, d, next.State)
 			}
 		}

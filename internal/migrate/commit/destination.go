@@ -16,15 +16,15 @@ type Destination struct {
 	State DestinationState `json:"state"`
 }
 
-// On answers an event. The next state must be on disk before the first action is begun. For a
+// HandleEvent answers an event. The next state must be on disk before the first action is begun. For a
 // destination that has promised, many events change nothing and ask for nothing.
-func (d Destination) On(e Event) (next Destination, do []Action, err error) {
+func (d Destination) HandleEvent(e Event) (next Destination, do []Action, err error) {
 	state, possible := d.decide(e)
 	if !possible {
 		return d, nil, &ImpossibleError{Side: "destination", State: string(d.State), Event: e}
 	}
 	next = Destination{state}
-	return next, next.carryOut(e), nil
+	return next, next.actions(e), nil
 }
 
 // decide returns the next state, and whether the event can happen.
@@ -61,8 +61,8 @@ func (d Destination) decide(e Event) (next DestinationState, possible bool) {
 	return d.State, false
 }
 
-// carryOut returns what a state asks for. The source is told only what has been done.
-func (d Destination) carryOut(e Event) []Action {
+// actions returns what a state asks for. The source is told only what has been done.
+func (d Destination) actions(e Event) []Action {
 	tell := e == Commit || e == Abort || e == Complete || e == Failed // else nobody listens
 	switch {
 	case d.State == Promised && e == Complete:

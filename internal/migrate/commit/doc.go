@@ -29,7 +29,7 @@
 // # How it is used
 //
 // Each side keeps its state in its journal. Whoever has an event takes the lock of the record,
-// reads the state, calls On, writes the next state to the disk (fsync), and lets go of the lock.
+// reads the state, calls HandleEvent, writes the next state to the disk (fsync), and lets go of the lock.
 // Then it does the actions, in their order, each after the one before has succeeded. A state that
 // was read before the lock was taken must not be used.
 //

@@ -13,7 +13,7 @@ const (
 type move struct {
 	where, what string
 	after       world
-	err         error // of On: an event that cannot happen
+	err         error // of HandleEvent: an event that cannot happen
 	// fault: a crash, a loss, or a destroyed host. It happens any number of times, and may happen
 	// never: nothing relies on it.
 	fault bool

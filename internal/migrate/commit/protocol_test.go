@@ -21,11 +21,11 @@ type answer []any
 func built() protocol {
 	return protocol{
 		source: func(s SourceState, e Event) (answer, error) {
-			next, do, err := Source{s}.On(e)
+			next, do, err := Source{s}.HandleEvent(e)
 			return answerOf(next.State, next.State != s, do), err
 		},
 		destination: func(d DestinationState, e Event) (answer, error) {
-			next, do, err := Destination{d}.On(e)
+			next, do, err := Destination{d}.HandleEvent(e)
 			return answerOf(next.State, next.State != d, do), err
 		},
 	}

@@ -15,10 +15,10 @@ type Source struct {
 	State SourceState `json:"state"`
 }
 
-// On answers an event. The next state must be on disk before the first action is begun.
-func (s Source) On(e Event) (next Source, do []Action, err error) {
+// HandleEvent answers an event. The next state must be on disk before the first action is begun.
+func (s Source) HandleEvent(e Event) (next Source, do []Action, err error) {
 	next = Source{s.decide(e)}
-	do = next.carryOut(e)
+	do = next.actions(e)
 	if do == nil {
 		return s, nil, &ImpossibleError{Side: "source", State: string(s.State), Event: e}
 	}
@@ -37,10 +37,10 @@ func (s Source) decide(e Event) SourceState {
 	return Back
 }
 
-// carryOut returns what a decision asks for, nil if the event cannot happen. The copy comes first:
+// actions returns what a decision asks for, nil if the event cannot happen. The copy comes first:
 // it may have been stopped, or left alive, by a program that did not know of the decision or was
 // killed after it.
-func (s Source) carryOut(e Event) []Action {
+func (s Source) actions(e Event) []Action {
 	switch s.State {
 	case Back:
 		switch e {

@@ -1,0 +1,537 @@
+package migrate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/durable"
+	"cucriu/internal/failpoint"
+	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/migrate/commit"
+	"cucriu/internal/migrate/wire"
+)
+
+// movedJob is a long job on its way to this host, as the record in its directory has it. Who decides
+// has the lock of the record.
+type movedJob struct {
+	host  *hooks.Hook
+	dir   string
+	id    string
+	taken bool // by a person: it is not given back
+}
+
+func (a *movedJob) state() (state commit.DestinationState, known bool, err error) {
+	m, err := jobs.ReadMove(a.dir)
+	if err != nil || m.ID != a.id {
+		return commit.Receiving, false, err
+	}
+	switch m.State {
+	case jobs.MoveArriving:
+		return commit.Receiving, true, nil
+	case jobs.MovePromised:
+		return commit.Promised, true, nil
+	case jobs.MoveArrived:
+		return commit.Go, true, nil
+	case jobs.MoveLeft: // given back
+		return commit.Go, m.Returned != "", nil
+	}
+	return commit.Receiving, false, nil
+}
+
+// decide brings the job to run in Go, unless it runs or has run here. If it cannot be resumed, it is
+// given back: never run here from then on.
+func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) error {
+	m, err := jobs.ReadMove(a.dir)
+	if err != nil || m.ID != a.id {
+		return err // nothing of it is here
+	}
+	switch {
+	case next == commit.Promised:
+		m.State = jobs.MovePromised
+		if m.Events, err = jobs.EventsSize(a.dir); err == nil {
+			err = m.Write(a.dir)
+		}
+		return err
+	case next == commit.Dropped:
+		return a.drop(m)
+	case m.Returned != "":
+		return &givenBackError{m.Returned}
+	case m.State != jobs.MoveArrived:
+		m.State, m.Before = jobs.MoveArrived, nil
+		if err := m.Write(a.dir); err != nil {
+			return err
+		}
+	}
+	if err := failpoint.Hit(ctx, "job.arrived", 0); err != nil {
+		return err
+	}
+	switch why := startJob(ctx, a.host, a.dir, m); {
+	case why == nil || a.taken:
+		return why
+	case errors.Is(why, errUnclear):
+		return fmt.Errorf("%w: %w", hooks.ErrNotBack, why)
+	default:
+		return a.giveBack(ctx, m, why)
+	}
+}
+
+// drop removes what has arrived. A job that had left this host before has left it still.
+func (a *movedJob) drop(m jobs.Move) error {
+	err := os.RemoveAll(filepath.Join(a.dir, arrivingName))
+	if m.Before != nil {
+		return errors.Join(err, m.Before.Write(a.dir), jobs.NoteLocal(a.host.Config.RunDir, a.dir, jobs.StatePreempted))
+	}
+	// The record goes last: as long as it is there, nobody takes the rest for a job.
+	for _, name := range jobs.OwnFiles() {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(a.dir, name)))
+	}
+	if err == nil && m.Made {
+		err = os.Remove(a.dir)
+	}
+	return err
+}
+
+// arrivingName is the folder in the job's directory for what comes.
+const arrivingName = ".arriving"
+
+// jobArrival is the destination's side of the move of a long job.
+type jobArrival struct {
+	*destination
+	movedJob
+	of    jobMessage
+	lock  *jobs.MoveLock // held from the first change in the job's directory on
+	store *store.Store   // open until the promise
+}
+
+func newJobArrival(d *destination) *jobArrival {
+	return &jobArrival{destination: d, movedJob: movedJob{host: d.hook, id: d.peer.ID}}
+}
+
+// state knows nothing of the move before something was changed here.
+func (d *jobArrival) state() (commit.DestinationState, bool, error) {
+	if d.lock == nil {
+		return commit.Receiving, false, nil
+	}
+	return d.movedJob.state()
+}
+
+func (d *jobArrival) decide(ctx context.Context, next commit.DestinationState) error {
+	if d.lock == nil {
+		return nil
+	}
+	if err := d.movedJob.decide(ctx, next); err != nil || next != commit.Promised {
+		return err
+	}
+	if err := d.store.Close(); err != nil { // the supervisor opens it
+		return err
+	}
+	return failpoint.Hit(ctx, "job.promised", 0)
+}
+
+func (d *jobArrival) handle(ctx context.Context, m wire.Message) error {
+	switch m.Kind {
+	case sayJob:
+		return d.welcome(m)
+	case sayRound:
+		return d.listen(ctx, m)
+	case sayTake:
+		return d.take(ctx)
+	case sayPromise:
+		return d.promise(ctx, m)
+	}
+	return fmt.Errorf("unknown action %.40q", m.Kind)
+}
+
+// settlePatienceThere is how long another program at the destination may take to notice that its
+// connection is lost.
+const settlePatienceThere = time.Minute
+
+// claim takes the lock of a job whose source tells its decision over a new connection.
+func (d *jobArrival) claim(ctx context.Context, dir string) error {
+	if err := checkJobDir(dir); err != nil {
+		return err
+	}
+	if m, err := jobs.ReadMove(dir); err != nil || m.State == jobs.MoveNone {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, settlePatienceThere)
+	defer cancel()
+	var err error
+	d.dir = dir
+	d.lock, err = jobs.LockMove(waiting, dir)
+	return err
+}
+
+// welcome judges whether the job can come. Nothing is touched.
+func (d *jobArrival) welcome(m wire.Message) error {
+	if err := m.Decode(&d.of); err != nil {
+		return err
+	}
+	d.dir = d.of.Dir
+	before, err := d.mayArrive()
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	var has jobWelcome
+	if before.State == jobs.MoveLeft {
+		if has.Have, err = have(d.dir); err != nil {
+			return preflight.AsRefusal(err)
+		}
+	}
+	room, err := free(preflight.Existing(d.dir))
+	if err == nil && room < d.of.Bytes && len(has.Have) == 0 {
+		err = fmt.Errorf("the job's newest checkpoint has %d bytes, and the disk of %s has room for %d", d.of.Bytes, d.dir, room)
+	}
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	return d.Send(sayWelcome, has)
+}
+
+// have lists the checkpoints of a directory, without their files.
+func have(dir string) ([]store.Listed, error) {
+	view, err := store.View(dir)
+	if err != nil {
+		return nil, err
+	}
+	all, err := view.List(func(string, uint32) bool { return true })
+	for i := range all {
+		all[i].Files = nil
+	}
+	return all, err
+}
+
+// mayArrive fails unless the directory of a job is missing or empty, or the job has left it. It
+// returns the record of an earlier move.
+func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
+	if err := errors.Join(checkJobDir(d.dir), checkParents(d.dir)); err != nil {
+		return before, err
+	}
+	entries, err := os.ReadDir(d.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return before, nil
+	}
+	if err != nil {
+		return before, fmt.Errorf("job directory: %w", err)
+	}
+	view, err := store.View(d.dir) // is it root's alone?
+	if err != nil || len(entries) == 0 {
+		return before, err
+	}
+	if owner, err := view.Owner(); err == nil && owner.Token != "" && owner.Token == d.of.Owner {
+		return before, fmt.Errorf("both hosts see the same %s: end the job with cucriu jobs stop there, and give the same cucriu run here; nothing has to be sent", d.dir)
+	}
+	if before, err = jobs.ReadMove(d.dir); err != nil {
+		return before, err
+	}
+	if before.State == jobs.MovePromised {
+		return before, &jobs.ElsewhereError{Dir: d.dir, Move: before}
+	}
+	if before.State == jobs.MoveArriving || before.State == jobs.MoveNone && isEmptyStore(d.dir) == nil {
+		return before, nil
+	}
+	of, err := jobs.Describe(d.dir)
+	if err != nil || !of.Begun.Equal(d.of.Begun) {
+		return before, fmt.Errorf("%s is not empty, and not the directory of this job: remove it, if it is not needed", d.dir)
+	}
+	if before.State != jobs.MoveLeft {
+		return before, fmt.Errorf("%s has the same job, which has not left from here (see cucriu jobs show %[1]s): end it and remove the directory, if it is not needed", d.dir)
+	}
+	return before, nil
+}
+
+// isEmptyStore returns an error if a directory has anything but what a destination makes there before
+// it records the move: it may have been killed in between.
+func isEmptyStore(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !slices.Contains([]string{"lock", "owner.json", "checkpoints", "staged", "move.lock"}, entry.Name()) {
+			return fmt.Errorf("%s is not empty any more: there is %s", dir, entry.Name())
+		}
+	}
+	all, err := have(dir)
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("%s is not empty any more: it has checkpoints", dir)
+	}
+	return err
+}
+
+// checkParents refuses a directory that others could exchange for another one.
+func checkParents(dir string) error {
+	for dir != "/" {
+		dir = filepath.Dir(dir)
+		info, err := os.Lstat(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("job directory: %w", err)
+		}
+		stat, known := info.Sys().(*syscall.Stat_t)
+		switch {
+		case info.Mode()&os.ModeSymlink != 0: // the same path there may lead elsewhere, which is the admin's business
+		case !info.IsDir():
+			return fmt.Errorf("job directory: %s is not a directory", dir)
+		case known && stat.Uid != 0:
+			return fmt.Errorf("job directory: %s belongs to user %d, who could exchange what root restores", dir, stat.Uid)
+		case info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0:
+			return fmt.Errorf("job directory: others may write to %s, and could exchange what root restores", dir)
+		}
+	}
+	return nil
+}
+
+// listen makes ready for the data of a round.
+func (d *jobArrival) listen(ctx context.Context, m wire.Message) error {
+	var r round
+	if err := m.Decode(&r); err != nil {
+		return err
+	}
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	if r.Number != d.last+1 || r.Number > maxRounds || d.receiver != nil {
+		return fmt.Errorf("round %d cannot begin now", r.Number)
+	}
+	d.last = r.Number
+	return d.beginRound(ctx, d.roundDir())
+}
+
+func (d *jobArrival) roundDir() string {
+	return filepath.Join(d.dir, arrivingName, fmt.Sprint(d.last))
+}
+
+// open makes the job's directory this migration's.
+func (d *jobArrival) open(ctx context.Context) (err error) {
+	if d.store != nil {
+		return nil
+	}
+	if d.dir == "" || d.lock != nil {
+		return errNoJob
+	}
+	_, missing := os.Lstat(d.dir)
+	opened, err := store.Open(d.dir, store.OpenOptions{Log: d.hook.Log})
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	lock, err := jobs.TryLockMove(d.dir)
+	if err != nil {
+		return errors.Join(preflight.AsRefusal(err), opened.Close())
+	}
+	if err := d.noteArriving(ctx, errors.Is(missing, os.ErrNotExist)); err != nil {
+		return errors.Join(preflight.AsRefusal(err), lock.Free(), opened.Close())
+	}
+	d.store, d.lock = opened, lock
+	_ = jobs.NoteLocal(d.hook.Config.RunDir, d.dir, jobs.StateArriving)
+	arriving := filepath.Join(d.dir, arrivingName)
+	if err := os.RemoveAll(arriving); err != nil {
+		return err
+	}
+	if _, err := d.store.RemoveLeftovers(); err != nil {
+		return err
+	}
+	return os.Mkdir(arriving, 0o700)
+}
+
+// noteArriving writes the record of the move, now that nobody else can open the store.
+func (d *jobArrival) noteArriving(ctx context.Context, made bool) error {
+	before, err := jobs.ReadMove(d.dir)
+	if err == nil && before.State != jobs.MoveLeft && before.State != jobs.MoveArriving {
+		err = isEmptyStore(d.dir)
+	}
+	if err == nil {
+		err = failpoint.Hit(ctx, "job.arriving", 0)
+	}
+	if err != nil {
+		return err
+	}
+	move := jobs.Move{ID: d.id, State: jobs.MoveArriving, Peer: d.peer.Host, Start: d.of.Start, Made: made}
+	switch before.State {
+	case jobs.MoveLeft:
+		move.Before = &before
+	case jobs.MoveArriving: // of a program that was killed
+		move.Before, move.Made = before.Before, before.Made
+	}
+	return move.Write(d.dir)
+}
+
+// jobVerifiers is how many threads read a checkpoint that has arrived.
+const jobVerifiers = 4
+
+// take makes checkpoints of what has arrived, and verifies them. Those that go ahead are looked at
+// as a resume does: what stands in its way is said while the job still runs.
+func (d *jobArrival) take(ctx context.Context) error {
+	if err := d.endRound(); err != nil {
+		return err
+	}
+	defer os.RemoveAll(d.roundDir())
+	manifest, err := d.readManifest()
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit(ctx, "job.taking", 0); err != nil {
+		return err
+	}
+	for _, c := range manifest.Checkpoints {
+		if len(c.Sent) != len(c.Files) {
+			return fmt.Errorf("checkpoint %.40q: %d files were announced, and %d sent", c.Name, len(c.Files), len(c.Sent))
+		}
+		if err := d.store.Import(ctx, c.Listed, func(i int) string { return d.received(c.Sent[i]) }); err != nil {
+			return err
+		}
+	}
+	for _, f := range manifest.Others {
+		if err := d.takeOther(f); err != nil {
+			return err
+		}
+	}
+	if err := durable.Sync(d.dir); err != nil {
+		return err
+	}
+	if err := d.verify(ctx); err != nil {
+		return err
+	}
+	return d.Send(sayTaken, nil)
+}
+
+// received is where a file of the round is.
+func (d *jobArrival) received(name string) string {
+	return filepath.Join(d.roundDir(), filepath.Base(filepath.Clean("/"+name)))
+}
+
+const maxManifestBytes = 256 << 20
+
+func (d *jobArrival) readManifest() (m jobManifest, err error) {
+	path := d.received(jobManifestName)
+	info, err := os.Lstat(path)
+	if err == nil && info.Size() > maxManifestBytes {
+		err = fmt.Errorf("it has %d bytes", info.Size())
+	}
+	var data []byte
+	if err == nil {
+		data, err = os.ReadFile(path)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &m)
+	}
+	if err != nil {
+		return m, fmt.Errorf("invalid list of what was sent: %w", err)
+	}
+	return m, nil
+}
+
+// takeOther brings a file of the job that is no checkpoint's to its place.
+func (d *jobArrival) takeOther(f jobFile) error {
+	if !slices.Contains(jobs.TravelFiles(), f.Name) {
+		return fmt.Errorf("%.80q is not a file of a job", f.Name)
+	}
+	from := d.received(f.Sent)
+	if f.Name == jobs.TravelFiles()[0] {
+		of, err := jobs.DescribeAs(from)
+		if err != nil {
+			return err
+		}
+		if !d.isRecordOf(of) {
+			return errors.New("the record that was sent is that of another job")
+		}
+	}
+	if err := durable.Sync(from); err != nil {
+		return err
+	}
+	return os.Rename(from, filepath.Join(d.dir, f.Name))
+}
+
+func (d *jobArrival) isRecordOf(of jobs.Description) bool {
+	return of.Dir == d.dir && of.Begun.Equal(d.of.Begun)
+}
+
+// verify reads what has arrived and was not verified yet, and finds out whether this host can take
+// the newest.
+func (d *jobArrival) verify(ctx context.Context) error {
+	all, err := d.store.Checkpoints()
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	for _, c := range all {
+		if c.Verified {
+			continue
+		}
+		if err := d.store.Verify(ctx, c, jobVerifiers, nil); err != nil {
+			return fmt.Errorf("checkpoint %s is not what was sent: %w", c.Name, err)
+		}
+	}
+	findings, err := jobs.CheckRestore(ctx, d.hook, all[len(all)-1].Dir)
+	if err != nil {
+		return err
+	}
+	if err := d.hook.Judge(findings).Err(); err != nil {
+		return preflight.AsRefusal(fmt.Errorf("the job cannot be resumed here: %w", err))
+	}
+	return nil
+}
+
+// promise holds the job ready until the source has decided.
+func (d *jobArrival) promise(ctx context.Context, m wire.Message) error {
+	var asked jobPromise
+	if err := m.Decode(&asked); err != nil {
+		return err
+	}
+	if d.store == nil || d.receiver != nil {
+		return errors.New("nothing was received that could be resumed")
+	}
+	all, err := d.store.Checkpoints()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 || all[len(all)-1].Name != asked.Newest || !all[len(all)-1].Verified {
+		return fmt.Errorf("checkpoint %.40q has not arrived", asked.Newest)
+	}
+	if of, err := jobs.Describe(d.dir); err != nil {
+		return err
+	} else if !d.isRecordOf(of) {
+		return errors.New("the job's record has not arrived")
+	}
+	if err := os.RemoveAll(filepath.Join(d.dir, arrivingName)); err != nil {
+		return err
+	}
+	if err := failpoint.Hit(ctx, "job.promise", 0); err != nil {
+		return err
+	}
+	return d.handleEvent(commit.Complete)
+}
+
+// Nothing of a move goes on beside the messages.
+func (d *jobArrival) abort() error { return nil }
+func (d *jobArrival) stop(error)   {}
+
+func (d *jobArrival) running() running {
+	local, _ := jobs.Find(d.hook.Config.RunDir, d.dir)
+	return running{PID: local.PID}
+}
+
+func (d *jobArrival) inDoubt() error {
+	m, err := jobs.ReadMove(d.dir)
+	return errors.Join(err, &jobs.ElsewhereError{Dir: d.dir, Move: m})
+}
+
+func (d *jobArrival) close() {
+	if d.store != nil {
+		_ = d.store.Close()
+	}
+	if d.lock != nil {
+		_ = d.lock.Free()
+	}
+}

@@ -1,0 +1,250 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/internal/jobs"
+	"cucriu/internal/journal"
+	"cucriu/internal/migrate/commit"
+)
+
+// Recover brings migrations that were cut off to an end: it tells the destinations what was decided
+// here, and removes what is not complete. The jobs must have been recovered before: see
+// [hooks.Hook.Recover]. It returns what was done, for people.
+func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
+	hook = hook.Filled()
+	trees, treesErr := recoverTrees(ctx, hook)
+	all, err := jobs.Locals(hook.Config.RunDir)
+	errs := []error{treesErr, err}
+	done = trees
+	for _, job := range all {
+		if ctx.Err() != nil {
+			break
+		}
+		message, m, err := recoverJob(hook, job)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("move %s of %s: %w", m.ID, job.Name, err))
+		} else if message != "" {
+			done = append(done, fmt.Sprintf("move %s: %s", m.ID, message))
+		}
+	}
+	return done, errors.Join(errs...)
+}
+
+// recoverTrees brings the migrations of process trees to an end.
+func recoverTrees(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
+	all, err := records(hook.Config.RunDir)
+	errs := []error{err}
+	stages := []string{defaultStage}
+	for _, r := range all {
+		locked, err := r.tryLock()
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if !locked || ctx.Err() != nil {
+			r.unlock()
+			continue
+		}
+		stages = append(stages, r.Stage)
+		if err := recoverTree(hook, r); err != nil {
+			errs = append(errs, fmt.Errorf("migration %s: %w", r.ID, err))
+		} else {
+			done = append(done, fmt.Sprintf("migration %s of process %d (%s): %s knows what was decided", r.ID, r.RootPID, r.Name, r.Host))
+		}
+		r.unlock()
+	}
+	for _, stage := range stages {
+		removeStale(hook.Config.RunDir, stage)
+	}
+	errs = append(errs, removeMade(hook))
+	return done, errors.Join(errs...)
+}
+
+func recoverTree(hook *hooks.Hook, r *record) error {
+	s := newTreeSource(hook, r.RootPID, Options{Host: r.Host, RSH: r.RSH, Remote: r.Remote})
+	s.record, s.result.ID, s.recovering, s.addressMoved = r, r.ID, true, true
+	defer s.sourceSession.close()
+	return s.handleEvent(commit.Recover)
+}
+
+// supervisorPatience is how long the lock of a move is waited for: a supervisor whose move was cut
+// off has it for a moment.
+const supervisorPatience = 2 * time.Second
+
+// recoverJob brings the move of a long job to an end. The message is empty if there was nothing to do.
+func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, err error) {
+	if m, err = jobs.ReadMove(job.Dir); err != nil || m.State == jobs.MoveNone || m.State == jobs.MoveLeft && m.Known {
+		return "", m, err
+	}
+	waiting, cancel := context.WithTimeout(context.Background(), supervisorPatience)
+	defer cancel()
+	lock, err := jobs.LockMove(waiting, job.Dir)
+	if errors.Is(err, jobs.ErrMoving) {
+		return "", m, nil // under way
+	}
+	if err != nil {
+		return "", m, err
+	}
+	defer lock.Free()
+	if m, err = jobs.ReadMove(job.Dir); err != nil {
+		return "", m, err
+	}
+	switch m.State {
+	case jobs.MoveLeaving, jobs.MoveStays, jobs.MoveLeft:
+		if m.Known {
+			return "", m, nil
+		}
+		message, err = tellDestination(hook, job, m)
+		return message, m, err
+	case jobs.MovePromised:
+		return "", m, &jobs.ElsewhereError{Dir: job.Dir, Move: m}
+	case jobs.MoveArriving:
+		message = "what had arrived of " + job.Name + " was removed: it goes on at " + m.Peer
+	case jobs.MoveArrived:
+		ran, err := jobs.Resumed(job.Dir, m.Events)
+		if err != nil || ran || job.PID != 0 || job.State == jobs.StateUnattended {
+			return "", m, err
+		}
+		message = job.Name + " runs here"
+	default:
+		return "", m, nil
+	}
+	_, _, err = answerEvent(context.Background(), &movedJob{host: hook, dir: job.Dir, id: m.ID}, commit.Recover)
+	if errors.As(err, new(*givenBackError)) {
+		return job.Name + " could not be resumed here, and is given back; run cucriu recover at " + m.Peer, m, nil
+	}
+	return message, m, err
+}
+
+// tellDestination tells the destination of a move what was decided here.
+func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, error) {
+	if len(m.RSH) == 0 {
+		return "", errors.New("its record names no remote shell")
+	}
+	s := newJobSource(hook, job, Options{Host: m.Peer, RSH: m.RSH, Remote: m.Remote})
+	s.result.ID, s.recovering = m.ID, true
+	defer s.close()
+	var returned *returnedError
+	switch err := s.handleEvent(commit.Recover); {
+	case errors.As(err, &returned):
+		return fmt.Sprintf("%s could not be resumed at %s (%s): the same cucriu run here goes on with it", job.Name, m.Peer, returned.why), nil
+	case err != nil:
+		return "", err
+	case m.State == jobs.MoveLeft:
+		return fmt.Sprintf("%s runs at %s", job.Name, m.Peer), nil
+	}
+	return fmt.Sprintf("%s stays here, and %s knows it", job.Name, m.Peer), nil
+}
+
+// Settle decides about a migration in place of a host that cannot be asked: take lets the job run
+// here, otherwise what is here of it is ended. The migration is named by its ID or, that of a long
+// job, by its directory. It relies on what the user knows: see [commit.WhenToTake] and
+// [commit.WhenToDrop]. It returns what was done, for people.
+func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (message string, err error) {
+	hook = hook.Filled()
+	e := commit.Drop
+	if take {
+		e = commit.Take
+	}
+	switch held, err := hook.Held(name); {
+	case err == nil && held.Kind == journal.KindRestore:
+		message, err := settleTree(ctx, hook, name, e)
+		return message, errors.Join(err, removeMade(hook))
+	case err != nil && !errors.Is(err, os.ErrNotExist):
+		return "", err
+	}
+	dir, err := findMove(hook, name)
+	if err != nil {
+		return "", err
+	}
+	lock, err := jobs.TryLockMove(dir)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Free()
+	m, err := jobs.ReadMove(dir)
+	switch {
+	case err != nil:
+		return "", err
+	case m.State == jobs.MoveLeft && take:
+		return "the same cucriu run goes on with the job here", jobs.RemoveMove(dir)
+	case m.State == jobs.MoveArriving && !take:
+		e = commit.Recover
+	case m.State != jobs.MovePromised:
+		return "", fmt.Errorf("move %s of the job in %s is in state %q: there is nothing to decide", m.ID, dir, m.State)
+	}
+	job := &movedJob{host: hook, dir: dir, id: m.ID, taken: take}
+	_, _, err = answerEvent(ctx, job, e)
+	if !take {
+		return "what had arrived was removed", err
+	}
+	if state, _, stateErr := job.state(); err != nil && stateErr == nil && state == commit.Go {
+		err = fmt.Errorf("%w: the job belongs here now, and does not run: %w; the same cucriu run tries again", hooks.ErrNotBack, err)
+	}
+	return "the job runs here", err
+}
+
+// settleTree decides about the copy of a process tree.
+func settleTree(ctx context.Context, hook *hooks.Hook, id string, e commit.Event) (message string, err error) {
+	if _, _, err := answerEvent(ctx, &heldTree{host: hook, id: id}, e); err != nil {
+		return "", fmt.Errorf("migration %s: %w", id, err)
+	}
+	held, err := hook.Held(id)
+	if err != nil {
+		return "", err
+	}
+	status := hooks.StatusOf(held)
+	return fmt.Sprintf("process %d: %s: %s", status.RootPID, status.Outcome, status.Message), nil
+}
+
+// findMove finds the job of a move by its ID or the directory of the job.
+func findMove(hook *hooks.Hook, name string) (dir string, err error) {
+	if filepath.IsAbs(name) {
+		m, err := jobs.ReadMove(name)
+		if err == nil && m.State == jobs.MoveNone {
+			err = fmt.Errorf("%s has no record of a move: %w", name, os.ErrNotExist)
+		}
+		return name, err
+	}
+	all, err := jobs.Locals(hook.Config.RunDir)
+	if err != nil {
+		return "", err
+	}
+	for _, job := range all {
+		if m, err := jobs.ReadMove(job.Dir); err == nil && m.ID == name {
+			return job.Dir, nil
+		}
+	}
+	return "", fmt.Errorf("no migration %.80q has a copy on this host; after a reboot, name the directory of a long job: %w", name, os.ErrNotExist)
+}
+
+// A source that gives a migration up may say so before its job is known here. What it has given
+// up is never promised.
+
+func droppedPath(hook *hooks.Hook, id string) string {
+	return filepath.Join(recordsDir(hook.Config.RunDir), id+".dropped")
+}
+
+func noteDropped(hook *hooks.Hook, id string) error {
+	if err := os.MkdirAll(recordsDir(hook.Config.RunDir), 0o700); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	old, _ := filepath.Glob(droppedPath(hook, "*"))
+	for _, path := range old {
+		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > 24*time.Hour {
+			_ = os.Remove(path)
+		}
+	}
+	return os.WriteFile(droppedPath(hook, id), nil, 0o600)
+}
+
+func isDropped(hook *hooks.Hook, id string) bool {
+	_, err := os.Lstat(droppedPath(hook, id))
+	return err == nil
+}

@@ -1,0 +1,446 @@
+package migrate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"github.com/checkpoint-restore/go-criu/v7/rpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/journal"
+	"cucriu/internal/migrate/commit"
+	"cucriu/internal/migrate/prepare"
+	"cucriu/internal/proc"
+	"cucriu/internal/timeline"
+)
+
+// treeSource is the source's side of the migration of a process tree.
+type treeSource struct {
+	sourceSession
+	root   int
+	record *record
+	stage  *stage
+	of     *prepare.Job
+	// addressMoved says that the command that moves the address of the job has begun.
+	addressMoved bool
+	// asked says that the destination was asked to restore a job that has sockets with names.
+	asked bool
+	// begunClock is begun as time since boot.
+	begunClock time.Duration
+	clocks     clocks
+}
+
+func newTreeSource(hook *hooks.Hook, root int, o Options) *treeSource {
+	s := &treeSource{root: root, begunClock: timeline.SinceBoot()}
+	s.sourceSession = sourceSession{job: s, hook: hook.Filled(), options: o, begun: time.Now()}
+	return s
+}
+
+// Migrate moves the job whose root process is given to another host. After an error the job goes
+// on here, unless the error wraps [hooks.ErrNotBack]; [preflight.Refused] tells whether it was
+// touched. If ctx ends before the destination is ready, the migration is given up.
+func Migrate(ctx context.Context, hook *hooks.Hook, root int, o Options) (Result, error) {
+	s := newTreeSource(hook, root, o)
+	defer s.close()
+	err := s.run(ctx)
+	if s.stage != nil {
+		s.result.Timeline = s.timeline()
+	}
+	return s.result, err
+}
+
+func (s *treeSource) close() {
+	s.sourceSession.close()
+	if s.stage != nil {
+		if err := s.stage.settle(s.hook.Config.RunDir); err != nil {
+			s.hook.Log.Warn("the directory of the image could not be removed", "directory", s.stage.dir, "error", err)
+		}
+	}
+	if s.record != nil {
+		s.record.unlock()
+	}
+}
+
+// prepare has both hosts judge whether the job can move.
+func (s *treeSource) prepare(ctx context.Context) error {
+	if err := s.checkRoot(); err != nil {
+		return err
+	}
+	status, err := proc.ReadStatus(s.root)
+	if err != nil {
+		return err
+	}
+	if _, err := journal.MakeSessionsDir(s.hook.Config.RunDir); err != nil {
+		return err
+	}
+	o := &s.options
+	s.record = &record{ID: s.result.ID, Host: o.Host, RSH: o.RSH, Remote: o.Remote, Stage: o.Stage, RootPID: s.root, Name: status.Name, Begun: time.Now().UTC(), MoveAddress: o.MoveAddress}
+	if err := s.phase("connect", func() error { return s.connect(ctx) }); err != nil {
+		return err
+	}
+	if err := reach(ctx, "migrate.connected"); err != nil {
+		return err
+	}
+	if err := s.phase("prepare", func() error { return s.judge(ctx) }); err != nil {
+		return err
+	}
+	return s.forecast(ctx)
+}
+
+func (s *treeSource) judge(ctx context.Context) (err error) {
+	if s.of, err = prepare.Describe(ctx, s.hook, s.root, s.options.Criu); err != nil {
+		return err
+	}
+	s.of.Map = s.hook.Config.MapFor(s.options.Host)
+	ahead := s.options.Precopy == PrecopyAlways
+	asked := prepareMessage{Job: s.of, TCP: s.options.TCP, Copy: s.options.Copy, Ahead: ahead, Force: s.hook.Force, HostMark: hostMark(s.hook.Config.RunDir)}
+	if err := s.remote.Send(sayPrepare, asked); err != nil {
+		return err
+	}
+	here, err := prepare.JudgeSource(ctx, s.hook, s.of, prepare.Room{Dir: s.options.Stage, Criu: s.options.Criu, TCP: s.options.TCP, Ahead: ahead})
+	if err != nil {
+		return err
+	}
+	there := new(prepare.Judgement)
+	if err := s.remote.expect(ctx, sayJudged, there); err != nil {
+		return err
+	}
+	if err := there.Validate(s.of); err != nil {
+		return err
+	}
+	s.result.Report = &prepare.Report{Source: here, Destination: there}
+	if err := s.result.Report.Err(); err != nil {
+		return err
+	}
+	return errors.Join(s.foreseeFiles(ctx), reach(ctx, "migrate.judged"))
+}
+
+// begin makes the record and the directory for the image.
+func (s *treeSource) begin() error {
+	if err := s.record.create(s.hook.Config.RunDir); err != nil {
+		return err
+	}
+	var err error
+	if s.stage, err = newStage(s.hook.Config.RunDir, s.options.Stage, s.record.ID, "source"); err != nil {
+		return errors.Join(err, s.record.remove())
+	}
+	return nil
+}
+
+// move brings a complete copy of the job to the destination, which holds it.
+func (s *treeSource) move(ctx context.Context) error {
+	last := 1
+	if s.result.Precopied {
+		if err := s.ahead(ctx); err != nil {
+			return err
+		}
+		last = 2
+	}
+	data, err := s.open(ctx, round{Number: last})
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	defer data.close()
+	if err := reach(ctx, "migrate.opened"); err != nil {
+		return err
+	}
+	written := data.wrote
+	if last > 1 {
+		written = nil // only what has changed is sent
+	}
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
+		return data.whileSending(ctx, func(ctx context.Context) error { return s.dump(ctx, s.stage.round(last), written) })
+	})
+	if err != nil {
+		return err
+	}
+	if err := reach(ctx, "migrate.dumped"); err != nil {
+		return err
+	}
+	s.addressMoved = true
+	if err := s.moveAddress(ctx, addressThere); err != nil {
+		return err
+	}
+	d := new(delta)
+	if last > 1 {
+		err := s.phase("compare", func() (err error) {
+			d, err = s.compare(ctx, last)
+			return err
+		})
+		if err == nil {
+			err = reach(ctx, "migrate.compared")
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := data.sendImage(ctx, "send", s.stage.round(last), d); err != nil {
+		return err
+	}
+	s.result.Bytes = data.totals.Bytes
+	if err := reach(ctx, "migrate.sent"); err != nil {
+		return err
+	}
+	if err := s.phase("restore", func() error { return s.restoreThere(ctx, s.stage.round(last), d) }); err != nil {
+		return err
+	}
+	return reach(ctx, "migrate.ready")
+}
+
+// ahead sends the job as it is now, while it runs on.
+func (s *treeSource) ahead(ctx context.Context) error {
+	data, err := s.open(ctx, round{Number: 1})
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	defer data.close()
+	if err := s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dumpRunning(ctx, s.stage.round(1)) }); err != nil {
+		return err
+	}
+	err = data.sendImage(ctx, "ahead", s.stage.round(1), new(delta))
+	s.result.Ahead = data.totals.Bytes
+	return err
+}
+
+// compare finds out what of a round the destination does not have from the first one.
+func (s *treeSource) compare(ctx context.Context, last int) (*delta, error) {
+	d := &delta{dir: s.stage.round(last) + "-delta"}
+	err := s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
+		err := d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
+		return cmp.Or(context.Cause(ctx), err)
+	})
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		s.hook.Log.Warn("there is no room to write down what has changed, so all of the image is sent", "error", err)
+		return new(delta), os.RemoveAll(d.dir)
+	}
+	return d, err
+}
+
+// restoreThere has the destination restore the job, and hold it.
+func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta) error {
+	paths, err := criuimage.BoundSockets(dir)
+	if err != nil {
+		return err
+	}
+	asked := restoreMessage{TCP: s.options.TCP}
+	if asked.Sockets, err = s.hook.KeepSockets(ctx, s.record.ID, paths); err != nil {
+		return err
+	}
+	for _, name := range d.links {
+		asked.Links = append(asked.Links, link{Round: 1, Name: name})
+	}
+	for _, name := range d.parents {
+		asked.Links = append(asked.Links, link{Round: 1, Name: name, Parent: true})
+	}
+	s.asked = len(asked.Sockets) > 0
+	if err := s.remote.Send(sayRestore, asked); err != nil {
+		return err
+	}
+	if err := reach(ctx, "migrate.asked"); err != nil {
+		return err
+	}
+	return s.remote.expect(ctx, sayReady, nil)
+}
+
+// criuLogLevel is warnings and errors.
+const criuLogLevel = 2
+
+// dump dumps the job into dir and holds it. It tells written of the GPU state.
+func (s *treeSource) dump(ctx context.Context, dir string, written func(*os.File, int64, int64)) error {
+	self, err := proc.IdentOf(os.Getpid())
+	if err != nil {
+		return err
+	}
+	options := s.dumpOptions()
+	options.Hold = &journal.Hold{ID: s.record.ID, Peer: s.options.Host, Holder: self, IfAbandoned: journal.DecisionGo, KeepsConnections: s.options.TCP == prepare.TCPKeep}
+	options.Written = written
+	options.AtStandstill = func(ctx context.Context, dir string) error {
+		if err := s.later(ctx); err != nil {
+			return err
+		}
+		return s.saveFiles(ctx, dir)
+	}
+	hook := s.noting(func() {
+		if s.halted.IsZero() {
+			s.halted = time.Now()
+		}
+	})
+	return s.phase("dump", func() error {
+		_, err := checkpoint.Dump(ctx, hook, dir, options)
+		return err
+	})
+}
+
+// dumpRunning dumps the job into dir, and lets it run on.
+func (s *treeSource) dumpRunning(ctx context.Context, dir string) error {
+	options := s.dumpOptions()
+	options.RPC.LeaveRunning = proto.Bool(true)
+	return s.phase("dump ahead", func() error {
+		result, err := checkpoint.Dump(ctx, s.noting(func() {}), dir, options)
+		s.limit.end()
+		s.result.Before = result.Downtime
+		return err
+	})
+}
+
+// noting is a hook that reports its steps, and the lock, from which on the job stands still.
+func (s *treeSource) noting(locks func()) *hooks.Hook {
+	hook := *s.hook
+	hook.Progress = func(_ *journal.Record, step string) {
+		if step == string(journal.StepLock) {
+			locks()
+			s.limit.begin()
+		}
+		s.tell(Progress{Phase: step})
+	}
+	return &hook
+}
+
+func (s *treeSource) dumpOptions() checkpoint.Options {
+	var lock *rpc.CriuNetworkLockMethod
+	if s.options.TCP == prepare.TCPClose { // there are no packets to hold back
+		lock = rpc.CriuNetworkLockMethod_SKIP.Enum()
+	}
+	return checkpoint.Options{
+		Path: s.options.Criu, Output: os.Stderr,
+		RPC: &rpc.CriuOpts{
+			Pid: proto.Int32(int32(s.root)), LogLevel: proto.Int32(criuLogLevel),
+			TcpClose: proto.Bool(s.options.TCP == prepare.TCPClose), TcpEstablished: proto.Bool(s.options.TCP == prepare.TCPKeep),
+			NetworkLock: lock,
+		},
+	}
+}
+
+// What the command that moves the address of a job is told.
+const (
+	addressThere = "there" // the job stands still, and is about to be restored at the destination
+	addressBack  = "back"  // the job goes on here; its address may be here still
+)
+
+// addressPatience is how long it may take to have the address back.
+const addressPatience = time.Minute
+
+// moveAddress runs the user's command, if there is one.
+func (s *treeSource) moveAddress(ctx context.Context, where string) error {
+	command := s.record.MoveAddress
+	if len(command) == 0 {
+		return nil
+	}
+	return s.phase("move address "+where, func() error {
+		cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)], where)...)
+		cmd.Env = append(os.Environ(), "CUCRIU_MIGRATION="+s.record.ID, "CUCRIU_DESTINATION="+s.record.Host)
+		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+		cmd.WaitDelay = time.Second
+		// It ends with us: who recovers asks for the address back, and it must not leave after that.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true} // the terminal does not stop it
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s %s: %w", command[0], where, err)
+		}
+		return nil
+	})
+}
+
+// moveAddressBack brings the address back for a job that goes on here. The job does so even if that
+// fails.
+func (s *treeSource) moveAddressBack(ctx context.Context) {
+	if !s.addressMoved {
+		return
+	}
+	s.addressMoved = false
+	ctx, cancel := context.WithTimeout(ctx, addressPatience)
+	defer cancel()
+	if err := s.moveAddress(ctx, addressBack); err != nil {
+		s.hook.Log.Warn("the address of the job may be at the other host, and its connections stand still without it", "migration", s.record.ID, "error", err)
+	}
+}
+
+// state returns where the source stands. Without a session the job was never held.
+func (s *treeSource) state() (commit.SourceState, error) {
+	held, err := s.hook.Held(s.record.ID)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return commit.Undecided, nil
+	case err != nil:
+		return "", err
+	case held.Hold.Decision == journal.DecisionEnd:
+		return commit.End, nil
+	case held.Hold.Decision == journal.DecisionGo || held.Outcome != "":
+		return commit.Back, nil
+	}
+	return commit.Undecided, nil
+}
+
+// decide has the hooks write a decision down and do it. A job that was never held needs none.
+func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error {
+	name, decision := "end here", journal.DecisionEnd
+	if state == commit.Back {
+		name, decision = "bring back", journal.DecisionGo
+		s.moveAddressBack(ctx)
+		if s.asked && s.remote != nil { // the sooner it ends its copy, the sooner the job has its sockets
+			_ = s.remote.Send(sayAbort, nil)
+			s.asked = false
+		}
+	}
+	err := s.phase(name, func() error {
+		_, err := s.hook.Decide(ctx, s.record.ID, decision)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	if err == nil && state == commit.Back && s.hasEnded() {
+		// The destination is not told to drop its copy: if it has one, that is the last. What it has not
+		// promised it drops by itself.
+		return errors.Join(fmt.Errorf("%w: process %d (%s) has ended here meanwhile; if %s holds a complete copy, as cucriu status says there, it can go on there: cucriu recover --take %s",
+			hooks.ErrEnded, s.record.RootPID, s.record.Name, s.record.Host, s.record.ID), s.record.remove())
+	}
+	return err
+}
+
+// hasEnded reports whether the job, which was to go on here, is not there any more.
+func (s *treeSource) hasEnded() bool {
+	session, err := s.hook.Held(s.record.ID)
+	if err != nil {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", s.record.RootPID))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	return session.Outcome == journal.OutcomeGone
+}
+
+func (s *treeSource) returned(_ context.Context, why string) error {
+	return fmt.Errorf("%s says of a process tree that it cannot be resumed: %s", s.record.Host, why)
+}
+
+func (s *treeSource) told(ctx context.Context, _ commit.SourceState) error {
+	if err := s.hook.NoteTold(ctx, s.record.ID); err != nil { // then it is kept for longer
+		s.hook.Log.Warn("the journal does not say that the destination knows", "migration", s.record.ID, "error", err)
+	}
+	return s.record.remove()
+}
+
+func (s *treeSource) forgotten() error {
+	return errors.Join(fmt.Errorf("%w: %s has no copy of the job any more, and the one here was ended after it had said that it had one: was it restarted?", hooks.ErrEnded, s.record.Host), s.record.remove())
+}
+
+func (s *treeSource) undelivered(state commit.SourceState, cause error) string {
+	if state == commit.End {
+		return fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
+			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", s.record.Host, cause, s.record.ID)
+	}
+	s.hook.GiveBackSockets(s.record.ID) // its criu may have been late
+	return fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
+		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", s.record.Host, cause, s.record.ID)
+}
