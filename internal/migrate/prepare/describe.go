@@ -20,18 +20,8 @@ import (
 )
 
 // Describe describes the job below root, which goes on running. criu is the path of the criu that
-// is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty. All of
-// its errors are refusals: see [preflight.Refused].
+// is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty.
 func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
-	findings, err := preflight.RootFindings(root)
-	if err := errors.Join(err, findings.Err()); err != nil {
-		return nil, preflight.AsRefusal(err)
-	}
-	j, err := describe(ctx, hook, root, criu)
-	return j, preflight.AsRefusal(err)
-}
-
-func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
 	host := hook.Host()
 	ctx, cancel := context.WithTimeout(ctx, host.Timeout)
 	defer cancel()
@@ -39,7 +29,7 @@ func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err != nil {
 		return nil, err
 	}
-	j := &Job{Version: Version, RootPID: root}
+	j := &Job{RootPID: root}
 	if j.Host, err = thisHost(ctx, criu); err != nil {
 		return nil, err
 	}
@@ -61,7 +51,7 @@ func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 		return nil, err
 	}
 	if err := j.addSocketDirectories(pids); err != nil {
-		return nil, preflight.AsRefusal(err)
+		return nil, err
 	}
 	if err := j.addSockets(pids); err != nil {
 		return nil, err
@@ -77,7 +67,7 @@ func describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if j.Own.Time {
 		j.Features = append(j.Features, "timens")
 	}
-	// Such as a file name with a line break, or more files than a job may have.
+	// Such as a file name that is not UTF-8, or more files than a job may have.
 	if err := j.Validate(); err != nil {
 		return nil, fmt.Errorf("the job cannot be described to another host: %w", err)
 	}

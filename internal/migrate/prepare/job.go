@@ -9,14 +9,10 @@ import (
 	"cucriu/internal/image"
 )
 
-// Version is the version of [Job] and [Judgement] that this program writes and reads.
-const Version = 1
-
 // Job describes a job at the source: all that the destination needs to know to judge whether the
 // job can come.
 type Job struct {
-	Version int  `json:"version"`
-	Host    Host `json:"host"`
+	Host Host `json:"host"`
 	// RootPID and the pids of the processes are those of the source.
 	RootPID   int       `json:"root_pid"`
 	Processes []Process `json:"processes"`

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -23,7 +24,6 @@ import (
 func sample() *Job {
 	gpu := cudackpt.GPU{UUID: cudackpt.UUID{1, 2, 3}, Model: "NVIDIA H200", PCIBusID: "0000:41:00.0"}
 	return &Job{
-		Version: Version,
 		Host: Host{
 			Name: "gpu-a", BootID: "ea61a286-1c2b-4a4f-b028-6b7227b7ae8a", Architecture: "amd64", Kernel: "6.18.2-amd64", Criu: "4.2.1",
 			CPU: CPU{Model: "AMD EPYC", Features: []string{"avx", "avx2"}}, Monotonic: time.Hour,
@@ -50,35 +50,22 @@ func sample() *Job {
 	}
 }
 
-// TestWhatAHostilePeerSaysIsRefused changes a valid job in one respect at a time.
-func TestWhatAHostilePeerSaysIsRefused(t *testing.T) {
+// TestSizesCountsAndPathsOfAJobAreChecked changes a valid job in one respect at a time.
+func TestSizesCountsAndPathsOfAJobAreChecked(t *testing.T) {
 	if err := sample().Validate(); err != nil {
 		t.Fatalf("a job that is in order: %v", err)
 	}
 	for name, change := range map[string]func(j *Job){
-		"another version":                   func(j *Job) { j.Version++ },
-		"no processes":                      func(j *Job) { j.Processes = nil },
-		"another root":                      func(j *Job) { j.RootPID = 4720 },
-		"a negative pid":                    func(j *Job) { j.RootPID, j.Processes[0].PID = -1, -1 },
-		"a pid twice":                       func(j *Job) { j.Processes[1].PID = 4711 },
-		"too many processes":                func(j *Job) { j.Processes = append(j.Processes, make([]Process, maxProcesses)...) },
-		"an escape in a host's name":        func(j *Job) { j.Host.Name = "a\x1b[2J" },
-		"a host's name that turns the line": func(j *Job) { j.Host.Name = "a\u202eb" },
-		"a line break in a process's name":  func(j *Job) { j.Processes[0].Name = "a\nb" },
-		"a name of a megabyte":              func(j *Job) { j.Processes[0].Name = strings.Repeat("a", 1<<20) },
-		"a user that is no text":            func(j *Job) { j.Processes[0].User = "\xff" },
-		"a negative user":                   func(j *Job) { j.Processes[0].UID = -1 },
-		"no threads":                        func(j *Job) { j.Processes[0].Threads = 0 },
-		"a number that is no pid":           func(j *Job) { j.Numbers[0] = math.MaxInt },
-		"too many numbers":                  func(j *Job) { j.Numbers = make([]int, maxNumbers+1) },
-		"more memory than there is":         func(j *Job) { j.Processes[1].PrivateBytes = math.MaxUint64 },
-		"more memory than a word counts":    func(j *Job) { j.Processes[0].PrivateBytes, j.Processes[1].PrivateBytes = maxBytes, maxBytes },
-		"more shared memory than there is":  func(j *Job) { j.SharedBytes = math.MaxUint64 },
-		"more GPU memory than there is":     func(j *Job) { j.Processes[0].MemoryBytes[j.Processes[0].GPUs[0].UUID] = math.MaxUint64 },
-		"GPU memory without a GPU":          func(j *Job) { j.Processes[1].MemoryBytes = map[cudackpt.UUID]uint64{{9}: 1} },
-		"memory of another GPU":             func(j *Job) { j.Processes[0].MemoryBytes[cudackpt.UUID{9}] = 1 },
-		"a GPU without a UUID":              func(j *Job) { j.Processes[0].GPUs[0].UUID = cudackpt.UUID{} },
-		"a GPU twice":                       func(j *Job) { j.Processes[0].GPUs = append(j.Processes[0].GPUs, j.Processes[0].GPUs[0]) },
+		"no processes":                     func(j *Job) { j.Processes = nil },
+		"too many processes":               func(j *Job) { j.Processes = append(j.Processes, make([]Process, maxProcesses)...) },
+		"too many numbers":                 func(j *Job) { j.Numbers = make([]int, maxNumbers+1) },
+		"more memory than there is":        func(j *Job) { j.Processes[1].PrivateBytes = math.MaxUint64 },
+		"more memory than a word counts":   func(j *Job) { j.Processes[0].PrivateBytes, j.Processes[1].PrivateBytes = maxBytes, maxBytes },
+		"more shared memory than there is": func(j *Job) { j.SharedBytes = math.MaxUint64 },
+		"more GPU memory than there is":    func(j *Job) { j.Processes[0].MemoryBytes[j.Processes[0].GPUs[0].UUID] = math.MaxUint64 },
+		"memory of another GPU":            func(j *Job) { j.Processes[0].MemoryBytes[cudackpt.UUID{9}] = 1 },
+		"a GPU without a UUID":             func(j *Job) { j.Processes[0].GPUs[0].UUID = cudackpt.UUID{} },
+		"a GPU twice":                      func(j *Job) { j.Processes[0].GPUs = append(j.Processes[0].GPUs, j.Processes[0].GPUs[0]) },
 		"more GPUs than a host has": func(j *Job) {
 			for n := range maxGPUs + 1 {
 				gpu := j.Processes[0].GPUs[0]
@@ -86,42 +73,25 @@ func TestWhatAHostilePeerSaysIsRefused(t *testing.T) {
 				j.Processes[1].GPUs = append(j.Processes[1].GPUs, gpu)
 			}
 		},
-		"an escape in a model":               func(j *Job) { j.Processes[0].GPUs[0].Model = "\x1b]0;" },
-		"a model of a megabyte":              func(j *Job) { j.Processes[0].GPUs[0].Model = strings.Repeat("a", 1<<20) },
-		"CUDA without a driver":              func(j *Job) { j.DriverVersion = "" },
-		"a driver without CUDA":              func(j *Job) { j.Processes = j.Processes[1:]; j.RootPID = 4720 },
-		"a relative path":                    func(j *Job) { j.Files[0].Path = "etc/passwd" },
-		"a path that climbs":                 func(j *Job) { j.Files[0].Path = "/usr/../etc/passwd" },
-		"a path with a slash too many":       func(j *Job) { j.Files[0].Path = "/usr//bin" },
-		"a path with a NUL":                  func(j *Job) { j.Files[0].Path = "/usr\x00bin" },
-		"a path without end":                 func(j *Job) { j.Files[0].Path = "/" + strings.Repeat("a", maxPath) },
-		"no path":                            func(j *Job) { j.Files[0].Path = "" },
-		"a path twice":                       func(j *Job) { j.Files[1].Path = j.Files[0].Path },
-		"a file of nobody":                   func(j *Job) { j.Files[0].PID = 0 },
-		"a file of negative size":            func(j *Job) { j.Files[0].Size = -1 },
-		"a file larger than any":             func(j *Job) { j.Files[0].Size = math.MaxInt64 },
-		"a device":                           func(j *Job) { j.Files[0].Mode = unix.S_IFBLK | 0o600 },
-		"a device that is said to be a pipe": func(j *Job) { j.Files[2].Mode = unix.S_IFCHR | 0o600 },
-		"a mode with more bits":              func(j *Job) { j.Files[0].Mode |= 1 << 20 },
-		"a build id that is none":            func(j *Job) { j.Files[0].BuildID = "../.." },
-		"a build id without end":             func(j *Job) { j.Files[0].BuildID = strings.Repeat("ab", maxBuildID+1) },
-		"an escape in the source of a mount": func(j *Job) { j.Files[0].Identity.Source = "\x1b" },
-		"too many files":                     func(j *Job) { j.Files = make([]File, maxFiles+1) },
-		"a relative directory":               func(j *Job) { j.Directories[0] = "." },
-		"a relative mount":                   func(j *Job) { j.Mounts[0].Path = "scratch" },
-		"a control group that climbs":        func(j *Job) { j.Cgroup = "/../../etc" },
-		"no address":                         func(j *Job) { j.Connections[0].Local = netip.AddrPort{} },
-		"an address with a zone":             func(j *Job) { j.Listening[0].Local = netip.MustParseAddrPort("[fe80::1%\x1b]:1") },
-		"an option that is none":             func(j *Job) { j.Options.NetworkLock = "; reboot" },
-		"a pipe that is none":                func(j *Job) { j.Options.Pipes[0].Name = "fd[1]:/etc/passwd" },
-		"an escape in a socket's name":       func(j *Job) { j.Options.Sockets[0] = "/dev/\x1blog" },
-		"a feature that is an option":        func(j *Job) { j.Features[0] = "--action-script=/bin/sh" },
-		"a pipe of a megabyte":               func(j *Job) { j.Options.Pipes[0].Name = strings.Repeat("a", 1<<20) },
-		"a feature of a megabyte":            func(j *Job) { j.Features[0] = strings.Repeat("a", 1<<20) },
-		"a rule that selects nothing":        func(j *Job) { j.Map[0].From = gpumap.Selector{} },
-		"a rule of a megabyte":               func(j *Job) { j.Map[0].To.PCI = strings.Repeat("0", 1<<20) },
-		"too many rules":                     func(j *Job) { j.Map = make([]gpumap.Rule, maxRules+1) },
-		"a clock before the boot":            func(j *Job) { j.Host.Monotonic = -1 },
+		"CUDA without a driver":         func(j *Job) { j.DriverVersion = "" },
+		"a relative path":               func(j *Job) { j.Files[0].Path = "etc/passwd" },
+		"a path that climbs":            func(j *Job) { j.Files[0].Path = "/usr/../etc/passwd" },
+		"a path with a slash too many":  func(j *Job) { j.Files[0].Path = "/usr//bin" },
+		"a path with a NUL":             func(j *Job) { j.Files[0].Path = "/usr\x00bin" },
+		"a path that JSON would change": func(j *Job) { j.Files[0].Path = "/usr/\xff" },
+		"too many features":             func(j *Job) { j.Features = make([]string, maxFeatures+1) },
+		"a path without end":            func(j *Job) { j.Files[0].Path = "/" + strings.Repeat("a", unix.PathMax) },
+		"no path":                       func(j *Job) { j.Files[0].Path = "" },
+		"a file of negative size":       func(j *Job) { j.Files[0].Size = -1 },
+		"a file larger than any":        func(j *Job) { j.Files[0].Size = math.MaxInt64 },
+		"too many files":                func(j *Job) { j.Files = make([]File, maxFiles+1) },
+		"a relative directory":          func(j *Job) { j.Directories[0] = "." },
+		"a relative mount":              func(j *Job) { j.Mounts[0].Path = "scratch" },
+		"a control group that climbs":   func(j *Job) { j.Cgroup = "/../../etc" },
+		"an option that is none":        func(j *Job) { j.Options.NetworkLock = "; reboot" },
+		"a pipe that is none":           func(j *Job) { j.Options.Pipes[0].Name = "fd[1]:/etc/passwd" },
+		"a rule that selects nothing":   func(j *Job) { j.Map[0].From = gpumap.Selector{} },
+		"too many rules":                func(j *Job) { j.Map = make([]gpumap.Rule, maxRules+1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := sample()
@@ -130,16 +100,16 @@ func TestWhatAHostilePeerSaysIsRefused(t *testing.T) {
 			if err == nil {
 				t.Fatal("it was taken")
 			}
-			if len(err.Error()) > 1<<14 || strings.ContainsFunc(err.Error(), unprintable) {
+			if len(err.Error()) > 1<<12 || strings.ContainsFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("%q cannot be shown", err)
 			}
 		})
 	}
 }
 
-func TestAHostileJudgementIsRefused(t *testing.T) {
+func TestAJudgementIsBounded(t *testing.T) {
 	good := func() *Judgement {
-		return &Judgement{Version: Version, Host: "gpu-b", Copies: []int{0, 1}, Findings: preflight.Findings{
+		return &Judgement{Host: "gpu-b", Copies: []int{0, 1}, Findings: preflight.Findings{
 			{Name: preflight.FindingFiles, Severity: preflight.SeverityOK, PID: 7, Process: "python", Message: "is there", Remedy: "none"},
 		}}
 	}
@@ -147,20 +117,10 @@ func TestAHostileJudgementIsRefused(t *testing.T) {
 		t.Fatalf("a judgement that is in order: %v", err)
 	}
 	for name, change := range map[string]func(j *Judgement){
-		"another version":                func(j *Judgement) { j.Version = 0 },
-		"an escape in the host's name":   func(j *Judgement) { j.Host = "\x1b" },
-		"too many findings":              func(j *Judgement) { j.Findings = make(preflight.Findings, maxFindings+1) },
-		"a finding without a name":       func(j *Judgement) { j.Findings[0].Name = "" },
-		"a severity that is none":        func(j *Judgement) { j.Findings[0].Severity = "fine" },
-		"an escape in a message":         func(j *Judgement) { j.Findings[0].Message = "\x1b[2J" },
-		"a line break in a remedy":       func(j *Judgement) { j.Findings[0].Remedy = "a\nb" },
-		"a message without end":          func(j *Judgement) { j.Findings[0].Message = strings.Repeat("a", maxMessage+1) },
-		"a process that is none":         func(j *Judgement) { j.Findings[0].PID = -1 },
-		"a file that is not the job's":   func(j *Judgement) { j.Copies = []int{0, 3} },
-		"a file before the first":        func(j *Judgement) { j.Copies = []int{-1} },
-		"a file twice":                   func(j *Judgement) { j.Copies = []int{1, 1} },
-		"a pipe, which cannot be copied": func(j *Judgement) { j.Copies = []int{2} },
-		"more files than the job has":    func(j *Judgement) { j.Copies = []int{0, 1, 2, 3} },
+		"too many findings":            func(j *Judgement) { j.Findings = make(preflight.Findings, maxFindings+1) },
+		"a file that is not the job's": func(j *Judgement) { j.Copies = []int{0, 3} },
+		"a file before the first":      func(j *Judgement) { j.Copies = []int{-1} },
+		"more files than the job has":  func(j *Judgement) { j.Copies = []int{0, 1, 2, 3} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := good()
@@ -172,8 +132,7 @@ func TestAHostileJudgementIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzJob: whatever the bytes are, a job that is taken can be judged, and what is said about it can
-// be shown.
+// FuzzJob: whatever the bytes are, a job that is taken can be judged.
 func FuzzJob(f *testing.F) {
 	seed := func(change func(j *Job)) {
 		j := sample()
@@ -203,22 +162,17 @@ func FuzzJob(f *testing.F) {
 		if diff := cmp.Diff(&j, again, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
 			t.Fatalf("what was sent on is another job:\n%s", diff)
 		}
-		findings := append(hostFindings(&j, Host{Architecture: j.Host.Architecture}), connectionFindings(&j, TCPRefuse)...)
-		findings = append(findings, socketFindings(&j, TCPKeep, nil, []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:29500")})...)
-		findings = append(findings, userFindings(&j, func(int) string { return "root" })...)
-		room, err := roomFindings(&j, dir, arriving, 1)
-		if err != nil {
+		hostFindings(&j, Host{Architecture: j.Host.Architecture})
+		connectionFindings(&j, TCPRefuse)
+		socketFindings(&j, TCPKeep, nil, []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:29500")})
+		userFindings(&j, func(int) string { return "root" })
+		if _, err := roomFindings(&j, dir, arriving, 1); err != nil {
 			t.Fatal(err)
-		}
-		for _, f := range append(findings, room...) {
-			if text := f.String(); strings.ContainsFunc(text, unprintable) {
-				t.Fatalf("%q cannot be shown", text)
-			}
 		}
 	})
 }
 
-// TestWhatIsFoundCanBeShown: a judgement about a job with unusual names passes the other end's check.
+// TestWhatIsFoundCanBeShown, whatever the names are.
 func TestWhatIsFoundCanBeShown(t *testing.T) {
 	var findings preflight.Findings
 	for n := range 3 {
@@ -227,7 +181,9 @@ func TestWhatIsFoundCanBeShown(t *testing.T) {
 		})
 	}
 	j := judged(hookFor(t), "gpu-b", findings)
-	if err := j.Validate(sample()); err != nil {
-		t.Error(err)
+	for _, f := range j.Findings {
+		if text := f.Process + f.Message + f.Remedy; len(text) > 3*maxMessage || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%q cannot be shown", text)
+		}
 	}
 }
