@@ -87,6 +87,33 @@ func TestDefaultRatesPredictWhatWasMeasured(t *testing.T) {
 	}
 }
 
+// TestMigrationsTakeWhatIsPredicted within a quarter: the runs of 2026-11-22-migration.md in
+// docs/measurements, on a link that took some 7.5 GB/s. The sizes are those of the images: NVML lists
+// 518 MiB more for each context.
+func TestMigrationsTakeWhatIsPredicted(t *testing.T) {
+	const bandwidth = 7.5e9
+	for _, c := range []struct {
+		name        string
+		gpu, host   int64   // MiB
+		least, most float64 // seconds
+	}{
+		{"64 MiB", 72, 85, 0.97, 1.16},
+		{"1 GiB", 1032, 50, 1.21, 1.25},
+		{"PyTorch training", 600, 905, 2.17, 3.09},
+		{"16 GiB", 16392, 50, 8.08, 9.01},
+		{"32 GiB", 32776, 54, 16.16, 16.16},
+		{"48 GiB", 49160, 56, 26.25, 26.25},
+		{"64 GiB", 65550, 50, 28.20, 31.11},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := predict(t, Job{GPU: []int64{c.gpu * mib}, HostPages: c.host * mib}, rates(bandwidth)).Direct.Sum().Seconds()
+			if t.Logf("predicted %.2f s, measured %.2f to %.2f s", got, c.least, c.most); got < 0.75*c.least || got > 1.25*c.most {
+				t.Errorf("predicted %.2f s, measured %.2f to %.2f s", got, c.least, c.most)
+			}
+		})
+	}
+}
+
 // TestCriuTakesThePagesOfTheHost: CRIU took 5.7 to 9.1 s to dump a process with 17.75 GB of
 // ordinary memory, and 4.9 to 8.1 s to restore it.
 func TestCriuTakesThePagesOfTheHost(t *testing.T) {

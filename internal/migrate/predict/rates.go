@@ -42,7 +42,7 @@ func DefaultRates() Rates {
 
 		CheckpointLeast: 400 * time.Millisecond,
 		CheckpointEach:  100 * time.Millisecond,
-		RestoreLeast:    500 * time.Millisecond,
+		RestoreLeast:    470 * time.Millisecond,
 		RestoreEach:     90 * time.Millisecond,
 		CriuDumpLeast:   60 * time.Millisecond,
 		CriuLoadLeast:   90 * time.Millisecond,

@@ -23,7 +23,7 @@ type request struct {
 // piecesOf returns the pieces of ranges, with their checksums.
 func piecesOf(ranges string, pieces ...string) request {
 	q, sum := request{method: http.MethodPut, ranges: ranges}, startSum(ranges)
-	p := &packer{plain: make([]byte, headSize+pieceSize)}
+	p := &packer{plain: make([]byte, headSize+PieceSize)}
 	for _, piece := range pieces {
 		copy(p.plain[headSize:], piece)
 		var data []byte
@@ -81,7 +81,7 @@ func ask(r *Receiver, requests ...request) (says string) {
 }
 
 func TestWhatNoSenderSendsIsRefused(t *testing.T) {
-	full := strings.Repeat("x", pieceSize)
+	full := strings.Repeat("x", PieceSize)
 	z, err := zstd.NewWriter(nil)
 	must(t, err)
 	defer z.Close()
@@ -95,7 +95,7 @@ func TestWhatNoSenderSendsIsRefused(t *testing.T) {
 		"ranges that are none":         {[]request{{method: http.MethodPut, ranges: "x"}}, "invalid ranges"},
 		"too many ranges":              {[]request{{method: http.MethodPut, ranges: "[" + strings.Repeat("{},", maxRanges) + "{}]"}}, "invalid ranges"},
 		"an empty range":               {[]request{put("a", 0)}, "invalid range"},
-		"a negative offset":            {[]request{put("a", -pieceSize, "x")}, "invalid range"},
+		"a negative offset":            {[]request{put("a", -PieceSize, "x")}, "invalid range"},
 		"a negative size":              {[]request{piecesOf(`[{"name":"a","offset":0,"size":-1}]`)}, "invalid range"},
 		"an offset within a piece":     {[]request{put("a", 1, "x")}, "invalid range"},
 		"the largest offset":           {[]request{put("a", 1<<62, "x")}, "invalid range"},
@@ -106,7 +106,7 @@ func TestWhatNoSenderSendsIsRefused(t *testing.T) {
 		"pieces in another order":      {[]request{{http.MethodPut, put("a", 0, full, full).ranges, append(put("a", 0, full).body, put("a", 0, full).body...)}}, "damaged"},
 		"the pieces of another range":  {[]request{{http.MethodPut, put("a", 0, "content").ranges, put("b", 0, "content").body}}, "damaged"},
 		"no zstd":                      {[]request{stored(100, []byte("no zstd"), 7)}, "damaged"},
-		"a bomb":                       {[]request{stored(pieceSize, bomb, uint32(len(bomb)))}, "damaged"},
+		"a bomb":                       {[]request{stored(PieceSize, bomb, uint32(len(bomb)))}, "damaged"},
 		"less than was said":           {[]request{stored(6000, few, uint32(len(few)))}, "5000 bytes, not 6000"},
 		"a body that is cut off":       {[]request{{http.MethodPut, put("a", 0, "content").ranges, put("a", 0, "content").body[:headSize+3]}}, "broken"},
 		"a body that goes on":          {[]request{{http.MethodPut, put("a", 0, "x").ranges, append(put("a", 0, "x").body, 1)}}, "more came"},
@@ -117,7 +117,7 @@ func TestWhatNoSenderSendsIsRefused(t *testing.T) {
 		"sizes that are none":          {[]request{finish("x")}, "invalid list"},
 		"a negative size of a file":    {[]request{finish(`{"a":-1}`)}, "missing"},
 		"an end with bytes missing":    {[]request{put("a", 0, "xyz"), finish(`{"a":5}`)}, "5 of 5 bytes are missing"},
-		"an end with a piece missing":  {[]request{put("a", pieceSize, full), finish(`{"a":2097152}`)}, "1048576 of 2097152 bytes are missing"},
+		"an end with a piece missing":  {[]request{put("a", PieceSize, full), finish(`{"a":2097152}`)}, "1048576 of 2097152 bytes are missing"},
 		"an end with a piece too much": {[]request{put("a", 0, full, full), finish(`{"a":1048576}`)}, "2 pieces came of 1"},
 		"an end without a file":        {[]request{put("a", 0, "x"), finish(`{}`)}, "not listed"},
 		"an end with another file":     {[]request{put("a", 0, "x"), finish(`{"a":1,"b":1}`)}, "1 of 1 bytes are missing"},
@@ -151,7 +151,7 @@ func TestWhatNoSenderSendsIsRefused(t *testing.T) {
 			root, err := os.OpenRoot(dir)
 			must(t, err)
 			defer root.Close()
-			r := newReceiver(nil, ReceiveOptions{Dir: root, MaxBytes: 2 * pieceSize, MaxFiles: 3})
+			r := newReceiver(nil, ReceiveOptions{Dir: root, MaxBytes: 2 * PieceSize, MaxFiles: 3})
 			if says := ask(r, c.requests...); !strings.Contains(says, c.says) {
 				t.Fatalf("the sender was told %q", says)
 			}
@@ -179,8 +179,8 @@ func TestWhatNoSenderSendsIsRefused(t *testing.T) {
 
 // What a broken connection had is sent again, and so is the end.
 func TestWhatIsSentAgainDoesNoHarm(t *testing.T) {
-	r := newReceiver(nil, filled(t, ReceiveOptions{MaxBytes: pieceSize + 3, MaxFiles: 2}))
-	full := strings.Repeat("x", pieceSize)
+	r := newReceiver(nil, filled(t, ReceiveOptions{MaxBytes: PieceSize + 3, MaxFiles: 2}))
+	full := strings.Repeat("x", PieceSize)
 	end := finish(`{"a":1048579,"empty":0}`)
 	broken := put("a", 0, full, "end")
 	broken.body = broken.body[:len(broken.body)-1]
@@ -199,11 +199,11 @@ func TestWhatIsSentAgainDoesNoHarm(t *testing.T) {
 func FuzzReceiver(f *testing.F) {
 	add := func(q request, sizes string) { f.Add(q.ranges, q.body, sizes) }
 	add(put("core-1.img", 0, "content"), `{"core-1.img":7}`)
-	add(put("a", pieceSize, "content"), `{"a":7}`)
+	add(put("a", PieceSize, "content"), `{"a":7}`)
 	add(put("../a", 0, "content"), `{"../a":7}`)
 	add(stored(100, []byte("no zstd"), 7), `{"b":0}`)
 	f.Fuzz(func(t *testing.T, ranges string, body []byte, sizes string) {
-		const most, files = 2 * pieceSize, 3
+		const most, files = 2 * PieceSize, 3
 		r := newReceiver(nil, filled(t, ReceiveOptions{MaxBytes: most, MaxFiles: files}))
 		ask(r, request{http.MethodPut, ranges, body}, finish(sizes))
 		complete := r.Finish() == nil

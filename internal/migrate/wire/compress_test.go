@@ -36,7 +36,7 @@ func TestWhatIsNotWorthItIsTriedLessOften(t *testing.T) {
 	var l link
 	l.rate.Store(1)
 	th := newAdaptiveCodec(&l, 1)
-	chunk := make([]byte, pieceSize)
+	chunk := make([]byte, PieceSize)
 	tried, ratio := 0, 1
 	compress := func(sample []byte) int {
 		tried++
@@ -126,9 +126,9 @@ func TestASlowLinkGetsLessAndIsDoneSooner(t *testing.T) {
 // BenchmarkCompress is how fast one processor compresses what a link may be spared.
 func BenchmarkCompress(b *testing.B) {
 	random := rand.New(rand.NewPCG(1, 2))
-	text := bytes.Repeat([]byte("much the same; "), pieceSize/15+1)[:pieceSize]
-	weights, noise := make([]byte, pieceSize), make([]byte, pieceSize)
-	for i := 0; i < pieceSize; i += 2 { // as of bfloat16
+	text := bytes.Repeat([]byte("much the same; "), PieceSize/15+1)[:PieceSize]
+	weights, noise := make([]byte, PieceSize), make([]byte, PieceSize)
+	for i := 0; i < PieceSize; i += 2 { // as of bfloat16
 		bits := math.Float32bits(float32(random.NormFloat64() * 0.02))
 		weights[i], weights[i+1] = byte(bits>>16), byte(bits>>24)
 	}
@@ -139,12 +139,12 @@ func BenchmarkCompress(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			p, err := newPacker(SendOptions{Compress: true}, nil)
 			must(b, err)
-			b.SetBytes(pieceSize)
+			b.SetBytes(PieceSize)
 			var size int
 			for b.Loop() {
 				size = p.compress(data)
 			}
-			b.ReportMetric(float64(size)/pieceSize, "ratio")
+			b.ReportMetric(float64(size)/PieceSize, "ratio")
 			runtime.KeepAlive(size)
 		})
 	}

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// pieceSize is the size of the pieces in which files are sent, in bytes. Only the last of a file
+	// PieceSize is the size of the pieces in which files are sent, in bytes. Only the last of a file
 	// is smaller.
-	pieceSize = 1 << 20
+	PieceSize = 1 << 20
 	// headSize is the size of what goes before each piece: how many bytes follow (4 bytes,
 	// little-endian), and the checksum (4 bytes).
 	headSize = 8
@@ -25,7 +25,7 @@ const (
 	maxRanges = 64
 )
 
-// fileRange is a part of a file. It begins at a multiple of pieceSize.
+// fileRange is a part of a file. It begins at a multiple of PieceSize.
 type fileRange struct {
 	Name   string `json:"name"`
 	Offset int64  `json:"offset"`
@@ -37,7 +37,7 @@ type fileRange struct {
 var (
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 	namePlain  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}$`)
-	zeros      [pieceSize]byte
+	zeros      [PieceSize]byte
 )
 
 func checkName(name string) error {
@@ -60,14 +60,14 @@ type packer struct {
 }
 
 func newPacker(o SendOptions, l *link) (*packer, error) {
-	p := &packer{plain: make([]byte, headSize+pieceSize)}
+	p := &packer{plain: make([]byte, headSize+PieceSize)}
 	if !o.Compress {
 		return p, nil
 	}
 	if o.Auto {
 		p.codec = newAdaptiveCodec(l, o.Streams)
 	}
-	p.packed = make([]byte, headSize, headSize+pieceSize+pieceSize/8)
+	p.packed = make([]byte, headSize, headSize+PieceSize+PieceSize/8)
 	var err error
 	p.encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
 	return p, err
@@ -127,7 +127,7 @@ func (u *unpacker) next(from io.Reader, size int64) (content []byte, err error) 
 		content = zeros[:size]
 	} else if stored < size {
 		if u.decoder == nil {
-			u.decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(pieceSize))
+			u.decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(PieceSize))
 		}
 		if err == nil {
 			u.plain, err = u.decoder.DecodeAll(content, u.plain[:0])

@@ -54,7 +54,7 @@ type pieces map[int64]int64
 
 func newReceiver(log *slog.Logger, o ReceiveOptions) *Receiver {
 	r := &Receiver{ReceiveOptions: o, files: make(map[string]pieces)}
-	r.unpackers.New = func() any { return &unpacker{read: make([]byte, pieceSize)} }
+	r.unpackers.New = func() any { return &unpacker{read: make([]byte, PieceSize)} }
 	r.idle = sync.NewCond(&r.mutex)
 	r.server = http.Server{Handler: r, ReadHeaderTimeout: handshakeTimeout, MaxHeaderBytes: 64 << 10, ErrorLog: (&refusals{log: log}).logger()}
 	return r
@@ -172,7 +172,7 @@ func (r *Receiver) put(q *http.Request) error {
 
 // open opens the file of a range.
 func (r *Receiver) open(part fileRange) (*os.File, error) {
-	if part.Offset < 0 || part.Offset%pieceSize != 0 || part.Size <= 0 || part.Offset > r.MaxBytes || part.Size > r.MaxBytes-part.Offset {
+	if part.Offset < 0 || part.Offset%PieceSize != 0 || part.Size <= 0 || part.Offset > r.MaxBytes || part.Size > r.MaxBytes-part.Offset {
 		return nil, fmt.Errorf("%.80q: invalid range, %d bytes at %d; %d bytes are allowed", part.Name, part.Size, part.Offset, r.MaxBytes)
 	}
 	r.mutex.Lock()
@@ -200,8 +200,8 @@ func (r *Receiver) create(name string) (*os.File, error) {
 
 // take takes the pieces of a range.
 func (r *Receiver) take(f *os.File, u *unpacker, from io.Reader, part fileRange) error {
-	for at, end := part.Offset, part.Offset+part.Size; at < end; at += pieceSize {
-		size := min(end-at, pieceSize)
+	for at, end := part.Offset, part.Offset+part.Size; at < end; at += PieceSize {
+		size := min(end-at, PieceSize)
 		content, err := u.next(from, size)
 		if err != nil {
 			return err
@@ -264,8 +264,8 @@ func (r *Receiver) finish(q *http.Request) error {
 func (r *Receiver) check(name string, size int64) (err error) {
 	there, known := r.files[name]
 	var missing, n int64
-	for at := int64(0); at < size; at += pieceSize {
-		if want := min(size-at, pieceSize); there[at] != want {
+	for at := int64(0); at < size; at += PieceSize {
+		if want := min(size-at, PieceSize); there[at] != want {
 			missing += want
 		}
 		n++

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -170,6 +171,17 @@ func (s *Sender) Arrived() int64 {
 	return s.arrived
 }
 
+// Await waits until so many bytes of the files have arrived.
+func (s *Sender) Await(ctx context.Context, bytes int64) error {
+	defer context.AfterFunc(ctx, s.wake)()
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for s.ctx.Err() == nil && ctx.Err() == nil && s.arrived < bytes {
+		s.changed.Wait()
+	}
+	return cmp.Or(context.Cause(s.ctx), context.Cause(ctx))
+}
+
 // Add begins to send a file, of which nothing is there yet. It must stay readable until Finish
 // returns.
 func (s *Sender) Add(name string, r io.ReaderAt) *File {
@@ -181,6 +193,13 @@ func (s *Sender) Add(name string, r io.ReaderAt) *File {
 	defer s.mutex.Unlock()
 	s.files = append(s.files, f)
 	return f
+}
+
+// Size returns how much of the file can be sent.
+func (f *File) Size() int64 {
+	f.sender.mutex.Lock()
+	defer f.sender.mutex.Unlock()
+	return f.size
 }
 
 // Grow says that so much of the file is there and will not change. It never waits.
@@ -201,7 +220,7 @@ func (f *File) left() int64 {
 	if f.complete {
 		return f.size - f.begun
 	}
-	return f.size - f.size%pieceSize - f.begun
+	return f.size - f.size%PieceSize - f.begun
 }
 
 func (s *Sender) wake() {
@@ -242,7 +261,7 @@ func (s *Sender) allArrived() bool {
 
 // work sends what there is, until the transfer is over.
 func (c *stream) work() {
-	size := int64(pieceSize) // of the next request
+	size := int64(PieceSize) // of the next request
 	_ = c.persist(func() error {
 		for {
 			ranges := c.take(size)
@@ -254,12 +273,12 @@ func (c *stream) work() {
 			took := time.Since(begin)
 			switch c.done(ranges, err); {
 			case err != nil:
-				size = pieceSize
+				size = PieceSize
 				return err
 			case took < quick:
 				size = min(4*size, maxRequest)
 			case took > slow:
-				size = max(size/2, pieceSize)
+				size = max(size/2, PieceSize)
 			}
 		}
 	})
@@ -305,7 +324,7 @@ func (s *Sender) take(size int64) (ranges []fileRange) {
 		for _, f := range s.files {
 			left += f.left()
 		}
-		for most := min(size, max(left/int64(2*s.options.Streams), size/16, pieceSize)); most > 0 && len(ranges) < maxRanges; {
+		for most := min(size, max(left/int64(2*s.options.Streams), size/16, PieceSize)); most > 0 && len(ranges) < maxRanges; {
 			r, some := s.next(most)
 			if !some {
 				break
@@ -325,7 +344,7 @@ func (s *Sender) take(size int64) (ranges []fileRange) {
 // next returns a range of some file: of another than the last time, as the receiver's kernel lets
 // only one write at a time into a file. What a broken connection had goes first.
 func (s *Sender) next(most int64) (r fileRange, some bool) {
-	most = max(most-most%pieceSize, pieceSize)
+	most = max(most-most%PieceSize, PieceSize)
 	if last := len(s.again) - 1; last >= 0 {
 		rest := &s.again[last]
 		r = *rest
@@ -376,7 +395,7 @@ func (c *stream) put(ranges []fileRange) error {
 			return nil, io.EOF
 		}
 		r := &ranges[0]
-		size := min(r.Size, pieceSize)
+		size := min(r.Size, PieceSize)
 		if n, err := r.file.reader.ReadAt(c.packer.plain[headSize:headSize+size], r.Offset); int64(n) < size {
 			if errors.Is(err, io.EOF) {
 				return nil, fmt.Errorf("send: %s ends at %d, before the part that was to be sent", r.Name, r.Offset+int64(n))

@@ -154,7 +154,7 @@ func total(files map[string][]byte) (n int64) {
 	return n
 }
 
-var sizes = []int{0, 1, 4095, pieceSize - 1, pieceSize, pieceSize + 1, 17<<20 + 12345, 5 << 20}
+var sizes = []int{0, 1, 4095, PieceSize - 1, PieceSize, PieceSize + 1, 17<<20 + 12345, 5 << 20}
 
 func TestFilesArriveAsTheyWere(t *testing.T) {
 	files := content(1, sizes...)
