@@ -1,17 +1,17 @@
 package prepare
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
 )
 
 // Directory is a directory in which the job has a UNIX socket by a name. criu makes such a socket
@@ -30,31 +30,27 @@ func (j *Job) addSocketDirectories(pids []int) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(j.RootPID), "net/unix"))
+	own, err := procfs.NewFS(filepath.Join("/proc", strconv.Itoa(j.RootPID)))
+	if err != nil {
+		return proc.GoneOr(j.RootPID, err)
+	}
+	sockets, err := own.NetUNIX()
 	if err != nil {
 		return fmt.Errorf("UNIX sockets of process %d: %w", j.RootPID, err)
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		// Num RefCount Protocol Flags Type St Inode Path
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 8 || !filepath.IsAbs(fields[7]) {
+	for _, s := range sockets.Rows {
+		if !filepath.IsAbs(s.Path) || holders[s.Inode] == 0 {
 			continue
 		}
-		inode, err := strconv.ParseUint(fields[6], 10, 64)
-		if err != nil || holders[inode] == 0 {
-			continue
-		}
-		path := filepath.Dir(filepath.Clean(fields[7]))
+		path := filepath.Dir(filepath.Clean(s.Path))
 		var stat unix.Stat_t
 		known := slices.ContainsFunc(j.SocketDirectories, func(d Directory) bool { return d.Path == path })
 		if known || unix.Stat(path, &stat) != nil {
 			continue
 		}
-		j.SocketDirectories = append(j.SocketDirectories, Directory{Path: path, PID: holders[inode], Mode: stat.Mode & 0o7777, UID: int(stat.Uid), GID: int(stat.Gid)})
+		j.SocketDirectories = append(j.SocketDirectories, Directory{Path: path, PID: holders[s.Inode], Mode: stat.Mode & 0o7777, UID: int(stat.Uid), GID: int(stat.Gid)})
 	}
-	return lines.Err()
+	return nil
 }
 
 // socketDirectory looks for a directory in which the job has a socket.
