@@ -7,13 +7,11 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
-	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 )
 
@@ -324,7 +322,7 @@ func (d *destination) beginRound(ctx context.Context, dir string) (err error) {
 	if d.root, err = os.OpenRoot(dir); err != nil {
 		return err
 	}
-	room, err := free(dir)
+	room, err := prepare.Free(dir)
 	if err != nil {
 		return err
 	}
@@ -350,18 +348,4 @@ func (d *destination) endRound() error {
 	}
 	d.receiver, d.root = nil, nil
 	return nil
-}
-
-// free returns how much may be written into a directory, in bytes.
-func free(dir string) (int64, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return 0, fmt.Errorf("%s: %w", dir, err)
-	}
-	room := int64(fs.Bavail) * fs.Bsize
-	if !preflight.KeepsInMemory(int64(fs.Type)) {
-		return room, nil
-	}
-	memory, err := (proc.System{}).AvailableMemory()
-	return min(room, int64(memory)), err
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/migrate/delta"
 	"cucriu/internal/migrate/wire"
 )
 
@@ -173,12 +174,12 @@ func (t *transfer) sendDir(dir string, except []string) (total int64, err error)
 
 // sendImage sends the files of an image that the destination does not have, and waits until they
 // are there. That is a phase.
-func (t *transfer) sendImage(ctx context.Context, phase, dir string, d *delta) error {
+func (t *transfer) sendImage(ctx context.Context, phase, dir string, d *delta.Delta) error {
 	return t.from.phase(phase, func() error {
-		total, err := t.sendDir(dir, d.replaced)
-		if err == nil && len(d.replaced) > 0 {
+		total, err := t.sendDir(dir, d.Replaced)
+		if err == nil && len(d.Replaced) > 0 {
 			var more int64
-			more, err = t.sendDir(d.dir, d.links)
+			more, err = t.sendDir(d.Dir, d.Links)
 			total += more
 		}
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	"cucriu/internal/criuimage"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/migrate/delta"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
@@ -172,7 +173,7 @@ func (s *treeSource) move(ctx context.Context) error {
 	if err := s.moveAddress(ctx, addressThere); err != nil {
 		return err
 	}
-	d := new(delta)
+	d := new(delta.Delta)
 	if last > 1 {
 		err := s.phase("compare", func() (err error) {
 			d, err = s.compare(ctx, last)
@@ -208,27 +209,27 @@ func (s *treeSource) ahead(ctx context.Context) error {
 	if err := s.remote.whileConnected(ctx, 0, func(ctx context.Context) error { return s.dumpRunning(ctx, s.stage.round(1)) }); err != nil {
 		return err
 	}
-	err = data.sendImage(ctx, "ahead", s.stage.round(1), new(delta))
+	err = data.sendImage(ctx, "ahead", s.stage.round(1), new(delta.Delta))
 	s.result.Ahead = data.totals.Bytes
 	return err
 }
 
 // compare finds out what of a round the destination does not have from the first one.
-func (s *treeSource) compare(ctx context.Context, last int) (*delta, error) {
-	d := &delta{dir: s.stage.round(last) + "-delta"}
-	err := s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
-		err := d.compare(ctx, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
+func (s *treeSource) compare(ctx context.Context, last int) (d *delta.Delta, err error) {
+	dir := s.stage.round(last) + "-delta"
+	err = s.remote.whileConnected(ctx, 0, func(ctx context.Context) error {
+		d, err = delta.Compare(ctx, dir, s.record.ID, s.stage.round(1), s.stage.round(last), s.result.Report.Destination.LargestArea)
 		return cmp.Or(context.Cause(ctx), err)
 	})
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		s.hook.Log.Warn("there is no room to write down what has changed, so all of the image is sent", "error", err)
-		return new(delta), os.RemoveAll(d.dir)
+		return new(delta.Delta), os.RemoveAll(dir)
 	}
 	return d, err
 }
 
 // restoreThere has the destination restore the job, and hold it.
-func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta) error {
+func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta.Delta) error {
 	paths, err := criuimage.BoundSockets(dir)
 	if err != nil {
 		return err
@@ -237,10 +238,10 @@ func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta) err
 	if asked.Sockets, err = s.hook.KeepSockets(ctx, s.record.ID, paths); err != nil {
 		return err
 	}
-	for _, name := range d.links {
+	for _, name := range d.Links {
 		asked.Links = append(asked.Links, link{Round: 1, Name: name})
 	}
-	for _, name := range d.parents {
+	for _, name := range d.Parents {
 		asked.Links = append(asked.Links, link{Round: 1, Name: name, Parent: true})
 	}
 	s.asked = len(asked.Sockets) > 0

@@ -19,7 +19,7 @@ var layers = [][]string{
 	{"internal/testenv/hosts"},
 	{"internal/logging", "internal/testenv", "internal/watcher"},
 	{"internal/migrate"},
-	{"internal/jobs"},
+	{"internal/jobs", "internal/migrate/delta"},
 	{"internal/jobs/files", "internal/jobs/place", "internal/migrate/prepare"},
 	{"internal/jobs/job"},
 	{"hooks/checkpoint"},

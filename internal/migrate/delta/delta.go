@@ -1,4 +1,6 @@
-package migrate
+// Package delta knows what of an image its destination does not have from an earlier one of the same
+// job: of GPU state and of ordinary memory.
+package delta
 
 import (
 	"context"
@@ -11,37 +13,40 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/image"
+	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/pages"
 	"cucriu/internal/units"
 )
 
-// delta is what of an image the destination does not have from an earlier round.
-type delta struct {
-	dir string // holds what was written anew, and links to what the destination has
-	// links and parents are names of files of the earlier round that the image has as well: in its
+// Delta is what of an image the destination does not have from an earlier round.
+type Delta struct {
+	Dir string // holds what was written anew, and links to what the destination has
+	// Links and Parents are names of files of the earlier round that the image has as well: in its
 	// directory, and where criu looks for memory that has not changed.
-	links, parents []string
-	// replaced are the files of the image that the destination does not need, as dir has others.
-	replaced []string
+	Links, Parents []string
+	// Replaced are the files of the image that the destination does not need, as Dir has others.
+	Replaced []string
 }
 
 // leastShared is the part of the GPU state, as 1/leastShared, below which all of it is sent.
 const leastShared = 8
 
-// compare finds out, byte by byte, what of an image is as in that of an earlier round. The
-// destination maps areas up to largest writable: see [images.LargestArea].
-func (d *delta) compare(ctx context.Context, earlier, current string, largest uint64) error {
-	if err := os.Mkdir(d.dir, 0o700); err != nil {
-		return err
+// Compare finds out, byte by byte, what of an image is as in that of an earlier round, and writes
+// the rest into a new directory, named by an ID. The destination maps areas up to largest writable: see
+// [criuimage.LargestArea].
+func Compare(ctx context.Context, dir, id, earlier, current string, largest uint64) (*Delta, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
 	}
-	if err := d.compareGPU(ctx, earlier, current); err != nil {
-		return err
+	d := &Delta{Dir: dir}
+	if err := d.compareGPU(ctx, id, earlier, current); err != nil {
+		return nil, err
 	}
-	return d.compareMemory(ctx, earlier, current, largest)
+	return d, d.compareMemory(ctx, earlier, current, largest)
 }
 
 // compareGPU compares the GPU state.
-func (d *delta) compareGPU(ctx context.Context, earlier, current string) error {
+func (d *Delta) compareGPU(ctx context.Context, id, earlier, current string) error {
 	before, err := image.ReadManifest(earlier)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // no process used CUDA
@@ -66,7 +71,7 @@ func (d *delta) compareGPU(ctx context.Context, earlier, current string) error {
 			return err
 		}
 	}
-	plans, err := planDelta(now, current, pool)
+	plans, err := plan(now, current, pool)
 	defer func() {
 		for _, p := range plans {
 			p.reader.Close()
@@ -83,14 +88,14 @@ func (d *delta) compareGPU(ctx context.Context, earlier, current string) error {
 	if shared*leastShared <= all {
 		return nil
 	}
-	room, err := free(d.dir)
+	room, err := prepare.Free(d.Dir)
 	if err == nil && room < all-shared {
 		err = fmt.Errorf("%s for the GPU memory that has changed: %w", units.Size(all-shared), unix.ENOSPC)
 	}
 	if err != nil {
 		return err
 	}
-	return d.write(ctx, now, plans)
+	return d.write(ctx, id, now, plans)
 }
 
 // processPlan is the plan for the pages of one process.
@@ -100,7 +105,7 @@ type processPlan struct {
 	plan    *pages.Plan
 }
 
-func planDelta(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, err error) {
+func plan(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, err error) {
 	for i := range m.Processes {
 		p := &m.Processes[i]
 		if p.Pages == nil {
@@ -120,20 +125,19 @@ func planDelta(m image.Manifest, dir string, pool *pages.Pool) (plans []processP
 }
 
 // write writes the pages that have changed, and the manifest that finds all of them.
-func (d *delta) write(ctx context.Context, m image.Manifest, plans []processPlan) error {
-	id := newID()
+func (d *Delta) write(ctx context.Context, id string, m image.Manifest, plans []processPlan) error {
 	for _, p := range plans {
-		d.replaced = append(d.replaced, p.process.Pages.Names(p.process.PID)...)
+		d.Replaced = append(d.Replaced, p.process.Pages.Names(p.process.PID)...)
 		rewritten, err := pages.Rewrite(ctx, p.plan, pages.RewriteOptions{
-			Dir: d.dir, ID: id, PID: p.process.PID, Workers: runtime.NumCPU(),
+			Dir: d.Dir, ID: id, PID: p.process.PID, Workers: runtime.NumCPU(),
 			Read: func(int) error { return ctx.Err() }, Write: func(int) error { return ctx.Err() },
 		})
 		if err != nil {
 			return fmt.Errorf("the GPU state of process %d (%s): %w", p.process.PID, p.process.Name, err)
 		}
 		for _, name := range rewritten.Linked {
-			if !slices.Contains(d.links, name) { // processes may share one
-				d.links = append(d.links, name)
+			if !slices.Contains(d.Links, name) { // processes may share one
+				d.Links = append(d.Links, name)
 			}
 		}
 		p.process.Pages = &rewritten.Listing
@@ -141,6 +145,6 @@ func (d *delta) write(ctx context.Context, m image.Manifest, plans []processPlan
 			m.Version = max(m.Version, image.RewrittenVersion)
 		}
 	}
-	d.replaced = append(d.replaced, image.ManifestName)
-	return m.Write(d.dir)
+	d.Replaced = append(d.Replaced, image.ManifestName)
+	return m.Write(d.Dir)
 }

@@ -1,4 +1,4 @@
-package migrate
+package delta
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 )
 
 // compareMemory compares ordinary memory, as criu has written it.
-func (d *delta) compareMemory(ctx context.Context, earlier, current string, largest uint64) error {
+func (d *Delta) compareMemory(ctx context.Context, earlier, current string, largest uint64) error {
 	before, err := os.OpenRoot(earlier)
 	if err != nil {
 		return err
@@ -48,8 +48,8 @@ func (d *delta) compareMemory(ctx context.Context, earlier, current string, larg
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			d.replaced = append(d.replaced, m.Name, m.PagesName)
-			d.parents = append(d.parents, base.Name, base.PagesName)
+			d.Replaced = append(d.Replaced, m.Name, m.PagesName)
+			d.Parents = append(d.Parents, base.Name, base.PagesName)
 			return nil
 		})
 		return nil
@@ -58,7 +58,7 @@ func (d *delta) compareMemory(ctx context.Context, earlier, current string, larg
 }
 
 // divide writes what of memory has changed, unless that is too much.
-func (d *delta) divide(ctx context.Context, m, base *criuimage.Memory) (differs bool, err error) {
+func (d *Delta) divide(ctx context.Context, m, base *criuimage.Memory) (differs bool, err error) {
 	if base.Validate() != nil {
 		return true, nil
 	}
@@ -73,8 +73,8 @@ func (d *delta) divide(ctx context.Context, m, base *criuimage.Memory) (differs 
 	return false, errors.Join(d.create(m.PagesName, pages), d.create(m.Name, difference.Map.WriteTo))
 }
 
-func (d *delta) create(name string, write func(io.Writer) (int64, error)) error {
-	f, err := os.OpenFile(filepath.Join(d.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+func (d *Delta) create(name string, write func(io.Writer) (int64, error)) error {
+	f, err := os.OpenFile(filepath.Join(d.Dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package migrate
+package delta
 
 import (
 	"context"
@@ -44,19 +44,19 @@ func TestOnlyMemoryThatIsWholeInBothRoundsIsCompared(t *testing.T) {
 			if c.ctx == nil {
 				c.ctx = t.Context()
 			}
-			d := &delta{dir: filepath.Join(t.TempDir(), "delta")}
-			if err := d.compare(c.ctx, earlier, current, c.largest); !errors.Is(err, c.err) {
+			d, err := Compare(c.ctx, filepath.Join(t.TempDir(), "delta"), "id", earlier, current, c.largest)
+			if !errors.Is(err, c.err) {
 				t.Fatalf("%v, want %v", err, c.err)
 			}
 			var replaced, parents []string
 			if c.divided {
 				replaced, parents = []string{"pagemap-shmem-7.img", "pages-4.img"}, []string{"pagemap-shmem-7.img", "pages-3.img"}
-				info, err := os.Stat(filepath.Join(d.dir, "pages-4.img"))
+				info, err := os.Stat(filepath.Join(d.Dir, "pages-4.img"))
 				if err != nil || info.Size() != int64(pagemap.PageSize()) {
 					t.Errorf("one page has changed: %v, %v", info, err)
 				}
 			}
-			if !slices.Equal(d.replaced, replaced) || !slices.Equal(d.parents, parents) || len(d.links) > 0 {
+			if !slices.Equal(d.Replaced, replaced) || !slices.Equal(d.Parents, parents) || len(d.Links) > 0 {
 				t.Errorf("%+v", d)
 			}
 		})

@@ -102,3 +102,17 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 }
 
 func size(bytes uint64) string { return units.Size(int64(bytes)) }
+
+// Free returns how much may be written into a directory, in bytes.
+func Free(dir string) (int64, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	room := int64(fs.Bavail) * fs.Bsize
+	if !preflight.KeepsInMemory(int64(fs.Type)) {
+		return room, nil
+	}
+	memory, err := (proc.System{}).AvailableMemory()
+	return min(room, int64(memory)), err
+}

@@ -20,7 +20,7 @@ type Judgement struct {
 	Makes []int `json:"makes,omitempty"`
 	// RoomAhead says that there is room for the job's memory to be sent ahead.
 	RoomAhead bool `json:"room_ahead,omitempty"`
-	// LargestArea is [images.LargestArea] of the destination.
+	// LargestArea is [criuimage.LargestArea] of the destination.
 	LargestArea uint64 `json:"largest_area,omitempty"`
 }
 
