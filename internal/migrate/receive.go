@@ -98,12 +98,6 @@ type destination struct {
 // Receive is the destination's program. It talks with the source over in and out, until the
 // source has what it wanted, or is lost.
 func Receive(ctx context.Context, hook *hooks.Hook, in io.Reader, out io.Writer, o ReceiveOptions) error {
-	if o.Stage == "" {
-		o.Stage = defaultStage
-	}
-	if err := checkStage(o.Stage); err != nil {
-		return err
-	}
 	d := &destination{Control: wire.NewControl(in, out), hook: hook.Filled(), options: o, restored: make(chan error, 1)}
 	defer d.close()
 	if err := d.greet(ctx); err != nil {

@@ -117,6 +117,10 @@ func (d *treeArrival) prepare(ctx context.Context, m wire.Message) error {
 	if own := hostMark(d.hook.Config.RunDir); own != "" && own == asked.HostMark {
 		return preflight.AsRefusal(errors.New("this is the host on which the job runs"))
 	}
+	d.options.Stage = cmp.Or(d.options.Stage, defaultStage)
+	if err := checkStage(d.options.Stage); err != nil {
+		return preflight.AsRefusal(err)
+	}
 	d.removeMade() // of others, who were killed
 	if err := preflight.CheckForce(asked.Force); err != nil {
 		return preflight.AsRefusal(err)

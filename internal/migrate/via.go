@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"regexp"
 	"strings"
 	"time"
 
@@ -36,8 +35,6 @@ func (o *Options) receiveArgs() (args []string) {
 	return args
 }
 
-var validPorts = regexp.MustCompile(`^[0-9]{1,5}(-[0-9]{1,5})?$`)
-
 // checkListening refuses what is no address or port.
 func (o *Options) checkListening() error {
 	for _, address := range o.Bind {
@@ -45,10 +42,8 @@ func (o *Options) checkListening() error {
 			return fmt.Errorf("%.60q is not an address of the destination", address)
 		}
 	}
-	if o.Ports != "" && !validPorts.MatchString(o.Ports) {
-		return fmt.Errorf("%.60q is not a port or a range of ports, such as 7000-7010", o.Ports)
-	}
-	return nil
+	_, _, err := wire.ParsePorts(o.Ports)
+	return err
 }
 
 // dataDialer makes the connections for data to where the destination listens.

@@ -11,13 +11,10 @@ import (
 	"syscall"
 )
 
-// ports is a range of ports, both ends included. Zero is any free port.
-type ports struct{ first, last uint16 }
-
-// parsePorts reads LO-HI, or one port, or nothing.
-func parsePorts(text string) (ports, error) {
+// ParsePorts reads LO-HI, or one port. Nothing is any free port, zero.
+func ParsePorts(text string) (first, last uint64, err error) {
 	if text == "" {
-		return ports{}, nil
+		return 0, 0, nil
 	}
 	low, high, isRange := strings.Cut(text, "-")
 	if !isRange {
@@ -26,14 +23,14 @@ func parsePorts(text string) (ports, error) {
 	first, err1 := strconv.ParseUint(low, 10, 16)
 	last, err2 := strconv.ParseUint(high, 10, 16)
 	if err1 != nil || err2 != nil || first == 0 || last < first {
-		return ports{}, fmt.Errorf("%q is not a port or a range of ports, such as 7000-7010", text)
+		return 0, 0, fmt.Errorf("%.60q is not a port or a range of ports, such as 7000-7010", text)
 	}
-	return ports{uint16(first), uint16(last)}, nil
+	return first, last, nil
 }
 
 // bind listens on each address, on the same port if the addresses are given.
 func bind(ctx context.Context, addresses []string, text string) ([]net.Listener, error) {
-	in, err := parsePorts(text)
+	first, last, err := ParsePorts(text)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +50,7 @@ func bind(ctx context.Context, addresses []string, text string) ([]net.Listener,
 	}
 	var listeners []net.Listener
 	for _, host := range hosts {
-		l, err := listenIn(ctx, host, in)
+		l, err := listenIn(ctx, host, first, last)
 		if err != nil {
 			closeListeners(listeners)
 			return nil, err
@@ -64,7 +61,7 @@ func bind(ctx context.Context, addresses []string, text string) ([]net.Listener,
 }
 
 // listenIn listens on the first port of a range that is free.
-func listenIn(ctx context.Context, host string, in ports) (net.Listener, error) {
+func listenIn(ctx context.Context, host string, first, last uint64) (net.Listener, error) {
 	// "tcp" would take 0.0.0.0 for all addresses of both families.
 	network := "tcp"
 	if address, err := netip.ParseAddr(host); err == nil && address.Is4() {
@@ -73,13 +70,13 @@ func listenIn(ctx context.Context, host string, in ports) (net.Listener, error) 
 		network = "tcp6"
 	}
 	var config net.ListenConfig
-	for port := int(in.first); port <= int(in.last); port++ {
-		l, err := config.Listen(ctx, network, net.JoinHostPort(host, strconv.Itoa(port)))
+	for port := first; port <= last; port++ {
+		l, err := config.Listen(ctx, network, net.JoinHostPort(host, strconv.FormatUint(port, 10)))
 		if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 	}
-	return nil, fmt.Errorf("listen on %q: none of the ports %d to %d is free", host, in.first, in.last)
+	return nil, fmt.Errorf("listen on %q: none of the ports %d to %d is free", host, first, last)
 }
 
 // announced returns the addresses to tell the peer. Where the host listens on all of them, these
