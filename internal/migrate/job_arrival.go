@@ -14,7 +14,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
-	"cucriu/internal/failpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
@@ -73,7 +72,7 @@ func (a *movedJob) decide(ctx context.Context, next commit.DestinationState) err
 			return err
 		}
 	}
-	if err := failpoint.Hit(ctx, "job.arrived", 0); err != nil {
+	if err := reach(ctx, "job.arrived"); err != nil {
 		return err
 	}
 	switch why := startJob(ctx, a.host, a.dir, m); {
@@ -136,7 +135,7 @@ func (d *jobArrival) decide(ctx context.Context, next commit.DestinationState) e
 	if err := d.store.Close(); err != nil { // the supervisor opens it
 		return err
 	}
-	return failpoint.Hit(ctx, "job.promised", 0)
+	return reach(ctx, "job.promised")
 }
 
 func (d *jobArrival) handle(ctx context.Context, m wire.Message) error {
@@ -354,7 +353,7 @@ func (d *jobArrival) noteArriving(ctx context.Context, made bool) error {
 		err = isEmptyStore(d.dir)
 	}
 	if err == nil {
-		err = failpoint.Hit(ctx, "job.arriving", 0)
+		err = reach(ctx, "job.arriving")
 	}
 	if err != nil {
 		return err
@@ -383,7 +382,7 @@ func (d *jobArrival) take(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := failpoint.Hit(ctx, "job.taking", 0); err != nil {
+	if err := reach(ctx, "job.taking"); err != nil {
 		return err
 	}
 	for _, c := range manifest.Checkpoints {
@@ -508,7 +507,7 @@ func (d *jobArrival) promise(ctx context.Context, m wire.Message) error {
 	if err := os.RemoveAll(filepath.Join(d.dir, arrivingName)); err != nil {
 		return err
 	}
-	if err := failpoint.Hit(ctx, "job.promise", 0); err != nil {
+	if err := reach(ctx, "job.promise"); err != nil {
 		return err
 	}
 	return d.handleEvent(commit.Complete)

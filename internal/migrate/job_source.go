@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"cucriu/hooks"
-	"cucriu/internal/failpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
@@ -137,7 +136,7 @@ func (s *jobSource) begin() error {
 
 // move brings the job to the destination, which has promised it when move returns.
 func (s *jobSource) move(ctx context.Context) error {
-	if err := failpoint.Hit(ctx, "job.leaving", 0); err != nil {
+	if err := reach(ctx, "job.leaving"); err != nil {
 		return err
 	}
 	if needed, err := s.needsFirst(ctx); err != nil {
@@ -151,14 +150,14 @@ func (s *jobSource) move(ctx context.Context) error {
 		return err
 	}
 	s.result.Ahead, s.result.Bytes = s.result.Bytes, 0
-	if err := failpoint.Hit(ctx, "job.ahead", 0); err != nil {
+	if err := reach(ctx, "job.ahead"); err != nil {
 		return err
 	}
 	s.halted = time.Now()
 	if err := s.phase("last checkpoint", func() error { return s.askSupervisor(ctx, jobs.AskMove) }); err != nil {
 		return err
 	}
-	if err := failpoint.Hit(ctx, "job.stopped", 0); err != nil {
+	if err := reach(ctx, "job.stopped"); err != nil {
 		return err
 	}
 	if err := s.phase("send", func() error { return s.send(ctx, "send") }); err != nil {
@@ -177,7 +176,7 @@ func (s *jobSource) move(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return failpoint.Hit(ctx, "job.ready", 0)
+	return reach(ctx, "job.ready")
 }
 
 // needsFirst reports whether to make a checkpoint before any goes ahead. The destination judges by
@@ -328,12 +327,12 @@ func (s *jobSource) decide(ctx context.Context, state commit.SourceState) error 
 		}
 	}
 	if state == commit.Back {
-		if err := failpoint.Hit(ctx, "job.back", 0); err != nil {
+		if err := reach(ctx, "job.back"); err != nil {
 			return err
 		}
 		return s.bringBack(ctx)
 	}
-	if err := failpoint.Hit(ctx, "job.left", 0); err != nil {
+	if err := reach(ctx, "job.left"); err != nil {
 		return err
 	}
 	return jobs.RequireGone(s.hook.Config.RunDir, s.dir)
@@ -395,7 +394,7 @@ func (e *returnedError) Refused() bool { return false }
 
 // returned lets a job go on here that the destination has given back.
 func (s *jobSource) returned(ctx context.Context, why string) error {
-	if err := failpoint.Hit(ctx, "job.takeback", 0); err != nil {
+	if err := reach(ctx, "job.takeback"); err != nil {
 		return err
 	}
 	if err := jobs.RemoveMove(s.dir); err != nil {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
-	"cucriu/internal/failpoint"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/self"
@@ -45,7 +44,7 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 	if of, err := jobs.Describe(dir); err != nil || of.Finished {
 		return unclear(err)
 	}
-	if err := failpoint.Hit(ctx, "job.starting", 0); err != nil {
+	if err := reach(ctx, "job.starting"); err != nil {
 		return err
 	}
 	ended := make(chan error, 1)
@@ -164,14 +163,14 @@ func (a *movedJob) giveBack(ctx context.Context, m jobs.Move, why error) error {
 	if err := jobs.UndoFiles(a.host.Config.RunDir, a.dir); err != nil {
 		return stuck(err)
 	}
-	if err := failpoint.Hit(ctx, "job.returning", 0); err != nil {
+	if err := reach(ctx, "job.returning"); err != nil {
 		return err
 	}
 	m.State, m.Returned, m.Known = jobs.MoveLeft, printable(why.Error()), true
 	if err := m.Write(a.dir); err != nil {
 		return err
 	}
-	if err := failpoint.Hit(ctx, "job.returned", 0); err != nil {
+	if err := reach(ctx, "job.returned"); err != nil {
 		return err
 	}
 	return &givenBackError{m.Returned}

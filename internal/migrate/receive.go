@@ -40,14 +40,14 @@ func (e *givenBackError) Error() string { return "it is given back: " + e.why }
 
 // answerEvent has an arrival answer an event, and returns what the source is to be told. There is
 // nothing if the migration is not known here, or has no copy any more.
-func answerEvent(ctx context.Context, a arrival, e commit.Event) (state commit.DestinationState, do []commit.Action, err error) {
+func answerEvent(ctx context.Context, a arrival, e commit.Event) (do []commit.Action, err error) {
 	for {
 		before, known, err := a.state()
 		if err != nil {
-			return before, nil, err
+			return nil, err
 		}
 		if (e == commit.Commit || e == commit.Abort) && !known || e == commit.Commit && before == commit.Dropped { // by a person, or with a reboot
-			return before, nil, nil
+			return nil, nil
 		}
 		next, do, err := commit.Destination{State: before}.HandleEvent(e)
 		if err == nil && len(do) > 0 {
@@ -61,7 +61,10 @@ func answerEvent(ctx context.Context, a arrival, e commit.Event) (state commit.D
 		if err == nil {
 			err = reach(ctx, "receive."+string(next.State))
 		}
-		return next.State, do, err
+		if !known {
+			do = nil // the source was told of nothing that could end
+		}
+		return do, err
 	}
 }
 
@@ -243,7 +246,7 @@ func (d *destination) handleEvent(e commit.Event) error {
 		return nil
 	}
 	ctx := context.Background()
-	_, do, err := answerEvent(ctx, d.job, e)
+	do, err := answerEvent(ctx, d.job, e)
 	heard := e == commit.Commit || e == commit.Abort
 	var back *givenBackError
 	switch {

@@ -115,7 +115,7 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 	default:
 		return "", m, nil
 	}
-	_, _, err = answerEvent(context.Background(), &movedJob{host: hook, dir: job.Dir, id: m.ID}, commit.Recover)
+	_, err = answerEvent(context.Background(), &movedJob{host: hook, dir: job.Dir, id: m.ID}, commit.Recover)
 	if errors.As(err, new(*givenBackError)) {
 		return job.Name + " could not be resumed here, and is given back; run cucriu recover at " + m.Peer, m, nil
 	}
@@ -180,7 +180,7 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 		return "", fmt.Errorf("move %s of the job in %s is in state %q: there is nothing to decide", m.ID, dir, m.State)
 	}
 	job := &movedJob{host: hook, dir: dir, id: m.ID, taken: take}
-	_, _, err = answerEvent(ctx, job, e)
+	_, err = answerEvent(ctx, job, e)
 	if !take {
 		return "what had arrived was removed", err
 	}
@@ -192,7 +192,7 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 
 // settleTree decides about the copy of a process tree.
 func settleTree(ctx context.Context, hook *hooks.Hook, id string, e commit.Event) (message string, err error) {
-	if _, _, err := answerEvent(ctx, &heldTree{host: hook, id: id}, e); err != nil {
+	if _, err := answerEvent(ctx, &heldTree{host: hook, id: id}, e); err != nil {
 		return "", fmt.Errorf("migration %s: %w", id, err)
 	}
 	held, err := hook.Held(id)
