@@ -49,10 +49,7 @@ func (s *treeSource) forecast(ctx context.Context) error {
 			job.GPU = append(job.GPU, int64(sum))
 		}
 	}
-	prediction, err := predict.Predict(job, rates)
-	if err != nil {
-		return err
-	}
+	prediction := predict.Predict(job, rates)
 	s.result.RoundTrip, s.result.Bandwidth, s.result.PrecopyPaysFrom = rates.RoundTrip, rates.Bandwidth, prediction.PaysFrom
 	s.result.Precopied = s.options.Precopy == PrecopyAlways || s.options.Precopy == PrecopyAuto && s.result.Report.RoomAhead() && prediction.Precopy(s.options.MaxPause)
 	s.result.Predicted = prediction.Direct.Sum()

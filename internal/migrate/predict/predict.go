@@ -1,9 +1,6 @@
 package predict
 
 import (
-	"errors"
-	"fmt"
-	"math"
 	"slices"
 	"time"
 )
@@ -61,11 +58,8 @@ type Prediction struct {
 	PaysFrom float64
 }
 
-// Predict returns how long the job will stand still.
-func Predict(job Job, rates Rates) (Prediction, error) {
-	if err := job.check(rates); err != nil {
-		return Prediction{}, err
-	}
+// Predict returns how long the job will stand still. All rates must be known.
+func Predict(job Job, rates Rates) Prediction {
 	final := []Phase{Checkpoint, Copy, CriuDump, Compare, Send, CriuRestore, FillIn, Restore, Confirm}
 	direct := slices.DeleteFunc(slices.Clone(final), func(phase Phase) bool { return phase == Compare })
 	p := Prediction{
@@ -78,7 +72,7 @@ func Predict(job Job, rates Rates) (Prediction, error) {
 	if more, all := p.Round.Sum()+p.Final.Sum()-p.Direct.Sum(), take(0, job.sent(), rates.Bandwidth); all > 0 {
 		p.PaysFrom = more.Seconds() / all.Seconds()
 	}
-	return p, nil
+	return p
 }
 
 // autoPaysFrom is the share from which pre-copy has to pay to be used although nobody knows what
@@ -96,25 +90,4 @@ func (p Prediction) Precopy(limit time.Duration) bool {
 		}
 	}
 	return p.PaysFrom <= autoPaysFrom
-}
-
-// check refuses what would make the prediction a number without a meaning.
-func (job Job) check(rates Rates) error {
-	if rates.Bandwidth <= 0 {
-		return errors.New("the bandwidth to the destination was not measured")
-	}
-	for _, rate := range []float64{
-		rates.Bandwidth, rates.Checkpoint, rates.Restore, rates.MakeReady, rates.CopyOut,
-		rates.CopyOutAll, rates.FillIn, rates.CriuDump, rates.CriuLoad, rates.Compare, rates.CompareCPU,
-	} {
-		if !(rate > 0) || math.IsInf(rate, 0) {
-			return fmt.Errorf("%v bytes per second is not a rate", rate)
-		}
-	}
-	for _, bytes := range append([]int64{job.HostPages}, job.GPU...) {
-		if bytes < 0 {
-			return fmt.Errorf("%d bytes is not a size", bytes)
-		}
-	}
-	return nil
 }
