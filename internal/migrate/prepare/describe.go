@@ -44,16 +44,17 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 			return nil, err
 		}
 	}
-	if err := j.addFiles(ctx, pids, hook.Filled().Config.Driver.Root); err != nil {
+	used, err := j.addFiles(ctx, pids, hook.Filled().Config.Driver.Root)
+	if err != nil {
 		return nil, err
 	}
 	if err := j.addMounts(); err != nil {
 		return nil, err
 	}
-	if err := j.addSocketDirectories(pids); err != nil {
+	if err := j.addSocketDirectories(used.sockets); err != nil {
 		return nil, err
 	}
-	if err := j.addSockets(pids); err != nil {
+	if err := j.addSockets(used.sockets); err != nil {
 		return nil, err
 	}
 	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu})

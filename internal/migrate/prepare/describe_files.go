@@ -25,6 +25,7 @@ type files struct {
 	byPath      map[string]*usedFile
 	directories map[string]bool
 	mounts      map[string]map[int]*procfs.MountInfo // by mount namespace, then by mount id
+	sockets     map[uint64]int                       // a process that holds a socket, by its inode
 }
 
 // usedFile is a file with what is known of its uses so far.
@@ -39,20 +40,21 @@ type usedFile struct {
 const betweenLooks = 100 * time.Millisecond
 
 // addFiles adds the files and directories that the processes have open or mapped for more than a
-// moment. It leaves out what has no name any more, which goes into the image.
-func (j *Job) addFiles(ctx context.Context, pids []int, driverRoot string) error {
+// moment. It leaves out what has no name any more, which goes into the image. It returns what was seen
+// last.
+func (j *Job) addFiles(ctx context.Context, pids []int, driverRoot string) (*files, error) {
 	before, err := lookForFiles(pids, driverRoot)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	case <-time.After(betweenLooks):
 	}
 	now, err := lookForFiles(pids, driverRoot)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	maps.DeleteFunc(now.byPath, func(path string, f *usedFile) bool {
 		earlier := before.byPath[path]
@@ -61,20 +63,20 @@ func (j *Job) addFiles(ctx context.Context, pids []int, driverRoot string) error
 	})
 	maps.DeleteFunc(now.directories, func(path string, _ bool) bool { return !before.directories[path] })
 	if err := now.findShared(pids); err != nil {
-		return err
+		return nil, err
 	}
 	for _, f := range now.byPath {
 		j.Files = append(j.Files, f.File)
 	}
 	slices.SortFunc(j.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
 	j.Directories = slices.Sorted(maps.Keys(now.directories))
-	return nil
+	return now, nil
 }
 
 func lookForFiles(pids []int, driverRoot string) (*files, error) {
 	fs := &files{
 		driverRoot: driverRoot, byPath: make(map[string]*usedFile), directories: make(map[string]bool),
-		mounts: make(map[string]map[int]*procfs.MountInfo),
+		mounts: make(map[string]map[int]*procfs.MountInfo), sockets: make(map[uint64]int),
 	}
 	for i, pid := range pids {
 		err := fs.add(pid)
@@ -151,8 +153,18 @@ func (fs *files) addMapped(pid int, dir string, mounts map[int]*procfs.MountInfo
 // look notes what a link in /proc leads to. It returns nil if that is no file of the job's.
 func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*usedFile, error) {
 	path, err := os.Readlink(link)
-	if err != nil || !filepath.IsAbs(path) {
+	if err != nil {
 		return nil, err
+	}
+	if number, is := strings.CutPrefix(path, "socket:["); is {
+		inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+		if fs.sockets[inode] == 0 {
+			fs.sockets[inode] = pid
+		}
+		return nil, err
+	}
+	if !filepath.IsAbs(path) {
+		return nil, nil
 	}
 	var stat unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, link, 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &stat); err != nil {

@@ -2,19 +2,14 @@ package prepare
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"cucriu/internal/proc"
 )
 
-// addSockets adds the TCP sockets of the tree. A job is in one network namespace: criu dumps no
-// other.
-func (j *Job) addSockets(pids []int) error {
-	holders := socketHolders(pids)
+// addSockets adds the TCP sockets of the tree, whose holders are known by inode. A job is in one
+// network namespace: criu dumps no other.
+func (j *Job) addSockets(holders map[uint64]int) error {
 	if len(holders) == 0 {
 		return nil
 	}
@@ -41,28 +36,4 @@ func (j *Job) addSockets(pids []int) error {
 		}
 	}
 	return nil
-}
-
-// socketHolders finds for each socket of the tree, by its inode, a process that holds it.
-func socketHolders(pids []int) map[uint64]int {
-	holders := make(map[uint64]int)
-	for _, pid := range pids {
-		dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue // it has ended
-		}
-		for _, entry := range entries {
-			link, err := os.Readlink(filepath.Join(dir, entry.Name()))
-			number, is := strings.CutPrefix(link, "socket:[")
-			if err != nil || !is {
-				continue
-			}
-			inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
-			if err == nil && holders[inode] == 0 {
-				holders[inode] = pid
-			}
-		}
-	}
-	return holders
 }

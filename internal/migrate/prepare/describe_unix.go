@@ -25,8 +25,7 @@ type Directory struct {
 }
 
 // addSocketDirectories adds the directories of the UNIX sockets of the tree, as far as they exist.
-func (j *Job) addSocketDirectories(pids []int) error {
-	holders := socketHolders(pids)
+func (j *Job) addSocketDirectories(holders map[uint64]int) error {
 	if len(holders) == 0 {
 		return nil
 	}

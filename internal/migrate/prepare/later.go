@@ -40,7 +40,7 @@ func Later(hook *hooks.Hook, j *Job) (*Job, error) {
 	slices.SortFunc(later.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
 	later.Directories = union(j.Directories, slices.Collect(maps.Keys(used.directories)))
 	later.SocketDirectories = slices.Clone(j.SocketDirectories)
-	if err := later.addSocketDirectories(pids); err != nil {
+	if err := later.addSocketDirectories(used.sockets); err != nil {
 		return nil, err
 	}
 	if !j.Own.PID {
