@@ -433,7 +433,7 @@ func (d *jobArrival) readManifest() (m jobManifest, err error) {
 	return m, nil
 }
 
-// takeOther brings a file of the job that is no checkpoint's to its place.
+// takeOther moves a file of the job that belongs to no checkpoint to its place.
 func (d *jobArrival) takeOther(f jobFile) error {
 	if !slices.Contains(jobs.TravelFiles(), f.Name) {
 		return fmt.Errorf("%.80q is not a file of a job", f.Name)

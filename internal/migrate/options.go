@@ -99,7 +99,7 @@ type Result struct {
 	Predicted time.Duration `json:"predicted_pause_ns"`
 	Least     time.Duration `json:"predicted_least_ns"`
 	Pause     time.Duration `json:"pause_ns"`
-	// Before is how long the job stood still for the pre-copy.
+	// Before is how long the job was paused for the pre-copy.
 	Before time.Duration `json:"precopy_pause_ns,omitempty"`
 	// PrecopyPaysFrom is the share of memory that has to stay the same for pre-copy to pay, 1 or
 	// more if it cannot.
@@ -115,7 +115,7 @@ type Result struct {
 	// Timeline shows what both hosts did and when, on the source's clock. The clocks are compared
 	// beforehand, and "clock_error" says by how much that may be wrong.
 	Timeline timeline.Trace `json:"-"`
-	// Bytes is what was sent while the job stood still, Ahead what was sent before.
+	// Bytes is what was sent while the job was paused, Ahead what was sent before.
 	Bytes int64 `json:"bytes"`
 	Ahead int64 `json:"ahead_bytes"`
 	// Link is what of both went over the link: zeros are left out, and the rest may be compressed.

@@ -35,7 +35,7 @@ func (o *Options) receiveArgs() (args []string) {
 	return args
 }
 
-// checkListening refuses what is no address or port.
+// checkListening refuses invalid addresses and ports.
 func (o *Options) checkListening() error {
 	for _, address := range o.Bind {
 		if _, err := netip.ParseAddr(address); err != nil || strings.ContainsRune(address, '%') {

@@ -150,7 +150,7 @@ func (fs *files) addMapped(pid int, dir string, mounts map[int]*procfs.MountInfo
 	return nil
 }
 
-// look notes what a link in /proc leads to. It returns nil if that is no file of the job's.
+// look notes what a link in /proc leads to. It returns nil if that is not a file of the job.
 func (fs *files) look(link string, pid int, mounts map[int]*procfs.MountInfo) (*usedFile, error) {
 	path, err := os.Readlink(link)
 	if err != nil {

@@ -198,7 +198,7 @@ func (l *fileLook) directory(path string) {
 	case err == nil && info.IsDir():
 		return
 	case err == nil:
-		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is no directory here", "make it one")
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is not a directory here", "make it one")
 	default:
 		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
 	}
@@ -234,7 +234,7 @@ func (l *fileLook) parent(path string, pid int, known map[string]bool) {
 	case errors.Is(err, unix.ENOENT):
 		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, dir+" does not exist here, and "+path+" is to be made in it", "mkdir -p "+dir)
 	default:
-		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, fmt.Sprintf("%s is to be made in %s, which is no directory here, or a symbolic link leads there (%v)", path, dir, err),
+		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, fmt.Sprintf("%s is to be made in %s, which is not a directory here, or a symbolic link leads there (%v)", path, dir, err),
 			"put it there yourself, or make "+dir+" a directory as it is at the source")
 	}
 }

@@ -198,7 +198,7 @@ var fileChanges = []change{
 		name: "a file in place of a directory", change: func(t *testing.T, j *Job, _ *Room) {
 			j.Directories = append(j.Directories, file(t, j, "text").Path)
 		},
-		want: []string{"error directory-missing"}, words: []string{"is no directory here"},
+		want: []string{"error directory-missing"}, words: []string{"is not a directory here"},
 	},
 }
 

@@ -73,13 +73,13 @@ func userFindings(j *Job, lookup func(uid int) string) preflight.Findings {
 		if here == p.User {
 			continue
 		}
-		is := "is nobody here"
+		is := "this host has no such user"
 		if here != "" {
-			is = "is " + here + " here"
+			is = "here that user is " + here
 		}
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingUser, Severity: preflight.SeverityWarning, PID: p.PID, Process: p.Name,
-			Message: fmt.Sprintf("belongs to user %d, who is %s at home and %s", p.UID, p.User, is), Remedy: "the job keeps the number: see whose files it writes",
+			Message: fmt.Sprintf("belongs to user %d, named %s on the source; %s", p.UID, p.User, is), Remedy: "the job keeps the number: see whose files it writes",
 		})
 	}
 	return findings

@@ -13,7 +13,7 @@ import (
 // TCP says what becomes of the TCP connections between a job and other programs.
 type TCP string
 
-// The fates of connections.
+// What can become of connections.
 const (
 	TCPRefuse TCP = ""      // a job that has any is not moved
 	TCPClose  TCP = "close" // they are closed, and with them those inside of the job: criu knows no difference

@@ -235,11 +235,11 @@ var surroundingsChanges = []change{
 	},
 	{
 		name: "a user that is nobody here", change: func(_ *testing.T, j *Job, _ *Room) { j.Processes[0].UID, j.Processes[0].User = 98765, "alice" },
-		want: []string{"warning user"}, words: []string{"alice at home and is nobody here"},
+		want: []string{"warning user"}, words: []string{"named alice on the source; this host has no such user"},
 	},
 	{
 		name: "a user of another name", change: func(_ *testing.T, j *Job, _ *Room) { j.Processes[0].User = "toor" },
-		want: []string{"warning user"}, words: []string{"toor at home and is root here"},
+		want: []string{"warning user"}, words: []string{"named toor on the source; here that user is root"},
 	},
 	{
 		name: "a control group", change: func(_ *testing.T, j *Job, _ *Room) { j.Cgroup = "/slurm/job_1" },

@@ -151,7 +151,7 @@ func (s *Sender) Connect(ctx context.Context) (conn net.Conn, err error) {
 		if err == nil {
 			break
 		}
-		if conn == nil || tries == connectTries { // nobody is there, or it is no accident
+		if conn == nil || tries == connectTries { // nobody answers, or it fails each time
 			return nil, err
 		}
 	}
