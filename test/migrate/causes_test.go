@@ -379,7 +379,11 @@ func TestWhatTheSourceHasGivenUpIsNotPromised(t *testing.T) {
 		kill(t, "migrate", migrates(from)...)
 		kill(t, "ssh", clients(from)...)
 		_ = m.status()
-		t.Logf("cucriu recover: %s", from.Run("cucriu", "recover"))
+		testenv.Eventually(t, testenv.Soon, "the source's watcher has finished", func() bool {
+			out, err := from.Try("cucriu", "recover")
+			t.Logf("cucriu recover: %v: %s", err, out)
+			return err == nil
+		})
 		m.goOn()
 		testenv.Eventually(t, testenv.Soon, "the restore is over", func() bool {
 			sessions, err := journal.List(to.RunDir)
