@@ -25,50 +25,29 @@ const (
 )
 
 // Name returns the name that cuda.h gives the result, or "" if this package does not know it.
-func (r Result) Name() string {
-	switch r {
-	case ResultSuccess:
-		return "CUDA_SUCCESS"
-	case ResultInvalidValue:
-		return "CUDA_ERROR_INVALID_VALUE"
-	case ResultOutOfMemory:
-		return "CUDA_ERROR_OUT_OF_MEMORY"
-	case ResultNotInitialized:
-		return "CUDA_ERROR_NOT_INITIALIZED"
-	case 4:
-		return "CUDA_ERROR_DEINITIALIZED"
-	case 34:
-		return "CUDA_ERROR_STUB_LIBRARY"
-	case 46:
-		return "CUDA_ERROR_DEVICE_UNAVAILABLE"
-	case ResultNoDevice:
-		return "CUDA_ERROR_NO_DEVICE"
-	case 101:
-		return "CUDA_ERROR_INVALID_DEVICE"
-	case ResultInvalidContext:
-		return "CUDA_ERROR_INVALID_CONTEXT"
-	case ResultOperatingSystem:
-		return "CUDA_ERROR_OPERATING_SYSTEM"
-	case ResultIllegalState:
-		return "CUDA_ERROR_ILLEGAL_STATE"
-	case ResultNotFound:
-		return "CUDA_ERROR_NOT_FOUND"
-	case ResultNotReady:
-		return "CUDA_ERROR_NOT_READY"
-	case ResultNotPermitted:
-		return "CUDA_ERROR_NOT_PERMITTED"
-	case ResultNotSupported:
-		return "CUDA_ERROR_NOT_SUPPORTED"
-	case 802:
-		return "CUDA_ERROR_SYSTEM_NOT_READY"
-	case 803:
-		return "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
-	case 804:
-		return "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
-	case ResultUnknown:
-		return "CUDA_ERROR_UNKNOWN"
-	}
-	return ""
+func (r Result) Name() string { return resultNames[r] }
+
+var resultNames = map[Result]string{
+	ResultSuccess:         "CUDA_SUCCESS",
+	ResultInvalidValue:    "CUDA_ERROR_INVALID_VALUE",
+	ResultOutOfMemory:     "CUDA_ERROR_OUT_OF_MEMORY",
+	ResultNotInitialized:  "CUDA_ERROR_NOT_INITIALIZED",
+	4:                     "CUDA_ERROR_DEINITIALIZED",
+	34:                    "CUDA_ERROR_STUB_LIBRARY",
+	46:                    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+	ResultNoDevice:        "CUDA_ERROR_NO_DEVICE",
+	101:                   "CUDA_ERROR_INVALID_DEVICE",
+	ResultInvalidContext:  "CUDA_ERROR_INVALID_CONTEXT",
+	ResultOperatingSystem: "CUDA_ERROR_OPERATING_SYSTEM",
+	ResultIllegalState:    "CUDA_ERROR_ILLEGAL_STATE",
+	ResultNotFound:        "CUDA_ERROR_NOT_FOUND",
+	ResultNotReady:        "CUDA_ERROR_NOT_READY",
+	ResultNotPermitted:    "CUDA_ERROR_NOT_PERMITTED",
+	ResultNotSupported:    "CUDA_ERROR_NOT_SUPPORTED",
+	802:                   "CUDA_ERROR_SYSTEM_NOT_READY",
+	803:                   "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+	804:                   "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+	ResultUnknown:         "CUDA_ERROR_UNKNOWN",
 }
 
 // String returns name and number, as in "CUDA_ERROR_NOT_READY (600)".

@@ -26,19 +26,9 @@ const (
 // String returns the state in one word. A state that this package does not know prints as
 // "state(7)".
 func (s State) String() string {
-	switch s {
-	case StateRunning:
-		return "running"
-	case StateLocked:
-		return "locked"
-	case StateCheckpointed:
-		return "checkpointed"
-	case StateFailed:
-		return "failed"
-	case StateCheckpointing:
-		return "checkpointing"
-	case StateRestoring:
-		return "restoring"
+	names := [...]string{"running", "locked", "checkpointed", "failed", "checkpointing", "restoring"}
+	if int(s) < len(names) {
+		return names[s]
 	}
 	return fmt.Sprintf("state(%d)", uint32(s))
 }
