@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"cucriu/internal/fault"
 )
 
 // Installed is a criu program on this host.
@@ -30,21 +32,7 @@ func LookCriu(name string) (string, error) {
 			return filepath.Abs(path)
 		}
 	}
-	return "", &NotFoundError{Name: names[0]}
-}
-
-// NotFoundError says that there is no criu.
-type NotFoundError struct{ Name string }
-
-// Error returns the meaning and the remedy.
-func (e *NotFoundError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning returns the error without its remedy.
-func (e *NotFoundError) Meaning() string { return e.Name + " is no program that can be run" }
-
-// Remedy says what to do about it.
-func (e *NotFoundError) Remedy() string {
-	return "install CRIU 4.2 or newer, or name its path with --criu or CUCRIU_CRIU"
+	return "", fault.New(names[0]+" is no program that can be run", "install CRIU 4.2 or newer, or name its path with --criu or CUCRIU_CRIU")
 }
 
 // FindCriu finds a criu as [LookCriu] does, asks it for its version and reads its

@@ -3,7 +3,12 @@ package cudackpt
 import (
 	"errors"
 	"fmt"
+
+	"cucriu/internal/fault"
 )
+
+// explained has the methods Error, Meaning and Remedy of the errors that it is part of.
+type explained = fault.Explained
 
 // ErrInvalidArgument marks the error for an argument that is refused before the driver is
 // asked. errors.Is finds it.
@@ -23,12 +28,8 @@ type Error struct {
 // for this call, and what to do.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s of process %d: %v", e.Call, e.PID, e.Result)
-	m := e.meaning()
-	if m.means != "" {
-		text += ": " + m.means
-	}
-	if m.remedy != "" {
-		text += ": " + m.remedy
+	if m := e.meaning(); m.means != "" {
+		text += ": " + m.means + ": " + m.remedy
 	}
 	return text
 }

@@ -3,6 +3,8 @@ package cudackpt
 import (
 	"errors"
 	"fmt"
+
+	"cucriu/internal/fault"
 )
 
 // Version is the CUDA version that a driver implements, as cuDriverGetVersion returns it:
@@ -52,11 +54,15 @@ func (d *Driver) Supports(feature Feature) error {
 }
 
 func (d *Driver) unsupported(feature Feature, minimum string) error {
-	found, err := d.DriverVersion()
-	if err != nil {
-		found = "" // the kernel module cannot be asked; the library's version says enough
+	driver, err := d.DriverVersion()
+	found := fmt.Sprintf("driver %s with CUDA %v", driver, d.version)
+	if err != nil { // the kernel module cannot be asked; the library's version says enough
+		driver, found = "", fmt.Sprintf("CUDA %v", d.version)
 	}
-	return &UnsupportedError{Feature: feature, MinimumDriver: minimum, Driver: found, CUDA: d.version}
+	return &UnsupportedError{
+		explained: *fault.Because(ErrNotSupported, fmt.Sprintf("%s needs NVIDIA driver %s or newer, this is %s", feature, minimum, found), "update the driver on this host"),
+		Feature:   feature, MinimumDriver: minimum, Driver: driver, CUDA: d.version,
+	}
 }
 
 // ErrNotSupported is what errors.Is finds in every [*UnsupportedError].
@@ -64,26 +70,9 @@ var ErrNotSupported = errors.New("not supported by this driver")
 
 // UnsupportedError says that the driver is too old for a feature.
 type UnsupportedError struct {
+	explained
 	Feature       Feature
 	MinimumDriver string  // the first driver version with the feature, "580"
 	Driver        string  // the version of the installed driver, "570.86.15"; "" if the kernel module did not say
 	CUDA          Version // the CUDA version of the library that was loaded
 }
-
-// Error names the feature, the driver version that it needs, and the version that was found.
-func (e *UnsupportedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning returns the error without its remedy.
-func (e *UnsupportedError) Meaning() string {
-	found := fmt.Sprintf("CUDA %v", e.CUDA)
-	if e.Driver != "" {
-		found = fmt.Sprintf("driver %s with CUDA %v", e.Driver, e.CUDA)
-	}
-	return fmt.Sprintf("%s needs NVIDIA driver %s or newer, this is %s", e.Feature, e.MinimumDriver, found)
-}
-
-// Remedy says what to do about it.
-func (e *UnsupportedError) Remedy() string { return "update the driver on this host" }
-
-// Is makes errors.Is(err, ErrNotSupported) true.
-func (e *UnsupportedError) Is(target error) bool { return target == ErrNotSupported }

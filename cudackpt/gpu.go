@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"cucriu/internal/fault"
 )
 
 // GPU is one GPU of this host, as /proc/driver/nvidia describes it.
@@ -38,7 +40,7 @@ func (d *Driver) HostGPUs() ([]GPU, error) {
 	}
 	gpus := slices.DeleteFunc(slices.Clone(all), GPU.uninitialized)
 	if len(gpus) == 0 && len(all) > 0 {
-		return nil, &UninitializedError{PCIBusID: all[0].PCIBusID}
+		return nil, newUninitializedError(all[0])
 	}
 	return gpus, nil
 }
@@ -46,19 +48,16 @@ func (d *Driver) HostGPUs() ([]GPU, error) {
 func (g GPU) uninitialized() bool { return g.UUID == UUID{} }
 
 // UninitializedError says that a GPU has no UUID, because it is not initialized.
-type UninitializedError struct{ PCIBusID string }
-
-// Error returns the meaning and the remedy.
-func (e *UninitializedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning returns the error without its remedy.
-func (e *UninitializedError) Meaning() string {
-	return "the GPU at " + e.PCIBusID + " has no UUID because it is not initialized"
+type UninitializedError struct {
+	explained
+	PCIBusID string
 }
 
-// Remedy says what to do about it.
-func (e *UninitializedError) Remedy() string {
-	return "switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)"
+func newUninitializedError(gpu GPU) error {
+	return &UninitializedError{
+		*fault.New("the GPU at "+gpu.PCIBusID+" has no UUID because it is not initialized", "switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)"),
+		gpu.PCIBusID,
+	}
 }
 
 // VisibleGPUs returns the GPUs that a process can see: those that have a device node
@@ -83,7 +82,7 @@ func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	// advance, and GPUs fall off the bus.
 	visible := slices.DeleteFunc(host, func(g GPU) bool { return !minors[g.Minor] })
 	if i := slices.IndexFunc(visible, GPU.uninitialized); i >= 0 {
-		return nil, fmt.Errorf("process %d can see a GPU that it cannot use: %w", pid, &UninitializedError{PCIBusID: visible[i].PCIBusID})
+		return nil, fmt.Errorf("process %d can see a GPU that it cannot use: %w", pid, newUninitializedError(visible[i]))
 	}
 	return visible, nil
 }
@@ -110,11 +109,8 @@ func (d *Driver) OwnGPUs() ([]GPU, error) {
 func listHostGPUs(root string) ([]GPU, error) {
 	dir := filepath.Join(root, "proc/driver/nvidia/gpus")
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the NVIDIA kernel driver is not loaded: %w: run modprobe nvidia, or install the driver", err)
-	}
 	if err != nil {
-		return nil, err
+		return nil, notLoaded(err)
 	}
 	gpus := make([]GPU, 0, len(entries))
 	for _, entry := range entries {
@@ -134,6 +130,14 @@ func listHostGPUs(root string) ([]GPU, error) {
 		return cmp.Or(cmp.Compare(len(a.PCIBusID), len(b.PCIBusID)), cmp.Compare(a.PCIBusID, b.PCIBusID))
 	})
 	return gpus, nil
+}
+
+// notLoaded explains why the driver's part of /proc cannot be read.
+func notLoaded(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the NVIDIA kernel driver is not loaded: %w: run modprobe nvidia, or install the driver", err)
+	}
+	return err
 }
 
 // parseInformation reads /proc/driver/nvidia/gpus/*/information: lines of "Name:", blanks,
@@ -166,11 +170,8 @@ func parseInformation(text []byte) (GPU, error) {
 func (d *Driver) DriverVersion() (string, error) {
 	path := filepath.Join(d.root, "proc/driver/nvidia/version")
 	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("the NVIDIA kernel driver is not loaded: %w: run modprobe nvidia, or install the driver", err)
-	}
 	if err != nil {
-		return "", err
+		return "", notLoaded(err)
 	}
 	version, err := parseDriverVersion(text)
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/ebitengine/purego"
+
+	"cucriu/internal/fault"
 )
 
 // The sonames under which the driver's libraries are installed.
@@ -26,15 +28,22 @@ type library struct {
 
 // openLibrary loads the first of the candidates that can be loaded.
 func openLibrary(candidates []string) (library, error) {
-	failure := &LibraryError{}
+	failure := new(LibraryError)
+	var reasons []string
 	for _, name := range candidates {
 		handle, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
 		if err == nil {
 			return library{name: name, handle: handle}, nil
 		}
-		failure.Tried = append(failure.Tried, name)
-		failure.Errs = append(failure.Errs, err)
+		failure.Tried, failure.Errs = append(failure.Tried, name), append(failure.Errs, err)
+		reason := err.Error()
+		if !strings.Contains(reason, name) {
+			reason = name + ": " + reason
+		}
+		reasons = append(reasons, reason)
 	}
+	failure.explained = *fault.Because(errors.Join(failure.Errs...), fmt.Sprintf("cannot load the NVIDIA driver's library (%s)", strings.Join(reasons, "; ")),
+		"install the NVIDIA driver on this host, or name its library by path")
 	return library{}, failure
 }
 
@@ -71,32 +80,10 @@ func symbol(handle uintptr, name string) uintptr {
 	return address
 }
 
-// LibraryError says that a library of the driver could not be loaded.
+// LibraryError says that a library of the driver could not be loaded. It names every place that was
+// tried, with the loader's reason.
 type LibraryError struct {
+	explained
 	Tried []string // paths or sonames, in order
 	Errs  []error  // what the loader said about each
 }
-
-// Error names every place that was tried, with the loader's reason.
-func (e *LibraryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning returns the error without its remedy.
-func (e *LibraryError) Meaning() string {
-	var reasons []string
-	for i, name := range e.Tried {
-		reason := e.Errs[i].Error()
-		if !strings.Contains(reason, name) {
-			reason = name + ": " + reason
-		}
-		reasons = append(reasons, reason)
-	}
-	return fmt.Sprintf("cannot load the NVIDIA driver's library (%s)", strings.Join(reasons, "; "))
-}
-
-// Remedy says what to do about it.
-func (e *LibraryError) Remedy() string {
-	return "install the NVIDIA driver on this host, or name its library by path"
-}
-
-// Unwrap returns what the loader said.
-func (e *LibraryError) Unwrap() error { return errors.Join(e.Errs...) }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"cucriu/internal/fault"
 )
 
 // mappedFile is a file that is mapped into a process, as /proc/PID/maps shows it.
@@ -30,24 +32,15 @@ func (f mappedFile) same(other mappedFile) bool {
 // LibraryMismatchError says that a process has a different libcuda mapped from the one that
 // would drive it.
 type LibraryMismatchError struct {
+	explained
 	PID    int
 	Target string // the file that the process has mapped
 	Ours   string // the file that this driver was loaded from
 }
 
-// Error names both files.
+// Error names the process and both files.
 func (e *LibraryMismatchError) Error() string {
-	return fmt.Sprintf("process %d %s: %s", e.PID, e.Meaning(), e.Remedy())
-}
-
-// Meaning returns the error without its process and its remedy.
-func (e *LibraryMismatchError) Meaning() string {
-	return fmt.Sprintf("uses %s, but this program would drive it with %s: the two must be one version of the driver's library", e.Target, e.Ours)
-}
-
-// Remedy says what to do about it.
-func (e *LibraryMismatchError) Remedy() string {
-	return "name the one that the process uses (a cuda-compat library in a container, as a rule)"
+	return fmt.Sprintf("process %d %s", e.PID, e.explained.Error())
 }
 
 // CheckLibrary compares the libcuda that a process has mapped with the one from which this
@@ -76,7 +69,11 @@ func (d *Driver) CheckLibrary(pid int) error {
 	if target == nil || ours.same(*target) {
 		return nil
 	}
-	return &LibraryMismatchError{PID: pid, Target: target.path, Ours: ours.path}
+	meaning := fmt.Sprintf("uses %s, but this program would drive it with %s: the two must be one version of the driver's library", target.path, ours.path)
+	return &LibraryMismatchError{
+		explained: *fault.New(meaning, "name the one that the process uses (a cuda-compat library in a container, as a rule)"),
+		PID:       pid, Target: target.path, Ours: ours.path,
+	}
 }
 
 // isLibcuda tells libcuda from libraries with similar names, libcudart and libcudadebugger.

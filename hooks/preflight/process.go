@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/fault"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -132,7 +133,8 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error 
 			return fmt.Errorf("free memory of %v cannot be told, and a restore that runs out of it would lose the process: %w", uuid, err)
 		}
 		if memory.Free < n[uuid] {
-			return &MemoryError{GPU: uuid, Need: n[uuid], Free: memory.Free}
+			return &MemoryError{*fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20),
+				"free memory on it, or map to another GPU"), uuid, n[uuid], memory.Free}
 		}
 	}
 	return nil
@@ -140,17 +142,7 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error 
 
 // MemoryError says that a GPU has less free memory than a restore would take.
 type MemoryError struct {
+	explained
 	GPU        cudackpt.UUID
 	Need, Free uint64 // bytes
 }
-
-// Error returns the meaning and the remedy.
-func (e *MemoryError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning returns the error without its remedy.
-func (e *MemoryError) Meaning() string {
-	return fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", e.GPU, e.Free>>20, e.Need>>20)
-}
-
-// Remedy says what to do about it.
-func (e *MemoryError) Remedy() string { return "free memory on it, or map to another GPU" }

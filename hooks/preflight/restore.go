@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/internal/fault"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
@@ -31,7 +32,9 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 		return gpumap.Plan{}, err
 	}
 	if version != manifest.DriverVersion {
-		return gpumap.Plan{}, &DriverVersionError{Image: manifest.DriverVersion, Host: version}
+		made := manifest.DriverVersion
+		return gpumap.Plan{}, &DriverVersionError{*fault.New(fmt.Sprintf("the image was made with driver %s and this host has %s", made, version),
+			"restore it on a host with driver "+made+": the driver's own state is part of the image, so both must be the same version"), made, version}
 	}
 	visible, err := driver.OwnGPUs()
 	if err != nil {
@@ -58,22 +61,13 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	return plan, need.Require(ctx, driver)
 }
 
+// explained has the methods of the errors that it is part of.
+type explained = fault.Explained
+
 // DriverVersionError says that an image was made with another driver than this host has.
 type DriverVersionError struct {
+	explained
 	Image, Host string // "580.159.04"
-}
-
-// Error returns the meaning and the remedy.
-func (e *DriverVersionError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning returns the error without its remedy.
-func (e *DriverVersionError) Meaning() string {
-	return fmt.Sprintf("the image was made with driver %s and this host has %s", e.Image, e.Host)
-}
-
-// Remedy says what to do about it.
-func (e *DriverVersionError) Remedy() string {
-	return "restore it on a host with driver " + e.Image + ": the driver's own state is part of the image, so both must be the same version"
 }
 
 // PresentFindings refuses a directory that holds no image.

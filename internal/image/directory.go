@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 )
 
@@ -38,18 +39,6 @@ func NewPartial(dir string, needed func(partial string) bool) (string, error) {
 	return partial, nil
 }
 
-// DirectoryError says why a directory cannot become an image directory.
-type DirectoryError struct{ meaning, remedy string }
-
-// Error returns the meaning and the remedy.
-func (e *DirectoryError) Error() string { return e.meaning + ": " + e.remedy }
-
-// Meaning returns the error without its remedy.
-func (e *DirectoryError) Meaning() string { return e.meaning }
-
-// Remedy says what to do about it.
-func (e *DirectoryError) Remedy() string { return e.remedy }
-
 // CheckVacant refuses a directory that cannot become an image directory: it must not exist yet,
 // in a directory that does, or be empty. CheckVacant touches nothing.
 func CheckVacant(dir string) error {
@@ -68,14 +57,14 @@ func CheckVacant(dir string) error {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	if !info.IsDir() {
-		return &DirectoryError{fmt.Sprintf("image directory %s is not a directory", dir), "name a new one"}
+		return fault.New(fmt.Sprintf("image directory %s is not a directory", dir), "name a new one")
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	if len(entries) > 0 {
-		return &DirectoryError{fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), "name a new one, or remove it"}
+		return fault.New(fmt.Sprintf("image directory %s is not empty, and a dump never overwrites another", dir), "name a new one, or remove it")
 	}
 	// An empty directory is replaced by a rename, which fails for a mount point.
 	var itself, parent unix.Stat_t
@@ -83,7 +72,7 @@ func CheckVacant(dir string) error {
 		return fmt.Errorf("image directory %s: %w", dir, err)
 	}
 	if itself.Dev != parent.Dev {
-		return &DirectoryError{fmt.Sprintf("image directory %s is a mount point", dir), "name a new directory inside it"}
+		return fault.New(fmt.Sprintf("image directory %s is a mount point", dir), "name a new directory inside it")
 	}
 	return nil
 }
@@ -96,11 +85,11 @@ func checkParent(parent string) error {
 	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return &DirectoryError{"image directory: it is to lie in " + parent + ": no such file or directory", "make that directory first (mkdir -p)"}
+		return fault.New("image directory: it is to lie in "+parent+": no such file or directory", "make that directory first (mkdir -p)")
 	case err != nil:
-		return &DirectoryError{fmt.Sprintf("image directory: it is to lie in %s: %v", parent, err), "name one in a directory that can be written"}
+		return fault.New(fmt.Sprintf("image directory: it is to lie in %s: %v", parent, err), "name one in a directory that can be written")
 	case !info.IsDir():
-		return &DirectoryError{"image directory: " + parent + " is not a directory", "name another one"}
+		return fault.New("image directory: "+parent+" is not a directory", "name another one")
 	}
 	return nil
 }

@@ -7,45 +7,26 @@ import (
 	"fmt"
 	"net"
 	"os"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
 )
 
 // ErrNoSupervisor says that no supervisor on this host takes care of a job.
 var ErrNoSupervisor = errors.New("no supervisor")
 
-// NoSupervisorError is ErrNoSupervisor for one job.
-type NoSupervisorError struct{ Job Local }
-
-// Error returns the meaning and the remedy.
-func (e *NoSupervisorError) Error() string { return e.Meaning() + ": " + e.Remedy() }
-
-// Meaning says how the job stands.
-func (e *NoSupervisorError) Meaning() string {
-	job := fmt.Sprintf("%s (%s)", e.Job.Name, e.Job.Dir)
-	switch e.Job.State {
+// NoSupervisor returns [ErrNoSupervisor] for one job.
+func NoSupervisor(job Local) error {
+	meaning := "does not run on this host"
+	remedy := "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
+	switch job.State {
 	case StateUnattended:
-		return job + " runs without a supervisor"
+		meaning, remedy = "runs without a supervisor", "the same cucriu run takes it under care again"
 	case StateFinished:
-		return job + " has finished"
+		meaning, remedy = "has finished", "there is nothing to ask for"
 	}
-	return job + " does not run on this host"
+	return preflight.AsRefusal(fault.Because(ErrNoSupervisor, fmt.Sprintf("%s (%s) %s", job.Name, job.Dir, meaning), remedy))
 }
-
-// Remedy says what to do about it.
-func (e *NoSupervisorError) Remedy() string {
-	switch e.Job.State {
-	case StateUnattended:
-		return "the same cucriu run takes it under care again"
-	case StateFinished:
-		return "there is nothing to ask for"
-	}
-	return "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
-}
-
-// Is says that it is [ErrNoSupervisor].
-func (e *NoSupervisorError) Is(target error) bool { return target == ErrNoSupervisor }
-
-// Refused returns true: nothing was touched.
-func (e *NoSupervisorError) Refused() bool { return true }
 
 // Ask asks the supervisor of a job of this host for something, and waits until it is done.
 // progress is told what is under way; it may be nil. When ctx ends, Ask returns at once; what the
@@ -53,7 +34,7 @@ func (e *NoSupervisorError) Refused() bool { return true }
 func Ask(ctx context.Context, runDir string, job Local, r Request, progress func(string)) (Answer, error) {
 	conn, err := dial(localDir(runDir, job.Dir))
 	if err != nil {
-		return Answer{}, &NoSupervisorError{job}
+		return Answer{}, NoSupervisor(job)
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })

@@ -8,22 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
 )
 
-// NotFoundError says that there is no such job, or more than one.
-type NotFoundError struct{ meaning, remedy string }
-
-// Error returns the meaning and the remedy.
-func (e *NotFoundError) Error() string { return e.meaning + ": " + e.remedy }
-
-// Meaning returns the error without its remedy.
-func (e *NotFoundError) Meaning() string { return e.meaning }
-
-// Remedy says what to do about it.
-func (e *NotFoundError) Remedy() string { return e.remedy }
-
-// Refused returns true: nothing was touched.
-func (e *NotFoundError) Refused() bool { return true }
+// notFound says that there is no such job, or more than one.
+func notFound(meaning, remedy string) error { return preflight.AsRefusal(fault.New(meaning, remedy)) }
 
 // Find finds a job by its directory or, on the host that runs it, by its name. What has a slash
 // in it is a directory.
@@ -46,11 +37,11 @@ func Find(runDir, arg string) (Local, error) {
 	case len(named) == 1:
 		return named[0], nil
 	case len(named) > 1:
-		return Local{}, &NotFoundError{fmt.Sprintf("%d jobs are called %s", len(named), arg), "name the directory, one of " + strings.Join(dirs, ", ")}
+		return Local{}, notFound(fmt.Sprintf("%d jobs are called %s", len(named), arg), "name the directory, one of "+strings.Join(dirs, ", "))
 	case err == nil:
 		return findDir(runDir, arg)
 	}
-	return Local{}, &NotFoundError{fmt.Sprintf("no job of this host is called %q", arg), "see cucriu jobs list, or name the directory of the job"}
+	return Local{}, notFound(fmt.Sprintf("no job of this host is called %q", arg), "see cucriu jobs list, or name the directory of the job")
 }
 
 // findDir finds the job of a directory. There may be several paths to it.
@@ -61,7 +52,7 @@ func findDir(runDir, dir string) (Local, error) {
 	}
 	data, err := os.ReadFile(filepath.Join(dir, recordName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Local{}, &NotFoundError{dir + " is not the directory of a job", "name the one that cucriu run --dir was given"}
+		return Local{}, notFound(dir+" is not the directory of a job", "name the one that cucriu run --dir was given")
 	}
 	var r record
 	if err == nil {

@@ -3,19 +3,9 @@ package journal
 import (
 	"fmt"
 	"time"
+
+	"cucriu/internal/fault"
 )
-
-// ConflictError says that a session is in the way of another.
-type ConflictError struct{ meaning, remedy string }
-
-// Error returns the meaning and the remedy.
-func (e *ConflictError) Error() string { return e.meaning + ": " + e.remedy }
-
-// Meaning returns the error without its remedy.
-func (e *ConflictError) Meaning() string { return e.meaning }
-
-// Remedy says what to do about it.
-func (e *ConflictError) Remedy() string { return e.remedy }
 
 // Conflict returns an error that says that this session is in the way of another. It returns
 // nil if s is nil.
@@ -24,28 +14,25 @@ func (s *Session) Conflict() error {
 		return nil
 	}
 	if s.Elsewhere() {
-		return &ConflictError{
+		return fault.New(
 			fmt.Sprintf("a %s of the same process, begun %s in another pid namespace, is not over (%s, step %s)", s.Kind, s.Created.Local().Format(time.TimeOnly), s.dir, s.Step),
-			"wait for it; cucriu jobs resume resumes a long job that is paused",
-		}
+			"wait for it; cucriu jobs resume resumes a long job that is paused")
 	}
 	if s.Kind == KindSuspend {
 		return s.suspendConflict()
 	}
 	if s.Held() {
-		return &ConflictError{
+		return fault.New(
 			fmt.Sprintf("process %d is held by migration %s (the other copy is at %s), begun %s", s.rootPID(), s.Hold.ID, s.Hold.Peer, s.Created.Local().Format(time.TimeOnly)),
-			"wait for it; if its programs are gone, cucriu status says what decides",
-		}
+			"wait for it; if its programs are gone, cucriu status says what decides")
 	}
 	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
 	if s.Stuck {
-		return &ConflictError{begun + " has ended, and its job is " + s.Message, "its watcher goes on trying; if that is gone, cucriu recover tries again"}
+		return fault.New(begun+" has ended, and its job is "+s.Message, "its watcher goes on trying; if that is gone, cucriu recover tries again")
 	}
-	return &ConflictError{
+	return fault.New(
 		fmt.Sprintf("%s is not over (step %s)", begun, s.Step),
-		"wait for it; if criu and its watcher are gone, cucriu recover ends it; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files",
-	}
+		"wait for it; if criu and its watcher are gone, cucriu recover ends it; if it is this criu's own, cucriu-hook is configured twice, in two of criu's configuration files")
 }
 
 func (s *Session) suspendConflict() error {
@@ -54,15 +41,13 @@ func (s *Session) suspendConflict() error {
 		if s.Message != "" {
 			meaning += "; " + s.Message
 		}
-		return &ConflictError{
+		return fault.New(
 			meaning,
-			fmt.Sprintf("cucriu resume -p %d brings them back", s.Members[0].PID),
-		}
+			fmt.Sprintf("cucriu resume -p %d brings them back", s.Members[0].PID))
 	}
-	return &ConflictError{
+	return fault.New(
 		fmt.Sprintf("processes %v are being suspended or resumed by process %d (step %s)", pidsOf(s.Members), s.Criu.PID, s.Step),
-		fmt.Sprintf("wait for it; if it is gone, cucriu resume -p %d brings them back", s.Members[0].PID),
-	}
+		fmt.Sprintf("wait for it; if it is gone, cucriu resume -p %d brings them back", s.Members[0].PID))
 }
 
 // ClaimConflict returns an error that says that this session has claimed the image directory of

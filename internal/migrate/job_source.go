@@ -69,7 +69,7 @@ func (s *jobSource) close() {
 func (s *jobSource) prepare(ctx context.Context) (err error) {
 	if !s.of.Runs() {
 		if s.of.PID == 0 {
-			return &jobs.NoSupervisorError{Job: s.of}
+			return jobs.NoSupervisor(s.of)
 		}
 		return fmt.Errorf("%s cannot move now, its state is %q: see cucriu jobs list", s.of.Name, s.of.State)
 	}

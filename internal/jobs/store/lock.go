@@ -9,32 +9,26 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/fault"
 	"cucriu/internal/proc"
 )
 
 // OwnedError says that a host owns the store that has not given it back, and which cannot be
 // asked from here.
 type OwnedError struct {
+	explained
 	Owner Owner // zero if the record cannot be read
-	Err   error // why the record cannot be read
 }
 
-// Error returns the meaning and the remedy.
-func (e *OwnedError) Error() string { return e.Meaning() + ": " + e.Remedy() }
+type explained = fault.Explained
 
-func (e *OwnedError) Unwrap() error { return e.Err }
-
-// Meaning says who the owner is.
-func (e *OwnedError) Meaning() string {
-	if e.Err != nil {
-		return fmt.Sprintf("who owns it cannot be told: %v", e.Err)
+// newOwnedError is for an owner, or an error for which the owner's record cannot be read.
+func newOwnedError(owner Owner, err error) error {
+	meaning := fmt.Sprintf("it belongs to %v, which has not given it back", owner)
+	if err != nil {
+		meaning = fmt.Sprintf("who owns it cannot be told: %v", err)
 	}
-	return fmt.Sprintf("it belongs to %v, which has not given it back", e.Owner)
-}
-
-// Remedy says how to get the store all the same.
-func (e *OwnedError) Remedy() string {
-	return "make sure that the job runs there no more, and take the directory with --takeover"
+	return &OwnedError{*fault.Because(err, meaning, "make sure that the job runs there no more, and take the directory with --takeover"), owner}
 }
 
 // acquire makes this process the owner of the store.
@@ -50,9 +44,9 @@ func (s *Store) acquire(takeover bool) error {
 	last, err := readOwner(s.dir)
 	switch {
 	case err != nil && !takeover:
-		return errors.Join(&OwnedError{Err: err}, lock.Close())
+		return errors.Join(newOwnedError(Owner{}, err), lock.Close())
 	case err == nil && !last.Released && !last.onHostOf(self) && !takeover:
-		return errors.Join(&OwnedError{Owner: last}, lock.Close())
+		return errors.Join(newOwnedError(last, nil), lock.Close())
 	case err != nil:
 		s.log.Warn("The job directory is taken over, although its last owner is not known", "dir", s.dir, "error", err)
 		last.Generation = uint64(time.Now().UnixNano()) // above any that was counted up
@@ -95,7 +89,7 @@ func (s *Store) takeLock(self Owner, takeover bool) (*flock.Flock, error) {
 		case err == nil && !owner.Released && !owner.onHostOf(self) && takeover:
 			return s.breakLock()
 		case err == nil && !owner.Released && !owner.onHostOf(self):
-			return nil, &OwnedError{Owner: owner}
+			return nil, newOwnedError(owner, nil)
 		case err != nil || owner.Released:
 			err = fmt.Errorf("%w: another process has it open", ErrBusy)
 		default:

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 )
 
 func TestADirectoryThatOthersCanReachIsRefused(t *testing.T) {
@@ -21,7 +22,7 @@ func TestADirectoryThatOthersCanReachIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "job")
 			must(t, make(dir))
-			var refused *DirectoryError
+			var refused *fault.Explained
 			if _, err := Open(dir, OpenOptions{}); !errors.As(err, &refused) {
 				t.Errorf("open: %v", err)
 			}

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/fault"
 )
 
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.
@@ -78,8 +80,7 @@ func checkStep(what, path, at string) error {
 	if who == "" {
 		return nil
 	}
-	return &DirectoryError{
+	return fault.New(
 		fmt.Sprintf("%s %s can be replaced by others than root, which restores what it holds: %s %s", what, path, at, who),
-		"name one that only root can change, all the way up",
-	}
+		"name one that only root can change, all the way up")
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cucriu/internal/fault"
 )
 
 // TestADirectoryThatOthersCanReplaceIsRefused: whoever can rename a directory above it can have
@@ -68,8 +70,8 @@ func TestADirectoryThatOthersCanReplaceIsRefused(t *testing.T) {
 				must(t, s.Close())
 				return
 			}
-			if !errors.As(err, new(*DirectoryError)) {
-				t.Fatalf("%v, want a DirectoryError", err)
+			if !errors.As(err, new(*fault.Explained)) {
+				t.Fatalf("%v, want its remedy", err)
 			}
 			if _, err := os.Lstat(dir); err == nil {
 				t.Error("it was made all the same")

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/fault"
 	"cucriu/internal/pages"
 )
 
@@ -194,25 +195,13 @@ func checkDir(dir string) error {
 	}
 	switch {
 	case stat.Mode&unix.S_IFMT == unix.S_IFLNK:
-		return &DirectoryError{fmt.Sprintf("job directory %s is a symbolic link", dir), "name the directory itself"}
+		return fault.New(fmt.Sprintf("job directory %s is a symbolic link", dir), "name the directory itself")
 	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return &DirectoryError{fmt.Sprintf("job directory %s is not a directory", dir), "name a new one"}
+		return fault.New(fmt.Sprintf("job directory %s is not a directory", dir), "name a new one")
 	case stat.Uid != 0:
-		return &DirectoryError{fmt.Sprintf("job directory %s belongs to user %d, and root restores what it holds", dir, stat.Uid), "name a new one, or chown root it and what is in it, if all of that can be trusted"}
+		return fault.New(fmt.Sprintf("job directory %s belongs to user %d, and root restores what it holds", dir, stat.Uid), "name a new one, or chown root it and what is in it, if all of that can be trusted")
 	case stat.Mode&0o077 != 0:
-		return &DirectoryError{fmt.Sprintf("job directory %s is open to others (mode %#o), and it holds the memory of the job", dir, stat.Mode&0o7777), "chmod 700 it"}
+		return fault.New(fmt.Sprintf("job directory %s is open to others (mode %#o), and it holds the memory of the job", dir, stat.Mode&0o7777), "chmod 700 it")
 	}
 	return nil
 }
-
-// DirectoryError says why a directory cannot be the store of a job.
-type DirectoryError struct{ meaning, remedy string }
-
-// Error returns the meaning and the remedy.
-func (e *DirectoryError) Error() string { return e.meaning + ": " + e.remedy }
-
-// Meaning returns the error without its remedy.
-func (e *DirectoryError) Meaning() string { return e.meaning }
-
-// Remedy says what to do about it.
-func (e *DirectoryError) Remedy() string { return e.remedy }
