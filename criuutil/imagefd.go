@@ -5,10 +5,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
 )
 
 // ShareImageDir returns criu's own descriptor of its image directory. It shares criu's open
@@ -26,15 +27,12 @@ func (c *Criu) ShareImageDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	open := filepath.Join("/proc", strconv.Itoa(c.PID), "fd")
-	entries, err := os.ReadDir(open)
+	open, err := proc.Descriptors(c.PID)
 	if err != nil {
 		return nil, err
 	}
-	for _, entry := range entries {
-		info, err := os.Stat(filepath.Join(open, entry.Name()))
-		fd, nameErr := strconv.Atoi(entry.Name())
-		if err == nil && nameErr == nil && os.SameFile(info, wanted) {
+	for fd := range open {
+		if info, err := os.Stat(fmt.Sprintf("/proc/%d/fd/%d", c.PID, fd)); err == nil && os.SameFile(info, wanted) {
 			return c.ShareDescriptor(fd)
 		}
 	}

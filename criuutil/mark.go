@@ -4,9 +4,8 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
-	"os"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,15 +34,10 @@ func (c *Criu) MarkChildren() (mark uint64, err error) {
 
 // HasMark reports whether a process has a mark that [Criu.MarkChildren] set.
 func HasMark(pid int, mark uint64) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	process, err := procfs.NewProc(pid)
 	if err != nil || mark == 0 {
 		return false
 	}
-	for line := range strings.Lines(string(data)) {
-		if rest, found := strings.CutPrefix(line, "Max realtime timeout"); found {
-			fields := strings.Fields(rest)
-			return len(fields) > 0 && fields[0] == fmt.Sprint(mark)
-		}
-	}
-	return false
+	limits, err := process.Limits() // prlimit(2) needs CAP_SYS_RESOURCE for a process of another user
+	return err == nil && limits.RealtimeTimeout == mark
 }

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -164,12 +164,8 @@ func FindSwrk(parent int, imageDir string) (int, error) {
 		if criu.readArguments(args); !criu.RPC {
 			continue
 		}
-		process, err := procfs.NewProc(pid)
-		if err != nil {
-			continue
-		}
-		open, err := process.FileDescriptorTargets()
-		if err == nil && slices.Contains(open, imageDir) {
+		open, err := proc.Descriptors(pid)
+		if err == nil && slices.Contains(slices.Collect(maps.Values(open)), imageDir) {
 			return pid, nil
 		}
 	}

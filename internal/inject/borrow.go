@@ -66,7 +66,7 @@ func lend(ctx context.Context, pid int, tids []int, saved string, at func(string
 	}
 	if err := l.do(func() error { return l.take(ctx, process) }); err != nil {
 		<-l.done
-		return nil, err
+		return nil, fmt.Errorf("borrow threads of process %d: %w", pid, err)
 	}
 	return &Borrowed{l}, nil
 }
@@ -137,14 +137,15 @@ func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCal
 // then releases the threads as if we had been killed, and ReturnBorrowed brings them back.
 // Without a file, they stay borrowed.
 func (b *Borrowed) Return(ctx context.Context) error {
-	err := b.loan.do(func() error { return b.loan.giveBack(ctx) })
-	if err == nil || b.loan.saved != "" {
-		<-b.loan.done
+	l := b.loan
+	err := l.do(func() error { return l.giveBack(ctx) })
+	if err == nil || l.saved != "" {
+		<-l.done
 	}
 	if errors.Is(err, errTracingEnded) {
 		return nil
 	}
-	return err
+	return l.returning(err)
 }
 
 // ReturnBorrowed cleans up after a borrower that was killed. Every thread in the file saved
@@ -169,5 +170,12 @@ func returnSaved(ctx context.Context, saved string, at func(string)) error {
 	l := startLoan(file, saved, at)
 	err = l.do(func() error { return l.takeOver(ctx) })
 	<-l.done
-	return err
+	return l.returning(err)
+}
+
+func (l *loan) returning(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
 }

@@ -19,15 +19,17 @@ func (l *loan) giveBack(ctx context.Context) error {
 		err = l.putBack()
 	}
 	l.over = err == nil || l.saved != ""
-	if err != nil {
-		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-	}
-	return nil
+	return err
 }
 
 // takeOver gives back the threads that another program borrowed.
-func (l *loan) takeOver(ctx context.Context) error {
+func (l *loan) takeOver(ctx context.Context) (err error) {
 	l.over = true
+	defer func() {
+		if err != nil {
+			l.letGo()
+		}
+	}()
 	for _, t := range l.threads {
 		err := l.same(t)
 		if err == nil {
@@ -36,23 +38,17 @@ func (l *loan) takeOver(ctx context.Context) error {
 		if errors.Is(err, proc.ErrGone) {
 			t.state = ended
 		} else if err != nil {
-			l.letGo()
-			return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
+			return err
 		}
 	}
-	err := l.hold(ctx)
-	if err == nil {
-		err = l.leaveCriu(ctx)
+	if err := l.hold(ctx); err != nil {
+		return err
 	}
-	if err == nil {
-		l.at("taken over")
-		err = l.putBack()
+	if err := l.leaveCriu(ctx); err != nil {
+		return err
 	}
-	if err != nil {
-		l.letGo()
-		return fmt.Errorf("return borrowed threads of process %d: %w", l.pid, err)
-	}
-	return nil
+	l.at("taken over")
+	return l.putBack()
 }
 
 // putBack restores every thread; all of them must be held. It removes the file before it
@@ -65,11 +61,7 @@ func (l *loan) putBack() error {
 		l.at("put back")
 	}
 	l.at("all put back")
-	if l.saved == "" {
-		l.letGo()
-		return nil
-	}
-	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) { // the empty name gives fs.ErrNotExist, too
 		return fmt.Errorf("they are whole but still noted as borrowed: %w", err)
 	}
 	l.at("removed")

@@ -10,29 +10,26 @@ import (
 	"cucriu/internal/proc"
 )
 
-// take seizes the threads, saves their registers and masks, and blocks their signals.
-func (l *loan) take(ctx context.Context, process *proc.Process) (err error) {
-	defer func() {
-		if err != nil {
-			l.over = true
-		}
-	}()
-	if err := l.seizeAll(l.threads); err != nil {
-		return err
+// take seizes the threads, saves their registers and masks, and blocks their signals. After an
+// error it has released them all.
+func (l *loan) take(ctx context.Context, process *proc.Process) error {
+	err := l.seizeAll(l.threads)
+	if err == nil {
+		err = l.hold(ctx)
 	}
-	if err := l.hold(ctx); err != nil {
+	if err == nil {
+		l.at("seized")
+		err = l.requireGroupStop()
+	}
+	if err == nil {
+		err = l.keep(process)
+	} else {
 		l.letGo()
-		return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
 	}
-	l.at("seized")
-	if err := l.requireGroupStop(); err != nil {
-		l.letGo()
-		return err
-	}
-	return l.keep(process)
+	l.over = err != nil
+	return err
 }
 
-// seizeAll seizes threads. After an error it has released them all.
 func (l *loan) seizeAll(threads []*borrowedThread) error {
 	for _, t := range threads {
 		stat, err := proc.ThreadStat(l.pid, t.TID)
@@ -41,8 +38,7 @@ func (l *loan) seizeAll(threads []*borrowedThread) error {
 			err = l.seize(t)
 		}
 		if err != nil {
-			l.letGo()
-			return fmt.Errorf("borrow threads of process %d: %w", l.pid, err)
+			return err
 		}
 	}
 	return nil
@@ -63,7 +59,8 @@ func (l *loan) requireGroupStop() error {
 	return nil
 }
 
-// keep saves the registers and masks of the threads, and blocks their signals.
+// keep saves the registers and masks of the threads, and blocks their signals. After an error it
+// has released them all, as they were.
 func (l *loan) keep(process *proc.Process) error {
 	if err := l.note(process); err != nil {
 		l.letGo()

@@ -50,36 +50,20 @@ type caller struct {
 	thread *borrowedThread
 }
 
-// do makes one call. args are its arguments, up to six; those that are left out are 0.
-func (c caller) do(name string, number uint64, args ...uint64) (uint64, error) {
-	regs := c.thread.Registers.calling(c.loan.instruction, number, 0, 0, 0)
-	for i := range 6 {
-		var arg uint64
-		if i < len(args) {
-			arg = args[i]
-		}
-		regs.setArgument(i, arg)
+// do makes one call, waits for it, and returns its result.
+func (c caller) do(name string, number uint64, arguments ...uint64) (result uint64, err error) {
+	l, t := c.loan, c.thread
+	err = l.enter(t, number, arguments...)
+	if err == nil {
+		err = l.until(c.ctx, func() bool { return t.state == returned || t.state == ended })
 	}
-	result, err := c.loan.callOne(c.ctx, c.thread, regs)
+	if err == nil {
+		result, err = l.leave(t)
+	}
 	if err != nil {
-		return 0, fmt.Errorf("%s in thread %d: %w", name, c.thread.TID, err)
+		return 0, fmt.Errorf("%s in thread %d: %w", name, t.TID, err)
 	}
 	return result, nil
-}
-
-// callOne makes one thread call, waits for the call, and returns its result.
-func (l *loan) callOne(ctx context.Context, t *borrowedThread, regs registers) (uint64, error) {
-	if err := l.enter(t, regs); err != nil {
-		return 0, err
-	}
-	if err := l.until(ctx, func() bool { return t.state == returned || t.state == ended }); err != nil {
-		return 0, fmt.Errorf("it is not finished: %w", err)
-	}
-	if t.state == ended {
-		return 0, proc.ErrGone
-	}
-	result, err := t.result()
-	return result, firstOf(err, l.idle(t))
 }
 
 func (c caller) disconnect(process *proc.Process, descriptors []Descriptor, ranges []proc.Range) error {

@@ -12,7 +12,7 @@
 //	                        │◀─ Return ─────┘                            system call
 //	                        │
 //	                        └─ Park ────────▶ parked: in the group-stop, and after a
-//	                         ◀─ Unpark ─────┘ SIGCONT in an endless futex wait
+//	                         ◀ReturnBorrowed┘ SIGCONT in an endless futex wait
 //
 // The first two states end with the tracer: if this program is killed, the kernel detaches
 // and the thread falls back into the group-stop. A borrowed thread may then still have our

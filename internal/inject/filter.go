@@ -87,7 +87,7 @@ func judge(program []bpf.RawInstruction, data []byte) (uint32, error) {
 // seccompFilter reads a filter of a thread that is held. This needs CAP_SYS_ADMIN, and a
 // caller that is under no filter itself.
 func seccompFilter(tid, index int) ([]bpf.RawInstruction, error) {
-	length, _, errno := unix.Syscall6(unix.SYS_PTRACE, ptraceSeccompGetFilter, uintptr(tid), uintptr(index), 0, 0, 0)
+	length, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SECCOMP_GET_FILTER, uintptr(tid), uintptr(index), 0, 0, 0)
 	if errno != 0 {
 		return nil, errno
 	}
@@ -95,6 +95,6 @@ func seccompFilter(tid, index int) ([]bpf.RawInstruction, error) {
 		return nil, unix.ENODATA
 	}
 	program := make([]bpf.RawInstruction, length) // a filter never changes; its layout is struct sock_filter's
-	err := ptrace(ptraceSeccompGetFilter, tid, uintptr(index), unsafe.Pointer(&program[0]))
+	err := ptrace(unix.PTRACE_SECCOMP_GET_FILTER, tid, uintptr(index), unsafe.Pointer(&program[0]))
 	return program, err
 }

@@ -29,11 +29,12 @@ type Parked struct {
 }
 
 // Park parks the threads of a process except those in except. It first writes what they
-// need to go on into the file saved, for [Unpark]. The file must not exist yet. The process
-// must be as [Borrow] requires, but need not be stopped.
+// need to go on into the file saved, for [ReturnBorrowed], which unparks them. The file must not
+// exist yet. The process must be as [Borrow] requires, but need not be stopped.
 //
 // Park fails with [proc.ErrGone] if the process has ended, and with [ErrFiltered] if a
-// seccomp filter would not let a thread wait. A failed Park changes nothing, unless the file exists afterwards: then Unpark restores the threads.
+// seccomp filter would not let a thread wait. A failed Park changes nothing, unless the file
+// exists afterwards: then ReturnBorrowed restores the threads.
 func Park(ctx context.Context, pid int, except []int, saved string) (Parked, error) {
 	return parkIn(ctx, pid, except, saved, func(string) {})
 }
@@ -73,6 +74,7 @@ func parkIn(ctx context.Context, pid int, except []int, saved string, at func(st
 func (l *loan) takeEvery(ctx context.Context, process *proc.Process, except []int) error {
 	for found := l.threads; len(found) > 0; {
 		if err := l.seizeAll(found); err != nil {
+			l.letGo()
 			return err
 		}
 		if err := l.hold(ctx); err != nil {
@@ -112,9 +114,8 @@ func (l *loan) pointAtWait(t *borrowedThread) error {
 
 func (l *loan) waiting(t *borrowedThread) registers {
 	const privateWait = 0 | 128 // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
-	regs := t.Registers.calling(l.instruction, unix.SYS_FUTEX, l.word(), privateWait, uint64(l.value))
-	regs.setArgument(3, 0) // no time limit
-	return regs
+	const noTimeLimit = 0
+	return t.Registers.calling(l.instruction, unix.SYS_FUTEX, l.word(), privateWait, uint64(l.value), noTimeLimit)
 }
 
 // word is the address on which the threads wait. It lies in code, so nobody changes the
@@ -161,15 +162,9 @@ func (p Parked) Continue(process *proc.Process) error {
 		return err
 	}
 	// A SIGCONT that is pending in an image makes criu's restore fail. A SIGTSTP cancels
-	// it, and the SIGCONT that follows Unpark cancels the SIGTSTP.
+	// it, and the SIGCONT that follows ReturnBorrowed cancels the SIGTSTP.
 	return process.Signal(unix.SIGTSTP)
 }
-
-// Unpark gives the threads in the file saved their own registers and signal masks again and
-// removes the file, whether or not the process is stopped. The threads go on as soon as the
-// process is continued. An interrupted Unpark can be repeated. If there is no such file,
-// there is nothing to do.
-func Unpark(ctx context.Context, saved string) error { return ReturnBorrowed(ctx, saved) }
 
 // LooksParked reports whether a process seems to be parked, judged without the file: its
 // first thread blocks every signal that can be blocked, or all but SIGCONT. Programs do not
@@ -223,7 +218,7 @@ func (p Parked) Validate() error {
 	return nil
 }
 
-// WriteRestored writes the file with which [Unpark] finds the parked threads of an image in the
+// WriteRestored writes the file with which [ReturnBorrowed] finds the parked threads of an image in the
 // process that criu has restored from it.
 func (p Parked) WriteRestored(process *proc.Process, saved string) error {
 	tids, err := proc.Threads(process.PID)

@@ -71,8 +71,8 @@ func TestParkedThreadsRunNothingWhateverContinuesThem(t *testing.T) {
 			t.Fatalf("threads ran while they were parked: %v, then %v", before, now)
 		}
 		// By a program that finds the process running.
-		must(t, Unpark(t.Context(), p.saved))
-		must(t, Unpark(t.Context(), p.saved))
+		must(t, ReturnBorrowed(t.Context(), p.saved))
+		must(t, ReturnBorrowed(t.Context(), p.saved))
 		p.goesOn(t)
 	}
 }
@@ -88,7 +88,7 @@ func TestSignalsToAParkedProcessAreTakenOnceAfterwards(t *testing.T) {
 		t.Fatal("a parked thread took a signal")
 	}
 	p.stop(t)
-	must(t, Unpark(t.Context(), p.saved))
+	must(t, ReturnBorrowed(t.Context(), p.saved))
 	p.wantReturned(t)
 	p.goesOn(t)
 	eventually(t, "the signals", func() bool { return p.Terminated.Load() == 1 && p.Poked.Load() == 1 })
@@ -106,7 +106,7 @@ func TestNoSigcontWaitsForAParkedProcess(t *testing.T) {
 			if pending := p.pending(t); pending != left {
 				t.Fatalf("signals %#x are pending, want %#x", pending, left)
 			}
-			must(t, Unpark(t.Context(), p.saved))
+			must(t, ReturnBorrowed(t.Context(), p.saved))
 			p.goesOn(t)
 			if pending := p.pending(t); pending != 0 {
 				t.Fatalf("signals %#x are left pending", pending)
@@ -145,7 +145,7 @@ func TestAThreadThatIsNotParkedRunsOn(t *testing.T) {
 			t.Fatalf("others ran: %v, then %v", before, now)
 		}
 		p.stop(t)
-		must(t, Unpark(t.Context(), p.saved))
+		must(t, ReturnBorrowed(t.Context(), p.saved))
 		p.wantReturned(t)
 		p.goesOn(t)
 		if runs {
@@ -172,7 +172,7 @@ func TestParkedThreadsCanBeBorrowed(t *testing.T) {
 		t.Fatalf("they ran: %v, then %v", before, now)
 	}
 	p.stop(t)
-	must(t, Unpark(t.Context(), p.saved))
+	must(t, ReturnBorrowed(t.Context(), p.saved))
 	p.goesOn(t)
 }
 
@@ -190,7 +190,7 @@ func TestParkedThreadsOfAnImageAreFoundAgain(t *testing.T) {
 	must(t, read.Validate())
 	must(t, os.Remove(p.saved))
 	must(t, read.WriteRestored(p.Process, p.saved))
-	must(t, Unpark(t.Context(), p.saved))
+	must(t, ReturnBorrowed(t.Context(), p.saved))
 	p.wantReturned(t)
 	must(t, p.Signal(unix.SIGCONT))
 	p.goesOnAfterRestore(t)
@@ -254,7 +254,7 @@ func TestAProcessIsParkedWhileItRuns(t *testing.T) {
 		if now := p.rounds(); now != before {
 			t.Fatalf("threads ran while they were parked: %v, then %v", before, now)
 		}
-		must(t, Unpark(t.Context(), p.saved))
+		must(t, ReturnBorrowed(t.Context(), p.saved))
 		p.goesOn(t)
 	}
 }
@@ -268,14 +268,14 @@ func TestThreadsThatRunAlreadyAreLeftAlone(t *testing.T) {
 	p.park(t)
 	file, err := readSavedThreads(p.saved)
 	must(t, err)
-	must(t, Unpark(t.Context(), p.saved))
+	must(t, ReturnBorrowed(t.Context(), p.saved))
 	p.goesOn(t)
 	const blockedThen = 1 << (unix.SIGUSR2 - 1)
 	for i := range file.Threads {
 		file.Threads[i].Mask = blockedThen
 	}
 	must(t, file.write(p.saved))
-	must(t, Unpark(t.Context(), p.saved))
+	must(t, ReturnBorrowed(t.Context(), p.saved))
 	for _, thread := range file.Threads {
 		status, err := proc.ReadStatus(thread.TID)
 		if must(t, err); status.Blocked == blockedThen {

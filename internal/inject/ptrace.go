@@ -6,14 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests for which x/sys/unix has no function.
-const (
-	ptraceGetSigmask           = 0x420a
-	ptraceSetSigmask           = 0x420b
-	ptraceSeccompGetFilter     = 0x420c
-	ptraceGetRseqConfiguration = 0x420f
-)
-
+// ptrace is for requests for which x/sys/unix has no function.
 func ptrace(request, tid int, address uintptr, data unsafe.Pointer) error {
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, uintptr(request), uintptr(tid), address, uintptr(data), 0, 0)
 	if errno != 0 {
@@ -32,11 +25,11 @@ const allSignals = ^signalMask(0)
 // like, this is the mask that the kernel puts back after the call; the mask of the call is
 // set again when the call is restarted.
 func (m *signalMask) read(tid int) error {
-	return ptrace(ptraceGetSigmask, tid, unsafe.Sizeof(*m), unsafe.Pointer(m))
+	return ptrace(unix.PTRACE_GETSIGMASK, tid, unsafe.Sizeof(*m), unsafe.Pointer(m))
 }
 
 func (m signalMask) write(tid int) error {
-	return ptrace(ptraceSetSigmask, tid, unsafe.Sizeof(m), unsafe.Pointer(&m))
+	return ptrace(unix.PTRACE_SETSIGMASK, tid, unsafe.Sizeof(m), unsafe.Pointer(&m))
 }
 
 // isSyscallStop reports whether a thread stopped at the entry or exit of a system call. It

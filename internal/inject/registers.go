@@ -22,6 +22,15 @@ func (r *registers) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// calling returns registers with which a thread makes a system call by the instruction at an address.
+func (r registers) calling(address, number uint64, arguments ...uint64) registers {
+	r.setCall(address, number)
+	for i, value := range arguments {
+		r.setArgument(i, value)
+	}
+	return r
+}
+
 func (r *registers) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(r)), unsafe.Sizeof(*r))
 }

@@ -36,13 +36,10 @@ func (r *registers) pc() uint64 { return r.Rip }
 
 func (r *registers) setPC(address uint64) { r.Rip = address }
 
-// calling returns registers with which a thread makes a system call by the instruction at
-// address. Orig_rax says that the thread is not in a system call, so that the kernel
-// restarts none, whatever Rax holds.
-func (r registers) calling(address uint64, number, a, b, c uint64) registers {
+// setCall has a thread make a system call by the instruction at address. Orig_rax says that the
+// thread is not in a system call, so that the kernel restarts none, whatever Rax holds.
+func (r *registers) setCall(address, number uint64) {
 	r.Rip, r.Rax, r.Orig_rax = address, number, ^uint64(0)
-	r.Rdi, r.Rsi, r.Rdx = a, b, c
-	return r
 }
 
 // A system call changes only three registers, which we put back. So a thread need not be in

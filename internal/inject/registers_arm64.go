@@ -40,15 +40,9 @@ func (r *registers) pc() uint64 { return r.Pc }
 
 func (r *registers) setPC(address uint64) { r.Pc = address }
 
-// calling returns registers with which a thread makes a system call by the instruction at
-// address. It does not set x7: at the stops of a system call the kernel shows something
-// else there and ignores what is written.
-func (r registers) calling(address uint64, number, a, b, c uint64) registers {
-	r.Pc = address
-	r.Regs[8] = number
-	r.Regs[0], r.Regs[1], r.Regs[2] = a, b, c
-	return r
-}
+// setCall has a thread make a system call by the instruction at address. It does not set x7: at the
+// stops of a system call the kernel shows something else there and ignores what is written.
+func (r *registers) setCall(address, number uint64) { r.Pc, r.Regs[8] = address, number }
 
 // A system call clears the parts of the vector registers beyond 128 bits (SVE). So only
 // threads that are in a system call, or right before one, can be borrowed.

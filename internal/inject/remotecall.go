@@ -33,16 +33,18 @@ func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall
 	err := l.until(ctx, func() bool {
 		busy := false
 		for _, t := range l.threads {
-			if t.state == returned && t.slice != (proc.Range{}) {
-				failed = firstOf(failed, l.result(t, what), l.idle(t))
+			var err error
+			if t.state == ended || t.state == returned && t.slice != (proc.Range{}) {
+				if _, err = l.leave(t); err != nil {
+					err = fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
+				}
 				t.slice = proc.Range{}
 			}
-			if (t.state == held || t.state == returned) && len(slices) > 0 && failed == nil {
+			if failed = firstOf(failed, err); failed == nil && (t.state == held || t.state == returned) && len(slices) > 0 {
 				t.slice, slices = slices[0], slices[1:]
-				failed = l.call(t, what)
-			}
-			if t.state == ended {
-				failed = firstOf(failed, fmt.Errorf("%v in thread %d of process %d: %w", what, t.TID, l.pid, proc.ErrGone))
+				if err := l.enter(t, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument)); err != nil {
+					failed = fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
+				}
 			}
 			busy = busy || t.state == called || t.state == inside
 		}
@@ -57,17 +59,9 @@ func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall
 	return failed
 }
 
-// call starts a system call in a thread that is in one of our stops.
-func (l *loan) call(t *borrowedThread, what remoteCall) error {
-	err := l.enter(t, t.Registers.calling(l.instruction, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument)))
-	if err != nil {
-		return fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
-	}
-	return nil
-}
-
-// enter lets a thread that is in one of our stops enter the kernel with these registers.
-func (l *loan) enter(t *borrowedThread, regs registers) error {
+// enter lets a thread that is in one of our stops make a system call.
+func (l *loan) enter(t *borrowedThread, number uint64, arguments ...uint64) error {
+	regs := t.Registers.calling(l.instruction, number, arguments...)
 	err := regs.write(t.TID)
 	if err == nil {
 		err = unix.PtraceSyscall(t.TID, 0)
@@ -79,27 +73,21 @@ func (l *loan) enter(t *borrowedThread, regs registers) error {
 	return nil
 }
 
-func (l *loan) result(t *borrowedThread, what remoteCall) error {
-	if _, err := t.result(); err != nil {
-		return fmt.Errorf("%v of %#x-%#x in thread %d of process %d: %w", what, t.slice.Start, t.slice.End, t.TID, l.pid, err)
+// leave returns what the call of a thread has returned.
+func (l *loan) leave(t *borrowedThread) (uint64, error) {
+	if t.state == ended {
+		return 0, proc.ErrGone
 	}
-	return nil
-}
-
-// result returns what the thread's call has returned.
-func (t *borrowedThread) result() (uint64, error) {
 	var regs registers
 	err := regs.read(t.TID)
 	result := regs.result()
 	switch {
 	case errors.Is(err, unix.ESRCH):
-		return 0, proc.ErrGone
-	case err != nil:
-		return 0, err
-	case -4096 < result && result < 0: // linux/err.h
-		return 0, unix.Errno(-result)
+		err = proc.ErrGone
+	case err == nil && -4096 < result && result < 0: // linux/err.h
+		err = unix.Errno(-result)
 	}
-	return uint64(result), nil
+	return uint64(result), firstOf(err, l.idle(t))
 }
 
 // idle points a thread whose call has returned at the endless wait. We may be killed before

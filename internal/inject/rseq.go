@@ -21,7 +21,7 @@ func leaveRestartableSequence(process *proc.Process, tid int, regs *registers) e
 		size, signature, flags uint32
 		_                      uint32
 	}
-	err := ptrace(ptraceGetRseqConfiguration, tid, unsafe.Sizeof(config), unsafe.Pointer(&config))
+	err := ptrace(unix.PTRACE_GET_RSEQ_CONFIGURATION, tid, unsafe.Sizeof(config), unsafe.Pointer(&config))
 	if errors.Is(err, unix.EIO) || errors.Is(err, unix.EINVAL) {
 		if _, _, errno := unix.RawSyscall6(unix.SYS_RSEQ, 0, 0, 0, 0, 0, 0); errno == unix.ENOSYS {
 			return nil

@@ -119,9 +119,6 @@ func (r *Record) parse(data []byte) error {
 		if id.PID <= 0 {
 			return fmt.Errorf("it names a process with pid %d", id.PID)
 		}
-		if err := id.Complete(); err != nil {
-			return err
-		}
 	}
 	switch {
 	case r.Kind == KindRestore && r.Manifest == nil:

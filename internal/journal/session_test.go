@@ -18,10 +18,11 @@ import (
 // ident makes the identity of a process of this pid namespace.
 func ident(t testing.TB, pid int, start uint64) proc.Ident {
 	t.Helper()
-	id := proc.Ident{PID: pid, StartTime: start}
-	if err := id.Complete(); err != nil {
+	id, err := proc.IdentOf(os.Getpid())
+	if err != nil {
 		t.Fatal(err)
 	}
+	id.PID, id.StartTime = pid, start
 	return id
 }
 

@@ -2,11 +2,8 @@ package netlock
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -33,18 +30,9 @@ func socketsOf(p *proc.Process) (sockets []socket, err error) {
 			sockets = nil
 		}
 	}()
-	dir := fmt.Sprintf("/proc/%d/fd", p.PID)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, proc.GoneOr(p.PID, err)
-	}
-	for _, entry := range entries {
-		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
-		if err != nil || !strings.HasPrefix(link, "socket:") {
-			continue
-		}
-		fd, err := strconv.Atoi(entry.Name())
-		if err != nil {
+	open, err := proc.Descriptors(p.PID)
+	for fd, link := range open {
+		if !strings.HasPrefix(link, "socket:") {
 			continue
 		}
 		f, err := p.ShareDescriptor(fd)
@@ -61,7 +49,7 @@ func socketsOf(p *proc.Process) (sockets []socket, err error) {
 		}
 		sockets = append(sockets, socket{f, c})
 	}
-	return sockets, nil
+	return sockets, err
 }
 
 func closeAll(sockets []socket) {

@@ -3,6 +3,7 @@ package proc
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -27,6 +28,24 @@ func (p *Process) share(fd int) (shared int, err error) {
 		return err
 	})
 	return shared, err
+}
+
+// Descriptors returns what each open descriptor of a process refers to, such as "socket:[4711]".
+func Descriptors(pid int) (map[int]string, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, GoneOr(pid, err)
+	}
+	open := make(map[int]string)
+	for _, entry := range entries {
+		fd, err := strconv.Atoi(entry.Name())
+		link, linkErr := os.Readlink(filepath.Join(dir, entry.Name()))
+		if err == nil && linkErr == nil { // else it was closed meanwhile
+			open[fd] = link
+		}
+	}
+	return open, nil
 }
 
 // DescriptorInfo is what /proc/PID/fdinfo tells of a descriptor.

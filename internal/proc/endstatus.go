@@ -1,12 +1,10 @@
 package proc
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,11 +17,9 @@ func (p *Process) EndStatus() (status unix.WaitStatus, known bool) {
 			return status, true
 		}
 	}
-	_ = p.control(func(pidfd int) error {
-		status, known = reapedStatus(uintptr(pidfd))
-		return nil
-	})
-	return status, known
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	err := p.control(func(pidfd int) error { return unix.IoctlPidfdInfo(pidfd, &info) })
+	return unix.WaitStatus(info.Exit_code), err == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
 }
 
 // zombieStatus finds the status in /proc/PID/stat of a process that has ended.
@@ -35,21 +31,4 @@ func zombieStatus(stat string) (unix.WaitStatus, bool) {
 	}
 	code, err := strconv.Atoi(fields[exitCode])
 	return unix.WaitStatus(code), err == nil
-}
-
-// reapedStatus asks for what the kernel keeps of a process for which its parent has waited.
-func reapedStatus(pidfd uintptr) (unix.WaitStatus, bool) {
-	const ( // of <linux/pidfd.h>
-		infoSize  = 64 // of struct pidfd_info: mask, cgroupid, and twelve numbers of 4 bytes
-		getInfo   = 3<<30 | infoSize<<16 | 0xff<<8 | 11
-		infoExit  = 1 << 3
-		endStatus = infoSize - 4
-	)
-	var info [infoSize]byte
-	binary.NativeEndian.PutUint64(info[:], infoExit)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, pidfd, getInfo, uintptr(unsafe.Pointer(&info)))
-	if errno != 0 || binary.NativeEndian.Uint64(info[:])&infoExit == 0 {
-		return 0, false
-	}
-	return unix.WaitStatus(binary.NativeEndian.Uint32(info[endStatus:])), true
 }

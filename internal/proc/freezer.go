@@ -44,12 +44,12 @@ func (h *Hierarchies) FreezersOf(pid int) ([]Freezer, error) {
 
 // Frozen reports whether this group itself, and not one above it, was told to freeze.
 func (f Freezer) Frozen() (bool, error) {
-	file, frozen := filepath.Join(f.Dir, "cgroup.freeze"), "1"
+	file := "cgroup.freeze"
 	if f.V1 {
-		file, frozen = filepath.Join(f.Dir, "freezer.self_freezing"), "1"
+		file = "freezer.self_freezing"
 	}
-	data, err := os.ReadFile(file)
-	return strings.TrimSpace(string(data)) == frozen, err
+	data, err := os.ReadFile(filepath.Join(f.Dir, file))
+	return strings.TrimSpace(string(data)) == "1", err
 }
 
 // Freeze freezes the group and waits until all its tasks are frozen.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -97,52 +96,47 @@ func (c *OOMCounter) Kills() uint64 {
 }
 
 func (c *OOMCounter) read() (uint64, error) {
-	data, err := os.ReadFile(c.file)
-	for line := range strings.Lines(string(data)) {
-		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == "oom_kill" {
-			return strconv.ParseUint(value, 10, 64)
-		}
+	counters, err := readCounters(c.file)
+	count, has := counters["oom_kill"]
+	if err == nil && !has {
+		err = errors.ErrUnsupported
 	}
-	return 0, errors.Join(err, errors.ErrUnsupported)
+	return count, err
 }
 
 // readMemoryGroup reads one group. A group without the controller, such as the root of v2,
 // has no limit.
 func readMemoryGroup(dir string, v1 bool) (MemoryGroup, error) {
 	g := MemoryGroup{Dir: dir, V1: v1, Limit: unlimited}
-	limit, err := os.ReadFile(filepath.Join(dir, g.LimitFile()))
-	if errors.Is(err, os.ErrNotExist) || strings.TrimSpace(string(limit)) == "max" {
+	limit, err := readNumber(filepath.Join(dir, g.LimitFile()))
+	if errors.Is(err, os.ErrNotExist) || limit >= unlimited {
 		return g, nil
 	}
 	usageFile, cache := "memory.current", []string{"active_file", "inactive_file"}
 	if v1 {
 		usageFile, cache = "memory.usage_in_bytes", []string{"total_active_file", "total_inactive_file"}
 	}
-	if err == nil {
-		g.Limit, err = strconv.ParseUint(strings.TrimSpace(string(limit)), 10, 64)
-	}
-	var usage, stat []byte
-	if err == nil {
-		usage, err = os.ReadFile(filepath.Join(dir, usageFile))
-	}
-	if err == nil {
-		g.Usage, err = strconv.ParseUint(strings.TrimSpace(string(usage)), 10, 64)
-	}
-	if err == nil {
-		stat, err = os.ReadFile(filepath.Join(dir, "memory.stat"))
-	}
-	if err != nil {
+	usage, usageErr := readNumber(filepath.Join(dir, usageFile))
+	counters, statErr := readCounters(filepath.Join(dir, "memory.stat"))
+	if err := errors.Join(err, usageErr, statErr); err != nil {
 		return g, fmt.Errorf("memory control group %s: %w", dir, err)
 	}
-	for line := range strings.Lines(string(stat)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if slices.Contains(cache, name) {
-			bytes, err := strconv.ParseUint(value, 10, 64)
-			if err != nil {
-				return g, fmt.Errorf("memory control group %s: %s: %w", dir, name, err)
-			}
-			g.Reclaimable += bytes
-		}
+	g.Limit, g.Usage = uint64(limit), uint64(usage)
+	for _, name := range cache {
+		g.Reclaimable += counters[name]
 	}
 	return g, nil
+}
+
+// readCounters reads a file whose lines are a name and a number.
+func readCounters(path string) (map[string]uint64, error) {
+	data, err := os.ReadFile(path)
+	counters := make(map[string]uint64)
+	for line := range strings.Lines(string(data)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if counters[name], err = strconv.ParseUint(value, 10, 64); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", path, name, err)
+		}
+	}
+	return counters, err
 }

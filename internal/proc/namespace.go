@@ -43,22 +43,6 @@ func (id Ident) IsOwn(other Ident) bool {
 	return id.PID == other.PID && id.PIDNamespace == other.PIDNamespace && id.StartTime <= other.StartTime+1 && other.StartTime <= id.StartTime+1
 }
 
-// Complete fills in what an earlier version left out of an identity that it wrote. Such an
-// identity names a process of this pid namespace, with the start time that this time
-// namespace shows.
-func (id *Ident) Complete() error {
-	if id.PIDNamespace != 0 {
-		return nil
-	}
-	offset, err := boottimeTicks()
-	if err != nil {
-		return err
-	}
-	id.PIDNamespace = ownPIDNamespace()
-	id.StartTime -= uint64(offset)
-	return nil
-}
-
 // ownPIDNamespace returns the inode of this program's pid namespace, or 0 if it cannot be
 // read.
 func ownPIDNamespace() uint64 {

@@ -21,8 +21,8 @@ type Ident struct {
 	// StartTime is in clock ticks since the host booted: field 22 of /proc/PID/stat, less
 	// the offset that the reader's time namespace adds.
 	StartTime uint64 `json:"start_time"`
-	// PIDNamespace is the inode of the namespace in which the process has the pid. It is 0
-	// if an earlier version wrote the identity.
+	// PIDNamespace is the inode of the namespace in which the process has the pid; 0 if that cannot
+	// be read.
 	PIDNamespace uint64 `json:"pid_namespace,omitempty"`
 }
 

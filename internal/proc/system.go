@@ -2,6 +2,7 @@ package proc
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -102,10 +103,19 @@ func (s System) TaskRoom(pid int) (int, error) {
 	})
 }
 
+// readNumber reads a number from a file; the largest one if that says "max".
 func readNumber(path string) (int, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
-	return strconv.Atoi(strings.TrimSpace(string(data)))
+	text := strings.TrimSpace(string(data))
+	if text == "max" {
+		return math.MaxInt, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return n, nil
 }

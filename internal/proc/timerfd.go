@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -19,25 +17,16 @@ import (
 //
 // The timers expire at once, as they had before the dump. The process must not run.
 func (p *Process) RearmTimers() error {
-	dir := fmt.Sprintf("/proc/%d/fd", p.PID)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return GoneOr(p.PID, err)
-	}
-	for _, entry := range entries {
-		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
-		if err != nil || link != "anon_inode:[timerfd]" {
+	open, err := Descriptors(p.PID)
+	for fd, link := range open {
+		if link != "anon_inode:[timerfd]" {
 			continue
 		}
-		fd, err := strconv.Atoi(entry.Name())
-		if err == nil {
-			err = p.rearmTimer(fd)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := p.rearmTimer(fd); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("timer on descriptor %d of process %d: %w", fd, p.PID, err)
 		}
 	}
-	return nil
+	return err
 }
 
 func (p *Process) rearmTimer(fd int) error {
