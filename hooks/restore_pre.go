@@ -8,11 +8,11 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/netlock"
 	"cucriu/internal/pages"
-	"cucriu/internal/pstree"
 )
 
 // onPreRestore makes every check that needs no process. An error makes criu give up before it
@@ -94,7 +94,7 @@ func (h *Hook) planRestore(ctx context.Context, manifest image.Manifest) error {
 
 // freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.
 func (h *Hook) freeAddresses(ctx context.Context, imageDir string) error {
-	addresses, err := pstree.TCPAddresses(imageDir)
+	addresses, err := criuimage.BoundAddresses(imageDir)
 	if err != nil {
 		return nil // criu itself judges its images, which may be streamed
 	}
@@ -114,7 +114,7 @@ func (h *Hook) freeAddresses(ctx context.Context, imageDir string) error {
 // refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that
 // only when it creates the processes.
 func (h *Hook) refuseTakenPIDs(ctx context.Context, imageDir string) error {
-	tree, err := pstree.Read(imageDir)
+	tree, err := criuimage.ReadTree(imageDir)
 	if err != nil || tree.OwnPIDs {
 		return nil // criu itself judges its images, which may be streamed
 	}

@@ -13,7 +13,6 @@ import (
 
 	"cucriu/internal/criuimage"
 	"cucriu/internal/journal"
-	"cucriu/internal/pstree"
 )
 
 // changedImages returns the directory from which criu restores: that of the image, or, if sockets
@@ -24,7 +23,7 @@ func (d *drive) changedImages() (dir string, release func(), err error) {
 	if d.kind != journal.KindRestore {
 		return dir, release, nil
 	}
-	tree, err := pstree.Read(dir)
+	tree, err := criuimage.ReadTree(dir)
 	if err != nil || tree.OwnMounts { // criu judges its images; where it looks for those of a container, links lead nowhere
 		return dir, release, nil
 	}
@@ -68,7 +67,7 @@ var (
 )
 
 // socketNames returns what names the sockets of an image.
-func socketNames(tree pstree.Tree) (func(name string) string, error) {
+func socketNames(tree criuimage.Tree) (func(name string) string, error) {
 	given := make(map[string]string)
 	if tree.OwnNetwork { // and so are its names
 		return func(name string) string { return name }, nil

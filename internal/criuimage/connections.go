@@ -3,12 +3,10 @@ package criuimage
 import (
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
 
-	"github.com/checkpoint-restore/go-criu/v7/crit"
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
 	sk_inet "github.com/checkpoint-restore/go-criu/v7/crit/images/sk-inet"
 	"golang.org/x/sys/unix"
@@ -31,7 +29,7 @@ func (c Connection) String() string { return c.Local.String() + " to " + c.Remot
 
 // OutsideConnections returns the TCP connections of the images whose other end is not in them.
 func OutsideConnections(dir string) ([]Connection, error) {
-	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	entries, err := readFiles(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +53,7 @@ type FileChanges struct {
 // WriteChangedFiles writes the image of open files of dir to another place, with changes. It writes
 // nothing and returns false if nothing changes.
 func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err error) {
-	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	entries, err := readFiles(dir)
 	if err != nil {
 		return false, err
 	}
@@ -69,7 +67,7 @@ func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err e
 		}
 	}
 	for _, entry := range entries {
-		if socket := entry.(*fdinfo.FileEntry).GetUsk(); len(socket.GetName()) > 0 {
+		if socket := entry.GetUsk(); len(socket.GetName()) > 0 {
 			name := changes.NameSocket(string(socket.GetName()))
 			changed = changed || name != string(socket.GetName())
 			socket.Name = []byte(name)
@@ -78,7 +76,7 @@ func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err e
 	if !changed {
 		return false, nil
 	}
-	data, err := magicOf(filepath.Join(dir, FilesName))
+	data, _, err := readFrames(dir, FilesName, "FILES")
 	if err != nil {
 		return false, err
 	}
@@ -93,31 +91,12 @@ func WriteChangedFiles(dir, to string, changes FileChanges) (changed bool, err e
 	return true, os.WriteFile(filepath.Join(to, FilesName), data, 0o600)
 }
 
-// magicOf returns the bytes before the first entry of an image.
-func magicOf(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if _, err := crit.ReadMagic(f); err != nil {
-		return nil, err
-	}
-	begin, err := f.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return nil, err
-	}
-	magic := make([]byte, begin)
-	_, err = f.ReadAt(magic, 0)
-	return magic, err
-}
-
 // outsideOf returns the sockets among the open files whose other end is not among them.
-func outsideOf(entries []proto.Message) []*sk_inet.InetSkEntry {
+func outsideOf(entries []*fdinfo.FileEntry) []*sk_inet.InetSkEntry {
 	ends := make(map[Connection]bool)
 	var connected []*sk_inet.InetSkEntry
 	for _, entry := range entries {
-		socket := entry.(*fdinfo.FileEntry).GetIsk()
+		socket := entry.GetIsk()
 		if socket.GetProto() != unix.IPPROTO_TCP || socket.GetType() != unix.SOCK_STREAM || socket.GetDstPort() == 0 ||
 			socket.GetState() == tcpClose || socket.GetState() == tcpListen {
 			continue
@@ -151,4 +130,22 @@ func addressOf(words []uint32) netip.Addr {
 	}
 	address, _ := netip.AddrFromSlice(data)
 	return address.Unmap()
+}
+
+// BoundAddresses returns the local addresses of the TCP sockets of an image that a restore binds in
+// criu's own network namespace.
+func BoundAddresses(dir string) ([]netip.AddrPort, error) {
+	tree, err := ReadTree(dir)
+	if err != nil || tree.OwnNetwork {
+		return nil, err
+	}
+	entries, err := readFiles(dir)
+	var addresses []netip.AddrPort
+	for _, entry := range entries {
+		socket := entry.GetIsk()
+		if local := connectionOf(socket).Local; socket.GetProto() == unix.IPPROTO_TCP && local.Port() != 0 {
+			addresses = append(addresses, local)
+		}
+	}
+	return addresses, err
 }

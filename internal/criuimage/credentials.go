@@ -1,11 +1,6 @@
 package criuimage
 
-import (
-	"fmt"
-	"slices"
-
-	criucore "github.com/checkpoint-restore/go-criu/v7/crit/images/criu-core"
-)
+import "slices"
 
 // Credentials are the rights of a thread in the images.
 type Credentials struct {
@@ -24,8 +19,7 @@ func ReadCredentials(dir string) ([]Credentials, error) {
 	var all []Credentials
 	for _, task := range tree.Tasks {
 		for _, tid := range slices.Compact(slices.Sorted(slices.Values(append([]int{task.PID}, task.Threads...)))) {
-			name := fmt.Sprintf("core-%d.img", tid)
-			core, err := onlyEntry(dir, name, "CORE", &criucore.CoreEntry{})
+			core, err := readCore(dir, tid)
 			if err != nil {
 				return nil, err
 			}

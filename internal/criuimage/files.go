@@ -9,6 +9,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v7/crit/images/fdinfo"
 	remap "github.com/checkpoint-restore/go-criu/v7/crit/images/remap-file-path"
+	sk_unix "github.com/checkpoint-restore/go-criu/v7/crit/images/sk-unix"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,22 +25,22 @@ type File struct {
 // Files returns what criu opens by its path, in the order of the image. It leaves out what criu
 // makes by itself or finds in mount namespaces of the image.
 func Files(dir string) ([]File, error) {
-	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	entries, err := readFiles(dir)
 	if err != nil {
 		return nil, err
 	}
-	remaps, err := readImage(dir, "remap-fpath.img", "REMAP_FPATH", &remap.RemapFilePathEntry{})
+	remaps, err := readImage[*remap.RemapFilePathEntry](dir, "remap-fpath.img", "REMAP_FPATH")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	remapped := make(map[uint32]bool)
 	for _, entry := range remaps {
-		remapped[entry.(*remap.RemapFilePathEntry).GetOrigId()] = true
+		remapped[entry.GetOrigId()] = true
 	}
 	var files []File
 	known, elsewhere := make(map[string]int), make(map[string]bool)
 	for _, entry := range entries {
-		f := entry.(*fdinfo.FileEntry).GetReg()
+		f := entry.GetReg()
 		if f == nil || f.GetExt() || f.GetMntId() != -1 || remapped[f.GetId()] {
 			continue
 		}
@@ -66,23 +67,33 @@ func Files(dir string) ([]File, error) {
 // BoundSockets returns the paths to which criu binds UNIX sockets, outside of mount namespaces of the
 // image.
 func BoundSockets(dir string) ([]string, error) {
-	entries, err := readImage(dir, FilesName, "FILES", &fdinfo.FileEntry{})
+	entries, err := readFiles(dir)
 	if err != nil {
 		return nil, err
 	}
 	var paths []string
 	for _, entry := range entries {
-		socket := entry.(*fdinfo.FileEntry).GetUsk()
-		path := string(bytes.TrimRight(socket.GetName(), "\x00"))
-		if path == "" || path[0] == 0 || socket.GetDeleted() || socket.GetMntId() != -1 {
-			continue
-		}
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(socket.GetNameDir(), path)
-		}
-		if !slices.Contains(paths, path) {
+		socket := entry.GetUsk()
+		path := socketPath(socket)
+		if path != "" && !socket.GetDeleted() && socket.GetMntId() == -1 && !slices.Contains(paths, path) {
 			paths = append(paths, path)
 		}
 	}
 	return paths, nil
+}
+
+// socketPath returns the path to which a UNIX socket is bound; "" if it has none.
+func socketPath(socket *sk_unix.UnixSkEntry) string {
+	path := string(bytes.TrimRight(socket.GetName(), "\x00"))
+	if path == "" || path[0] == 0 {
+		return ""
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(socket.GetNameDir(), path)
+	}
+	return path
+}
+
+func readFiles(dir string) ([]*fdinfo.FileEntry, error) {
+	return readImage[*fdinfo.FileEntry](dir, FilesName, "FILES")
 }

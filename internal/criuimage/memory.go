@@ -7,8 +7,6 @@ import (
 	"path"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/internal/pagemap"
 )
 
@@ -17,9 +15,9 @@ import (
 const ParentName = "parent"
 
 func readPagemap(dir, name string) (pagemap.Map, error) {
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
+	f, err := open(dir, name)
 	if err != nil {
-		return pagemap.Map{}, missing(dir, name, err)
+		return pagemap.Map{}, err
 	}
 	defer f.Close()
 	m, err := pagemap.Read(f)

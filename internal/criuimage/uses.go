@@ -1,6 +1,7 @@
 package criuimage
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"maps"
@@ -47,7 +48,7 @@ func ReadUses(dir string) (u Uses, err error) {
 	for _, p := range info.Processes {
 		kinds["process "+withoutDigits(p.Name)] = true
 		u.Threads += p.Threads
-		if p.State == "dead" {
+		if p.State == stateDead {
 			continue
 		}
 		if areas, err := ReadAreas(dir, p.PID); err != nil {
@@ -72,13 +73,7 @@ func ReadUses(dir string) (u Uses, err error) {
 	}
 	err = eachEntry(dir, FilesName, "FILES", func(entry *fdinfo.FileEntry) {
 		kinds["file "+entry.GetType().String()] = true
-		name := entry.GetReg().GetName()
-		if socket := entry.GetUsk(); len(socket.GetName()) > 0 && socket.GetName()[0] != 0 {
-			if name = strings.TrimRight(string(socket.GetName()), "\x00"); !filepath.IsAbs(name) {
-				name = filepath.Join(socket.GetNameDir(), name)
-			}
-		}
-		if name != "" {
+		if name := cmp.Or(socketPath(entry.GetUsk()), entry.GetReg().GetName()); name != "" {
 			u.Paths = append(u.Paths, filepath.Join("/", name))
 		}
 	})
@@ -102,13 +97,12 @@ func ReadUses(dir string) (u Uses, err error) {
 
 // eachEntry visits the entries of an image, which need not be there.
 func eachEntry[T proto.Message](dir, name, kind string, visit func(T)) error {
-	var empty T
-	entries, err := readImage(dir, name, kind, empty.ProtoReflect().New().Interface())
+	entries, err := readImage[T](dir, name, kind)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, entry := range entries {
-		visit(entry.(T))
+		visit(entry)
 	}
 	return err
 }

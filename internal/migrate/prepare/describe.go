@@ -178,7 +178,7 @@ func groupOf(pid int) (string, error) {
 	return "", nil
 }
 
-// numbers lists what criu gives the restored processes again: see pstree.Tree.Numbers.
+// numbers lists what criu gives the restored processes again: see criuimage.Tree.Numbers.
 func numbers(pids []int) ([]int, error) {
 	var all []int
 	var root procfs.ProcStat
