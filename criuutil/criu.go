@@ -167,49 +167,54 @@ func arguments(pid int) ([]string, error) {
 func (c *Criu) readArguments(args []string) {
 	for i := 1; i < len(args); i++ {
 		arg := args[i]
+		next := func() (value string) {
+			if i++; i < len(args) {
+				value = args[i]
+			}
+			return value
+		}
 		switch {
 		case arg == "--":
 			return
 		case strings.HasPrefix(arg, "--"):
 			name, value, hasValue := strings.Cut(arg[2:], "=")
-			c.LeaveStopped = c.LeaveStopped || abbreviates(name, "leave-stopped", "leave-s")
-			c.LeaveRunning = c.LeaveRunning || abbreviates(name, "leave-running", "leave-r")
-			c.FreezeCgroup = c.FreezeCgroup || abbreviates(name, "freeze-cgroup", "fr")
-			c.RPC = c.RPC || name == "rpc"
-			c.PagesElsewhere = c.PagesElsewhere || abbreviates(name, "page-server", "pa") ||
-				abbreviates(name, "prev-images-dir", "pr") || abbreviates(name, "lazy-pages", "la") || abbreviates(name, "stream", "str")
-			c.LazyPages = c.LazyPages || abbreviates(name, "lazy-pages", "la")
-			if abbreviates(name, "libdir", "lib") {
-				if !hasValue && i+1 < len(args) {
-					i++
-					value = args[i]
-				}
-				c.LibDir = value
+			if !hasValue && abbreviates(name, "libdir", "lib") {
+				value = next()
 			}
+			c.option(name, value)
 		case len(arg) > 1 && arg[0] == '-':
-			for j, option := range arg[1:] {
-				c.LeaveStopped = c.LeaveStopped || option == 's'
-				c.LeaveRunning = c.LeaveRunning || option == 'R'
-				at := strings.IndexRune(shortOptions, option)
-				if at < 0 || !strings.HasPrefix(shortOptions[at+1:], ":") {
-					continue
-				}
-				// The rest of the cluster is the option's argument. If nothing is left, the
-				// argument is the next word, unless it is optional.
-				value := arg[j+2:]
-				if value == "" && !strings.HasPrefix(shortOptions[at+1:], "::") {
-					if i++; i < len(args) {
-						value = args[i]
+			for j, letter := range arg[1:] {
+				at, value := strings.IndexRune(shortOptions, letter), ""
+				takesValue := at >= 0 && strings.HasPrefix(shortOptions[at+1:], ":")
+				if takesValue {
+					// The rest of the cluster is the option's argument. If nothing is left, the
+					// argument is the next word, unless it is optional.
+					if value = arg[j+2:]; value == "" && !strings.HasPrefix(shortOptions[at+1:], "::") {
+						value = next()
 					}
 				}
-				if option == 'L' {
-					c.LibDir = value
+				c.option(map[rune]string{'s': "leave-stopped", 'R': "leave-running", 'L': "libdir"}[letter], value)
+				if takesValue {
+					break
 				}
-				break
 			}
 		case arg == "swrk" || arg == "service":
 			c.RPC = true
 		}
+	}
+}
+
+// option takes note of one of criu's long options.
+func (c *Criu) option(name, value string) {
+	is := func(option, shortest string) bool { return abbreviates(name, option, shortest) }
+	c.LeaveStopped = c.LeaveStopped || is("leave-stopped", "leave-s")
+	c.LeaveRunning = c.LeaveRunning || is("leave-running", "leave-r")
+	c.FreezeCgroup = c.FreezeCgroup || is("freeze-cgroup", "fr")
+	c.RPC = c.RPC || name == "rpc"
+	c.LazyPages = c.LazyPages || is("lazy-pages", "la")
+	c.PagesElsewhere = c.PagesElsewhere || c.LazyPages || is("page-server", "pa") || is("prev-images-dir", "pr") || is("stream", "str")
+	if is("libdir", "lib") {
+		c.LibDir = value
 	}
 }
 
@@ -256,20 +261,8 @@ func (c *Criu) readConfiguration(text string) {
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")
 		fields := strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t\n=", r) })
-		if len(fields) == 0 {
-			continue
-		}
-		c.LeaveStopped = c.LeaveStopped || fields[0] == "leave-stopped"
-		c.LeaveRunning = c.LeaveRunning || fields[0] == "leave-running"
-		c.FreezeCgroup = c.FreezeCgroup || fields[0] == "freeze-cgroup"
-		c.LazyPages = c.LazyPages || fields[0] == "lazy-pages"
-		switch fields[0] {
-		case "page-server", "prev-images-dir", "lazy-pages", "stream":
-			c.PagesElsewhere = true
-		case "libdir":
-			if len(fields) > 1 {
-				c.LibDir = strings.Trim(fields[1], `"`)
-			}
+		if len(fields) > 0 {
+			c.option(fields[0], strings.Trim(append(fields, "")[1], `"`))
 		}
 	}
 }

@@ -85,16 +85,14 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 		return err
 	}
 	preflight.LimitOwnMemory()
-	ctx, p := cmd.Context(), newProgress()
+	p := newProgress()
 	hook.Progress = p.step
 	var result checkpoint.Result
-	err = p.during(ctx, "undoing what was begun, as soon as criu comes to a point where it can be", func() (err error) {
-		result, err = do(ctx, hook)
+	err = atSignal(cmd, p.say, "undoing what was begun, as soon as criu comes to a point where it can be", func() (err error) {
+		result, err = do(cmd.Context(), hook)
 		return err
 	})
-	if err == nil && ctx.Err() != nil {
-		p.say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), cmd.Name()))
-	}
+	p.stop()
 	summary := newSummary(cmd.Name(), result, err)
 	return errors.Join(err, show(cmd, summary, func(out io.Writer) error {
 		if err == nil {

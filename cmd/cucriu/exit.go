@@ -113,23 +113,24 @@ func untilSignal() context.Context {
 }
 
 func deferStops(cmd *cobra.Command) (over func()) {
-	return job.DeferStops(func() {
-		fmt.Fprintf(logging.Stderr(), "cucriu: got SIGTSTP: this command stops when the %s is over\n", cmd.Name())
-	})
+	return job.DeferStops(func() { say(fmt.Sprintf("got SIGTSTP: this command stops when the %s is over", cmd.Name())) })
 }
 
-// atSignal does something, and prints what a signal will do, when it comes, and at the end whether
+// say tells people something beside the output of a command.
+func say(text string) { fmt.Fprintln(logging.Stderr(), "cucriu: "+text) }
+
+// atSignal does something, and says what a signal will do, when it comes, and at the end whether
 // it came too late.
-func atSignal(cmd *cobra.Command, text string, do func() error) error {
+func atSignal(cmd *cobra.Command, say func(string), text string, do func() error) error {
 	ctx, said := cmd.Context(), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(said)
-		fmt.Fprintf(logging.Stderr(), "cucriu: %v: %s\n", context.Cause(ctx), text)
+		say(fmt.Sprintf("%v: %s", context.Cause(ctx), text))
 	})
 	err := do()
 	if !stop() {
 		if <-said; err == nil {
-			fmt.Fprintf(logging.Stderr(), "cucriu: %v too late: the %s is complete\n", context.Cause(ctx), cmd.Name())
+			say(fmt.Sprintf("%v too late: the %s is complete", context.Cause(ctx), cmd.Name()))
 		}
 	}
 	return err

@@ -17,7 +17,6 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/logging"
 	"cucriu/internal/units"
 )
 
@@ -185,7 +184,7 @@ func askCommand(op, short, long string) *cobra.Command {
 			}
 			answer, err := jobs.Ask(cmd.Context(), hook.Config.RunDir, job, jobs.Request{Op: op}, func(text string) {
 				if !asJSON(cmd) {
-					fmt.Fprintf(logging.Stderr(), "cucriu: %s\n", text)
+					say(text)
 				}
 			})
 			if err != nil {

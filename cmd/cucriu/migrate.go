@@ -74,10 +74,11 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			p := newProgress()
 			o.Progress = p.migration
 			var result migrate.Result
-			err = p.during(cmd.Context(), "the job goes on here, unless it is complete there already", func() (err error) {
+			err = atSignal(cmd, p.say, "the job goes on here, unless it is complete there already", func() (err error) {
 				result, err = migrateOne(cmd.Context(), hook, pid, job, o)
 				return err
 			})
+			p.stop()
 			summary := migrationSummary{Result: result, DryRun: o.DryRun}
 			if asTimeline {
 				summary.Timeline = &result.Timeline

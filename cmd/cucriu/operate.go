@@ -76,7 +76,7 @@ the only way for ranks that wait for each other.`,
 					return usageError{fmt.Errorf("--timeout: %w", err)}
 				}
 			}
-			return atSignal(cmd, "undoing what was begun, as soon as the driver answers", func() error {
+			return atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() error {
 				return hook.Lock(cmd.Context(), pids)
 			})
 		}),
@@ -94,7 +94,7 @@ func unlockCommand() *cobra.Command {
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return atSignal(cmd, "an unlock that has begun goes on", func() error { return hook.Unlock(cmd.Context(), pids) })
+			return atSignal(cmd, say, "an unlock that has begun goes on", func() error { return hook.Unlock(cmd.Context(), pids) })
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -115,7 +115,7 @@ to go on is in the run directory. If this command fails or is killed, they run o
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var s hooks.Status
-			if err := atSignal(cmd, "undoing what was begun, as soon as the driver answers", func() (err error) {
+			if err := atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() (err error) {
 				s, err = hook.Suspend(cmd.Context(), processes)
 				return err
 			}); err != nil {
@@ -156,7 +156,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 				hook.Config.GPUs.Map = cfg.GPUs.Map
 			}
 			var resumed []hooks.Status
-			err := atSignal(cmd, "a resume that has begun goes on, until the processes run or it fails", func() (err error) {
+			err := atSignal(cmd, say, "a resume that has begun goes on, until the processes run or it fails", func() (err error) {
 				resumed, err = hook.Resume(cmd.Context(), processes, force)
 				return err
 			})

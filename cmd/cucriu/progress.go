@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -126,15 +125,6 @@ func (p *progress) say(text string) {
 		io.WriteString(p.out, "\r\x1b[K")
 	}
 	fmt.Fprintf(p.out, "cucriu: %s\n", text)
-}
-
-// during does something, tells at a signal what that does, and stops.
-func (p *progress) during(ctx context.Context, atSignal string, do func() error) error {
-	undone := context.AfterFunc(ctx, func() { p.say(fmt.Sprintf("%v: %s", context.Cause(ctx), atSignal)) })
-	err := do()
-	undone()
-	p.stop()
-	return err
 }
 
 func (p *progress) stop() {

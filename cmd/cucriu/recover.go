@@ -39,7 +39,7 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 			}
 			var recovered []hooks.Status
 			var lines []string
-			err := atSignal(cmd, "what is not back yet is left to the next cucriu recover", func() (err error) {
+			err := atSignal(cmd, say, "what is not back yet is left to the next cucriu recover", func() (err error) {
 				recovered, err = hook.Recover(cmd.Context())
 				for _, s := range recovered {
 					if s.Outcome != "" { // otherwise the error reports it

@@ -17,7 +17,6 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/internal/jobs"
-	"cucriu/internal/logging"
 )
 
 func restoreCommand() *cobra.Command {
@@ -90,7 +89,7 @@ func writePID(file string, pid int) {
 		return
 	}
 	if err := renameio.WriteFile(file, []byte(strconv.Itoa(pid)+"\n"), 0o644); err != nil {
-		fmt.Fprintln(logging.Stderr(), "cucriu: the job runs, but its pid file could not be written:", err)
+		say(fmt.Sprintf("the job runs, but its pid file could not be written: %v", err))
 	}
 }
 

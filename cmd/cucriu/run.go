@@ -113,7 +113,7 @@ func runJob(ctx context.Context, runDir string, command []string, pidFile string
 		return err
 	}
 	go signals.PassTo(started)
-	fmt.Fprintf(logging.Stderr(), "cucriu: the job has pid %d: cucriu dump -t %d -D DIR\n", started.PID, started.PID)
+	say(fmt.Sprintf("the job has pid %d: cucriu dump -t %d -D DIR", started.PID, started.PID))
 	writePID(pidFile, started.PID)
 	status, err := started.Wait()
 	if err != nil {
@@ -141,11 +141,11 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 	sessions, _ := hooks.Sessions(runDir) // those of a job that does not use CUDA are not there
 	for _, s := range slices.Backward(sessions) {
 		if s.RootPID == pid && s.Kind == journal.KindDump && s.Step == journal.StepDumped && s.Begun.After(begun) {
-			fmt.Fprintf(logging.Stderr(), "cucriu: the job was dumped and ended: cucriu restore -D %s\n", s.ImageDir)
+			say("the job was dumped and ended: cucriu restore -D " + s.ImageDir)
 			return
 		}
 	}
-	fmt.Fprintln(logging.Stderr(), "cucriu: the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
+	say("the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
 }
 
 // addLongFlags adds the options of a long job. What it returns finds what is wrong with them
@@ -204,7 +204,10 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 				return fmt.Errorf("--not-saved %s: an absolute path", path)
 			}
 		}
+		_, err := jobs.Describe(o.Dir)
 		switch {
+		case len(args) == 0 && o.Adopt == 0 && errors.Is(err, os.ErrNotExist):
+			return fmt.Errorf("%s is not yet the directory of a job: name the command to run", o.Dir)
 		case o.Adopt < 0:
 			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:

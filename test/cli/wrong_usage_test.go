@@ -67,6 +67,7 @@ func TestWrongUsage(t *testing.T) {
 
 		{"run nothing", "name the command to run", []string{"run"}},
 		{"run nothing, without checkpoints", "name the command to run", []string{"run", "--no-checkpoints"}},
+		{"run a new job without its command", dir + " is not yet the directory of a job: name the command to run", []string{"run", "--dir", dir}},
 		{"restore argument", `argument "extra"`, []string{"restore", "-D", dir, "extra"}},
 		{"restore without -D", "with -D", []string{"restore"}},
 		{"restore no folder", "names no folder", []string{"restore", "-D", ""}},
