@@ -38,22 +38,17 @@ const cudaWithGPUPairs Version = 13000
 
 // Supports returns nil if the driver has the feature, and otherwise an [*UnsupportedError].
 func (d *Driver) Supports(feature Feature) error {
+	supported, minimum := d.api.complete(), "570"
 	switch feature {
 	case FeatureCheckpoint:
-		if d.api.complete() {
-			return nil
-		}
-		return d.unsupported(feature, "570")
 	case FeatureGPUPairs:
-		if d.api.complete() && d.version >= cudaWithGPUPairs {
-			return nil
-		}
-		return d.unsupported(feature, "580")
+		supported, minimum = supported && d.version >= cudaWithGPUPairs, "580"
+	default:
+		return fmt.Errorf("%w: unknown feature %q", ErrInvalidArgument, string(feature))
 	}
-	return fmt.Errorf("%w: unknown feature %q", ErrInvalidArgument, string(feature))
-}
-
-func (d *Driver) unsupported(feature Feature, minimum string) error {
+	if supported {
+		return nil
+	}
 	driver, err := d.DriverVersion()
 	found := fmt.Sprintf("driver %s with CUDA %v", driver, d.version)
 	if err != nil { // the kernel module cannot be asked; the library's version says enough

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,7 +126,7 @@ func (c caller) openNull(process *proc.Process, first Descriptor) (uint64, error
 		err = requireNull(process.PID, null)
 	}
 	_, unmapErr := c.do("munmap", unix.SYS_MUNMAP, scratch, page)
-	return null, firstOf(err, unmapErr)
+	return null, cmp.Or(err, unmapErr)
 }
 
 func (c caller) openPath(path uint64, first Descriptor) (uint64, error) {

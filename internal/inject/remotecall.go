@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +41,7 @@ func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall
 				}
 				t.slice = proc.Range{}
 			}
-			if failed = firstOf(failed, err); failed == nil && (t.state == held || t.state == returned) && len(slices) > 0 {
+			if failed = cmp.Or(failed, err); failed == nil && (t.state == held || t.state == returned) && len(slices) > 0 {
 				t.slice, slices = slices[0], slices[1:]
 				if err := l.enter(t, what.number, t.slice.Start, t.slice.Size(), uint64(what.argument)); err != nil {
 					failed = fmt.Errorf("make thread %d of process %d call %v: %w", t.TID, l.pid, what, err)
@@ -87,7 +88,7 @@ func (l *loan) leave(t *borrowedThread) (uint64, error) {
 	case err == nil && -4096 < result && result < 0: // linux/err.h
 		err = unix.Errno(-result)
 	}
-	return uint64(result), firstOf(err, l.idle(t))
+	return uint64(result), cmp.Or(err, l.idle(t))
 }
 
 // idle points a thread whose call has returned at the endless wait. We may be killed before
@@ -97,15 +98,6 @@ func (l *loan) leave(t *borrowedThread) (uint64, error) {
 func (l *loan) idle(t *borrowedThread) error {
 	if err := l.pointAtWait(t); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
-	}
-	return nil
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

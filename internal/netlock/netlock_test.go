@@ -133,7 +133,7 @@ func (k *talker) enterRepair(t *testing.T) {
 		t.Fatalf("the process has %d connected sockets", len(sockets))
 	}
 	for _, s := range sockets {
-		must(t, use(s.File, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR, 1) }))
+		must(t, proc.Use(s.File, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR, 1) }))
 	}
 }
 

@@ -60,7 +60,7 @@ func closeAll(sockets []socket) {
 
 // connectionOf returns the connection of a socket, and false if it has none or is not of TCP.
 func connectionOf(f *os.File) (c connection, ok bool) {
-	_ = use(f, func(fd int) error {
+	_ = proc.Use(f, func(fd int) error {
 		if protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil || protocol != unix.IPPROTO_TCP {
 			return err
 		}
@@ -78,19 +78,6 @@ func connectionOf(f *os.File) (c connection, ok bool) {
 	return c, c.local.IsValid() && c.remote.IsValid()
 }
 
-// use does something with a descriptor, whose mode, which the process shares, it does not change.
-func use(f *os.File, do func(fd int) error) error {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var doErr error
-	if err := conn.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil {
-		return err
-	}
-	return doErr
-}
-
 func addrPort(address unix.Sockaddr) netip.AddrPort {
 	switch a := address.(type) {
 	case *unix.SockaddrInet4:
@@ -103,7 +90,7 @@ func addrPort(address unix.Sockaddr) netip.AddrPort {
 
 // leaveRepair has a socket send and receive again. It does nothing to one that does.
 func (s socket) leaveRepair() error {
-	return use(s.File, func(fd int) error {
+	return proc.Use(s.File, func(fd int) error {
 		on, err := unix.GetsockoptInt(fd, unix.SOL_TCP, unix.TCP_REPAIR)
 		if err != nil || on == 0 {
 			return err

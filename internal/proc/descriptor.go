@@ -30,6 +30,20 @@ func (p *Process) share(fd int) (shared int, err error) {
 	return shared, err
 }
 
+// Use does something with the descriptor of a file. It does not change its mode, which other
+// processes may share.
+func Use(f *os.File, do func(fd int) error) error {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var doErr error
+	if err := conn.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil {
+		return err
+	}
+	return doErr
+}
+
 // Descriptors returns what each open descriptor of a process refers to, such as "socket:[4711]".
 func Descriptors(pid int) (map[int]string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -30,11 +30,11 @@ func (id Ident) Own() (Ident, error) {
 	if err != nil {
 		return Ident{}, err
 	}
-	var stat unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", id.PID), &stat); err != nil {
+	namespace, err := pidNamespace(strconv.Itoa(id.PID))
+	if err != nil {
 		return Ident{}, GoneOr(id.PID, err)
 	}
-	return Ident{PID: status.ImagePID(), StartTime: id.StartTime, PIDNamespace: stat.Ino}, nil
+	return Ident{PID: status.ImagePID(), StartTime: id.StartTime, PIDNamespace: namespace}, nil
 }
 
 // IsOwn reports whether two results of [Ident.Own] are of the same process. Two time namespaces may round a
@@ -43,14 +43,16 @@ func (id Ident) IsOwn(other Ident) bool {
 	return id.PID == other.PID && id.PIDNamespace == other.PIDNamespace && id.StartTime <= other.StartTime+1 && other.StartTime <= id.StartTime+1
 }
 
-// ownPIDNamespace returns the inode of this program's pid namespace, or 0 if it cannot be
-// read.
-func ownPIDNamespace() uint64 {
+// pidNamespace returns the inode of the pid namespace of a process, or 0 if it cannot be read.
+func pidNamespace(process string) (inode uint64, err error) {
 	var stat unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/pid", &stat); err != nil {
-		return 0
-	}
-	return stat.Ino
+	err = unix.Stat(filepath.Join("/proc", process, "ns/pid"), &stat)
+	return stat.Ino, err
+}
+
+func ownPIDNamespace() uint64 {
+	own, _ := pidNamespace("self")
+	return own
 }
 
 const nanosPerTick = 10_000_000 // of the clock ticks in /proc/PID/stat
@@ -107,15 +109,13 @@ func Self() (int, error) {
 // Identify returns the identity that [Open] would give a process. It serves a program for
 // which [IsInInnerPIDNamespace] is true, which cannot open the process.
 func Identify(pid int) (Ident, error) {
-	id := Ident{PID: pid}
-	var err error
-	if id.StartTime, err = startTime(pid); err != nil {
+	started, err := startTime(pid)
+	if err != nil {
 		return Ident{}, err
 	}
-	var namespace unix.Stat_t
-	if err := unix.Stat(filepath.Join("/proc", strconv.Itoa(pid), "ns", "pid"), &namespace); err != nil {
+	namespace, err := pidNamespace(strconv.Itoa(pid))
+	if err != nil {
 		return Ident{}, fmt.Errorf("pid namespace of process %d: %w", pid, err)
 	}
-	id.PIDNamespace = namespace.Ino
-	return id, nil
+	return Ident{PID: pid, StartTime: started, PIDNamespace: namespace}, nil
 }

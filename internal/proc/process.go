@@ -101,17 +101,7 @@ func (p *Process) Alive() bool {
 }
 
 // control does something with the pidfd.
-func (p *Process) control(do func(pidfd int) error) error {
-	conn, err := p.pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var doErr error
-	if err := conn.Control(func(fd uintptr) { doErr = do(int(fd)) }); err != nil {
-		return err
-	}
-	return doErr
-}
+func (p *Process) control(do func(pidfd int) error) error { return Use(p.pidfd, do) }
 
 // Signal sends a signal. It fails with [ErrGone] if the process has ended.
 func (p *Process) Signal(sig unix.Signal) error {
