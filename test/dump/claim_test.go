@@ -1,14 +1,11 @@
 package dump
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 )
 
@@ -151,36 +148,4 @@ func TestAnotherPIDNamespaceLeavesASessionAlone(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestASuspendedJobOfAnEarlierVersionIsResumed: its journal has no pid namespaces.
-func TestASuspendedJobOfAnEarlierVersionIsResumed(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1)
-		cucriu(t, host, 0, "suspend", "-p", job.Root())
-		path := filepath.Join(host.RunDir, "sessions", host.Sessions()[0].Name(), "session.json")
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var s journal.Record
-		if err := json.Unmarshal(data, &s); err != nil {
-			t.Fatal(err)
-		}
-		if s.Criu.PIDNamespace == 0 || s.Members[0].PIDNamespace == 0 {
-			t.Fatalf("the journal names no pid namespaces: %s", data)
-		}
-		s.Criu.PIDNamespace, s.Members[0].PIDNamespace = 0, 0
-		if s.Watcher != nil {
-			s.Watcher.PIDNamespace = 0
-		}
-		if data, err = json.Marshal(&s); err != nil {
-			t.Fatal(err)
-		}
-		testenv.WriteFile(t, path, string(data))
-		cucriu(t, host, 0, "resume", "-p", job.Root())
-		host.WaitOutcome("running")
-		job.Runs()
-	})
 }
