@@ -79,7 +79,7 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 			more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return slices.Contains(findings, f) })
 			hook.Force = force
 			findings = hook.Judge(append(findings, more...))
-			err = show(cmd, findings, func(out io.Writer) error { return writeFindings(out, findings) })
+			err = show(cmd, findings, func(out io.Writer) { writeFindings(out, findings) })
 			return errors.Join(err, verdict(findings))
 		},
 	}
@@ -93,8 +93,8 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 	return cmd
 }
 
-func writeFindings(out io.Writer, findings preflight.Findings) error {
-	table := newTable(out, "SEVERITY", "PROCESS", "FINDING", "WHAT -> REMEDY")
+func writeFindings(out io.Writer, findings preflight.Findings) {
+	table := newTable("SEVERITY", "PROCESS", "FINDING", "WHAT -> REMEDY")
 	for _, f := range findings {
 		process := "-"
 		if f.PID != 0 {
@@ -109,7 +109,7 @@ func writeFindings(out io.Writer, findings preflight.Findings) error {
 			table.row("", "", "", "-> "+f.Remedy)
 		}
 	}
-	return table.write(out)
+	table.write(out)
 }
 
 // verdict returns an error if the findings, which have been printed, contain errors.

@@ -94,11 +94,10 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	})
 	p.stop()
 	summary := newSummary(cmd.Name(), result, err)
-	return errors.Join(err, show(cmd, summary, func(out io.Writer) error {
+	return errors.Join(err, show(cmd, summary, func(out io.Writer) {
 		if err == nil {
 			fmt.Fprint(out, summary)
 		}
-		return nil
 	}))
 }
 

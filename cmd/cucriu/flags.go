@@ -160,13 +160,19 @@ func asJSON(cmd *cobra.Command) bool {
 }
 
 // show prints a value: with --json for machines, else as write does for people.
-func show(cmd *cobra.Command, value any, write func(out io.Writer) error) error {
-	if !asJSON(cmd) {
-		return write(cmd.OutOrStdout())
+func show(cmd *cobra.Command, value any, write func(out io.Writer)) error {
+	var out strings.Builder
+	if asJSON(cmd) {
+		encoder := json.NewEncoder(&out)
+		encoder.SetIndent("", "\t")
+		if err := encoder.Encode(value); err != nil {
+			return err
+		}
+	} else {
+		write(&out)
 	}
-	encoder := json.NewEncoder(cmd.OutOrStdout())
-	encoder.SetIndent("", "\t")
-	return encoder.Encode(value)
+	_, err := io.WriteString(cmd.OutOrStdout(), out.String())
+	return err
 }
 
 // uuidFlag adds the flag that shows UUIDs beside the indexes.

@@ -61,15 +61,15 @@ func gpusCommand() *cobra.Command {
 				}
 				rows[i] = gpuRow{Index: i, GPU: gpu, FreeBytes: memory.Free, TotalBytes: memory.Total}
 			}
-			return show(cmd, rows, func(out io.Writer) error {
-				table := newTable(out, "INDEX", "PCI", "MODEL", "FREE", "TOTAL", "")
+			return show(cmd, rows, func(out io.Writer) {
+				table := newTable("INDEX", "PCI", "MODEL", "FREE", "TOTAL", "")
 				for _, r := range rows {
 					table.row(strconv.Itoa(r.Index), r.PCIBusID, r.Model, mib(r.FreeBytes), mib(r.TotalBytes), "")
 					if uuids {
 						table.below(r.UUID.String())
 					}
 				}
-				return table.write(out)
+				table.write(out)
 			})
 		},
 	}
@@ -211,8 +211,7 @@ driver is another, a GPU has too little free memory, or the manifest is damaged.
 			}
 			manifest, err := image.ReadManifest(dir)
 			if errors.Is(err, os.ErrNotExist) {
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), "no process of the image uses CUDA: there is nothing to map")
-				return err
+				return show(cmd, nil, func(out io.Writer) { fmt.Fprintln(out, "no process of the image uses CUDA: there is nothing to map") })
 			}
 			if err != nil {
 				return preflight.AsRefusal(err)
@@ -225,7 +224,7 @@ driver is another, a GPU has too little free memory, or the manifest is damaged.
 			if err != nil {
 				err = preflight.AsRefusal(err)
 			}
-			return errors.Join(writePlan(cmd.OutOrStdout(), plan, indexOfHost(hook), uuids), err)
+			return errors.Join(show(cmd, nil, func(out io.Writer) { writePlan(out, plan, indexOfHost(hook), uuids) }), err)
 		}),
 	}
 	folderFlag(cmd, &dir, "images-dir", "D", "the image directory (default: this one)")
@@ -233,11 +232,11 @@ driver is another, a GPU has too little free memory, or the manifest is damaged.
 	return cmd
 }
 
-func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) error {
+func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) {
 	if len(plan.Assignments) == 0 {
-		return nil
+		return
 	}
-	table := newTable(out, "IMAGE", "HERE", "MODEL", "PCI", "PCI HERE", "WHY")
+	table := newTable("IMAGE", "HERE", "MODEL", "PCI", "PCI HERE", "WHY")
 	for i, a := range plan.Assignments {
 		why := a.Reason.String()
 		if a.Rule != nil {
@@ -251,5 +250,5 @@ func writePlan(out io.Writer, plan gpumap.Plan, here gpuIndex, uuids bool) error
 	for _, r := range plan.Unused {
 		table.below(gpumap.UnusedNote(r))
 	}
-	return table.write(out)
+	table.write(out)
 }

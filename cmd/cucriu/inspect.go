@@ -59,7 +59,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 				if err != nil {
 					return err
 				}
-				return show(cmd, trace, func(out io.Writer) error { return drawTimeline(out, trace) })
+				return show(cmd, trace, func(out io.Writer) { drawTimeline(out, trace) })
 			}
 			if err := requireImage(args[0]); err != nil {
 				return err
@@ -68,7 +68,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			if err != nil {
 				return preflight.AsRefusal(err)
 			}
-			return show(cmd, report, func(out io.Writer) error { return report.write(out, uuids) })
+			return show(cmd, report, func(out io.Writer) { report.write(out, uuids) })
 		},
 	}
 	cmd.Flags().BoolVar(&timeline, "timeline", false, "draw where the time of the dump went")
@@ -128,7 +128,7 @@ func (r inspection) fastLane() (copied, stored uint64) {
 	return copied, stored
 }
 
-func (r inspection) write(out io.Writer, uuids bool) error {
+func (r inspection) write(out io.Writer, uuids bool) {
 	fmt.Fprintf(out, "criu images of version %d, %d MiB\n", r.Images.Version, r.Images.Bytes>>20)
 	if dump := r.Images.Dump; dump != nil {
 		fmt.Fprintf(out, "criu held the processes for %v, and wrote %d pages in %v\n", dump.Frozen, dump.Pages, dump.Write)
@@ -146,7 +146,7 @@ func (r inspection) write(out io.Writer, uuids bool) error {
 	depth := make(map[int]int)
 	index := r.index()
 	fmt.Fprintln(out)
-	table := newTable(out, "PID", "NAME", "STATE", "THREADS", "MAPPED", "IN IMAGE", "GPU MEMORY", "SAW")
+	table := newTable("PID", "NAME", "STATE", "THREADS", "MAPPED", "IN IMAGE", "GPU MEMORY", "SAW")
 	for _, p := range r.Images.Processes {
 		depth[p.PID] = depth[p.PPID] + 1
 		memory, saw := "no CUDA", ""
@@ -160,7 +160,7 @@ func (r inspection) write(out io.Writer, uuids bool) error {
 			table.below(index.details(c.MemoryBytes))
 		}
 	}
-	return table.write(out)
+	table.write(out)
 }
 
 const maxDepth = 4 // to which a tree is drawn

@@ -190,10 +190,7 @@ func askCommand(op, short, long string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, answer, func(out io.Writer) error {
-				_, err := fmt.Fprintln(out, answer.Message)
-				return err
-			})
+			return show(cmd, answer, func(out io.Writer) { fmt.Fprintln(out, answer.Message) })
 		},
 	}
 	jsonFlag(cmd)
@@ -271,7 +268,7 @@ the checkpoint (*.cucriu-DATE); cucriu jobs show tells how much that is.`,
 				more, err = pruneTails(job, dryRun)
 				removed = append(removed, more...)
 			}
-			return errors.Join(show(cmd, append([]string{}, removed...), func(out io.Writer) error { // not nil: null is no list in JSON
+			return errors.Join(show(cmd, append([]string{}, removed...), func(out io.Writer) { // not nil: null is no list in JSON
 				switch {
 				case len(removed) > 0 && dryRun:
 					fmt.Fprintln(out, "would be removed:", strings.Join(removed, " "))
@@ -280,7 +277,6 @@ the checkpoint (*.cucriu-DATE); cucriu jobs show tells how much that is.`,
 				case err == nil:
 					fmt.Fprintln(out, "nothing to remove")
 				}
-				return nil
 			}), err)
 		},
 	}
@@ -386,11 +382,10 @@ something is damaged.`,
 					fmt.Fprintln(cmd.OutOrStdout(), text)
 				}
 			}
-			err = show(cmd, reports, func(out io.Writer) error {
+			err = show(cmd, reports, func(out io.Writer) {
 				if len(v.picked) == 0 {
 					fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
 				}
-				return nil
 			})
 			if damaged > 0 {
 				err = errors.Join(err, fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(v.picked), v.job.Name))

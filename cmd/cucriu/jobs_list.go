@@ -58,18 +58,18 @@ func listJobs(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	return show(cmd, all, func(out io.Writer) error {
+	return show(cmd, all, func(out io.Writer) {
 		if len(all) == 0 {
-			_, err := fmt.Fprintln(out, "no long job is known on this host: cucriu run --dir DIR starts one")
-			return err
+			fmt.Fprintln(out, "no long job is known on this host: cucriu run --dir DIR starts one")
+			return
 		}
-		return writeJobs(out, all)
+		writeJobs(out, all)
 	})
 }
 
 // writeJobs shows each job in a row, with what went wrong last below.
-func writeJobs(out io.Writer, all []jobs.Local) error {
-	table := newTable(out, "JOB", "STATE", "PID", "CHECKPOINT", "AGE", "NEXT", "DIRECTORY")
+func writeJobs(out io.Writer, all []jobs.Local) {
+	table := newTable("JOB", "STATE", "PID", "CHECKPOINT", "AGE", "NEXT", "DIRECTORY")
 	for _, l := range all {
 		pid, checkpoint, age, next := "-", "-", "-", "-"
 		if l.PID != 0 {
@@ -92,7 +92,7 @@ func writeJobs(out io.Writer, all []jobs.Local) error {
 			table.below(l.Failure.At.Local().Format(time.DateTime) + ": " + l.Failure.Message)
 		}
 	}
-	return table.write(out)
+	table.write(out)
 }
 
 // checkpointReport is a checkpoint in JSON.
@@ -129,17 +129,17 @@ func listCheckpoints(cmd *cobra.Command, arg string) error {
 		}
 		reports = append(reports, r)
 	}
-	return show(cmd, reports, func(out io.Writer) error {
+	return show(cmd, reports, func(out io.Writer) {
 		if len(reports) == 0 {
-			_, err := fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
-			return err
+			fmt.Fprintf(out, "%s (%s) has no checkpoint\n", v.job.Name, v.job.Dir)
+			return
 		}
-		return writeCheckpoints(out, reports)
+		writeCheckpoints(out, reports)
 	})
 }
 
-func writeCheckpoints(out io.Writer, reports []checkpointReport) error {
-	table := newTable(out, "CHECKPOINT", "AGE", "SIZE", "ALONE", "NEW", "PAUSE", "GPUS", "DRIVER", "MARKS", "HERE")
+func writeCheckpoints(out io.Writer, reports []checkpointReport) {
+	table := newTable("CHECKPOINT", "AGE", "SIZE", "ALONE", "NEW", "PAUSE", "GPUS", "DRIVER", "MARKS", "HERE")
 	for _, r := range reports {
 		here := "no: " + r.WhyNotHere
 		switch {
@@ -153,7 +153,7 @@ func writeCheckpoints(out io.Writer, reports []checkpointReport) error {
 		}
 		table.row(r.Name, ago(r.CreatedAt), units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes), seconds(r.PauseSeconds), models(r.GPUs), orDash(r.Driver), marks(r), here)
 	}
-	return table.write(out)
+	table.write(out)
 }
 
 func reportOf(c store.Checkpoint) checkpointReport {
@@ -270,17 +270,15 @@ this host can take it is found out. Nothing is touched.`,
 				}
 				report.Checkpoint = &r
 			}
-			return show(cmd, report, func(out io.Writer) error { return writeJob(out, report) })
+			return show(cmd, report, func(out io.Writer) { writeJob(out, report) })
 		},
 	}
 	jsonFlag(cmd)
 	return cmd
 }
 
-func writeJob(out io.Writer, report jobReport) error {
-	if err := writeJobs(out, []jobs.Local{report.Job}); err != nil {
-		return err
-	}
+func writeJob(out io.Writer, report jobReport) {
+	writeJobs(out, []jobs.Local{report.Job})
 	if report.Owner != nil && !report.Owner.Released {
 		fmt.Fprintf(out, "owned by %v\n", report.Owner)
 	}
@@ -292,20 +290,20 @@ func writeJob(out io.Writer, report jobReport) error {
 		}
 		text := fmt.Sprintf("resumes have kept what was newer in the job's files: %s in %d files, the last %s; cucriu jobs prune --tails removes them",
 			units.Size(bytes), len(report.Tails), report.Tails[len(report.Tails)-1].Path)
-		fmt.Fprintln(out, strings.Join(wrap(text, widthOf(out, textColumns)), "\n"))
+		fmt.Fprintln(out, strings.Join(wrap(text, widthOf(textColumns)), "\n"))
 	}
 	fmt.Fprintln(out)
 	r := report.Checkpoint
 	if r == nil {
-		_, err := fmt.Fprintln(out, "there is no checkpoint")
-		return err
+		fmt.Fprintln(out, "there is no checkpoint")
+		return
 	}
 	fmt.Fprintf(out, "checkpoint %s in %s\n", r.Name, r.Dir)
 	if r.Error != "" {
-		_, err := fmt.Fprintln(out, strings.Join(wrap("damaged: "+r.Error, widthOf(out, textColumns)), "\n"))
-		return err
+		fmt.Fprintln(out, strings.Join(wrap("damaged: "+r.Error, widthOf(textColumns)), "\n"))
+		return
 	}
-	table := newTable(out, "", "")
+	table := newTable("", "")
 	table.lines = nil
 	table.row("made", r.CreatedAt.Local().Format(time.DateTime)+" on "+r.Host+", for: "+orDash(r.Reason))
 	table.row("size", fmt.Sprintf("%s, of which %s alone and %s new", units.Size(r.Bytes), units.Size(r.AloneBytes), units.Size(r.NewBytes)))
@@ -315,9 +313,7 @@ func writeJob(out io.Writer, report jobReport) error {
 	if r.Trial != nil {
 		table.row("trial", r.Trial.String())
 	}
-	if err := table.write(out); err != nil {
-		return err
-	}
+	table.write(out)
 	fmt.Fprintln(out)
-	return writeFindings(out, report.Findings)
+	writeFindings(out, report.Findings)
 }

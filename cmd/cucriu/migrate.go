@@ -86,15 +86,15 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			if err != nil {
 				summary.Error = err.Error()
 			}
-			return errors.Join(show(cmd, summary, func(out io.Writer) error {
+			return errors.Join(show(cmd, summary, func(out io.Writer) {
 				if job != "" && err == nil {
-					return writeMovedJob(out, result, o.DryRun)
+					writeMovedJob(out, result, o.DryRun)
+					return
 				}
-				wrong := writeMigration(out, result, o.DryRun, err)
+				writeMigration(out, result, o.DryRun, err)
 				if asTimeline && len(result.Timeline.Events) > 0 {
-					wrong = errors.Join(wrong, drawTimeline(out, result.Timeline))
+					drawTimeline(out, result.Timeline)
 				}
-				return wrong
 			}), err)
 		},
 	}
@@ -166,27 +166,24 @@ func predicted(r migrate.Result) string {
 
 // writeMigration says how a migration went. The table of the checks is shown where nothing else
 // was done.
-func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) error {
+func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) {
 	if r.Report != nil && (dryRun || preflight.Refused(err)) {
-		table := newTable(out, "HOST", "CHECK", "VERDICT", "FOUND")
+		table := newTable("HOST", "CHECK", "VERDICT", "FOUND")
 		for _, row := range r.Report.Table() {
 			table.row(row.Where, row.What, row.Verdict, row.Found)
 			if row.Remedy != "" {
 				table.below(row.Remedy)
 			}
 		}
-		if err := table.write(out); err != nil {
-			return err
-		}
+		table.write(out)
 	}
 	switch {
 	case err != nil:
-		return nil
 	case dryRun:
-		_, err = fmt.Fprintf(out, "the job can move to %s, and would stand still %s (the way there takes %s/s%s); %snothing was touched\n",
+		fmt.Fprintf(out, "the job can move to %s, and would stand still %s (the way there takes %s/s%s); %snothing was touched\n",
 			r.Host, predicted(r), units.Size(int64(r.Bandwidth)), packets(r), precopyPays(r.PrecopyPaysFrom))
 	default:
-		_, err = fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
+		fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
 			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))
 		if r.Ahead > 0 {
 			fmt.Fprintf(out, ", %s before, for which it stood still for %v", units.Size(r.Ahead), r.Before.Round(time.Millisecond))
@@ -196,7 +193,6 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) err
 		}
 		fmt.Fprintln(out)
 	}
-	return err
 }
 
 // onlyForOne refuses options that make no sense for a long job, or for a tree of processes.
@@ -226,14 +222,13 @@ func migrateOne(ctx context.Context, hook *hooks.Hook, pid int, job string, o mi
 }
 
 // writeMovedJob says how the move of a long job went.
-func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) error {
+func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) {
 	if dryRun {
-		_, err := fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
-		return err
+		fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
+		return
 	}
-	_, err := fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it stood still for %v; %s sent meanwhile, %s before\n",
+	fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it stood still for %v; %s sent meanwhile, %s before\n",
 		r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes), units.Size(r.Ahead))
-	return err
 }
 
 // givenFlags returns the options that were given, so that cucriu run can be given them on another

@@ -32,7 +32,7 @@ GPUs are shown by their index in cucriu gpus.`,
 			if err != nil {
 				return err
 			}
-			return show(cmd, processes, func(out io.Writer) error { return writeProcesses(out, indexOfHost(hook), processes, uuids) })
+			return show(cmd, processes, func(out io.Writer) { writeProcesses(out, indexOfHost(hook), processes, uuids) })
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -41,8 +41,8 @@ GPUs are shown by their index in cucriu gpus.`,
 	return cmd
 }
 
-func writeProcesses(out io.Writer, index gpuIndex, processes []hooks.CUDAProcess, uuids bool) error {
-	table := newTable(out, "PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
+func writeProcesses(out io.Writer, index gpuIndex, processes []hooks.CUDAProcess, uuids bool) {
+	table := newTable("PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
 	for _, p := range processes {
 		sees := make([]cudackpt.UUID, len(p.GPUs))
 		for i, gpu := range p.GPUs {
@@ -53,7 +53,7 @@ func writeProcesses(out io.Writer, index gpuIndex, processes []hooks.CUDAProcess
 			table.below(index.details(p.MemoryBytes))
 		}
 	}
-	return table.write(out)
+	table.write(out)
 }
 
 func lockCommand() *cobra.Command {
@@ -121,11 +121,10 @@ to go on is in the run directory. If this command fails or is killed, they run o
 			}); err != nil {
 				return err
 			}
-			return show(cmd, s, func(out io.Writer) error {
+			return show(cmd, s, func(out io.Writer) {
 				for _, pid := range s.PIDs() {
 					fmt.Fprintf(out, "process %d is checkpointed and stopped; cucriu resume -p %d brings it back\n", pid, pid)
 				}
-				return nil
 			})
 		}),
 	}
@@ -160,14 +159,13 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 				resumed, err = hook.Resume(cmd.Context(), processes, force)
 				return err
 			})
-			return errors.Join(err, show(cmd, resumed, func(out io.Writer) error {
+			return errors.Join(err, show(cmd, resumed, func(out io.Writer) {
 				for _, s := range resumed {
 					fmt.Fprintf(out, "%v: %s\n", s.PIDs(), s.Message)
 				}
 				if len(resumed) == 0 && err == nil {
 					fmt.Fprintln(out, "nothing to resume: running already")
 				}
-				return nil
 			}))
 		}),
 	}

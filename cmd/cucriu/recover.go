@@ -53,10 +53,7 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 			if len(lines) == 0 && err == nil {
 				lines = []string{"nothing to recover"}
 			}
-			return errors.Join(err, show(cmd, recovered, func(out io.Writer) error {
-				_, err := io.WriteString(out, strings.Join(append(lines, ""), "\n"))
-				return err
-			}))
+			return errors.Join(err, show(cmd, recovered, func(out io.Writer) { io.WriteString(out, strings.Join(append(lines, ""), "\n")) }))
 		}),
 	}
 	flags := cmd.Flags()

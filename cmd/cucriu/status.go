@@ -57,21 +57,27 @@ not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 				return err
 			}
 			r.Processes, err = hook.Processes(cmd.Context())
-			return errors.Join(show(cmd, r, func(out io.Writer) (wrong error) {
-				if err == nil {
-					wrong = writeAll(out, hook, r.Processes, uuids)
+			return errors.Join(show(cmd, r, func(out io.Writer) {
+				switch {
+				case err != nil:
+				case len(r.Processes) == 0: // then no driver is needed
+					fmt.Fprint(out, "no process of this host uses CUDA\n\n")
+				default:
+					writeProcesses(out, indexOfHost(hook), r.Processes, uuids)
 					fmt.Fprintln(out)
 				}
 				if len(r.Jobs) > 0 {
-					wrong = errors.Join(wrong, writeJobs(out, r.Jobs))
+					writeJobs(out, r.Jobs)
 					fmt.Fprintln(out)
 				}
-				wrong = errors.Join(wrong, writeSessions(out, r.Sessions))
-				if len(r.Refusals) > 0 {
-					fmt.Fprintln(out)
-					wrong = errors.Join(wrong, writeRefusals(out, r.Refusals))
+				switch {
+				case len(r.Sessions) > 0:
+				case len(r.Refusals) > 0:
+					fmt.Fprint(out, "no dump, restore or suspend is known\n\n")
+				default:
+					fmt.Fprintln(out, "no dump, restore or suspend is known")
 				}
-				return wrong
+				r.writeSessions(out)
 			}), err)
 		}),
 	}
@@ -81,22 +87,9 @@ not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 	return cmd
 }
 
-// writeAll shows the CUDA processes of the host. Without any, no driver is needed.
-func writeAll(out io.Writer, hook *hooks.Hook, processes []hooks.CUDAProcess, uuids bool) error {
-	if len(processes) == 0 {
-		_, err := fmt.Fprintln(out, "no process of this host uses CUDA")
-		return err
-	}
-	return writeProcesses(out, indexOfHost(hook), processes, uuids)
-}
-
 // writeSessions shows each session in a row, with what there is to say of it below.
-func writeSessions(out io.Writer, sessions []hooks.Status) error {
-	if len(sessions) == 0 {
-		_, err := fmt.Fprintln(out, "no dump, restore or suspend is known")
-		return err
-	}
-	table := newTable(out, "BEGUN", "SESSION", "PROCESSES", "OUTCOME")
+func writeSessions(out io.Writer, sessions []hooks.Status) {
+	table := newTable("BEGUN", "SESSION", "PROCESSES", "OUTCOME")
 	for _, s := range sessions {
 		outcome := string(s.Outcome)
 		if outcome == "" {
@@ -113,11 +106,11 @@ func writeSessions(out io.Writer, sessions []hooks.Status) error {
 			table.below(s.Message)
 		}
 	}
-	return table.write(out)
+	table.write(out)
 }
 
-func writeRefusals(out io.Writer, refusals []journal.Refusal) error {
-	table := newTable(out, "REFUSED", "KIND", "TIMES", "PROCESS", "IMAGE")
+func writeRefusals(out io.Writer, refusals []journal.Refusal) {
+	table := newTable("REFUSED", "KIND", "TIMES", "PROCESS", "IMAGE")
 	for _, r := range refusals {
 		process, dir := "-", "-"
 		if r.RootPID != 0 {
@@ -132,7 +125,7 @@ func writeRefusals(out io.Writer, refusals []journal.Refusal) error {
 		table.row(r.Last.Local().Format(time.DateTime), string(r.Kind), strconv.Itoa(r.Times), process, dir)
 		table.below(r.Text())
 	}
-	return table.write(out)
+	table.write(out)
 }
 
 // somePIDs lists as many pids as there is room for, in the form that -p takes.
@@ -193,7 +186,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
-	return errors.Join(show(cmd, r, r.writeImage), verdict)
+	return errors.Join(show(cmd, r, r.writeSessions), verdict)
 }
 
 func statusOf(runDir string) (r statusReport, err error) {
@@ -229,16 +222,15 @@ func (r statusReport) verdict(dir string) error {
 	return errors.New("the last " + string(last.Kind) + " did not succeed: " + last.Message)
 }
 
-func (r statusReport) writeImage(out io.Writer) error {
-	var err error
+// writeSessions shows the sessions and the refusals.
+func (r statusReport) writeSessions(out io.Writer) {
 	if len(r.Sessions) > 0 {
-		err = writeSessions(out, r.Sessions)
+		writeSessions(out, r.Sessions)
 	}
 	if len(r.Sessions) > 0 && len(r.Refusals) > 0 {
 		fmt.Fprintln(out)
 	}
 	if len(r.Refusals) > 0 {
-		err = errors.Join(err, writeRefusals(out, r.Refusals))
+		writeRefusals(out, r.Refusals)
 	}
-	return err
 }

@@ -29,8 +29,8 @@ type tableLine struct {
 	below string
 }
 
-func newTable(out io.Writer, header ...string) *table {
-	return &table{width: widthOf(out, textColumns), lines: []tableLine{{cells: header}}}
+func newTable(header ...string) *table {
+	return &table{width: widthOf(textColumns), lines: []tableLine{{cells: header}}}
 }
 
 func (t *table) row(cells ...string) { t.lines = append(t.lines, tableLine{cells: cells}) }
@@ -42,7 +42,7 @@ func (t *table) below(text string) {
 	}
 }
 
-func (t *table) write(out io.Writer) error {
+func (t *table) write(out io.Writer) {
 	var widths []int // of all columns but the last
 	for _, line := range t.lines {
 		for i, cell := range line.cells[:max(0, len(line.cells)-1)] {
@@ -52,11 +52,10 @@ func (t *table) write(out io.Writer) error {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	var text strings.Builder
 	for _, line := range t.lines {
 		if line.cells == nil {
 			for _, part := range wrap(line.below, t.width-4) {
-				fmt.Fprintln(&text, strings.TrimRight("    "+part, " "))
+				fmt.Fprintln(out, strings.TrimRight("    "+part, " "))
 			}
 			continue
 		}
@@ -67,12 +66,10 @@ func (t *table) write(out io.Writer) error {
 			indent += width + len(columnGap)
 		}
 		for _, part := range wrap(line.cells[len(line.cells)-1], max(minText, t.width-indent)) {
-			fmt.Fprintln(&text, strings.TrimRight(row+part, " "))
+			fmt.Fprintln(out, strings.TrimRight(row+part, " "))
 			row = strings.Repeat(" ", indent)
 		}
 	}
-	_, err := io.WriteString(out, text.String())
-	return err
 }
 
 // wrap breaks text between words into lines of at most width columns. A word that is longer
@@ -95,11 +92,9 @@ func wrap(text string, width int) []string {
 
 // widthOf returns the width of the terminal. Without a terminal it is what COLUMNS says, as
 // for other programs, or a default.
-func widthOf(out io.Writer, otherwise int) int {
-	if f, ok := out.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-			return int(size.Col)
-		}
+func widthOf(otherwise int) int {
+	if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+		return int(size.Col)
 	}
 	if columns, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && columns > 0 {
 		return columns

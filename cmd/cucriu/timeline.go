@@ -50,7 +50,7 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 }
 
 // drawTimeline draws a line for each span, with a bar in the columns that are left.
-func drawTimeline(out io.Writer, trace timeline.Trace) error {
+func drawTimeline(out io.Writer, trace timeline.Trace) {
 	lines := [][4]string{{"SPAN", "PROCESS", "START MS", "TOOK MS"}}
 	ofHosts := trace.About["rows"] == "hosts"
 	if ofHosts {
@@ -75,18 +75,15 @@ func drawTimeline(out io.Writer, trace timeline.Trace) error {
 			w[i] = max(w[i], utf8.RuneCountInString(cell))
 		}
 	}
-	width := max(minBar, widthOf(out, defaultColumns)-(w[0]+w[1]+w[2]+w[3]+4*2))
-	var text strings.Builder
+	width := max(minBar, widthOf(defaultColumns)-(w[0]+w[1]+w[2]+w[3]+4*2))
 	for i, l := range lines {
 		bar := ""
 		if i > 0 {
 			bar = timelineBar(spans[i-1], total, width)
 		}
 		row := fmt.Sprintf("%-*s  %-*s  %*s  %*s  %s", w[0], l[0], w[1], l[1], w[2], l[2], w[3], l[3], bar)
-		fmt.Fprintln(&text, strings.TrimRight(row, " "))
+		fmt.Fprintln(out, strings.TrimRight(row, " "))
 	}
-	_, err := io.WriteString(out, text.String())
-	return err
 }
 
 // timelineBar draws a span's part of the whole time. A span that is too short to be seen is a
