@@ -8,8 +8,8 @@ import (
 )
 
 // This file holds everything that the package relies on in the driver's ABI: the names of the
-// entry points, the layout of their arguments, and one function for each call. Source: cuda.h
-// of CUDA 12.8 to 13.4, LP64 Linux, which is the same for amd64 and arm64.
+// entry points, the layout of their arguments (abi_test.go checks it), and one function for each
+// call. Source: cuda.h of CUDA 12.8 to 13.4, LP64 Linux, which is the same for amd64 and arm64.
 
 // Entry points of libcuda.so.1.
 const (
@@ -27,15 +27,15 @@ const argsSize = 64
 
 // lockArgs is CUcheckpointLockArgs. The reserved bytes must be zero.
 type lockArgs struct {
-	timeoutMillis uint32 // 0 = wait for ever
-	reserved      [60]byte
+	timeoutMillis uint32   // 0 = wait for ever
+	_             [60]byte // reserved
 }
 
 // checkpointArgs is CUcheckpointCheckpointArgs. CUDA 13.4 gave the reserved bytes a meaning
 // (pointers to custom storage), and older drivers refuse or misread them. So they stay zero,
 // which every version reads as "no options".
 type checkpointArgs struct {
-	reserved [argsSize]byte
+	_ [argsSize]byte // reserved
 }
 
 // restoreArgs is CUcheckpointRestoreArgs as of CUDA 13.0. In 12.8 all of it is reserved, so
@@ -48,7 +48,7 @@ type restoreArgs struct {
 
 // unlockArgs is CUcheckpointUnlockArgs.
 type unlockArgs struct {
-	reserved [argsSize]byte
+	_ [argsSize]byte // reserved
 }
 
 // cGPUPair is CUcheckpointGpuPair: two CUuuid of 16 raw bytes.
@@ -56,15 +56,6 @@ type cGPUPair struct {
 	oldUUID [16]byte
 	newUUID [16]byte
 }
-
-// The compiler checks the sizes; abi_test.go checks the offsets.
-var (
-	_ [argsSize]byte = [unsafe.Sizeof(lockArgs{})]byte{}
-	_ [argsSize]byte = [unsafe.Sizeof(checkpointArgs{})]byte{}
-	_ [argsSize]byte = [unsafe.Sizeof(restoreArgs{})]byte{}
-	_ [argsSize]byte = [unsafe.Sizeof(unlockArgs{})]byte{}
-	_ [32]byte       = [unsafe.Sizeof(cGPUPair{})]byte{}
-)
 
 // checkpointAPI holds the addresses of the six calls. An address is 0 if the library does not
 // export the call.
@@ -103,47 +94,45 @@ func rawGetVersion(fn uintptr) (int32, Result) {
 	return *version, result(r)
 }
 
+// raw makes a call with a process and a pointer to its arguments, or to its answer.
+func raw[T any](fn uintptr, pid int32, data *T) Result {
+	r, _, _ := purego.SyscallN(fn, uintptr(pid), uintptr(unsafe.Pointer(data)))
+	return result(r)
+}
+
 func (api *checkpointAPI) rawGetState(pid int32) (uint32, Result) {
 	state := new(uint32)
-	r, _, _ := purego.SyscallN(api.getState, uintptr(pid), uintptr(unsafe.Pointer(state)))
-	return *state, result(r)
+	r := raw(api.getState, pid, state)
+	return *state, r
 }
 
 func (api *checkpointAPI) rawGetRestoreThreadID(pid int32) (int32, Result) {
 	tid := new(int32)
-	r, _, _ := purego.SyscallN(api.getRestoreThreadID, uintptr(pid), uintptr(unsafe.Pointer(tid)))
-	return *tid, result(r)
+	r := raw(api.getRestoreThreadID, pid, tid)
+	return *tid, r
 }
 
 func (api *checkpointAPI) rawLock(pid int32, timeoutMillis uint32) Result {
-	args := &lockArgs{timeoutMillis: timeoutMillis}
-	r, _, _ := purego.SyscallN(api.lock, uintptr(pid), uintptr(unsafe.Pointer(args)))
-	return result(r)
+	return raw(api.lock, pid, &lockArgs{timeoutMillis: timeoutMillis})
 }
 
 func (api *checkpointAPI) rawCheckpoint(pid int32) Result {
-	args := &checkpointArgs{}
-	r, _, _ := purego.SyscallN(api.checkpoint, uintptr(pid), uintptr(unsafe.Pointer(args)))
-	return result(r)
+	return raw(api.checkpoint, pid, new(checkpointArgs))
 }
 
 func (api *checkpointAPI) rawRestore(pid int32, pairs []cGPUPair) Result {
-	args := &restoreArgs{}
+	args := new(restoreArgs)
 	var pinner runtime.Pinner
 	defer pinner.Unpin()
 	if len(pairs) > 0 {
-		args.pairs = &pairs[0]
-		args.pairsCount = uint32(len(pairs))
+		args.pairs, args.pairsCount = &pairs[0], uint32(len(pairs))
 		pinner.Pin(args.pairs)
 	}
-	r, _, _ := purego.SyscallN(api.restore, uintptr(pid), uintptr(unsafe.Pointer(args)))
-	return result(r)
+	return raw(api.restore, pid, args)
 }
 
 func (api *checkpointAPI) rawUnlock(pid int32) Result {
-	args := &unlockArgs{}
-	r, _, _ := purego.SyscallN(api.unlock, uintptr(pid), uintptr(unsafe.Pointer(args)))
-	return result(r)
+	return raw(api.unlock, pid, new(unlockArgs))
 }
 
 // result takes the CUresult from a return register. It is a C int, so the upper half of the

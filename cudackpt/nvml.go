@@ -23,11 +23,6 @@ type nvmlProcessInfo struct {
 	computeInstanceID uint32
 }
 
-var (
-	_ [24]byte = [unsafe.Sizeof(nvmlMemory{})]byte{}
-	_ [24]byte = [unsafe.Sizeof(nvmlProcessInfo{})]byte{}
-)
-
 // The nvmlReturn_t values that this file handles.
 const (
 	nvmlSuccess          = 0
