@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,10 +11,11 @@ import (
 	"cucriu/internal/proc"
 )
 
-// loan is owned by its tracing OS thread.
+// loan is threads that an OS thread of ours has seized, which alone uses it. They make system calls
+// for us, or a [Tracer] lets them run.
 type loan struct {
 	tracing
-	pid         int
+	pid         int    // 0 of a Tracer, whose threads may be of several processes
 	instruction uint64 // its address; it enters the kernel
 	value       uint32 // what the word at that address holds: see pointAtWait
 	saved       string // the file
@@ -38,7 +40,8 @@ type borrowedThread struct {
 	criuCode   []proc.Range // criu's code, if the thread was found in it
 	// slice is the memory on which the thread is now making a call. It is empty if nobody
 	// waits for that call any more.
-	slice proc.Range
+	slice      proc.Range
+	populating *populating // the mmap calls of a thread that runs; nil if they are not watched
 }
 
 type threadState int
@@ -51,6 +54,7 @@ const (
 	inside               // in our system call
 	returned             // in the stop at the exit of our system call
 	leaving              // running until it has left criu's code
+	running              // running its own code
 	ended
 )
 
@@ -60,10 +64,12 @@ func (l *loan) hold(ctx context.Context) error {
 	err := l.until(ctx, func() bool {
 		all := true
 		for _, t := range l.threads {
-			if t.state == returned {
+			if t.state == running || t.state == returned {
 				// The interrupt first: the thread stops again before it leaves the kernel.
 				_ = unix.PtraceInterrupt(t.TID) // ESRCH: it was killed, which the next wait reports
-				_ = unix.PtraceCont(t.TID, 0)
+				if t.state == returned {
+					_ = unix.PtraceCont(t.TID, 0)
+				}
 				t.state = awaited
 			}
 			all = all && (t.state == held || t.state == ended)
@@ -139,7 +145,7 @@ func (l *loan) findEnded() {
 		if t.state == unseized || t.state == ended {
 			continue
 		}
-		if _, err := proc.ThreadStat(l.pid, t.TID); errors.Is(err, proc.ErrGone) {
+		if _, err := proc.ThreadStat(cmp.Or(l.pid, t.TID), t.TID); errors.Is(err, proc.ErrGone) {
 			t.state = ended
 		}
 	}
@@ -168,10 +174,13 @@ func (l *loan) stopped(t *borrowedThread, status unix.WaitStatus) {
 	case t.state == awaited && isEventStop(status):
 		t.state, t.stopSignal = held, status.StopSignal()
 	case t.state == awaited:
+		t.populating.putBack(t.TID, status)
 		_ = unix.PtraceInterrupt(t.TID) // every stop cancels a pending interrupt
 		_ = unix.PtraceCont(t.TID, toDeliver(status))
 	case t.state == leaving:
 		t.left(status)
+	case t.state == running:
+		t.resume(status)
 	case t.state == called && isSyscallStop(status):
 		l.at("entry")
 		_ = unix.PtraceSyscall(t.TID, 0)

@@ -30,22 +30,13 @@ type populating struct {
 // If the tracing process is killed meanwhile, the thread falls back into the group-stop,
 // and the mapping exists.
 func (t *Tracer) RunPopulating(tid int, least uint64, populate func(proc.Range) (more bool)) error {
-	s := &t.tracees
-	return s.do(func() error {
-		if err := s.seize(tid); err != nil {
-			return err
-		}
-		if s.populating == nil {
-			s.populating = make(map[int]*populating)
-		}
-		s.populating[tid] = &populating{least: least, populate: populate}
-		return nil
-	})
+	return t.loan.do(func() error { return t.loan.run(tid, &populating{least: least, populate: populate}) })
 }
 
-// resume continues a thread that has reported a stop.
-func (s *tracees) resume(tid int, status unix.WaitStatus) {
-	p := s.populating[tid]
+// resume continues a thread that runs its own code and has reported a stop: the group-stop in
+// which it was seized, a later one, or the arrival of a signal, which is then delivered.
+func (t *borrowedThread) resume(status unix.WaitStatus) {
+	tid, p := t.TID, t.populating
 	if p == nil || p.over {
 		_ = unix.PtraceCont(tid, toDeliver(status)) // ESRCH: it was killed, which the next wait reports
 		return
