@@ -56,20 +56,14 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 				progress(a.Progress)
 			}
 			continue
+		case a.Error != "" && a.Refused:
+			return a, preflight.AsRefusal(errors.New(a.Error))
 		case a.Error != "":
-			return a, &answerError{a}
+			return a, errors.New(a.Error)
 		}
 		return a, nil
 	}
 }
-
-// answerError is an error that a supervisor has answered with.
-type answerError struct{ answer Answer }
-
-func (e *answerError) Error() string { return e.answer.Error }
-
-// Refused says whether nothing was touched.
-func (e *answerError) Refused() bool { return e.answer.Refused }
 
 // dial connects to the supervisor that listens in a folder of the run directory.
 func dial(folder string) (net.Conn, error) {
