@@ -91,9 +91,6 @@ const (
 // not signal changes, so WaitForState polls: it may miss a state that lasts less than a tenth
 // of a second.
 func (p Process) WaitForState(ctx context.Context, want State) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	<-timer.C
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		state, err := p.State(ctx)
 		if err != nil {
@@ -105,9 +102,8 @@ func (p Process) WaitForState(ctx context.Context, want State) error {
 		if state == StateFailed {
 			return &StateError{Op: "wait for " + want.String(), PID: p.pid, State: state, Hint: "it cannot be checkpointed or restored any more: restart it, from an image if there is one"}
 		}
-		timer.Reset(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return fmt.Errorf("wait for process %d to be %v: it is %v: %w", p.pid, want, state, ctx.Err())
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -15,48 +14,35 @@ import (
 // findSyscallInstruction returns the address of an instruction in a process that enters the
 // kernel, preferably one in the vdso.
 func findSyscallInstruction(process *proc.Process) (uint64, error) {
-	return findInCode(process, func(m *procfs.ProcMap) int {
-		if m.Pathname == "[vdso]" {
-			return 0
-		}
-		return 1
-	})
+	return findInCode(process, isVDSO, func(*procfs.ProcMap) bool { return true })
 }
 
 // findParkingInstruction returns the address of such an instruction that the process still
-// has after a restore. It does not look in the vdso, which is then the new host's.
+// has after a restore. It does not look in the vdso, which is then the new host's, and not in
+// writable code, which may change.
 func findParkingInstruction(process *proc.Process) (uint64, error) {
-	return findInCode(process, func(m *procfs.ProcMap) int {
-		switch {
-		case m.Pathname == "[vdso]":
-			return never
-		case m.Inode != 0 && m.Perms.Private && !m.Perms.Write:
-			return 0
-		}
-		return never // writable code may change
-	})
+	return findInCode(process, func(m *procfs.ProcMap) bool { return !isVDSO(m) && m.Inode != 0 && m.Perms.Private && !m.Perms.Write })
 }
 
-const never = -1 // the rank of a mapping that is not searched
+func isVDSO(m *procfs.ProcMap) bool { return m.Pathname == "[vdso]" }
 
-// findInCode searches the mappings of code, those with the lowest rank first.
-func findInCode(process *proc.Process, rank func(*procfs.ProcMap) int) (uint64, error) {
+// findInCode searches the mappings of code that are wanted, first by the first of these.
+func findInCode(process *proc.Process, wanted ...func(*procfs.ProcMap) bool) (uint64, error) {
 	maps, err := proc.Mappings(process.PID)
 	if err != nil {
 		return 0, err
 	}
-	maps = slices.DeleteFunc(maps, func(m *procfs.ProcMap) bool {
-		return !m.Perms.Execute || !m.Perms.Read || m.Pathname == "[vsyscall]" || rank(m) == never
-	})
-	slices.SortStableFunc(maps, func(a, b *procfs.ProcMap) int {
-		return rank(a) - rank(b)
-	})
-	for _, m := range maps {
-		address, err := findInstruction(process, proc.Range{Start: uint64(m.StartAddr), End: uint64(m.EndAddr)})
-		if errors.Is(err, errNotFound) || errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EIO) {
-			continue // a mapping beyond the end of its file cannot be read
+	for _, wanted := range wanted {
+		for _, m := range maps {
+			if !m.Perms.Execute || !m.Perms.Read || m.Pathname == "[vsyscall]" || !wanted(m) {
+				continue
+			}
+			address, err := findInstruction(process, proc.Range{Start: uint64(m.StartAddr), End: uint64(m.EndAddr)})
+			if errors.Is(err, errNotFound) || errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EIO) {
+				continue // a mapping beyond the end of its file cannot be read
+			}
+			return address, err
 		}
-		return address, err
 	}
 	return 0, fmt.Errorf("process %d: no code in it enters the kernel: is it a process of this architecture?", process.PID)
 }
