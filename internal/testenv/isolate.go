@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/internal/reaper"
+	"cucriu/internal/testenv/reaper"
 )
 
 // The roles in which a test binary starts itself again.

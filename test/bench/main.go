@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/reaper"
+	"cucriu/internal/testenv/reaper"
 )
 
 // The bench runs itself again below an init of its own: see package reaper.

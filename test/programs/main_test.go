@@ -12,8 +12,8 @@ import (
 	"runtime"
 	"testing"
 
-	"cucriu/internal/reaper"
 	"cucriu/internal/testenv"
+	"cucriu/internal/testenv/reaper"
 )
 
 // The tests run again below an init that reaps, all in one: see package reaper. Unlike those
