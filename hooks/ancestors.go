@@ -11,7 +11,7 @@ import (
 )
 
 // A parent that waits with WUNTRACED is told when we stop its child. su then stops itself,
-// and would stay stopped for ever: nobody tells it that the job runs again. So processes
+// and would stay stopped: nobody tells it that the job runs again. So processes
 // above the job that ran before and stand still afterwards get a SIGCONT. (A shell with job
 // control does not stop. It takes its foreground job for stopped, and there is no way to
 // tell it otherwise.)
@@ -34,7 +34,7 @@ func ancestorsOf(members []journal.Member) []proc.Ident {
 				continue
 			}
 			seen[pid] = true
-			if id, err := proc.IdentOf(pid); err == nil && standing(pid) != stands {
+			if id, err := proc.IdentOf(pid); err == nil && runStateOf(pid) != inGroupStop {
 				ancestors = append(ancestors, id)
 			}
 		}
@@ -54,8 +54,8 @@ const (
 // began. The job has had its own SIGCONT by now, so an ancestor that the stop has not woken
 // yet will not hear of it any more. One that runs may be about to stop itself, and is
 // looked at again until it sleeps.
-func (s *session) continueAncestors() {
-	left, asleep := s.Ancestors, make(map[proc.Ident]int)
+func continueAncestors(ancestors []proc.Ident) {
+	left, asleep := ancestors, make(map[proc.Ident]int)
 	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // there is no event to wait for
 		again := false
 		var unsettled []proc.Ident
@@ -64,8 +64,8 @@ func (s *session) continueAncestors() {
 			if err != nil {
 				continue // it has ended
 			}
-			switch standing(ident.PID) {
-			case stands:
+			switch runStateOf(ident.PID) {
+			case inGroupStop:
 				_ = process.Signal(unix.SIGCONT)
 				again = true // its own parent has been told
 			case computes:
@@ -84,22 +84,22 @@ func (s *session) continueAncestors() {
 	}
 }
 
-// stance is what the threads of a process are doing.
-type stance int
+// runState is what the threads of a process are doing.
+type runState int
 
 const (
-	sleeps   stance = iota
-	computes        // or waits for a disk: nothing can stop it now
-	stands          // in the group-stop
+	sleeps      runState = iota
+	computes             // or waits for a disk: nothing can stop it now
+	inGroupStop          // in the group-stop
 )
 
-func standing(pid int) stance {
+func runStateOf(pid int) runState {
 	states, err := proc.ThreadStates(pid)
 	switch {
 	case err != nil || strings.Trim(states, "ZXx") == "":
 		return sleeps
 	case strings.Trim(states, "TZXx") == "":
-		return stands
+		return inGroupStop
 	case strings.ContainsAny(states, "RD"):
 		return computes
 	}

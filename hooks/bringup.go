@@ -11,10 +11,11 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
+	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
 )
 
-// bringUp is the one way back. It takes the processes from whatever state they are in
+// bringBack is the one way back. It takes the processes from whatever state they are in
 // (running, locked or checkpointed; running, stopped or frozen) to running. It does each
 // step for all of them in parallel, and finishes it before the next begins. It may be cut
 // off at any point and begun again.
@@ -32,22 +33,22 @@ import (
 //
 // After an error the processes are left as they are, for the next try or for the caller to
 // decide.
-func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session, targets []*target) error {
-	b := &bringUp{session: s, hook: h, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
+func bringBack(ctx context.Context, driver *cudackpt.Driver, s *session, targets []*target) error {
+	b := &wayBack{session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	var err error
-	if b.toPause, err = s.toPauseAgain(); err != nil {
+	if b.toPause, err = toPauseAgain(&s.Record); err != nil {
 		return err
 	}
 	if err := b.findCUDA(ctx); err != nil {
 		return err
 	}
 	if s.MayBeCheckpointed() {
-		if err := b.bringBack(ctx); err != nil {
+		if err := b.restoreState(ctx); err != nil {
 			return err
 		}
 		s.Restored = true
-		h.note(s)
+		s.note()
 	}
 	if s.Kind == journal.KindRestore && s.Hold.Undecided() {
 		return errHeld
@@ -63,8 +64,8 @@ func (h *Hook) bringUp(ctx context.Context, driver *cudackpt.Driver, s *session,
 	})
 }
 
-// bringBack gives the processes their GPU state back, with all their other threads stopped.
-func (b *bringUp) bringBack(ctx context.Context) error {
+// restoreState gives the processes their GPU state back, with all their other threads stopped.
+func (b *wayBack) restoreState(ctx context.Context) error {
 	if len(b.cuda) == 0 {
 		return nil
 	}
@@ -77,14 +78,16 @@ func (b *bringUp) bringBack(ctx context.Context) error {
 	})
 }
 
+// errHeld ends the way back at the point where a held restore waits for its decision.
+var errHeld = errors.New("the job is complete, and held until it is decided what becomes of it")
+
 // StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told
 // of it.
 const StepRestoreGPU = "restore"
 
-// bringUp is one run of the way back.
-type bringUp struct {
+// wayBack is one run of the way back.
+type wayBack struct {
 	*session
-	hook         *Hook
 	driver       *cudackpt.Driver
 	leaveStopped bool
 	all          []*target // those that are alive
@@ -96,7 +99,7 @@ type bringUp struct {
 }
 
 // doAll does steps one after another.
-func (b *bringUp) doAll(ctx context.Context, steps []step) error {
+func (b *wayBack) doAll(ctx context.Context, steps []step) error {
 	for _, step := range steps {
 		if err := b.do(ctx, string(step.name), step.do); err != nil {
 			return err
@@ -106,8 +109,8 @@ func (b *bringUp) doAll(ctx context.Context, steps []step) error {
 }
 
 // do does one step, within restore.timeout.
-func (b *bringUp) do(ctx context.Context, name string, step func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+func (b *wayBack) do(ctx context.Context, name string, step func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, b.env.Config.Restore.Timeout)
 	defer cancel()
 	err := b.failpoint(ctx, string(b.Kind)+".back."+name)
 	if err == nil {
@@ -121,7 +124,7 @@ func (b *bringUp) do(ctx context.Context, name string, step func(context.Context
 
 // findCUDA finds the processes that have CUDA state. A process that has executed another
 // program since has none to bring back, and only needs to go on.
-func (b *bringUp) findCUDA(ctx context.Context) error {
+func (b *wayBack) findCUDA(ctx context.Context) error {
 	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *target) bool { return !t.Alive() })
 	for _, t := range b.all {
 		_, err := t.cuda.RestoreThreadID(ctx)
@@ -138,7 +141,7 @@ func (b *bringUp) findCUDA(ctx context.Context) error {
 
 // stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued
 // before the thaw, and takes effect before a thawed thread runs on.
-func (b *bringUp) stop(ctx context.Context) error {
+func (b *wayBack) stop(ctx context.Context) error {
 	if err := signalAll(b.cuda, unix.SIGSTOP); err != nil {
 		return err
 	}
@@ -153,7 +156,7 @@ func (b *bringUp) stop(ctx context.Context) error {
 
 // trace lets the restore threads run, and nothing else. It leaves out the processes that
 // lack memory: restore lets their threads run once the memory is filled in.
-func (b *bringUp) trace(ctx context.Context) error {
+func (b *wayBack) trace(ctx context.Context) error {
 	if err := b.parallel(func(t *target) error { return b.checkDropped(ctx, t) }); err != nil {
 		return err
 	}
@@ -162,7 +165,7 @@ func (b *bringUp) trace(ctx context.Context) error {
 }
 
 // release puts the threads that run under trace back into the group-stop.
-func (b *bringUp) release(ctx context.Context) error {
+func (b *wayBack) release(ctx context.Context) error {
 	if b.tracer == nil {
 		return nil
 	}
@@ -173,10 +176,10 @@ func (b *bringUp) release(ctx context.Context) error {
 	return nil
 }
 
-func (b *bringUp) goesOn(t *target) bool { return !b.leaveStopped && !t.member.Stopped }
+func (b *wayBack) goesOn(t *target) bool { return !b.leaveStopped && !t.member.Stopped }
 
 // letRun lets every thread run. The processes that stay stopped run under trace.
-func (b *bringUp) letRun(ctx context.Context) error {
+func (b *wayBack) letRun(ctx context.Context) error {
 	b.tracer, b.traced = inject.NewTracer(), nil
 	if err := thawAll(ctx, b.all); err != nil {
 		return err
@@ -200,7 +203,7 @@ func (b *bringUp) letRun(ctx context.Context) error {
 }
 
 // unlockTargets unlocks what is locked: the GPU takes work again.
-func (b *bringUp) unlockTargets(ctx context.Context) error {
+func (b *wayBack) unlockTargets(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		state, err := t.cuda.State(ctx)
 		switch {
@@ -214,7 +217,7 @@ func (b *bringUp) unlockTargets(ctx context.Context) error {
 }
 
 // letOthersRun continues the processes without CUDA that the session has stopped.
-func (b *bringUp) letOthersRun(context.Context) error {
+func (b *wayBack) letOthersRun(context.Context) error {
 	if b.leaveStopped {
 		return nil
 	}
@@ -222,11 +225,11 @@ func (b *bringUp) letOthersRun(context.Context) error {
 }
 
 // pause freezes a container again if it was paused before.
-func (b *bringUp) pause(ctx context.Context) error { return freezeAll(ctx, b.toPause) }
+func (b *wayBack) pause(ctx context.Context) error { return freezeAll(ctx, b.toPause) }
 
 // parallel does a step for every process with CUDA state. A process that ends meanwhile has
 // no way back and needs none; only on a restore is its end an error.
-func (b *bringUp) parallel(do func(*target) error) error {
+func (b *wayBack) parallel(do func(*target) error) error {
 	return parallel(b.cuda, func(t *target) error {
 		err := do(t)
 		if err != nil && b.Kind != journal.KindRestore && !t.Alive() {
@@ -234,4 +237,30 @@ func (b *bringUp) parallel(do func(*target) error) error {
 		}
 		return err
 	})
+}
+
+// releaseConnections gives the tree back the TCP connections that criu held back for its dump, if
+// criu was killed or was to leave the tree stopped. Without them, the job goes on all the same.
+func (b *wayBack) releaseConnections(ctx context.Context) error {
+	if b.Kind != journal.KindDump {
+		return nil
+	}
+	locks, err := findLocks(&b.Record)
+	if err == nil {
+		err = locks.Release(ctx)
+		locks.Close()
+	}
+	if err != nil {
+		b.env.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
+	}
+	return nil
+}
+
+func findLocks(r *journal.Record) (*netlock.Locks, error) {
+	tree, err := openTree(r)
+	defer closeAll(tree)
+	if err != nil {
+		return nil, err
+	}
+	return netlock.Find(tree)
 }

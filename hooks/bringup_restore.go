@@ -11,8 +11,8 @@ import (
 
 // memoryNeed returns how much GPU memory the restore of the checkpointed processes will
 // take.
-func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+func (b *wayBack) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.env.Config.Restore.Timeout)
 	defer cancel()
 	need := make(preflight.MemoryNeed)
 	for _, t := range b.cuda {
@@ -39,13 +39,13 @@ func (b *bringUp) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) 
 // restore moves the GPU state of the checkpointed processes back, if the GPUs have the
 // memory for all of them. While the driver works on the first process, the memory of the
 // next is filled in.
-func (b *bringUp) restore(ctx context.Context) error {
+func (b *wayBack) restore(ctx context.Context) error {
 	need, err := b.memoryNeed(ctx)
 	if err != nil {
 		return err
 	}
 	room := sync.OnceValue(func() error {
-		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+		ctx, cancel := context.WithTimeout(ctx, b.env.Config.Restore.Timeout)
 		defer cancel()
 		return b.spanOf(0, "free memory", func() error {
 			if err := b.failpoint(ctx, string(b.Kind)+".back.free memory"); err != nil {
@@ -67,7 +67,7 @@ func (b *bringUp) restore(ctx context.Context) error {
 		if room() != nil {
 			return nil // returned once, below
 		}
-		ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+		ctx, cancel := context.WithTimeout(ctx, b.env.Config.Restore.Timeout)
 		defer cancel()
 		state, err := t.cuda.State(ctx)
 		if err != nil || state == cudackpt.StateRunning || state == cudackpt.StateLocked {

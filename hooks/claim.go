@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/criuutil"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -22,18 +23,34 @@ import (
 // open. The watcher shares it, and holds it as long as the job may be brought back from the
 // files.
 
-// claim claims the image directory. If an earlier dump of the same tree still has it, claim
+// imageClaim is the claim of one dump.
+type imageClaim struct {
+	*Hook
+	criu *criuutil.Criu
+	dir  string
+	name string   // of dir, for messages
+	root int      // of the tree
+	file *os.File // nil until the directory is claimed
+}
+
+func (c *imageClaim) close() {
+	if c.file != nil {
+		c.file.Close()
+	}
+}
+
+// take claims the image directory. If an earlier dump of the same tree still has it, take
 // returns without it. The caller claims again, with last set, when that dump is over.
-func (d *dump) claim(ctx context.Context, last bool) error {
-	if d.claimed != nil {
+func (c *imageClaim) take(ctx context.Context, last bool) error {
+	if c.file != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.Config.Lock.Timeout)
 	defer cancel()
-	dir, err := d.criu.ShareImageDir(d.imageDir)
+	dir, err := c.criu.ShareImageDir(c.dir)
 	if err != nil {
-		d.Log.Debug("criu's descriptor of the image directory cannot be shared", "error", err)
-		if dir, err = os.Open(d.imageDir); err != nil {
+		c.Log.Debug("criu's descriptor of the image directory cannot be shared", "error", err)
+		if dir, err = os.Open(c.dir); err != nil {
 			return fmt.Errorf("image directory: %w", err)
 		}
 	}
@@ -43,18 +60,18 @@ func (d *dump) claim(ctx context.Context, last bool) error {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err == nil:
-			d.claimed = dir
+			c.file = dir
 			return nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
-			d.Log.Debug("the file system of the image directory has no locks: the journals alone tell of another dump into it", "error", err)
-			d.claimed = dir
+			c.Log.Debug("the file system of the image directory has no locks: the journals alone tell of another dump into it", "error", err)
+			c.file = dir
 			return nil
 		}
-		again, err := d.claimedByOther(ctx, dir, last)
+		again, err := c.claimedByOther(ctx, dir, last)
 		if again {
 			continue
 		}
-		if err != nil || d.claimed == nil {
+		if err != nil || c.file == nil {
 			dir.Close()
 		}
 		return err
@@ -64,16 +81,16 @@ func (d *dump) claim(ctx context.Context, last bool) error {
 // claimedByOther decides what to do about a directory that somebody else has claimed. It
 // reports whether to try again. If it does not, and returns no error, the claim is left for
 // later, or an ancestor's lock serves as ours.
-func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (again bool, err error) {
+func (c *imageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool) (again bool, err error) {
 	info, err := dir.Stat()
 	if err != nil {
 		return false, err
 	}
-	sessions, err := journal.DumpsInto(d.Config.RunDir, info)
+	sessions, err := journal.DumpsInto(c.Config.RunDir, info)
 	if err != nil {
 		return false, err
 	}
-	tree, err := membersOfTree(d.root)
+	tree, err := membersOfTree(c.root)
 	if err != nil {
 		return false, err
 	}
@@ -81,27 +98,20 @@ func (d *dump) claimedByOther(ctx context.Context, dir *os.File, last bool) (aga
 		switch {
 		case s.Outcome != "":
 			// A watcher whose session is over is about to end.
-			if ended, err := d.takeOn(s).awaitWatcher(ctx); err != nil || ended {
+			if ended, err := awaitWatcher(ctx, &s.Record); err != nil || ended {
 				return ended, err
 			}
-		case !last && (s.Criu == d.criu.Ident || s.Shares(tree)):
+		case !last && (s.Criu == c.criu.Ident || s.Shares(tree)):
 			return false, nil
 		default:
 			return false, s.ClaimConflict()
 		}
 	}
-	if heldByAncestor(d.criu.PID, info) { // flock(1) is one
-		d.claimed = dir
+	if heldByAncestor(c.criu.PID, info) { // flock(1) is one
+		c.file = dir
 		return false, nil
 	}
-	return false, fmt.Errorf("image directory %s is in use by another dump, or locked by another program: nothing was touched; dump into another directory", d.imagePathOr(dir))
-}
-
-func (d *dump) imagePathOr(dir *os.File) string {
-	if path, err := d.stage.imagePath(); err == nil {
-		return path
-	}
-	return dir.Name()
+	return false, fmt.Errorf("image directory %s is in use by another dump, or locked by another program: nothing was touched; dump into another directory", c.name)
 }
 
 // heldByAncestor reports whether an ancestor of a process has locked a directory. An

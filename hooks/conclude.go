@@ -2,24 +2,25 @@ package hooks
 
 import (
 	"context"
+	"slices"
 
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
 // conclude brings a session whose criu has ended to a good end.
-func (h *Hook) conclude(ctx context.Context, s *session) error {
-	if err := h.concludeProcesses(ctx, s); err != nil || s.Kind != journal.KindDump {
+func conclude(ctx context.Context, s *session) error {
+	if err := concludeProcesses(ctx, s); err != nil || s.Kind != journal.KindDump {
 		return err
 	}
-	if err := s.removePages(); err != nil {
-		h.Log.Warn("files of the fast lane are left in the image directory", "session", s.Name(), "error", err)
+	if err := removePages(&s.Record); err != nil {
+		s.env.Log.Warn("files of the fast lane are left in the image directory", "session", s.Name(), "error", err)
 	}
-	return s.dropPartial()
+	return dropPartial(&s.Record)
 }
 
 // concludeProcesses brings the processes of a session to a good end, and closes it.
-func (h *Hook) concludeProcesses(ctx context.Context, s *session) error {
+func concludeProcesses(ctx context.Context, s *session) error {
 	if s.Outcome != "" {
 		return s.close(s.Outcome, s.Message) // this could not be written before: the disk was full
 	}
@@ -32,9 +33,29 @@ func (h *Hook) concludeProcesses(ctx context.Context, s *session) error {
 	}
 	switch s.Kind {
 	case journal.KindRestore:
-		return h.finishRestore(ctx, s)
+		return finishRestore(ctx, s)
 	case journal.KindSuspend:
-		return h.finishSuspend(ctx, s)
+		return finishSuspend(ctx, s)
 	}
-	return h.finishDump(ctx, s)
+	return finishDump(ctx, s)
+}
+
+// finishSuspend brings back the processes that a killed command left behind.
+func finishSuspend(ctx context.Context, s *session) error {
+	if !slices.ContainsFunc(s.Members, journal.Member.Alive) {
+		return s.close(journal.OutcomeGone, "the processes ended")
+	}
+	if s.Suspended() {
+		return nil // they are as they were asked to be
+	}
+	driver, targets, err := openTargets(s)
+	if err != nil {
+		return err
+	}
+	defer closeTargets(targets)
+	if err := bringBack(ctx, driver, s, targets); err != nil {
+		return err
+	}
+	_, err = s.closeAlive(journal.OutcomeRunning, "the command was cut off at step "+string(s.Step)+"; ", "runs")
+	return err
 }

@@ -6,15 +6,13 @@ import (
 	"slices"
 	"time"
 
-	"cucriu/internal/journal"
-	"cucriu/internal/netlock"
 	"cucriu/internal/proc"
 )
 
 // finishDump brings what criu has left of a dump's processes to a good end, whether the
 // dump failed, criu was killed, or the job was to run on.
-func (h *Hook) finishDump(ctx context.Context, s *session) error {
-	driver, targets, err := h.openTargets(s)
+func finishDump(ctx context.Context, s *session) error {
+	driver, targets, err := openTargets(s)
 	if err != nil {
 		return err
 	}
@@ -23,25 +21,25 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 		return err
 	}
 	s.NoteCriu()
-	if done, err := h.concludeHeld(ctx, s); done || err != nil {
+	if done, err := concludeHeld(ctx, s); done || err != nil {
 		return err
 	}
 	alive := slices.DeleteFunc(slices.Clone(targets), func(t *target) bool { return !t.Alive() })
 	living := len(alive)
 	if len(s.Members) == 0 {
-		living = len(fateOf(s.fateMembers(), journal.Member.Alive).alive)
+		living = len(outcomeOf(membersOrRoot(&s.Record)).alive)
 	}
 	v := dumpVerdict(&s.Record, living)
 	if v.kill {
-		if err := s.killTree(); err != nil {
+		if err := killTree(&s.Record); err != nil {
 			return err
 		}
 	} else {
 		if living > 0 {
 			s.BackBegun = true
-			h.note(s)
+			s.note()
 		}
-		if err := h.bringUp(ctx, driver, s, alive); err != nil { // this continues what is left of the tree, too
+		if err := bringBack(ctx, driver, s, alive); err != nil { // this continues what is left of the tree, too
 			return err
 		}
 	}
@@ -49,46 +47,16 @@ func (h *Hook) finishDump(ctx context.Context, s *session) error {
 		return s.close(v.outcome, v.message)
 	}
 	_, err = s.closeAlive(v.outcome, v.message, v.livingDo)
-	h.Log.Info(s.Message, "session", s.Name(), "outcome", s.Outcome, "processes", pidsOf(alive))
+	s.env.Log.Info(s.Message, "session", s.Name(), "outcome", s.Outcome, "processes", pidsOf(alive))
 	return err
-}
-
-// releaseConnections gives the tree back the TCP connections that criu held back for its dump, if
-// criu was killed or was to leave the tree stopped. Without them, the job goes on all the same.
-func (b *bringUp) releaseConnections(ctx context.Context) error {
-	if b.Kind != journal.KindDump {
-		return nil
-	}
-	locks, err := b.findLocks()
-	if err == nil {
-		err = locks.Release(ctx)
-		locks.Close()
-	}
-	if err != nil {
-		b.hook.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
-	}
-	return nil
-}
-
-func (s *session) findLocks() (*netlock.Locks, error) {
-	tree, err := s.openTree()
-	defer func() {
-		for _, p := range tree {
-			p.Close()
-		}
-	}()
-	if err != nil {
-		return nil, err
-	}
-	return netlock.Find(tree)
 }
 
 // endDumped ends the processes of a dump, and removes the rules by which criu holds back their
 // connections. If these go on elsewhere, no packet may reach the sockets here: they would
 // acknowledge it.
-func (h *Hook) endDumped(ctx context.Context, s *session) error {
+func endDumped(ctx context.Context, s *session) error {
 	remove := func() error { return nil }
-	locks, findErr := s.findLocks()
+	locks, findErr := findLocks(&s.Record)
 	if findErr == nil {
 		defer locks.Close()
 		locks.LetGo() // they end with the processes
@@ -96,22 +64,18 @@ func (h *Hook) endDumped(ctx context.Context, s *session) error {
 	}
 	var err, removeErr error
 	if s.Hold.KeepsConnections {
-		tree, treeErr := s.openTree()
-		defer func() {
-			for _, p := range tree {
-				p.Close()
-			}
-		}()
-		if err = errors.Join(treeErr, s.killTree()); err == nil {
+		tree, treeErr := openTree(&s.Record)
+		defer closeAll(tree)
+		if err = errors.Join(treeErr, killTree(&s.Record)); err == nil {
 			awaitEnds(ctx, tree)
 			removeErr = remove()
 		}
 	} else { // also if we are killed between the two
 		removeErr = remove()
-		err = s.killTree()
+		err = killTree(&s.Record)
 	}
 	if ruleErr := errors.Join(findErr, removeErr); ruleErr != nil {
-		h.Log.Warn("rules that hold back the job's TCP connections may be left", "session", s.Name(), "error", ruleErr)
+		s.env.Log.Warn("rules that hold back the job's TCP connections may be left", "session", s.Name(), "error", ruleErr)
 	}
 	return err
 }

@@ -2,31 +2,27 @@ package hooks
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"slices"
 
-	"cucriu/criuutil"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 )
 
-// onPostDump notes that criu has written a complete image, and gives it its name. An error
-// makes criu leave the processes alive. [Hook.onNetworkUnlock] says why onPostDump stops them.
-func (h *Hook) onPostDump(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	s, err := h.sessionOf(journal.KindDump, criu)
+// postDump notes that criu has written a complete image, and gives it its name. An error
+// makes criu leave the processes alive. [call.networkUnlock] says why postDump stops them.
+func (c *call) postDump(ctx context.Context) error {
+	s, err := c.openSession(journal.KindDump)
 	if err != nil {
 		return err
 	}
 	commit := func() error {
-		if stage.Commit == nil {
+		if c.stage.Commit == nil {
 			return nil
 		}
-		return stage.Commit(ctx)
+		return c.stage.Commit(ctx)
 	}
 	if s == nil {
 		return commit() // no process of the tree uses CUDA
@@ -36,14 +32,14 @@ func (h *Hook) onPostDump(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if err := s.failpoint(ctx, "dump.post-dump"); err != nil {
 		return err
 	}
-	if err := s.requireAllMembers(); err != nil {
+	if err := requireAllMembers(s.Members); err != nil {
 		return err
 	}
-	if err := s.checkWhole(criu, stage); err != nil {
+	if err := c.checkWhole(&s.Record); err != nil {
 		return fmt.Errorf("the image is not whole, and the job is not ended; dump again into a directory that nobody else changes: %w", err)
 	}
-	if err := s.Timeline().Write(filepath.Join(stage.ImageDir, image.TimelineName)); err != nil {
-		h.Log.Warn("the image is without a timeline", "error", err)
+	if err := s.Timeline().Write(filepath.Join(c.stage.ImageDir, image.TimelineName)); err != nil {
+		c.Log.Warn("the image is without a timeline", "error", err)
 	}
 	if err := s.doStep(journal.StepPublish, commit); err != nil {
 		return err
@@ -52,31 +48,13 @@ func (h *Hook) onPostDump(ctx context.Context, criu *criuutil.Criu, stage Stage)
 	if s.LazyPages {
 		step = journal.StepTransferring
 	}
-	return s.doStep(step, s.stopMembers)
-}
-
-// servedByClient reports whether another process serves a running criu over RPC, as the
-// latest session of this criu has it.
-func (h *Hook) servedByClient(criu *criuutil.Criu) (bool, error) {
-	if journal.IsForeign(h.Config.RunDir) {
-		return false, nil
-	}
-	all, err := journal.List(h.Config.RunDir)
-	if err != nil {
-		return false, err
-	}
-	for _, s := range slices.Backward(all) {
-		if s.Criu == criu.Ident {
-			return s.Client != nil, nil
-		}
-	}
-	return false, nil
+	return s.doStep(step, func() error { return stopMembers(&s.Record) })
 }
 
 // requireAllMembers fails if a process of the manifest has ended since. criu dumps what it finds,
 // and if one process is missing from the image, the others cannot be restored from it.
-func (s *session) requireAllMembers() error {
-	for _, member := range s.Members {
+func requireAllMembers(members []journal.Member) error {
+	for _, member := range members {
 		process, err := proc.Reopen(member.Ident)
 		if err == nil {
 			if process.Exiting() {
@@ -91,53 +69,22 @@ func (s *session) requireAllMembers() error {
 	return nil
 }
 
-// sessionOf finds and locks the open session of a running criu. It returns nil if there is
-// none: then no process of criu's tree uses CUDA, or the session is over.
-func (h *Hook) sessionOf(kind journal.Kind, criu *criuutil.Criu) (*session, error) {
-	s, err := h.latestSessionOf(kind, criu, true)
-	if err != nil || s == nil {
-		return nil, err
-	}
-	if s.Outcome != "" {
-		s.LetGo()
-		return nil, nil
-	}
-	return s, nil
-}
-
-// latestSessionOf finds and locks the latest session of a running criu, open or over. It
-// returns nil if there is none. If somebody is at work on the session, it waits, or without
-// wait fails with [journal.ErrBusy].
-func (h *Hook) latestSessionOf(kind journal.Kind, criu *criuutil.Criu, wait bool) (*session, error) {
-	if journal.IsForeign(h.Config.RunDir) {
-		return nil, nil
-	}
-	if _, err := journal.MakeSessionsDir(h.Config.RunDir); err != nil {
-		return nil, err
-	}
-	dir := journal.Path(h.Config.RunDir, kind, criu.Ident)
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	s, err := journal.Load(dir, wait)
-	if err != nil {
-		return nil, err
-	}
-	if s.Criu != criu.Ident { // another criu with the same pid, in another pid namespace
-		s.LetGo()
-		return nil, nil
-	}
-	return h.takeOn(s), nil
-}
-
 // checkWhole fails if the image is no longer whole.
-func (s *session) checkWhole(criu *criuutil.Criu, stage Stage) error {
-	if s.Written == nil {
+func (c *call) checkWhole(r *journal.Record) error {
+	if r.Written == nil {
 		return nil // an earlier version began the dump
 	}
-	store := stage.Pages
-	if store == nil {
-		store = pages.Files{Dir: stage.ImageDir}
+	return r.Written.CheckWhole(c.stage.ImageDir, r.ImageDir, pages.Files{Dir: c.stage.ImageDir}, c.criu.RPC || c.criu.PagesElsewhere)
+}
+
+// networkUnlock stops the CUDA processes of a dump before criu lets go of them. Through a v1 freezer
+// criu got them without a stop, and they would run checkpointed as soon as somebody thawed
+// them. criu traces them now, so the signal waits.
+func (c *call) networkUnlock(context.Context) error {
+	s, err := c.openSession(journal.KindDump)
+	if err != nil || s == nil {
+		return err
 	}
-	return s.Written.CheckWhole(stage.ImageDir, s.ImageDir, store, criu.RPC || criu.PagesElsewhere)
+	defer s.LetGo()
+	return stopMembers(&s.Record)
 }

@@ -3,10 +3,12 @@ package hooks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
 	"cucriu/internal/proc"
 )
 
@@ -87,7 +89,7 @@ func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process)
 	var verdict preflight.Finding
 	if err == nil && seen.Holder != nil {
 		if verdict, err = seen.Holder.Judge(ctx, d.driver, cuda); err == nil {
-			err = d.refuse(preflight.Findings{verdict})
+			err = d.Refuse(preflight.Findings{verdict})
 		}
 	}
 	if err != nil || seen.Holder == nil || verdict.Severity == preflight.SeverityError { // overridden: criu decides
@@ -95,4 +97,90 @@ func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process)
 		return nil, err
 	}
 	return &child{process, seen.Holder}, nil
+}
+
+// releaseDevices takes from the CUDA processes the devices that they hold although they are
+// checkpointed, if they do not use them: the driver gives up what belongs to CUDA, and only that.
+// Otherwise the dump fails here, with the reason, before criu fails without it.
+func (d *dump) releaseDevices(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	return parallel(d.targets, func(t *target) error {
+		holder, err := preflight.LeftoverOf(&t.member.Process)
+		if err != nil || holder == nil {
+			return err
+		}
+		verdict := holder.JudgeLeftover(ctx, d.driver, d.listed)
+		if verdict.Severity == preflight.SeverityError {
+			if err := d.Refuse(preflight.Findings{verdict}); err != nil {
+				return &leftoverError{verdict}
+			}
+			return nil // overridden: criu decides
+		}
+		if err := d.disconnect(ctx, t.Process, holder); err != nil {
+			return err
+		}
+		// As after the drop: every thread must be back in the group-stop.
+		return proc.KeepStopped(ctx, t.Process)
+	})
+}
+
+// leftoverError says that a process cannot be dumped for what it holds. It is no refusal: the
+// process has been checkpointed by then.
+type leftoverError struct{ finding preflight.Finding }
+
+func (e *leftoverError) Error() string { return e.finding.String() }
+
+// disconnect takes from a stopped process what it holds of the driver. One of its threads makes
+// the calls. It succeeds if the process has ended.
+func (d *dump) disconnect(ctx context.Context, process *proc.Process, holder *preflight.Holder) (err error) {
+	defer func() {
+		if errors.Is(err, proc.ErrGone) && !process.Alive() {
+			err = nil
+		}
+	}()
+	descriptors, err := holder.Descriptors()
+	if err != nil {
+		return err
+	}
+	lent, err := borrowOne(ctx, process, d.session.borrowedFile(process.PID))
+	if err != nil {
+		return fmt.Errorf("process %d (%s) cannot be rid of GPU devices that it does not use: %w", process.PID, holder.Name, err)
+	}
+	err = d.session.failpoint(ctx, "dump.borrow-child")
+	if err == nil {
+		err = lent.Disconnect(ctx, descriptors, holder.Mappings())
+	}
+	if err == nil {
+		err = d.session.failpoint(ctx, "dump.child-released")
+	}
+	return errors.Join(err, lent.Return(ctx))
+}
+
+// borrowOne borrows a thread of a process that was stopped. If somebody has continued it, it is
+// stopped again.
+func borrowOne(ctx context.Context, process *proc.Process, saved string) (*inject.Borrowed, error) {
+	for {
+		lent, err := borrowFirst(ctx, process.PID, saved)
+		if !errors.Is(err, inject.ErrNotStopped) || ctx.Err() != nil {
+			return lent, err
+		}
+		if err := proc.KeepStopped(ctx, process); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// borrowFirst borrows the first thread that has not ended.
+func borrowFirst(ctx context.Context, pid int, saved string) (lent *inject.Borrowed, err error) {
+	tids, err := proc.Threads(pid)
+	if err != nil {
+		return nil, err
+	}
+	for _, tid := range tids {
+		if lent, err = inject.Borrow(ctx, pid, []int{tid}, saved); !errors.Is(err, proc.ErrGone) {
+			break
+		}
+	}
+	return lent, err
 }

@@ -11,10 +11,10 @@ import (
 	"cucriu/internal/proc"
 )
 
-// frozen finds the freezers that keep a part of the tree from running. The container engine
+// frozen finds the freezers that keep a part of a tree from running. The container engine
 // froze them before it called criu.
-func (d *dump) frozen() ([]proc.Freezer, error) {
-	pids, err := proc.Tree(d.root)
+func frozen(root int) ([]proc.Freezer, error) {
+	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}

@@ -3,10 +3,10 @@ package hooks
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/failpoint"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -16,7 +16,7 @@ import (
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patienceForAll())
 	defer cancel()
-	if err := (*session)(nil).failpoint(ctx, "dump.inspect"); err != nil {
+	if err := failpoint.Hit(ctx, "dump.inspect", 0); err != nil {
 		return err
 	}
 	if err := d.awaitEarlier(ctx); err != nil {
@@ -44,7 +44,7 @@ func (d *dump) inspect(ctx context.Context) error {
 	if d.criu.RPC { // these depend on options that cannot be seen under RPC
 		seen.Findings = seen.Findings.Soften(preflight.FindingCUDAPlugin, preflight.FindingPluginDir, preflight.FindingDiskSpace)
 	}
-	if err := d.refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
+	if err := d.Refuse(seen.Findings); err != nil || len(seen.Processes) == 0 {
 		return err
 	}
 	d.members = journal.MembersOf(seen.Processes)
@@ -75,16 +75,6 @@ func (d *dump) countOOMKills() {
 	}
 }
 
-// requireProcess refuses a root that is no process: criu asks the hook first.
-func requireProcess(root int) error {
-	findings, err := preflight.ProcessFindings(root)
-	if err != nil {
-		return err
-	}
-	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Name != preflight.FindingNoProcess })
-	return findings.Err()
-}
-
 // awaitEarlier waits until an earlier dump of the same processes is over: after criu dump
 // -R its watcher needs a moment to let them run on. In no other case is a paused container
 // thawed before it is inspected.
@@ -102,9 +92,9 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 			return other.Conflict()
 		}
 		// The watcher of that dump waits until the paused container is resumed.
-		frozen, err := d.frozen()
+		paused, err := frozen(d.root)
 		if err == nil {
-			err = d.thaw(ctx, frozen)
+			err = d.thaw(ctx, paused)
 		}
 		if err != nil {
 			return err
@@ -115,19 +105,4 @@ func (d *dump) awaitEarlier(ctx context.Context) error {
 		case <-time.After(20 * time.Millisecond): // there is no event to wait for
 		}
 	}
-}
-
-// membersOfTree returns the processes of a tree as the members of a journal.
-func membersOfTree(root int) ([]journal.Member, error) {
-	pids, err := proc.Tree(root)
-	if err != nil {
-		return nil, err
-	}
-	var members []journal.Member
-	for _, pid := range pids {
-		if id, err := proc.IdentOf(pid); err == nil {
-			members = append(members, journal.Member{Process: preflight.Process{Ident: id}})
-		}
-	}
-	return members, nil
 }

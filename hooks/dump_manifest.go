@@ -28,7 +28,7 @@ func (d *dump) describe() (image.Manifest, error) {
 	m := image.Manifest{Version: image.ManifestVersion, Created: time.Now().UTC(), DriverVersion: version, RootPID: root.ImagePID()}
 	for _, t := range d.targets {
 		p := image.Process{PID: t.member.ImagePID, Name: t.member.Name, Stopped: t.member.Stopped, GPUs: t.member.GPUs, MemoryBytes: t.member.MemoryBytes}
-		if t.lane != nil {
+		if t.member.Pages != nil {
 			p.Pages = t.member.Pages.Listing
 		}
 		m.Processes = append(m.Processes, p)
@@ -56,7 +56,7 @@ func (d *dump) writeManifest(context.Context) error {
 		return err
 	}
 	var err error
-	if d.session.Written, err = image.NoteWritten(d.imageDir, d.outputs()); err != nil {
+	if d.session.Written, err = image.NoteWritten(d.imageDir, d.lanes.outputs()); err != nil {
 		return err
 	}
 	return d.session.Save()

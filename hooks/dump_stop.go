@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -72,7 +74,7 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := d.refuse(p.Findings); err != nil {
+		if err := d.Refuse(p.Findings); err != nil {
 			return nil, err
 		}
 		if p.Process != nil { // what a process without CUDA holds of the driver is judged when it is parked
@@ -98,26 +100,26 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 	return found, nil
 }
 
-// findStopped notes which processes without CUDA are stopped. It is called before we freeze
-// or stop any.
-func (d *dump) findStopped() error {
-	pids, err := proc.Tree(d.root)
+// findStopped returns which processes of a tree are stopped that are no members, by their pids in
+// the image. It is called before we freeze or stop any.
+func findStopped(root int, members []journal.Member) (stopped []int, err error) {
+	pids, err := proc.Tree(root)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, pid := range pids {
-		if slices.ContainsFunc(d.members, func(m journal.Member) bool { return m.PID == pid }) {
+		if slices.ContainsFunc(members, func(m journal.Member) bool { return m.PID == pid }) {
 			continue
 		}
-		stopped, imagePID, err := stoppedAs(pid)
-		if stopped {
-			d.stoppedOthers = append(d.stoppedOthers, imagePID)
+		isStopped, imagePID, err := stoppedAs(pid)
+		if isStopped {
+			stopped = append(stopped, imagePID)
 		}
 		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return stopped, nil
 }
 
 // stoppedAs reports whether a process is stopped, and which pid it has in the image. A
@@ -133,4 +135,47 @@ func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
 		return false, 0, err
 	}
 	return true, status.ImagePID(), nil
+}
+
+// parkTree parks the whole tree.
+func (d *dump) parkTree(ctx context.Context) error {
+	if err := d.parkTargets(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	d.parkedOthers = make(map[int]*inject.Parked)
+	for parked := 0; ; {
+		found := d.others[parked:]
+		threads := make([]*inject.Parked, len(found))
+		err := parallelUpTo(runtime.NumCPU(), len(found), func(i int) (err error) {
+			threads[i], err = d.parkOther(ctx, found[i])
+			return err
+		})
+		for i, other := range found {
+			if threads[i] != nil {
+				d.parkedOthers[other.PID] = threads[i]
+			}
+		}
+		if err != nil {
+			return err
+		}
+		parked = len(d.others)
+		// A process may have made another since the last look: it was about to fork when it
+		// was told to stop, or somebody continued it before it was parked.
+		again, err := d.stopOthers(ctx)
+		if err != nil || !again {
+			return err
+		}
+	}
+}
+
+// parkOther parks a process without CUDA. It returns nil if the process is held by its stop
+// alone.
+func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Parked, error) {
+	parked, err := park(ctx, d.session, other)
+	if half, fileErr := inject.IsParked(d.session.parkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {
+		return nil, nil // it is only stopped, and may run without harm
+	}
+	return parked, d.parkedOrStopped(ctx, other, err)
 }

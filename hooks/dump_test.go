@@ -29,14 +29,15 @@ func startTree(t *testing.T, script string) (pid int) {
 }
 
 func TestChildrenThatEndWhileTheyAreLookedAtAreNotTakenForStopped(t *testing.T) {
-	d := &dump{suspension: suspension{root: startTree(t, "while :; do /bin/true; done")}}
+	root := startTree(t, "while :; do /bin/true; done")
 	for range 4000 { // one look in about 40 meets a child that ends
-		if err := d.findStopped(); err != nil {
+		stopped, err := findStopped(root, nil)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if len(d.stoppedOthers) > 0 {
-		t.Errorf("%d children were taken for stopped, and none of them was", len(d.stoppedOthers))
+		if len(stopped) > 0 {
+			t.Errorf("children %v were taken for stopped, and none of them was", stopped)
+		}
 	}
 }
 
@@ -73,8 +74,7 @@ func TestAStoppedProcessIsToldFromAZombie(t *testing.T) {
 	}
 	awaitChild(true)
 	awaitChild(false)
-	d := &dump{suspension: suspension{root: root}}
-	if err := d.findStopped(); err != nil || len(d.stoppedOthers) != 1 || d.stoppedOthers[0] != stopped {
-		t.Errorf("found %v stopped (%v), want %d alone", d.stoppedOthers, err, stopped)
+	if found, err := findStopped(root, nil); err != nil || len(found) != 1 || found[0] != stopped {
+		t.Errorf("found %v stopped (%v), want %d alone", found, err, stopped)
 	}
 }

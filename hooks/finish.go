@@ -7,22 +7,21 @@ import (
 	"strings"
 	"time"
 
-	"cucriu/criuutil"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
-// FinishSession brings the session of a criu that has ended to a good end, as its watcher
+// Finish brings the session of a criu that has ended to a good end, as its watcher
 // would, and returns it. It returns nil if there is none. cause is why criu failed, if it did and
 // is known. The journal keeps it.
-func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuutil.Criu, cause string) (*journal.Session, error) {
+func Finish(ctx context.Context, h *Hook, kind journal.Kind, criu proc.Ident, cause string) (*journal.Session, error) {
 	h = h.Filled()
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.Now().Add(h.Config.Lock.Timeout) // gives a watcher that fails at first time for another try
-	s, err := h.latestSessionOf(kind, criu, false)
-	for ; errors.Is(err, journal.ErrBusy); s, err = h.latestSessionOf(kind, criu, false) {
+	s, err := latestSessionOf(h, kind, criu, byCommand, false)
+	for ; errors.Is(err, journal.ErrBusy); s, err = latestSessionOf(h, kind, criu, byCommand, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.
-		if now := h.failedTry(kind, criu); now != nil && time.Now().After(deadline) {
+		if now := failedTry(h.Config.RunDir, kind, criu); now != nil && time.Now().After(deadline) {
 			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", ErrNotBack, strings.TrimPrefix(now.Message, stuckPrefix))
 		}
 		time.Sleep(5 * time.Millisecond) // there is no event for a try that has failed
@@ -34,8 +33,8 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 		return nil, nil
 	}
 	defer s.LetGo()
-	if err := h.conclude(ctx, s); err != nil {
-		h.noteStuck(s, err)
+	if err := conclude(ctx, s); err != nil {
+		s.noteStuck(err)
 		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", ErrNotBack, err)
 	}
 	if cause != "" && s.Outcome != journal.OutcomeDumped {
@@ -49,8 +48,8 @@ func (h *Hook) FinishSession(ctx context.Context, kind journal.Kind, criu *criuu
 
 // failedTry returns the session as it stands in the journal, if its watcher has tried to
 // finish it and failed.
-func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Session {
-	s, err := journal.Read(journal.Path(h.Config.RunDir, kind, criu.Ident))
+func failedTry(runDir string, kind journal.Kind, criu proc.Ident) *journal.Session {
+	s, err := journal.Read(journal.Path(runDir, kind, criu))
 	if err != nil || s.Outcome != "" || !s.Stuck {
 		return nil
 	}
@@ -59,7 +58,7 @@ func (h *Hook) failedTry(kind journal.Kind, criu *criuutil.Criu) *journal.Sessio
 
 // AwaitStandstill waits until every thread of a tree that was left stopped has stopped:
 // criu does not wait for its SIGSTOP to take effect.
-func (h *Hook) AwaitStandstill(ctx context.Context, root int) error {
+func AwaitStandstill(ctx context.Context, h *Hook, root int) error {
 	h = h.Filled()
 	pids, err := proc.Tree(root)
 	if errors.Is(err, proc.ErrGone) {

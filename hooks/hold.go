@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 
-	"cucriu/hooks/preflight"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -20,42 +19,39 @@ import (
 // ErrDecided is wrapped by the error of a decision that comes too late: another has been made.
 var ErrDecided = errors.New("it has been decided otherwise")
 
-// errHeld ends the way back at the point where a held restore waits for its decision.
-var errHeld = errors.New("the job is complete, and held until it is decided what becomes of it")
-
 // Decide says what becomes of a held job, and does it. It may be called again, with the same
 // decision: then it goes on with what an earlier call has not finished. [ErrNotBack] is wrapped as
 // in [Hook.Recover]. The error is [os.ErrNotExist] if there is no hold of this name.
-func (h *Hook) Decide(ctx context.Context, id string, decision journal.Decision) (Status, error) {
+func Decide(ctx context.Context, h *Hook, id string, decision journal.Decision) (Status, error) {
 	h = h.Filled()
-	s, err := h.holdNamed(ctx, id)
+	s, err := holdNamed(ctx, h, id)
 	if err != nil {
 		return Status{}, err
 	}
 	defer func() { s.LetGo() }()
-	if made := s.decided(); made != journal.DecisionNone && made != decision {
+	if made := decided(&s.Record); made != journal.DecisionNone && made != decision {
 		return StatusOf(s.Session), fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
 	}
 	if s.Outcome != "" {
 		return StatusOf(s.Session), nil
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
-	if err := s.decide(decision); err != nil {
+	if err := decide(s, decision); err != nil {
 		if decision == journal.DecisionNone || decision != s.Hold.IfAbandoned {
 			return StatusOf(s.Session), err
 		}
 		// What happens without a decision may happen without a record of it.
 		h.Log.Warn("the run directory cannot be written; the job is brought to its end all the same", "migration", id, "error", err)
 	}
-	if s, err = h.awaitCriuOf(ctx, s); err != nil {
+	if s, err = awaitCriuOf(ctx, s); err != nil {
 		return StatusOf(s.Session), fmt.Errorf("%w: %w", ErrNotBack, err)
 	}
 	if s.Outcome != "" { // by its own program, which knows the decision
 		return StatusOf(s.Session), nil
 	}
 	s.Hold.Decision = decision // it may not be in the journal
-	if err := h.conclude(ctx, s); err != nil {
-		h.noteStuck(s, err)
+	if err := conclude(ctx, s); err != nil {
+		s.noteStuck(err)
 		return StatusOf(s.Session), fmt.Errorf("%w: %w", ErrNotBack, err)
 	}
 	return StatusOf(s.Session), nil
@@ -63,9 +59,9 @@ func (h *Hook) Decide(ctx context.Context, id string, decision journal.Decision)
 
 // Promise notes that the other side may count on a held job from now on: only a decision ends it,
 // and not the end of the holder.
-func (h *Hook) Promise(ctx context.Context, id string) error {
+func Promise(ctx context.Context, h *Hook, id string) error {
 	h = h.Filled()
-	s, err := h.holdNamed(ctx, id)
+	s, err := holdNamed(ctx, h, id)
 	if err != nil {
 		return err
 	}
@@ -73,7 +69,7 @@ func (h *Hook) Promise(ctx context.Context, id string) error {
 	if !s.Held() {
 		return fmt.Errorf("migration %s: the job is not held here", id)
 	}
-	if err := s.requireHoldable(); err != nil {
+	if err := requireAlive(&s.Record); err != nil {
 		return err
 	}
 	s.Hold.IfAbandoned = journal.DecisionWait
@@ -83,9 +79,9 @@ func (h *Hook) Promise(ctx context.Context, id string) error {
 
 // NoteTold notes that the other side knows what was decided. Until then the session of a job that
 // was ended here is kept.
-func (h *Hook) NoteTold(ctx context.Context, id string) error {
+func NoteTold(ctx context.Context, h *Hook, id string) error {
 	h = h.Filled()
-	s, err := h.holdNamed(ctx, id)
+	s, err := holdNamed(ctx, h, id)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -95,15 +91,19 @@ func (h *Hook) NoteTold(ctx context.Context, id string) error {
 	defer s.LetGo()
 	s.Hold.Told = true
 	if s.Kind == journal.KindDump {
-		h.GiveBackSockets(id)
-		h.dropSockets(s.Hold)
+		GiveBackSockets(h, id)
+		dropSockets(h, s.Hold)
 	}
 	return s.Save()
 }
 
-// requireHoldable fails if a process of the tree has ended.
-func (s *session) requireHoldable() error {
-	for _, id := range s.holdIdents() {
+// requireAlive fails if a process of the tree has ended.
+func requireAlive(r *journal.Record) error {
+	ids := journal.IdentsOf(r.Members)
+	if r.Root != nil {
+		ids = append(ids, *r.Root)
+	}
+	for _, id := range ids {
 		process, err := proc.Reopen(id)
 		if err != nil {
 			return fmt.Errorf("a process of the restored job has ended: %w", err)
@@ -113,21 +113,8 @@ func (s *session) requireHoldable() error {
 	return nil
 }
 
-func (s *session) holdIdents() []proc.Ident {
-	ids := journal.IdentsOf(s.Members)
-	if s.Root != nil {
-		ids = append(ids, *s.Root)
-	}
-	return ids
-}
-
-// Held returns the session of a hold, as it stands. The error is [os.ErrNotExist] if there is none.
-func (h *Hook) Held(id string) (*journal.Session, error) {
-	return journal.FindHold(h.Filled().Config.RunDir, id)
-}
-
 // holdNamed finds and locks the session of a hold.
-func (h *Hook) holdNamed(ctx context.Context, id string) (*session, error) {
+func holdNamed(ctx context.Context, h *Hook, id string) (*session, error) {
 	read, err := journal.FindHold(h.Config.RunDir, id)
 	if err != nil {
 		return nil, err
@@ -138,11 +125,11 @@ func (h *Hook) holdNamed(ctx context.Context, id string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.takeOn(locked), nil
+	return h.takeOn(locked, byCommand), nil
 }
 
 // decide makes a decision durable. Nothing is done about it before.
-func (s *session) decide(decision journal.Decision) error {
+func decide(s *session, decision journal.Decision) error {
 	s.Hold.Decision = decision
 	if err := s.Save(); err != nil {
 		return err
@@ -152,7 +139,7 @@ func (s *session) decide(decision journal.Decision) error {
 
 // decided returns what was decided. A session that came to its end by itself is as good as a
 // decision: a dump that failed has brought its job back, a restore that failed has ended its copy.
-func (s *session) decided() journal.Decision {
+func decided(s *journal.Record) journal.Decision {
 	switch {
 	case s.Hold.Decision != journal.DecisionNone || s.Outcome == "":
 		return s.Hold.Decision
@@ -165,7 +152,7 @@ func (s *session) decided() journal.Decision {
 // awaitCriuOf waits until the session's criu has ended. Until then the program that runs it may
 // still make or stop processes, and needs the session for its stages. It returns the session as
 // it is then, locked.
-func (h *Hook) awaitCriuOf(ctx context.Context, s *session) (*session, error) {
+func awaitCriuOf(ctx context.Context, s *session) (*session, error) {
 	criu, err := proc.Reopen(s.Criu)
 	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
 		return s, nil
@@ -174,7 +161,7 @@ func (h *Hook) awaitCriuOf(ctx context.Context, s *session) (*session, error) {
 		return s, err
 	}
 	defer criu.Close()
-	ctx, cancel := context.WithTimeout(ctx, h.Config.Restore.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, s.env.Config.Restore.Timeout)
 	defer cancel()
 	s.LetGo()
 	if err := criu.WaitExit(ctx); err != nil {
@@ -185,15 +172,15 @@ func (h *Hook) awaitCriuOf(ctx context.Context, s *session) (*session, error) {
 	if err != nil {
 		return s, err
 	}
-	return h.takeOn(locked), nil
+	return s.env.takeOn(locked, s.By), nil
 }
 
 // refuseEnded ends the processes of a restore if it was decided meanwhile that they do not go on.
-func (h *Hook) refuseEnded(ctx context.Context, s *session) error {
+func refuseEnded(ctx context.Context, s *session) error {
 	if s.Hold == nil || s.Hold.Decision != journal.DecisionEnd {
 		return nil
 	}
-	if _, err := h.concludeHeld(ctx, s); err != nil {
+	if _, err := concludeHeld(ctx, s); err != nil {
 		return err
 	}
 	return fmt.Errorf("%w: migration %s: %s", ErrDecided, s.Hold.ID, decidedText(&s.Record))
@@ -213,57 +200,57 @@ func decidedText(r *journal.Record) string {
 
 // concludeHeld brings a hold to its end, as far as there is a decision. It reports whether there
 // is nothing more to do now: the session is over, or waits for a decision.
-func (h *Hook) concludeHeld(ctx context.Context, s *session) (done bool, err error) {
+func concludeHeld(ctx context.Context, s *session) (done bool, err error) {
 	if s.Hold == nil {
 		return false, nil
 	}
 	if s.Hold.Undecided() {
-		abandoned, err := s.abandoned()
+		isAbandoned, err := abandoned(&s.Record)
 		switch {
 		case err != nil:
 			return true, err
-		case !abandoned:
+		case !isAbandoned:
 			return s.Held(), nil
 		case s.Hold.IfAbandoned == journal.DecisionWait:
 			return true, nil
 		}
-		if err := s.decide(s.Hold.IfAbandoned); err != nil {
+		if err := decide(s, s.Hold.IfAbandoned); err != nil {
 			return true, err
 		}
 	}
 	if s.Hold.Decision == journal.DecisionEnd {
 		if s.Kind == journal.KindRestore && s.Root == nil { // criu was killed before anybody knew
 			var suspects []int
-			if s.Root, suspects, err = s.orphanedRoot(); err != nil {
+			if s.Root, suspects, err = orphanedRoot(&s.Record); err != nil {
 				return true, err
 			}
 			if len(suspects) > 0 {
-				h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+				s.env.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
 			}
 		}
 		if s.Kind == journal.KindDump {
-			err = h.endDumped(ctx, s)
+			err = endDumped(ctx, s)
 		} else {
-			err = s.killTree()
+			err = killTree(&s.Record)
 		}
 		if err != nil {
 			return true, err
 		}
 		if s.Kind == journal.KindRestore {
-			h.ReleaseSockets(s.Hold.ID, s.Hold.Sockets)
+			ReleaseSockets(s.env, s.Hold.ID, s.Hold.Sockets)
 			return true, s.close(journal.OutcomeKilled, "the job does not go on here (migration "+s.Hold.ID+")")
 		}
-		h.dropSockets(s.Hold)
+		dropSockets(s.env, s.Hold)
 		return true, s.close(journal.OutcomeMoved, "the job goes on at "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
 	}
 	if s.Kind == journal.KindDump {
-		h.takeBackSockets(s.Hold)
+		takeBackSockets(s.env, s.Hold)
 	}
 	return false, nil
 }
 
 // abandoned reports whether the holder has ended.
-func (s *session) abandoned() (bool, error) {
+func abandoned(s *journal.Record) (bool, error) {
 	holder, err := proc.Reopen(s.Hold.Holder)
 	if err == nil {
 		holder.Close()
@@ -280,7 +267,7 @@ func (s *session) abandoned() (bool, error) {
 
 // awaitHolder waits until the holder of a held job has ended. The session must not be locked: the
 // holder decides.
-func (h *Hook) awaitHolder(ctx context.Context, s *session) error {
+func awaitHolder(ctx context.Context, s *session) error {
 	holder, err := proc.Reopen(s.Hold.Holder)
 	if errors.Is(err, proc.ErrGone) {
 		return nil
@@ -290,17 +277,4 @@ func (h *Hook) awaitHolder(ctx context.Context, s *session) error {
 	}
 	defer holder.Close()
 	return holder.WaitExit(ctx)
-}
-
-// fateMembers are the processes by which the fate of a job is judged: those that use CUDA or, if
-// none does, the root.
-func (s *session) fateMembers() []journal.Member {
-	if len(s.Members) > 0 || s.Root == nil {
-		return s.Members
-	}
-	var name string
-	if status, err := proc.ReadStatus(s.Root.PID); err == nil {
-		name = status.Name
-	}
-	return []journal.Member{{Process: preflight.Process{Ident: *s.Root, Name: name}}}
 }

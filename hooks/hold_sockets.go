@@ -42,11 +42,11 @@ const releasePatience = 5 * time.Second
 
 // KeepSockets keeps other names for the sockets of a held job that are bound to these paths, and
 // returns them.
-func (h *Hook) KeepSockets(ctx context.Context, id string, paths []string) ([]journal.Socket, error) {
+func KeepSockets(ctx context.Context, h *Hook, id string, paths []string) ([]journal.Socket, error) {
 	if len(paths) == 0 {
 		return nil, nil
 	}
-	s, err := h.Filled().holdNamed(ctx, id)
+	s, err := holdNamed(ctx, h.Filled(), id)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (h *Hook) KeepSockets(ctx context.Context, id string, paths []string) ([]jo
 
 // ClaimSockets claims the sockets of a source before its job is restored. It fails if the source
 // has the job back already.
-func (h *Hook) ClaimSockets(id string, sockets []journal.Socket) error {
+func ClaimSockets(id string, sockets []journal.Socket) error {
 	for _, socket := range sockets {
 		err := socketAt(socket, id, func(d socketDir) error {
 			err := unix.Renameat(d.fd, d.kept, d.fd, d.claimed)
@@ -96,8 +96,8 @@ func (h *Hook) ClaimSockets(id string, sockets []journal.Socket) error {
 
 // ReleaseSockets makes paths names of the source's sockets again, as far as they are claimed here.
 // No process of the copy is left.
-func (h *Hook) ReleaseSockets(id string, sockets []journal.Socket) {
-	h.eachSocket(id, sockets, func(socket journal.Socket, d socketDir) error {
+func ReleaseSockets(h *Hook, id string, sockets []journal.Socket) {
+	eachSocket(h, id, sockets, func(socket journal.Socket, d socketDir) error {
 		if !d.is(d.claimed, socket) {
 			return nil
 		}
@@ -107,9 +107,9 @@ func (h *Hook) ReleaseSockets(id string, sockets []journal.Socket) {
 
 // takeBackSockets makes the paths names of the sockets of a job again that stays at its source.
 // Nothing of it runs yet.
-func (h *Hook) takeBackSockets(hold *journal.Hold) {
+func takeBackSockets(h *Hook, hold *journal.Hold) {
 	deadline := time.Now().Add(failpoint.Patience(releasePatience))
-	h.eachSocket(hold.ID, hold.Sockets, func(socket journal.Socket, d socketDir) error {
+	eachSocket(h, hold.ID, hold.Sockets, func(socket journal.Socket, d socketDir) error {
 		for d.is(d.kept, socket) || d.is(d.claimed, socket) {
 			err := unix.Unlinkat(d.fd, d.kept, 0)
 			if !errors.Is(err, unix.ENOENT) || time.Now().After(deadline) {
@@ -123,12 +123,12 @@ func (h *Hook) takeBackSockets(hold *journal.Hold) {
 
 // GiveBackSockets makes the paths names of a job's sockets again that has stayed at its source: the
 // destination's criu may have been late.
-func (h *Hook) GiveBackSockets(id string) {
+func GiveBackSockets(h *Hook, id string) {
 	s, err := h.Held(id)
 	if err != nil || s.Kind != journal.KindDump || s.Hold.Decision == journal.DecisionEnd {
 		return
 	}
-	h.eachSocket(id, s.Hold.Sockets, func(socket journal.Socket, d socketDir) error {
+	eachSocket(h, id, s.Hold.Sockets, func(socket journal.Socket, d socketDir) error {
 		if d.is(d.claimed, socket) {
 			return d.giveBack(d.claimed, socket)
 		}
@@ -137,8 +137,8 @@ func (h *Hook) GiveBackSockets(id string) {
 }
 
 // dropSockets removes the other names.
-func (h *Hook) dropSockets(hold *journal.Hold) {
-	h.eachSocket(hold.ID, hold.Sockets, func(socket journal.Socket, d socketDir) error {
+func dropSockets(h *Hook, hold *journal.Hold) {
+	eachSocket(h, hold.ID, hold.Sockets, func(socket journal.Socket, d socketDir) error {
 		for _, name := range []string{d.kept, d.claimed, d.own} {
 			if d.is(name, socket) {
 				if err := unix.Unlinkat(d.fd, name, 0); err != nil {
@@ -151,7 +151,7 @@ func (h *Hook) dropSockets(hold *journal.Hold) {
 }
 
 // eachSocket does something for each socket. It would help nobody to fail.
-func (h *Hook) eachSocket(id string, sockets []journal.Socket, do func(journal.Socket, socketDir) error) {
+func eachSocket(h *Hook, id string, sockets []journal.Socket, do func(journal.Socket, socketDir) error) {
 	for _, socket := range sockets {
 		if err := socketAt(socket, id, func(d socketDir) error { return do(socket, d) }); err != nil {
 			h.Log.Warn("a UNIX socket of the job may have no name, so that nobody can connect to it, or other ones", "path", socket.Path, "error", err)

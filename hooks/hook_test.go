@@ -14,13 +14,13 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 	nobody := []int{1 << 22} // the kernel gives no process this pid
 	var h Hook
 	for name, call := range map[string]func() error{
-		"Run":     func() error { return h.Run(t.Context(), Stage{}) },
-		"Lock":    func() error { return h.Lock(t.Context(), nobody) },
-		"Unlock":  func() error { return h.Unlock(t.Context(), nobody) },
-		"Suspend": func() error { _, err := h.Suspend(t.Context(), nobody); return err },
-		"Resume":  func() error { _, err := h.Resume(t.Context(), nobody, false); return err },
-		"States":  func() error { _, err := h.States(t.Context(), nobody); return err },
-		"Watch":   func() error { return h.Watch(t.Context(), t.TempDir(), io.Discard) },
+		"Run":     func() error { return Run(t.Context(), &h, Stage{}) },
+		"Lock":    func() error { return Lock(t.Context(), &h, nobody) },
+		"Unlock":  func() error { return Unlock(t.Context(), &h, nobody) },
+		"Suspend": func() error { _, err := Suspend(t.Context(), &h, nobody); return err },
+		"Resume":  func() error { _, err := Resume(t.Context(), &h, nobody, false); return err },
+		"States":  func() error { _, err := States(t.Context(), &h, nobody); return err },
+		"Watch":   func() error { return Watch(t.Context(), &h, t.TempDir(), io.Discard, nil) },
 		"check a job": func() error {
 			_, err := h.Host().CheckJob(t.Context(), nobody[0], "")
 			return err

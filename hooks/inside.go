@@ -33,13 +33,13 @@ type stageAnswer struct {
 
 // runInside has the watcher do a stage. Without a session there is nothing to do: no
 // process of the image uses CUDA.
-func (h *Hook) runInside(ctx context.Context, stage Stage) error {
+func runInside(ctx context.Context, h *Hook, stage Stage) error {
 	criu, err := criuutil.IdentifyCriu(stage.ImageDir)
 	if err != nil {
 		return err
 	}
 	read, err := journal.Read(journal.Path(h.Config.RunDir, journal.KindRestore, criu))
-	s := h.takeOn(read)
+	s := h.takeOn(read, byCommand)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || err == nil && (s.Criu != criu || s.Client != nil) {
 		return nil
 	}
@@ -50,9 +50,9 @@ func (h *Hook) runInside(ctx context.Context, stage Stage) error {
 		if s.Root == nil || strconv.Itoa(s.Root.PID) != stage.InitPID {
 			return nil // the session of an earlier request
 		}
-		return h.reportEnded(s)
+		return reportEnded(s)
 	}
-	answer, err := s.askWatcher(ctx, stage)
+	answer, err := askWatcher(ctx, s.Dir(), stage)
 	if err != nil {
 		return fmt.Errorf("criu restores into a pid namespace that exists already, where the watcher does this stage, and it does not answer: %w", err)
 	}
@@ -62,9 +62,9 @@ func (h *Hook) runInside(ctx context.Context, stage Stage) error {
 	return nil
 }
 
-func (s *session) askWatcher(ctx context.Context, stage Stage) (stageAnswer, error) {
+func askWatcher(ctx context.Context, session string, stage Stage) (stageAnswer, error) {
 	var answer stageAnswer
-	dir, err := os.Open(s.Dir())
+	dir, err := os.Open(session)
 	if err != nil {
 		return answer, err
 	}
@@ -86,9 +86,9 @@ func socketIn(dir *os.File) string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), stageSocket)
 }
 
-// serveStages does the stages of a restore for a hook that is inside. It calls over when a
+// ServeInside does the stages of a restore for a hook that is inside. It calls over when a
 // stage has brought the session to its end.
-func (h *Hook) serveStages(ctx context.Context, s *session, over func()) (stop func(), err error) {
+func ServeInside(ctx context.Context, s *session, over func()) (stop func(), err error) {
 	dir, err := os.Open(s.Dir())
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (h *Hook) serveStages(ctx context.Context, s *session, over func()) (stop f
 				return // stopped
 			}
 			var answer stageAnswer
-			if err := h.serveStage(ctx, s, conn); err != nil {
+			if err := serveStage(ctx, s, conn); err != nil {
 				answer.Error = err.Error()
 			}
 			_ = json.NewEncoder(conn).Encode(answer)
@@ -118,7 +118,7 @@ func (h *Hook) serveStages(ctx context.Context, s *session, over func()) (stop f
 	return func() { listener.Close(); dir.Close() }, nil
 }
 
-func (h *Hook) serveStage(ctx context.Context, s *session, conn net.Conn) error {
+func serveStage(ctx context.Context, s *session, conn net.Conn) error {
 	var stage Stage
 	if err := json.NewDecoder(conn).Decode(&stage); err != nil {
 		return fmt.Errorf("stage: %w", err)
@@ -134,5 +134,5 @@ func (h *Hook) serveStage(ctx context.Context, s *session, conn net.Conn) error 
 	if criu.Ident != s.Criu {
 		return fmt.Errorf("%v: %w", s.Criu, proc.ErrGone)
 	}
-	return h.Serve(ctx, criu, stage)
+	return Serve(ctx, s.env, criu, stage)
 }

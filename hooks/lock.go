@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -17,13 +19,13 @@ import (
 // Lock locks processes as a dump does: all of them or none, within lock.timeout. It writes
 // no journal: whoever locks must unlock. After an error none is locked, unless the error
 // wraps [ErrNotBack].
-func (h *Hook) Lock(ctx context.Context, pids []int) error {
+func Lock(ctx context.Context, h *Hook, pids []int) error {
 	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer d.letGo()
-	err := d.take(ctx, pids)
+	err := take(ctx, d, pids)
 	if err == nil {
-		err = d.requireRunning(ctx)
+		err = requireRunning(ctx, d)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -42,11 +44,11 @@ func (h *Hook) Lock(ctx context.Context, pids []int) error {
 
 // Unlock unlocks processes. One that runs is left as it is, and one that was
 // stopped stays stopped.
-func (h *Hook) Unlock(ctx context.Context, pids []int) error {
+func Unlock(ctx context.Context, h *Hook, pids []int) error {
 	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer d.letGo()
-	if err := d.take(ctx, pids); err != nil {
+	if err := take(ctx, d, pids); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	asking, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout)
@@ -80,4 +82,67 @@ func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 		return nil, err
 	}
 	return journal.FindOpen(runDir, id, []journal.Member{{Process: preflight.Process{Ident: id}}})
+}
+
+// take takes hold of processes. It fails if somebody else is at work on one of them.
+func take(ctx context.Context, s *suspension, pids []int) error {
+	ctx, cancel := context.WithTimeout(ctx, s.patience(pids...))
+	defer cancel()
+	pids = slices.Compact(slices.Sorted(slices.Values(pids)))
+	for _, pid := range pids {
+		other, err := sessionOfProcess(s.Config.RunDir, pid)
+		if err != nil || other != nil {
+			return errors.Join(err, other.Conflict())
+		}
+	}
+	for _, pid := range pids {
+		process, err := inspectNamed(ctx, s, pid)
+		if err != nil {
+			return err
+		}
+		s.members = append(s.members, journal.Member{Process: *process})
+	}
+	var err error
+	if s.targets, err = openMembers(s.driver, s.members); err != nil {
+		return err
+	}
+	if len(s.targets) != len(s.members) {
+		return errors.New("a process ended while it was inspected")
+	}
+	return nil
+}
+
+// inspectNamed inspects a process that must have CUDA and be reachable.
+func inspectNamed(ctx context.Context, s *suspension, pid int) (*preflight.Process, error) {
+	frozen, err := proc.FrozenBy(pid)
+	if err != nil {
+		return nil, err
+	}
+	if len(frozen) > 0 {
+		return nil, fmt.Errorf("process %d is frozen by control group %s, and the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
+	}
+	if parked, err := inject.LooksParked(pid); err != nil || parked {
+		if err == nil {
+			err = fmt.Errorf("process %d was suspended, half dumped, or restored by a criu without cucriu-hook, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; "+
+				"if it was restored, end it, and restore the image with cucriu restore, or with cucriu-hook as criu's action script", pid, s.Config.RunDir)
+		}
+		return nil, err
+	}
+	seen, err := preflight.InspectProcess(ctx, pid, s.loadDriver)
+	if err == nil {
+		err = seen.Findings.Err()
+	}
+	if err == nil && seen.Holder != nil {
+		err = fmt.Errorf("process %d (%s) holds GPU devices and has no CUDA state, as a child that was forked from a CUDA process: name the CUDA process itself (cucriu status lists them)", pid, seen.Name)
+	} else if err == nil && seen.Process == nil {
+		err = fmt.Errorf("process %d uses no CUDA: name one that does (cucriu status lists them)", pid)
+	}
+	return seen.Process, err
+}
+
+// requireRunning refuses processes that do not run, within lock.timeout.
+func requireRunning(ctx context.Context, s *suspension) error {
+	asking, cancel := context.WithTimeout(ctx, s.patienceForAll())
+	defer cancel()
+	return givenUp(ctx, statesOf(asking, s.targets, wantRunning))
 }

@@ -107,7 +107,7 @@ func (n *Notify) do(action string) error {
 	if n.root > 0 {
 		stage.InitPID = strconv.Itoa(n.root)
 	}
-	return n.hook.Serve(n.ctx, criu, stage)
+	return Serve(n.ctx, n.hook, criu, stage)
 }
 
 // imageDir returns the path of the folder that the options name by its descriptor.

@@ -1,10 +1,10 @@
 package hooks
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,10 +39,10 @@ func beginsRequest(action string) bool {
 }
 
 // once does a stage of a criu only once.
-func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do func(context.Context, *criuutil.Criu, Stage) error) error {
-	path, err := h.stageFile(criu.Ident)
+func once(h *Hook, criu *criuutil.Criu, stage Stage, do func() error) error {
+	path, err := stageFile(h.Config.RunDir, criu.Ident)
 	if err != nil {
-		return do(ctx, criu, stage) // a stage that needs the run directory says what is wrong with it
+		return do() // a stage that needs the run directory says what is wrong with it
 	}
 	call := stageCall{Criu: criu.Ident, Action: stage.Action, Root: stage.InitPID}
 	if info, err := os.Stat(stage.ImageDir); err == nil {
@@ -69,23 +69,23 @@ func (h *Hook) once(ctx context.Context, criu *criuutil.Criu, stage Stage, do fu
 	case again && slices.Contains([]string{criuutil.StagePreDump, criuutil.StagePostDump, criuutil.StagePreRestore}, stage.Action):
 		return fmt.Errorf("the first call of the hook at stage %s was cut off", stage.Action)
 	}
-	h.writeStageCall(path, call)
-	err = do(ctx, criu, stage)
+	writeStageCall(h.Log, path, call)
+	err = do()
 	call.Ended = true
 	if err != nil {
 		call.Error = err.Error()
 	}
-	h.writeStageCall(path, call)
+	writeStageCall(h.Log, path, call)
 	return err
 }
 
 // stageFile names the file in which the latest call by a criu is written down. It removes
 // the files of those criu processes that are gone.
-func (h *Hook) stageFile(criu proc.Ident) (string, error) {
-	if _, err := journal.MakeSessionsDir(h.Config.RunDir); err != nil {
+func stageFile(runDir string, criu proc.Ident) (string, error) {
+	if _, err := journal.MakeSessionsDir(runDir); err != nil {
 		return "", err
 	}
-	dir := filepath.Join(h.Config.RunDir, "stages")
+	dir := filepath.Join(runDir, "stages")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("run directory: %w", err)
 	}
@@ -132,7 +132,7 @@ func readStageCall(path string) *stageCall {
 // writeStageCall writes a call down for later calls by the same criu. It need not be durable: when
 // the host ends, criu ends, too. If it cannot be written, a second call does what the first
 // did.
-func (h *Hook) writeStageCall(path string, call stageCall) {
+func writeStageCall(log *slog.Logger, path string, call stageCall) {
 	data, err := json.Marshal(call)
 	if err == nil {
 		err = os.WriteFile(path+".new", data, 0o600)
@@ -142,6 +142,6 @@ func (h *Hook) writeStageCall(path string, call stageCall) {
 	}
 	if err != nil {
 		_ = os.Remove(path + ".new")
-		h.Log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be known", "error", err)
+		log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be known", "error", err)
 	}
 }

@@ -1,7 +1,6 @@
 package hooks
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -54,7 +53,7 @@ func (c *caller) request() {
 
 func (c *caller) call(action string, result error) error {
 	stage := Stage{Action: action, ImageDir: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.fd), InitPID: "4711"}
-	return c.hook.once(c.t.Context(), c.criu, stage, func(context.Context, *criuutil.Criu, Stage) error {
+	return once(c.hook, c.criu, stage, func() error {
 		c.calls++
 		return result
 	})
@@ -105,8 +104,8 @@ func TestAStageWhoseFirstCallWasCutOffIsNotBegunAgain(t *testing.T) {
 	c := newCaller(t)
 	func() {
 		defer func() { _ = recover() }()
-		_ = c.hook.once(t.Context(), c.criu, Stage{Action: "pre-dump", ImageDir: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.fd), InitPID: "4711"},
-			func(context.Context, *criuutil.Criu, Stage) error { panic("killed") })
+		_ = once(c.hook, c.criu, Stage{Action: "pre-dump", ImageDir: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.fd), InitPID: "4711"},
+			func() error { panic("killed") })
 	}()
 	if err := c.call("pre-dump", nil); err == nil || c.calls != 0 {
 		t.Fatalf("%d calls: %v", c.calls, err)

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"runtime"
-	"strconv"
 
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -24,13 +21,8 @@ import (
 // The restore threads are not parked. They wait for the driver's commands, and run none of
 // the job's code.
 
-// parkedFile names the file that keeps what the parked threads of a process need.
-func (s *session) parkedFile(pid int) string {
-	return filepath.Join(s.Dir(), "parked-"+strconv.Itoa(pid)+".json")
-}
-
 // park parks a process, except for the threads in except.
-func (s *session) park(ctx context.Context, process *proc.Process, except ...int) (*inject.Parked, error) {
+func park(ctx context.Context, s *session, process *proc.Process, except ...int) (*inject.Parked, error) {
 	for {
 		parked, err := inject.Park(ctx, process.PID, except, s.parkedFile(process.PID))
 		if err == nil {
@@ -53,7 +45,7 @@ func (s *suspension) parkTargets(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.parked, err = s.session.park(ctx, t.Process, tid)
+		t.parked, err = park(ctx, s.session, t.Process, tid)
 		return s.parkedOrStopped(ctx, t.Process, err)
 	})
 }
@@ -73,49 +65,6 @@ func (s *suspension) parkedOrStopped(ctx context.Context, process *proc.Process,
 	return nil
 }
 
-// parkTree parks the whole tree.
-func (d *dump) parkTree(ctx context.Context) error {
-	if err := d.parkTargets(ctx); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
-	defer cancel()
-	d.parkedOthers = make(map[int]*inject.Parked)
-	for parked := 0; ; {
-		found := d.others[parked:]
-		threads := make([]*inject.Parked, len(found))
-		err := parallelUpTo(runtime.NumCPU(), len(found), func(i int) (err error) {
-			threads[i], err = d.parkOther(ctx, found[i])
-			return err
-		})
-		for i, other := range found {
-			if threads[i] != nil {
-				d.parkedOthers[other.PID] = threads[i]
-			}
-		}
-		if err != nil {
-			return err
-		}
-		parked = len(d.others)
-		// A process may have made another since the last look: it was about to fork when it
-		// was told to stop, or somebody continued it before it was parked.
-		again, err := d.stopOthers(ctx)
-		if err != nil || !again {
-			return err
-		}
-	}
-}
-
-// parkOther parks a process without CUDA. It returns nil if the process is held by its stop
-// alone.
-func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Parked, error) {
-	parked, err := d.session.park(ctx, other)
-	if half, fileErr := inject.IsParked(d.session.parkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {
-		return nil, nil // it is only stopped, and may run without harm
-	}
-	return parked, d.parkedOrStopped(ctx, other, err)
-}
-
 // requireHeld fails if a process that is not parked no longer stands still: with its GPU
 // state out it would die.
 func (t *target) requireHeld() error {
@@ -131,7 +80,7 @@ func (t *target) requireHeld() error {
 
 // parkUnparked parks the processes that are not parked yet: their image was made without parking,
 // or somebody else has checkpointed them.
-func (b *bringUp) parkUnparked(ctx context.Context) error {
+func (b *wayBack) parkUnparked(ctx context.Context) error {
 	return b.parallel(func(t *target) error {
 		parked, err := inject.IsParked(b.parkedFile(t.PID))
 		if err != nil {
@@ -145,9 +94,9 @@ func (b *bringUp) parkUnparked(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		t.parked, err = b.session.park(ctx, t.Process, tid)
+		t.parked, err = park(ctx, b.session, t.Process, tid)
 		if err != nil && !errors.Is(err, proc.ErrGone) && ctx.Err() == nil {
-			b.hook.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
+			b.env.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
 		}
 		return ctx.Err()
 	})
@@ -155,7 +104,7 @@ func (b *bringUp) parkUnparked(ctx context.Context) error {
 
 // unpark gives the threads their own registers back. Nothing is checkpointed any more, so
 // they may be continued from here on.
-func (b *bringUp) unpark(ctx context.Context) error {
+func (b *wayBack) unpark(ctx context.Context) error {
 	// A child whose thread is still borrowed: the call that was under way is its last.
 	for _, child := range b.Children {
 		if err := returnThreads(ctx, child.PID, b.borrowedFile(child.PID)); err != nil {
@@ -191,55 +140,13 @@ func returnThreads(ctx context.Context, pid int, saved string) error {
 
 // rearmTimers starts the periodic timers of a process again that expired in the stop: criu
 // restores them dead.
-func (b *bringUp) rearmTimers(pid int) {
+func (b *wayBack) rearmTimers(pid int) {
 	process, err := proc.Open(pid)
 	if err == nil {
 		defer process.Close()
 		err = process.RearmTimers()
 	}
 	if err != nil && !errors.Is(err, proc.ErrGone) {
-		b.hook.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
+		b.env.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
 	}
-}
-
-// noteParked notes the parked threads of the processes that criu has restored. A process
-// without CUDA that was killed before criu dumped it is not in the image, or is a zombie
-// there.
-func (s *session) noteParked(byImagePID map[int][]int) error {
-	for _, parked := range s.Manifest.Parked {
-		pids := byImagePID[parked.PID]
-		if len(pids) == 0 {
-			continue
-		}
-		if len(pids) > 1 {
-			return fmt.Errorf("process %d of the manifest is found %d times in the restored tree", parked.PID, len(pids))
-		}
-		process, err := proc.Open(pids[0])
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		err = parked.WriteRestored(process, s.parkedFile(process.PID))
-		process.Close()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// thaw thaws whatever keeps a process frozen.
-func thaw(ctx context.Context, pid int) error {
-	frozen, err := proc.FrozenBy(pid)
-	if err != nil && !errors.Is(err, proc.ErrGone) {
-		return err
-	}
-	for _, freezer := range frozen {
-		if err := freezer.Thaw(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
 }

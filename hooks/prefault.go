@@ -65,7 +65,7 @@ func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 // advise has the kernel use huge pages for a mapping.
 func (p *prefault) advise(ctx context.Context, r proc.Range) (err error) {
 	if p.lent == nil {
-		p.lent, err = p.session.borrow(ctx, p.target, p.coresEach(), p.restoreThread, p.session.borrowedFile(p.target.PID))
+		p.lent, err = borrow(ctx, p.session, p.target, p.coresEach(), p.restoreThread, p.session.borrowedFile(p.target.PID))
 		if err != nil {
 			return err
 		}

@@ -43,7 +43,7 @@ const askTimeout = 5 * time.Second
 // Processes finds the CUDA processes of this host that this program may look at. It
 // disturbs none of them: a process that is stopped or frozen cannot answer, and its state
 // stays unknown.
-func (h *Hook) Processes(ctx context.Context) ([]CUDAProcess, error) {
+func Processes(ctx context.Context, h *Hook) ([]CUDAProcess, error) {
 	h = h.Filled()
 	all, err := procfs.AllProcs()
 	if err != nil {
@@ -127,7 +127,7 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 // States describes the processes with these pids, which must have CUDA. If a process is
 // stopped, its restore thread runs until the driver has answered, unless a dump, a restore,
 // a suspend or a resume is at work on the process.
-func (h *Hook) States(ctx context.Context, pids []int) ([]CUDAProcess, error) {
+func States(ctx context.Context, h *Hook, pids []int) ([]CUDAProcess, error) {
 	h = h.Filled()
 	driver, err := h.OpenDriver()
 	if err == nil {

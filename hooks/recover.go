@@ -17,7 +17,7 @@ import (
 // has ended and neither hook nor watcher is at work on it. Those that were killed are waited
 // for. Recover returns the sessions that it worked on, and those on which somebody else is at
 // work. The errors of those that are not finished wrap [ErrNotBack].
-func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
+func Recover(ctx context.Context, h *Hook) ([]Status, error) {
 	h = h.Filled()
 	sessions, err := journal.MakeSessionsDir(h.Config.RunDir)
 	if err != nil {
@@ -27,18 +27,20 @@ func (h *Hook) Recover(ctx context.Context) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.recoverAll(ctx, dirs, true)
+	return recoverAll(ctx, h, dirs, true)
 }
 
 // recoverAll works on the orphans among sessions. If strict is set, a session on which somebody
 // is at work is an error.
-func (h *Hook) recoverAll(ctx context.Context, dirs []string, strict bool) ([]Status, error) {
+func recoverAll(ctx context.Context, h *Hook, dirs []string, strict bool) ([]Status, error) {
 	recovered := []Status{} // not nil: null is no list in JSON
+	quiet := *h
+	quiet.Progress = nil // it is not the job that somebody looks at
 	var errs []error
 	waiting, cancel := context.WithTimeout(ctx, h.Config.Lock.Timeout) // for the locks of all
 	defer cancel()
 	for _, dir := range dirs {
-		s, err := h.recoverOne(ctx, waiting, dir, strict)
+		s, err := recoverOne(ctx, &quiet, waiting, dir, strict)
 		if errors.As(err, new(*AtWorkError)) && !strict {
 			continue
 		}
@@ -58,7 +60,7 @@ type AtWorkError struct{ text string }
 func (e *AtWorkError) Error() string { return e.text }
 
 // atWork returns an error that says that somebody is at work on the session.
-func (s *session) atWork(who string) error {
+func atWork(s *journal.Record, who string) error {
 	if s.Stuck {
 		return &AtWorkError{"its watcher goes on trying: " + strings.TrimPrefix(s.Message, stuckPrefix)}
 	}
@@ -67,7 +69,7 @@ func (s *session) atWork(who string) error {
 
 // recoverFirst brings orphaned jobs back before another session begins: the job of that
 // session may be among them. What does not come back at once is left to cucriu recover.
-func (h *Hook) recoverFirst(ctx context.Context) {
+func recoverFirst(ctx context.Context, h *Hook) {
 	if journal.IsForeign(h.Config.RunDir) {
 		return
 	}
@@ -81,7 +83,7 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	recovered, err := h.recoverAll(ctx, dirs, false)
+	recovered, err := recoverAll(ctx, h, dirs, false)
 	for _, s := range recovered {
 		if s.Outcome == "" {
 			continue // the error tells of it
@@ -95,7 +97,7 @@ func (h *Hook) recoverFirst(ctx context.Context) {
 
 // recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for
 // the lock of a session until waiting ends: who was killed may still have it.
-func (h *Hook) recoverOne(ctx, waiting context.Context, dir string, strict bool) (*session, error) {
+func recoverOne(ctx context.Context, h *Hook, waiting context.Context, dir string, strict bool) (*session, error) {
 	read, err := journal.Load(dir, false)
 	if errors.Is(err, journal.ErrBusy) {
 		now, readErr := journal.Read(dir)
@@ -106,8 +108,8 @@ func (h *Hook) recoverOne(ctx, waiting context.Context, dir string, strict bool)
 			read, err = journal.LoadWithin(waiting, dir)
 		}
 		if errors.Is(err, journal.ErrBusy) {
-			s := h.takeOn(now)
-			return s, s.atWork("its hook, watcher or command")
+			s := h.takeOn(now, byRecover)
+			return s, atWork(&s.Record, "its hook, watcher or command")
 		}
 	}
 	if errors.Is(err, os.ErrNotExist) {
@@ -116,9 +118,8 @@ func (h *Hook) recoverOne(ctx, waiting context.Context, dir string, strict bool)
 	if err != nil {
 		return nil, err
 	}
-	s := h.takeOn(read)
+	s := h.takeOn(read, byRecover)
 	defer s.LetGo()
-	s.By, s.progress = byRecover, nil                           // it is not the job that somebody looks at
 	if s.Held() && s.Hold.IfAbandoned == journal.DecisionWait { // somebody must decide
 		return nil, nil
 	}
@@ -130,35 +131,24 @@ func (h *Hook) recoverOne(ctx, waiting context.Context, dir string, strict bool)
 		return nil, err
 	}
 	if s.BootID == boot { // after a reboot its identities mean nothing
-		if owned, err := h.owned(ctx, s); err != nil {
+		if owned, err := owned(ctx, s); err != nil {
 			return s, err
 		} else if owned {
 			return nil, nil
 		}
 	}
-	if err := h.conclude(ctx, s); err != nil {
-		h.noteStuck(s, err)
+	if err := conclude(ctx, s); err != nil {
+		s.noteStuck(err)
 		return s, err
 	}
 	return s, nil
-}
-
-// stuckPrefix begins the message of a session whose job is not back yet.
-const stuckPrefix = "not back yet: "
-
-// noteStuck notes why a job is not back yet, for everybody who waits for it or asks.
-func (h *Hook) noteStuck(s *session, err error) {
-	if s.Outcome == "" {
-		s.Stuck, s.Message = true, stuckPrefix+err.Error()
-		h.note(s)
-	}
 }
 
 // owned returns an [AtWorkError] if somebody is left who will take the session on: a criu that
 // lives calls its hook again, and a watcher waits for its turn. A third program would get between
 // them. Who was killed, but is not gone yet, is waited for. If an owner is in another pid
 // namespace, nobody here can tell whether it lives, and owned reports that.
-func (h *Hook) owned(ctx context.Context, s *session) (elsewhere bool, err error) {
+func owned(ctx context.Context, s *session) (elsewhere bool, err error) {
 	owners := []proc.Ident{s.Criu}
 	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {
 		owners = nil // criu calls nobody after that, and lives on for as long as the job
@@ -183,9 +173,9 @@ func (h *Hook) owned(ctx context.Context, s *session) (elsewhere bool, err error
 		status, _ := proc.ReadStatus(id.PID)
 		who := fmt.Sprintf("process %d (%s)", id.PID, status.Name)
 		if !owner.Exiting() {
-			return false, s.atWork(who)
+			return false, atWork(&s.Record, who)
 		}
-		h.Log.Warn("waiting for the end of a process that was killed", "process", who, "session", s.Name())
+		s.env.Log.Warn("waiting for the end of a process that was killed", "process", who, "session", s.Name())
 		if err := owner.WaitExit(ctx); err != nil {
 			return false, fmt.Errorf("%s was killed and does not end: %w", who, err)
 		}

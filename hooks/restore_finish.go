@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/hooks/config"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -20,8 +18,8 @@ const nothingLeft = "nothing of the job is left, the image is intact"
 // part, the job is brought up; else the half-restored tree is ended. Once criu has ended,
 // only the step post-resume tells that it had completed its part. Otherwise it may have
 // been killed, and whoever saw that may have restored the image elsewhere.
-func (h *Hook) finishRestore(ctx context.Context, s *session) error {
-	if done, err := h.concludeHeld(ctx, s); done || err != nil {
+func finishRestore(ctx context.Context, s *session) error {
+	if done, err := concludeHeld(ctx, s); done || err != nil {
 		return err
 	}
 	criu, err := proc.Reopen(s.Criu)
@@ -30,13 +28,13 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 	} else if !errors.Is(err, proc.ErrGone) {
 		return err
 	}
-	if s.Step == journal.StepPostResume || err == nil && s.criuIsThrough() {
+	if s.Step == journal.StepPostResume || err == nil && criuIsThrough(&s.Record) {
 		if s.By == byRecover && len(s.Members) > 0 { // our environment need not be that of criu's hook
-			if _, err := h.OpenDriver(); err != nil {
+			if _, err := s.env.OpenDriver(); err != nil {
 				return err
 			}
 		}
-		err := h.bringUpRestored(ctx, s)
+		err := bringUpRestored(ctx, s)
 		if err == nil {
 			message := "restored from " + s.ImageDir + ", after the hook was cut off"
 			if s.Hold != nil {
@@ -54,15 +52,15 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 			// Somebody gave up waiting, which says nothing about the job.
 			return fmt.Errorf("the restore was interrupted, the next cucriu recover goes on with it: %w", err)
 		}
-		return h.killOrLeave(s, err)
+		return killOrLeave(s, err)
 	}
 	if s.Root == nil {
 		var suspects []int
-		if s.Root, suspects, err = s.orphanedRoot(); err != nil {
+		if s.Root, suspects, err = orphanedRoot(&s.Record); err != nil {
 			return err
 		}
 		if len(suspects) > 0 {
-			h.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+			s.env.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
 			return s.close(journal.OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
 				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
 		}
@@ -72,7 +70,7 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 	}
 	root, err := proc.Reopen(*s.Root)
 	if errors.Is(err, proc.ErrGone) {
-		if err := s.killTree(); err != nil {
+		if err := killTree(&s.Record); err != nil {
 			return err
 		}
 		return s.close(journal.OutcomeGone, nothingLeft)
@@ -81,14 +79,14 @@ func (h *Hook) finishRestore(ctx context.Context, s *session) error {
 		return err
 	}
 	root.Close()
-	return h.killOrLeave(s, errors.New("criu ended in the middle of the restore"))
+	return killOrLeave(s, errors.New("criu ended in the middle of the restore"))
 }
 
 // killOrLeaveAndFail ends a restore that cannot be completed. It kills the tree, unless the
 // configuration says to leave it stopped: a job that is half restored must not run, and
 // criu will not say that it failed.
-func (h *Hook) killOrLeaveAndFail(s *session, cause error) error {
-	if err := h.killOrLeave(s, cause); err != nil {
+func killOrLeaveAndFail(s *session, cause error) error {
+	if err := killOrLeave(s, cause); err != nil {
 		return errors.Join(cause, err)
 	}
 	if s.Outcome == journal.OutcomeLeft {
@@ -99,8 +97,8 @@ func (h *Hook) killOrLeaveAndFail(s *session, cause error) error {
 
 // logFailure logs that a restore failed. Where the caller reports the error, the log does not
 // repeat it.
-func (h *Hook) logFailure(s *session, message string, cause error) {
-	log := h.Log.With("root", s.Root, "image", s.ImageDir)
+func logFailure(s *session, message string, cause error) {
+	log := s.env.Log.With("root", s.Root, "image", s.ImageDir)
 	if s.By == byWatcher || s.By == byRecover {
 		log.Error(message, "error", cause)
 		return
@@ -108,33 +106,17 @@ func (h *Hook) logFailure(s *session, message string, cause error) {
 	log.Info(message)
 }
 
-func (h *Hook) killOrLeave(s *session, cause error) error {
-	if h.Config.Restore.OnFailure == config.LeaveOnFailure {
-		h.logFailure(s, "the restore failed; its processes are left stopped for inspection and must not be continued", cause)
-		if err := s.signalTree(unix.SIGSTOP); err != nil {
+func killOrLeave(s *session, cause error) error {
+	if s.env.Config.Restore.OnFailure == config.LeaveOnFailure {
+		logFailure(s, "the restore failed; its processes are left stopped for inspection and must not be continued", cause)
+		if err := stopTree(&s.Record); err != nil {
 			return err
 		}
 		return s.close(journal.OutcomeLeft, cause.Error())
 	}
-	h.logFailure(s, "the restore failed; its processes are ended, the image is intact and can be restored again", cause)
-	if err := s.killTree(); err != nil {
+	logFailure(s, "the restore failed; its processes are ended, the image is intact and can be restored again", cause)
+	if err := killTree(&s.Record); err != nil {
 		return err
 	}
 	return s.close(journal.OutcomeKilled, cause.Error())
-}
-
-// killRestored kills the tree of a restore that has no session.
-func (h *Hook) killRestored(stage Stage, cause error) error {
-	pid, err := stage.root()
-	if err != nil {
-		return errors.Join(cause, err)
-	}
-	root, err := proc.IdentOf(pid)
-	if err != nil {
-		return errors.Join(cause, err)
-	}
-	if err := h.takeOn(&journal.Session{Record: journal.Record{Root: &root}}).killTree(); err != nil {
-		return errors.Join(cause, err)
-	}
-	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
 }

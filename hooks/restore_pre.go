@@ -3,10 +3,10 @@ package hooks
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"slices"
 
-	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
@@ -15,32 +15,32 @@ import (
 	"cucriu/internal/pages"
 )
 
-// onPreRestore makes every check that needs no process. An error makes criu give up before it
+// preRestore makes every check that needs no process. An error makes criu give up before it
 // creates anything.
-func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stage) (err error) {
+func (c *call) preRestore(ctx context.Context) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
-	manifest, err := image.ReadManifest(stage.ImageDir)
+	manifest, err := image.ReadManifest(c.stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
-		h.Log.Info("the image holds no CUDA process")
-		return h.freeAddresses(ctx, stage.ImageDir)
+		c.Log.Info("the image holds no CUDA process")
+		return freeAddresses(ctx, c.Log, c.stage.ImageDir)
 	}
 	if err == nil {
-		err = manifest.MatchImages(stage.ImageDir)
+		err = manifest.MatchImages(c.stage.ImageDir)
 	}
 	if err != nil {
 		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
 	}
-	if stage.Client == nil { // cucriu restore has looked already
-		if err := h.refuseTakenPIDs(ctx, stage.ImageDir); err != nil {
+	if c.stage.Client == nil { // cucriu restore has looked already
+		if err := refuseTakenPIDs(ctx, c.Hook, c.stage.ImageDir); err != nil {
 			return err
 		}
 	}
 	go makeRoomForFiles(manifest.PageFiles())
-	h.recoverFirst(ctx)
-	if err := h.planRestore(ctx, manifest); err != nil {
+	recoverFirst(ctx, c.Hook)
+	if err := planRestore(ctx, c.Hook, manifest); err != nil {
 		return err
 	}
-	inputs, err := manifest.OpenPages(pages.Files{Dir: stage.ImageDir})
+	inputs, err := manifest.OpenPages(pages.Files{Dir: c.stage.ImageDir})
 	if err != nil {
 		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
 	}
@@ -49,35 +49,35 @@ func (h *Hook) onPreRestore(ctx context.Context, criu *criuutil.Criu, stage Stag
 	for _, input := range inputs {
 		files = append(files, input.Files()...)
 	}
-	imageDir, err := stage.imagePath()
+	imageDir, err := c.stage.imagePath()
 	if err == nil {
-		err = h.freeAddresses(ctx, stage.ImageDir)
+		err = freeAddresses(ctx, c.Log, c.stage.ImageDir)
 	}
 	if err != nil {
 		return err
 	}
-	mark, err := criu.MarkChildren()
+	mark, err := c.criu.MarkChildren()
 	if err != nil {
-		h.Log.Debug("what criu creates will not be known by its mark", "error", err)
+		c.Log.Debug("what criu creates will not be known by its mark", "error", err)
 		mark = 0
 	}
-	s, err := h.newSession(journal.Record{
-		Kind: journal.KindRestore, Criu: criu.Ident, Mark: mark, CriuExe: executable(criu.PID), Client: stage.Client, ImageDir: imageDir,
-		LeaveStopped: criu.LeaveStopped, RootParent: criu.RootParent, Manifest: &manifest, Hold: stage.Hold,
-	})
+	s, err := c.newSession(journal.Record{
+		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,
+		LeaveStopped: c.criu.LeaveStopped, RootParent: c.criu.RootParent, Manifest: &manifest, Hold: c.stage.Hold,
+	}, c.stage.Action, c.begun)
 	if err != nil {
 		return err
 	}
 	defer s.LetGo()
-	if err := s.doStep(journal.StepPreRestore, func() error { return h.startWatcher(s, files...) }); err != nil {
+	if err := s.doStep(journal.StepPreRestore, func() error { return s.startWatcher(files...) }); err != nil {
 		return errors.Join(err, s.close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
 	}
-	h.note(s) // criu's time is counted from here
+	s.note() // criu's time is counted from here
 	return nil
 }
 
 // planRestore refuses an image whose GPU state has no place here.
-func (h *Hook) planRestore(ctx context.Context, manifest image.Manifest) error {
+func planRestore(ctx context.Context, h *Hook, manifest image.Manifest) error {
 	if len(manifest.Processes) == 0 {
 		return nil
 	}
@@ -93,19 +93,19 @@ func (h *Hook) planRestore(ctx context.Context, manifest image.Manifest) error {
 }
 
 // freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.
-func (h *Hook) freeAddresses(ctx context.Context, imageDir string) error {
+func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error {
 	addresses, err := criuimage.BoundAddresses(imageDir)
 	if err != nil {
 		return nil // criu itself judges its images, which may be streamed
 	}
 	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
-		h.Log.Warn("waiting up to 75 seconds for ports of the image: this kernel keeps closed connections of theirs (TIME_WAIT) and does not let them be removed", "connections", n)
+		log.Warn("waiting up to 75 seconds for ports of the image: this kernel keeps closed connections of theirs (TIME_WAIT) and does not let them be removed", "connections", n)
 	})
 	if n > 0 && err == nil {
-		h.Log.Info("ports of the image are free again: closed connections of theirs (TIME_WAIT) are removed", "connections", n)
+		log.Info("ports of the image are free again: closed connections of theirs (TIME_WAIT) are removed", "connections", n)
 	}
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		h.Log.Debug("connections that are over cannot be looked for", "error", err)
+		log.Debug("connections that are over cannot be looked for", "error", err)
 		return nil
 	}
 	return err
@@ -113,7 +113,7 @@ func (h *Hook) freeAddresses(ctx context.Context, imageDir string) error {
 
 // refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that
 // only when it creates the processes.
-func (h *Hook) refuseTakenPIDs(ctx context.Context, imageDir string) error {
+func refuseTakenPIDs(ctx context.Context, h *Hook, imageDir string) error {
 	tree, err := criuimage.ReadTree(imageDir)
 	if err != nil || tree.OwnPIDs {
 		return nil // criu itself judges its images, which may be streamed
@@ -123,5 +123,5 @@ func (h *Hook) refuseTakenPIDs(ctx context.Context, imageDir string) error {
 		return err
 	}
 	self := os.Getpid() // as an action script we have ended by then
-	return h.refuse(slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self }))
+	return h.Refuse(slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self }))
 }

@@ -10,54 +10,33 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
-// onRootNamed records the root task at the stages where criu first names it. If criu is killed
+// rootNamed records the root task at the stages where criu first names it. If criu is killed
 // after that, the watcher knows what to end.
-func (h *Hook) onRootNamed(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	if stage.InitPID == "" {
+func (c *call) rootNamed(ctx context.Context) error {
+	if c.stage.InitPID == "" {
 		return nil
 	}
-	if err := stage.checkRestored(criu); err != nil {
+	if err := c.checkRestored(); err != nil {
 		return err
 	}
-	s, err := h.sessionOf(journal.KindRestore, criu)
+	s, err := c.openSession(journal.KindRestore)
 	if err != nil || s == nil {
 		return err
 	}
 	defer s.LetGo()
-	if err := s.noteRoot(stage); err != nil {
+	if err := noteRoot(s, c.stage); err != nil {
 		return err
 	}
-	return s.failpoint(ctx, "restore."+stage.Action)
+	return s.failpoint(ctx, "restore."+c.stage.Action)
 }
 
-// checkRestored refuses a root task that criu cannot have restored because it is older than
-// criu. The restore side ends the tree when it fails, and must not end this one.
-func (s Stage) checkRestored(criu *criuutil.Criu) error {
-	pid, err := s.root()
-	if err != nil {
-		return nil // the stage that needs it says so
-	}
-	root, err := proc.IdentOf(pid)
-	if errors.Is(err, proc.ErrGone) {
-		return nil // it has been ended already
-	}
-	if err != nil {
-		return err
-	}
-	if root.StartTime < criu.StartTime {
-		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, criu.PID)
-	}
-	return nil
-}
-
-func (s *session) noteRoot(stage Stage) error {
+func noteRoot(s *session, stage Stage) error {
 	pid, err := stage.root()
 	if err != nil {
 		return err
@@ -67,36 +46,36 @@ func (s *session) noteRoot(stage Stage) error {
 		return err
 	}
 	s.Root, s.Step = &root, journal.Step(stage.Action)
-	s.lookAtTree()
+	noteTree(&s.Record)
 	return s.Save()
 }
 
-// onPreResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
+// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
 // takes effect before they run a single instruction.
-func (h *Hook) onPreResume(ctx context.Context, criu *criuutil.Criu, stage Stage) error {
-	if err := stage.checkRestored(criu); err != nil {
+func (c *call) preResume(ctx context.Context) error {
+	if err := c.checkRestored(); err != nil {
 		return err
 	}
-	s, err := h.sessionOf(journal.KindRestore, criu)
+	s, err := c.openSession(journal.KindRestore)
 	if err == nil && s == nil {
-		if _, manifestErr := os.Lstat(filepath.Join(stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
+		if _, manifestErr := os.Lstat(filepath.Join(c.stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
 			return nil
 		}
 		err = errors.New("the session that pre-restore made for this image is gone from the run directory")
 	}
 	if err != nil {
-		return h.killRestored(stage, err)
+		return c.killRestored(err)
 	}
 	defer s.LetGo()
 	s.NoteCriu()
 	err = s.doStep(journal.StepPreResume, func() error {
-		if err := s.noteRoot(stage); err != nil {
+		if err := noteRoot(s, c.stage); err != nil {
 			return err
 		}
-		if err := h.refuseEnded(ctx, s); err != nil {
+		if err := refuseEnded(ctx, s); err != nil {
 			return err
 		}
-		if err := s.matchMembers(); err != nil {
+		if err := matchMembers(s); err != nil {
 			return err
 		}
 		for _, member := range s.Members {
@@ -109,26 +88,26 @@ func (h *Hook) onPreResume(ctx context.Context, criu *criuutil.Criu, stage Stage
 				return err
 			}
 		}
-		if err := s.holdOthers(); err != nil {
+		if err := holdOthers(&s.Record); err != nil {
 			return err
 		}
-		h.reschedule(s)
+		reschedule(s)
 		return s.Save()
 	})
 	if errors.Is(err, ErrDecided) {
 		return err
 	}
 	if err != nil {
-		return h.killOrLeaveAndFail(s, err)
+		return killOrLeaveAndFail(s, err)
 	}
-	h.note(s) // criu's time is counted from here
+	s.note() // criu's time is counted from here
 	return nil
 }
 
 // holdOthers stops the processes without CUDA, too, until the GPU state is there. If it
 // does not come, the job is ended in the state in which it was dumped. If such a process
 // had written to its files by then, criu would take them for another job's.
-func (s *session) holdOthers() error {
+func holdOthers(s *journal.Record) error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return err
@@ -141,7 +120,7 @@ func (s *session) holdOthers() error {
 		if err != nil {
 			return err
 		}
-		err = s.holdOther(process)
+		err = holdOther(s, process)
 		process.Close()
 		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
@@ -150,7 +129,7 @@ func (s *session) holdOthers() error {
 	return nil
 }
 
-func (s *session) holdOther(process *proc.Process) error {
+func holdOther(s *journal.Record, process *proc.Process) error {
 	status, err := proc.ReadStatus(process.PID)
 	if err != nil {
 		return err
@@ -166,7 +145,7 @@ func (s *session) holdOther(process *proc.Process) error {
 // matchMembers finds the processes of the manifest in the tree that criu named, and notes
 // their parked threads. It goes by the pid in their innermost pid namespace, because the
 // image knows them by that.
-func (s *session) matchMembers() error {
+func matchMembers(s *session) error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
 		return err
@@ -198,5 +177,69 @@ func (s *session) matchMembers() error {
 			Pages:   journal.PagesToFill(p.Pages, &fd),
 		})
 	}
-	return s.noteParked(byImagePID)
+	return noteParked(s, byImagePID)
+}
+
+// noteParked notes the parked threads of the processes that criu has restored. A process
+// without CUDA that was killed before criu dumped it is not in the image, or is a zombie
+// there.
+func noteParked(s *session, byImagePID map[int][]int) error {
+	for _, parked := range s.Manifest.Parked {
+		pids := byImagePID[parked.PID]
+		if len(pids) == 0 {
+			continue
+		}
+		if len(pids) > 1 {
+			return fmt.Errorf("process %d of the manifest is found %d times in the restored tree", parked.PID, len(pids))
+		}
+		process, err := proc.Open(pids[0])
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = parked.WriteRestored(process, s.parkedFile(process.PID))
+		process.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkRestored refuses a root task that criu cannot have restored because it is older than
+// criu. The restore side ends the tree when it fails, and must not end this one.
+func (c *call) checkRestored() error {
+	pid, err := c.stage.root()
+	if err != nil {
+		return nil // the stage that needs it says so
+	}
+	root, err := proc.IdentOf(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return nil // it has been ended already
+	}
+	if err != nil {
+		return err
+	}
+	if root.StartTime < c.criu.StartTime {
+		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, c.criu.PID)
+	}
+	return nil
+}
+
+// killRestored kills the tree of a restore that has no session.
+func (c *call) killRestored(cause error) error {
+	pid, err := c.stage.root()
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	root, err := proc.IdentOf(pid)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if err := killTree(&journal.Record{Root: &root}); err != nil {
+		return errors.Join(cause, err)
+	}
+	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
 }

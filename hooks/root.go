@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"cucriu/criuutil"
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
@@ -17,7 +18,7 @@ import (
 // awaitRoot waits until the root task of a restore exists. It returns nil if criu ends
 // before that. The root is a child of criu or of the process that has asked for that
 // (RootParent).
-func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident {
+func awaitRoot(ctx context.Context, s *journal.Record, criu *proc.Process) *proc.Ident {
 	parent := criu.PID
 	if s.RootParent != nil {
 		parent = s.RootParent.PID
@@ -32,7 +33,7 @@ func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident
 			if err != nil || child.PPID != parent || child.ImagePID() != s.Manifest.RootPID {
 				continue
 			}
-			root := s.createdByCriu(pid)
+			root := createdByCriu(s, pid)
 			if root == nil {
 				continue
 			}
@@ -47,7 +48,7 @@ func (s *session) awaitRoot(ctx context.Context, criu *proc.Process) *proc.Ident
 }
 
 // createdByCriu returns the identity of a process, nil if it is older than criu.
-func (s *session) createdByCriu(pid int) *proc.Ident {
+func createdByCriu(s *journal.Record, pid int) *proc.Ident {
 	id, err := proc.IdentOf(pid)
 	if err != nil || id.StartTime < s.Criu.StartTime {
 		return nil
@@ -58,7 +59,7 @@ func (s *session) createdByCriu(pid int) *proc.Ident {
 // orphanedRoot finds the root task that a killed criu has left behind before anybody saw
 // it. The suspects are processes that might be it or might be another restore's. There are
 // none if criu was marked.
-func (s *session) orphanedRoot() (root *proc.Ident, suspects []int, err error) {
+func orphanedRoot(s *journal.Record) (root *proc.Ident, suspects []int, err error) {
 	pids, err := proc.All()
 	if err != nil {
 		return nil, nil, err
@@ -68,7 +69,7 @@ func (s *session) orphanedRoot() (root *proc.Ident, suspects []int, err error) {
 		if err != nil || status.ImagePID() != s.Manifest.RootPID {
 			continue
 		}
-		created := s.createdByCriu(pid)
+		created := createdByCriu(s, pid)
 		if created == nil {
 			continue
 		}

@@ -48,8 +48,8 @@ func TestAnOrphanedRootIsKnownByWhatItInheritedFromItsCriu(t *testing.T) {
 		"another restore's":           {stranger, mark, 0, nil},
 		"without a mark nobody knows": {root, 0, 0, []int{root}},
 	} {
-		s := &session{Session: &journal.Session{Record: journal.Record{Kind: journal.KindRestore, Criu: self.Ident, Mark: test.mark, CriuExe: executable(test.pid), Manifest: &image.Manifest{RootPID: test.pid}}}}
-		found, suspects, err := s.orphanedRoot()
+		r := &journal.Record{Kind: journal.KindRestore, Criu: self.Ident, Mark: test.mark, CriuExe: executable(test.pid), Manifest: &image.Manifest{RootPID: test.pid}}
+		found, suspects, err := orphanedRoot(r)
 		if err != nil || (found != nil) != (test.root != 0) || found != nil && found.PID != test.root || !slices.Equal(suspects, test.suspects) {
 			t.Errorf("%s: found %v, suspects %v: %v", name, found, suspects, err)
 		}

@@ -30,7 +30,7 @@ func schedulingOf(root int) ([]proc.Scheduling, error) {
 
 // reschedule gives the threads of a restored tree what criu does not restore. A job that runs
 // elsewhere than it did is better than none, so what cannot be had is only logged.
-func (h *Hook) reschedule(s *session) {
+func reschedule(s *session) {
 	had := make(map[int]proc.Scheduling)
 	for _, scheduling := range s.Manifest.Scheduling {
 		had[scheduling.TID] = scheduling
@@ -40,7 +40,7 @@ func (h *Hook) reschedule(s *session) {
 	}
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
-		h.Log.Warn("the threads are not scheduled as they were", "error", err)
+		s.env.Log.Warn("the threads are not scheduled as they were", "error", err)
 	}
 	for _, pid := range pids {
 		tids, err := proc.Threads(pid)
@@ -53,7 +53,7 @@ func (h *Hook) reschedule(s *session) {
 				continue
 			}
 			if err := had[status.ImagePID()].Apply(tid); err != nil {
-				h.Log.Warn("a thread is not scheduled as it was", "pid", pid, "tid", tid, "name", status.Name, "error", err)
+				s.env.Log.Warn("a thread is not scheduled as it was", "pid", pid, "tid", tid, "name", status.Name, "error", err)
 			}
 		}
 	}

@@ -4,46 +4,86 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"time"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/journal"
+	"cucriu/internal/proc"
 )
 
-// session is a session of the journal that this program is at work on. Its methods act on
-// the processes that the journal names.
+// session is a session of the journal that this program is at work on.
 type session struct {
 	*journal.Session
-	progress func(r *journal.Record, step string)
+	env *Hook
 }
 
 // These name who spends the time of a phase, beside the stages of criu.
 const (
+	byCommand = ""
 	byWatcher = "watcher"
 	byRecover = "recover"
 )
 
-// newSession begins a session.
-func (h *Hook) newSession(record journal.Record) (*session, error) {
-	s, err := journal.Create(h.Config.RunDir, record, h.begun)
+// newSession begins a session, which began at a time since boot.
+func (h *Hook) newSession(record journal.Record, by string, begun time.Duration) (*session, error) {
+	s, err := journal.Create(h.Config.RunDir, record, begun)
 	if err != nil {
 		return nil, err
 	}
-	return h.takeOn(s), nil
+	return h.takeOn(s, by), nil
 }
 
-// takeOn makes this hook work on a session of the journal.
-func (h *Hook) takeOn(s *journal.Session) *session {
-	s.By = h.by
-	return &session{Session: s, progress: h.Progress}
+// takeOn has this program work on a session of the journal. by is who spends the time of its phases.
+func (h *Hook) takeOn(s *journal.Session, by string) *session {
+	s.By = by
+	return &session{Session: s, env: h}
+}
+
+// latestSessionOf finds and locks the latest session of a running criu, open or over. It
+// returns nil if there is none. If somebody is at work on the session, it waits, or without
+// wait fails with [journal.ErrBusy].
+func latestSessionOf(h *Hook, kind journal.Kind, criu proc.Ident, by string, wait bool) (*session, error) {
+	if journal.IsForeign(h.Config.RunDir) {
+		return nil, nil
+	}
+	if _, err := journal.MakeSessionsDir(h.Config.RunDir); err != nil {
+		return nil, err
+	}
+	dir := journal.Path(h.Config.RunDir, kind, criu)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	s, err := journal.Load(dir, wait)
+	if err != nil {
+		return nil, err
+	}
+	if s.Criu != criu { // another criu with the same pid, in another pid namespace
+		s.LetGo()
+		return nil, nil
+	}
+	return h.takeOn(s, by), nil
 }
 
 // note writes the journal if it can be written: a full disk must not keep a job
 // from coming back.
-func (h *Hook) note(s *session) {
+func (s *session) note() {
 	if err := s.Save(); err != nil {
-		h.Log.Warn("the run directory cannot be written; the job is brought back all the same", "error", err)
+		s.env.Log.Warn("the run directory cannot be written; the job is brought back all the same", "error", err)
+	}
+}
+
+// stuckPrefix begins the message of a session whose job is not back yet.
+const stuckPrefix = "not back yet: "
+
+// noteStuck notes why a job is not back yet, for everybody who waits for it or asks.
+func (s *session) noteStuck(err error) {
+	if s.Outcome == "" {
+		s.Stuck, s.Message = true, stuckPrefix+err.Error()
+		s.note()
 	}
 }
 
@@ -58,24 +98,13 @@ func (s *session) close(outcome journal.Outcome, message string) error {
 		s.Ended = time.Now().UTC()
 	}
 	if outcome != journal.OutcomeStopped { // ancestors of a stopped job are right to stand still
-		s.continueAncestors()
+		continueAncestors(s.Ancestors)
 	}
 	if err := s.Save(); err != nil {
 		return err
 	}
 	_ = s.WriteTimeline() // the journal has it all
-	return s.killWatcher()
-}
-
-// doStep writes in the journal that a step begins, does it, and notes how long it took.
-func (s *session) doStep(step journal.Step, do func() error) error {
-	if err := s.Begin(step); err != nil {
-		return err
-	}
-	if err := s.failpoint(context.Background(), string(s.Kind)+"."+string(step)); err != nil {
-		return err
-	}
-	return s.timed(string(step), do)
+	return killWatcher(&s.Record)
 }
 
 // step is a step of a protocol.
@@ -92,6 +121,17 @@ func (s *session) doSteps(ctx context.Context, steps []step) error {
 		}
 	}
 	return nil
+}
+
+// doStep writes in the journal that a step begins, does it, and notes how long it took.
+func (s *session) doStep(step journal.Step, do func() error) error {
+	if err := s.Begin(step); err != nil {
+		return err
+	}
+	if err := s.failpoint(context.Background(), string(s.Kind)+"."+string(step)); err != nil {
+		return err
+	}
+	return s.timed(string(step), do)
 }
 
 // givenUp says why a step was given up. What an error says then of what it has waited for is
@@ -113,8 +153,8 @@ func givenUp(ctx context.Context, err error) error {
 
 // timed does a step of the session, and notes how long it took.
 func (s *session) timed(name string, do func() error) error {
-	if s.progress != nil {
-		s.progress(&s.Record, name)
+	if s.env.Progress != nil {
+		s.env.Progress(&s.Record, name)
 	}
 	return s.Span(0, name, do)
 }
@@ -131,8 +171,19 @@ func (s *session) spanOf(pid int, name string, do func() error) error {
 // failpoint makes a step go wrong for the tests. It does nothing in a real build.
 func (s *session) failpoint(ctx context.Context, step string) error {
 	watcher := 0
-	if s != nil && s.Session != nil && s.Watcher != nil {
+	if s.Watcher != nil {
 		watcher = s.Watcher.PID
 	}
 	return failpoint.Hit(ctx, step, watcher)
+}
+
+// parkedFile names the file that keeps what the parked threads of a process need.
+func (s *session) parkedFile(pid int) string { return s.fileOf("parked-", pid) }
+
+// borrowedFile names the file that keeps what belongs to the borrowed threads of a process,
+// for a run that comes after us.
+func (s *session) borrowedFile(pid int) string { return s.fileOf("threads-", pid) }
+
+func (s *session) fileOf(kind string, pid int) string {
+	return filepath.Join(s.Dir(), kind+strconv.Itoa(pid)+".json")
 }

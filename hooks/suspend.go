@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync/atomic"
 
 	"cucriu/cudackpt"
@@ -20,7 +19,7 @@ import (
 // synchronized with the GPU would die. They are left stopped until [Hook.Resume]. A SIGCONT
 // runs none of their threads, unless a warning says that one of the processes could not be
 // parked. After an error, or if this program is killed, they run on.
-func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
+func Suspend(ctx context.Context, h *Hook, pids []int) (_ Status, err error) {
 	h = h.Filled()
 	d := &suspension{Hook: h}
 	defer func() {
@@ -29,7 +28,7 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 		}
 		d.letGo()
 	}()
-	if err := d.take(ctx, pids); err != nil {
+	if err := take(ctx, d, pids); err != nil {
 		return Status{}, err
 	}
 	processes := journal.ProcessesOf(d.members)
@@ -40,16 +39,16 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	for i, p := range processes {
 		d.members[i].Known = p.Known
 	}
-	if err := d.refuse(findings); err != nil {
+	if err := d.Refuse(findings); err != nil {
 		return Status{}, err
 	}
-	if err := d.requireRunning(ctx); err != nil {
+	if err := requireRunning(ctx, d); err != nil {
 		return Status{}, err
 	}
-	if d.session, err = h.beginSuspend(d.members, ""); err != nil {
+	if d.session, err = beginSuspend(h, d.members, ""); err != nil {
 		return Status{}, err
 	}
-	if err := h.startWatcher(d.session); err != nil {
+	if err := d.session.startWatcher(); err != nil {
 		return Status{}, err
 	}
 	err = d.session.doSteps(ctx, []step{
@@ -63,31 +62,31 @@ func (h *Hook) Suspend(ctx context.Context, pids []int) (_ Status, err error) {
 	if err != nil {
 		return Status{}, err
 	}
-	if f := fateOf(d.members, journal.Member.Alive); len(f.ended) > 0 {
+	if f := outcomeOf(d.members); len(f.ended) > 0 {
 		return Status{}, errors.New(namedMembers(f.ended) + " ended while it was suspended: suspend what is left again")
 	}
-	err = d.session.noteSuspended("")
+	err = noteSuspended(d.session, "")
 	return StatusOf(d.session.Session), err
 }
 
 // beginSuspend begins a session for processes, at the step that they have reached. This
 // program stands in for criu.
-func (h *Hook) beginSuspend(members []journal.Member, step journal.Step) (*session, error) {
+func beginSuspend(h *Hook, members []journal.Member, step journal.Step) (*session, error) {
 	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	return h.newSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: ancestorsOf(members), Step: step})
+	return h.newSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: ancestorsOf(members), Step: step}, byCommand, 0)
 }
 
 // noteSuspended notes that the session waits for its resume, and kills the watcher. message is
 // why an earlier resume failed; empty if there was none.
-func (s *session) noteSuspended(message string) error {
+func noteSuspended(s *session, message string) error {
 	s.Stuck, s.Message = false, message
 	if err := s.doStep(journal.StepSuspended, func() error { return nil }); err != nil {
 		return err
 	}
-	return s.killWatcher()
+	return killWatcher(&s.Record)
 }
 
 // Resume brings processes back from whatever state they are in: running, locked or
@@ -99,7 +98,7 @@ func (s *session) noteSuspended(message string) error {
 // If something else has checkpointed a process, nobody knows how much GPU memory its
 // restore takes, and a process that runs out of memory is lost. With force, Resume tries
 // all the same.
-func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []Status, err error) {
+func Resume(ctx context.Context, h *Hook, pids []int, force bool) (resumed []Status, err error) {
 	h = h.Filled()
 	defer func() {
 		if len(resumed) > 0 {
@@ -114,7 +113,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 			continue
 		}
 		done[pid] = true
-		s, err := h.suspendedSession(ctx, pid)
+		s, err := suspendedSession(ctx, h, pid)
 		if err != nil {
 			return resumed, preflight.AsRefusal(err)
 		}
@@ -125,7 +124,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 		for _, member := range s.Members {
 			done[member.PID] = true
 		}
-		if err := h.resumeSession(ctx, s); err != nil {
+		if err := resumeSession(ctx, s); err != nil {
 			return resumed, err
 		}
 		resumed = append(resumed, StatusOf(s.Session))
@@ -133,11 +132,11 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 	if len(unknown) == 0 {
 		return resumed, nil
 	}
-	s, err := h.adopt(ctx, unknown, force)
+	s, err := adopt(ctx, h, unknown, force)
 	if err != nil || s == nil {
 		return resumed, preflight.AsRefusal(err)
 	}
-	if err := h.resumeSession(ctx, s); err != nil {
+	if err := resumeSession(ctx, s); err != nil {
 		if preflight.Refused(err) { // the session was begun for this resume alone
 			err = errors.Join(err, s.close(journal.OutcomeRunning, "the resume was refused, nothing was touched"))
 		}
@@ -148,7 +147,7 @@ func (h *Hook) Resume(ctx context.Context, pids []int, force bool) (resumed []St
 
 // suspendedSession finds and locks the session in which a process was suspended. It returns
 // nil if there is none.
-func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) {
+func suspendedSession(ctx context.Context, h *Hook, pid int) (*session, error) {
 	s, err := sessionOfProcess(h.Config.RunDir, pid)
 	if err != nil || s == nil {
 		return nil, err
@@ -171,16 +170,16 @@ func (h *Hook) suspendedSession(ctx context.Context, pid int) (*session, error) 
 		s.LetGo()
 		return nil, nil // it has been brought back meanwhile
 	}
-	return h.takeOn(s), nil
+	return h.takeOn(s, byCommand), nil
 }
 
 // adopt begins a session for processes that no session knows. It returns nil if they all
 // run. They are let run in the end, even if they are stopped: that is how processes look
 // whose journal was lost.
-func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, error) {
+func adopt(ctx context.Context, h *Hook, pids []int, force bool) (*session, error) {
 	d := &suspension{Hook: h}
 	defer d.letGo()
-	if err := d.take(ctx, pids); err != nil {
+	if err := take(ctx, d, pids); err != nil {
 		return nil, err
 	}
 	if err := preflight.DifferentGPUs(journal.ProcessesOf(d.members)).Err(); err != nil {
@@ -208,34 +207,34 @@ func (h *Hook) adopt(ctx context.Context, pids []int, force bool) (*session, err
 	for i := range d.members {
 		d.members[i].Stopped = false
 	}
-	return h.beginSuspend(d.members, journal.StepSuspended)
+	return beginSuspend(h, d.members, journal.StepSuspended)
 }
 
 // resumeSession brings the processes of a locked session back, and closes it.
-func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
+func resumeSession(ctx context.Context, s *session) (err error) {
 	defer s.LetGo()
-	driver, err := h.OpenDriver()
+	driver, err := s.env.OpenDriver()
 	if err != nil {
 		return preflight.AsRefusal(err)
 	}
-	before := fateOf(s.Members, journal.Member.Alive)
+	before := outcomeOf(s.Members)
 	s.Members = before.alive
 	targets, err := openMembers(driver, s.Members)
 	if err != nil {
 		return err
 	}
 	defer closeTargets(targets)
-	if err := h.planPairs(driver, s); err != nil {
+	if err := planPairs(driver, s); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	if err := s.requireRoom(ctx, driver); err != nil {
+	if err := requireRoom(ctx, &s.Record, driver); err != nil {
 		return preflight.AsRefusal(err)
 	}
 	if err := ctx.Err(); err != nil {
 		return preflight.AsRefusal(fmt.Errorf("given up before anything was touched: %w", context.Cause(ctx)))
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
-	if err := s.killWatcher(); err != nil {
+	if err := killWatcher(&s.Record); err != nil {
 		return err
 	}
 	if s.Criu, err = proc.IdentOf(os.Getpid()); err != nil {
@@ -243,16 +242,16 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 	}
 	s.Watcher, s.BackBegun = nil, true
 	err = s.doStep(journal.StepResume, func() error {
-		if err := h.startWatcher(s); err != nil {
+		if err := s.startWatcher(); err != nil {
 			return err
 		}
-		return h.bringUp(ctx, driver, s, targets)
+		return bringBack(ctx, driver, s, targets)
 	})
 	if err != nil {
-		if f := fateOf(s.Members, journal.Member.Alive); len(f.alive) > 0 {
+		if f := outcomeOf(s.Members); len(f.alive) > 0 {
 			message := "the last resume failed: " + err.Error()
 			err = errors.Join(err, f.err("is not resumed"))
-			if noteErr := s.noteSuspended(message); noteErr != nil {
+			if noteErr := noteSuspended(s, message); noteErr != nil {
 				return errors.Join(err, fmt.Errorf("%w: %w", ErrNotBack, noteErr))
 			}
 			return err
@@ -266,7 +265,7 @@ func (h *Hook) resumeSession(ctx context.Context, s *session) (err error) {
 
 // requireRoom refuses to resume what was suspended if the GPUs lack the memory for it,
 // before any process is touched. The memory is checked again just before the restore.
-func (s *session) requireRoom(ctx context.Context, driver *cudackpt.Driver) error {
+func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver) error {
 	if !s.Suspended() || s.BackBegun {
 		return nil // how far the suspend, or an earlier resume, came is found out on the way back
 	}
@@ -278,24 +277,4 @@ func (s *session) requireRoom(ctx context.Context, driver *cudackpt.Driver) erro
 		need.Add(s.Members[i].MemoryBytes, s.Members[i].Pairs)
 	}
 	return need.Require(ctx, driver)
-}
-
-// finishSuspend brings back the processes that a killed command left behind.
-func (h *Hook) finishSuspend(ctx context.Context, s *session) error {
-	if !slices.ContainsFunc(s.Members, journal.Member.Alive) {
-		return s.close(journal.OutcomeGone, "the processes ended")
-	}
-	if s.Suspended() {
-		return nil // they are as they were asked to be
-	}
-	driver, targets, err := h.openTargets(s)
-	if err != nil {
-		return err
-	}
-	defer closeTargets(targets)
-	if err := h.bringUp(ctx, driver, s, targets); err != nil {
-		return err
-	}
-	_, err = s.closeAlive(journal.OutcomeRunning, "the command was cut off at step "+string(s.Step)+"; ", "runs")
-	return err
 }

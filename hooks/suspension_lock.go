@@ -115,5 +115,5 @@ func (s *suspension) unlockAll(ctx context.Context, timeout time.Duration) error
 			return err
 		}
 	}
-	return s.bringUp(ctx, s.driver, s.takeOn(&journal.Session{Record: journal.Record{Kind: journal.KindSuspend, Step: journal.StepLock, Members: s.members}}), s.targets)
+	return bringBack(ctx, s.driver, s.takeOn(&journal.Session{Record: journal.Record{Kind: journal.KindSuspend, Step: journal.StepLock, Members: s.members}}, byCommand), s.targets)
 }

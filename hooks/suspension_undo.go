@@ -12,13 +12,13 @@ import (
 
 // undo brings the processes back to where they were before the dump. What it cannot do now,
 // the watcher goes on trying once criu has gone. The journal keeps the cause.
-func (s *suspension) undo(cause error) (fate, error) {
+func (s *suspension) undo(cause error) (jobOutcome, error) {
 	ctx := context.Background()
 	if err := s.releaseTracers(ctx); err != nil {
-		return fate{}, err
+		return jobOutcome{}, err
 	}
 	if s.session == nil {
-		return fate{}, s.refreeze(ctx)
+		return jobOutcome{}, s.refreeze(ctx)
 	}
 	why := causeText(cause)
 	message := "the " + string(s.session.Kind) + " was refused, nothing was touched: " + why + "; "
@@ -26,16 +26,16 @@ func (s *suspension) undo(cause error) (fate, error) {
 		message = "the " + string(s.session.Kind) + " was refused, the tree was thawed for a moment: " + why + "; "
 	}
 	if s.session.Step != "" { // else the watcher did not start
-		if err := s.bringUp(ctx, s.driver, s.session, s.targets); err != nil {
-			return fate{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
+		if err := bringBack(ctx, s.driver, s.session, s.targets); err != nil {
+			return jobOutcome{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
 		}
 		step := string(s.session.Step)
 		message = "the " + string(s.session.Kind) + " failed at step " + step + ": " + strings.TrimPrefix(why, step+": ") + "; "
 	} else if err := s.refreeze(ctx); err != nil { // while the journal knows of it
-		return fate{}, err
+		return jobOutcome{}, err
 	}
 	// Use the directory's own name: criu's descriptor of it may have ended with criu.
-	if err := s.session.removePages(); err != nil {
+	if err := removePages(&s.session.Record); err != nil {
 		s.Log.Warn("files of the fast lane are left in the image directory", "error", err)
 	}
 	f, err := s.session.closeAlive(journal.OutcomeRunning, message, "runs on")
@@ -67,8 +67,8 @@ func (s *suspension) releaseTracers(ctx context.Context) error {
 			errs = append(errs, t.tracer.Release(ctx))
 		}
 		errs = append(errs, t.prefault.end(ctx))
-		if t.lane != nil && t.lane.lent != nil {
-			errs = append(errs, t.lane.lent.Return(ctx))
+		if t.lent != nil {
+			errs = append(errs, t.lent.Return(ctx))
 		}
 	}
 	return errors.Join(errs...)

@@ -21,7 +21,7 @@ type target struct {
 	before   proc.AddressSpace // what was mapped before the checkpoint
 	prefault *prefault         // of a dump or suspend: makes the staging memory ready
 	parked   *inject.Parked    // its parked threads; nil if it is held by its stop alone
-	lane     *lane             // its way around criu; nil if criu is to write its GPU state
+	lent     *inject.Borrowed  // threads of it that drop its memory
 }
 
 func closeTargets(targets []*target) {
@@ -40,11 +40,11 @@ func processesOf(targets []*target) []*proc.Process {
 
 // openTargets opens the driver and takes hold of the members of a session that have not
 // ended. Without members it needs no driver, and returns none.
-func (h *Hook) openTargets(s *session) (*cudackpt.Driver, []*target, error) {
+func openTargets(s *session) (*cudackpt.Driver, []*target, error) {
 	if len(s.Members) == 0 {
 		return nil, nil, nil
 	}
-	driver, err := h.OpenDriver()
+	driver, err := s.env.OpenDriver()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -3,6 +3,7 @@ package hooks
 import (
 	"context"
 	"errors"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,37 +56,47 @@ func signalAll(targets []*target, signal unix.Signal) error {
 	return signalProcesses(signal, processesOf(targets)...)
 }
 
-// signalProcesses sends a signal to those that have not ended.
-func signalProcesses(signal unix.Signal, processes ...*proc.Process) error {
-	for _, p := range processes {
-		if err := p.Signal(signal); err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
+// borrow borrows up to most threads of a stopped process, but not the thread except, and
+// notes them in the file saved.
+func borrow(ctx context.Context, s *session, t *target, most, except int, saved string) (*inject.Borrowed, error) {
+	tids, err := proc.Threads(t.PID)
+	if err != nil {
+		return nil, err
+	}
+	var lent []int
+	for _, tid := range tids {
+		if tid != except && len(lent) < most {
+			lent = append(lent, tid)
 		}
 	}
-	return nil
+	for {
+		borrowed, err := inject.Borrow(ctx, t.PID, lent, saved)
+		if !errors.Is(err, inject.ErrNotStopped) || ctx.Err() != nil {
+			return borrowed, err
+		}
+		// Somebody has continued it.
+		if err := t.requireHeld(); err != nil {
+			return nil, err
+		}
+		if err := proc.KeepStopped(ctx, t.Process); err != nil {
+			return nil, err
+		}
+	}
 }
 
-// signalKnown sends a signal to those that have not ended. A new process that has got one
-// of their pids does not get it.
-func signalKnown(signal unix.Signal, known ...proc.Ident) error {
-	for _, id := range known {
-		process, err := proc.Reopen(id)
-		if err == nil {
-			err = errors.Join(process.Signal(signal), process.Close())
-		}
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			return err
-		}
-	}
-	return nil
+// coresEach is how many threads work for each process. One process gets all cores. Several
+// processes together get twice as many threads, because they do not begin together.
+func (s *suspension) coresEach() int { return coresFor(len(s.targets)) }
+
+// mostCores is the largest number of threads that gain something for one process. A fill by
+// 8, 16 and 32 threads was measured at 15, 23 and 31 GB/s.
+const mostCores = 32
+
+func coresFor(processes int) int {
+	cores := runtime.NumCPU()
+	return min(cores, mostCores, max(2, 2*cores/max(processes, 1)))
 }
 
-// thawAll thaws whatever keeps the processes frozen.
-func thawAll(ctx context.Context, targets []*target) error {
-	for _, t := range targets {
-		if err := thaw(ctx, t.PID); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// fillsAtOnce is how many processes are filled in at once: few, so that the driver has the
+// first soon, but enough to give work to the cores that one process cannot use.
+func fillsAtOnce() int { return max(1, runtime.NumCPU()/mostCores) }

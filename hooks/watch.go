@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
@@ -16,9 +15,13 @@ import (
 	"cucriu/internal/proc"
 )
 
+// ServeStages does the stages of a restore for a hook that is inside a pid namespace. It calls over
+// when a stage has brought the session to its end.
+type ServeStages func(ctx context.Context, s *session, over func()) (stop func(), err error)
+
 // Watch is the watcher: it waits until criu has ended, and then brings the session to a
 // good end. It writes one byte to ready when it has hold of criu.
-func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
+func Watch(ctx context.Context, h *Hook, dir string, ready io.Writer, serve ServeStages) error {
 	h = h.Filled()
 	// The hook holds the lock of the session now. criu's identity does not change, so it
 	// may be read all the same.
@@ -26,7 +29,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if err != nil {
 		return err
 	}
-	s := h.takeOn(read)
+	s := h.takeOn(read, byWatcher)
 	if err := s.failpoint(ctx, string(s.Kind)+".watcher"); err != nil {
 		return err
 	}
@@ -37,7 +40,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	over, isOver := context.WithCancel(ctx) // for a session that a stage has closed here
 	defer isOver()
 	if s.Kind == journal.KindRestore && criu != nil {
-		if stop, err := h.serveStages(ctx, s, isOver); err == nil {
+		if stop, err := serve(ctx, s, isOver); err == nil {
 			defer stop()
 		} else { // only a restore into an existing pid namespace needs it
 			h.Log.Warn("the watcher does no stages in the hook's place", "error", err)
@@ -50,27 +53,27 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 	if criu != nil {
 		defer criu.Close()
 		if s.Kind == journal.KindRestore {
-			root = s.awaitRoot(ctx, criu)
+			root = awaitRoot(ctx, &s.Record, criu)
 		}
-		if err := h.awaitTurn(over, s, criu, root); err != nil && over.Err() == nil || ctx.Err() != nil {
+		if err := awaitTurn(over, s, criu, root); err != nil && over.Err() == nil || ctx.Err() != nil {
 			return fmt.Errorf("wait for criu: %w", err)
 		}
 	}
-	if s, err = h.takeTurn(ctx, dir, root); err != nil {
+	if s, err = takeTurn(ctx, h, dir, root); err != nil {
 		return err
 	}
 	defer s.LetGo()
 	if s.Outcome == "" && len(s.Paused) > 0 {
-		if err := h.awaitResume(ctx, s); err != nil {
+		if err := awaitResume(ctx, s); err != nil {
 			h.Log.Error("cannot wait for the container to be resumed", "session", filepath.Base(dir), "error", err)
 		}
 	}
 	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
-		err := h.conclude(ctx, s)
+		err := conclude(ctx, s)
 		if err == nil && s.Held() && s.Hold.IfAbandoned != journal.DecisionWait {
 			// The holder lives. It decides, and needs the session for that.
 			s.LetGo()
-			if s, err = h.takeTurn(ctx, dir, root); err != nil {
+			if s, err = takeTurn(ctx, h, dir, root); err != nil {
 				return err
 			}
 			pause = time.Second / 2
@@ -80,7 +83,7 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 			return nil
 		}
 		h.Log.Error("the job is not back yet", "session", filepath.Base(dir), "retry", pause, "error", err)
-		h.noteStuck(s, err)
+		s.noteStuck(err)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -91,26 +94,25 @@ func (h *Hook) Watch(ctx context.Context, dir string, ready io.Writer) error {
 
 // takeTurn locks a session whose criu has ended, once it is the watcher's turn: while a holder of
 // its processes lives, that decides.
-func (h *Hook) takeTurn(ctx context.Context, dir string, root *proc.Ident) (*session, error) {
+func takeTurn(ctx context.Context, h *Hook, dir string, root *proc.Ident) (*session, error) {
 	for {
 		// Loading waits for the lock: a hook may have outlived criu.
 		read, err := journal.Load(dir, true)
 		if err != nil {
 			return nil, err
 		}
-		s := h.takeOn(read)
-		s.By = byWatcher
+		s := h.takeOn(read, byWatcher)
 		if s.Root == nil {
 			s.Root = root
 		}
 		if !s.Held() {
 			return s, nil
 		}
-		if gone, err := s.abandoned(); err != nil || gone {
+		if gone, err := abandoned(&s.Record); err != nil || gone {
 			return s, nil // what is wrong is said when the session is concluded
 		}
 		s.LetGo()
-		if err := h.awaitHolder(ctx, s); err != nil {
+		if err := awaitHolder(ctx, s); err != nil {
 			return nil, fmt.Errorf("wait for the holder: %w", err)
 		}
 	}
@@ -119,7 +121,7 @@ func (h *Hook) takeTurn(ctx context.Context, dir string, root *proc.Ident) (*ses
 // awaitTurn waits until criu has ended, or until its restore has been cut off. criu lives
 // on for as long as the job that it restored, unless it was told to detach, and does not
 // notice that its hook has died.
-func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, root *proc.Ident) error {
+func awaitTurn(ctx context.Context, s *session, criu *proc.Process, root *proc.Ident) error {
 	if s.Kind != journal.KindRestore {
 		return criu.WaitExit(ctx)
 	}
@@ -130,7 +132,7 @@ func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, ro
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
-		if !h.lookIfCutOff(s.Dir(), root) {
+		if !lookIfCutOff(s.Dir(), root) {
 			cutOff = 0
 		} else if cutOff++; cutOff == 20 { // two seconds: long enough for criu to start the next stage
 			return nil
@@ -141,56 +143,29 @@ func (h *Hook) awaitTurn(ctx context.Context, s *session, criu *proc.Process, ro
 
 // lookIfCutOff reports whether criu has done its part of a restore and no hook is at work on
 // ours. It also notes what criu has created until now.
-func (h *Hook) lookIfCutOff(dir string, root *proc.Ident) bool {
-	read, err := journal.Load(dir, false)
+func lookIfCutOff(dir string, root *proc.Ident) bool {
+	s, err := journal.Load(dir, false)
 	if err != nil {
 		return false
 	}
-	s := h.takeOn(read)
 	defer s.LetGo()
 	if s.Kind != journal.KindRestore || s.Outcome != "" {
 		return false
 	}
-	s.noteTree(root)
-	return s.criuIsThrough()
-}
-
-// noteTree writes into the journal what criu has created below root. If criu is killed, any
-// of these processes may end by itself. Its children could then not be found any more when
-// it is time to end them, and would hold pids of the image.
-func (s *session) noteTree(root *proc.Ident) {
+	// If criu is killed, any of these processes may end by itself. Its children could then not be
+	// found any more when it is time to end them, and would hold pids of the image.
 	if s.Root == nil {
 		s.Root = root
 	}
-	if s.Root != nil && s.lookAtTree() {
+	if s.Root != nil && noteTree(&s.Record) {
 		_ = s.Save() // the next look tries again
 	}
-}
-
-// lookAtTree adds the processes below the root to the journal's tree, and reports whether
-// any was new.
-func (s *session) lookAtTree() bool {
-	process, err := proc.Reopen(*s.Root)
-	if err != nil {
-		return false
-	}
-	defer process.Close()
-	pids, err := proc.Tree(s.Root.PID)
-	if err != nil {
-		return false
-	}
-	before := len(s.Tree)
-	for _, pid := range pids {
-		if id, err := proc.IdentOf(pid); err == nil && !slices.Contains(s.Tree, id) {
-			s.Tree = append(s.Tree, id)
-		}
-	}
-	return len(s.Tree) > before
+	return criuIsThrough(&s.Record)
 }
 
 // criuIsThrough reports whether criu has let go of the processes that it restored, with all
 // of them held: by our SIGSTOP or, where somebody has ended that, by being parked.
-func (s *session) criuIsThrough() bool {
+func criuIsThrough(s *journal.Record) bool {
 	if s.Step == journal.StepPostResume {
 		return true
 	}

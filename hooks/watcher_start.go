@@ -13,14 +13,31 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/self"
 )
 
+// FindWatcher finds cucriu-hook in PATH, beside this program, or in /usr/libexec/cucriu,
+// and returns the command that runs the watcher.
+func FindWatcher() ([]string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	const name = "cucriu-hook"
+	for _, path := range []string{name, filepath.Join(filepath.Dir(self), name), "/usr/libexec/cucriu/" + name} {
+		if found, err := exec.LookPath(path); err == nil {
+			return []string{found, "watch"}, nil
+		}
+	}
+	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
+}
+
 // startWatcher starts the watcher of a session and waits until it has hold of criu. From
 // then on the job comes back, whichever program is killed. The watcher keeps the files
 // open, from descriptor journal.FirstWatcherFD on.
-func (h *Hook) startWatcher(s *session, files ...*os.File) error {
+func (s *session) startWatcher(files ...*os.File) error {
 	log, err := os.OpenFile(filepath.Join(s.Dir(), "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("watcher: %w", err)
@@ -31,7 +48,7 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 		return fmt.Errorf("watcher: %w", err)
 	}
 	defer ready.Close()
-	watches := h.Watcher
+	watches := s.env.Watcher
 	if len(watches) == 0 {
 		if watches, err = FindWatcher(); err != nil {
 			return err
@@ -68,31 +85,20 @@ func (h *Hook) startWatcher(s *session, files ...*os.File) error {
 }
 
 // killWatcher kills the watcher of a session that has nothing left to wait for.
-func (s *session) killWatcher() error {
-	if s.Watcher == nil || s.Watcher.PID == os.Getpid() {
+func killWatcher(r *journal.Record) error {
+	if r.Watcher == nil || r.Watcher.PID == os.Getpid() {
 		return nil
 	}
-	watcher, err := proc.Reopen(*s.Watcher)
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer watcher.Close()
-	if err := watcher.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
-		return err
-	}
-	return nil
+	return signalKnown(unix.SIGKILL, *r.Watcher)
 }
 
 // awaitWatcher waits until the session's watcher has ended, and reports whether there was
 // one to wait for.
-func (s *session) awaitWatcher(ctx context.Context) (bool, error) {
-	if s.Watcher == nil {
+func awaitWatcher(ctx context.Context, r *journal.Record) (bool, error) {
+	if r.Watcher == nil {
 		return false, nil
 	}
-	watcher, err := proc.Reopen(*s.Watcher)
+	watcher, err := proc.Reopen(*r.Watcher)
 	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
 		return false, nil
 	}

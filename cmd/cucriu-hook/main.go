@@ -110,5 +110,5 @@ func run(args []string) error {
 	signal.Ignore(unix.SIGPIPE)
 	stage := hooks.StageFrom(os.Getenv)
 	hook.Log = log.With("stage", stage.Action)
-	return hook.Run(context.Background(), stage)
+	return hooks.Run(context.Background(), hook, stage)
 }

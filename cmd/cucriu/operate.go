@@ -28,7 +28,7 @@ GPUs are shown by their index in cucriu gpus.`,
 		Example: "  cucriu state -p 4711\n  cucriu state -p 4711 -p 4712 --json",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			processes, err := hook.States(cmd.Context(), pids)
+			processes, err := hooks.States(cmd.Context(), hook, pids)
 			if err != nil {
 				return err
 			}
@@ -77,7 +77,7 @@ the only way for ranks that wait for each other.`,
 				}
 			}
 			return atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() error {
-				return hook.Lock(cmd.Context(), pids)
+				return hooks.Lock(cmd.Context(), hook, pids)
 			})
 		}),
 	}
@@ -94,7 +94,7 @@ func unlockCommand() *cobra.Command {
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return atSignal(cmd, say, "an unlock that has begun goes on", func() error { return hook.Unlock(cmd.Context(), pids) })
+			return atSignal(cmd, say, "an unlock that has begun goes on", func() error { return hooks.Unlock(cmd.Context(), hook, pids) })
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -116,7 +116,7 @@ to go on is in the run directory. If this command fails or is killed, they run o
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var s hooks.Status
 			if err := atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() (err error) {
-				s, err = hook.Suspend(cmd.Context(), processes)
+				s, err = hooks.Suspend(cmd.Context(), hook, processes)
 				return err
 			}); err != nil {
 				return err
@@ -156,7 +156,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 			}
 			var resumed []hooks.Status
 			err := atSignal(cmd, say, "a resume that has begun goes on, until the processes run or it fails", func() (err error) {
-				resumed, err = hook.Resume(cmd.Context(), processes, force)
+				resumed, err = hooks.Resume(cmd.Context(), hook, processes, force)
 				return err
 			})
 			return errors.Join(err, show(cmd, resumed, func(out io.Writer) {

@@ -40,7 +40,7 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 			var recovered []hooks.Status
 			var lines []string
 			err := atSignal(cmd, say, "what is not back yet is left to the next cucriu recover", func() (err error) {
-				recovered, err = hook.Recover(cmd.Context())
+				recovered, err = hooks.Recover(cmd.Context(), hook)
 				for _, s := range recovered {
 					if s.Outcome != "" { // otherwise the error reports it
 						lines = append(lines, fmt.Sprintf("%s %v: %s: %s", s.Kind, s.PIDs(), s.Outcome, s.Message))

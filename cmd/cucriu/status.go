@@ -56,7 +56,7 @@ not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 			if r.Jobs, err = jobs.Locals(hook.Config.RunDir); err != nil {
 				return err
 			}
-			r.Processes, err = hook.Processes(cmd.Context())
+			r.Processes, err = hooks.Processes(cmd.Context(), hook)
 			return errors.Join(show(cmd, r, func(out io.Writer) {
 				switch {
 				case err != nil:

@@ -117,7 +117,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		_, dumpErr = refused(dumpErr)
 	}
 	ended := time.Now()
-	s, err := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
+	s, err := hooks.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
 	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
@@ -129,14 +129,14 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		if ended := hooks.CheckEnded(s, root); ended != nil && !errors.Is(err, hooks.ErrEnded) {
 			err = errors.Join(err, ended)
 		} else if ended == nil {
-			err = d.withFate(err, hooks.FateOf(s, root))
+			err = d.withFate(err, hooks.OutcomeText(s, root))
 		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	if leavesRunning {
 		if err := publish(); err != nil {
 			if options.Hold != nil {
-				_, backErr := hook.Decide(ctx, options.Hold.ID, journal.DecisionGo)
+				_, backErr := hooks.Decide(ctx, hook, options.Hold.ID, journal.DecisionGo)
 				err = errors.Join(err, backErr)
 			}
 			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), hooks.CheckEnded(s, root))
@@ -149,7 +149,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	if d.criu.LeaveStopped {
-		if err := hook.AwaitStandstill(ctx, int(options.RPC.GetPid())); err != nil {
+		if err := hooks.AwaitStandstill(ctx, hook, int(options.RPC.GetPid())); err != nil {
 			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
 		}
 	}

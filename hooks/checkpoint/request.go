@@ -71,7 +71,7 @@ type Options struct {
 	// it cannot, the dump fails and the job runs on.
 	Probe bool
 
-	// Hold, if it is set, keeps the job held once criu is through, until [hooks.Hook.Decide]: a
+	// Hold, if it is set, keeps the job held once criu is through, until [hooks.Decide]: a
 	// dumped job with its GPU state in the image, a restored one complete. The processes of a
 	// dump are left stopped then.
 	Hold *journal.Hold
@@ -362,7 +362,7 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	if action == criuutil.StagePreResume {
 		d.rearmTimers()
 	}
-	err := d.hook.Serve(ctx, d.criu, stage)
+	err := hooks.Serve(ctx, d.hook, d.criu, stage)
 	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
 	return err
 }

@@ -44,7 +44,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	if err != nil && !d.staged && ctx.Err() == nil {
 		_, err = refused(err)
 	}
-	s, finishErr := hook.FinishSession(context.WithoutCancel(ctx), d.kind, d.criu, d.cause)
+	s, finishErr := hooks.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)

@@ -146,7 +146,7 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
 		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case opRecover:
-		if _, err = hook.Recover(ctx); errors.As(err, new(*hooks.AtWorkError)) {
+		if _, err = hooks.Recover(ctx, hook); errors.As(err, new(*hooks.AtWorkError)) {
 			err = nil // it brings the job back
 		}
 	case opPause:

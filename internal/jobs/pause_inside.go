@@ -67,7 +67,7 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 	if err != nil {
 		return err
 	}
-	processes, err := hook.Processes(ctx)
+	processes, err := hooks.Processes(ctx, hook)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 	if len(pids) == 0 {
 		return nil
 	}
-	_, err = hook.Suspend(ctx, pids)
+	_, err = hooks.Suspend(ctx, hook, pids)
 	return err
 }
 
@@ -159,7 +159,7 @@ func unpauseInside(ctx context.Context, hook *hooks.Hook) error {
 		return err
 	}
 	if len(pids) > 0 {
-		if _, err := hook.Resume(ctx, pids, false); err != nil {
+		if _, err := hooks.Resume(ctx, hook, pids, false); err != nil {
 			return err
 		}
 	}

@@ -16,7 +16,7 @@ import (
 
 // Recover brings migrations that were cut off to an end: it tells the destinations what was decided
 // here, and removes what is not complete. The jobs must have been recovered before: see
-// [hooks.Hook.Recover]. It returns what was done, for people.
+// [hooks.Recover]. It returns what was done, for people.
 func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
 	hook = hook.Filled()
 	trees, treesErr := recoverTrees(ctx, hook)

@@ -54,15 +54,15 @@ func (a *heldTree) state() (state commit.DestinationState, known bool, err error
 func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (err error) {
 	switch next {
 	case commit.Promised:
-		return a.host.Promise(ctx, a.id)
+		return hooks.Promise(ctx, a.host, a.id)
 	case commit.Go:
-		_, err = a.host.Decide(ctx, a.id, journal.DecisionGo)
+		_, err = hooks.Decide(ctx, a.host, a.id, journal.DecisionGo)
 	case commit.Dropped:
-		if _, err = a.host.Decide(ctx, a.id, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
+		if _, err = hooks.Decide(ctx, a.host, a.id, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
 		if err == nil { // its criu may have failed by itself
-			a.host.ReleaseSockets(a.id, a.sockets)
+			hooks.ReleaseSockets(a.host, a.id, a.sockets)
 		}
 	}
 	return err
@@ -255,7 +255,7 @@ func (d *treeArrival) restoreHeld(ctx context.Context, dir string, hold *journal
 	if err := d.putFiles(ctx, dir); err != nil {
 		return err
 	}
-	if err := d.hook.ClaimSockets(d.id, d.sockets); err != nil {
+	if err := hooks.ClaimSockets(d.id, d.sockets); err != nil {
 		return err
 	}
 	noting := *d.hook

@@ -19,7 +19,7 @@ import (
 // command to which the session belongs.
 func Run(hook *hooks.Hook, dir string) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
-	err := hook.Watch(context.Background(), dir, readyOnce{os.Stdout})
+	err := hooks.Watch(context.Background(), hook, dir, readyOnce{os.Stdout}, hooks.ServeInside)
 	if err != nil {
 		hook.Log.Error("watcher", "error", err)
 	}

@@ -13,39 +13,6 @@ import (
 	"cucriu/internal/proc"
 )
 
-func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
-	one := journal.Member{Process: preflight.Process{Ident: proc.Ident{PID: 1}, Name: "a"}}
-	two := journal.Member{Process: preflight.Process{Ident: proc.Ident{PID: 2}, Name: "b"}}
-	for _, test := range []struct {
-		name    string
-		alive   []int
-		outcome journal.Outcome
-		text    string
-		ended   bool
-	}{
-		{"all live", []int{1, 2}, journal.OutcomeRunning, "the job runs on", false},
-		{"one lives", []int{2}, journal.OutcomeRunning, "a part of the job has ended: process 1 (a); the rest runs on", true},
-		{"none lives", nil, journal.OutcomeGone, "the job has ended: process 1 (a), process 2 (b)", true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			f := fateOf([]journal.Member{one, two}, func(m journal.Member) bool {
-				for _, pid := range test.alive {
-					if pid == m.PID {
-						return true
-					}
-				}
-				return false
-			})
-			if f.outcome(journal.OutcomeRunning) != test.outcome || f.text("runs on") != test.text {
-				t.Errorf("%s: %q", f.outcome(journal.OutcomeRunning), f.text("runs on"))
-			}
-			if err := f.err("runs on"); errors.Is(err, ErrEnded) != test.ended {
-				t.Errorf("error: %v", err)
-			}
-		})
-	}
-}
-
 // testSession is a session that this program is at work on.
 func testSession(t *testing.T, kind journal.Kind) *session {
 	t.Helper()
@@ -55,7 +22,7 @@ func testSession(t *testing.T, kind journal.Kind) *session {
 	}
 	defer self.Close()
 	h := &Hook{Config: config.Config{RunDir: t.TempDir()}}
-	s, err := h.newSession(journal.Record{Kind: kind, Criu: self.Ident, ImageDir: t.TempDir()})
+	s, err := h.newSession(journal.Record{Kind: kind, Criu: self.Ident, ImageDir: t.TempDir()}, byCommand, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

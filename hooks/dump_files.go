@@ -6,29 +6,16 @@ import (
 	"os"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
+	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 )
 
-// The fast lane takes GPU state around criu. The staging memory of a process is the memory
-// that it has gained since its checkpoint began. On a dump it is copied into files beside
-// criu's images, and dropped in the process, before criu looks at it. On the way back it is
-// filled in again before any thread of the job runs.
-//
-// From the drop on, the files are the only copy. So they are on disk before the drop
-// (unless the configuration says otherwise), and the journal says ahead that they will be
-// needed. The watcher holds them open from before the first process is touched, so a job
-// comes back even if somebody removes the image of a dump that failed. The dropped memory
-// is also made inaccessible: if somebody restores the process without this program, the
-// driver fails, and does not take zeros for the state of the GPU.
-
 // openPages opens the pages of a member by the watcher's descriptors or, if the watcher is
 // gone, by their names.
-func (s *session) openPages(m *journal.Member) (pages.Input, error) {
-	input, err := s.watchedPages(m)
+func openPages(s *journal.Record, m *journal.Member) (pages.Input, error) {
+	input, err := watchedPages(s.Watcher, m)
 	for _, dir := range []string{s.CommittedDir, s.ImageDir} {
 		if err != nil && dir != "" {
 			input, err = pages.Files{Dir: dir}.Open(m.ImagePID, m.Pages.Listing)
@@ -37,11 +24,11 @@ func (s *session) openPages(m *journal.Member) (pages.Input, error) {
 	return input, err
 }
 
-func (s *session) watchedPages(m *journal.Member) (pages.Input, error) {
-	if s.Watcher == nil {
+func watchedPages(watching *proc.Ident, m *journal.Member) (pages.Input, error) {
+	if watching == nil {
 		return nil, errors.New("there is no watcher")
 	}
-	watcher, err := proc.Reopen(*s.Watcher)
+	watcher, err := proc.Reopen(*watching)
 	if err != nil {
 		return nil, err
 	}
@@ -49,22 +36,8 @@ func (s *session) watchedPages(m *journal.Member) (pages.Input, error) {
 	return pages.OpenHeld(watcher.PID, m.Pages.WatcherFD, m.ImagePID, m.Pages.Listing)
 }
 
-// makeRoomForFiles makes room for n files in this process's table of descriptors. The
-// kernel enlarges a table that threads share only after an RCU grace period: 15 to 40 ms,
-// from 64 descriptors on. So this is done while something else goes on. And it is done only
-// if it is needed, because a process cannot end in the middle of it.
-func makeRoomForFiles(n int) {
-	const most, others = 1 << 12, 16
-	if n += others; n <= 64 || n > most {
-		return
-	}
-	if fd, err := unix.FcntlInt(uintptr(unix.Stderr), unix.F_DUPFD_CLOEXEC, n); err == nil {
-		unix.Close(fd)
-	}
-}
-
 // removePages removes the pages of a dump that was not completed.
-func (s *session) removePages() error {
+func removePages(s *journal.Record) error {
 	if s.Kind != journal.KindDump || s.Step == journal.StepDumped {
 		return nil
 	}
@@ -104,10 +77,30 @@ func neededBy(runDir, dir string) (string, error) {
 }
 
 // checkUnneeded refuses an image directory whose files must not be replaced yet.
-func (h *Hook) checkUnneeded(dir string) error {
-	session, err := neededBy(h.Config.RunDir, dir)
+func checkUnneeded(runDir, dir string) error {
+	session, err := neededBy(runDir, dir)
 	if err == nil && session != "" {
 		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not back yet (session %s): bring it back with cucriu recover, or dump into another directory", session)
 	}
 	return err
+}
+
+// dropPartial removes what a client wrote, if that client has ended and cannot give it its
+// name any more.
+func dropPartial(s *journal.Record) error {
+	if s.Client == nil || !image.IsPartial(s.ImageDir) {
+		return nil
+	}
+	client, err := proc.Reopen(*s.Client)
+	if err == nil {
+		client.Close()
+		return nil
+	}
+	if !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	if err := os.RemoveAll(s.ImageDir); err != nil {
+		return fmt.Errorf("remove the partial image: %w", err)
+	}
+	return nil
 }

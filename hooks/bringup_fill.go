@@ -21,7 +21,7 @@ func (t *target) lacksMemory() bool { return t.member.Pages != nil && t.member.P
 // checkpointed. If the journal could not be written, it says less than has been done. Then
 // the driver has restored the process and freed the memory, and what is at those addresses
 // now is the job's own.
-func (b *bringUp) checkDropped(ctx context.Context, t *target) error {
+func (b *wayBack) checkDropped(ctx context.Context, t *target) error {
 	if !t.lacksMemory() {
 		return nil
 	}
@@ -51,22 +51,22 @@ func isCheckpointed(ctx context.Context, t *target) (bool, error) {
 //
 // fill may be cut off and begun again. Once it is through, the journal says so, because the
 // driver may free the memory from then on.
-func (b *bringUp) fill(ctx context.Context, t *target) error {
+func (b *wayBack) fill(ctx context.Context, t *target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.member.Name, err)
 	}
 	b.Update(func() { t.member.Pages.Dropped = false })
-	b.hook.note(b.session)
+	b.note()
 	return b.failpoint(ctx, string(b.Kind)+".back.filled")
 }
 
-func (b *bringUp) fillIn(ctx context.Context, t *target) error {
+func (b *wayBack) fillIn(ctx context.Context, t *target) error {
 	b.filling <- struct{}{}
 	defer func() { <-b.filling }()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	input, err := b.openPages(t.member)
+	input, err := openPages(&b.Record, t.member)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (b *bringUp) fillIn(ctx context.Context, t *target) error {
 	if err != nil {
 		return err
 	}
-	ctx, stall := newStall(ctx, b.hook.Config.Restore.Timeout)
+	ctx, stall := newStall(ctx, b.env.Config.Restore.Timeout)
 	defer stall.end(context.Canceled)
 	stall.moved()
 	return b.spanOf(t.PID, "fill", func() error {
@@ -109,16 +109,16 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 
 // makeAccessible makes dropped memory accessible again, in huge pages where the kernel has
 // them: both the copying and the driver are quicker with them.
-func (b *bringUp) makeAccessible(ctx context.Context, t *target, ranges []proc.Range) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, b.hook.Config.Restore.Timeout)
+func (b *wayBack) makeAccessible(ctx context.Context, t *target, ranges []proc.Range) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.env.Config.Restore.Timeout)
 	defer cancel()
 	if err := b.failpoint(ctx, string(b.Kind)+".back.fill"); err != nil {
 		return err
 	}
-	lent, err := b.borrow(ctx, t, 1, 0, b.borrowedFile(t.PID))
+	lent, err := borrow(ctx, b.session, t, 1, 0, b.borrowedFile(t.PID))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
 		// A full disk must not keep a job from coming back.
-		lent, err = b.borrow(ctx, t, 1, 0, "")
+		lent, err = borrow(ctx, b.session, t, 1, 0, "")
 	}
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -24,26 +25,25 @@ func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
 // of the job have ended.
 var ErrEnded = errors.New("the job is not as it was")
 
-// fate is what became of the CUDA processes of a session. It says that a process runs on
+// jobOutcome is what became of the CUDA processes of a session. It says that a process runs on
 // only if it was seen to.
-type fate struct{ alive, ended []journal.Member }
+type jobOutcome struct{ alive, ended []journal.Member }
 
-// fateOf divides the processes into those that live and those that have ended.
-func fateOf(members []journal.Member, alive func(journal.Member) bool) fate {
-	var f fate
+func outcomeOf(members []journal.Member) jobOutcome {
+	var o jobOutcome
 	for _, member := range members {
-		if alive(member) {
-			f.alive = append(f.alive, member)
+		if member.Alive() {
+			o.alive = append(o.alive, member)
 		} else {
-			f.ended = append(f.ended, member)
+			o.ended = append(o.ended, member)
 		}
 	}
-	return f
+	return o
 }
 
-// outcome returns gone if all have ended, else ofTheLiving.
-func (f fate) outcome(ofTheLiving journal.Outcome) journal.Outcome {
-	if len(f.alive) == 0 {
+// recorded returns gone if all have ended, else ofTheLiving.
+func (o jobOutcome) recorded(ofTheLiving journal.Outcome) journal.Outcome {
+	if len(o.alive) == 0 {
 		return journal.OutcomeGone
 	}
 	return ofTheLiving
@@ -51,26 +51,26 @@ func (f fate) outcome(ofTheLiving journal.Outcome) journal.Outcome {
 
 // text says what became of the job. livingDo is what the living processes do, as in "runs
 // on". Those that were stopped before we came stay so.
-func (f fate) text(livingDo string) string {
-	running := slices.ContainsFunc(f.alive, func(m journal.Member) bool { return !m.Stopped })
-	if len(f.alive) > 0 && !running && strings.HasPrefix(livingDo, "runs") {
+func (o jobOutcome) text(livingDo string) string {
+	running := slices.ContainsFunc(o.alive, func(m journal.Member) bool { return !m.Stopped })
+	if len(o.alive) > 0 && !running && strings.HasPrefix(livingDo, "runs") {
 		livingDo = "is stopped, as it was before"
 	}
 	switch {
-	case len(f.ended) == 0:
+	case len(o.ended) == 0:
 		return "the job " + livingDo
-	case len(f.alive) == 0:
-		return "the job has ended: " + namedMembers(f.ended)
+	case len(o.alive) == 0:
+		return "the job has ended: " + namedMembers(o.ended)
 	}
-	return "a part of the job has ended: " + namedMembers(f.ended) + "; the rest " + livingDo
+	return "a part of the job has ended: " + namedMembers(o.ended) + "; the rest " + livingDo
 }
 
 // err returns an error that wraps [ErrEnded] if any process has ended, else nil.
-func (f fate) err(livingDo string) error {
-	if len(f.ended) == 0 {
+func (o jobOutcome) err(livingDo string) error {
+	if len(o.ended) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s", ErrEnded, f.text(livingDo))
+	return fmt.Errorf("%w: %s", ErrEnded, o.text(livingDo))
 }
 
 func namedMembers(members []journal.Member) string {
@@ -84,19 +84,32 @@ func namedMembers(members []journal.Member) string {
 // closeAlive closes a session whose living processes are in the state of the outcome. After
 // the message it says what became of its members and, with them, of the members that it had
 // before.
-func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (fate, error) {
-	f := fateOf(slices.Concat(s.fateMembers(), before), journal.Member.Alive)
-	return f, s.close(f.outcome(outcome), message+f.text(livingDo))
+func (s *session) closeAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (jobOutcome, error) {
+	o := outcomeOf(slices.Concat(membersOrRoot(&s.Record), before))
+	return o, s.close(o.recorded(outcome), message+o.text(livingDo))
 }
 
-// FateOf says what became of the job of a dump: of the CUDA processes of the session or, where
+// membersOrRoot are the processes by which the outcome of a job is judged: those that use CUDA or, if
+// none does, the root.
+func membersOrRoot(r *journal.Record) []journal.Member {
+	if len(r.Members) > 0 || r.Root == nil {
+		return r.Members
+	}
+	var name string
+	if status, err := proc.ReadStatus(r.Root.PID); err == nil {
+		name = status.Name
+	}
+	return []journal.Member{{Process: preflight.Process{Ident: *r.Root, Name: name}}}
+}
+
+// OutcomeText says what became of the job of a dump: of the CUDA processes of the session or, where
 // there is none, of the root. It is empty if that is not known, or the job is not back yet.
-func FateOf(s *journal.Session, root *proc.Process) string {
+func OutcomeText(s *journal.Session, root *proc.Process) string {
 	switch {
 	case s != nil && s.Outcome != journal.OutcomeRunning:
 		return ""
 	case s != nil:
-		return fateOf(s.Members, journal.Member.Alive).text("runs on")
+		return outcomeOf(s.Members).text("runs on")
 	case root != nil && !root.Exiting():
 		return "the job runs on"
 	}
@@ -107,7 +120,7 @@ func FateOf(s *journal.Session, root *proc.Process) string {
 // processes of the session or, where there is none, at the root.
 func CheckEnded(s *journal.Session, root *proc.Process) error {
 	if s != nil {
-		return fateOf(s.Members, journal.Member.Alive).err("runs on")
+		return outcomeOf(s.Members).err("runs on")
 	}
 	if root != nil && root.Exiting() {
 		return fmt.Errorf("%w: %v has ended", ErrEnded, root)
