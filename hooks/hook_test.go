@@ -1,44 +1,10 @@
 package hooks
 
 import (
-	"io"
-	"path/filepath"
 	"testing"
 
 	"cucriu/hooks/config"
 )
-
-// TestAZeroHookHasTheDefaults: a program that forgets the constructor gets errors, and no
-// panic.
-func TestAZeroHookHasTheDefaults(t *testing.T) {
-	nobody := []int{1 << 22} // the kernel gives no process this pid
-	var h Hook
-	for name, call := range map[string]func() error{
-		"Run":     func() error { return Run(t.Context(), &h, Stage{}) },
-		"Lock":    func() error { return Lock(t.Context(), &h, nobody) },
-		"Unlock":  func() error { return Unlock(t.Context(), &h, nobody) },
-		"Suspend": func() error { _, err := Suspend(t.Context(), &h, nobody); return err },
-		"Resume":  func() error { _, err := Resume(t.Context(), &h, nobody, false); return err },
-		"States":  func() error { _, err := States(t.Context(), &h, nobody); return err },
-		"Watch":   func() error { return Watch(t.Context(), &h, t.TempDir(), io.Discard, nil) },
-		"check a job": func() error {
-			_, err := h.Host().CheckJob(t.Context(), nobody[0], "")
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := call(); err == nil {
-				t.Error("it succeeded")
-			}
-		})
-	}
-	if _, err := h.NewPartial(filepath.Join(t.TempDir(), "images")); err != nil {
-		t.Error(err)
-	}
-	if h.Filled().Config.RunDir != config.Default().RunDir || h.Config.RunDir != "" {
-		t.Error("it has not got the defaults, or keeps them")
-	}
-}
 
 func TestAHookIsMadeWithAConfigurationThatCanBeUsed(t *testing.T) {
 	if _, err := New(config.Config{}, nil, "/bin/true"); err == nil {

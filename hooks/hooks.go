@@ -1,22 +1,49 @@
 package hooks
 
 import (
+	"context"
 	"log/slog"
 
 	"cucriu/hooks/config"
+	"cucriu/internal/session"
+	"cucriu/internal/stages"
+)
+
+// Hook is how a program works with criu's stages and with jobs: its configuration, its log, and the
+// command that watches over a job.
+type Hook = session.Env
+
+// Status is what there is to know of a dump, a restore or a suspend from outside.
+type Status = session.Status
+
+// The errors of a dump, a restore, a suspend or a resume.
+var (
+	// ErrNotBack is wrapped by an error that left the job in a state that is not good yet.
+	ErrNotBack = session.ErrNotBack
+	// ErrEnded is wrapped by an error after which processes of the job have ended.
+	ErrEnded = session.ErrEnded
 )
 
 // New makes a hook with a configuration, which [config.Load] reads as the commands do.
-// watcher is the command that watches over a job; without one it is that of [FindWatcher].
+// watcher is the command that watches over a job; without one it is cucriu-hook: see [session.FindWatcher].
 func New(cfg config.Config, log *slog.Logger, watcher ...string) (*Hook, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	if len(watcher) == 0 {
 		var err error
-		if watcher, err = FindWatcher(); err != nil {
+		if watcher, err = session.FindWatcher(); err != nil {
 			return nil, err
 		}
 	}
 	return &Hook{Config: cfg, Log: log, Watcher: watcher}, nil
 }
+
+// Run does what criu asks its action script for, in an environment that getenv reads. If the error
+// is a [LateError], criu would report a success all the same.
+func Run(ctx context.Context, hook *Hook, getenv func(string) string) error {
+	return stages.Run(ctx, hook, stages.StageFrom(getenv))
+}
+
+// LateError is the failure of a restore at a point where criu ignores failures.
+type LateError = stages.LateError

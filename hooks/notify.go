@@ -14,6 +14,8 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
+	"cucriu/internal/stages"
 )
 
 // Notify puts the protocol behind go-criu's Notify interface, for programs that drive criu
@@ -30,7 +32,7 @@ import (
 // criu ignores what fails after its own part of a restore, but go-criu returns it as an
 // error. The job has been ended then, and the image is intact.
 type Notify struct {
-	hook *Hook
+	hook *session.Env
 	ctx  context.Context
 	opts *rpc.CriuOpts
 	root int
@@ -39,7 +41,7 @@ type Notify struct {
 
 // NewNotify makes the callbacks for one dump or restore with these options. The
 // Watcher of the hook must name a program that watches, such as cucriu-hook.
-func NewNotify(ctx context.Context, hook *Hook, opts *rpc.CriuOpts) *Notify {
+func NewNotify(ctx context.Context, hook *session.Env, opts *rpc.CriuOpts) *Notify {
 	return &Notify{hook: hook, ctx: ctx, opts: opts, root: int(opts.GetPid())}
 }
 
@@ -103,11 +105,11 @@ func (n *Notify) do(action string) error {
 		return err
 	}
 	defer criu.Close()
-	stage := Stage{Action: action, ImageDir: n.imageDir(), Client: &self}
+	stage := stages.Stage{Action: action, ImageDir: n.imageDir(), Client: &self}
 	if n.root > 0 {
 		stage.InitPID = strconv.Itoa(n.root)
 	}
-	return Serve(n.ctx, n.hook, criu, stage)
+	return stages.Serve(n.ctx, n.hook, criu, stage)
 }
 
 // imageDir returns the path of the folder that the options name by its descriptor.

@@ -21,8 +21,9 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/logging"
 	"cucriu/internal/self"
+	"cucriu/internal/stages"
 	"cucriu/internal/version"
-	"cucriu/internal/watcher"
+	"cucriu/internal/watch"
 )
 
 const usage = `cucriu-hook: criu's action script for processes that use NVIDIA GPUs
@@ -74,7 +75,7 @@ func errorLine(forCriu bool, err error) string {
 type usageError struct{ error }
 
 func run(args []string) error {
-	watch := len(args) == 2 && args[0] == "watch"
+	watches := len(args) == 2 && args[0] == "watch"
 	switch {
 	case len(args) == 1 && args[0] == "--version":
 		fmt.Println("cucriu-hook", version.Version)
@@ -82,7 +83,7 @@ func run(args []string) error {
 	case len(args) == 1 && (args[0] == "--help" || args[0] == "-h"):
 		fmt.Print(usage)
 		return nil
-	case len(args) != 0 && !watch:
+	case len(args) != 0 && !watches:
 		return usageError{fmt.Errorf("unknown arguments %q: criu starts this program without any (see --help)", args)}
 	}
 	cfg, err := config.Load(os.Getenv)
@@ -90,7 +91,7 @@ func run(args []string) error {
 		return usageError{err}
 	}
 	component := "hook"
-	if watch {
+	if watches {
 		component = "watcher"
 	}
 	log, err := logging.New(cfg.Log, component)
@@ -102,13 +103,11 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	if watch {
-		return watcher.Run(hook, args[1])
+	if watches {
+		return watch.Run(hook, args[1], stages.ServeInside)
 	}
 	// criu's log may be a pipe whose reader has ended. That must not stop the hook in the
 	// middle of the protocol.
 	signal.Ignore(unix.SIGPIPE)
-	stage := hooks.StageFrom(os.Getenv)
-	hook.Log = log.With("stage", stage.Action)
-	return hooks.Run(context.Background(), hook, stage)
+	return hooks.Run(context.Background(), hook, os.Getenv)
 }

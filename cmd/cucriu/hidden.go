@@ -13,7 +13,8 @@ import (
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/place"
 	"cucriu/internal/migrate"
-	"cucriu/internal/watcher"
+	"cucriu/internal/stages"
+	"cucriu/internal/watch"
 )
 
 // The clocks of a time namespace can be set by the main thread only, and only here is it sure
@@ -30,7 +31,7 @@ func hiddenCommands() []*cobra.Command {
 		// What a dump or restore starts as its watcher.
 		hidden("watch DIR", oneArgument("a session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
 			preflight.LimitOwnMemory()
-			return watcher.Run(hook, args[0])
+			return watch.Run(hook, args[0], stages.ServeInside)
 		})),
 		// What check --calibrate starts two of.
 		hidden(helperName, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {

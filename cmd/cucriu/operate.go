@@ -12,6 +12,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/config"
 )
 
@@ -28,7 +29,7 @@ GPUs are shown by their index in cucriu gpus.`,
 		Example: "  cucriu state -p 4711\n  cucriu state -p 4711 -p 4712 --json",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			processes, err := hooks.States(cmd.Context(), hook, pids)
+			processes, err := checkpoint.States(cmd.Context(), hook, pids)
 			if err != nil {
 				return err
 			}
@@ -41,7 +42,7 @@ GPUs are shown by their index in cucriu gpus.`,
 	return cmd
 }
 
-func writeProcesses(out io.Writer, index gpuIndex, processes []hooks.CUDAProcess, uuids bool) {
+func writeProcesses(out io.Writer, index gpuIndex, processes []checkpoint.CUDAProcess, uuids bool) {
 	table := newTable("PID", "NAME", "STATE", "GPU MEMORY", "SEES", "NOTE")
 	for _, p := range processes {
 		sees := make([]cudackpt.UUID, len(p.GPUs))
@@ -77,7 +78,7 @@ the only way for ranks that wait for each other.`,
 				}
 			}
 			return atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() error {
-				return hooks.Lock(cmd.Context(), hook, pids)
+				return checkpoint.Lock(cmd.Context(), hook, pids)
 			})
 		}),
 	}
@@ -94,7 +95,7 @@ func unlockCommand() *cobra.Command {
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return atSignal(cmd, say, "an unlock that has begun goes on", func() error { return hooks.Unlock(cmd.Context(), hook, pids) })
+			return atSignal(cmd, say, "an unlock that has begun goes on", func() error { return checkpoint.Unlock(cmd.Context(), hook, pids) })
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -116,7 +117,7 @@ to go on is in the run directory. If this command fails or is killed, they run o
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var s hooks.Status
 			if err := atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() (err error) {
-				s, err = hooks.Suspend(cmd.Context(), hook, processes)
+				s, err = checkpoint.Suspend(cmd.Context(), hook, processes)
 				return err
 			}); err != nil {
 				return err
@@ -156,7 +157,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 			}
 			var resumed []hooks.Status
 			err := atSignal(cmd, say, "a resume that has begun goes on, until the processes run or it fails", func() (err error) {
-				resumed, err = hooks.Resume(cmd.Context(), hook, processes, force)
+				resumed, err = checkpoint.Resume(cmd.Context(), hook, processes, force)
 				return err
 			})
 			return errors.Join(err, show(cmd, resumed, func(out io.Writer) {

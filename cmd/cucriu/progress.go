@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
+	"cucriu/internal/engine"
 	"cucriu/internal/journal"
 	"cucriu/internal/logging"
 	"cucriu/internal/migrate"
@@ -53,7 +53,7 @@ var phases = map[string]string{
 	checkpoint.StepTrial:           "restoring the image on trial",
 	string(journal.StepPublish):    "waiting until the image is on disk",
 	string(journal.StepPreRestore): "criu restores the processes",
-	hooks.StepRestoreGPU:           "moving GPU memory back to the GPUs",
+	engine.StepRestoreGPU:          "moving GPU memory back to the GPUs",
 }
 
 // step is called when a step of the session begins.
@@ -190,7 +190,7 @@ func measureOf(r *journal.Record, step string) func() (done, total int64) {
 	case string(journal.StepCheckpoint):
 		before := resident(pids)
 		return func() (int64, int64) { return resident(pids) - before, memory }
-	case hooks.StepRestoreGPU:
+	case engine.StepRestoreGPU:
 		before := resident(pids)
 		if !slices.ContainsFunc(r.Members, func(m journal.Member) bool { return m.Pages != nil && m.Pages.Dropped }) {
 			return func() (int64, int64) { return before - resident(pids), memory }

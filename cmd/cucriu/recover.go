@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/internal/migrate"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/watch"
 )
 
 func recoverCommand() *cobra.Command {
@@ -40,7 +41,7 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 			var recovered []hooks.Status
 			var lines []string
 			err := atSignal(cmd, say, "what is not back yet is left to the next cucriu recover", func() (err error) {
-				recovered, err = hooks.Recover(cmd.Context(), hook)
+				recovered, err = watch.Recover(cmd.Context(), hook)
 				for _, s := range recovered {
 					if s.Outcome != "" { // otherwise the error reports it
 						lines = append(lines, fmt.Sprintf("%s %v: %s: %s", s.Kind, s.PIDs(), s.Outcome, s.Message))

@@ -20,6 +20,7 @@ import (
 	"cucriu/internal/journal"
 	"cucriu/internal/logging"
 	"cucriu/internal/pages"
+	"cucriu/internal/session"
 )
 
 func runCommand() *cobra.Command {
@@ -138,7 +139,7 @@ func wouldGrow(f *os.File) bool {
 
 // sayWhyKilled says whether a dump has ended the job.
 func sayWhyKilled(runDir string, pid int, begun time.Time) {
-	sessions, _ := hooks.Sessions(runDir) // those of a job that does not use CUDA are not there
+	sessions, _ := session.Sessions(runDir) // those of a job that does not use CUDA are not there
 	for _, s := range slices.Backward(sessions) {
 		if s.RootPID == pid && s.Kind == journal.KindDump && s.Step == journal.StepDumped && s.Begun.After(begun) {
 			say("the job was dumped and ended: cucriu restore -D " + s.ImageDir)

@@ -15,17 +15,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
+	"cucriu/internal/session"
 )
 
 // statusReport is the status command's JSON.
 type statusReport struct {
-	Sessions  []hooks.Status      `json:"sessions"`
-	Refusals  []journal.Refusal   `json:"refusals"`
-	Processes []hooks.CUDAProcess `json:"processes"`
-	Jobs      []jobs.Local        `json:"jobs"` // the long ones
+	Sessions  []hooks.Status           `json:"sessions"`
+	Refusals  []journal.Refusal        `json:"refusals"`
+	Processes []checkpoint.CUDAProcess `json:"processes"`
+	Jobs      []jobs.Local             `json:"jobs"` // the long ones
 }
 
 func statusCommand() *cobra.Command {
@@ -56,7 +58,7 @@ not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 			if r.Jobs, err = jobs.Locals(hook.Config.RunDir); err != nil {
 				return err
 			}
-			r.Processes, err = hooks.Processes(cmd.Context(), hook)
+			r.Processes, err = checkpoint.Processes(cmd.Context(), hook)
 			return errors.Join(show(cmd, r, func(out io.Writer) {
 				switch {
 				case err != nil:
@@ -177,7 +179,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 		}
 		r.Sessions = slices.DeleteFunc(r.Sessions, func(s hooks.Status) bool { return s.ImageDir != dir })
 		r.Refusals = slices.DeleteFunc(r.Refusals, func(r journal.Refusal) bool { return r.ImageDir != dir })
-		r.Processes, r.Jobs = []hooks.CUDAProcess{}, []jobs.Local{}
+		r.Processes, r.Jobs = []checkpoint.CUDAProcess{}, []jobs.Local{}
 		if verdict = r.verdict(dir); !errors.Is(verdict, hooks.ErrNotBack) || ctx.Err() != nil {
 			break
 		}
@@ -190,7 +192,7 @@ func showImage(cmd *cobra.Command, runDir, dir string) error {
 }
 
 func statusOf(runDir string) (r statusReport, err error) {
-	if r.Sessions, err = hooks.Sessions(runDir); err == nil {
+	if r.Sessions, err = session.Sessions(runDir); err == nil {
 		r.Refusals, err = journal.Refusals(runDir)
 	}
 	return r, err

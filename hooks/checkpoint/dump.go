@@ -14,6 +14,8 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
+	"cucriu/internal/watch"
 )
 
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at
@@ -117,7 +119,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		_, dumpErr = refused(dumpErr)
 	}
 	ended := time.Now()
-	s, err := hooks.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
+	s, err := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
 	needed = err != nil && (s == nil || s.Outcome == "")
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
@@ -126,20 +128,20 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	if err := errors.Join(dumpErr, err); err != nil && (s == nil || s.Outcome != journal.OutcomeDumped) {
-		if ended := hooks.CheckEnded(s, root); ended != nil && !errors.Is(err, hooks.ErrEnded) {
+		if ended := session.CheckEnded(s, root); ended != nil && !errors.Is(err, hooks.ErrEnded) {
 			err = errors.Join(err, ended)
 		} else if ended == nil {
-			err = d.withFate(err, hooks.OutcomeText(s, root))
+			err = d.withFate(err, session.OutcomeText(s, root))
 		}
 		return Result{Session: statusIf(s), Log: d.logPath()}, err
 	}
 	if leavesRunning {
 		if err := publish(); err != nil {
 			if options.Hold != nil {
-				_, backErr := hooks.Decide(ctx, hook, options.Hold.ID, journal.DecisionGo)
+				_, backErr := watch.Decide(ctx, hook, options.Hold.ID, journal.DecisionGo)
 				err = errors.Join(err, backErr)
 			}
-			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), hooks.CheckEnded(s, root))
+			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), session.CheckEnded(s, root))
 		}
 		if s != nil {
 			s.Update(func() { s.CommittedDir = dir })
@@ -149,7 +151,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		}
 	}
 	if d.criu.LeaveStopped {
-		if err := hooks.AwaitStandstill(ctx, hook, int(options.RPC.GetPid())); err != nil {
+		if err := watch.AwaitStandstill(ctx, hook, int(options.RPC.GetPid())); err != nil {
 			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
 		}
 	}

@@ -33,7 +33,7 @@ import (
 // request from its standard input, and ends with it.
 const CommandProbe = "probe-sandbox"
 
-// StepTrial is the trial restore of a dump, for [hooks.Hook.Progress].
+// StepTrial is the trial restore of a dump, for [session.Env.Progress].
 const StepTrial = "trial"
 
 // probeLimit is how long a trial restore may take.

@@ -22,6 +22,8 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
+	"cucriu/internal/stages"
 )
 
 // Options is how a dump or restore drives criu.
@@ -71,7 +73,7 @@ type Options struct {
 	// it cannot, the dump fails and the job runs on.
 	Probe bool
 
-	// Hold, if it is set, keeps the job held once criu is through, until [hooks.Decide]: a
+	// Hold, if it is set, keeps the job held once criu is through, until [watch.Decide]: a
 	// dumped job with its GPU state in the image, a restored one complete. The processes of a
 	// dump are left stopped then.
 	Hold *journal.Hold
@@ -111,7 +113,7 @@ type drive struct {
 	output  *os.File // gets what criu prints beside its log
 	swrk    *criuutil.Swrk
 	criu    *criuutil.Criu
-	stage   hooks.Stage // what all stages have in common
+	stage   stages.Stage // what all stages have in common
 	begun   time.Time
 	seized  time.Time // when criu was about to seize the processes of a dump
 	cause   string    // why criu failed, for the journal; empty if it did not, or it is not known
@@ -135,7 +137,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	if err != nil {
 		return nil, err
 	}
-	d.stage = hooks.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written}
+	d.stage = stages.Stage{ImageDir: imagesDir, Client: &self, Hold: options.Hold, Written: options.Written}
 	empty, err := emptyDir(hook.Config.RunDir)
 	if err != nil {
 		return nil, err
@@ -362,7 +364,7 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	if action == criuutil.StagePreResume {
 		d.rearmTimers()
 	}
-	err := hooks.Serve(ctx, d.hook, d.criu, stage)
+	err := stages.Serve(ctx, d.hook, d.criu, stage)
 	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)
 	return err
 }
@@ -439,6 +441,6 @@ func statusIf(s *journal.Session) *hooks.Status {
 	if s == nil {
 		return nil
 	}
-	status := hooks.StatusOf(s)
+	status := session.StatusOf(s)
 	return &status
 }

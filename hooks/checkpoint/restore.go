@@ -12,6 +12,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/watch"
 )
 
 // Restore has criu restore the image in dir, and returns once the job runs, or is held as the
@@ -44,7 +45,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 	if err != nil && !d.staged && ctx.Err() == nil {
 		_, err = refused(err)
 	}
-	s, finishErr := hooks.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
+	s, finishErr := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
 	if err = errors.Join(err, finishErr); err == nil && s != nil && s.Outcome != journal.OutcomeRunning && s.Outcome != journal.OutcomeStopped && !s.Held() {
 		// criu ignores what fails after its own part.
 		err = errors.New(s.Message)

@@ -25,6 +25,7 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/place"
+	"cucriu/internal/watch"
 )
 
 // CommandInside is the hidden command that works in a job's place: criu, its hook and the
@@ -146,7 +147,7 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
 		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case opRecover:
-		if _, err = hooks.Recover(ctx, hook); errors.As(err, new(*hooks.AtWorkError)) {
+		if _, err = watch.Recover(ctx, hook); errors.As(err, new(*watch.AtWorkError)) {
 			err = nil // it brings the job back
 		}
 	case opPause:

@@ -12,9 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
+	"cucriu/hooks/checkpoint"
 	"cucriu/internal/durable"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 const pausedName = "paused.json" // in the run directory of a place
@@ -67,7 +69,7 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 	if err != nil {
 		return err
 	}
-	processes, err := hooks.Processes(ctx, hook)
+	processes, err := checkpoint.Processes(ctx, hook)
 	if err != nil {
 		return err
 	}
@@ -84,13 +86,13 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 	if len(pids) == 0 {
 		return nil
 	}
-	_, err = hooks.Suspend(ctx, hook, pids)
+	_, err = checkpoint.Suspend(ctx, hook, pids)
 	return err
 }
 
 // suspended returns the processes of the place that are suspended.
 func suspended(hook *hooks.Hook) ([]int, error) {
-	sessions, err := hooks.Sessions(hook.Config.RunDir)
+	sessions, err := session.Sessions(hook.Config.RunDir)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +161,7 @@ func unpauseInside(ctx context.Context, hook *hooks.Hook) error {
 		return err
 	}
 	if len(pids) > 0 {
-		if _, err := hooks.Resume(ctx, hook, pids, false); err != nil {
+		if _, err := checkpoint.Resume(ctx, hook, pids, false); err != nil {
 			return err
 		}
 	}

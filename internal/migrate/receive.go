@@ -13,6 +13,7 @@ import (
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/timeline"
+	"cucriu/internal/watch"
 )
 
 // ReceiveOptions say how a destination receives a job.
@@ -53,7 +54,7 @@ func answerEvent(ctx context.Context, a arrival, e commit.Event) (do []commit.Ac
 		if err == nil && len(do) > 0 {
 			err = a.decide(ctx, next.State)
 		}
-		if errors.Is(err, hooks.ErrDecided) {
+		if errors.Is(err, watch.ErrDecided) {
 			if now, _, stateErr := a.state(); stateErr == nil && now != before {
 				continue // by the watcher, or over another connection
 			}

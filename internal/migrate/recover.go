@@ -12,11 +12,12 @@ import (
 	"cucriu/internal/jobs"
 	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/session"
 )
 
 // Recover brings migrations that were cut off to an end: it tells the destinations what was decided
 // here, and removes what is not complete. The jobs must have been recovered before: see
-// [hooks.Recover]. It returns what was done, for people.
+// [watch.Recover]. It returns what was done, for people.
 func Recover(ctx context.Context, hook *hooks.Hook) (done []string, err error) {
 	hook = hook.Filled()
 	trees, treesErr := recoverTrees(ctx, hook)
@@ -199,7 +200,7 @@ func settleTree(ctx context.Context, hook *hooks.Hook, id string, e commit.Event
 	if err != nil {
 		return "", err
 	}
-	status := hooks.StatusOf(held)
+	status := session.StatusOf(held)
 	return fmt.Sprintf("process %d: %s: %s", status.RootPID, status.Outcome, status.Message), nil
 }
 

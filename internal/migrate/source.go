@@ -14,6 +14,7 @@ import (
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/timeline"
+	"cucriu/internal/watch"
 )
 
 // leaving is a job on its way from this host: a process tree or a long job.
@@ -126,7 +127,7 @@ func (s *sourceSession) handleEvent(e commit.Event) error {
 		}
 		answer, err := s.execute(context.Background(), next.State, do)
 		switch {
-		case errors.Is(err, hooks.ErrDecided):
+		case errors.Is(err, watch.ErrDecided):
 			continue // by the watcher or a recover: the state is another now
 		case err != nil:
 			return err

@@ -25,6 +25,7 @@ import (
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/migrate/wire"
 	"cucriu/internal/proc"
+	"cucriu/internal/watch"
 )
 
 // heldTree is a process tree on its way to this host, as the journal of the hooks has it.
@@ -54,15 +55,15 @@ func (a *heldTree) state() (state commit.DestinationState, known bool, err error
 func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (err error) {
 	switch next {
 	case commit.Promised:
-		return hooks.Promise(ctx, a.host, a.id)
+		return watch.Promise(ctx, a.host, a.id)
 	case commit.Go:
-		_, err = hooks.Decide(ctx, a.host, a.id, journal.DecisionGo)
+		_, err = watch.Decide(ctx, a.host, a.id, journal.DecisionGo)
 	case commit.Dropped:
-		if _, err = hooks.Decide(ctx, a.host, a.id, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
+		if _, err = watch.Decide(ctx, a.host, a.id, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
 			err = nil
 		}
 		if err == nil { // its criu may have failed by itself
-			hooks.ReleaseSockets(a.host, a.id, a.sockets)
+			watch.ReleaseSockets(a.host, a.id, a.sockets)
 		}
 	}
 	return err
@@ -255,7 +256,7 @@ func (d *treeArrival) restoreHeld(ctx context.Context, dir string, hold *journal
 	if err := d.putFiles(ctx, dir); err != nil {
 		return err
 	}
-	if err := hooks.ClaimSockets(d.id, d.sockets); err != nil {
+	if err := watch.ClaimSockets(d.id, d.sockets); err != nil {
 		return err
 	}
 	noting := *d.hook

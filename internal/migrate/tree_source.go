@@ -24,6 +24,7 @@ import (
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
+	"cucriu/internal/watch"
 )
 
 // treeSource is the source's side of the migration of a process tree.
@@ -235,7 +236,7 @@ func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta.Delt
 		return err
 	}
 	asked := restoreMessage{TCP: s.options.TCP}
-	if asked.Sockets, err = hooks.KeepSockets(ctx, s.hook, s.record.ID, paths); err != nil {
+	if asked.Sockets, err = watch.KeepSockets(ctx, s.hook, s.record.ID, paths); err != nil {
 		return err
 	}
 	for _, name := range d.Links {
@@ -396,7 +397,7 @@ func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error
 		}
 	}
 	err := s.phase(name, func() error {
-		_, err := hooks.Decide(ctx, s.hook, s.record.ID, decision)
+		_, err := watch.Decide(ctx, s.hook, s.record.ID, decision)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
@@ -426,7 +427,7 @@ func (s *treeSource) returned(_ context.Context, why string) error {
 }
 
 func (s *treeSource) told(ctx context.Context, _ commit.SourceState) error {
-	if err := hooks.NoteTold(ctx, s.hook, s.record.ID); err != nil { // then it is kept for longer
+	if err := watch.NoteTold(ctx, s.hook, s.record.ID); err != nil { // then it is kept for longer
 		s.hook.Log.Warn("the journal does not say that the destination knows", "migration", s.record.ID, "error", err)
 	}
 	return s.record.remove()
@@ -441,7 +442,7 @@ func (s *treeSource) undelivered(state commit.SourceState, cause error) string {
 		return fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
 			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", s.record.Host, cause, s.record.ID)
 	}
-	hooks.GiveBackSockets(s.hook, s.record.ID) // its criu may have been late
+	watch.GiveBackSockets(s.hook, s.record.ID) // its criu may have been late
 	return fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
 		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", s.record.Host, cause, s.record.ID)
 }

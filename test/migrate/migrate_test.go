@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"cucriu/hooks"
+	"cucriu/internal/engine"
 	"cucriu/internal/journal"
 	"cucriu/internal/testenv"
 	"cucriu/internal/testenv/hosts"
@@ -32,7 +32,7 @@ func checkTimeline(t *testing.T, trace timeline.Trace) {
 		switch {
 		case span.Name == "restore" && trace.RowOf(span) == "a":
 			waited = span
-		case trace.RowOf(span) == "b" && (span.Name == string(journal.StepPreRestore) || span.Name == hooks.StepRestoreGPU):
+		case trace.RowOf(span) == "b" && (span.Name == string(journal.StepPreRestore) || span.Name == engine.StepRestoreGPU):
 			restores++
 			const error = 50_000 // µs
 			if span.Start < waited.Start-error || span.Start+span.Duration > waited.Start+waited.Duration+error {

@@ -1,0 +1,174 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/engine"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// CUDAProcess is a CUDA process as an operator sees it.
+type CUDAProcess struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+	// State is the driver's ("running", "locked", "checkpointed", "failed"), or "unknown".
+	// Note says why it is unknown, or that the process is stopped.
+	State string `json:"state"`
+	Note  string `json:"note,omitempty"`
+	// GPUs are the GPUs that the process can see.
+	GPUs []cudackpt.GPU `json:"gpus"`
+	// MemoryBytes is what the process holds on each GPU now: nothing while it is
+	// checkpointed.
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+}
+
+const (
+	unknownState = "unknown"
+	noteStopped  = "stopped"
+)
+
+// askTimeout bounds how long the driver is asked about one process.
+const askTimeout = 5 * time.Second
+
+// Processes finds the CUDA processes of this host that this program may look at. It
+// disturbs none of them: a process that is stopped or frozen cannot answer, and its state
+// stays unknown.
+func Processes(ctx context.Context, env *session.Env) ([]CUDAProcess, error) {
+	env = env.Filled()
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, proc := range all {
+		// Leave out a process that has ended or is another user's.
+		if uses, err := preflight.MapsLibcuda(proc.PID); err == nil && uses && proc.PID != os.Getpid() {
+			pids = append(pids, proc.PID)
+		}
+	}
+	if len(pids) == 0 {
+		return []CUDAProcess{}, nil // no driver is needed to say so
+	}
+	slices.Sort(pids)
+	driver, err := env.OpenDriver()
+	if err != nil {
+		return nil, err
+	}
+	found := make([]*CUDAProcess, len(pids))
+	var wg sync.WaitGroup
+	for i, pid := range pids {
+		wg.Go(func() { found[i] = look(ctx, driver, pid) })
+	}
+	wg.Wait()
+	processes := []CUDAProcess{}
+	for _, p := range found {
+		if p != nil {
+			processes = append(processes, *p)
+		}
+	}
+	return processes, nil
+}
+
+// look describes a process, nil if it has no CUDA or has ended.
+func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	status, err := proc.ReadStatus(pid)
+	if err != nil {
+		return nil
+	}
+	p := &CUDAProcess{PID: pid, Name: status.Name, State: unknownState}
+	// This is the one call that does not block if the process is stopped or frozen.
+	if _, err := driver.Process(pid).RestoreThreadID(ctx); err != nil {
+		if errors.Is(err, cudackpt.ResultNotInitialized) {
+			return nil
+		}
+		if _, gone := proc.ReadStatus(pid); gone != nil {
+			return nil
+		}
+		p.Note = err.Error()
+		return p
+	}
+	p.State, p.Note = stateOf(ctx, driver, pid)
+	if p.GPUs, err = preflight.VisibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
+		p.Note = err.Error()
+	}
+	if p.MemoryBytes, err = driver.ProcessMemory(ctx, pid); err != nil && p.Note == "" {
+		p.Note = err.Error()
+	}
+	return p
+}
+
+// stateOf asks for the state of a process if it can answer.
+func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note string) {
+	if frozen, err := proc.FrozenBy(pid); err == nil && len(frozen) > 0 {
+		return unknownState, "frozen by " + frozen[0].Dir
+	}
+	if stopped, err := proc.Stopped(pid); err == nil && stopped {
+		return unknownState, noteStopped
+	}
+	answer, err := driver.Process(pid).State(ctx)
+	if err != nil {
+		return unknownState, err.Error()
+	}
+	return answer.String(), ""
+}
+
+// States describes the processes with these pids, which must have CUDA. If a process is
+// stopped, its restore thread runs until the driver has answered, unless a dump, a restore,
+// a suspend or a resume is at work on the process.
+func States(ctx context.Context, env *session.Env, pids []int) ([]CUDAProcess, error) {
+	env = env.Filled()
+	driver, err := env.OpenDriver()
+	if err == nil {
+		err = driver.Supports(cudackpt.FeatureCheckpoint)
+	}
+	if err != nil {
+		return nil, preflight.AsRefusal(err)
+	}
+	processes := make([]CUDAProcess, 0, len(pids))
+	for _, pid := range pids {
+		s, err := sessionOfProcess(env.Config.RunDir, pid)
+		if err != nil {
+			return nil, preflight.AsRefusal(err)
+		}
+		p := look(ctx, driver, pid)
+		if p == nil {
+			return nil, preflight.AsRefusal(fmt.Errorf("process %d uses no CUDA: name one that does (cucriu status lists them)", pid))
+		}
+		if p.Note == noteStopped && (s == nil || s.Suspended()) {
+			if err := askStopped(ctx, driver, p); err != nil {
+				return nil, err
+			}
+		}
+		processes = append(processes, *p)
+	}
+	return processes, nil
+}
+
+func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	process, err := proc.Open(p.PID)
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	t := &engine.Target{Process: process, Member: &journal.Member{Process: preflight.Process{Stopped: true}}, CUDA: driver.Process(p.PID)}
+	return engine.StatesOf(ctx, []*engine.Target{t}, func(_ *engine.Target, state cudackpt.State) error {
+		p.State = state.String()
+		return nil
+	})
+}

@@ -1,0 +1,282 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/engine"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// Suspend checkpoints processes in place, without criu: their GPU memory moves into host
+// memory, and their GPUs are free. It goes the way of a dump: the processes are locked
+// while they run, then stopped, and only then checkpointed, because a thread that
+// synchronized with the GPU would die. They are left stopped until [Hook.Resume]. A SIGCONT
+// runs none of their threads, unless a warning says that one of the processes could not be
+// parked. After an error, or if this program is killed, they run on.
+func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Status, err error) {
+	env = env.Filled()
+	d := &engine.Suspension{Env: env}
+	defer func() {
+		if err != nil {
+			err = d.Failed(err)
+		}
+		d.LetGo()
+	}()
+	if err := take(ctx, d, pids); err != nil {
+		return session.Status{}, err
+	}
+	processes := journal.ProcessesOf(d.Members)
+	findings, err := preflight.InspectNamed(ctx, d.Driver, d.Config.RunDir, processes)
+	if err != nil {
+		return session.Status{}, err
+	}
+	for i, p := range processes {
+		d.Members[i].Known = p.Known
+	}
+	if err := d.Refuse(findings); err != nil {
+		return session.Status{}, err
+	}
+	if err := requireRunning(ctx, d); err != nil {
+		return session.Status{}, err
+	}
+	if d.Session, err = beginSuspend(env, d.Members, ""); err != nil {
+		return session.Status{}, err
+	}
+	if err := d.Session.StartWatcher(); err != nil {
+		return session.Status{}, err
+	}
+	err = d.Session.DoSteps(ctx, []session.Step{
+		{Name: journal.StepLock, Do: d.Lock},
+		{Name: journal.StepStop, Do: d.Stop},
+		{Name: journal.StepPark, Do: d.Park},
+		{Name: journal.StepTrace, Do: d.Trace},
+		{Name: journal.StepCheckpoint, Do: d.Checkpoint},
+		{Name: journal.StepRelease, Do: d.Release},
+	})
+	if err != nil {
+		return session.Status{}, err
+	}
+	if f := session.OutcomeOf(d.Members); len(f.Ended) > 0 {
+		return session.Status{}, errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend what is left again")
+	}
+	err = noteSuspended(d.Session, "")
+	return session.StatusOf(d.Session.Session), err
+}
+
+// beginSuspend begins a session for processes, at the step that they have reached. This
+// program stands in for criu.
+func beginSuspend(env *session.Env, members []journal.Member, step journal.Step) (*session.Session, error) {
+	self, err := proc.IdentOf(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	return env.NewSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: session.AncestorsOf(members), Step: step}, session.ByCommand, 0)
+}
+
+// noteSuspended notes that the session waits for its resume, and kills the watcher. message is
+// why an earlier resume failed; empty if there was none.
+func noteSuspended(s *session.Session, message string) error {
+	s.Stuck, s.Message = false, message
+	if err := s.DoStep(journal.StepSuspended, func() error { return nil }); err != nil {
+		return err
+	}
+	return session.KillWatcher(&s.Record)
+}
+
+// Resume brings processes back from whatever state they are in: running, locked or
+// checkpointed; stopped or not; suspended, or left so by a command that was killed.
+// Processes that were suspended together are resumed together, on the GPUs to which the
+// configuration maps them. It returns the sessions that it has closed. After an error the
+// processes are as they were, and Resume can be tried again.
+//
+// If something else has checkpointed a process, nobody knows how much GPU memory its
+// restore takes, and a process that runs out of memory is lost. With force, Resume tries
+// all the same.
+func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resumed []session.Status, err error) {
+	env = env.Filled()
+	defer func() {
+		if len(resumed) > 0 {
+			err = preflight.AsFailure(err)
+		}
+	}()
+	resumed = []session.Status{} // not nil: null is no list in JSON
+	var unknown []int
+	done := make(map[int]bool)
+	for _, pid := range pids {
+		if done[pid] {
+			continue
+		}
+		done[pid] = true
+		s, err := suspendedSession(ctx, env, pid)
+		if err != nil {
+			return resumed, preflight.AsRefusal(err)
+		}
+		if s == nil {
+			unknown = append(unknown, pid)
+			continue
+		}
+		for _, member := range s.Members {
+			done[member.PID] = true
+		}
+		if err := resumeSession(ctx, s); err != nil {
+			return resumed, err
+		}
+		resumed = append(resumed, session.StatusOf(s.Session))
+	}
+	if len(unknown) == 0 {
+		return resumed, nil
+	}
+	s, err := adopt(ctx, env, unknown, force)
+	if err != nil || s == nil {
+		return resumed, preflight.AsRefusal(err)
+	}
+	if err := resumeSession(ctx, s); err != nil {
+		if preflight.Refused(err) { // the session was begun for this resume alone
+			err = errors.Join(err, s.Close(journal.OutcomeRunning, "the resume was refused, nothing was touched"))
+		}
+		return resumed, err
+	}
+	return append(resumed, session.StatusOf(s.Session)), nil
+}
+
+// suspendedSession finds and locks the session in which a process was suspended. It returns
+// nil if there is none.
+func suspendedSession(ctx context.Context, env *session.Env, pid int) (*session.Session, error) {
+	s, err := sessionOfProcess(env.Config.RunDir, pid)
+	if err != nil || s == nil {
+		return nil, err
+	}
+	if s.Kind != journal.KindSuspend || !s.In(env.Config.RunDir) {
+		return nil, s.Conflict()
+	}
+	busy := s.Conflict()
+	// If the command was killed, a watcher may be at work on it.
+	wait, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
+	defer cancel()
+	s, err = journal.LoadWithin(wait, s.Dir())
+	if errors.Is(err, journal.ErrBusy) {
+		return nil, errors.Join(busy, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.Outcome != "" {
+		s.LetGo()
+		return nil, nil // it has been brought back meanwhile
+	}
+	return env.TakeOn(s, session.ByCommand), nil
+}
+
+// adopt begins a session for processes that no session knows. It returns nil if they all
+// run. They are let run in the end, even if they are stopped: that is how processes look
+// whose journal was lost.
+func adopt(ctx context.Context, env *session.Env, pids []int, force bool) (*session.Session, error) {
+	d := &engine.Suspension{Env: env}
+	defer d.LetGo()
+	if err := take(ctx, d, pids); err != nil {
+		return nil, err
+	}
+	if err := preflight.DifferentGPUs(journal.ProcessesOf(d.Members)).Err(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
+	defer cancel()
+	var needed atomic.Bool
+	err := engine.StatesOf(ctx, d.Targets, func(t *engine.Target, state cudackpt.State) error {
+		switch {
+		case state == cudackpt.StateFailed:
+			return fmt.Errorf("process %d (%s) is %v: %s", t.PID, t.Member.Name, state, preflight.StateRemedy(t.PID, state))
+		case state == cudackpt.StateCheckpointed && !force:
+			return fmt.Errorf("process %d (%s) was checkpointed by something else than cucriu suspend, and how much GPU memory its restore takes is not known; "+
+				"if it ran out of it, the process would be lost: free its GPUs and use --force", t.PID, t.Member.Name)
+		}
+		if state != cudackpt.StateRunning || t.Member.Stopped {
+			needed.Store(true)
+		}
+		return nil
+	})
+	if err != nil || !needed.Load() {
+		return nil, err
+	}
+	for i := range d.Members {
+		d.Members[i].Stopped = false
+	}
+	return beginSuspend(env, d.Members, journal.StepSuspended)
+}
+
+// resumeSession brings the processes of a locked session back, and closes it.
+func resumeSession(ctx context.Context, s *session.Session) (err error) {
+	defer s.LetGo()
+	driver, err := s.Env.OpenDriver()
+	if err != nil {
+		return preflight.AsRefusal(err)
+	}
+	before := session.OutcomeOf(s.Members)
+	s.Members = before.Alive
+	targets, err := engine.OpenMembers(driver, s.Members)
+	if err != nil {
+		return err
+	}
+	defer engine.CloseTargets(targets)
+	if err := engine.PlanPairs(driver, s); err != nil {
+		return preflight.AsRefusal(err)
+	}
+	if err := requireRoom(ctx, &s.Record, driver); err != nil {
+		return preflight.AsRefusal(err)
+	}
+	if err := ctx.Err(); err != nil {
+		return preflight.AsRefusal(fmt.Errorf("given up before anything was touched: %w", context.Cause(ctx)))
+	}
+	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
+	if err := session.KillWatcher(&s.Record); err != nil {
+		return err
+	}
+	if s.Criu, err = proc.IdentOf(os.Getpid()); err != nil {
+		return err
+	}
+	s.Watcher, s.BackBegun = nil, true
+	err = s.DoStep(journal.StepResume, func() error {
+		if err := s.StartWatcher(); err != nil {
+			return err
+		}
+		return engine.BringBack(ctx, driver, s, targets)
+	})
+	if err != nil {
+		if f := session.OutcomeOf(s.Members); len(f.Alive) > 0 {
+			message := "the last resume failed: " + err.Error()
+			err = errors.Join(err, f.Err("is not resumed"))
+			if noteErr := noteSuspended(s, message); noteErr != nil {
+				return errors.Join(err, fmt.Errorf("%w: %w", session.ErrNotBack, noteErr))
+			}
+			return err
+		}
+		f, closeErr := s.CloseAlive(journal.OutcomeRunning, "the resume failed; ", "", before.Ended...)
+		return errors.Join(err, f.Err(""), closeErr)
+	}
+	f, err := s.CloseAlive(journal.OutcomeRunning, "resumed: ", "runs", before.Ended...)
+	return errors.Join(err, f.Err("runs"))
+}
+
+// requireRoom refuses to resume what was suspended if the GPUs lack the memory for it,
+// before any process is touched. The memory is checked again just before the restore.
+func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver) error {
+	if !s.Suspended() || s.BackBegun {
+		return nil // how far the suspend, or an earlier resume, came is found out on the way back
+	}
+	need := make(preflight.MemoryNeed)
+	for i := range s.Members {
+		if held, err := driver.ProcessMemory(ctx, s.Members[i].PID); err == nil && len(held) > 0 {
+			continue // somebody else has restored it
+		}
+		need.Add(s.Members[i].MemoryBytes, s.Members[i].Pairs)
+	}
+	return need.Require(ctx, driver)
+}

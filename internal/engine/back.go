@@ -1,0 +1,267 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/netlock"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// BringBack is the one way back. It takes the processes from whatever state they are in
+// (running, locked or checkpointed; running, stopped or frozen) to running. It does each
+// step for all of them in parallel, and finishes it before the next begins. It may be cut
+// off at any point and begun again.
+//
+// A process that may be checkpointed is restored with all its other threads stopped,
+// because a thread that synchronized would die. A process that is locked is unlocked with
+// every thread running: the driver's unlock waits for ever for a thread that was stopped
+// inside the driver, and from the restore on a thread may run safely. So a run that begins
+// again after the restore stops nothing: an unlock that was given up may still be under
+// way.
+//
+// A process that was stopped before we came stays stopped, and so do all of them under
+// criu's -s: their threads run under trace while they are unlocked. A container that was
+// paused stays paused.
+//
+// After an error the processes are left as they are, for the next try or for the caller to
+// decide.
+func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
+	b := &wayBack{Session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
+	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
+	var err error
+	if b.toPause, err = toPauseAgain(&s.Record); err != nil {
+		return err
+	}
+	if err := b.findCUDA(ctx); err != nil {
+		return err
+	}
+	if s.MayBeCheckpointed() {
+		if err := b.restoreState(ctx); err != nil {
+			return err
+		}
+		s.Restored = true
+		s.Note()
+	}
+	if s.Kind == journal.KindRestore && s.Hold.Undecided() {
+		return ErrHeld
+	}
+	return b.doAll(ctx, []session.Step{
+		{Name: "connections", Do: b.releaseConnections},
+		{Name: "unpark", Do: b.unpark},
+		{Name: "continue", Do: b.letRun},
+		{Name: "unlock", Do: b.unlockTargets},
+		{Name: "release", Do: b.release},
+		{Name: "others", Do: b.letOthersRun},
+		{Name: "pause", Do: b.pause},
+	})
+}
+
+// restoreState gives the processes their GPU state back, with all their other threads stopped.
+func (b *wayBack) restoreState(ctx context.Context) error {
+	if len(b.cuda) == 0 {
+		return nil
+	}
+	return b.doAll(ctx, []session.Step{
+		{Name: "stop", Do: b.stop},
+		{Name: "park", Do: b.parkUnparked},
+		{Name: "trace", Do: b.trace},
+		{Name: StepRestoreGPU, Do: func(context.Context) error { return b.restore(ctx) }}, // its parts have timeouts of their own
+		{Name: "release", Do: b.release},
+	})
+}
+
+// ErrHeld ends the way back at the point where a held restore waits for its decision.
+var ErrHeld = errors.New("the job is complete, and held until it is decided what becomes of it")
+
+// StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told
+// of it.
+const StepRestoreGPU = "restore"
+
+// wayBack is one run of the way back.
+type wayBack struct {
+	*session.Session
+	driver       *cudackpt.Driver
+	leaveStopped bool
+	all          []*Target // those that are alive
+	cuda         []*Target // those of all that have CUDA state
+	tracer       *inject.Tracer
+	traced       []*Target // those whose threads the tracer lets run
+	toPause      []proc.Freezer
+	filling      chan struct{} // one element for each process that is being filled in
+}
+
+// doAll does steps one after another.
+func (b *wayBack) doAll(ctx context.Context, steps []session.Step) error {
+	for _, step := range steps {
+		if err := b.do(ctx, string(step.Name), step.Do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// do does one step, within restore.timeout.
+func (b *wayBack) do(ctx context.Context, name string, step func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	defer cancel()
+	err := b.Failpoint(ctx, string(b.Kind)+".back."+name)
+	if err == nil {
+		err = b.Timed(name, func() error { return step(ctx) })
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// findCUDA finds the processes that have CUDA state. A process that has executed another
+// program since has none to bring back, and only needs to go on.
+func (b *wayBack) findCUDA(ctx context.Context) error {
+	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *Target) bool { return !t.Alive() })
+	for _, t := range b.all {
+		_, err := t.CUDA.RestoreThreadID(ctx)
+		if errors.Is(err, cudackpt.ResultNotInitialized) && b.Kind != journal.KindRestore {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b.cuda = append(b.cuda, t)
+	}
+	return nil
+}
+
+// stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued
+// before the thaw, and takes effect before a thawed thread runs on.
+func (b *wayBack) stop(ctx context.Context) error {
+	if err := SignalAll(b.cuda, unix.SIGSTOP); err != nil {
+		return err
+	}
+	if err := thawAll(ctx, b.cuda); err != nil {
+		return err
+	}
+	if err := proc.KeepStopped(ctx, ProcessesOf(b.cuda)...); err != nil {
+		return err
+	}
+	return b.parallel(func(t *Target) error { return inject.ReturnBorrowed(ctx, b.BorrowedFile(t.PID)) })
+}
+
+// trace lets the restore threads run, and nothing else. It leaves out the processes that
+// lack memory: restore lets their threads run once the memory is filled in.
+func (b *wayBack) trace(ctx context.Context) error {
+	if err := b.parallel(func(t *Target) error { return b.checkDropped(ctx, t) }); err != nil {
+		return err
+	}
+	b.tracer, b.traced = inject.NewTracer(), b.cuda
+	return runRestoreThreads(ctx, b.tracer, slices.DeleteFunc(slices.Clone(b.cuda), (*Target).lacksMemory))
+}
+
+// release puts the threads that run under trace back into the group-stop.
+func (b *wayBack) release(ctx context.Context) error {
+	if b.tracer == nil {
+		return nil
+	}
+	if err := ReleaseThreads(ctx, b.tracer, b.traced); err != nil {
+		return err
+	}
+	b.tracer = nil
+	return nil
+}
+
+func (b *wayBack) goesOn(t *Target) bool { return !b.leaveStopped && !t.Member.Stopped }
+
+// letRun lets every thread run. The processes that stay stopped run under trace.
+func (b *wayBack) letRun(ctx context.Context) error {
+	b.tracer, b.traced = inject.NewTracer(), nil
+	if err := thawAll(ctx, b.all); err != nil {
+		return err
+	}
+	for _, t := range b.all {
+		if b.goesOn(t) {
+			if err := session.SignalProcesses(unix.SIGCONT, t.Process); err != nil {
+				return err
+			}
+		}
+	}
+	for _, t := range b.cuda {
+		if !b.goesOn(t) {
+			b.traced = append(b.traced, t)
+			if err := runAllThreads(b.tracer, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// unlockTargets unlocks what is locked: the GPU takes work again.
+func (b *wayBack) unlockTargets(ctx context.Context) error {
+	return b.parallel(func(t *Target) error {
+		state, err := t.CUDA.State(ctx)
+		switch {
+		case err != nil || state == cudackpt.StateRunning:
+			return err
+		case state == cudackpt.StateLocked:
+			return b.SpanOf(t.PID, "unlock", func() error { return t.CUDA.Unlock(ctx) })
+		}
+		return fmt.Errorf("process %d (%s) is in CUDA state %v, which cannot be unlocked here", t.PID, t.Member.Name, state)
+	})
+}
+
+// letOthersRun continues the processes without CUDA that the session has stopped.
+func (b *wayBack) letOthersRun(context.Context) error {
+	if b.leaveStopped {
+		return nil
+	}
+	return session.SignalKnown(unix.SIGCONT, b.Others...)
+}
+
+// pause freezes a container again if it was paused before.
+func (b *wayBack) pause(ctx context.Context) error { return FreezeAll(ctx, b.toPause) }
+
+// parallel does a step for every process with CUDA state. A process that ends meanwhile has
+// no way back and needs none; only on a restore is its end an error.
+func (b *wayBack) parallel(do func(*Target) error) error {
+	return Parallel(b.cuda, func(t *Target) error {
+		err := do(t)
+		if err != nil && b.Kind != journal.KindRestore && !t.Alive() {
+			return nil
+		}
+		return err
+	})
+}
+
+// releaseConnections gives the tree back the TCP connections that criu held back for its dump, if
+// criu was killed or was to leave the tree stopped. Without them, the job goes on all the same.
+func (b *wayBack) releaseConnections(ctx context.Context) error {
+	if b.Kind != journal.KindDump {
+		return nil
+	}
+	locks, err := FindLocks(&b.Record)
+	if err == nil {
+		err = locks.Release(ctx)
+		locks.Close()
+	}
+	if err != nil {
+		b.Env.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
+	}
+	return nil
+}
+
+func FindLocks(r *journal.Record) (*netlock.Locks, error) {
+	tree, err := session.OpenTree(r)
+	defer session.CloseAll(tree)
+	if err != nil {
+		return nil, err
+	}
+	return netlock.Find(tree)
+}

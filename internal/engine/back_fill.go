@@ -1,0 +1,160 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// lacksMemory reports whether some of the process's memory is in files only.
+func (t *Target) lacksMemory() bool { return t.Member.Pages != nil && t.Member.Pages.Dropped }
+
+// checkDropped asks the driver whether a process that lacks memory, by the journal, is still
+// checkpointed. If the journal could not be written, it says less than has been done. Then
+// the driver has restored the process and freed the memory, and what is at those addresses
+// now is the job's own.
+func (b *wayBack) checkDropped(ctx context.Context, t *Target) error {
+	if !t.lacksMemory() {
+		return nil
+	}
+	checkpointed, err := isCheckpointed(ctx, t)
+	if err == nil && !checkpointed {
+		t.Member.Pages.Dropped = false
+	}
+	return err
+}
+
+// isCheckpointed asks the driver about a process that is stopped. Only its restore thread
+// runs meanwhile. That thread does not look at the memory until it is told to restore, and
+// nobody tells it to before the memory is there.
+func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
+	tracer := inject.NewTracer()
+	var state cudackpt.State
+	err := runRestoreThreads(ctx, tracer, []*Target{t})
+	if err == nil {
+		state, err = t.CUDA.State(ctx)
+	}
+	err = errors.Join(err, ReleaseThreads(context.WithoutCancel(ctx), tracer, []*Target{t}))
+	return state == cudackpt.StateCheckpointed, err
+}
+
+// fill brings back the memory that was dropped in a process, while none of its threads run.
+// Its restore thread runs only once all of the memory is there.
+//
+// fill may be cut off and begun again. Once it is through, the journal says so, because the
+// driver may free the memory from then on.
+func (b *wayBack) fill(ctx context.Context, t *Target) error {
+	if err := b.fillIn(ctx, t); err != nil {
+		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
+	}
+	b.Update(func() { t.Member.Pages.Dropped = false })
+	b.Note()
+	return b.Failpoint(ctx, string(b.Kind)+".back.filled")
+}
+
+func (b *wayBack) fillIn(ctx context.Context, t *Target) error {
+	b.filling <- struct{}{}
+	defer func() { <-b.filling }()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	input, err := session.OpenPages(&b.Record, t.Member)
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	err = b.SpanOf(t.PID, "make accessible", func() error { return b.makeAccessible(ctx, t, input.Ranges()) })
+	if err != nil {
+		return err
+	}
+	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
+	defer stall.End(context.Canceled)
+	stall.Moved()
+	return b.SpanOf(t.PID, "fill", func() error {
+		done := make(chan error, 1)
+		go func() {
+			done <- pages.Fill(ctx, watchedSource{input, Progress{ctx, b.Session, stall, "filling"}}, t.Process, coresFor(1))
+		}()
+		if b.Kind != journal.KindRestore {
+			return <-done // nothing else may be tried: a read that hangs may yet end
+		}
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done(): // the caller ends the process; the image is whole
+			return context.Cause(ctx)
+		}
+	})
+}
+
+type watchedSource struct {
+	pages.Source
+	Progress
+}
+
+func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
+	if err := s.Chunk(); err != nil {
+		return pages.Chunk{}, err
+	}
+	return s.Source.Get(i, buffer)
+}
+
+// makeAccessible makes dropped memory accessible again, in huge pages where the kernel has
+// them: both the copying and the driver are quicker with them.
+func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.Range) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
+	defer cancel()
+	if err := b.Failpoint(ctx, string(b.Kind)+".back.fill"); err != nil {
+		return err
+	}
+	lent, err := Borrow(ctx, b.Session, t, 1, 0, b.BorrowedFile(t.PID))
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS) {
+		// A full disk must not keep a job from coming back.
+		lent, err = Borrow(ctx, b.Session, t, 1, 0, "")
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Return it past the deadline, too: otherwise the next try could not have the
+		// thread.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ReleaseTimeout)
+		defer cancel()
+		err = errors.Join(err, lent.Return(ctx))
+	}()
+	if err := lent.Mprotect(ctx, ranges, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	if err := b.Failpoint(ctx, string(b.Kind)+".back.accessible"); err != nil {
+		return err
+	}
+	if err := ignoreEINVAL(lent.Madvise(ctx, ranges, unix.MADV_HUGEPAGE)); err != nil {
+		return err
+	}
+	space, err := proc.ReadAddressSpace(t.PID)
+	if err != nil {
+		return err
+	}
+	if missing := proc.Subtract(ranges, space.Private); len(missing) > 0 {
+		return fmt.Errorf("the process lacks %d bytes of memory for it, at %#x", proc.Total(missing), missing[0].Start)
+	}
+	return nil
+}
+
+// ignoreEINVAL ignores EINVAL from advice about huge pages: a kernel without transparent
+// huge pages does not know it.
+func ignoreEINVAL(err error) error {
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	return err
+}

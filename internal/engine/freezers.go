@@ -1,0 +1,67 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+)
+
+// thaw thaws whatever keeps a process frozen.
+func thaw(ctx context.Context, pid int) error {
+	frozen, err := proc.FrozenBy(pid)
+	if err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	for _, freezer := range frozen {
+		if err := freezer.Thaw(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// thawAll thaws whatever keeps the processes frozen.
+func thawAll(ctx context.Context, targets []*Target) error {
+	for _, t := range targets {
+		if err := thaw(ctx, t.PID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// toPauseAgain returns the freezers that a bring-up must freeze when it is done.
+func toPauseAgain(s *journal.Record) ([]proc.Freezer, error) {
+	if !s.HandedOver() {
+		return s.Paused, nil
+	}
+	return PausedStill(s)
+}
+
+// PausedStill returns the freezers that the engine had frozen and that are frozen now.
+func PausedStill(s *journal.Record) ([]proc.Freezer, error) {
+	var frozen []proc.Freezer
+	for _, freezer := range s.Paused {
+		isFrozen, err := freezer.Frozen()
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		if isFrozen {
+			frozen = append(frozen, freezer)
+		}
+	}
+	return frozen, nil
+}
+
+// FreezeAll freezes the freezers that still exist.
+func FreezeAll(ctx context.Context, freezers []proc.Freezer) error {
+	for _, freezer := range freezers {
+		if err := freezer.Freeze(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

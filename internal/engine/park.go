@@ -1,0 +1,153 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// A stop does not hold a checkpointed job. Anybody's SIGCONT ends it (a logout, timeout(1),
+// systemd, scancel), and a thread that then synchronizes with the GPU dies. So every thread
+// of the tree is parked in the stop before the first checkpoint, and gets its own registers
+// back after the last restore: see [inject.Parked]. What the threads need for that is in
+// the session's directory and, for a restore, in the manifest.
+//
+// The restore threads are not parked. They wait for the driver's commands, and run none of
+// the job's code.
+
+// Park parks a process, except for the threads in except.
+func Park(ctx context.Context, s *session.Session, process *proc.Process, except ...int) (*inject.Parked, error) {
+	for {
+		parked, err := inject.Park(ctx, process.PID, except, s.ParkedFile(process.PID))
+		if err == nil {
+			return &parked, nil
+		}
+		// A thread ended while we took hold of all of them: try again.
+		if !errors.Is(err, proc.ErrGone) || !process.Alive() || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// Park parks the CUDA processes. A process that cannot be parked (by this kernel
+// or architecture, or because the run directory is full) is held by its stop alone.
+func (s *Suspension) Park(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Timeout)
+	defer cancel()
+	return Parallel(s.Targets, func(t *Target) error {
+		tid, err := t.CUDA.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		t.Parked, err = Park(ctx, s.Session, t.Process, tid)
+		return s.ParkedOrStopped(ctx, t.Process, err)
+	})
+}
+
+func (s *Suspension) ParkedOrStopped(ctx context.Context, process *proc.Process, err error) error {
+	if err == nil || errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	// The park was neither finished nor undone, and an image would not know of it.
+	if half, fileErr := inject.IsParked(s.Session.ParkedFile(process.PID)); half || fileErr != nil {
+		return errors.Join(err, fileErr)
+	}
+	s.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
+	return nil
+}
+
+// requireHeld fails if a process that is not parked no longer stands still: with its GPU
+// state out it would die.
+func (t *Target) requireHeld() error {
+	if t.Parked != nil {
+		return nil
+	}
+	stopped, err := proc.Stopped(t.PID)
+	if err == nil && !stopped {
+		err = fmt.Errorf("%v: %w, and it could not be parked: see that nobody continues it, and dump again", t.Process, inject.ErrNotStopped)
+	}
+	return err
+}
+
+// parkUnparked parks the processes that are not parked yet: their image was made without parking,
+// or somebody else has checkpointed them.
+func (b *wayBack) parkUnparked(ctx context.Context) error {
+	return b.parallel(func(t *Target) error {
+		parked, err := inject.IsParked(b.ParkedFile(t.PID))
+		if err != nil {
+			return err
+		}
+		if parked {
+			t.Parked = &inject.Parked{} // its file has the threads
+			return nil
+		}
+		tid, err := t.CUDA.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		t.Parked, err = Park(ctx, b.Session, t.Process, tid)
+		if err != nil && !errors.Is(err, proc.ErrGone) && ctx.Err() == nil {
+			b.Env.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
+		}
+		return ctx.Err()
+	})
+}
+
+// unpark gives the threads their own registers back. Nothing is checkpointed any more, so
+// they may be continued from here on.
+func (b *wayBack) unpark(ctx context.Context) error {
+	// A child whose thread is still borrowed: the call that was under way is its last.
+	for _, child := range b.Children {
+		if err := returnThreads(ctx, child.PID, b.BorrowedFile(child.PID)); err != nil {
+			return err
+		}
+	}
+	pids := PidsOf(b.all)
+	for _, other := range b.Others {
+		pids = append(pids, other.PID)
+	}
+	for _, pid := range pids {
+		if b.Session.Kind == journal.KindRestore {
+			b.rearmTimers(pid)
+		}
+		if err := returnThreads(ctx, pid, b.ParkedFile(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// returnThreads gives the threads in a file their own registers back. There may be no such file.
+func returnThreads(ctx context.Context, pid int, saved string) error {
+	if _, err := os.Lstat(saved); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	// A thread in a frozen group of cgroup v1 cannot be traced.
+	if err := thaw(ctx, pid); err != nil {
+		return err
+	}
+	return inject.ReturnBorrowed(ctx, saved)
+}
+
+// rearmTimers starts the periodic timers of a process again that expired in the stop: criu
+// restores them dead.
+func (b *wayBack) rearmTimers(pid int) {
+	process, err := proc.Open(pid)
+	if err == nil {
+		defer process.Close()
+		err = process.RearmTimers()
+	}
+	if err != nil && !errors.Is(err, proc.ErrGone) {
+		b.Env.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
+	}
+}

@@ -1,0 +1,178 @@
+package session
+
+import (
+	"errors"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/config"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+)
+
+// Env is what a program works with that serves criu's stages, or does an operator's command. Its
+// zero value has the defaults.
+type Env struct {
+	// Config stands for [config.Default] if it has no run directory.
+	Config config.Config
+	// Log is nil if nothing is to be logged.
+	Log *slog.Logger
+	// Watcher is the command that watches over a session, whose directory is appended to it. If it
+	// is empty, cucriu-hook is run: see [FindWatcher].
+	Watcher []string
+	// Progress, if set, is told of every step of a session as it begins. It must not
+	// change the record.
+	Progress func(r *journal.Record, step string)
+	// Force names the findings that are errors and are to be overridden, in addition to
+	// those of the configuration: see [preflight.Forceable]. The environment cannot set it.
+	Force []string
+}
+
+// Filled returns a copy with its defaults, except for the watcher, which not everything needs.
+func (env *Env) Filled() *Env {
+	filled := *env
+	if filled.Config.RunDir == "" {
+		filled.Config = config.Default()
+	}
+	if filled.Log == nil {
+		filled.Log = slog.New(slog.DiscardHandler)
+	}
+	return &filled
+}
+
+// OpenDriver opens the driver that the configuration names.
+func (env *Env) OpenDriver() (*cudackpt.Driver, error) {
+	env = env.Filled()
+	return cudackpt.Open(cudackpt.WithLibrary(env.Config.Driver.Library), cudackpt.WithRoot(env.Config.Driver.Root))
+}
+
+// Host returns the machine as the checks see it.
+func (env *Env) Host() preflight.Host {
+	env = env.Filled()
+	return preflight.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, RunDir: env.Config.RunDir, Timeout: env.Config.Lock.Timeout}
+}
+
+// Judge returns the findings as the user wants them judged: what the configuration refuses is
+// an error, and what it and Force override a warning.
+func (env *Env) Judge(findings preflight.Findings) preflight.Findings {
+	if env.Config.ForkedChildren == config.RefuseChildren {
+		findings = findings.Harden(preflight.FindingForkedChild, "the configuration says forked_children: refuse; set it to release, or end these processes before the dump")
+	}
+	return findings.Force(slices.Concat(env.Force, env.Config.Force))
+}
+
+// Refuse fails if there are errors among the findings that are not overridden. It logs what
+// is overridden, and warnings.
+func (env *Env) Refuse(findings preflight.Findings) error {
+	env = env.Filled()
+	if err := preflight.CheckForce(slices.Concat(env.Force, env.Config.Force)); err != nil {
+		return err
+	}
+	findings = env.Judge(findings)
+	for _, f := range findings.Of(preflight.SeverityWarning) {
+		env.Log.Warn(f.String(), "finding", f.Name, "forced", f.Forced)
+	}
+	return findings.Err()
+}
+
+// SessionFindings says which open session of the journal is in the way of a dump of the tree
+// below root. Only a suspend refuses the dump. It waits for any other session, for a while.
+func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
+	runDir := env.Filled().Config.RunDir
+	if journal.IsForeign(runDir) {
+		return nil, nil
+	}
+	members, err := MembersOfTree(root)
+	if err != nil {
+		return nil, err
+	}
+	other, err := journal.FindOpen(runDir, proc.Ident{}, members)
+	if err != nil || other == nil {
+		return nil, err
+	}
+	severity := preflight.SeverityWarning
+	if other.Suspended() {
+		severity = preflight.SeverityError
+	}
+	return preflight.Findings{preflight.SessionFinding(severity, other.Conflict())}, nil
+}
+
+// MembersOfTree returns the processes of a tree as the members of a journal.
+func MembersOfTree(root int) ([]journal.Member, error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	var members []journal.Member
+	for _, pid := range pids {
+		if id, err := proc.IdentOf(pid); err == nil {
+			members = append(members, journal.Member{Process: preflight.Process{Ident: id}})
+		}
+	}
+	return members, nil
+}
+
+// NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has
+// left there, if that dump's job must yet be brought back from it.
+func (env *Env) NewPartial(dir string) (string, error) {
+	env = env.Filled()
+	return image.NewPartial(dir, func(partial string) bool {
+		session, err := neededBy(env.Config.RunDir, partial)
+		if err == nil && session == "" {
+			return false
+		}
+		env.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
+		return true
+	})
+}
+
+// Held returns the session of a hold, as it stands. The error is [os.ErrNotExist] if there is none.
+func (env *Env) Held(id string) (*journal.Session, error) {
+	return journal.FindHold(env.Filled().Config.RunDir, id)
+}
+
+// Patience is how long to wait for processes that run until they answer through the driver, or come
+// to their stop. It is lock.timeout, and longer if many of their threads run and keep each other from
+// the CPUs: a thousand threads that compute on two CPUs make a turn last seconds.
+func (env *Env) Patience(pids ...int) time.Duration {
+	const turn = 4 * time.Millisecond // how long the kernel lets a thread run while others wait
+	const turns = 20
+	running := 0
+	for _, pid := range pids {
+		if states, err := proc.ThreadStates(pid); err == nil {
+			running += strings.Count(states, "R")
+		}
+	}
+	return env.Config.Lock.Timeout + time.Duration(running/runtime.NumCPU())*turns*turn
+}
+
+// KeepRefusal keeps the reason for which a dump or a restore was refused, for the status
+// command. root is 0 if it is not known, and criu is 0 if none was started.
+func (env *Env) KeepRefusal(kind journal.Kind, criu, root int, imageDir string, err error) {
+	r := journal.Refusal{Kind: kind, CriuPID: criu, RootPID: root, ImageDir: imageDir}
+	if refused := new(preflight.RefusedError); errors.As(err, &refused) {
+		r.Findings = refused.Findings
+	} else {
+		r.Message = err.Error()
+	}
+	env.Filled().Keep(r)
+}
+
+func (env *Env) Keep(r journal.Refusal) {
+	root := r.RootPID
+	if status, err := proc.ReadStatus(root); err == nil && root > 0 {
+		r.Process = status.Name
+	}
+	if id, err := proc.IdentOf(root); err == nil && root > 0 {
+		r.Root = &id
+	}
+	if err := journal.KeepRefusal(env.Config.RunDir, r); err != nil {
+		env.Log.Debug("the reason is not kept", "error", err)
+	}
+}

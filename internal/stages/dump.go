@@ -1,0 +1,249 @@
+package stages
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/criuutil"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/engine"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+	"cucriu/internal/timeline"
+	"cucriu/internal/watch"
+)
+
+// dump is one run of the dump side.
+type dump struct {
+	engine.Suspension
+	criu     *criuutil.Criu
+	stage    Stage
+	imageDir string        // may lead through criu's own descriptor: valid while criu lives
+	begun    time.Duration // since boot
+
+	claim  session.ImageClaim
+	paused []proc.Freezer // frozen by the engine, to be thawed
+	// stoppedOthers are the processes without CUDA that were stopped before we came, by the
+	// pids that they will have in the image.
+	stoppedOthers []int
+	lanes         lanes
+	manifest      image.Manifest // made before the drop
+}
+
+// preDump makes the GPU state of a tree part of its CPU state, so that criu can dump it. An
+// error makes criu abort the dump. By then everything has been undone, or the watcher goes
+// on trying.
+func (c *call) preDump(ctx context.Context) (err error) {
+	root, err := c.stage.root()
+	if err != nil {
+		return err
+	}
+	go makeRoomForFiles(1000) // their number is not known yet
+	watch.RecoverFirst(ctx, c.Env)
+	d := &dump{Suspension: engine.Suspension{Env: c.Env, Root: root}, criu: c.criu, stage: c.stage, imageDir: c.stage.ImageDir, begun: c.begun}
+	name, err := c.stage.imagePath()
+	if err != nil {
+		return err
+	}
+	d.claim = session.ImageClaim{Env: c.Env, Criu: c.criu, Dir: d.imageDir, Name: name, Root: root}
+	d.lanes.dump = d
+	d.OnCheckpointed = d.lanes.beginCopy
+	defer func() {
+		d.lanes.stopCopies()
+		if err != nil {
+			err = d.Failed(err)
+		}
+		d.lanes.close()
+		d.claim.Close()
+		d.LetGo()
+	}()
+	return d.run(ctx)
+}
+
+// run is the dump from its beginning to the point where criu takes over. If a step fails, or this
+// program is killed in it, the one way back ([engine.BringBack]) undoes what was done; its steps that undo
+// a step are named beside that.
+func (d *dump) run(ctx context.Context) error {
+	// Nothing is touched up to here.
+	if err := requireProcess(d.Root); err != nil {
+		return err
+	}
+	if err := d.claim.Take(ctx, false); err != nil {
+		return err
+	}
+	if err := d.inspect(ctx); err != nil {
+		return err
+	}
+	if err := d.claim.Take(ctx, true); err != nil {
+		return err
+	}
+	if err := session.CheckUnneeded(d.Config.RunDir, d.imageDir); err != nil {
+		return err
+	}
+	if len(d.Members) == 0 && d.stage.Hold == nil {
+		d.Log.Info("no process of the tree uses CUDA: nothing to do", "root", d.Root)
+		if err := image.RemoveEarlier(d.imageDir); err != nil {
+			return err
+		}
+		return d.Refreeze(ctx)
+	}
+	// The journal, the watcher, and the thaw of what is paused.
+	if err := d.begin(ctx); err != nil { // refreeze
+		return err
+	}
+	err := d.Session.DoSteps(ctx, []session.Step{
+		{Name: journal.StepLock, Do: d.Lock},                   // unlock
+		{Name: journal.StepStop, Do: d.stopTree},               // continue, others
+		{Name: journal.StepPark, Do: d.parkTree},               // unpark
+		{Name: journal.StepChildren, Do: d.releaseChildren},    // not undone: the children cannot use what they lose
+		{Name: journal.StepTrace, Do: d.Trace},                 // release
+		{Name: journal.StepCheckpoint, Do: d.lanes.checkpoint}, // stop, trace, restore
+		{Name: journal.StepRelease, Do: d.Release},             // trace
+		{Name: journal.StepDevices, Do: d.releaseDevices},      // not undone, as the children
+		{Name: journal.StepCopy, Do: d.lanes.awaitCopies},      // the files are removed
+		{Name: journal.StepDrop, Do: d.lanes.drop},             // restore fills the memory in first
+		{Name: journal.StepFreeze, Do: d.freeze},               // stop thaws, pause freezes again
+		{Name: journal.StepManifest, Do: d.writeManifest},      // the image directory is not complete without criu's part
+	})
+	if err != nil {
+		return err
+	}
+	d.Log.Info("GPU state is in the processes' own memory, criu takes over", "processes", len(d.Targets), "phases", d.Session.Phases)
+	return d.Session.DoStep(journal.StepDumping, func() error { return nil })
+}
+
+// begin takes hold of the tree: from here on the job comes back as it was, whichever
+// program is killed. The driver can say nothing of a frozen process. So what is paused is
+// thawed before the driver is asked, after the journal has noted it.
+func (d *dump) begin(ctx context.Context) (err error) {
+	if d.paused, err = frozen(d.Root); err != nil {
+		return err
+	}
+	if len(d.paused) == 0 {
+		if err := d.ready(ctx); err != nil {
+			return err
+		}
+		return d.startSession()
+	}
+	if err := d.startSession(); err != nil {
+		return err
+	}
+	if err := d.thaw(ctx, d.paused); err != nil {
+		return err
+	}
+	if err := d.Session.Failpoint(ctx, "dump.thawed"); err != nil {
+		return err
+	}
+	if err := d.ready(ctx); err != nil {
+		return err
+	}
+	return d.Session.Save()
+}
+
+// ready asks what only a tree that is not frozen can tell: which processes are stopped, and
+// the state of the CUDA processes.
+func (d *dump) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
+	defer cancel()
+	// Another dump stops the processes only after its session is there, and continues them
+	// before it closes that. Looking for it before and after shows whose stop is seen.
+	if err := d.refuseTaken(); err != nil {
+		return err
+	}
+	for _, t := range d.Targets {
+		stopped, err := proc.Stopped(t.PID)
+		if err != nil {
+			return err
+		}
+		t.Member.Stopped = stopped
+	}
+	var err error
+	if d.stoppedOthers, err = findStopped(d.Root, d.Members); err != nil {
+		return err
+	}
+	// To ask one that another dump has stopped would take the restore thread from that dump.
+	if err := d.refuseTaken(); err != nil {
+		return err
+	}
+	return engine.StatesOf(ctx, d.Targets, engine.WantRunning)
+}
+
+// refuseTaken refuses processes that are in another's open session, as long as there is none
+// of our own, which would have been refused.
+func (d *dump) refuseTaken() error {
+	if d.Session != nil {
+		return nil
+	}
+	other, err := journal.FindOpen(d.Config.RunDir, d.criu.Ident, d.Members)
+	if err != nil || other != nil {
+		return errors.Join(err, other.Conflict())
+	}
+	return nil
+}
+
+// startSession writes the journal and starts the watcher. From here on the job comes back,
+// whichever program is killed.
+func (d *dump) startSession() error {
+	imageDir, err := d.stage.imagePath()
+	if err != nil {
+		return err
+	}
+	root, err := proc.IdentOf(d.Root)
+	if err != nil {
+		return err
+	}
+	if err := d.lanes.plan(); err != nil {
+		return err
+	}
+	d.Session, err = d.NewSession(journal.Record{
+		Kind: journal.KindDump, Criu: d.criu.Ident, Client: d.stage.Client, Root: &root,
+		ImageDir: imageDir, CommittedDir: d.stage.CommittedDir,
+		LeaveStopped: d.criu.LeaveStopped, LeaveRunning: d.criu.LeaveRunning, RPC: d.criu.RPC, LazyPages: d.criu.LazyPages,
+		Members: d.Members, Ancestors: session.AncestorsOf(d.Members), Hold: d.stage.Hold,
+		Paused: slices.Concat(d.Thawed, d.paused),
+	}, d.stage.Action, d.begun)
+	if err != nil {
+		return err
+	}
+	if d.Loading.Took > 0 {
+		d.Session.Phases = append(d.Session.Phases, timeline.Phase{Name: "load driver", By: d.stage.Action, Start: (d.Loading.Start - d.begun).Seconds(), Seconds: d.Loading.Took.Seconds()})
+	}
+	d.Session.NotePhase(0, timeline.Phase{Name: "inspect", By: d.stage.Action})
+	if err := d.Session.Failpoint(context.Background(), "dump.watch"); err != nil {
+		return err
+	}
+	if err := d.lanes.create(); err != nil {
+		return err
+	}
+	return d.Session.Timed("watch", func() error { return d.Session.StartWatcher(append(d.lanes.files(), d.claim.File)...) })
+}
+
+// makeRoomForFiles makes room for n files in this process's table of descriptors. The
+// kernel enlarges a table that threads share only after an RCU grace period: 15 to 40 ms,
+// from 64 descriptors on. So this is done while something else goes on. And it is done only
+// if it is needed, because a process cannot end in the middle of it.
+func makeRoomForFiles(n int) {
+	const most, others = 1 << 12, 16
+	if n += others; n <= 64 || n > most {
+		return
+	}
+	if fd, err := unix.FcntlInt(uintptr(unix.Stderr), unix.F_DUPFD_CLOEXEC, n); err == nil {
+		unix.Close(fd)
+	}
+}
+
+// requireProcess refuses a root that is no process: criu asks the hook first.
+func requireProcess(root int) error {
+	findings, err := preflight.ProcessFindings(root)
+	if err != nil {
+		return err
+	}
+	findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.Name != preflight.FindingNoProcess })
+	return findings.Err()
+}

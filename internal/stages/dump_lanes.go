@@ -1,0 +1,352 @@
+package stages
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/config"
+	"cucriu/internal/engine"
+	"cucriu/internal/journal"
+	"cucriu/internal/pages"
+	"cucriu/internal/proc"
+)
+
+// The fast lane takes GPU state around criu. The staging memory of a process is the memory
+// that it has gained since its checkpoint began. On a dump it is copied into files beside
+// criu's images, and dropped in the process, before criu looks at it. On the way back it is
+// filled in again before any thread of the job runs.
+//
+// From the drop on, the files are the only copy. So they are on disk before the drop
+// (unless the configuration says otherwise), and the journal says ahead that they will be
+// needed. The watcher holds them open from before the first process is touched, so a job
+// comes back even if somebody removes the image of a dump that failed. The dropped memory
+// is also made inaccessible: if somebody restores the process without this program, the
+// driver fails, and does not take zeros for the state of the GPU.
+
+// lane is one process's way around criu.
+type lane struct {
+	*engine.Target
+	output  pages.Output
+	ranges  []proc.Range  // the staging memory
+	copied  chan struct{} // closed when the copy is over; nil before it begins
+	listing pages.Listing
+	err     error // of the copy
+	left    bool  // to criu, which writes the memory then
+}
+
+// stagingLeast is the least size, in bytes, of a mapping that is taken for staging memory.
+// What the restore thread may have mapped for itself meanwhile is smaller, and must stay.
+const stagingLeast = 1 << 20
+
+// lanes are the ways of a dump's processes around criu. Their copies may last as long as the files
+// take, but they end if the files take no more data. When one fails, the others end, too.
+type lanes struct {
+	*dump
+	copying context.Context
+	stall   *engine.Stall // nil before the first copy
+	all     []*lane
+}
+
+// checkpoint checkpoints the processes. It copies out the memory of the first while
+// the checkpoints of the others go on.
+func (l *lanes) checkpoint(ctx context.Context) error {
+	l.copying, l.stall = engine.NewStall(ctx, l.Config.Checkpoint.Timeout)
+	return l.Suspension.Checkpoint(ctx)
+}
+
+// stopCopies ends the copies and waits for their end, but not for ever: a copy that hangs
+// in a write only reads the processes' memory.
+func (d *lanes) stopCopies() {
+	if d.stall == nil {
+		return
+	}
+	d.stall.End(context.Canceled)
+	patience := time.After(engine.ReleaseTimeout)
+	for _, l := range d.open() {
+		if l.copied == nil {
+			continue
+		}
+		select {
+		case <-l.copied:
+		case <-patience:
+			return
+		}
+	}
+}
+
+func (d *lanes) close() {
+	for _, l := range d.open() {
+		l.output.Close()
+	}
+}
+
+// plan names the files of the fast lane, for the journal. A run that comes after us
+// removes them by these names.
+func (d *lanes) plan() error {
+	if d.Config.Pages != config.Fast || d.criu.PagesElsewhere {
+		return nil
+	}
+	var random [8]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return err
+	}
+	fd := journal.FirstWatcherFD
+	for _, t := range d.Targets {
+		t.Member.Pages = &journal.MemberPages{Listing: pages.NewListing(hex.EncodeToString(random[:]), d.CoresEach()), WatcherFD: fd}
+		fd += t.Member.Pages.Listing.Files()
+	}
+	return nil
+}
+
+// create creates the files, empty, before any process is touched: the watcher is to
+// hold them open from then on.
+func (d *lanes) create() error {
+	store := pages.Files{Dir: d.imageDir, SyncAlong: d.syncs(), Written: d.stage.Written}
+	for _, t := range d.Targets {
+		if t.Member.Pages == nil {
+			continue
+		}
+		output, err := store.Create(t.Member.ImagePID, t.Member.Pages.Listing)
+		if err != nil {
+			return err
+		}
+		d.all = append(d.all, &lane{Target: t, output: output})
+		if d.Config.FastLane.Compress == pages.Raw {
+			output.Reserve(expectedBytes(t.Member.MemoryBytes))
+		}
+	}
+	return d.Session.Failpoint(context.Background(), "dump.created")
+}
+
+// expectedBytes is how much memory a process will have to be copied out, if that can be told.
+func expectedBytes(memory map[cudackpt.UUID]uint64) int64 {
+	var sum uint64
+	for _, bytes := range memory {
+		if bytes < cudackpt.UnknownMemory {
+			sum += bytes
+		}
+	}
+	return int64(min(sum, math.MaxInt64/2))
+}
+
+// outputs returns what the pages of the processes in the fast lane are written to.
+func (d *lanes) outputs() []pages.Output {
+	var outputs []pages.Output
+	for _, l := range d.open() {
+		outputs = append(outputs, l.output)
+	}
+	return outputs
+}
+
+// files returns the files of these outputs, for the watcher to hold open.
+func (d *lanes) files() []*os.File {
+	var files []*os.File
+	for _, output := range d.outputs() {
+		files = append(files, output.Files()...)
+	}
+	return files
+}
+
+// beginCopy begins to copy out what the checkpoint has put into a process's memory. No
+// thread of the process runs meanwhile.
+func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
+	at := slices.IndexFunc(d.all, func(l *lane) bool { return l.Target == t })
+	if at < 0 {
+		return nil
+	}
+	l := d.all[at]
+	if err := engine.ReleaseThreads(ctx, t.Tracer, []*engine.Target{t}); err != nil {
+		return err
+	}
+	space, err := proc.ReadAddressSpace(t.PID)
+	if err != nil {
+		return err
+	}
+	l.ranges = slices.DeleteFunc(space.NewSince(t.Before), func(r proc.Range) bool { return r.Size() < stagingLeast })
+	if len(l.ranges) == 0 {
+		return l.leaveToCriu()
+	}
+	l.copied = make(chan struct{})
+	d.stall.Moved()
+	go func() {
+		defer close(l.copied)
+		if l.err = d.Session.SpanOf(t.PID, "copy", func() error { return d.copyOut(l) }); l.err != nil {
+			d.stall.End(l.err)
+		}
+	}()
+	return nil
+}
+
+func (d *lanes) copyOut(l *lane) error {
+	sink := watchedSink{l.output, engine.NewProgress(d.copying, d.Session, d.stall, "copying")}
+	if err := pages.Copy(d.copying, l.Process, l.ranges, sink, d.Config.FastLane.Compress); err != nil {
+		return err
+	}
+	var err error
+	if l.listing, err = l.output.Finish(); err != nil || !d.syncs() {
+		return err
+	}
+	if err := d.Session.Failpoint(d.copying, "dump.syncing"); err != nil {
+		return err
+	}
+	return l.output.Sync(d.stall.Moved)
+}
+
+// leaveToCriu leaves the memory of a process, which is still whole, to criu.
+func (l *lane) leaveToCriu() error {
+	l.left, l.Member.Pages = true, nil
+	return errors.Join(l.output.Remove(), l.output.Close())
+}
+
+// awaitCopies waits until everything is copied and on disk.
+func (d *lanes) awaitCopies(context.Context) error {
+	for _, l := range d.open() {
+		select {
+		case <-l.copied:
+		case <-d.copying.Done():
+			return fmt.Errorf("the image directory: %w", context.Cause(d.copying))
+		}
+		if l.err != nil {
+			return l.err
+		}
+		l.Member.Pages.Listing = &l.listing // until now it only named the files
+	}
+	return nil
+}
+
+// open returns the lanes that are not left to criu.
+func (d *lanes) open() []*lane {
+	return slices.DeleteFunc(slices.Clone(d.all), func(l *lane) bool { return l.left })
+}
+
+type watchedSink struct {
+	pages.Sink
+	engine.Progress
+}
+
+func (s watchedSink) Put(worker int, chunk pages.Chunk) error {
+	if err := s.Chunk(); err != nil {
+		return err
+	}
+	return s.Sink.Put(worker, chunk)
+}
+
+// localFileSystems are the file systems that keep a write in this host's memory or on its
+// disks. The others (NFS, SMB, FUSE and the like) send it to a server or a program that may
+// refuse it, and only fsync tells. File systems that are not known count among the others.
+var localFileSystems = []int64{
+	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC,
+	0x2fc12fc1, // ZFS
+	0xca451a4e, // bcachefs
+}
+
+// syncs reports whether GPU state is brought to disk before it is dropped from the
+// processes' memory. The configuration cannot switch that off where a write may still fail
+// later.
+func (d *lanes) syncs() bool {
+	if d.Config.FastLane.Sync {
+		return true
+	}
+	var stat unix.Statfs_t
+	if err := unix.Statfs(d.imageDir, &stat); err != nil {
+		return true
+	}
+	return !slices.Contains(localFileSystems, int64(stat.Type))
+}
+
+// drop drops, in the processes, the memory that was copied out. The journal says ahead that
+// it must be filled in again.
+func (d *lanes) drop(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
+	defer cancel()
+	if err := d.leaveLocked(ctx); err != nil {
+		return err
+	}
+	for _, l := range d.open() {
+		err := d.Session.Failpoint(ctx, "dump.borrow")
+		if err == nil {
+			l.Lent, err = engine.Borrow(ctx, d.Session, l.Target, d.CoresEach(), 0, d.Session.BorrowedFile(l.PID))
+		}
+		if err != nil {
+			d.Log.Warn("no system calls can be made in the process: criu writes its GPU state", "pid", l.PID, "error", err)
+			if err := l.leaveToCriu(); err != nil {
+				return err
+			}
+		}
+	}
+	if d.manifest, err = d.describe(); err != nil {
+		return err
+	}
+	open := d.open()
+	for _, l := range open {
+		l.Member.Pages.Dropped = true
+	}
+	if err := d.Session.Save(); err != nil {
+		return err
+	}
+	if err := d.Session.Failpoint(ctx, "dump.noted"); err != nil {
+		return err
+	}
+	return engine.ParallelUpTo(len(open), len(open), func(i int) error {
+		return d.Session.SpanOf(open[i].PID, "drop", func() error { return d.dropOne(ctx, open[i]) })
+	})
+}
+
+func (d *lanes) dropOne(ctx context.Context, l *lane) error {
+	err := l.Lent.Madvise(ctx, l.ranges, unix.MADV_DONTNEED)
+	if errors.Is(err, unix.EINVAL) { // the process locks its memory (mlockall)
+		err = l.Lent.Madvise(ctx, l.ranges, unix.MADV_DONTNEED_LOCKED)
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.Session.Failpoint(ctx, "dump.dropping"); err != nil {
+		return err
+	}
+	if err := l.Lent.Mprotect(ctx, l.ranges, unix.PROT_NONE); err != nil {
+		return err
+	}
+	if err := d.Session.Failpoint(ctx, "dump.inaccessible"); err != nil {
+		return err
+	}
+	if err := l.Lent.Return(ctx); err != nil {
+		return err
+	}
+	// Every thread must be back in the group-stop before criu comes. If one is not, criu
+	// lets it run, to see it stop a second time.
+	return proc.KeepStopped(ctx, l.Process)
+}
+
+// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu where the
+// kernel cannot drop locked memory: before 5.18. This must be known before the journal says
+// that memory is dropped, and before the first range is dropped.
+func (d *lanes) leaveLocked(ctx context.Context) error {
+	// The failpoint makes this kernel count as an old one.
+	if err := d.Session.Failpoint(ctx, "dump.drop-locked"); err == nil && proc.CanDropLocked() {
+		return nil
+	}
+	for _, l := range d.open() {
+		status, err := proc.ReadStatus(l.PID)
+		if err != nil {
+			return err
+		}
+		if status.Locked == 0 {
+			continue
+		}
+		d.Log.Warn("the process locks its memory, and this kernel (before 5.18) cannot drop that: criu writes its GPU state", "pid", l.PID)
+		if err := l.leaveToCriu(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package stages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/engine"
+	"cucriu/internal/inject"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// stopTree puts every thread of the tree into the group-stop. A thread that synchronized
+// with the GPU during the checkpoint would die, and a parent that watches its workers would
+// find that they do not answer. It looks again for processes that have come to the tree
+// meanwhile, until nobody is left who could make more.
+func (d *dump) stopTree(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
+	defer cancel()
+	if err := engine.SignalAll(d.Targets, unix.SIGSTOP); err != nil {
+		return err
+	}
+	for again := true; again; {
+		var err error
+		if again, err = d.stopOthers(ctx); err != nil {
+			return err
+		}
+	}
+	return d.Stop(ctx)
+}
+
+// stopOthers stops the processes without CUDA that were not found before, and reports
+// whether there were any.
+func (d *dump) stopOthers(ctx context.Context) (bool, error) {
+	found, err := d.findOthers(ctx)
+	if err != nil || len(found) == 0 {
+		return false, err
+	}
+	// The journal is written first: a run that comes after us continues these processes.
+	for _, other := range found {
+		d.Session.Others = append(d.Session.Others, other.Ident)
+	}
+	if err := d.Session.Save(); err != nil {
+		return false, err
+	}
+	if err := session.SignalProcesses(unix.SIGSTOP, found...); err != nil {
+		return false, err
+	}
+	return true, d.AwaitStopped(ctx, found)
+}
+
+// findOthers finds the processes without CUDA that run and that were not found before. They
+// are closed with the dump.
+func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
+	pids, err := proc.Tree(d.Root)
+	if err != nil {
+		return nil, err
+	}
+	var found []*proc.Process
+	for _, pid := range pids {
+		isKnown := func(p *proc.Process) bool { return p.PID == pid }
+		if slices.ContainsFunc(engine.ProcessesOf(d.Targets), isKnown) || slices.ContainsFunc(d.Others, isKnown) {
+			continue
+		}
+		p, err := preflight.InspectProcess(ctx, pid, d.LoadDriver)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := d.Refuse(p.Findings); err != nil {
+			return nil, err
+		}
+		if p.Process != nil { // what a process without CUDA holds of the driver is judged when it is parked
+			return nil, fmt.Errorf("process %d (%s) began to use CUDA during the dump: dump again", pid, p.Name)
+		}
+		stopped, err := proc.Stopped(pid)
+		if errors.Is(err, proc.ErrGone) || stopped {
+			continue // it has ended, or was stopped before we came and stays so
+		}
+		if err != nil {
+			return nil, err
+		}
+		process, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // a zombie
+		}
+		if err != nil {
+			return nil, err
+		}
+		d.Others = append(d.Others, process)
+		found = append(found, process)
+	}
+	return found, nil
+}
+
+// findStopped returns which processes of a tree are stopped that are no members, by their pids in
+// the image. It is called before we freeze or stop any.
+func findStopped(root int, members []journal.Member) (stopped []int, err error) {
+	pids, err := proc.Tree(root)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		if slices.ContainsFunc(members, func(m journal.Member) bool { return m.PID == pid }) {
+			continue
+		}
+		isStopped, imagePID, err := stoppedAs(pid)
+		if isStopped {
+			stopped = append(stopped, imagePID)
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return nil, err
+		}
+	}
+	return stopped, nil
+}
+
+// stoppedAs reports whether a process is stopped, and which pid it has in the image. A
+// process that has ended, or ends meanwhile, is not stopped: it has no thread left that
+// could be.
+func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
+	stopped, err = proc.Stopped(pid)
+	if err != nil || !stopped {
+		return false, 0, err
+	}
+	status, err := proc.ReadStatus(pid)
+	if err != nil || status.Ended {
+		return false, 0, err
+	}
+	return true, status.ImagePID(), nil
+}
+
+// parkTree parks the whole tree.
+func (d *dump) parkTree(ctx context.Context) error {
+	if err := d.Park(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
+	defer cancel()
+	d.ParkedOthers = make(map[int]*inject.Parked)
+	for parked := 0; ; {
+		found := d.Others[parked:]
+		threads := make([]*inject.Parked, len(found))
+		err := engine.ParallelUpTo(runtime.NumCPU(), len(found), func(i int) (err error) {
+			threads[i], err = d.parkOther(ctx, found[i])
+			return err
+		})
+		for i, other := range found {
+			if threads[i] != nil {
+				d.ParkedOthers[other.PID] = threads[i]
+			}
+		}
+		if err != nil {
+			return err
+		}
+		parked = len(d.Others)
+		// A process may have made another since the last look: it was about to fork when it
+		// was told to stop, or somebody continued it before it was parked.
+		again, err := d.stopOthers(ctx)
+		if err != nil || !again {
+			return err
+		}
+	}
+}
+
+// parkOther parks a process without CUDA. It returns nil if the process is held by its stop
+// alone.
+func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Parked, error) {
+	parked, err := engine.Park(ctx, d.Session, other)
+	if half, fileErr := inject.IsParked(d.Session.ParkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {
+		return nil, nil // it is only stopped, and may run without harm
+	}
+	return parked, d.ParkedOrStopped(ctx, other, err)
+}

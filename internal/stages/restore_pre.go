@@ -1,0 +1,129 @@
+package stages
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/netlock"
+	"cucriu/internal/pages"
+	"cucriu/internal/session"
+	"cucriu/internal/watch"
+)
+
+// preRestore makes every check that needs no process. An error makes criu give up before it
+// creates anything.
+func (c *call) preRestore(ctx context.Context) (err error) {
+	defer func() { err = preflight.AsRefusal(err) }()
+	manifest, err := image.ReadManifest(c.stage.ImageDir)
+	if errors.Is(err, os.ErrNotExist) {
+		c.Log.Info("the image holds no CUDA process")
+		return freeAddresses(ctx, c.Log, c.stage.ImageDir)
+	}
+	if err == nil {
+		err = manifest.MatchImages(c.stage.ImageDir)
+	}
+	if err != nil {
+		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
+	}
+	if c.stage.Client == nil { // cucriu restore has looked already
+		if err := refuseTakenPIDs(ctx, c.Env, c.stage.ImageDir); err != nil {
+			return err
+		}
+	}
+	go makeRoomForFiles(manifest.PageFiles())
+	watch.RecoverFirst(ctx, c.Env)
+	if err := planRestore(ctx, c.Env, manifest); err != nil {
+		return err
+	}
+	inputs, err := manifest.OpenPages(pages.Files{Dir: c.stage.ImageDir})
+	if err != nil {
+		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
+	}
+	defer image.ClosePages(inputs)
+	var files []*os.File
+	for _, input := range inputs {
+		files = append(files, input.Files()...)
+	}
+	imageDir, err := c.stage.imagePath()
+	if err == nil {
+		err = freeAddresses(ctx, c.Log, c.stage.ImageDir)
+	}
+	if err != nil {
+		return err
+	}
+	mark, err := c.criu.MarkChildren()
+	if err != nil {
+		c.Log.Debug("what criu creates will not be known by its mark", "error", err)
+		mark = 0
+	}
+	s, err := c.NewSession(journal.Record{
+		Kind: journal.KindRestore, Criu: c.criu.Ident, Mark: mark, CriuExe: watch.Executable(c.criu.PID), Client: c.stage.Client, ImageDir: imageDir,
+		LeaveStopped: c.criu.LeaveStopped, RootParent: c.criu.RootParent, Manifest: &manifest, Hold: c.stage.Hold,
+	}, c.stage.Action, c.begun)
+	if err != nil {
+		return err
+	}
+	defer s.LetGo()
+	if err := s.DoStep(journal.StepPreRestore, func() error { return s.StartWatcher(files...) }); err != nil {
+		return errors.Join(err, s.Close(journal.OutcomeGone, "refused at pre-restore, nothing was created"))
+	}
+	s.Note() // criu's time is counted from here
+	return nil
+}
+
+// planRestore refuses an image whose GPU state has no place here.
+func planRestore(ctx context.Context, env *session.Env, manifest image.Manifest) error {
+	if len(manifest.Processes) == 0 {
+		return nil
+	}
+	driver, err := env.OpenDriver()
+	if err != nil {
+		return err
+	}
+	plan, err := env.Host().PlanRestore(ctx, driver, manifest)
+	for _, line := range plan.Explain() {
+		env.Log.Info("GPU map: " + line)
+	}
+	return err
+}
+
+// freeAddresses frees the TCP addresses that criu is about to bind from connections that are over.
+func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error {
+	addresses, err := criuimage.BoundAddresses(imageDir)
+	if err != nil {
+		return nil // criu itself judges its images, which may be streamed
+	}
+	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
+		log.Warn("waiting up to 75 seconds for ports of the image: this kernel keeps closed connections of theirs (TIME_WAIT) and does not let them be removed", "connections", n)
+	})
+	if n > 0 && err == nil {
+		log.Info("ports of the image are free again: closed connections of theirs (TIME_WAIT) are removed", "connections", n)
+	}
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		log.Debug("connections that are over cannot be looked for", "error", err)
+		return nil
+	}
+	return err
+}
+
+// refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that
+// only when it creates the processes.
+func refuseTakenPIDs(ctx context.Context, env *session.Env, imageDir string) error {
+	tree, err := criuimage.ReadTree(imageDir)
+	if err != nil || tree.OwnPIDs {
+		return nil // criu itself judges its images, which may be streamed
+	}
+	findings, err := preflight.TakenPIDs(ctx, tree.Numbers())
+	if err != nil {
+		return err
+	}
+	self := os.Getpid() // as an action script we have ended by then
+	return env.Refuse(slices.DeleteFunc(findings, func(f preflight.Finding) bool { return f.PID == self }))
+}

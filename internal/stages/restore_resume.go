@@ -1,0 +1,247 @@
+package stages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+	"cucriu/internal/watch"
+)
+
+// rootNamed records the root task at the stages where criu first names it. If criu is killed
+// after that, the watcher knows what to end.
+func (c *call) rootNamed(ctx context.Context) error {
+	if c.stage.InitPID == "" {
+		return nil
+	}
+	if err := c.checkRestored(); err != nil {
+		return err
+	}
+	s, err := c.openSession(journal.KindRestore)
+	if err != nil || s == nil {
+		return err
+	}
+	defer s.LetGo()
+	if err := noteRoot(s, c.stage); err != nil {
+		return err
+	}
+	return s.Failpoint(ctx, "restore."+c.stage.Action)
+}
+
+func noteRoot(s *session.Session, stage Stage) error {
+	pid, err := stage.root()
+	if err != nil {
+		return err
+	}
+	root, err := proc.IdentOf(pid)
+	if err != nil {
+		return err
+	}
+	s.Root, s.Step = &root, journal.Step(stage.Action)
+	session.NoteTree(&s.Record)
+	return s.Save()
+}
+
+// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
+// takes effect before they run a single instruction.
+func (c *call) preResume(ctx context.Context) error {
+	if err := c.checkRestored(); err != nil {
+		return err
+	}
+	s, err := c.openSession(journal.KindRestore)
+	if err == nil && s == nil {
+		if _, manifestErr := os.Lstat(filepath.Join(c.stage.ImageDir, image.ManifestName)); errors.Is(manifestErr, os.ErrNotExist) {
+			return nil
+		}
+		err = errors.New("the session that pre-restore made for this image is gone from the run directory")
+	}
+	if err != nil {
+		return c.killRestored(err)
+	}
+	defer s.LetGo()
+	s.NoteCriu()
+	err = s.DoStep(journal.StepPreResume, func() error {
+		if err := noteRoot(s, c.stage); err != nil {
+			return err
+		}
+		if err := watch.RefuseEnded(ctx, s); err != nil {
+			return err
+		}
+		if err := matchMembers(s); err != nil {
+			return err
+		}
+		for _, member := range s.Members {
+			process, err := proc.Reopen(member.Ident)
+			if err != nil {
+				return err
+			}
+			defer process.Close()
+			if err := process.Signal(unix.SIGSTOP); err != nil {
+				return err
+			}
+		}
+		if err := holdOthers(&s.Record); err != nil {
+			return err
+		}
+		reschedule(s)
+		return s.Save()
+	})
+	if errors.Is(err, watch.ErrDecided) {
+		return err
+	}
+	if err != nil {
+		return watch.KillOrLeaveAndFail(s, err)
+	}
+	s.Note() // criu's time is counted from here
+	return nil
+}
+
+// holdOthers stops the processes without CUDA, too, until the GPU state is there. If it
+// does not come, the job is ended in the state in which it was dumped. If such a process
+// had written to its files by then, criu would take them for another job's.
+func holdOthers(s *journal.Record) error {
+	pids, err := proc.Tree(s.Root.PID)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		process, err := proc.Open(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // a zombie, which is restored as one
+		}
+		if err != nil {
+			return err
+		}
+		err = holdOther(s, process)
+		process.Close()
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+func holdOther(s *journal.Record, process *proc.Process) error {
+	status, err := proc.ReadStatus(process.PID)
+	if err != nil {
+		return err
+	}
+	isMember := slices.ContainsFunc(s.Members, func(m journal.Member) bool { return m.Ident == process.Ident })
+	if isMember || slices.Contains(s.Manifest.StoppedOthers, status.ImagePID()) {
+		return nil
+	}
+	s.Others = append(s.Others, process.Ident)
+	return process.Signal(unix.SIGSTOP)
+}
+
+// matchMembers finds the processes of the manifest in the tree that criu named, and notes
+// their parked threads. It goes by the pid in their innermost pid namespace, because the
+// image knows them by that.
+func matchMembers(s *session.Session) error {
+	pids, err := proc.Tree(s.Root.PID)
+	if err != nil {
+		return err
+	}
+	byImagePID := make(map[int][]int)
+	for _, pid := range pids {
+		status, err := proc.ReadStatus(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		byImagePID[status.ImagePID()] = append(byImagePID[status.ImagePID()], pid)
+	}
+	s.Members, s.Others = nil, nil
+	fd := journal.FirstWatcherFD
+	for _, p := range s.Manifest.Processes {
+		found := byImagePID[p.PID]
+		if len(found) != 1 {
+			return fmt.Errorf("process %d (%s) of the manifest is found %d times in the restored tree", p.PID, p.Name, len(found))
+		}
+		id, err := proc.IdentOf(found[0])
+		if err != nil {
+			return err
+		}
+		s.Members = append(s.Members, journal.Member{
+			Process: preflight.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
+			Pages:   journal.PagesToFill(p.Pages, &fd),
+		})
+	}
+	return noteParked(s, byImagePID)
+}
+
+// noteParked notes the parked threads of the processes that criu has restored. A process
+// without CUDA that was killed before criu dumped it is not in the image, or is a zombie
+// there.
+func noteParked(s *session.Session, byImagePID map[int][]int) error {
+	for _, parked := range s.Manifest.Parked {
+		pids := byImagePID[parked.PID]
+		if len(pids) == 0 {
+			continue
+		}
+		if len(pids) > 1 {
+			return fmt.Errorf("process %d of the manifest is found %d times in the restored tree", parked.PID, len(pids))
+		}
+		process, err := proc.Open(pids[0])
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = parked.WriteRestored(process, s.ParkedFile(process.PID))
+		process.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkRestored refuses a root task that criu cannot have restored because it is older than
+// criu. The restore side ends the tree when it fails, and must not end this one.
+func (c *call) checkRestored() error {
+	pid, err := c.stage.root()
+	if err != nil {
+		return nil // the stage that needs it says so
+	}
+	root, err := proc.IdentOf(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return nil // it has been ended already
+	}
+	if err != nil {
+		return err
+	}
+	if root.StartTime < c.criu.StartTime {
+		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, c.criu.PID)
+	}
+	return nil
+}
+
+// killRestored kills the tree of a restore that has no session.
+func (c *call) killRestored(cause error) error {
+	pid, err := c.stage.root()
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	root, err := proc.IdentOf(pid)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if err := session.KillTree(&journal.Record{Root: &root}); err != nil {
+		return errors.Join(cause, err)
+	}
+	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
+}

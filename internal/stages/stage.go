@@ -1,0 +1,204 @@
+package stages
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cucriu/criuutil"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/image"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+	"cucriu/internal/timeline"
+)
+
+// Stage is what criu tells an action script through its environment.
+type Stage struct {
+	Action   string // CRTOOLS_SCRIPT_ACTION
+	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, the directory's path
+	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
+
+	// Commit gives a complete image its final form at post-dump, before criu ends the
+	// processes. It is nil if there is nothing to do. An error keeps the job alive.
+	Commit func(context.Context) error `json:"-"`
+	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
+	CommittedDir string
+	// Written is told of the files of the GPU state as they grow: see [pages.Files.Written].
+	Written func(f *os.File, offset, size int64) `json:"-"`
+	// Hold, if it is set, keeps the processes held after criu has done its part, until somebody
+	// decides.
+	Hold *journal.Hold `json:"-"`
+	// Client is the process that serves criu's notifications over RPC; nil for an action
+	// script.
+	Client *proc.Ident
+}
+
+// StageFrom reads the stage from an environment.
+func StageFrom(getenv func(string) string) Stage {
+	return Stage{
+		Action:   getenv("CRTOOLS_SCRIPT_ACTION"),
+		ImageDir: getenv("CRTOOLS_IMAGE_DIR"),
+		InitPID:  getenv("CRTOOLS_INIT_PID"),
+	}
+}
+
+// imagePath returns the path of the image directory, for messages and the journal.
+func (s Stage) imagePath() (string, error) {
+	if s.Client != nil {
+		return s.ImageDir, nil
+	}
+	path, err := os.Readlink(s.ImageDir)
+	if err != nil {
+		return "", fmt.Errorf("image directory: %w", err)
+	}
+	return path, nil
+}
+
+// root parses CRTOOLS_INIT_PID.
+func (s Stage) root() (int, error) {
+	pid, err := strconv.Atoi(s.InitPID)
+	if err != nil || pid <= 0 {
+		return 0, fmt.Errorf("CRTOOLS_INIT_PID is %q at stage %s, and criu sets it to the pid of the root task", s.InitPID, s.Action)
+	}
+	return pid, nil
+}
+
+// call is one stage of a criu at work.
+type call struct {
+	*session.Env
+	criu  *criuutil.Criu
+	stage Stage
+	begun time.Duration // since boot
+}
+
+// handler returns the function that does a stage, nil if the stage needs nothing of us.
+func handler(action string) func(*call, context.Context) error {
+	switch action {
+	case criuutil.StagePreDump:
+		return (*call).preDump
+	case criuutil.StagePostDump:
+		return (*call).postDump
+	case criuutil.StageNetworkUnlock:
+		return (*call).networkUnlock
+	case criuutil.StagePreRestore:
+		return (*call).preRestore
+	case criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore:
+		return (*call).rootNamed
+	case criuutil.StagePreResume:
+		return (*call).preResume
+	case criuutil.StagePostResume:
+		return (*call).postResume
+	}
+	return nil
+}
+
+// Run does what the stage asks for, as criu's action script. Stages that need nothing of us succeed
+// at once. criu aborts on an error at pre-dump and pre-restore. It ignores one at pre-resume and
+// post-resume, so there Run ends the tree itself. If an engine drives criu, the error is a
+// [LateError] then.
+func Run(ctx context.Context, env *session.Env, stage Stage) error {
+	env = env.Filled()
+	env.Log = env.Log.With("stage", stage.Action)
+	if stage.Action == "" {
+		return errors.New("CRTOOLS_SCRIPT_ACTION is not set: this program is an action script of criu (criu dump --action-script cucriu-hook …), not a command")
+	}
+	if handler(stage.Action) == nil {
+		return nil
+	}
+	inside, err := proc.IsInInnerPIDNamespace()
+	if err != nil {
+		return err
+	}
+	if inside && slices.Contains(insideStages, stage.Action) {
+		return runInside(ctx, env, stage)
+	}
+	criu, err := criuutil.CriuOf(stage.ImageDir)
+	if err != nil {
+		return err
+	}
+	defer criu.Close()
+	// criu's configuration files may name this hook although a client serves the dump or
+	// restore over RPC. criu notifies its client first.
+	if served, err := servedByClient(env.Config.RunDir, criu.Ident); err != nil || served {
+		return err
+	}
+	return late(criu, stage, once(env, criu, stage, func() error { return Serve(ctx, env, criu, stage) }))
+}
+
+// Serve does what a stage asks for, for a criu that is driven over RPC.
+func Serve(ctx context.Context, env *session.Env, criu *criuutil.Criu, stage Stage) error {
+	do := handler(stage.Action)
+	if do == nil {
+		return nil
+	}
+	c := &call{env.Filled(), criu, stage, timeline.SinceBoot()}
+	err := do(c, ctx)
+	if beginsRequest(stage.Action) && preflight.Refused(err) && ctx.Err() == nil {
+		c.keepRefusal(err)
+	}
+	return err
+}
+
+// servedByClient reports whether another process serves a running criu over RPC, as the
+// latest session of this criu has it.
+func servedByClient(runDir string, criu proc.Ident) (bool, error) {
+	if journal.IsForeign(runDir) {
+		return false, nil
+	}
+	all, err := journal.List(runDir)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range slices.Backward(all) {
+		if s.Criu == criu {
+			return s.Client != nil, nil
+		}
+	}
+	return false, nil
+}
+
+// keepRefusal keeps why the stage was refused. criu's own name for the image directory, which ends
+// with criu, is not kept.
+func (c *call) keepRefusal(err error) {
+	r := journal.Refusal{Kind: journal.KindDump, CriuPID: c.criu.PID}
+	if c.stage.Action == criuutil.StagePreRestore {
+		r.Kind = journal.KindRestore
+	}
+	r.RootPID, _ = c.stage.root() // a restore has none yet
+	dir, pathErr := c.stage.imagePath()
+	if pathErr != nil {
+		dir = ""
+	}
+	r.ImageDir = image.FinalName(dir)
+	named := func(text string) string { return strings.ReplaceAll(text, c.stage.ImageDir, r.ImageDir) }
+	if refused := new(preflight.RefusedError); errors.As(err, &refused) {
+		for _, f := range refused.Findings {
+			f.Message, f.Remedy = named(f.Message), named(f.Remedy)
+			r.Findings = append(r.Findings, f)
+		}
+	} else {
+		r.Message = named(err.Error())
+	}
+	c.Keep(r)
+}
+
+// openSession finds and locks the open session of the criu. It returns nil if there is
+// none: then no process of criu's tree uses CUDA, or the session is over.
+func (c *call) openSession(kind journal.Kind) (*session.Session, error) {
+	s, err := session.LatestSessionOf(c.Env, kind, c.criu.Ident, c.stage.Action, true)
+	if err != nil || s == nil {
+		return nil, err
+	}
+	if s.Outcome != "" {
+		s.LetGo()
+		return nil, nil
+	}
+	return s, nil
+}

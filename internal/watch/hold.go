@@ -1,0 +1,281 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// A migration has one copy of a job here and one there, both complete and held, until it is
+// decided which of them goes on. The session of a dump or restore with a hold does not come to
+// its end with its criu. A dump's processes stay stopped and parked, with their GPU state in the
+// image; a restore's have their GPU state back and are still parked. The holder decides with
+// [Hook.Decide]. If it ends without a decision, the watcher does what the hold says.
+
+// ErrDecided is wrapped by the error of a decision that comes too late: another has been made.
+var ErrDecided = errors.New("it has been decided otherwise")
+
+// Decide says what becomes of a held job, and does it. It may be called again, with the same
+// decision: then it goes on with what an earlier call has not finished. [ErrNotBack] is wrapped as
+// in [Hook.Recover]. The error is [os.ErrNotExist] if there is no hold of this name.
+func Decide(ctx context.Context, env *session.Env, id string, decision journal.Decision) (session.Status, error) {
+	env = env.Filled()
+	s, err := holdNamed(ctx, env, id)
+	if err != nil {
+		return session.Status{}, err
+	}
+	defer func() { s.LetGo() }()
+	if made := decided(&s.Record); made != journal.DecisionNone && made != decision {
+		return session.StatusOf(s.Session), fmt.Errorf("%w: migration %s: %s", ErrDecided, id, decidedText(&s.Record))
+	}
+	if s.Outcome != "" {
+		return session.StatusOf(s.Session), nil
+	}
+	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
+	if err := decide(s, decision); err != nil {
+		if decision == journal.DecisionNone || decision != s.Hold.IfAbandoned {
+			return session.StatusOf(s.Session), err
+		}
+		// What happens without a decision may happen without a record of it.
+		env.Log.Warn("the run directory cannot be written; the job is brought to its end all the same", "migration", id, "error", err)
+	}
+	if s, err = awaitCriuOf(ctx, s); err != nil {
+		return session.StatusOf(s.Session), fmt.Errorf("%w: %w", session.ErrNotBack, err)
+	}
+	if s.Outcome != "" { // by its own program, which knows the decision
+		return session.StatusOf(s.Session), nil
+	}
+	s.Hold.Decision = decision // it may not be in the journal
+	if err := conclude(ctx, s); err != nil {
+		s.NoteStuck(err)
+		return session.StatusOf(s.Session), fmt.Errorf("%w: %w", session.ErrNotBack, err)
+	}
+	return session.StatusOf(s.Session), nil
+}
+
+// Promise notes that the other side may count on a held job from now on: only a decision ends it,
+// and not the end of the holder.
+func Promise(ctx context.Context, env *session.Env, id string) error {
+	env = env.Filled()
+	s, err := holdNamed(ctx, env, id)
+	if err != nil {
+		return err
+	}
+	defer s.LetGo()
+	if !s.Held() {
+		return fmt.Errorf("migration %s: the job is not held here", id)
+	}
+	if err := requireAlive(&s.Record); err != nil {
+		return err
+	}
+	s.Hold.IfAbandoned = journal.DecisionWait
+	s.Message = fmt.Sprintf("complete, and stopped until %s says what it has decided (migration %s)", s.Hold.Peer, id)
+	return s.Save()
+}
+
+// NoteTold notes that the other side knows what was decided. Until then the session of a job that
+// was ended here is kept.
+func NoteTold(ctx context.Context, env *session.Env, id string) error {
+	env = env.Filled()
+	s, err := holdNamed(ctx, env, id)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer s.LetGo()
+	s.Hold.Told = true
+	if s.Kind == journal.KindDump {
+		GiveBackSockets(env, id)
+		dropSockets(env, s.Hold)
+	}
+	return s.Save()
+}
+
+// requireAlive fails if a process of the tree has ended.
+func requireAlive(r *journal.Record) error {
+	ids := journal.IdentsOf(r.Members)
+	if r.Root != nil {
+		ids = append(ids, *r.Root)
+	}
+	for _, id := range ids {
+		process, err := proc.Reopen(id)
+		if err != nil {
+			return fmt.Errorf("a process of the restored job has ended: %w", err)
+		}
+		process.Close()
+	}
+	return nil
+}
+
+// holdNamed finds and locks the session of a hold.
+func holdNamed(ctx context.Context, env *session.Env, id string) (*session.Session, error) {
+	read, err := journal.FindHold(env.Config.RunDir, id)
+	if err != nil {
+		return nil, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, env.Config.Restore.Timeout) // its watcher may be at work on it
+	defer cancel()
+	locked, err := journal.LoadWithin(waiting, read.Dir())
+	if err != nil {
+		return nil, err
+	}
+	return env.TakeOn(locked, session.ByCommand), nil
+}
+
+// decide makes a decision durable. Nothing is done about it before.
+func decide(s *session.Session, decision journal.Decision) error {
+	s.Hold.Decision = decision
+	if err := s.Save(); err != nil {
+		return err
+	}
+	return s.Failpoint(context.Background(), string(s.Kind)+".decided")
+}
+
+// decided returns what was decided. A session that came to its end by itself is as good as a
+// decision: a dump that failed has brought its job back, a restore that failed has ended its copy.
+func decided(s *journal.Record) journal.Decision {
+	switch {
+	case s.Hold.Decision != journal.DecisionNone || s.Outcome == "":
+		return s.Hold.Decision
+	case s.Kind == journal.KindRestore:
+		return journal.DecisionEnd
+	}
+	return journal.DecisionGo
+}
+
+// awaitCriuOf waits until the session's criu has ended. Until then the program that runs it may
+// still make or stop processes, and needs the session for its stages. It returns the session as
+// it is then, locked.
+func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, error) {
+	criu, err := proc.Reopen(s.Criu)
+	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	defer criu.Close()
+	ctx, cancel := context.WithTimeout(ctx, s.Env.Config.Restore.Timeout)
+	defer cancel()
+	s.LetGo()
+	if err := criu.WaitExit(ctx); err != nil {
+		err = fmt.Errorf("criu, process %d, does not end: %w", s.Criu.PID, err)
+		return s, err
+	}
+	locked, err := journal.LoadWithin(ctx, s.Dir())
+	if err != nil {
+		return s, err
+	}
+	return s.Env.TakeOn(locked, s.By), nil
+}
+
+// RefuseEnded ends the processes of a restore if it was decided meanwhile that they do not go on.
+func RefuseEnded(ctx context.Context, s *session.Session) error {
+	if s.Hold == nil || s.Hold.Decision != journal.DecisionEnd {
+		return nil
+	}
+	if _, err := concludeHeld(ctx, s); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: migration %s: %s", ErrDecided, s.Hold.ID, decidedText(&s.Record))
+}
+
+func decidedText(r *journal.Record) string {
+	switch {
+	case r.Hold.Decision == journal.DecisionGo:
+		return "the job goes on here"
+	case r.Hold.Decision == journal.DecisionEnd:
+		return "the job was ended here"
+	case r.Message != "":
+		return r.Message
+	}
+	return "the job is not held here"
+}
+
+// concludeHeld brings a hold to its end, as far as there is a decision. It reports whether there
+// is nothing more to do now: the session is over, or waits for a decision.
+func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error) {
+	if s.Hold == nil {
+		return false, nil
+	}
+	if s.Hold.Undecided() {
+		isAbandoned, err := abandoned(&s.Record)
+		switch {
+		case err != nil:
+			return true, err
+		case !isAbandoned:
+			return s.Held(), nil
+		case s.Hold.IfAbandoned == journal.DecisionWait:
+			return true, nil
+		}
+		if err := decide(s, s.Hold.IfAbandoned); err != nil {
+			return true, err
+		}
+	}
+	if s.Hold.Decision == journal.DecisionEnd {
+		if s.Kind == journal.KindRestore && s.Root == nil { // criu was killed before anybody knew
+			var suspects []int
+			if s.Root, suspects, err = orphanedRoot(&s.Record); err != nil {
+				return true, err
+			}
+			if len(suspects) > 0 {
+				s.Env.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+			}
+		}
+		if s.Kind == journal.KindDump {
+			err = endDumped(ctx, s)
+		} else {
+			err = session.KillTree(&s.Record)
+		}
+		if err != nil {
+			return true, err
+		}
+		if s.Kind == journal.KindRestore {
+			ReleaseSockets(s.Env, s.Hold.ID, s.Hold.Sockets)
+			return true, s.Close(journal.OutcomeKilled, "the job does not go on here (migration "+s.Hold.ID+")")
+		}
+		dropSockets(s.Env, s.Hold)
+		return true, s.Close(journal.OutcomeMoved, "the job goes on at "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
+	}
+	if s.Kind == journal.KindDump {
+		takeBackSockets(s.Env, s.Hold)
+	}
+	return false, nil
+}
+
+// abandoned reports whether the holder has ended.
+func abandoned(s *journal.Record) (bool, error) {
+	holder, err := proc.Reopen(s.Hold.Holder)
+	if err == nil {
+		holder.Close()
+		return false, nil
+	}
+	if errors.Is(err, proc.ErrElsewhere) {
+		return false, nil
+	}
+	if errors.Is(err, proc.ErrGone) {
+		return true, nil
+	}
+	return false, err
+}
+
+// awaitHolder waits until the holder of a held job has ended. The session must not be locked: the
+// holder decides.
+func awaitHolder(ctx context.Context, s *session.Session) error {
+	holder, err := proc.Reopen(s.Hold.Holder)
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer holder.Close()
+	return holder.WaitExit(ctx)
+}

@@ -1,0 +1,185 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+	"cucriu/internal/session"
+)
+
+// Recover brings every orphaned session to a good end. A session is orphaned if its criu
+// has ended and neither hook nor watcher is at work on it. Those that were killed are waited
+// for. Recover returns the sessions that it worked on, and those on which somebody else is at
+// work. The errors of those that are not finished wrap [ErrNotBack].
+func Recover(ctx context.Context, env *session.Env) ([]session.Status, error) {
+	env = env.Filled()
+	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	dirs, err := journal.Dirs(sessions)
+	if err != nil {
+		return nil, err
+	}
+	return recoverAll(ctx, env, dirs, true)
+}
+
+// recoverAll works on the orphans among sessions. If strict is set, a session on which somebody
+// is at work is an error.
+func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict bool) ([]session.Status, error) {
+	recovered := []session.Status{} // not nil: null is no list in JSON
+	quiet := *env
+	quiet.Progress = nil // it is not the job that somebody looks at
+	var errs []error
+	waiting, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout) // for the locks of all
+	defer cancel()
+	for _, dir := range dirs {
+		s, err := recoverOne(ctx, &quiet, waiting, dir, strict)
+		if errors.As(err, new(*AtWorkError)) && !strict {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%w: session %s: %w", session.ErrNotBack, filepath.Base(dir), err))
+		}
+		if s != nil {
+			recovered = append(recovered, session.StatusOf(s.Session))
+		}
+	}
+	return recovered, errors.Join(errs...)
+}
+
+// AtWorkError says who is at work on a session, which [Hook.Recover] then leaves alone.
+type AtWorkError struct{ text string }
+
+func (e *AtWorkError) Error() string { return e.text }
+
+// atWork returns an error that says that somebody is at work on the session.
+func atWork(s *journal.Record, who string) error {
+	if s.Stuck {
+		return &AtWorkError{"its watcher goes on trying: " + strings.TrimPrefix(s.Message, session.StuckPrefix)}
+	}
+	return &AtWorkError{fmt.Sprintf("%s is at work on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
+}
+
+// RecoverFirst brings orphaned jobs back before another session begins: the job of that
+// session may be among them. What does not come back at once is left to cucriu recover.
+func RecoverFirst(ctx context.Context, env *session.Env) {
+	if journal.IsForeign(env.Config.RunDir) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
+	defer cancel()
+	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
+	if err != nil {
+		return // what needs the directory says what is wrong with it
+	}
+	dirs, err := journal.Dirs(sessions)
+	if err != nil {
+		return
+	}
+	recovered, err := recoverAll(ctx, env, dirs, false)
+	for _, s := range recovered {
+		if s.Outcome == "" {
+			continue // the error tells of it
+		}
+		env.Log.Info("brought an orphaned job to its end first", "session", s.Session, "outcome", s.Outcome)
+	}
+	if err != nil {
+		env.Log.Warn("an earlier job is not back yet: cucriu status shows it", "error", err)
+	}
+}
+
+// recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for
+// the lock of a session until waiting ends: who was killed may still have it.
+func recoverOne(ctx context.Context, env *session.Env, waiting context.Context, dir string, strict bool) (*session.Session, error) {
+	read, err := journal.Load(dir, false)
+	if errors.Is(err, journal.ErrBusy) {
+		now, readErr := journal.Read(dir)
+		if readErr != nil || now.Outcome != "" || now.Elsewhere() {
+			return nil, nil
+		}
+		if strict && !now.Stuck {
+			read, err = journal.LoadWithin(waiting, dir)
+		}
+		if errors.Is(err, journal.ErrBusy) {
+			s := env.TakeOn(now, session.ByRecover)
+			return s, atWork(&s.Record, "its hook, watcher or command")
+		}
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // killed before the journal was written and anything touched
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := env.TakeOn(read, session.ByRecover)
+	defer s.LetGo()
+	if s.Held() && s.Hold.IfAbandoned == journal.DecisionWait { // somebody must decide
+		return nil, nil
+	}
+	if s.Outcome != "" || s.Suspended() && slices.ContainsFunc(s.Members, journal.Member.Alive) {
+		return nil, nil
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if s.BootID == boot { // after a reboot its identities mean nothing
+		if owned, err := owned(ctx, s); err != nil {
+			return s, err
+		} else if owned {
+			return nil, nil
+		}
+	}
+	if err := conclude(ctx, s); err != nil {
+		s.NoteStuck(err)
+		return s, err
+	}
+	return s, nil
+}
+
+// owned returns an [AtWorkError] if somebody is left who will take the session on: a criu that
+// lives calls its hook again, and a watcher waits for its turn. A third program would get between
+// them. Who was killed, but is not gone yet, is waited for. If an owner is in another pid
+// namespace, nobody here can tell whether it lives, and owned reports that.
+func owned(ctx context.Context, s *session.Session) (elsewhere bool, err error) {
+	owners := []proc.Ident{s.Criu}
+	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {
+		owners = nil // criu calls nobody after that, and lives on for as long as the job
+	}
+	if s.Watcher != nil {
+		owners = append(owners, *s.Watcher)
+	}
+	if s.Hold.Undecided() {
+		owners = append(owners, s.Hold.Holder)
+	}
+	for _, id := range owners {
+		owner, err := proc.Reopen(id)
+		switch {
+		case errors.Is(err, proc.ErrGone):
+			continue
+		case errors.Is(err, proc.ErrElsewhere):
+			return true, nil
+		case err != nil:
+			return false, err
+		}
+		defer owner.Close()
+		status, _ := proc.ReadStatus(id.PID)
+		who := fmt.Sprintf("process %d (%s)", id.PID, status.Name)
+		if !owner.Exiting() {
+			return false, atWork(&s.Record, who)
+		}
+		s.Env.Log.Warn("waiting for the end of a process that was killed", "process", who, "session", s.Name())
+		if err := owner.WaitExit(ctx); err != nil {
+			return false, fmt.Errorf("%s was killed and does not end: %w", who, err)
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,56 @@
+package watch
+
+import (
+	"cucriu/internal/journal"
+)
+
+// verdict is what is to become of a dump's job once criu has ended.
+type verdict struct {
+	// kill says that no part of the job may run on. Otherwise the living processes are
+	// brought back.
+	kill    bool
+	outcome journal.Outcome
+	message string
+	// livingDo says, for the message, what the living processes do then, as in "runs on".
+	// It is empty if the message says all.
+	livingDo string
+}
+
+// dumpVerdict decides what is to become of a dump's job. alive is how many of its CUDA
+// processes live. criu may have been cut off anywhere. A complete image and a part of its
+// job must not exist side by side. But a job that lives is never killed without a complete
+// image, nor after a dump that was to leave it alive, nor under RPC, where criu's options
+// are not known.
+func dumpVerdict(r *journal.Record, alive int) verdict {
+	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
+	// After a complete dump, criu has ended the processes that are gone, unless the job was
+	// brought back since: then they ended by themselves.
+	ended := (dumped || sent) && !r.BackBegun
+	leftAlive := r.LeaveRunning || r.LeaveStopped
+	kill := ended && !leftAlive && !r.RPC && alive < len(r.Members)
+	switch {
+	case alive == 0 && ended && sent:
+		return verdict{kill: kill, outcome: journal.OutcomeGone, message: "the processes ended after criu had begun to send their pages: the job is where these have been fetched, if all of them have"}
+	case alive == 0 && ended && leftAlive:
+		return verdict{kill: kill, outcome: journal.OutcomeGone, message: "criu dumped the processes into " + r.ImageDir + " and left them alive; they have ended since"}
+	case alive == 0 && ended:
+		return verdict{kill: kill, outcome: journal.OutcomeDumped, message: "criu dumped the processes into " + r.ImageDir + " and ended them"}
+	case alive == 0:
+		return verdict{outcome: journal.OutcomeGone, message: "the processes ended by themselves or with a dump that failed; ", livingDo: "runs on"}
+	case kill && sent:
+		return verdict{kill: true, outcome: journal.OutcomeGone, message: "criu had sent all pages, and was cut off while it ended the processes: the job is where these have been fetched"}
+	case kill:
+		return verdict{kill: true, outcome: journal.OutcomeDumped, message: "criu dumped the processes into " + r.ImageDir + " and was cut off while it ended them"}
+	}
+	v := verdict{outcome: journal.OutcomeRunning, message: "criu did not complete the dump; ", livingDo: "runs on"}
+	switch {
+	case sent:
+		v.message = "criu did not send all pages of the job, and a restore that has begun to fetch them must not go on; "
+	case dumped:
+		v.message = "criu dumped the processes into " + r.ImageDir + " and left them alive; "
+	}
+	if r.LeavesStopped() {
+		v.outcome, v.livingDo = journal.OutcomeStopped, "is stopped"
+	}
+	return v
+}
