@@ -40,6 +40,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, the bench, and programs that fail on request
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
 	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/demo ./test/gocriu ./test/bench ./test/bench/serial-hook
+	cd test/embed && $(GOBUILD) -tags failpoint -o ../../build/test/embed .
 
 .PHONY: sim
 sim: need-gcc ## the simulated driver, build/cudasim
