@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/self"
 	"cucriu/internal/units"
 )
 
@@ -174,6 +175,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 func (f *criuFlags) addDump(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.BoolVarP(is(&f.RPC.LeaveRunning), "leave-running", "R", false, "leave the job running afterwards")
+	f.ProbeCommand = []string{self.Path, checkpoint.CommandProbe}
 	flags.BoolVar(&f.Probe, "probe", false, "before the job is ended, restore the image on trial in a sandbox, without the GPUs; if that shows that it cannot be restored, the job runs on")
 	flags.BoolVar(is(&f.RPC.TcpSkipInFlight), "skip-in-flight", false, "skip TCP connections that are not established yet")
 	flags.Var(&value{kind: "size", set: func(text string) error {

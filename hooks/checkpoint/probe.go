@@ -29,7 +29,7 @@ import (
 	"cucriu/internal/proc"
 )
 
-// CommandProbe is the hidden command that is the first process of a trial's sandbox. It reads a
+// CommandProbe is cucriu's hidden command that is the first process of a trial's sandbox. It reads a
 // request from its standard input, and ends with it.
 const CommandProbe = "probe-sandbox"
 
@@ -48,6 +48,7 @@ const (
 
 // ProbeOptions say how an image is tried.
 type ProbeOptions struct {
+	Command  []string       // as [Options.ProbeCommand]
 	Criu     string         // as [Options.Path]
 	Recorded *image.Options // nil are those in the image
 	Before   string         // there is no trial of an image whose Kinds are these
@@ -93,7 +94,7 @@ func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) im
 func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorded *image.Options) *image.Trial {
 	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: "criu gets options by hand, which a trial does without"}
 	if !o.ByHand && o.ConfigFile == "" && o.RPC.GetRoot() == "" && len(o.RPC.GetExternal()) == 0 {
-		trial = Probe(ctx, hook, dir, ProbeOptions{Criu: o.Path, Recorded: recorded})
+		trial = Probe(ctx, hook, dir, ProbeOptions{Command: o.ProbeCommand, Criu: o.Path, Recorded: recorded})
 	}
 	if trial.Outcome == image.TrialNone {
 		hook.Log.Warn("there was no trial restore, so whether the image can be restored is not shown", "why", trial.Why)
@@ -105,6 +106,9 @@ func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorde
 func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, uses criuimage.Uses) (t image.Trial, err error) {
 	if uses.Unsafe != "" {
 		return t, errors.New(uses.Unsafe)
+	}
+	if len(o.Command) == 0 {
+		return t, errors.New("no command is named for the sandbox (checkpoint.Options.ProbeCommand)")
 	}
 	r := probeRequest{Paths: uses.Paths, Locked: uses.Locked, Terminal: o.Terminal}
 	if r.Size, err = probeRoom(uses); err != nil {
@@ -132,7 +136,7 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, probeLimit, fmt.Errorf("it took longer than %v", probeLimit))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", CommandProbe)
+	cmd := exec.CommandContext(ctx, o.Command[0], o.Command[1:]...)
 	cmd.ExtraFiles = []*os.File{open}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{

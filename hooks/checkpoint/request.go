@@ -70,8 +70,9 @@ type Options struct {
 	Written func(f *os.File, offset, size int64)
 
 	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If
-	// it cannot, the dump fails and the job runs on.
-	Probe bool
+	// it cannot, the dump fails and the job runs on. ProbeCommand is what calls [ProbeInside].
+	Probe        bool
+	ProbeCommand []string
 
 	// Hold, if it is set, keeps the job held once criu is through, until [watch.Decide]: a
 	// dumped job with its GPU state in the image, a restored one complete. The processes of a

@@ -25,6 +25,7 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/place"
+	"cucriu/internal/self"
 	"cucriu/internal/watch"
 )
 
@@ -127,7 +128,7 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{Criu: criu, Before: r.Tried, Terminal: of.Terminal})
+		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{Command: []string{self.Path, checkpoint.CommandProbe}, Criu: criu, Before: r.Tried, Terminal: of.Terminal})
 		return json.NewEncoder(out).Encode(answer{Trial: &trial})
 	}
 	turn := flock.New(filepath.Join(hook.Config.RunDir, "turn"))
