@@ -122,9 +122,8 @@ func (n *Notify) imageDir() string {
 	return n.opts.GetImagesDir()
 }
 
-// openCriu takes hold of the criu that serves us. go-criu does not name it: it is our child
-// that works as criu swrk in the same image directory. (Later criu closes that directory,
-// so what was found is kept.)
+// openCriu takes hold of the criu that serves us. go-criu does not name it: it is our child that works
+// as criu swrk in the same image directory, which it closes later, so what was found is kept.
 func (n *Notify) openCriu() (*criuutil.Criu, error) {
 	if n.criu == nil {
 		pid, err := criuutil.FindSwrk(os.Getpid(), n.imageDir())

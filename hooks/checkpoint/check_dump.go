@@ -8,10 +8,9 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and
-// what else there is to say about it. dir is the image directory; it is empty if that is not
-// known. criu is the path of the criu that is to dump; it is empty for the system's. CheckDump
-// touches nothing.
+// CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and what else
+// there is to say about it. It touches nothing. dir is the image directory, empty if it is not known;
+// criu is the path of the criu that is to dump, empty for the system's.
 func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string) (preflight.Findings, error) {
 	findings, err := rootFindings(hook, root)
 	if err != nil {

@@ -13,9 +13,8 @@ import (
 	"cucriu/internal/image"
 )
 
-// CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what
-// else there is to say about it. It touches nothing. except are paths of files that are not
-// compared with those of the image.
+// CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
+// is to say about it. It touches nothing. Files that except picks are not compared.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
 	findings, err := imageFindings(ctx, dir, fileCheck{except: except})
 	if err != nil || findings.Has(preflight.FindingImage) {

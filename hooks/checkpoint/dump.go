@@ -18,13 +18,12 @@ import (
 	"cucriu/internal/watch"
 )
 
-// Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at
-// any time. criu writes beside it. What criu has written gets the name of dir once it is on
-// disk, and before the processes are ended.
+// Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at any time:
+// what criu writes beside it gets its name once it is on disk, and before the processes are ended.
 //
 // After an error the job runs on as before, unless the error wraps [hooks.ErrNotBack] or
-// [hooks.ErrEnded]. [preflight.Refused] tells whether the job was touched. If ctx ends, the
-// dump fails at the next point where everything can be undone.
+// [hooks.ErrEnded]. [preflight.Refused] tells whether the job was touched. If ctx ends, the dump fails
+// at the next point where everything can be undone.
 func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	hook = hook.Filled()
 	options.LeaveStopped = options.LeaveStopped || options.Hold != nil
@@ -76,8 +75,8 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		defer func() { settleNames(complete) }()
 	}
 	publish := func() error {
-		// Not earlier: where no process uses CUDA, the hook removes what it takes for an
-		// earlier dump's.
+		// Not earlier: where no process uses CUDA, the hook removes what it takes for an earlier
+		// dump's.
 		if record != nil {
 			if err := record.Write(partial); err != nil {
 				return err

@@ -14,8 +14,8 @@ import (
 	"cucriu/internal/criuimage"
 )
 
-// FileFindings finds the files and directories of an image that are not here as they were at the
-// dump. criu finds that only when it has created processes. except are paths that are left out.
+// FileFindings finds the files and directories of an image that are not here as they were at the dump.
+// criu finds that only when it has created processes. except are paths that are left out.
 func FileFindings(dir string, except func(path string) bool) (preflight.Findings, error) {
 	return fileCheck{except: except}.findings(dir)
 }

@@ -15,12 +15,11 @@ import (
 	"cucriu/internal/session"
 )
 
-// The operators' commands name processes, while criu's stages name a tree. The commands
-// leave the children of these processes alone.
+// The operators' commands name processes, while criu's stages name a tree. The commands leave the
+// children of these processes alone.
 
-// Lock locks processes as a dump does: all of them or none, within lock.timeout. It writes
-// no journal: whoever locks must unlock. After an error none is locked, unless the error
-// wraps [ErrNotBack].
+// Lock locks processes as a dump does: all of them or none, within lock.timeout. It writes no journal:
+// whoever locks must unlock. After an error none is locked, unless it wraps [session.ErrNotBack].
 func Lock(ctx context.Context, env *session.Env, pids []int) error {
 	env = env.Filled()
 	d := &engine.Suspension{Env: env}
@@ -44,8 +43,7 @@ func Lock(ctx context.Context, env *session.Env, pids []int) error {
 	return nil
 }
 
-// Unlock unlocks processes. One that runs is left as it is, and one that was
-// stopped stays stopped.
+// Unlock unlocks processes. One that runs is left as it is, and one that was stopped stays stopped.
 func Unlock(ctx context.Context, env *session.Env, pids []int) error {
 	env = env.Filled()
 	d := &engine.Suspension{Env: env}

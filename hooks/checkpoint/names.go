@@ -16,14 +16,13 @@ import (
 // deleted is what the kernel appends to a name that was removed.
 const deleted = " (deleted)"
 
-// giveNames gives names to the files that the tree uses by removed ones: the names that the
-// kernel tells of them, "NAME (deleted)", by which criu looks for them at the dump and opens
-// them at the restore. criu's own way, --link-remap, makes names of small numbers. Two dumped
-// jobs cannot have the same number in one directory, and criu removes the name early in a
-// restore, so that an image whose restore fails after that is lost.
+// giveNames gives names to the files that the tree uses by removed ones: the names that the kernel
+// tells of them, "NAME (deleted)", by which criu looks for them. criu's own way, --link-remap, makes
+// names of small numbers, of which two dumped jobs cannot have the same in one directory, and removes
+// them early in a restore, so that an image whose restore fails after that is lost.
 //
-// The function that it returns must be called once the dump has ended. It takes the names away
-// again unless there is an image.
+// The function that it returns must be called once the dump has ended. It takes the names away again
+// unless there is an image.
 func giveNames(log *slog.Logger, removed []preflight.RemovedName) (settle func(keep bool), err error) {
 	var given []func(keep bool) error
 	settle = func(keep bool) {
@@ -52,8 +51,8 @@ func giveNames(log *slog.Logger, removed []preflight.RemovedName) (settle func(k
 	return settle, nil
 }
 
-// giveName links a file to the name that the kernel tells of it. No link on the way is followed: whoever may have
-// put one there has fewer rights than we.
+// giveName links a file to the name that the kernel tells of it. No link on the way is followed:
+// whoever may have put one there has fewer rights than we.
 func giveName(name preflight.RemovedName) (settle func(keep bool) error, err error) {
 	top, err := unix.Open(filepath.Join("/proc", strconv.Itoa(name.PID), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

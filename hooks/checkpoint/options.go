@@ -17,10 +17,9 @@ import (
 	"cucriu/internal/proc"
 )
 
-// addNeeds finds the options that the tree needs, and adds those to the request that are not
-// in it. What it returns as record is for the image, so that the restore needs none of them.
-// record is nil if there is nothing to be recorded. removed are for [giveNames]. addNeeds refuses
-// what no option helps against.
+// addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
+// record is for the image, so that the restore needs none of them; nil if there is nothing to be
+// recorded. removed are for [giveNames]. It refuses what no option helps against.
 func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []preflight.RemovedName, err error) {
 	if options.ByHand {
 		return nil, nil, nil, nil
@@ -61,15 +60,15 @@ func (o *Options) answers(f preflight.Finding) bool {
 	return false
 }
 
-// gives reports whether something else is there in place of an option: what was given by hand,
-// or the names that [giveNames] makes.
+// gives reports whether something else is there in place of an option: what was given by hand, or the
+// names that [giveNames] makes.
 func (o *Options) gives(need preflight.Need) bool {
 	name, _, _ := strings.Cut(need.Option, " ")
 	return name == "--link-remap" || name == "--network-lock" && o.RPC.NetworkLock != nil || name == "--ghost-limit" && o.RPC.GhostLimit != nil
 }
 
-// addRecorded adds the options that an image was made with. It refuses a host that lacks
-// what the job was connected with.
+// addRecorded adds the options that an image was made with. It refuses a host that lacks what the job
+// was connected with.
 func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
 	if options.ByHand {
 		return nil

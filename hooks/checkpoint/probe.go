@@ -67,9 +67,9 @@ type probeRequest struct {
 }
 
 // Probe tries whether an image can be restored, beside the job that was dumped, which may run. criu
-// restores it up to the last stage at which a script can make it fail: then all processes are made,
-// and none has run an instruction of its own. They are ended there. All of it happens in new
-// namespaces and over overlays, and without the GPUs.
+// restores it up to the last stage at which a script can make it fail: all processes are made, and none
+// has run an instruction of its own. All of it happens in new namespaces and over overlays, and without
+// the GPUs.
 func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) image.Trial {
 	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone}
 	uses, err := criuimage.ReadUses(dir)
@@ -181,8 +181,8 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 	}
 }
 
-// probeRoom returns how much a trial may write, in bytes. It takes no more than half of the
-// memory and of the threads that are left to the job.
+// probeRoom returns how much a trial may write, in bytes. It takes no more than half of the memory and
+// of the threads that are left to the job.
 func probeRoom(uses criuimage.Uses) (int64, error) {
 	threads, err := proc.System{}.TaskRoom(os.Getpid())
 	if err != nil {
@@ -209,8 +209,8 @@ func probeRoom(uses criuimage.Uses) (int64, error) {
 	return min(left, mostWritten), nil
 }
 
-// ProbeInside is the first process of the sandbox. putBack makes the files of the job what they
-// were at the dump.
+// ProbeInside is the first process of the sandbox. putBack makes the files of the job what they were at
+// the dump.
 func ProbeInside(ctx context.Context, in io.Reader, out io.Writer, putBack func(ctx context.Context, dir string) error) error {
 	decoder := json.NewDecoder(in)
 	var r probeRequest
@@ -337,9 +337,8 @@ func (r *probeRequest) restore(ctx context.Context, dir string) (t image.Trial, 
 	return judgeTrial(criuutil.ReadFailure(bytes.NewReader(log)), err), nil
 }
 
-// ofSandbox matches errors of criu that a sandbox may cause by itself, or the changes that the
-// running job has made to its files since the dump: by where they are in criu's source, or by
-// what they say.
+// ofSandbox matches errors of criu that a sandbox, or the running job's changes to its files, may
+// cause: by where they are in criu's source, or by what they say.
 var ofSandbox = regexp.MustCompile(`^\((?:criu/|soccr/)?(?:sk-|sockets|net|tun|soccr|tty|file-lock|fsnotify|cgroup|mount|lsm|apparmor|autofs|image|protobuf|page|shmem|memfd|hugetlb)[^)]*\)` +
 	`|No space left|Cannot allocate memory|Read-only file system|Permission denied|not permitted|Too many open files|quota exceeded|Address already in use|No such device|Resource temporarily unavailable` +
 	`|Can't open |Can't link |Can't unlink |bad size|bad mode|[Gg]host|remap|Can't fork for|intersects with|do not match expected`)

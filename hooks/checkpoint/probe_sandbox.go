@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sandbox is the file system of a trial restore. Each mount of this mount namespace is seen through
-// an overlay, so that names, locks, FIFOs and sockets are not those of the dumped job, and what is
-// written goes into memory and away with the sandbox.
+// sandbox is the file system of a trial restore. Each mount is seen through an overlay, so that names,
+// locks, FIFOs and sockets are not those of the dumped job, and what is written goes away with the
+// sandbox.
 type sandbox struct {
 	upper  int // descriptor of the directory in memory
 	locked bool
@@ -25,9 +25,9 @@ type sandbox struct {
 // seenReadOnly are file systems that hold no files of a job. /proc and the terminals are made anew.
 var seenReadOnly = []string{"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "configfs", "pstore", "efivarfs", "binfmt_misc", "autofs", "nsfs", "fusectl", "rpc_pipefs"}
 
-// enterSandbox changes the root directory. It must run in a mount namespace that was made for
-// it. base is an empty directory, and size how much may be written, in bytes. locked says that the
-// image has locks on files, which single files that are mounted would share with the job.
+// enterSandbox changes the root directory, in a mount namespace that was made for it. base is an empty
+// directory, and size how much may be written, in bytes. locked says that the image has locks on files,
+// which single files that are mounted would share with the job.
 func enterSandbox(base string, size int64, locked bool) (*sandbox, error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("detach the mounts: %w", err)

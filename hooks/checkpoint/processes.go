@@ -23,14 +23,13 @@ import (
 type CUDAProcess struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
-	// State is the driver's ("running", "locked", "checkpointed", "failed"), or "unknown".
-	// Note says why it is unknown, or that the process is stopped.
+	// State is the driver's ("running", "locked", "checkpointed", "failed"), or "unknown". Note says
+	// why it is unknown, or that the process is stopped.
 	State string `json:"state"`
 	Note  string `json:"note,omitempty"`
 	// GPUs are the GPUs that the process can see.
 	GPUs []cudackpt.GPU `json:"gpus"`
-	// MemoryBytes is what the process holds on each GPU now: nothing while it is
-	// checkpointed.
+	// MemoryBytes is what the process holds on each GPU now: nothing while it is checkpointed.
 	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
 }
 
@@ -42,9 +41,8 @@ const (
 // askTimeout bounds how long the driver is asked about one process.
 const askTimeout = 5 * time.Second
 
-// Processes finds the CUDA processes of this host that this program may look at. It
-// disturbs none of them: a process that is stopped or frozen cannot answer, and its state
-// stays unknown.
+// Processes finds the CUDA processes of this host that this program may look at. It disturbs none of
+// them: one that is stopped or frozen cannot answer, and its state stays unknown.
 func Processes(ctx context.Context, env *session.Env) ([]CUDAProcess, error) {
 	env = env.Filled()
 	all, err := procfs.AllProcs()
@@ -126,9 +124,8 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 	return answer.String(), ""
 }
 
-// States describes the processes with these pids, which must have CUDA. If a process is
-// stopped, its restore thread runs until the driver has answered, unless a dump, a restore,
-// a suspend or a resume is at work on the process.
+// States describes the processes with these pids, which must have CUDA. If one is stopped, its restore
+// thread runs until the driver has answered, unless a session is at work on the process.
 func States(ctx context.Context, env *session.Env, pids []int) ([]CUDAProcess, error) {
 	env = env.Filled()
 	driver, err := env.OpenDriver()

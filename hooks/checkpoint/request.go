@@ -28,28 +28,26 @@ import (
 
 // Options is how a dump or restore drives criu.
 type Options struct {
-	// Path is the criu to run. If it is empty, criu is looked up in PATH and where root's
-	// programs lie.
+	// Path is the criu to run. If it is empty, criu is looked up in PATH and where root's programs lie.
 	Path string
-	// RPC are the options by criu's own names. What Dump and Restore decide by themselves
-	// (the folders and notifications) they set in a copy. They set LogFile in RPC itself if
-	// it is nil.
+	// RPC are the options by criu's own names. Dump and Restore set what they decide by themselves (the
+	// folders and notifications) in a copy, and LogFile in RPC itself if it is nil.
 	RPC *rpc.CriuOpts
-	// ConfigFile holds options that have no place in RPC, in the form of criu's
-	// configuration files. It is empty if there are none.
+	// ConfigFile holds options that have no place in RPC, in the form of criu's configuration files. It
+	// is empty if there are none.
 	ConfigFile string
-	// WorkDir is where criu's log and statistics go. If it is empty, they go to a folder in
-	// the run directory.
+	// WorkDir is where criu's log and statistics go. If it is empty, they go to a folder in the run
+	// directory.
 	WorkDir string
 	// LeaveStopped is criu's -s.
 	LeaveStopped bool
-	// ByHand says that only the options in RPC count: a dump does not look for those that
-	// the tree needs, and a restore not for those that the image was made with.
+	// ByHand says that only the options in RPC count: a dump does not look for those that the tree
+	// needs, and a restore not for those that the image was made with.
 	ByHand bool
-	// Output is what a restored job gets in place of pipes into which it wrote for processes
-	// outside of the image. If it is nil, this is our standard output. A pipe that was the
-	// job's standard error alone becomes our standard error. If that is itself a pipe, the
-	// job gets it only if it becomes our child (RstSibling), else /dev/null.
+	// Output is what a restored job gets in place of pipes into which it wrote for processes outside of
+	// the image; nil for our standard output. A pipe that was the job's standard error alone becomes
+	// our standard error. If that is itself a pipe, the job gets it only if it becomes our child
+	// (RstSibling), else /dev/null.
 	Output *os.File
 
 	// Stderr, if it is set, takes the place of our standard error in that.
@@ -61,22 +59,21 @@ type Options struct {
 	// CloseOutside has TCP connections whose other end is not in the image restored as closed.
 	CloseOutside bool
 
-	// AtStandstill, if it is set, is called on a dump once criu has written its images into
-	// dir. No process of the tree runs then. If it returns an error, the dump fails.
+	// AtStandstill, if it is set, is called on a dump once criu has written its images into dir. No
+	// process of the tree runs then. If it returns an error, the dump fails.
 	AtStandstill func(ctx context.Context, dir string) error
 
 	// Written, if it is set, is told of the files of the GPU state as they grow: see
 	// [pages.Files.Written].
 	Written func(f *os.File, offset, size int64)
 
-	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If
-	// it cannot, the dump fails and the job runs on. ProbeCommand is what calls [ProbeInside].
+	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If it
+	// cannot, the dump fails and the job runs on. ProbeCommand is what calls [ProbeInside].
 	Probe        bool
 	ProbeCommand []string
 
-	// Hold, if it is set, keeps the job held once criu is through, until [watch.Decide]: a
-	// dumped job with its GPU state in the image, a restored one complete. The processes of a
-	// dump are left stopped then.
+	// Hold, if it is set, keeps the job held once criu is through, until [watch.Decide]: a dumped job
+	// with its GPU state in the image, and stopped; a restored one complete.
 	Hold *journal.Hold
 }
 
@@ -99,8 +96,8 @@ type Result struct {
 	Trial *image.Trial  `json:"trial,omitempty"`
 	Bytes int64         `json:"image_bytes"`
 	Total time.Duration `json:"total_ns"`
-	// Downtime is how long the job did not run: on a dump from the lock on, on a restore
-	// the whole time.
+	// Downtime is how long the job did not run: on a dump from the lock on, on a restore the whole
+	// time.
 	Downtime time.Duration `json:"downtime_ns"`
 }
 
@@ -171,8 +168,8 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 	return d, nil
 }
 
-// startSwrk starts criu. What criu prints beside its log would end up in the middle of our own
-// lines, so it goes to a file, which [drive.said] reads.
+// startSwrk starts criu. What criu prints beside its log would end up in the middle of our own lines,
+// so it goes to a file, which [drive.said] reads.
 func (d *drive) startSwrk(path string, env []string) (err error) {
 	if d.output, err = os.CreateTemp(d.workDir, string(d.kind)+"-*.out"); err != nil {
 		return fmt.Errorf("folder for criu's log: %w", err)
@@ -216,8 +213,8 @@ func emptyDir(runDir string) (string, error) {
 
 const keepLogs = 32 // folders of criu's logs in the run directory
 
-// prepareWorkDir makes a folder for criu's log if the user has named none, and drops the
-// oldest of these folders.
+// prepareWorkDir makes a folder for criu's log if the user has named none, and drops the oldest of
+// these folders.
 func (d *drive) prepareWorkDir() error {
 	if d.options.WorkDir != "" {
 		d.workDir = d.options.WorkDir
@@ -307,9 +304,8 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	return response, d.explained(err, said)
 }
 
-// configFile names a configuration file for criu: the user's, with the options added for
-// which RPC has no place, or has one only in the newest criu. An older criu would pass over
-// them in silence.
+// configFile names a configuration file for criu: the user's, with what has no place in RPC, or has one
+// only in the newest criu, which an older one would pass over in silence.
 func (d *drive) configFile() (string, error) {
 	if !d.options.LeaveStopped {
 		return d.options.ConfigFile, nil
@@ -329,8 +325,8 @@ func (d *drive) configFile() (string, error) {
 	return path, nil
 }
 
-// notified does a stage. Once the caller has given up, the next stage that can still abort
-// does so. Everything is then undone, in criu and here.
+// notified does a stage. Once the caller has given up, the next stage that can still abort does so.
+// Everything is then undone, in criu and here.
 func (d *drive) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
 	if action == criuutil.StagePreDump {
@@ -388,8 +384,8 @@ func (d *drive) noCriu(err error) error {
 	return fmt.Errorf("%w: is %s a CRIU of version 4.0 or newer (%s --version)?", err, d.path, d.path)
 }
 
-// explained adds to the error of a request what criu has logged and said: the cause comes
-// first, then what to do about it.
+// explained adds to the error of a request what criu has logged and said: the cause comes first, then
+// what to do about it.
 func (d *drive) explained(err error, said string) error {
 	failed := new(criuutil.CriuError)
 	answered := errors.As(err, &failed)

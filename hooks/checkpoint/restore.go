@@ -15,11 +15,10 @@ import (
 	"cucriu/internal/watch"
 )
 
-// Restore has criu restore the image in dir, and returns once the job runs, or is held as the
-// options say. After an error
-// no process of it is left and the image is intact, unless the error wraps
-// [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused]
-// tells whether criu had created anything.
+// Restore has criu restore the image in dir, and returns once the job runs, or is held as the options
+// say. After an error no process of it is left and the image is intact, unless the error wraps
+// [hooks.ErrNotBack] or the configuration says to leave the processes. [preflight.Refused] tells
+// whether criu had created anything.
 func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
 	hook = hook.Filled()
 	dir, err := filepath.Abs(dir)
@@ -79,8 +78,8 @@ func restoreFate(s *journal.Session, answered bool) string {
 	return s.Message
 }
 
-// rearmTimers starts the periodic timers of the restored processes again that criu restores dead.
-// The hook does so for trees that use CUDA; others have no session.
+// rearmTimers starts the periodic timers of the restored processes again that criu restores dead. The
+// hook does so for trees that use CUDA; others have no session.
 func (d *drive) rearmTimers() {
 	root, err := strconv.Atoi(d.stage.InitPID)
 	if err != nil {

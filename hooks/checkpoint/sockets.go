@@ -15,9 +15,9 @@ import (
 	"cucriu/internal/journal"
 )
 
-// changedImages returns the directory from which criu restores: that of the image, or, if sockets
-// are to be restored in another way than they were dumped, one of links to its files. The image
-// itself stays as it is: others may restore it, too, or have its files in theirs.
+// changedImages returns the directory from which criu restores: that of the image, or, if sockets are
+// to be restored in another way than they were dumped, one of links to its files. Others may use the
+// image itself.
 func (d *drive) changedImages() (dir string, release func(), err error) {
 	dir, release = d.stage.ImageDir, func() {}
 	if d.kind != journal.KindRestore {
@@ -57,10 +57,10 @@ func withChangedFiles(dir, links, target string, changes criuimage.FileChanges) 
 	return links, err
 }
 
-// Each CUDA process listens on an abstract UNIX socket, for others that share its memory. libcuda
-// names it after the number of the process's pid namespace and its pid there. The kernel gives the
-// number of a namespace that has ended to a later one, and a CUDA process whose name is taken does
-// not start. So a restored process gets the name of the namespace that it is restored in.
+// Each CUDA process listens on an abstract UNIX socket that libcuda names after the number of its pid
+// namespace and its pid there. The kernel gives the number of a namespace that has ended to a later
+// one, and a CUDA process whose name is taken does not start. So a restored process gets the name of
+// the namespace that it is restored in.
 var (
 	cudaSocket = regexp.MustCompile("^\x00(cuda-uvmfd-)([0-9]+)(-[0-9]+)(\x00*)$")
 	cudaListed = regexp.MustCompile("@cuda-uvmfd-[0-9]+-[0-9]+")

@@ -15,12 +15,10 @@ import (
 	"cucriu/internal/session"
 )
 
-// Suspend checkpoints processes in place, without criu: their GPU memory moves into host
-// memory, and their GPUs are free. It goes the way of a dump: the processes are locked
-// while they run, then stopped, and only then checkpointed, because a thread that
-// synchronized with the GPU would die. They are left stopped until [Hook.Resume]. A SIGCONT
-// runs none of their threads, unless a warning says that one of the processes could not be
-// parked. After an error, or if this program is killed, they run on.
+// Suspend checkpoints processes in place, without criu: their GPU memory moves into host memory, and
+// their GPUs are free. They are left stopped until [Resume]. A SIGCONT runs none of their threads,
+// unless a warning says that a process could not be parked. After an error, or if this program is
+// killed, they run on.
 func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Status, err error) {
 	env = env.Filled()
 	d := &engine.Suspension{Env: env}
@@ -71,8 +69,8 @@ func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Statu
 	return session.StatusOf(d.Session.Session), err
 }
 
-// beginSuspend begins a session for processes, at the step that they have reached. This
-// program stands in for criu.
+// beginSuspend begins a session for processes, at the step that they have reached. This program stands
+// in for criu.
 func beginSuspend(env *session.Env, members []journal.Member, step journal.Step) (*session.Session, error) {
 	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
@@ -81,8 +79,8 @@ func beginSuspend(env *session.Env, members []journal.Member, step journal.Step)
 	return env.NewSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: session.AncestorsOf(members), Step: step}, session.ByCommand, 0)
 }
 
-// noteSuspended notes that the session waits for its resume, and kills the watcher. message is
-// why an earlier resume failed; empty if there was none.
+// noteSuspended notes that the session waits for its resume, and kills the watcher. message is why an
+// earlier resume failed; empty if there was none.
 func noteSuspended(s *session.Session, message string) error {
 	s.Stuck, s.Message = false, message
 	if err := s.DoStep(journal.StepSuspended, func() error { return nil }); err != nil {
@@ -91,15 +89,11 @@ func noteSuspended(s *session.Session, message string) error {
 	return session.KillWatcher(&s.Record)
 }
 
-// Resume brings processes back from whatever state they are in: running, locked or
-// checkpointed; stopped or not; suspended, or left so by a command that was killed.
-// Processes that were suspended together are resumed together, on the GPUs to which the
-// configuration maps them. It returns the sessions that it has closed. After an error the
-// processes are as they were, and Resume can be tried again.
-//
-// If something else has checkpointed a process, nobody knows how much GPU memory its
-// restore takes, and a process that runs out of memory is lost. With force, Resume tries
-// all the same.
+// Resume brings processes back from whatever state they are in. Those that were suspended together are
+// resumed together, on the GPUs to which the configuration maps them. It returns the sessions that it
+// has closed. After an error the processes are as they were, and Resume can be tried again. If
+// something else has checkpointed a process, nobody knows how much GPU memory its restore takes, and a
+// process that runs out of memory is lost: only with force does Resume try.
 func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resumed []session.Status, err error) {
 	env = env.Filled()
 	defer func() {
@@ -147,8 +141,8 @@ func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resu
 	return append(resumed, session.StatusOf(s.Session)), nil
 }
 
-// suspendedSession finds and locks the session in which a process was suspended. It returns
-// nil if there is none.
+// suspendedSession finds and locks the session in which a process was suspended. It returns nil if
+// there is none.
 func suspendedSession(ctx context.Context, env *session.Env, pid int) (*session.Session, error) {
 	s, err := sessionOfProcess(env.Config.RunDir, pid)
 	if err != nil || s == nil {
@@ -175,9 +169,8 @@ func suspendedSession(ctx context.Context, env *session.Env, pid int) (*session.
 	return env.TakeOn(s, session.ByCommand), nil
 }
 
-// adopt begins a session for processes that no session knows. It returns nil if they all
-// run. They are let run in the end, even if they are stopped: that is how processes look
-// whose journal was lost.
+// adopt begins a session for processes that no session knows; nil if they all run. They are let run in
+// the end, even if they are stopped: that is how processes look whose journal was lost.
 func adopt(ctx context.Context, env *session.Env, pids []int, force bool) (*session.Session, error) {
 	d := &engine.Suspension{Env: env}
 	defer d.LetGo()
@@ -265,8 +258,8 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 	return errors.Join(err, f.Err("runs"))
 }
 
-// requireRoom refuses to resume what was suspended if the GPUs lack the memory for it,
-// before any process is touched. The memory is checked again just before the restore.
+// requireRoom refuses to resume what was suspended if the GPUs lack the memory for it, before any
+// process is touched. The memory is checked again just before the restore.
 func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver) error {
 	if !s.Suspended() || s.BackBegun {
 		return nil // how far the suspend, or an earlier resume, came is found out on the way back

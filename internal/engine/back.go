@@ -16,24 +16,18 @@ import (
 	"cucriu/internal/session"
 )
 
-// BringBack is the one way back. It takes the processes from whatever state they are in
-// (running, locked or checkpointed; running, stopped or frozen) to running. It does each
-// step for all of them in parallel, and finishes it before the next begins. It may be cut
-// off at any point and begun again.
+// BringBack is the one way back. It takes the processes from whatever state they are in (running,
+// locked or checkpointed; running, stopped or frozen) to running. Each step is finished for all of them
+// before the next begins. It may be cut off at any point and begun again.
 //
-// A process that may be checkpointed is restored with all its other threads stopped,
-// because a thread that synchronized would die. A process that is locked is unlocked with
-// every thread running: the driver's unlock waits for ever for a thread that was stopped
-// inside the driver, and from the restore on a thread may run safely. So a run that begins
-// again after the restore stops nothing: an unlock that was given up may still be under
-// way.
+// A process that may be checkpointed is restored with all its other threads stopped, because a thread
+// that synchronized would die. A locked one is unlocked with every thread running: the driver's unlock
+// waits without end for a thread that was stopped inside the driver, and from the restore on a thread
+// may run safely. So a run that begins again after the restore stops nothing.
 //
-// A process that was stopped before we came stays stopped, and so do all of them under
-// criu's -s: their threads run under trace while they are unlocked. A container that was
-// paused stays paused.
-//
-// After an error the processes are left as they are, for the next try or for the caller to
-// decide.
+// A process that was stopped before we came stays stopped, and so do all of them under criu's -s: their
+// threads run under trace while they are unlocked. A container that was paused stays paused. After an
+// error the processes are left as they are.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
 	b := &wayBack{Session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
@@ -82,8 +76,7 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 // ErrHeld ends the way back at the point where a held restore waits for its decision.
 var ErrHeld = errors.New("the job is complete, and held until it is decided what becomes of it")
 
-// StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told
-// of it.
+// StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told of it.
 const StepRestoreGPU = "restore"
 
 // wayBack is one run of the way back.
@@ -123,8 +116,8 @@ func (b *wayBack) do(ctx context.Context, name string, step func(context.Context
 	return nil
 }
 
-// findCUDA finds the processes that have CUDA state. A process that has executed another
-// program since has none to bring back, and only needs to go on.
+// findCUDA finds the processes that have CUDA state. A process that has executed another program since
+// has none to bring back, and only needs to go on.
 func (b *wayBack) findCUDA(ctx context.Context) error {
 	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *Target) bool { return !t.Alive() })
 	for _, t := range b.all {
@@ -140,8 +133,8 @@ func (b *wayBack) findCUDA(ctx context.Context) error {
 	return nil
 }
 
-// stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued
-// before the thaw, and takes effect before a thawed thread runs on.
+// stop brings every thread into the group-stop, out of a freezer too: the SIGSTOP is queued before the
+// thaw, and takes effect before a thawed thread runs on.
 func (b *wayBack) stop(ctx context.Context) error {
 	if err := SignalAll(b.cuda, unix.SIGSTOP); err != nil {
 		return err
@@ -155,8 +148,8 @@ func (b *wayBack) stop(ctx context.Context) error {
 	return b.parallel(func(t *Target) error { return inject.ReturnBorrowed(ctx, b.BorrowedFile(t.PID)) })
 }
 
-// trace lets the restore threads run, and nothing else. It leaves out the processes that
-// lack memory: restore lets their threads run once the memory is filled in.
+// trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:
+// restore lets their threads run once the memory is filled in.
 func (b *wayBack) trace(ctx context.Context) error {
 	if err := b.parallel(func(t *Target) error { return b.checkDropped(ctx, t) }); err != nil {
 		return err
@@ -228,8 +221,8 @@ func (b *wayBack) letOthersRun(context.Context) error {
 // pause freezes a container again if it was paused before.
 func (b *wayBack) pause(ctx context.Context) error { return FreezeAll(ctx, b.toPause) }
 
-// parallel does a step for every process with CUDA state. A process that ends meanwhile has
-// no way back and needs none; only on a restore is its end an error.
+// parallel does a step for every process with CUDA state. A process that ends meanwhile has no way back
+// and needs none; only on a restore is its end an error.
 func (b *wayBack) parallel(do func(*Target) error) error {
 	return Parallel(b.cuda, func(t *Target) error {
 		err := do(t)
@@ -240,8 +233,8 @@ func (b *wayBack) parallel(do func(*Target) error) error {
 	})
 }
 
-// releaseConnections gives the tree back the TCP connections that criu held back for its dump, if
-// criu was killed or was to leave the tree stopped. Without them, the job goes on all the same.
+// releaseConnections gives the tree back the TCP connections that criu held back for its dump, if criu
+// was killed or was to leave the tree stopped. Without them, the job goes on all the same.
 func (b *wayBack) releaseConnections(ctx context.Context) error {
 	if b.Kind != journal.KindDump {
 		return nil

@@ -19,9 +19,8 @@ import (
 func (t *Target) lacksMemory() bool { return t.Member.Pages != nil && t.Member.Pages.Dropped }
 
 // checkDropped asks the driver whether a process that lacks memory, by the journal, is still
-// checkpointed. If the journal could not be written, it says less than has been done. Then
-// the driver has restored the process and freed the memory, and what is at those addresses
-// now is the job's own.
+// checkpointed. If the journal could not be written, the process may have been restored since, and what
+// is at those addresses is the job's own.
 func (b *wayBack) checkDropped(ctx context.Context, t *Target) error {
 	if !t.lacksMemory() {
 		return nil
@@ -33,9 +32,8 @@ func (b *wayBack) checkDropped(ctx context.Context, t *Target) error {
 	return err
 }
 
-// isCheckpointed asks the driver about a process that is stopped. Only its restore thread
-// runs meanwhile. That thread does not look at the memory until it is told to restore, and
-// nobody tells it to before the memory is there.
+// isCheckpointed asks the driver about a stopped process. Only its restore thread runs meanwhile, which
+// does not look at the memory until it is told to restore.
 func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 	tracer := inject.NewTracer()
 	var state cudackpt.State
@@ -47,11 +45,9 @@ func isCheckpointed(ctx context.Context, t *Target) (bool, error) {
 	return state == cudackpt.StateCheckpointed, err
 }
 
-// fill brings back the memory that was dropped in a process, while none of its threads run.
-// Its restore thread runs only once all of the memory is there.
-//
-// fill may be cut off and begun again. Once it is through, the journal says so, because the
-// driver may free the memory from then on.
+// fill brings back the memory that was dropped in a process, while none of its threads run. It may be
+// cut off and begun again. Once it is through, the journal says so, because the driver may free the
+// memory from then on.
 func (b *wayBack) fill(ctx context.Context, t *Target) error {
 	if err := b.fillIn(ctx, t); err != nil {
 		return fmt.Errorf("the GPU state of process %d (%s): %w", t.PID, t.Member.Name, err)
@@ -108,8 +104,8 @@ func (s watchedSource) Get(i int, buffer []byte) (pages.Chunk, error) {
 	return s.Source.Get(i, buffer)
 }
 
-// makeAccessible makes dropped memory accessible again, in huge pages where the kernel has
-// them: both the copying and the driver are quicker with them.
+// makeAccessible makes dropped memory accessible again, in huge pages where the kernel has them: both
+// the copying and the driver are quicker with them.
 func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.Range) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
 	defer cancel()
@@ -125,8 +121,7 @@ func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.R
 		return err
 	}
 	defer func() {
-		// Return it past the deadline, too: otherwise the next try could not have the
-		// thread.
+		// Return it past the deadline, too: otherwise the next try could not have the thread.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ReleaseTimeout)
 		defer cancel()
 		err = errors.Join(err, lent.Return(ctx))
@@ -150,8 +145,8 @@ func (b *wayBack) makeAccessible(ctx context.Context, t *Target, ranges []proc.R
 	return nil
 }
 
-// ignoreEINVAL ignores EINVAL from advice about huge pages: a kernel without transparent
-// huge pages does not know it.
+// ignoreEINVAL ignores EINVAL from advice about huge pages: a kernel without transparent huge pages
+// does not know it.
 func ignoreEINVAL(err error) error {
 	if errors.Is(err, unix.EINVAL) {
 		return nil

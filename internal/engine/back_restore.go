@@ -9,8 +9,7 @@ import (
 	"cucriu/hooks/preflight"
 )
 
-// memoryNeed returns how much GPU memory the restore of the checkpointed processes will
-// take.
+// memoryNeed returns how much GPU memory the restore of the checkpointed processes will take.
 func (b *wayBack) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
 	defer cancel()
@@ -20,8 +19,8 @@ func (b *wayBack) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) 
 			need.Add(t.Member.MemoryBytes, t.Member.Pairs)
 			continue
 		}
-		// A checkpoint or restore goes on by itself after the program that began it was
-		// killed. The driver answers when it is through.
+		// A checkpoint or restore goes on by itself after the program that began it was killed. The
+		// driver answers when it is through.
 		state, err := t.CUDA.State(ctx)
 		if err != nil {
 			return nil, err
@@ -36,9 +35,8 @@ func (b *wayBack) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) 
 	return need, nil
 }
 
-// restore moves the GPU state of the checkpointed processes back, if the GPUs have the
-// memory for all of them. While the driver works on the first process, the memory of the
-// next is filled in.
+// restore moves the GPU state of the checkpointed processes back, if the GPUs have the memory for all
+// of them. While the driver works on the first process, the memory of the next is filled in.
 func (b *wayBack) restore(ctx context.Context) error {
 	need, err := b.memoryNeed(ctx)
 	if err != nil {

@@ -9,9 +9,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// Trace lets the restore threads run, and nothing else: the driver works through them. Before
-// that it looks for what has come since the inspection: another process, too, may have begun to
-// share memory.
+// Trace lets the restore threads run, and nothing else. Before that it looks for what has come since
+// the inspection: another process, too, may have begun to share memory.
 func (s *Suspension) Trace(ctx context.Context) error {
 	if err := s.lookAgain(); err != nil {
 		return err
@@ -63,12 +62,9 @@ func (s *Suspension) Release(ctx context.Context) error {
 	})
 }
 
-// measureStaged takes the size of the staging memory for what a restore will take, where
-// NVML did not tell. The size is what the process's memory has grown by since before the
-// checkpoint, while none of the job's threads ran. On an H100 that was what NVML would have
-// listed, contexts included, and 10 MiB more; it was nothing for a process without a
-// context. Any GPU that the process sees may have to take all of it. measureStaged does
-// nothing if more is known of the process, or if it was not seen before its checkpoint.
+// measureStaged takes the size of the staging memory for what a restore will take, where NVML did not
+// tell: what the process's memory has grown by since before the checkpoint. On an H100 that was what
+// NVML would have listed, and 10 MiB more. Any GPU that the process sees may have to take all of it.
 func (t *Target) measureStaged() error {
 	m := t.Member
 	if m.MemoryBytes != nil || m.PrivateBefore == 0 {

@@ -29,8 +29,8 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 	return BringBack(ctx, driver, s, targets)
 }
 
-// PlanPairs makes the plan from the GPUs that the processes see now (a container may see less
-// than its host), and gives every member its pairs.
+// PlanPairs makes the plan from the GPUs that the processes see now (a container may see less than its
+// host), and gives every member its pairs.
 func PlanPairs(driver *cudackpt.Driver, s *session.Session) error {
 	var visible []cudackpt.GPU
 	captured := make([][]cudackpt.GPU, len(s.Members))

@@ -14,13 +14,9 @@ import (
 	"cucriu/internal/session"
 )
 
-// Lock keeps the GPU idle: no new work is taken, and what runs has ended. It locks
-// all processes or none, because one that is locked keeps the others' collectives from
-// ending. See [locking] for the order.
-//
-// Locking takes more of a process than its restore thread: the driver waits for ever for
-// one of its other threads, whatever the timeout. So the processes that were stopped before
-// we came run under trace for the moment that it takes.
+// Lock keeps the GPUs idle. It locks all processes or none, because one that is locked keeps the
+// others' collectives from ending: see [locking]. The driver waits without end for a thread that does
+// not run, so the processes that were stopped before we came run under trace for that moment.
 func (s *Suspension) Lock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
 	defer cancel()
@@ -39,8 +35,8 @@ func (s *Suspension) Lock(ctx context.Context) error {
 	return ReleaseThreads(ctx, s.tracer, stoppedBefore(s.Targets))
 }
 
-// measure notes how much memory each process holds on each GPU, because its restore will
-// take as much. A locked process cannot allocate more.
+// measure notes how much memory each process holds on each GPU, because its restore will take as much.
+// A locked process cannot allocate more.
 func (s *Suspension) measure(ctx context.Context) error {
 	if len(s.Targets) == 0 { // a migration holds trees without CUDA, too, and then there is no driver
 		return nil
@@ -80,8 +76,8 @@ func (s *Suspension) lookAgain() error {
 	return nil
 }
 
-// StatesOf asks for the state of every process. Only a process that runs can answer. If it
-// was stopped before we came, its restore thread runs for as long as the answer takes.
+// StatesOf asks for the state of every process. Only a process that runs can answer. If it was stopped
+// before we came, its restore thread runs for as long as the answer takes.
 func StatesOf(ctx context.Context, targets []*Target, tell func(*Target, cudackpt.State) error) error {
 	stopped := stoppedBefore(targets)
 	tracer := inject.NewTracer()
@@ -106,8 +102,8 @@ func stoppedBefore(targets []*Target) []*Target {
 	return slices.DeleteFunc(slices.Clone(targets), func(t *Target) bool { return !t.Member.Stopped })
 }
 
-// UnlockAll unlocks what is locked, by this program or not. It brings the processes up as a
-// session that has got no further than its locks.
+// UnlockAll unlocks what is locked, by this program or not. It brings the processes up as a session
+// that has got no further than its locks.
 func (s *Suspension) UnlockAll(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -11,18 +11,14 @@ import (
 	"cucriu/internal/session"
 )
 
-// locking locks processes that may wait for each other. A lock holds back new work at once,
-// and ends when the work in flight has ended. Among ranks that all-reduce, one that never
-// synchronizes runs ahead of the others: its collectives in flight end only when the others
-// have launched theirs. So the first rank that is locked stands in the way of those that
-// are further on.
+// locking locks processes that may wait for each other. A lock holds back new work at once, and ends
+// when the work in flight has ended. Among ranks that all-reduce, one that never synchronizes runs
+// ahead: its collectives end only when the others have launched theirs. So the first rank that is
+// locked stands in the way of those that are further on.
 //
-// Therefore a process whose lock does not end stays held, and the processes that are locked
-// are let run until it does. By then they have launched the last collective that it has,
-// and they are locked at once, before they launch one more. If some of them were too quick
-// for that, they are held next. A held process does not move, and each of the others is
-// stopped as soon as it has caught up. So they come closer with every round, until all are
-// level.
+// Therefore a process whose lock does not end stays held, and those that are locked are let run until
+// it does, and are locked again at once. If some were too quick for that, they are held next. A held
+// process does not move, so they come closer with every round, until all are level.
 type locking struct {
 	*Suspension
 	since      time.Time
@@ -40,16 +36,15 @@ type lockAnswer struct {
 }
 
 const (
-	// lockGrace is how much longer a call may take than it was told, past the deadline too.
-	// A call that takes longer waits for a thread that does not run.
+	// lockGrace is how much longer a call may take than it was told, past the deadline too. A call that
+	// takes longer waits for a thread that does not run.
 	lockGrace = 3 * time.Second
-	// leastTry is the least time from one call to the next. It keeps us from asking a
-	// driver that refuses at once without end.
+	// leastTry is the least time from one call to the next. It keeps us from asking a driver that
+	// refuses at once without end.
 	leastTry = 10 * time.Millisecond
 )
 
-// lockAll locks all processes within ctx. After an error the caller must unlock those that
-// are locked.
+// lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
 func (s *Suspension) lockAll(ctx context.Context) error {
 	l := &locking{
 		Suspension: s, since: time.Now(),
@@ -90,8 +85,8 @@ func (l *locking) level(ctx context.Context) error {
 	}
 }
 
-// ask begins the lock of a process. It tells the driver to take no longer than lock.try: if
-// we are killed, the driver soon gives up by itself.
+// ask begins the lock of a process. It tells the driver to take no longer than lock.try: if we are
+// killed, the driver soon gives up by itself.
 func (l *locking) ask(ctx context.Context, t *Target) {
 	try := l.Config.Lock.Try
 	patience := try + lockGrace
@@ -129,9 +124,9 @@ func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
 	return a.err
 }
 
-// awaitLocks waits until all are locked, or until those that are not have had their time since
-// the last one was locked: processes that are level are locked at about the same moment.
-// That time grows, because the last work of some may take longer.
+// awaitLocks waits until all are locked, or until those that are not have had their time since the last
+// one was locked: processes that are level are locked at about the same moment. That time grows,
+// because the last work of some may take longer.
 func (l *locking) awaitLocks(ctx context.Context) error {
 	var followed <-chan time.Time // never, while nobody is locked
 	giveTime := func() { followed = time.After(min(20*time.Millisecond+time.Since(l.since)/8, l.Config.Lock.Try)) }
@@ -165,8 +160,8 @@ func (l *locking) unlockAllLocked(ctx context.Context) error {
 	})
 }
 
-// catchUp lets the processes that are not held run until one that is held is locked, or
-// until the window is over.
+// catchUp lets the processes that are not held run until one that is held is locked, or until the
+// window is over.
 func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, error) {
 	over := time.After(window)
 	for {
@@ -187,8 +182,8 @@ func (l *locking) unlocked() []*Target {
 	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.locked })
 }
 
-// tooLong says which processes kept running: those that were never locked, whichever others
-// were let run. If there are none, it says that the processes never came level.
+// tooLong says which processes kept running: those that were never locked, whichever others were let
+// run. If there are none, it says that the processes never came level.
 func (l *locking) tooLong(ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted: %w", context.Cause(ctx))

@@ -13,14 +13,11 @@ import (
 	"cucriu/internal/session"
 )
 
-// A stop does not hold a checkpointed job. Anybody's SIGCONT ends it (a logout, timeout(1),
-// systemd, scancel), and a thread that then synchronizes with the GPU dies. So every thread
-// of the tree is parked in the stop before the first checkpoint, and gets its own registers
-// back after the last restore: see [inject.Parked]. What the threads need for that is in
-// the session's directory and, for a restore, in the manifest.
-//
-// The restore threads are not parked. They wait for the driver's commands, and run none of
-// the job's code.
+// A stop does not hold a checkpointed job: anybody's SIGCONT ends it (a logout, timeout(1), systemd,
+// scancel), and a thread that then synchronizes with the GPU dies. So every thread of the tree is
+// parked before the first checkpoint, and gets its own registers back after the last restore: see
+// [inject.Parked]. They are in the session's directory and in the manifest. The restore threads, which
+// run none of the job's code, are not parked.
 
 // Park parks a process, except for the threads in except.
 func Park(ctx context.Context, s *session.Session, process *proc.Process, except ...int) (*inject.Parked, error) {
@@ -36,8 +33,8 @@ func Park(ctx context.Context, s *session.Session, process *proc.Process, except
 	}
 }
 
-// Park parks the CUDA processes. A process that cannot be parked (by this kernel
-// or architecture, or because the run directory is full) is held by its stop alone.
+// Park parks the CUDA processes. A process that cannot be parked (by this kernel or architecture, or
+// because the run directory is full) is held by its stop alone.
 func (s *Suspension) Park(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Config.Lock.Timeout)
 	defer cancel()
@@ -66,8 +63,8 @@ func (s *Suspension) ParkedOrStopped(ctx context.Context, process *proc.Process,
 	return nil
 }
 
-// requireHeld fails if a process that is not parked no longer stands still: with its GPU
-// state out it would die.
+// requireHeld fails if a process that is not parked no longer stands still: with its GPU state out it
+// would die.
 func (t *Target) requireHeld() error {
 	if t.Parked != nil {
 		return nil
@@ -79,8 +76,8 @@ func (t *Target) requireHeld() error {
 	return err
 }
 
-// parkUnparked parks the processes that are not parked yet: their image was made without parking,
-// or somebody else has checkpointed them.
+// parkUnparked parks the processes that are not parked yet: their image was made without parking, or
+// somebody else has checkpointed them.
 func (b *wayBack) parkUnparked(ctx context.Context) error {
 	return b.parallel(func(t *Target) error {
 		parked, err := inject.IsParked(b.ParkedFile(t.PID))
@@ -103,8 +100,8 @@ func (b *wayBack) parkUnparked(ctx context.Context) error {
 	})
 }
 
-// unpark gives the threads their own registers back. Nothing is checkpointed any more, so
-// they may be continued from here on.
+// unpark gives the threads their own registers back. Nothing is checkpointed any more, so they may be
+// continued from here on.
 func (b *wayBack) unpark(ctx context.Context) error {
 	// A child whose thread is still borrowed: the call that was under way is its last.
 	for _, child := range b.Children {
@@ -139,8 +136,8 @@ func returnThreads(ctx context.Context, pid int, saved string) error {
 	return inject.ReturnBorrowed(ctx, saved)
 }
 
-// rearmTimers starts the periodic timers of a process again that expired in the stop: criu
-// restores them dead.
+// rearmTimers starts the periodic timers of a process again that expired in the stop: criu restores
+// them dead.
 func (b *wayBack) rearmTimers(pid int) {
 	process, err := proc.Open(pid)
 	if err == nil {

@@ -10,17 +10,16 @@ import (
 	"cucriu/internal/proc"
 )
 
-// The driver maps its staging memory at once and has the kernel populate it (mmap with
-// MAP_POPULATE). A single thread does that, in pages of 4 KiB and at 4 GB/s: two thirds of
-// the time of a checkpoint. Instead, threads of the process that are stopped anyway make
-// the memory ready, in huge pages and all at once. They work ahead of the driver, which
-// meanwhile begins to fill the memory from the front. This never changes what is in a page.
+// The driver maps its staging memory and has the kernel populate it with a single thread, in pages of 4
+// KiB and at 4 GB/s: two thirds of the time of a checkpoint. Instead, stopped threads of the process
+// make it ready, in huge pages and all at once, ahead of the driver, which meanwhile fills the memory
+// from the front. This never changes what is in a page.
 
 // prefaultLeast is the size of a mapping, in bytes, from which this pays.
 const prefaultLeast = 16 << 20
 
-// prefault makes the staging memory of one process ready. It does what it can: if it can do
-// nothing, the driver finds its memory untouched.
+// prefault makes the staging memory of one process ready. It does what it can: if it can do nothing,
+// the driver finds its memory untouched.
 type prefault struct {
 	*Suspension
 	target        *Target
@@ -33,8 +32,8 @@ type prefault struct {
 	running sync.WaitGroup
 }
 
-// begin begins to make a mapping ready, while the restore thread waits for it to return. It
-// reports whether more mappings are expected.
+// begin begins to make a mapping ready, while the restore thread waits for it to return. It reports
+// whether more mappings are expected.
 func (p *prefault) begin(ctx context.Context, r proc.Range) (more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// Stall ends a context when nothing has moved for too long. A copy may take as long as
-// there is something to copy, but it must not wait for ever for a disk that hangs. The time
-// begins with the first move.
+// Stall ends a context when nothing has moved for too long since the first move. A copy may take as
+// long as there is something to copy, but must not wait for a disk that hangs.
 type Stall struct {
 	patience time.Duration
 	timer    *time.Timer
@@ -34,8 +33,7 @@ func (s *Stall) End(cause error) {
 	s.timer.Stop()
 }
 
-// Progress is told of every chunk of a copy. It lets the tests make the copy fail in the
-// middle.
+// Progress is told of every chunk of a copy. It lets the tests make the copy fail in the middle.
 type Progress struct {
 	ctx     context.Context
 	session *session.Session

@@ -22,9 +22,9 @@ func (s *Suspension) Stop(ctx context.Context) error {
 	return s.AwaitStopped(ctx, ProcessesOf(s.Targets))
 }
 
-// AwaitStopped waits until processes are stopped. A process that waits for its vfork child
-// to execute a program does not stop before that. If the child was stopped on the way
-// there, it is let go on for a moment.
+// AwaitStopped waits until processes are stopped. One that waits for its vfork child to execute a
+// program does not stop before that. If the child was stopped on the way there, it is let go on for a
+// moment.
 func (s *Suspension) AwaitStopped(ctx context.Context, processes []*proc.Process) error {
 	const patience = 50 * time.Millisecond
 	for {

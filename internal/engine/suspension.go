@@ -12,8 +12,8 @@ import (
 	"cucriu/internal/timeline"
 )
 
-// Suspension takes processes off their GPUs: it locks, stops, parks and checkpoints them.
-// It is what a dump and [Hook.Suspend] share; [Hook.Lock] goes no further than the lock.
+// Suspension takes processes off their GPUs: it locks, stops, parks and checkpoints them. It is what a
+// dump and [Hook.Suspend] share; [Hook.Lock] goes no further than the lock.
 type Suspension struct {
 	*session.Env
 	Root    int // of the tree; 0 if the processes were named
@@ -29,8 +29,8 @@ type Suspension struct {
 	Session      *session.Session           // nil until the journal is begun
 	held         []map[cudackpt.UUID]uint64 // what NVML listed for each target when it was locked
 	Listed       bool                       // NVML has listed one of the processes since they were locked
-	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if
-	// nobody waits for that.
+	// onCheckpointed is called for each process as soon as its checkpoint is over; nil if nobody waits
+	// for that.
 	OnCheckpointed func(context.Context, *Target) error
 	OOMKills       []*proc.OOMCounter // in the control groups of the targets
 }

@@ -10,8 +10,7 @@ import (
 	"cucriu/internal/session"
 )
 
-// Target is a CUDA process at hand: the member of a session, its pidfd, and
-// the driver's view of it.
+// Target is a CUDA process at hand: the member of a session, its pidfd, and the driver's view of it.
 type Target struct {
 	*proc.Process
 	Member   *journal.Member
@@ -39,8 +38,8 @@ func ProcessesOf(targets []*Target) []*proc.Process {
 	return processes
 }
 
-// OpenTargets opens the driver and takes hold of the members of a session that have not
-// ended. Without members it needs no driver, and returns none.
+// OpenTargets opens the driver and takes hold of the members of a session that have not ended. Without
+// members it needs no driver, and returns none.
 func OpenTargets(s *session.Session) (*cudackpt.Driver, []*Target, error) {
 	if len(s.Members) == 0 {
 		return nil, nil, nil

@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/session"
 )
 
-// undo brings the processes back to where they were before the dump. What it cannot do now,
-// the watcher goes on trying once criu has gone. The journal keeps the cause.
+// undo brings the processes back to where they were before the dump. What it cannot do now, the watcher
+// goes on trying once criu has gone. The journal keeps the cause.
 func (s *Suspension) undo(cause error) (session.JobOutcome, error) {
 	ctx := context.Background()
 	if err := s.releaseTracers(ctx); err != nil {
@@ -46,8 +46,8 @@ func (s *Suspension) undo(cause error) (session.JobOutcome, error) {
 	return f, s.Refreeze(ctx)
 }
 
-// causeText returns why something failed. That nothing was touched, as a refusal says, is for
-// the caller to say.
+// causeText returns why something failed. That nothing was touched, as a refusal says, is for the
+// caller to say.
 func causeText(err error) string {
 	if findings := new(preflight.RefusedError); errors.As(err, &findings) {
 		return findings.Findings.Text()
@@ -87,8 +87,7 @@ func (s *Suspension) LetGo() {
 	}
 }
 
-// Failed undoes a dump or suspend that has failed with err, and adds to err what became of
-// the job.
+// Failed undoes a dump or suspend that has failed with err, and adds to err what became of the job.
 func (s *Suspension) Failed(err error) error {
 	begun := s.Session != nil && s.Session.Step != ""
 	f, undoErr := s.undo(err)
@@ -128,8 +127,7 @@ func (s *Suspension) oomKilled() error {
 	return nil
 }
 
-// Refreeze freezes again what the engine had frozen and we have thawed. Somebody else thaws
-// it later.
+// Refreeze freezes again what the engine had frozen and we have thawed. Somebody else thaws it later.
 func (s *Suspension) Refreeze(ctx context.Context) error {
 	return FreezeAll(ctx, s.Thawed)
 }

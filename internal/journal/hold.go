@@ -21,9 +21,9 @@ const (
 	DecisionWait Decision = "wait"
 )
 
-// Hold says that a session does not come to its end with its criu. Its processes stay held, a
-// dump's with their GPU state in the image, a restore's with it back on the GPU, until the holder
-// decides. The decision is on disk before anything is done about it.
+// Hold says that a session does not end with its criu. Its processes stay held, a dump's with their GPU
+// state in the image, a restore's with it back on the GPU, until the holder decides. The decision is on
+// disk before anything is done about it.
 type Hold struct {
 	ID     string     `json:"id"`     // of what holds the processes: a migration
 	Peer   string     `json:"peer"`   // where the other copy is, for messages
@@ -36,8 +36,8 @@ type Hold struct {
 	KeepsConnections bool `json:"keeps_connections,omitempty"`
 	// Told says that the other side knows the decision. Until then it asks, or has to be told.
 	Told bool `json:"told,omitempty"`
-	// Sockets are the UNIX sockets of the job at its source that have a second name until it is
-	// known where the job goes on.
+	// Sockets are the UNIX sockets of the job at its source that have a second name until it is known
+	// where the job goes on.
 	Sockets []Socket `json:"sockets,omitempty"`
 }
 

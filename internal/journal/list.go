@@ -10,9 +10,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// List returns all sessions of the run directory, the oldest first. It leaves out a session
-// that cannot be read: one that is just being made, or a damaged one, which must not hide the
-// others.
+// List returns all sessions of the run directory, the oldest first. It leaves out what cannot be read:
+// one that is just being made, or a damaged one, which must not hide the others.
 func List(runDir string) ([]*Session, error) {
 	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {
@@ -44,8 +43,8 @@ func Dirs(sessions string) ([]string, error) {
 	return dirs, nil
 }
 
-// FindOpen finds an open session of the given criu or of any of the given processes. It also looks into the
-// run directories of this host's sandboxes or, in a sandbox, into that of the host.
+// FindOpen finds an open session of the given criu or of any of the given processes. It also looks into
+// the run directories of this host's sandboxes or, in a sandbox, into that of the host.
 func FindOpen(runDir string, criu proc.Ident, members []Member) (*Session, error) {
 	all, err := List(runDir)
 	if err != nil {
@@ -153,9 +152,8 @@ func (s *Session) Shares(members []Member) bool {
 	return false
 }
 
-// tidy removes the oldest closed sessions, and those that were killed before they had a
-// journal. The caller holds the lock under which sessions are made, so no session without a
-// journal is just being made.
+// tidy removes the oldest closed sessions, and those that were killed before they had a journal. The
+// caller holds the lock under which sessions are made.
 func tidy(runDir string) error {
 	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {
@@ -183,16 +181,15 @@ func tidy(runDir string) error {
 		}
 	}
 	for _, s := range slices.Concat(plain[:max(0, len(plain)-keepSessions)], holds[:max(0, len(holds)-keepSessions)]) {
-		// A process that looks for orphaned jobs may be taking the lock of this session, and
-		// create the lock file again. Then the directory stays until the next session begins:
-		// one record too many is no reason to refuse a job.
+		// A process that looks for orphaned jobs may be taking the lock of this session, and create the
+		// lock file again. Then the directory stays until the next session begins: one record too many
+		// is no reason to refuse a job.
 		_ = os.RemoveAll(s.dir)
 	}
 	return nil
 }
 
-// refuseNewer fails if a newer cucriu has an open session, whose processes are not known
-// here.
+// refuseNewer fails if a newer cucriu has an open session, whose processes are not known here.
 func refuseNewer(runDir string) error {
 	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {

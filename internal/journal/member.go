@@ -15,8 +15,7 @@ type Member struct {
 	preflight.Process
 	// Own identifies the process for sessions of other run directories: see [proc.Ident.Own].
 	Own *proc.Ident `json:"own,omitempty"`
-	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in
-	// bytes.
+	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in bytes.
 	PrivateBefore uint64 `json:"private_before,omitempty"`
 	// Pairs is the GPU map for the restore. Without pairs, the process stays on the same GPUs.
 	Pairs []cudackpt.GPUPair `json:"pairs,omitempty"`
@@ -70,8 +69,8 @@ func (p *MemberPages) validate() error {
 // FirstWatcherFD is the first descriptor that a watcher inherits after its standard streams.
 const FirstWatcherFD = 3
 
-// PagesToFill returns what a restore has to fill in for one process. fd is the first of the
-// watcher's descriptors that is not assigned yet; PagesToFill moves it on.
+// PagesToFill returns what a restore has to fill in for one process. fd is the first of the watcher's
+// descriptors that is not assigned yet; PagesToFill moves it on.
 func PagesToFill(l *pages.Listing, fd *int) *MemberPages {
 	if l == nil {
 		return nil

@@ -14,8 +14,8 @@ import (
 // ErrNewer is the error for a record that a newer cucriu has written.
 var ErrNewer = errors.New("a newer cucriu has written it")
 
-// recordVersion is the version that this program writes. Records from before there was a
-// version have 0. They differ only in fields that are absent.
+// recordVersion is the version that this program writes. Records from before there was a version have
+// 0. They differ only in fields that are absent.
 const recordVersion = 1
 
 // Kind is what a session does: dump, restore or suspend.
@@ -29,8 +29,7 @@ const (
 	KindSuspend Kind = "suspend"
 )
 
-// Outcome says what became of a session's processes. It is empty while the
-// session is open.
+// Outcome says what became of a session's processes. It is empty while the session is open.
 type Outcome string
 
 // The outcomes of a session.
@@ -44,10 +43,9 @@ const (
 	OutcomeMoved   Outcome = "moved"   // the job goes on at another host: its processes here were ended
 )
 
-// Record is what is on disk of one dump, restore or suspend. It is written ahead of every step,
-// so that the watcher and the recover command can bring a job to a good end, wherever its hook
-// died. It also carries what the later stages of a restore need, when criu's image directory
-// can no longer be reached.
+// Record is what is on disk of one dump, restore or suspend. It is written ahead of every step, so that
+// the watcher and recover can bring a job to a good end, wherever its hook died. It also carries what
+// the later stages of a restore need, when criu's image directory is out of reach.
 type Record struct {
 	Version      int           `json:"version"`
 	Kind         Kind          `json:"kind"`
@@ -73,14 +71,12 @@ type Record struct {
 	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
 	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that stood still before
-	// Others are the processes without CUDA that a restore holds back until the GPU state is
-	// restored.
+	// Others are the processes without CUDA that a restore holds back until the GPU state is restored.
 	Others []proc.Ident `json:"others,omitempty"`
 	// Children are the processes of which a dump borrows a thread, to take from them what they
 	// inherited of the driver.
 	Children []proc.Ident `json:"children,omitempty"`
-	// Paused are the freezers that were already frozen when the dump began: the container was
-	// paused.
+	// Paused are the freezers that were already frozen when the dump began: the container was paused.
 	Paused   []proc.Freezer  `json:"paused,omitempty"`
 	Manifest *image.Manifest `json:"manifest,omitempty"`
 	Written  *image.Written  `json:"written,omitempty"` // of a dump
@@ -93,8 +89,8 @@ type Record struct {
 	Stuck   bool      `json:"stuck,omitempty"` // the last try to bring it to its end failed; the message says why
 }
 
-// Elsewhere reports whether the session is open and belongs to another pid namespace. Such a
-// session is left to the programs there.
+// Elsewhere reports whether the session is open and belongs to another pid namespace. Such a session is
+// left to the programs there.
 func (r *Record) Elsewhere() bool { return r.Outcome == "" && r.Criu.Elsewhere() }
 
 // parse refuses what this program cannot have written, because the pids in it are signalled.

@@ -22,8 +22,8 @@ const (
 	refusalAge   = 7 * 24 * time.Hour
 )
 
-// Refusal is a dump or a restore that was refused before it had a session. It is kept until the
-// same one is begun, or for a week, or until there are too many newer ones.
+// Refusal is a dump or a restore that was refused before it had a session. It is kept until the same
+// one is begun, or for a week, or until there are too many newer ones.
 type Refusal struct {
 	Kind     Kind        `json:"kind"`
 	First    time.Time   `json:"first"`
@@ -62,8 +62,7 @@ func (r Refusal) isOf(kind Kind, root *proc.Ident, imageDir string) bool {
 	return r.Root != nil && root != nil && *r.Root == *root
 }
 
-// KeepRefusal adds a refusal to those that are kept. It does nothing unless this program is
-// root's.
+// KeepRefusal adds a refusal to those that are kept. It does nothing unless this program is root's.
 func KeepRefusal(runDir string, r Refusal) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -89,8 +88,8 @@ func KeepRefusal(runDir string, r Refusal) error {
 	})
 }
 
-// dropRefusals drops the refusals of what is begun now. The caller holds the lock under which
-// sessions are made.
+// dropRefusals drops the refusals of what is begun now. The caller holds the lock under which sessions
+// are made.
 func dropRefusals(runDir string, record *Record) error {
 	return changeRefusals(runDir, func(kept []Refusal) []Refusal {
 		return slices.DeleteFunc(kept, func(r Refusal) bool { return r.isOf(record.Kind, record.Root, record.ImageDir) })
@@ -113,8 +112,8 @@ func changeRefusals(runDir string, change func([]Refusal) []Refusal) error {
 	return nil
 }
 
-// Refusals returns the refusals that are kept, the oldest first. A file that cannot be read as
-// such holds none: it must keep nobody from dumping.
+// Refusals returns the refusals that are kept, the oldest first. A file that cannot be read as such
+// holds none: it must keep nobody from dumping.
 func Refusals(runDir string) ([]Refusal, error) {
 	kept := []Refusal{} // not nil: null is no list in JSON
 	data, err := os.ReadFile(filepath.Join(runDir, refusalFile))

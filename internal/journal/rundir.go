@@ -43,8 +43,8 @@ func related(runDir string) []string {
 	return dirs
 }
 
-// MakeSessionsDir makes the run directory, mode 0700 and owned by this user, and returns the directory of
-// the sessions in it.
+// MakeSessionsDir makes the run directory, mode 0700 and owned by this user, and returns the directory
+// of the sessions in it.
 func MakeSessionsDir(runDir string) (string, error) {
 	dir := filepath.Join(runDir, sessionsName)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -62,9 +62,8 @@ func MakeSessionsDir(runDir string) (string, error) {
 	return dir, nil
 }
 
-// IsForeign reports whether this program does not run as root and may not use the run
-// directory. Then nothing in it is about what this program dumps, and only a dump with CUDA
-// needs that directory.
+// IsForeign reports whether this program does not run as root and may not use the run directory. Then
+// nothing in it is about what this program dumps.
 func IsForeign(runDir string) bool {
 	if os.Geteuid() == 0 {
 		return false

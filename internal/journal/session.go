@@ -43,9 +43,8 @@ func (s *Session) Name() string { return filepath.Base(s.dir) }
 // Dir returns the session's directory.
 func (s *Session) Dir() string { return s.dir }
 
-// Create makes the session of a running criu and locks it. A process may be in only one open
-// session. The same holds for a criu and for an image directory. begun is when the session
-// began, as time since boot; 0 means now.
+// Create makes the session of a running criu and locks it. A process, a criu and an image directory may
+// be in one open session only. begun is when it began, as time since boot; 0 means now.
 func Create(runDir string, record Record, begun time.Duration) (*Session, error) {
 	s := &Session{Record: record}
 	s.Version = recordVersion
@@ -123,8 +122,8 @@ func (s *Session) checkUnclaimed(runDir string) error {
 	return err
 }
 
-// Load reads a session and locks it. If another process holds the lock, Load waits if wait is
-// set, and fails with [ErrBusy] if not.
+// Load reads a session and locks it. If another process holds the lock, Load waits if wait is set, and
+// fails with [ErrBusy] if not.
 func Load(dir string, wait bool) (*Session, error) {
 	s := &Session{dir: dir, lock: flock.New(filepath.Join(dir, "lock"))}
 	if wait {

@@ -9,8 +9,8 @@ import (
 	"cucriu/internal/timeline"
 )
 
-// Span does something for one process of the session, and notes how long it took. It is safe
-// for use by several goroutines. On a nil session it notes nothing.
+// Span does something for one process of the session, and notes how long it took. It is safe for use by
+// several goroutines. On a nil session it notes nothing.
 func (s *Session) Span(pid int, name string, do func() error) error {
 	if s == nil {
 		return do()
@@ -29,8 +29,8 @@ func (s *Session) NotePhase(start time.Duration, p timeline.Phase) {
 	s.Phases.Add(p)
 }
 
-// NoteCriu notes that criu worked from the end of the last phase until now. It does so only if
-// that phase belonged to one of criu's stages: otherwise the time since then was not criu's.
+// NoteCriu notes that criu worked from the end of the last phase until now. It does so only if that
+// phase belonged to one of criu's stages: otherwise the time since then was not criu's.
 func (s *Session) NoteCriu() {
 	if len(s.Phases) == 0 {
 		return

@@ -5,8 +5,7 @@ import "slices"
 // Step is a step of a session. A record holds the one that began last.
 type Step string
 
-// The steps of a dump, in their order. A suspend has those from lock to release, without
-// children.
+// The steps of a dump, in their order. A suspend has those from lock to release, without children.
 const (
 	StepNone         Step = "" // nothing has been touched yet
 	StepLock         Step = "lock"
@@ -40,14 +39,14 @@ const (
 	StepPostResume Step = "post-resume"
 )
 
-// Suspended reports whether the session's processes stay checkpointed because the user asked
-// for it. Only a resume continues such a session.
+// Suspended reports whether the session's processes stay checkpointed because the user asked for it.
+// Only a resume continues such a session.
 func (r *Record) Suspended() bool {
 	return r.Kind == KindSuspend && r.Step == StepSuspended && r.Outcome == ""
 }
 
-// MayBeCheckpointed reports whether the session has come so far that the processes' memory may
-// hold GPU state.
+// MayBeCheckpointed reports whether the session has come so far that the processes' memory may hold GPU
+// state.
 func (r *Record) MayBeCheckpointed() bool {
 	if r.Restored {
 		return false
@@ -55,14 +54,14 @@ func (r *Record) MayBeCheckpointed() bool {
 	return r.Kind == KindRestore || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepPark, StepChildren, StepTrace}, r.Step)
 }
 
-// LeavesStopped reports whether criu was told to leave the processes stopped, and got that far.
-// Where they are held, a decision says what they do in the end.
+// LeavesStopped reports whether criu was told to leave the processes stopped, and got that far. Where
+// they are held, a decision says what they do in the end.
 func (r *Record) LeavesStopped() bool {
 	return r.LeaveStopped && r.Hold == nil && (r.Kind == KindRestore || r.Step == StepDumped)
 }
 
-// HandedOver reports whether the hook has done its part of a dump. From then on the freezers
-// are as the engine left them, or as criu or the engine has set them since.
+// HandedOver reports whether the hook has done its part of a dump. From then on the freezers are as the
+// engine left them, or as criu or the engine has set them since.
 func (r *Record) HandedOver() bool {
 	return r.Step == StepDumping || r.Step == StepTransferring || r.Step == StepDumped
 }

@@ -10,14 +10,13 @@ import (
 	"cucriu/internal/proc"
 )
 
-// A parent that waits with WUNTRACED is told when we stop its child. su then stops itself,
-// and would stay stopped: nobody tells it that the job runs again. So processes
-// above the job that ran before and stand still afterwards get a SIGCONT. (A shell with job
-// control does not stop. It takes its foreground job for stopped, and there is no way to
-// tell it otherwise.)
+// A parent that waits with WUNTRACED is told when we stop its child. su then stops itself, and nobody
+// tells it that the job runs again. So processes above the job that ran before and stand still
+// afterwards get a SIGCONT. (A shell with job control does not stop: it takes its foreground job for
+// stopped, and cannot be told otherwise.)
 
-// AncestorsOf returns the processes above the members, up to the init of this pid
-// namespace, that are not stopped now. The nearest come first.
+// AncestorsOf returns the processes above the members, up to the init of this pid namespace, that are
+// not stopped now. The nearest come first.
 func AncestorsOf(members []journal.Member) []proc.Ident {
 	seen := make(map[int]bool)
 	for _, member := range members {
@@ -45,15 +44,13 @@ func AncestorsOf(members []journal.Member) []proc.Ident {
 const (
 	// ancestorsTime bounds how long we wait for ancestors to settle.
 	ancestorsTime = 500 * time.Millisecond
-	// asleepAfter is how many looks in a row must find an ancestor asleep before it counts
-	// as settled: its threads may sleep for a moment on the way to their stop.
+	// asleepAfter is how many looks in a row must find an ancestor asleep before it counts as settled:
+	// its threads may sleep for a moment on the way to their stop.
 	asleepAfter = 10
 )
 
-// continueAncestors sends SIGCONT to the ancestors that have stopped since the session
-// began. The job has had its own SIGCONT by now, so an ancestor that the stop has not woken
-// yet will not hear of it any more. One that runs may be about to stop itself, and is
-// looked at again until it sleeps.
+// continueAncestors sends SIGCONT to the ancestors that have stopped since the session began. One that
+// runs may be about to stop itself, and is looked at again until it sleeps.
 func continueAncestors(ancestors []proc.Ident) {
 	left, asleep := ancestors, make(map[proc.Ident]int)
 	for deadline := time.Now().Add(ancestorsTime); len(left) > 0; time.Sleep(2 * time.Millisecond) { // there is no event to wait for

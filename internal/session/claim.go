@@ -16,12 +16,10 @@ import (
 	"cucriu/internal/proc"
 )
 
-// A dump claims its image directory before it touches anything. If two dumps wrote into one
-// directory, each would remove or replace the other's files, and both jobs would be ended.
-// The claim is a lock on the directory, so it holds across run directories and pid
-// namespaces, too. The lock is on criu's own descriptor and lasts as long as criu has that
-// open. The watcher shares it, and holds it as long as the job may be brought back from the
-// files.
+// A dump claims its image directory before it touches anything: two dumps into one directory would
+// replace each other's files, and both jobs would be ended. The claim is a lock on the directory, which
+// holds across run directories and pid namespaces. It is on criu's own descriptor, and the watcher
+// shares it for as long as the job may be brought back from the files.
 
 // ImageClaim is the claim of one dump.
 type ImageClaim struct {
@@ -39,8 +37,8 @@ func (c *ImageClaim) Close() {
 	}
 }
 
-// Take claims the image directory. If an earlier dump of the same tree still has it, take
-// returns without it. The caller claims again, with last set, when that dump is over.
+// Take claims the image directory. If an earlier dump of the same tree still has it, take returns
+// without it. The caller claims again, with last set, when that dump is over.
 func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 	if c.File != nil {
 		return nil
@@ -78,9 +76,9 @@ func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 	}
 }
 
-// claimedByOther decides what to do about a directory that somebody else has claimed. It
-// reports whether to try again. If it does not, and returns no error, the claim is left for
-// later, or an ancestor's lock serves as ours.
+// claimedByOther decides what to do about a directory that somebody else has claimed, and reports
+// whether to try again. If not, and without an error, the claim is left for later, or an ancestor's
+// lock serves as ours.
 func (c *ImageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool) (again bool, err error) {
 	info, err := dir.Stat()
 	if err != nil {
@@ -114,8 +112,8 @@ func (c *ImageClaim) claimedByOther(ctx context.Context, dir *os.File, last bool
 	return false, fmt.Errorf("image directory %s is in use by another dump, or locked by another program: nothing was touched; dump into another directory", c.Name)
 }
 
-// heldByAncestor reports whether an ancestor of a process has locked a directory. An
-// ancestor locks it for what it then starts, so such a lock does not stand in the way.
+// heldByAncestor reports whether an ancestor of a process has locked a directory. An ancestor locks it
+// for what it then starts, so such a lock does not stand in the way.
 func heldByAncestor(pid int, dir os.FileInfo) bool {
 	for pid > 1 {
 		status, err := proc.ReadStatus(pid)

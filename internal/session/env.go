@@ -16,21 +16,20 @@ import (
 	"cucriu/internal/proc"
 )
 
-// Env is what a program works with that serves criu's stages, or does an operator's command. Its
-// zero value has the defaults.
+// Env is what a program works with that serves criu's stages, or does an operator's command. Its zero
+// value has the defaults.
 type Env struct {
 	// Config stands for [config.Default] if it has no run directory.
 	Config config.Config
 	// Log is nil if nothing is to be logged.
 	Log *slog.Logger
-	// Watcher is the command that watches over a session, whose directory is appended to it. If it
-	// is empty, cucriu-hook is run: see [FindWatcher].
+	// Watcher is the command that watches over a session, whose directory is appended to it. If it is
+	// empty, cucriu-hook is run: see [FindWatcher].
 	Watcher []string
-	// Progress, if set, is told of every step of a session as it begins. It must not
-	// change the record.
+	// Progress, if set, is told of every step of a session as it begins. It must not change the record.
 	Progress func(r *journal.Record, step string)
-	// Force names the findings that are errors and are to be overridden, in addition to
-	// those of the configuration: see [preflight.Forceable]. The environment cannot set it.
+	// Force names the findings that are errors and are to be overridden, in addition to those of the
+	// configuration: see [preflight.Forceable]. The environment cannot set it.
 	Force []string
 }
 
@@ -58,8 +57,8 @@ func (env *Env) Host() preflight.Host {
 	return preflight.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, RunDir: env.Config.RunDir, Timeout: env.Config.Lock.Timeout}
 }
 
-// Judge returns the findings as the user wants them judged: what the configuration refuses is
-// an error, and what it and Force override a warning.
+// Judge returns the findings as the user wants them judged: what the configuration refuses is an error,
+// and what it and Force override a warning.
 func (env *Env) Judge(findings preflight.Findings) preflight.Findings {
 	if env.Config.ForkedChildren == config.RefuseChildren {
 		findings = findings.Harden(preflight.FindingForkedChild, "the configuration says forked_children: refuse; set it to release, or end these processes before the dump")
@@ -67,8 +66,8 @@ func (env *Env) Judge(findings preflight.Findings) preflight.Findings {
 	return findings.Force(slices.Concat(env.Force, env.Config.Force))
 }
 
-// Refuse fails if there are errors among the findings that are not overridden. It logs what
-// is overridden, and warnings.
+// Refuse fails if there are errors among the findings that are not overridden. It logs what is
+// overridden, and warnings.
 func (env *Env) Refuse(findings preflight.Findings) error {
 	env = env.Filled()
 	if err := preflight.CheckForce(slices.Concat(env.Force, env.Config.Force)); err != nil {
@@ -81,8 +80,8 @@ func (env *Env) Refuse(findings preflight.Findings) error {
 	return findings.Err()
 }
 
-// SessionFindings says which open session of the journal is in the way of a dump of the tree
-// below root. Only a suspend refuses the dump. It waits for any other session, for a while.
+// SessionFindings says which open session of the journal is in the way of a dump of the tree below
+// root. Only a suspend refuses the dump. It waits for any other session, for a while.
 func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
 	runDir := env.Filled().Config.RunDir
 	if journal.IsForeign(runDir) {
@@ -118,8 +117,8 @@ func MembersOfTree(root int) ([]journal.Member, error) {
 	return members, nil
 }
 
-// NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has
-// left there, if that dump's job must yet be brought back from it.
+// NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has left there,
+// if that dump's job must yet be brought back from it.
 func (env *Env) NewPartial(dir string) (string, error) {
 	env = env.Filled()
 	return image.NewPartial(dir, func(partial string) bool {
@@ -137,9 +136,9 @@ func (env *Env) Held(id string) (*journal.Session, error) {
 	return journal.FindHold(env.Filled().Config.RunDir, id)
 }
 
-// Patience is how long to wait for processes that run until they answer through the driver, or come
-// to their stop. It is lock.timeout, and longer if many of their threads run and keep each other from
-// the CPUs: a thousand threads that compute on two CPUs make a turn last seconds.
+// Patience is how long to wait for processes that run until they answer through the driver, or come to
+// their stop: lock.timeout, and longer if many of their threads run and keep each other from the CPUs.
+// A thousand threads that compute on two CPUs make a turn last seconds.
 func (env *Env) Patience(pids ...int) time.Duration {
 	const turn = 4 * time.Millisecond // how long the kernel lets a thread run while others wait
 	const turns = 20
@@ -152,8 +151,8 @@ func (env *Env) Patience(pids ...int) time.Duration {
 	return env.Config.Lock.Timeout + time.Duration(running/runtime.NumCPU())*turns*turn
 }
 
-// KeepRefusal keeps the reason for which a dump or a restore was refused, for the status
-// command. root is 0 if it is not known, and criu is 0 if none was started.
+// KeepRefusal keeps the reason for which a dump or a restore was refused, for the status command. root
+// is 0 if it is not known, and criu is 0 if none was started.
 func (env *Env) KeepRefusal(kind journal.Kind, criu, root int, imageDir string, err error) {
 	r := journal.Refusal{Kind: kind, CriuPID: criu, RootPID: root, ImageDir: imageDir}
 	if refused := new(preflight.RefusedError); errors.As(err, &refused) {

@@ -12,8 +12,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// OpenPages opens the pages of a member by the watcher's descriptors or, if the watcher is
-// gone, by their names.
+// OpenPages opens the pages of a member by the watcher's descriptors or, if the watcher is gone, by
+// their names.
 func OpenPages(s *journal.Record, m *journal.Member) (pages.Input, error) {
 	input, err := watchedPages(s.Watcher, m)
 	for _, dir := range []string{s.CommittedDir, s.ImageDir} {
@@ -50,8 +50,8 @@ func RemovePages(s *journal.Record) error {
 	return errors.Join(errs...)
 }
 
-// neededBy names an open session that may bring its processes back from files in a
-// directory. It returns "" if there is none.
+// neededBy names an open session that may bring its processes back from files in a directory. It
+// returns "" if there is none.
 func neededBy(runDir, dir string) (string, error) {
 	names, err := pages.Files{Dir: dir}.Names()
 	if err != nil || len(names) == 0 {
@@ -85,8 +85,8 @@ func CheckUnneeded(runDir, dir string) error {
 	return err
 }
 
-// DropPartial removes what a client wrote, if that client has ended and cannot give it its
-// name any more.
+// DropPartial removes what a client wrote, if that client has ended and cannot give it its name any
+// more.
 func DropPartial(s *journal.Record) error {
 	if s.Client == nil || !image.IsPartial(s.ImageDir) {
 		return nil

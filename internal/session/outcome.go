@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// ErrNotBack is wrapped by an error that left the job in a state that is not good yet. Its
-// watcher goes on trying, and the status command shows why.
+// ErrNotBack is wrapped by an error that left the job in a state that is not good yet. Its watcher goes
+// on trying, and the status command shows why.
 var ErrNotBack = errors.New("the job is not back yet")
 
 // notBackError is an [ErrNotBack] that says so in words of its own.
@@ -24,12 +24,12 @@ func (e *notBackError) Is(target error) bool { return target == ErrNotBack }
 // NotBack makes an error one that wraps [ErrNotBack].
 func NotBack(err error) error { return &notBackError{err} }
 
-// ErrEnded is wrapped by the error of a dump, a suspend or a resume during which processes
-// of the job have ended.
+// ErrEnded is wrapped by the error of a dump, a suspend or a resume during which processes of the job
+// have ended.
 var ErrEnded = errors.New("the job is not as it was")
 
-// JobOutcome is what became of the CUDA processes of a session. It says that a process runs on
-// only if it was seen to.
+// JobOutcome is what became of the CUDA processes of a session. It says that a process runs on only if
+// it was seen to.
 type JobOutcome struct{ Alive, Ended []journal.Member }
 
 func OutcomeOf(members []journal.Member) JobOutcome {
@@ -52,8 +52,8 @@ func (o JobOutcome) recorded(ofTheLiving journal.Outcome) journal.Outcome {
 	return ofTheLiving
 }
 
-// Text says what became of the job. livingDo is what the living processes do, as in "runs
-// on". Those that were stopped before we came stay so.
+// Text says what became of the job. livingDo is what the living processes do, as in "runs on". Those
+// that were stopped before we came stay so.
 func (o JobOutcome) Text(livingDo string) string {
 	running := slices.ContainsFunc(o.Alive, func(m journal.Member) bool { return !m.Stopped })
 	if len(o.Alive) > 0 && !running && strings.HasPrefix(livingDo, "runs") {
@@ -84,9 +84,8 @@ func NamedMembers(members []journal.Member) string {
 	return strings.Join(names, ", ")
 }
 
-// CloseAlive closes a session whose living processes are in the state of the outcome. After
-// the message it says what became of its members and, with them, of the members that it had
-// before.
+// CloseAlive closes a session whose living processes are in the state of the outcome. The message goes
+// on with what became of its members, and of those that it had before.
 func (s *Session) CloseAlive(outcome journal.Outcome, message, livingDo string, before ...journal.Member) (JobOutcome, error) {
 	o := OutcomeOf(slices.Concat(MembersOrRoot(&s.Record), before))
 	return o, s.Close(o.recorded(outcome), message+o.Text(livingDo))
@@ -119,8 +118,8 @@ func OutcomeText(s *journal.Session, root *proc.Process) string {
 	return ""
 }
 
-// CheckEnded returns an error if the job, or a part of it, has ended. It looks at the CUDA
-// processes of the session or, where there is none, at the root.
+// CheckEnded returns an error if the job, or a part of it, has ended. It looks at the CUDA processes of
+// the session or, where there is none, at the root.
 func CheckEnded(s *journal.Session, root *proc.Process) error {
 	if s != nil {
 		return OutcomeOf(s.Members).Err("runs on")

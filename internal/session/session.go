@@ -43,9 +43,8 @@ func (env *Env) TakeOn(s *journal.Session, by string) *Session {
 	return &Session{Session: s, Env: env}
 }
 
-// LatestSessionOf finds and locks the latest session of a running criu, open or over. It
-// returns nil if there is none. If somebody is at work on the session, it waits, or without
-// wait fails with [journal.ErrBusy].
+// LatestSessionOf finds and locks the latest session of a running criu, open or over; nil if there is
+// none. If somebody is at work on it, it waits, or without wait fails with [journal.ErrBusy].
 func LatestSessionOf(env *Env, kind journal.Kind, criu proc.Ident, by string, wait bool) (*Session, error) {
 	if journal.IsForeign(env.Config.RunDir) {
 		return nil, nil
@@ -68,8 +67,7 @@ func LatestSessionOf(env *Env, kind journal.Kind, criu proc.Ident, by string, wa
 	return env.TakeOn(s, by), nil
 }
 
-// Note writes the journal if it can be written: a full disk must not keep a job
-// from coming back.
+// Note writes the journal if it can be written: a full disk must not keep a job from coming back.
 func (s *Session) Note() {
 	if err := s.Save(); err != nil {
 		s.Env.Log.Warn("the run directory cannot be written; the job is brought back all the same", "error", err)
@@ -87,8 +85,8 @@ func (s *Session) NoteStuck(err error) {
 	}
 }
 
-// Close records what became of the processes. Nothing more is to be done, so it kills the
-// watcher: criu may live on for as long as the job that it has restored.
+// Close records what became of the processes. Nothing more is to be done, so it kills the watcher: criu
+// may live on for as long as the job that it has restored.
 func (s *Session) Close(outcome journal.Outcome, message string) error {
 	s.Outcome, s.Message, s.Stuck = outcome, message, false
 	if err := s.Failpoint(context.Background(), string(s.Kind)+".close"); err != nil {
@@ -134,9 +132,8 @@ func (s *Session) DoStep(step journal.Step, do func() error) error {
 	return s.Timed(string(step), do)
 }
 
-// GivenUp says why a step was given up. What an error says then of what it has waited for is
-// not so. What a driver call advises is for those who make it; here the way back waits until the
-// call is over.
+// GivenUp says why a step was given up: not what the error says then of what it has waited for, nor
+// what a driver call advises those who make it.
 func GivenUp(ctx context.Context, err error) error {
 	call := new(cudackpt.InterruptedError)
 	isCall := errors.As(err, &call)
@@ -159,8 +156,8 @@ func (s *Session) Timed(name string, do func() error) error {
 	return s.Span(0, name, do)
 }
 
-// SpanOf does something for one process of the session, and notes how long it took. Without
-// a session it notes nothing.
+// SpanOf does something for one process of the session, and notes how long it took. Without a session
+// it notes nothing.
 func (s *Session) SpanOf(pid int, name string, do func() error) error {
 	if s == nil {
 		return do()
@@ -180,8 +177,8 @@ func (s *Session) Failpoint(ctx context.Context, step string) error {
 // ParkedFile names the file that keeps what the parked threads of a process need.
 func (s *Session) ParkedFile(pid int) string { return s.fileOf("parked-", pid) }
 
-// BorrowedFile names the file that keeps what belongs to the borrowed threads of a process,
-// for a run that comes after us.
+// BorrowedFile names the file that keeps what belongs to the borrowed threads of a process, for a run
+// that comes after us.
 func (s *Session) BorrowedFile(pid int) string { return s.fileOf("threads-", pid) }
 
 func (s *Session) fileOf(kind string, pid int) string {

@@ -28,8 +28,8 @@ type Status struct {
 	Message string          `json:"message"`
 	// NotBack says that the last try to bring the job back has failed. Message says why.
 	NotBack bool `json:"not_back"`
-	// Elsewhere says that the session is open and belongs to another pid namespace: it is
-	// left to the programs there.
+	// Elsewhere says that the session is open and belongs to another pid namespace: it is left to the
+	// programs there.
 	Elsewhere bool            `json:"elsewhere"`
 	Phases    timeline.Phases `json:"phases"`
 }
@@ -52,8 +52,8 @@ func (s Status) PIDs() []int {
 	return pids
 }
 
-// Sessions says how every session in a run directory stands, the oldest first. It leaves
-// out what cannot be read.
+// Sessions says how every session in a run directory stands, the oldest first. It leaves out what
+// cannot be read.
 func Sessions(runDir string) ([]Status, error) {
 	all, err := journal.List(runDir)
 	if err != nil {

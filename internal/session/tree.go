@@ -13,8 +13,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// KillTree kills the root, all its descendants, and the members wherever they are. It stops
-// them first, so no parent sees its child killed and acts on it.
+// KillTree kills the root, all its descendants, and the members wherever they are. It stops them first,
+// so no parent sees its child killed and acts on it.
 func KillTree(r *journal.Record) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -24,9 +24,8 @@ func KillTree(r *journal.Record) error {
 		if err != nil {
 			return err
 		}
-		// A process that is exiting counts as ended, even if nobody has reaped it: at
-		// pre-resume criu traces the threads, and reaps none of them before this program
-		// has ended.
+		// A process that is exiting counts as ended, even if nobody has reaped it: at pre-resume criu
+		// traces the threads, and reaps none of them before this program has ended.
 		alive := slices.DeleteFunc(slices.Clone(processes), (*proc.Process).Exiting)
 		stopping, cancelStopping := context.WithTimeout(ctx, 2*time.Second)
 		_ = proc.Stop(stopping, alive...) // what does not stop is killed all the same
@@ -114,8 +113,8 @@ func SignalProcesses(signal unix.Signal, processes ...*proc.Process) error {
 	return errors.Join(errs...)
 }
 
-// SignalKnown sends a signal to those that have not ended. A new process that has got one
-// of their pids does not get it.
+// SignalKnown sends a signal to those that have not ended. A new process that has got one of their pids
+// does not get it.
 func SignalKnown(signal unix.Signal, known ...proc.Ident) error {
 	for _, id := range known {
 		process, err := proc.Reopen(id)
@@ -129,8 +128,7 @@ func SignalKnown(signal unix.Signal, known ...proc.Ident) error {
 	return nil
 }
 
-// NoteTree adds the processes below the root to the record's tree, and reports whether
-// any was new.
+// NoteTree adds the processes below the root to the record's tree, and reports whether any was new.
 func NoteTree(r *journal.Record) bool {
 	process, err := proc.Reopen(*r.Root)
 	if err != nil {

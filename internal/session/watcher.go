@@ -18,8 +18,8 @@ import (
 	"cucriu/internal/self"
 )
 
-// FindWatcher finds cucriu-hook in PATH, beside this program, or in /usr/libexec/cucriu,
-// and returns the command that runs the watcher.
+// FindWatcher finds cucriu-hook in PATH, beside this program, or in /usr/libexec/cucriu, and returns
+// the command that runs the watcher.
 func FindWatcher() ([]string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -34,9 +34,9 @@ func FindWatcher() ([]string, error) {
 	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
 }
 
-// StartWatcher starts the watcher of a session and waits until it has hold of criu. From
-// then on the job comes back, whichever program is killed. The watcher keeps the files
-// open, from descriptor journal.FirstWatcherFD on.
+// StartWatcher starts the watcher and waits until it has hold of criu. From then on the job comes back,
+// whichever program is killed. The watcher keeps the files open, from descriptor journal.FirstWatcherFD
+// on.
 func (s *Session) StartWatcher(files ...*os.File) error {
 	log, err := os.OpenFile(filepath.Join(s.Dir(), "watcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -58,8 +58,8 @@ func (s *Session) StartWatcher(files ...*os.File) error {
 	if watches[0] == self.Path {
 		cmd.Args[0] = os.Args[0]
 	}
-	// The watcher gets its own session and its own output, because it outlives criu: criu's
-	// log may be a pipe that somebody reads to its end.
+	// The watcher gets its own session and its own output, because it outlives criu: criu's log may be
+	// a pipe that somebody reads to its end.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = "/", readyEnd, log, files
 	err = cmd.Start()
@@ -92,8 +92,8 @@ func KillWatcher(r *journal.Record) error {
 	return SignalKnown(unix.SIGKILL, *r.Watcher)
 }
 
-// awaitWatcher waits until the session's watcher has ended, and reports whether there was
-// one to wait for.
+// awaitWatcher waits until the session's watcher has ended, and reports whether there was one to wait
+// for.
 func awaitWatcher(ctx context.Context, r *journal.Record) (bool, error) {
 	if r.Watcher == nil {
 		return false, nil

@@ -29,16 +29,15 @@ type dump struct {
 
 	claim  session.ImageClaim
 	paused []proc.Freezer // frozen by the engine, to be thawed
-	// stoppedOthers are the processes without CUDA that were stopped before we came, by the
-	// pids that they will have in the image.
+	// stoppedOthers are the processes without CUDA that were stopped before we came, by the pids that
+	// they will have in the image.
 	stoppedOthers []int
 	lanes         lanes
 	manifest      image.Manifest // made before the drop
 }
 
-// preDump makes the GPU state of a tree part of its CPU state, so that criu can dump it. An
-// error makes criu abort the dump. By then everything has been undone, or the watcher goes
-// on trying.
+// preDump makes the GPU state of a tree part of its CPU state. An error makes criu abort the dump; by
+// then everything is undone, or the watcher goes on trying.
 func (c *call) preDump(ctx context.Context) (err error) {
 	root, err := c.stage.root()
 	if err != nil {
@@ -66,9 +65,9 @@ func (c *call) preDump(ctx context.Context) (err error) {
 	return d.run(ctx)
 }
 
-// run is the dump from its beginning to the point where criu takes over. If a step fails, or this
-// program is killed in it, the one way back ([engine.BringBack]) undoes what was done; its steps that undo
-// a step are named beside that.
+// run is the dump up to the point where criu takes over. If a step fails, or this program is killed in
+// it, the one way back ([engine.BringBack]) undoes what was done: beside each step are the steps of
+// that which undo it.
 func (d *dump) run(ctx context.Context) error {
 	// Nothing is touched up to here.
 	if err := requireProcess(d.Root); err != nil {
@@ -118,9 +117,9 @@ func (d *dump) run(ctx context.Context) error {
 	return d.Session.DoStep(journal.StepDumping, func() error { return nil })
 }
 
-// begin takes hold of the tree: from here on the job comes back as it was, whichever
-// program is killed. The driver can say nothing of a frozen process. So what is paused is
-// thawed before the driver is asked, after the journal has noted it.
+// begin takes hold of the tree: from here on the job comes back as it was, whichever program is killed.
+// The driver can say nothing of a frozen process, so what is paused is thawed first, and the journal
+// notes it before that.
 func (d *dump) begin(ctx context.Context) (err error) {
 	if d.paused, err = frozen(d.Root); err != nil {
 		return err
@@ -146,13 +145,13 @@ func (d *dump) begin(ctx context.Context) (err error) {
 	return d.Session.Save()
 }
 
-// ready asks what only a tree that is not frozen can tell: which processes are stopped, and
-// the state of the CUDA processes.
+// ready asks what only a tree that is not frozen can tell: which processes are stopped, and the state
+// of the CUDA processes.
 func (d *dump) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
-	// Another dump stops the processes only after its session is there, and continues them
-	// before it closes that. Looking for it before and after shows whose stop is seen.
+	// Another dump stops the processes only after its session is there, and continues them before it
+	// closes that. Looking for it before and after shows whose stop is seen.
 	if err := d.refuseTaken(); err != nil {
 		return err
 	}
@@ -174,8 +173,8 @@ func (d *dump) ready(ctx context.Context) error {
 	return engine.StatesOf(ctx, d.Targets, engine.WantRunning)
 }
 
-// refuseTaken refuses processes that are in another's open session, as long as there is none
-// of our own, which would have been refused.
+// refuseTaken refuses processes that are in another's open session, as long as there is none of our
+// own, which would have been refused.
 func (d *dump) refuseTaken() error {
 	if d.Session != nil {
 		return nil
@@ -187,8 +186,8 @@ func (d *dump) refuseTaken() error {
 	return nil
 }
 
-// startSession writes the journal and starts the watcher. From here on the job comes back,
-// whichever program is killed.
+// startSession writes the journal and starts the watcher. From here on the job comes back, whichever
+// program is killed.
 func (d *dump) startSession() error {
 	imageDir, err := d.stage.imagePath()
 	if err != nil {
@@ -224,10 +223,9 @@ func (d *dump) startSession() error {
 	return d.Session.Timed("watch", func() error { return d.Session.StartWatcher(append(d.lanes.files(), d.claim.File)...) })
 }
 
-// makeRoomForFiles makes room for n files in this process's table of descriptors. The
-// kernel enlarges a table that threads share only after an RCU grace period: 15 to 40 ms,
-// from 64 descriptors on. So this is done while something else goes on. And it is done only
-// if it is needed, because a process cannot end in the middle of it.
+// makeRoomForFiles makes room for n files in this process's table of descriptors, while something else
+// goes on: the kernel enlarges a table that threads share only after an RCU grace period of 15 to 40
+// ms, in which the process cannot end either.
 func makeRoomForFiles(n int) {
 	const most, others = 1 << 12, 16
 	if n += others; n <= 64 || n > most {

@@ -12,8 +12,8 @@ import (
 	"cucriu/internal/session"
 )
 
-// postDump notes that criu has written a complete image, and gives it its name. An error
-// makes criu leave the processes alive. [call.networkUnlock] says why postDump stops them.
+// postDump notes that criu has written a complete image, and gives it its name. An error makes criu
+// leave the processes alive. [call.networkUnlock] says why postDump stops them.
 func (c *call) postDump(ctx context.Context) error {
 	s, err := c.openSession(journal.KindDump)
 	if err != nil {
@@ -52,8 +52,8 @@ func (c *call) postDump(ctx context.Context) error {
 	return s.DoStep(step, func() error { return session.StopMembers(&s.Record) })
 }
 
-// requireAllMembers fails if a process of the manifest has ended since. criu dumps what it finds,
-// and if one process is missing from the image, the others cannot be restored from it.
+// requireAllMembers fails if a process of the manifest has ended since. criu dumps what it finds, and
+// if one process is missing from the image, the others cannot be restored from it.
 func requireAllMembers(members []journal.Member) error {
 	for _, member := range members {
 		process, err := proc.Reopen(member.Ident)
@@ -78,9 +78,9 @@ func (c *call) checkWhole(r *journal.Record) error {
 	return r.Written.CheckWhole(c.stage.ImageDir, r.ImageDir, pages.Files{Dir: c.stage.ImageDir}, c.criu.RPC || c.criu.PagesElsewhere)
 }
 
-// networkUnlock stops the CUDA processes of a dump before criu lets go of them. Through a v1 freezer
-// criu got them without a stop, and they would run checkpointed as soon as somebody thawed
-// them. criu traces them now, so the signal waits.
+// networkUnlock stops the CUDA processes of a dump before criu lets go of them: those that it got
+// through a v1 freezer would run checkpointed as soon as somebody thawed them. criu traces them now, so
+// the signal waits.
 func (c *call) networkUnlock(context.Context) error {
 	s, err := c.openSession(journal.KindDump)
 	if err != nil || s == nil {

@@ -19,14 +19,11 @@ type child struct {
 	holder *preflight.Holder
 }
 
-// releaseChildren takes from the forked children what they inherited of the driver: criu cannot
-// dump it, and CUDA does not work in them. (Other holders that do not use what they hold lose it,
-// too: see [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping
-// inaccessible memory. The whole tree stands still, so nobody forks or opens anything meanwhile,
-// and the children are judged by what they are now.
-//
-// It is not undone if the dump fails, and a part of it may be done: the children run on without
-// what they could not use.
+// releaseChildren takes from forked children what they inherited of the driver: criu cannot dump it,
+// and CUDA does not work in them. (So it does from other holders that do not use what they hold: see
+// [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping inaccessible memory.
+// The whole tree stands still meanwhile. It is not undone: the children run on without what they could
+// not use.
 func (d *dump) releaseChildren(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
@@ -50,8 +47,7 @@ func (d *dump) releaseChildren(ctx context.Context) error {
 	return engine.ParallelUpTo(runtime.NumCPU(), len(children), func(i int) error { return d.disconnect(ctx, children[i].Process, children[i].holder) })
 }
 
-// findChildren finds the forked children in the tree. What it found before an error is returned,
-// too.
+// findChildren finds the forked children in the tree. What it found before an error is returned, too.
 func (d *dump) findChildren(ctx context.Context) ([]child, error) {
 	pids, err := proc.Tree(d.Root)
 	if err != nil {
@@ -101,8 +97,8 @@ func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process)
 }
 
 // releaseDevices takes from the CUDA processes the devices that they hold although they are
-// checkpointed, if they do not use them: the driver gives up what belongs to CUDA, and only that.
-// Otherwise the dump fails here, with the reason, before criu fails without it.
+// checkpointed, if they do not use them. Otherwise the dump fails here, with the reason that criu would
+// not give.
 func (d *dump) releaseDevices(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
@@ -126,14 +122,14 @@ func (d *dump) releaseDevices(ctx context.Context) error {
 	})
 }
 
-// leftoverError says that a process cannot be dumped for what it holds. It is no refusal: the
-// process has been checkpointed by then.
+// leftoverError says that a process cannot be dumped for what it holds. It is no refusal: the process
+// has been checkpointed by then.
 type leftoverError struct{ finding preflight.Finding }
 
 func (e *leftoverError) Error() string { return e.finding.String() }
 
-// disconnect takes from a stopped process what it holds of the driver. One of its threads makes
-// the calls. It succeeds if the process has ended.
+// disconnect takes from a stopped process what it holds of the driver. One of its threads makes the
+// calls. It succeeds if the process has ended.
 func (d *dump) disconnect(ctx context.Context, process *proc.Process, holder *preflight.Holder) (err error) {
 	defer func() {
 		if errors.Is(err, proc.ErrGone) && !process.Alive() {
@@ -158,8 +154,8 @@ func (d *dump) disconnect(ctx context.Context, process *proc.Process, holder *pr
 	return errors.Join(err, lent.Return(ctx))
 }
 
-// borrowOne borrows a thread of a process that was stopped. If somebody has continued it, it is
-// stopped again.
+// borrowOne borrows a thread of a process that was stopped. If somebody has continued it, it is stopped
+// again.
 func borrowOne(ctx context.Context, process *proc.Process, saved string) (*inject.Borrowed, error) {
 	for {
 		lent, err := borrowFirst(ctx, process.PID, saved)

@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// frozen finds the freezers that keep a part of a tree from running. The container engine
-// froze them before it called criu.
+// frozen finds the freezers that keep a part of a tree from running. The container engine froze them
+// before it called criu.
 func frozen(root int) ([]proc.Freezer, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
@@ -48,9 +48,9 @@ func (d *dump) thaw(ctx context.Context, freezers []proc.Freezer) error {
 	return nil
 }
 
-// freeze prepares the processes for how criu seizes containers. Through a v1 freezer criu
-// waits for ever for a process in the group-stop, so such processes are frozen instead of
-// stopped. A v2 freezer that we thawed is put back as it was.
+// freeze prepares the processes for how criu seizes containers. Through a v1 freezer it waits without
+// end for a process in the group-stop, so such processes are frozen instead. A v2 freezer that we
+// thawed is put back.
 func (d *dump) freeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
@@ -75,8 +75,8 @@ func (d *dump) freeze(ctx context.Context) error {
 	return nil
 }
 
-// freezeInstead takes a process from stopped to frozen if criu will seize it through a v1
-// freezer. No thread of it runs meanwhile.
+// freezeInstead takes a process from stopped to frozen if criu will seize it through a v1 freezer. No
+// thread of it runs meanwhile.
 func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked *inject.Parked) (bool, error) {
 	frozen, err := d.freezeV1(ctx, process.PID)
 	if err != nil || !frozen {
@@ -96,9 +96,9 @@ func (d *dump) freezeInstead(ctx context.Context, process *proc.Process, parked 
 	return err == nil, err
 }
 
-// freezeV1 freezes the v1 freezer of a process if criu will seize the process through it.
-// Under RPC the option that says so cannot be seen. There the process is usually in a
-// container, so it is frozen. A group that holds criu itself is never frozen.
+// freezeV1 freezes the v1 freezer of a process if criu will seize the process through it. Under RPC the
+// option that says so cannot be seen, and the process is usually in a container, so it is frozen. A
+// group that holds criu itself never is.
 func (d *dump) freezeV1(ctx context.Context, pid int) (bool, error) {
 	freezers, err := proc.FreezersOf(pid)
 	if err != nil {

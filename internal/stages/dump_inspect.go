@@ -13,8 +13,8 @@ import (
 	"cucriu/internal/session"
 )
 
-// inspect finds the CUDA processes, and refuses what cannot be dumped. It asks the
-// driver nothing that a frozen process would have to answer.
+// inspect finds the CUDA processes, and refuses what cannot be dumped. It asks the driver nothing that
+// a frozen process would have to answer.
 func (d *dump) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
@@ -77,9 +77,8 @@ func (d *dump) countOOMKills() {
 	}
 }
 
-// awaitEarlier waits until an earlier dump of the same processes is over: after criu dump
-// -R its watcher needs a moment to let them run on. In no other case is a paused container
-// thawed before it is inspected.
+// awaitEarlier waits until an earlier dump of the same processes is over: after criu dump -R its
+// watcher needs a moment. In no other case is a paused container thawed before it is inspected.
 func (d *dump) awaitEarlier(ctx context.Context) error {
 	members, err := session.MembersOfTree(d.Root)
 	if err != nil || journal.IsForeign(d.Config.RunDir) {

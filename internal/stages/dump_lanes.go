@@ -21,17 +21,15 @@ import (
 	"cucriu/internal/proc"
 )
 
-// The fast lane takes GPU state around criu. The staging memory of a process is the memory
-// that it has gained since its checkpoint began. On a dump it is copied into files beside
-// criu's images, and dropped in the process, before criu looks at it. On the way back it is
-// filled in again before any thread of the job runs.
+// The fast lane takes GPU state around criu. The memory that a process has gained since its checkpoint
+// began is copied into files beside criu's images, and dropped in the process before criu looks at it.
+// On the way back it is filled in before any thread of the job runs.
 //
-// From the drop on, the files are the only copy. So they are on disk before the drop
-// (unless the configuration says otherwise), and the journal says ahead that they will be
-// needed. The watcher holds them open from before the first process is touched, so a job
-// comes back even if somebody removes the image of a dump that failed. The dropped memory
-// is also made inaccessible: if somebody restores the process without this program, the
-// driver fails, and does not take zeros for the state of the GPU.
+// From the drop on, the files are the only copy. So they are on disk before it (unless the
+// configuration says otherwise), and the journal says ahead that they will be needed. The watcher holds
+// them open, so a job comes back even if somebody removes the image of a dump that failed. The dropped
+// memory is inaccessible: if somebody restores the process without this program, the driver fails, and
+// does not take zeros for the state of the GPU.
 
 // lane is one process's way around criu.
 type lane struct {
@@ -44,8 +42,8 @@ type lane struct {
 	left    bool  // to criu, which writes the memory then
 }
 
-// stagingLeast is the least size, in bytes, of a mapping that is taken for staging memory.
-// What the restore thread may have mapped for itself meanwhile is smaller, and must stay.
+// stagingLeast is the least size, in bytes, of a mapping that is taken for staging memory. What the
+// restore thread may have mapped for itself meanwhile is smaller, and must stay.
 const stagingLeast = 1 << 20
 
 // lanes are the ways of a dump's processes around criu. Their copies may last as long as the files
@@ -57,15 +55,15 @@ type lanes struct {
 	all     []*lane
 }
 
-// checkpoint checkpoints the processes. It copies out the memory of the first while
-// the checkpoints of the others go on.
+// checkpoint checkpoints the processes. It copies out the memory of the first while the checkpoints of
+// the others go on.
 func (l *lanes) checkpoint(ctx context.Context) error {
 	l.copying, l.stall = engine.NewStall(ctx, l.Config.Checkpoint.Timeout)
 	return l.Suspension.Checkpoint(ctx)
 }
 
-// stopCopies ends the copies and waits for their end, but not for ever: a copy that hangs
-// in a write only reads the processes' memory.
+// stopCopies ends the copies and waits for their end, but not for ever: a copy that hangs in a write
+// only reads the processes' memory.
 func (d *lanes) stopCopies() {
 	if d.stall == nil {
 		return
@@ -90,8 +88,8 @@ func (d *lanes) close() {
 	}
 }
 
-// plan names the files of the fast lane, for the journal. A run that comes after us
-// removes them by these names.
+// plan names the files of the fast lane, for the journal. A run that comes after us removes them by
+// these names.
 func (d *lanes) plan() error {
 	if d.Config.Pages != config.Fast || d.criu.PagesElsewhere {
 		return nil
@@ -108,8 +106,8 @@ func (d *lanes) plan() error {
 	return nil
 }
 
-// create creates the files, empty, before any process is touched: the watcher is to
-// hold them open from then on.
+// create creates the files, empty, before any process is touched: the watcher is to hold them open from
+// then on.
 func (d *lanes) create() error {
 	store := pages.Files{Dir: d.imageDir, SyncAlong: d.syncs(), Written: d.stage.Written}
 	for _, t := range d.Targets {
@@ -157,8 +155,8 @@ func (d *lanes) files() []*os.File {
 	return files
 }
 
-// beginCopy begins to copy out what the checkpoint has put into a process's memory. No
-// thread of the process runs meanwhile.
+// beginCopy begins to copy out what the checkpoint has put into a process's memory. No thread of the
+// process runs meanwhile.
 func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
 	at := slices.IndexFunc(d.all, func(l *lane) bool { return l.Target == t })
 	if at < 0 {
@@ -241,18 +239,16 @@ func (s watchedSink) Put(worker int, chunk pages.Chunk) error {
 	return s.Sink.Put(worker, chunk)
 }
 
-// localFileSystems are the file systems that keep a write in this host's memory or on its
-// disks. The others (NFS, SMB, FUSE and the like) send it to a server or a program that may
-// refuse it, and only fsync tells. File systems that are not known count among the others.
+// localFileSystems keep a write in this host's memory or on its disks. The others, and those that are
+// not known, may send it to a server or a program that refuses it, and only fsync tells.
 var localFileSystems = []int64{
 	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC,
 	0x2fc12fc1, // ZFS
 	0xca451a4e, // bcachefs
 }
 
-// syncs reports whether GPU state is brought to disk before it is dropped from the
-// processes' memory. The configuration cannot switch that off where a write may still fail
-// later.
+// syncs reports whether GPU state is brought to disk before it is dropped. The configuration cannot
+// switch that off where a write may still fail later.
 func (d *lanes) syncs() bool {
 	if d.Config.FastLane.Sync {
 		return true
@@ -264,8 +260,8 @@ func (d *lanes) syncs() bool {
 	return !slices.Contains(localFileSystems, int64(stat.Type))
 }
 
-// drop drops, in the processes, the memory that was copied out. The journal says ahead that
-// it must be filled in again.
+// drop drops, in the processes, the memory that was copied out. The journal says ahead that it must be
+// filled in again.
 func (d *lanes) drop(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Checkpoint.Timeout)
 	defer cancel()
@@ -322,14 +318,13 @@ func (d *lanes) dropOne(ctx context.Context, l *lane) error {
 	if err := l.Lent.Return(ctx); err != nil {
 		return err
 	}
-	// Every thread must be back in the group-stop before criu comes. If one is not, criu
-	// lets it run, to see it stop a second time.
+	// Every thread must be back in the group-stop before criu comes. If one is not, criu lets it run,
+	// to see it stop a second time.
 	return proc.KeepStopped(ctx, l.Process)
 }
 
-// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu where the
-// kernel cannot drop locked memory: before 5.18. This must be known before the journal says
-// that memory is dropped, and before the first range is dropped.
+// leaveLocked leaves the memory of processes that lock theirs (mlockall) to criu where the kernel
+// cannot drop it: before 5.18. It must do so before the journal says that anything is dropped.
 func (d *lanes) leaveLocked(ctx context.Context) error {
 	// The failpoint makes this kernel count as an old one.
 	if err := d.Session.Failpoint(ctx, "dump.drop-locked"); err == nil && proc.CanDropLocked() {

@@ -10,9 +10,8 @@ import (
 	"cucriu/internal/proc"
 )
 
-// describe makes the manifest, which says what the image is going to hold of CUDA. It can
-// be made as soon as everything is copied, before anything is dropped. Only one thing is
-// not known yet: which processes will be frozen instead of stopped.
+// describe makes the manifest, as soon as everything is copied. Only one thing is not known yet: which
+// processes will be frozen instead of stopped.
 func (d *dump) describe() (image.Manifest, error) {
 	var version string
 	if d.Driver != nil { // else no process uses CUDA

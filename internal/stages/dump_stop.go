@@ -17,10 +17,9 @@ import (
 	"cucriu/internal/session"
 )
 
-// stopTree puts every thread of the tree into the group-stop. A thread that synchronized
-// with the GPU during the checkpoint would die, and a parent that watches its workers would
-// find that they do not answer. It looks again for processes that have come to the tree
-// meanwhile, until nobody is left who could make more.
+// stopTree puts every thread of the tree into the group-stop: a thread that synchronized with the GPU
+// would die, and a parent would find that its workers do not answer. It looks again for new processes
+// until nobody is left who could make more.
 func (d *dump) stopTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.PatienceForAll())
 	defer cancel()
@@ -36,8 +35,8 @@ func (d *dump) stopTree(ctx context.Context) error {
 	return d.Stop(ctx)
 }
 
-// stopOthers stops the processes without CUDA that were not found before, and reports
-// whether there were any.
+// stopOthers stops the processes without CUDA that were not found before, and reports whether there
+// were any.
 func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	found, err := d.findOthers(ctx)
 	if err != nil || len(found) == 0 {
@@ -56,8 +55,8 @@ func (d *dump) stopOthers(ctx context.Context) (bool, error) {
 	return true, d.AwaitStopped(ctx, found)
 }
 
-// findOthers finds the processes without CUDA that run and that were not found before. They
-// are closed with the dump.
+// findOthers finds the processes without CUDA that run and that were not found before. They are closed
+// with the dump.
 func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 	pids, err := proc.Tree(d.Root)
 	if err != nil {
@@ -102,8 +101,8 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 	return found, nil
 }
 
-// findStopped returns which processes of a tree are stopped that are no members, by their pids in
-// the image. It is called before we freeze or stop any.
+// findStopped returns which processes of a tree are stopped that are no members, by their pids in the
+// image. It is called before we freeze or stop any.
 func findStopped(root int, members []journal.Member) (stopped []int, err error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
@@ -124,9 +123,8 @@ func findStopped(root int, members []journal.Member) (stopped []int, err error) 
 	return stopped, nil
 }
 
-// stoppedAs reports whether a process is stopped, and which pid it has in the image. A
-// process that has ended, or ends meanwhile, is not stopped: it has no thread left that
-// could be.
+// stoppedAs reports whether a process is stopped, and its pid in the image. One that has ended, or ends
+// meanwhile, is not.
 func stoppedAs(pid int) (stopped bool, imagePID int, err error) {
 	stopped, err = proc.Stopped(pid)
 	if err != nil || !stopped {
@@ -163,8 +161,8 @@ func (d *dump) parkTree(ctx context.Context) error {
 			return err
 		}
 		parked = len(d.Others)
-		// A process may have made another since the last look: it was about to fork when it
-		// was told to stop, or somebody continued it before it was parked.
+		// A process may have made another since the last look: it was about to fork when it was told to
+		// stop, or somebody continued it before it was parked.
 		again, err := d.stopOthers(ctx)
 		if err != nil || !again {
 			return err
@@ -172,8 +170,7 @@ func (d *dump) parkTree(ctx context.Context) error {
 	}
 }
 
-// parkOther parks a process without CUDA. It returns nil if the process is held by its stop
-// alone.
+// parkOther parks a process without CUDA. It returns nil if the process is held by its stop alone.
 func (d *dump) parkOther(ctx context.Context, other *proc.Process) (*inject.Parked, error) {
 	parked, err := engine.Park(ctx, d.Session, other)
 	if half, fileErr := inject.IsParked(d.Session.ParkedFile(other.PID)); errors.Is(err, inject.ErrFiltered) && !half && fileErr == nil {

@@ -17,10 +17,9 @@ import (
 	"cucriu/internal/session"
 )
 
-// To restore into an existing pid namespace, criu enters it before it creates the root
-// task. From then on its action scripts are inside, too: they see the pids of the host in
-// /proc, and none of these works in a system call. There is no way out of a pid namespace.
-// The watcher was started earlier and is outside, so it does the stages in the hook's
+// To restore into an existing pid namespace, criu enters it before it creates the root task. Its action
+// scripts are inside then, too: they see the pids of the host in /proc, and none of these works in a
+// system call. The watcher, which was started earlier and is outside, does the stages in the hook's
 // place.
 
 const stageSocket = "stage.sock" // in the session's directory
@@ -32,8 +31,8 @@ type stageAnswer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// runInside has the watcher do a stage. Without a session there is nothing to do: no
-// process of the image uses CUDA.
+// runInside has the watcher do a stage. Without a session there is nothing to do: no process of the
+// image uses CUDA.
 func runInside(ctx context.Context, env *session.Env, stage Stage) error {
 	criu, err := criuutil.IdentifyCriu(stage.ImageDir)
 	if err != nil {
@@ -81,14 +80,14 @@ func askWatcher(ctx context.Context, session string, stage Stage) (stageAnswer, 
 	return answer, json.NewDecoder(conn).Decode(&answer)
 }
 
-// socketIn names the socket by the descriptor of its directory, because a socket's path has
-// room for 107 bytes only.
+// socketIn names the socket by the descriptor of its directory, because a socket's path has room for
+// 107 bytes only.
 func socketIn(dir *os.File) string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), stageSocket)
 }
 
-// ServeInside does the stages of a restore for a hook that is inside. It calls over when a
-// stage has brought the session to its end.
+// ServeInside does the stages of a restore for a hook that is inside. It calls over when a stage has
+// brought the session to its end.
 func ServeInside(ctx context.Context, s *session.Session, over func()) (stop func(), err error) {
 	dir, err := os.Open(s.Dir())
 	if err != nil {

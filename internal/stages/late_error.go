@@ -9,9 +9,9 @@ import (
 	"cucriu/internal/proc"
 )
 
-// LateError is the failure of a restore whose tree has been ended, in a stage at which criu
-// ignores failures. criu would tell the container engine that drives it of a success, and the
-// engine might remove the image.
+// LateError is the failure of a restore whose tree has been ended, in a stage at which criu ignores
+// failures. It would tell the engine that drives it of a success, and the engine might remove the
+// image.
 type LateError struct {
 	Err  error
 	criu proc.Ident
@@ -23,8 +23,8 @@ func (e *LateError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *LateError) Unwrap() error { return e.Err }
 
-// EndCriu kills criu, which has nothing left to do but to report a success. Whoever drives it
-// sees that the restore has failed. What is to be in criu's log must be written before.
+// EndCriu kills criu, which has nothing left to do but to report a success. Whoever drives it sees that
+// the restore has failed. What is to be in criu's log must be written before.
 func (e *LateError) EndCriu() error {
 	criu, err := proc.Reopen(e.criu)
 	if err != nil {
@@ -34,8 +34,8 @@ func (e *LateError) EndCriu() error {
 	return criu.Signal(unix.SIGKILL)
 }
 
-// late makes the failure of a stage a [LateError] if it is one. Without an engine, the log of
-// criu and cucriu status say what became of the job.
+// late makes the failure of a stage a [LateError] if it is one. Without an engine, the log of criu and
+// cucriu status say what became of the job.
 func late(criu *criuutil.Criu, stage Stage, err error) error {
 	if err == nil || stage.Action != criuutil.StagePostResume || !criu.RPC {
 		return err

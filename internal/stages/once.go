@@ -17,13 +17,12 @@ import (
 	"cucriu/internal/session"
 )
 
-// criu may call the hook twice at a stage: two of its configuration files name it, or criu
-// is older than 4.2, which reads a file twice that is named over RPC (such as runc.conf and
-// crun.conf). The second call would undo what the first has done, or find in its way what
-// the first has left. So it does nothing, and ends as the first did.
+// criu may call the hook twice at a stage: two of its configuration files name it, or criu is older
+// than 4.2 and reads a file twice that is named over RPC. The second call would undo what the first has
+// done. So it does nothing, and ends as the first did.
 
-// stageCall is the latest call of the hook by a criu. It is written down because most calls
-// of the hook have no session.
+// stageCall is the latest call of the hook by a criu. It is written down because most calls of the hook
+// have no session.
 type stageCall struct {
 	Criu     proc.Ident   `json:"criu"`
 	Action   string       `json:"action"`
@@ -80,8 +79,8 @@ func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) e
 	return err
 }
 
-// stageFile names the file in which the latest call by a criu is written down. It removes
-// the files of those criu processes that are gone.
+// stageFile names the file in which the latest call by a criu is written down. It removes the files of
+// those criu processes that are gone.
 func stageFile(runDir string, criu proc.Ident) (string, error) {
 	if _, err := journal.MakeSessionsDir(runDir); err != nil {
 		return "", err
@@ -103,8 +102,8 @@ func stageFile(runDir string, criu proc.Ident) (string, error) {
 	return own, nil
 }
 
-// isStale reports whether the criu that a file is about is gone. A criu in another pid
-// namespace is taken for gone after a day.
+// isStale reports whether the criu that a file is about is gone. A criu in another pid namespace is
+// taken for gone after a day.
 func isStale(file string) bool {
 	if call := readStageCall(file); call != nil {
 		process, err := proc.Reopen(call.Criu)
@@ -130,9 +129,7 @@ func readStageCall(path string) *stageCall {
 	return call
 }
 
-// writeStageCall writes a call down for later calls by the same criu. It need not be durable: when
-// the host ends, criu ends, too. If it cannot be written, a second call does what the first
-// did.
+// writeStageCall writes a call down. It need not be durable: when the host ends, criu ends, too.
 func writeStageCall(log *slog.Logger, path string, call stageCall) {
 	data, err := json.Marshal(call)
 	if err == nil {

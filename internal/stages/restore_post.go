@@ -14,8 +14,8 @@ import (
 	"cucriu/internal/watch"
 )
 
-// postResume gives the restored processes their GPU state back and lets them run. criu
-// ignores its result, so on a failure it ends the tree itself.
+// postResume gives the restored processes their GPU state back and lets them run. criu ignores its
+// result, so on a failure it ends the tree itself.
 func (c *call) postResume(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx) // criu has done its part: there is no way back but this one
 	if err := c.checkRestored(); err != nil {
@@ -53,9 +53,8 @@ func (c *call) postResume(ctx context.Context) error {
 	return s.Close(s.ResumedOutcome(), "restored from "+s.ImageDir)
 }
 
-// reportEnded says what became of a session that was over before post-resume came to it:
-// pre-resume has ended the tree, or somebody else has been faster. criu ignores that, and
-// its restore succeeds.
+// reportEnded says what became of a session that was over before post-resume came to it. criu ignores
+// that, and its restore succeeds.
 func reportEnded(s *session.Session) error {
 	if s.Outcome == s.ResumedOutcome() {
 		s.Env.Log.Info("the restore was completed before post-resume", "session", s.Name(), "message", s.Message)
@@ -65,8 +64,8 @@ func reportEnded(s *session.Session) error {
 	return fmt.Errorf("the restore was ended before post-resume (outcome %s, session %s): %s", s.Outcome, s.Name(), s.Message)
 }
 
-// isOf reports whether the session is about the tree that criu names now, and not about one
-// that the same criu restored earlier.
+// isOf reports whether the session is about the tree that criu names now, and not about one that the
+// same criu restored earlier.
 func isOf(s *journal.Record, stage Stage) bool {
 	pid, err := stage.root()
 	if err != nil || s.Root == nil || s.Root.PID != pid {
@@ -80,8 +79,8 @@ func isOf(s *journal.Record, stage Stage) bool {
 	return true
 }
 
-// killForeign kills a restored tree that has CUDA in it although its image has no
-// manifest: its GPU state can only be lost.
+// killForeign kills a restored tree that has CUDA in it although its image has no manifest: its GPU
+// state can only be lost.
 func (c *call) killForeign(ctx context.Context) error {
 	root, err := c.stage.root()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"cucriu/internal/watch"
 )
 
-// preRestore makes every check that needs no process. An error makes criu give up before it
-// creates anything.
+// preRestore makes every check that needs no process. An error makes criu give up before it creates
+// anything.
 func (c *call) preRestore(ctx context.Context) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
 	manifest, err := image.ReadManifest(c.stage.ImageDir)
@@ -113,8 +113,8 @@ func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error
 	return err
 }
 
-// refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that
-// only when it creates the processes.
+// refuseTakenPIDs refuses a restore that needs pids which are in use. criu would find that only when it
+// creates the processes.
 func refuseTakenPIDs(ctx context.Context, env *session.Env, imageDir string) error {
 	tree, err := criuimage.ReadTree(imageDir)
 	if err != nil || tree.OwnPIDs {

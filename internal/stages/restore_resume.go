@@ -18,8 +18,8 @@ import (
 	"cucriu/internal/watch"
 )
 
-// rootNamed records the root task at the stages where criu first names it. If criu is killed
-// after that, the watcher knows what to end.
+// rootNamed records the root task at the stages where criu first names it. If criu is killed after
+// that, the watcher knows what to end.
 func (c *call) rootNamed(ctx context.Context) error {
 	if c.stage.InitPID == "" {
 		return nil
@@ -52,8 +52,8 @@ func noteRoot(s *session.Session, stage Stage) error {
 	return s.Save()
 }
 
-// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal
-// takes effect before they run a single instruction.
+// preResume sends every process a SIGSTOP. They are in criu's ptrace-stop now; the signal takes effect
+// before they run a single instruction.
 func (c *call) preResume(ctx context.Context) error {
 	if err := c.checkRestored(); err != nil {
 		return err
@@ -106,9 +106,9 @@ func (c *call) preResume(ctx context.Context) error {
 	return nil
 }
 
-// holdOthers stops the processes without CUDA, too, until the GPU state is there. If it
-// does not come, the job is ended in the state in which it was dumped. If such a process
-// had written to its files by then, criu would take them for another job's.
+// holdOthers stops the processes without CUDA, too, until the GPU state is there. If it does not come,
+// the job is ended as it was dumped: a process that had written to its files by then would make criu
+// take them for another job's.
 func holdOthers(s *journal.Record) error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
@@ -144,9 +144,8 @@ func holdOther(s *journal.Record, process *proc.Process) error {
 	return process.Signal(unix.SIGSTOP)
 }
 
-// matchMembers finds the processes of the manifest in the tree that criu named, and notes
-// their parked threads. It goes by the pid in their innermost pid namespace, because the
-// image knows them by that.
+// matchMembers finds the processes of the manifest in the tree that criu named, and notes their parked
+// threads. The image knows them by the pid in their innermost pid namespace.
 func matchMembers(s *session.Session) error {
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
@@ -182,9 +181,8 @@ func matchMembers(s *session.Session) error {
 	return noteParked(s, byImagePID)
 }
 
-// noteParked notes the parked threads of the processes that criu has restored. A process
-// without CUDA that was killed before criu dumped it is not in the image, or is a zombie
-// there.
+// noteParked notes the parked threads of the processes that criu has restored. One that was killed
+// before criu dumped it is not in the image, or is a zombie there.
 func noteParked(s *session.Session, byImagePID map[int][]int) error {
 	for _, parked := range s.Manifest.Parked {
 		pids := byImagePID[parked.PID]
@@ -210,8 +208,8 @@ func noteParked(s *session.Session, byImagePID map[int][]int) error {
 	return nil
 }
 
-// checkRestored refuses a root task that criu cannot have restored because it is older than
-// criu. The restore side ends the tree when it fails, and must not end this one.
+// checkRestored refuses a root task that criu cannot have restored because it is older than criu. The
+// restore side ends the tree when it fails, and must not end this one.
 func (c *call) checkRestored() error {
 	pid, err := c.stage.root()
 	if err != nil {

@@ -30,8 +30,8 @@ func schedulingOf(root int) ([]proc.Scheduling, error) {
 	return slices.Concat(found...), err
 }
 
-// reschedule gives the threads of a restored tree what criu does not restore. A job that runs
-// elsewhere than it did is better than none, so what cannot be had is only logged.
+// reschedule gives the threads of a restored tree what criu does not restore. A job that runs elsewhere
+// than it did is better than none, so what cannot be had is only logged.
 func reschedule(s *session.Session) {
 	had := make(map[int]proc.Scheduling)
 	for _, scheduling := range s.Manifest.Scheduling {

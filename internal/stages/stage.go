@@ -25,8 +25,8 @@ type Stage struct {
 	ImageDir string // CRTOOLS_IMAGE_DIR: /proc/PID/fd/N of criu itself; with a Client, the directory's path
 	InitPID  string // CRTOOLS_INIT_PID: the root task, a pid that criu's caller sees
 
-	// Commit gives a complete image its final form at post-dump, before criu ends the
-	// processes. It is nil if there is nothing to do. An error keeps the job alive.
+	// Commit gives a complete image its final form at post-dump, before criu ends the processes. It is
+	// nil if there is nothing to do. An error keeps the job alive.
 	Commit func(context.Context) error `json:"-"`
 	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
 	CommittedDir string
@@ -35,8 +35,7 @@ type Stage struct {
 	// Hold, if it is set, keeps the processes held after criu has done its part, until somebody
 	// decides.
 	Hold *journal.Hold `json:"-"`
-	// Client is the process that serves criu's notifications over RPC; nil for an action
-	// script.
+	// Client is the process that serves criu's notifications over RPC; nil for an action script.
 	Client *proc.Ident
 }
 
@@ -99,10 +98,9 @@ func handler(action string) func(*call, context.Context) error {
 	return nil
 }
 
-// Run does what the stage asks for, as criu's action script. Stages that need nothing of us succeed
-// at once. criu aborts on an error at pre-dump and pre-restore. It ignores one at pre-resume and
-// post-resume, so there Run ends the tree itself. If an engine drives criu, the error is a
-// [LateError] then.
+// Run does a stage as criu's action script. criu aborts on an error at pre-dump and pre-restore, and
+// ignores one at pre-resume and post-resume, so there Run ends the tree itself. If an engine drives
+// criu, the error is a [LateError] then.
 func Run(ctx context.Context, env *session.Env, stage Stage) error {
 	env = env.Filled()
 	env.Log = env.Log.With("stage", stage.Action)
@@ -124,8 +122,8 @@ func Run(ctx context.Context, env *session.Env, stage Stage) error {
 		return err
 	}
 	defer criu.Close()
-	// criu's configuration files may name this hook although a client serves the dump or
-	// restore over RPC. criu notifies its client first.
+	// criu's configuration files may name this hook although a client serves the dump or restore over
+	// RPC. criu notifies its client first.
 	if served, err := servedByClient(env.Config.RunDir, criu.Ident); err != nil || served {
 		return err
 	}
@@ -146,8 +144,8 @@ func Serve(ctx context.Context, env *session.Env, criu *criuutil.Criu, stage Sta
 	return err
 }
 
-// servedByClient reports whether another process serves a running criu over RPC, as the
-// latest session of this criu has it.
+// servedByClient reports whether another process serves a running criu over RPC, as the latest session
+// of this criu has it.
 func servedByClient(runDir string, criu proc.Ident) (bool, error) {
 	if journal.IsForeign(runDir) {
 		return false, nil
@@ -164,8 +162,8 @@ func servedByClient(runDir string, criu proc.Ident) (bool, error) {
 	return false, nil
 }
 
-// keepRefusal keeps why the stage was refused. criu's own name for the image directory, which ends
-// with criu, is not kept.
+// keepRefusal keeps why the stage was refused. criu's own name for the image directory, which ends with
+// criu, is not kept.
 func (c *call) keepRefusal(err error) {
 	r := journal.Refusal{Kind: journal.KindDump, CriuPID: c.criu.PID}
 	if c.stage.Action == criuutil.StagePreRestore {
@@ -189,8 +187,8 @@ func (c *call) keepRefusal(err error) {
 	c.Keep(r)
 }
 
-// openSession finds and locks the open session of the criu. It returns nil if there is
-// none: then no process of criu's tree uses CUDA, or the session is over.
+// openSession finds and locks the open session of the criu. It returns nil if there is none: then no
+// process of criu's tree uses CUDA, or the session is over.
 func (c *call) openSession(kind journal.Kind) (*session.Session, error) {
 	s, err := session.LatestSessionOf(c.Env, kind, c.criu.Ident, c.stage.Action, true)
 	if err != nil || s == nil {

@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/session"
 )
 
-// finishDump brings what criu has left of a dump's processes to a good end, whether the
-// dump failed, criu was killed, or the job was to run on.
+// finishDump brings what criu has left of a dump's processes to a good end, whether the dump failed,
+// criu was killed, or the job was to run on.
 func finishDump(ctx context.Context, s *session.Session) error {
 	driver, targets, err := engine.OpenTargets(s)
 	if err != nil {
@@ -54,8 +54,8 @@ func finishDump(ctx context.Context, s *session.Session) error {
 }
 
 // endDumped ends the processes of a dump, and removes the rules by which criu holds back their
-// connections. If these go on elsewhere, no packet may reach the sockets here: they would
-// acknowledge it.
+// connections. If these go on elsewhere, no packet may reach the sockets here: they would acknowledge
+// it.
 func endDumped(ctx context.Context, s *session.Session) error {
 	remove := func() error { return nil }
 	locks, findErr := engine.FindLocks(&s.Record)
@@ -94,8 +94,8 @@ func awaitEnds(ctx context.Context, processes []*proc.Process) {
 	}
 }
 
-// awaitRelease waits until criu has let go of the processes: those that it killed have ended, and
-// the others are no longer traced.
+// awaitRelease waits until criu has let go of the processes: those that it killed have ended, and the
+// others are no longer traced.
 func awaitRelease(ctx context.Context, targets []*engine.Target) error {
 	for _, t := range targets {
 		for pause := time.Millisecond; t.Alive(); pause = min(2*pause, 100*time.Millisecond) {

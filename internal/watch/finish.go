@@ -12,9 +12,9 @@ import (
 	"cucriu/internal/session"
 )
 
-// Finish brings the session of a criu that has ended to a good end, as its watcher
-// would, and returns it. It returns nil if there is none. cause is why criu failed, if it did and
-// is known. The journal keeps it.
+// Finish brings the session of a criu that has ended to a good end, as its watcher would, and returns
+// it; nil if there is none. cause is why criu failed, for the journal; empty if it did not, or it is
+// not known.
 func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.Ident, cause string) (*journal.Session, error) {
 	env = env.Filled()
 	ctx = context.WithoutCancel(ctx)
@@ -47,8 +47,8 @@ func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.
 	return s.Session, nil
 }
 
-// failedTry returns the session as it stands in the journal, if its watcher has tried to
-// finish it and failed.
+// failedTry returns the session as it stands in the journal, if its watcher has tried to finish it and
+// failed.
 func failedTry(runDir string, kind journal.Kind, criu proc.Ident) *journal.Session {
 	s, err := journal.Read(journal.Path(runDir, kind, criu))
 	if err != nil || s.Outcome != "" || !s.Stuck {
@@ -57,8 +57,8 @@ func failedTry(runDir string, kind journal.Kind, criu proc.Ident) *journal.Sessi
 	return s
 }
 
-// AwaitStandstill waits until every thread of a tree that was left stopped has stopped:
-// criu does not wait for its SIGSTOP to take effect.
+// AwaitStandstill waits until every thread of a tree that was left stopped has stopped: criu does not
+// wait for its SIGSTOP to take effect.
 func AwaitStandstill(ctx context.Context, env *session.Env, root int) error {
 	env = env.Filled()
 	pids, err := proc.Tree(root)

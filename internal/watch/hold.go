@@ -11,18 +11,17 @@ import (
 	"cucriu/internal/session"
 )
 
-// A migration has one copy of a job here and one there, both complete and held, until it is
-// decided which of them goes on. The session of a dump or restore with a hold does not come to
-// its end with its criu. A dump's processes stay stopped and parked, with their GPU state in the
-// image; a restore's have their GPU state back and are still parked. The holder decides with
-// [Hook.Decide]. If it ends without a decision, the watcher does what the hold says.
+// A migration has a copy of a job at each end, both complete and held, until it is decided which of
+// them goes on. A session with a hold does not end with its criu: a dump's processes stay stopped and
+// parked, with their GPU state in the image; a restore's have it back and are still parked. The holder
+// decides with [Decide]. If it ends without a decision, the watcher does what the hold says.
 
 // ErrDecided is wrapped by the error of a decision that comes too late: another has been made.
 var ErrDecided = errors.New("it has been decided otherwise")
 
-// Decide says what becomes of a held job, and does it. It may be called again, with the same
-// decision: then it goes on with what an earlier call has not finished. [ErrNotBack] is wrapped as
-// in [Hook.Recover]. The error is [os.ErrNotExist] if there is no hold of this name.
+// Decide says what becomes of a held job, and does it. With the same decision it may be called again,
+// and goes on with what is not finished. It wraps [session.ErrNotBack] as [Recover] does, and is
+// [os.ErrNotExist] if there is no hold of this name.
 func Decide(ctx context.Context, env *session.Env, id string, decision journal.Decision) (session.Status, error) {
 	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
@@ -58,8 +57,8 @@ func Decide(ctx context.Context, env *session.Env, id string, decision journal.D
 	return session.StatusOf(s.Session), nil
 }
 
-// Promise notes that the other side may count on a held job from now on: only a decision ends it,
-// and not the end of the holder.
+// Promise notes that the other side may count on a held job from now on: only a decision ends it, and
+// not the end of the holder.
 func Promise(ctx context.Context, env *session.Env, id string) error {
 	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
@@ -78,8 +77,8 @@ func Promise(ctx context.Context, env *session.Env, id string) error {
 	return s.Save()
 }
 
-// NoteTold notes that the other side knows what was decided. Until then the session of a job that
-// was ended here is kept.
+// NoteTold notes that the other side knows what was decided. Until then the session of a job that was
+// ended here is kept.
 func NoteTold(ctx context.Context, env *session.Env, id string) error {
 	env = env.Filled()
 	s, err := holdNamed(ctx, env, id)
@@ -138,8 +137,8 @@ func decide(s *session.Session, decision journal.Decision) error {
 	return s.Failpoint(context.Background(), string(s.Kind)+".decided")
 }
 
-// decided returns what was decided. A session that came to its end by itself is as good as a
-// decision: a dump that failed has brought its job back, a restore that failed has ended its copy.
+// decided returns what was decided. A session that came to its end by itself is as good as a decision:
+// a dump that failed has brought its job back, a restore that failed has ended its copy.
 func decided(s *journal.Record) journal.Decision {
 	switch {
 	case s.Hold.Decision != journal.DecisionNone || s.Outcome == "":
@@ -150,9 +149,8 @@ func decided(s *journal.Record) journal.Decision {
 	return journal.DecisionGo
 }
 
-// awaitCriuOf waits until the session's criu has ended. Until then the program that runs it may
-// still make or stop processes, and needs the session for its stages. It returns the session as
-// it is then, locked.
+// awaitCriuOf waits until the session's criu has ended: until then the program that runs it may still
+// make or stop processes, and needs the session. It returns the session as it is then, locked.
 func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, error) {
 	criu, err := proc.Reopen(s.Criu)
 	if errors.Is(err, proc.ErrGone) || errors.Is(err, proc.ErrElsewhere) {
@@ -199,8 +197,8 @@ func decidedText(r *journal.Record) string {
 	return "the job is not held here"
 }
 
-// concludeHeld brings a hold to its end, as far as there is a decision. It reports whether there
-// is nothing more to do now: the session is over, or waits for a decision.
+// concludeHeld brings a hold to its end, as far as there is a decision. It reports whether there is
+// nothing more to do now: the session is over, or waits for a decision.
 func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error) {
 	if s.Hold == nil {
 		return false, nil

@@ -77,8 +77,8 @@ func KeepSockets(ctx context.Context, env *session.Env, id string, paths []strin
 	return s.Hold.Sockets, s.Failpoint(ctx, "dump.kept")
 }
 
-// ClaimSockets claims the sockets of a source before its job is restored. It fails if the source
-// has the job back already.
+// ClaimSockets claims the sockets of a source before its job is restored. It fails if the source has
+// the job back already.
 func ClaimSockets(id string, sockets []journal.Socket) error {
 	for _, socket := range sockets {
 		err := socketAt(socket, id, func(d socketDir) error {
@@ -95,8 +95,8 @@ func ClaimSockets(id string, sockets []journal.Socket) error {
 	return nil
 }
 
-// ReleaseSockets makes paths names of the source's sockets again, as far as they are claimed here.
-// No process of the copy is left.
+// ReleaseSockets makes paths names of the source's sockets again, as far as they are claimed here. No
+// process of the copy is left.
 func ReleaseSockets(env *session.Env, id string, sockets []journal.Socket) {
 	eachSocket(env, id, sockets, func(socket journal.Socket, d socketDir) error {
 		if !d.is(d.claimed, socket) {
@@ -106,8 +106,8 @@ func ReleaseSockets(env *session.Env, id string, sockets []journal.Socket) {
 	})
 }
 
-// takeBackSockets makes the paths names of the sockets of a job again that stays at its source.
-// Nothing of it runs yet.
+// takeBackSockets makes the paths names of the sockets of a job again that stays at its source. Nothing
+// of it runs yet.
 func takeBackSockets(env *session.Env, hold *journal.Hold) {
 	deadline := time.Now().Add(failpoint.Patience(releasePatience))
 	eachSocket(env, hold.ID, hold.Sockets, func(socket journal.Socket, d socketDir) error {

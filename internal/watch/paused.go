@@ -11,19 +11,14 @@ import (
 	"cucriu/internal/session"
 )
 
-// A paused container is one whose control group the engine has frozen. Some engines pause
-// every container before they checkpoint it. The driver can do nothing with frozen
-// processes, so the hook thaws them. It freezes them again while the engine still waits for
-// criu: before criu takes over, or when the dump fails in the hook itself.
-//
-// Once criu has ended, the engine may resume the container at any moment. It can do so only
-// while the container is frozen: runc refuses to resume one that is not paused. So the
-// watcher never thaws it. It waits for the engine to do so, and then brings the GPU state
-// back.
+// A paused container is one whose control group the engine has frozen. The driver can do nothing with
+// frozen processes, so the hook thaws them, and freezes them again while the engine still waits for
+// criu. Once criu has ended, the engine may resume the container at any moment, and only while it is
+// frozen. So the watcher never thaws it: it waits for the engine to do so, and then brings the GPU
+// state back.
 
-// awaitResume leaves a paused container to the engine. It puts the freeze back if the hook
-// was cut off before it could, and waits until the engine has resumed the container or
-// ended it.
+// awaitResume waits until the engine has resumed a paused container or ended it. It puts the freeze
+// back if the hook was cut off before it could.
 func awaitResume(ctx context.Context, s *session.Session) error {
 	if err := session.StopMembers(&s.Record); err != nil {
 		return err

@@ -14,10 +14,10 @@ import (
 	"cucriu/internal/session"
 )
 
-// Recover brings every orphaned session to a good end. A session is orphaned if its criu
-// has ended and neither hook nor watcher is at work on it. Those that were killed are waited
-// for. Recover returns the sessions that it worked on, and those on which somebody else is at
-// work. The errors of those that are not finished wrap [ErrNotBack].
+// Recover brings every orphaned session to a good end: one whose criu has ended, and on which neither
+// hook nor watcher is at work. It waits for those that were killed. It returns the sessions that it
+// worked on, and those on which somebody else is at work. The errors of those that are not finished
+// wrap [session.ErrNotBack].
 func Recover(ctx context.Context, env *session.Env) ([]session.Status, error) {
 	env = env.Filled()
 	sessions, err := journal.MakeSessionsDir(env.Config.RunDir)
@@ -31,8 +31,8 @@ func Recover(ctx context.Context, env *session.Env) ([]session.Status, error) {
 	return recoverAll(ctx, env, dirs, true)
 }
 
-// recoverAll works on the orphans among sessions. If strict is set, a session on which somebody
-// is at work is an error.
+// recoverAll works on the orphans among sessions. If strict is set, a session on which somebody is at
+// work is an error.
 func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict bool) ([]session.Status, error) {
 	recovered := []session.Status{} // not nil: null is no list in JSON
 	quiet := *env
@@ -68,8 +68,8 @@ func atWork(s *journal.Record, who string) error {
 	return &AtWorkError{fmt.Sprintf("%s is at work on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
 }
 
-// RecoverFirst brings orphaned jobs back before another session begins: the job of that
-// session may be among them. What does not come back at once is left to cucriu recover.
+// RecoverFirst brings orphaned jobs back before another session begins: the job of that session may be
+// among them. What does not come back at once is left to cucriu recover.
 func RecoverFirst(ctx context.Context, env *session.Env) {
 	if journal.IsForeign(env.Config.RunDir) {
 		return
@@ -96,8 +96,8 @@ func RecoverFirst(ctx context.Context, env *session.Env) {
 	}
 }
 
-// recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for
-// the lock of a session until waiting ends: who was killed may still have it.
+// recoverOne brings a session to its end if it is orphaned. If strict is set, it waits for the lock of
+// a session until waiting ends: who was killed may still have it.
 func recoverOne(ctx context.Context, env *session.Env, waiting context.Context, dir string, strict bool) (*session.Session, error) {
 	read, err := journal.Load(dir, false)
 	if errors.Is(err, journal.ErrBusy) {
@@ -145,10 +145,10 @@ func recoverOne(ctx context.Context, env *session.Env, waiting context.Context, 
 	return s, nil
 }
 
-// owned returns an [AtWorkError] if somebody is left who will take the session on: a criu that
-// lives calls its hook again, and a watcher waits for its turn. A third program would get between
-// them. Who was killed, but is not gone yet, is waited for. If an owner is in another pid
-// namespace, nobody here can tell whether it lives, and owned reports that.
+// owned returns an [AtWorkError] if somebody is left who will take the session on: a criu that lives
+// calls its hook again, and a watcher waits for its turn. It waits for who was killed and is not gone
+// yet. If an owner is in another pid namespace, nobody here can tell whether it lives, and owned
+// reports that.
 func owned(ctx context.Context, s *session.Session) (elsewhere bool, err error) {
 	owners := []proc.Ident{s.Criu}
 	if s.Kind == journal.KindRestore && s.Step == journal.StepPostResume {

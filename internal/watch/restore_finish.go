@@ -12,14 +12,13 @@ import (
 	"cucriu/internal/session"
 )
 
-// nothingLeft is said of a restore whose criu has ended, with every process that it may have
-// created.
+// nothingLeft is said of a restore whose criu has ended, with every process that it may have created.
 const nothingLeft = "nothing of the job is left, the image is intact"
 
-// finishRestore brings a restore that was cut off to a good end. If criu has completed its
-// part, the job is brought up; else the half-restored tree is ended. Once criu has ended,
-// only the step post-resume tells that it had completed its part. Otherwise it may have
-// been killed, and whoever saw that may have restored the image elsewhere.
+// finishRestore brings a restore that was cut off to a good end: forward if criu has completed its
+// part, else the half-restored tree is ended. Once criu has ended, only the step post-resume tells that
+// it had. Otherwise it may have been killed, and whoever saw that may have restored the image
+// elsewhere.
 func finishRestore(ctx context.Context, s *session.Session) error {
 	if done, err := concludeHeld(ctx, s); done || err != nil {
 		return err
@@ -84,9 +83,8 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 	return killOrLeave(s, errors.New("criu ended in the middle of the restore"))
 }
 
-// KillOrLeaveAndFail ends a restore that cannot be completed. It kills the tree, unless the
-// configuration says to leave it stopped: a job that is half restored must not run, and
-// criu will not say that it failed.
+// KillOrLeaveAndFail ends a restore that cannot be completed, unless the configuration says to leave it
+// stopped: a half-restored job must not run, and criu will not say that it failed.
 func KillOrLeaveAndFail(s *session.Session, cause error) error {
 	if err := killOrLeave(s, cause); err != nil {
 		return errors.Join(cause, err)
@@ -97,8 +95,8 @@ func KillOrLeaveAndFail(s *session.Session, cause error) error {
 	return fmt.Errorf("%w; its processes were ended, the image is intact", cause)
 }
 
-// logFailure logs that a restore failed. Where the caller reports the error, the log does not
-// repeat it.
+// logFailure logs that a restore failed. Where the caller reports the error, the log does not repeat
+// it.
 func logFailure(s *session.Session, message string, cause error) {
 	log := s.Env.Log.With("root", s.Root, "image", s.ImageDir)
 	if s.By == session.ByWatcher || s.By == session.ByRecover {

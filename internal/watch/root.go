@@ -9,15 +9,13 @@ import (
 	"cucriu/internal/proc"
 )
 
-// criu tells its action scripts which process is the root task only once it exists. If criu
-// fails, it ends what it has created. If it is killed before it has named the root, the
-// tasks wait for it for ever and hold their pids, and nobody but us ends them. We must then
-// be certain who they are: on a host that restores containers, many processes execute criu
-// and have the pid 1. So pre-restore leaves a mark that they inherit.
+// criu names the root task to its action scripts only once it exists. If criu is killed before that,
+// the tasks wait for it and hold their pids, and nobody but us ends them. We must then be certain who
+// they are: many processes may execute criu and have the pid 1. So pre-restore leaves a mark that they
+// inherit.
 
-// awaitRoot waits until the root task of a restore exists. It returns nil if criu ends
-// before that. The root is a child of criu or of the process that has asked for that
-// (RootParent).
+// awaitRoot waits until the root task of a restore exists, as a child of criu or of the process that
+// has asked for that (RootParent). It returns nil if criu ends before that.
 func awaitRoot(ctx context.Context, s *journal.Record, criu *proc.Process) *proc.Ident {
 	parent := criu.PID
 	if s.RootParent != nil {
@@ -56,9 +54,8 @@ func createdByCriu(s *journal.Record, pid int) *proc.Ident {
 	return &id
 }
 
-// orphanedRoot finds the root task that a killed criu has left behind before anybody saw
-// it. The suspects are processes that might be it or might be another restore's. There are
-// none if criu was marked.
+// orphanedRoot finds the root task that a killed criu has left behind before anybody saw it. The
+// suspects might be it or another restore's. There are none if criu was marked.
 func orphanedRoot(s *journal.Record) (root *proc.Ident, suspects []int, err error) {
 	pids, err := proc.All()
 	if err != nil {

@@ -6,25 +6,23 @@ import (
 
 // verdict is what is to become of a dump's job once criu has ended.
 type verdict struct {
-	// kill says that no part of the job may run on. Otherwise the living processes are
-	// brought back.
+	// kill says that no part of the job may run on. Otherwise the living processes are brought back.
 	kill    bool
 	outcome journal.Outcome
 	message string
-	// livingDo says, for the message, what the living processes do then, as in "runs on".
-	// It is empty if the message says all.
+	// livingDo says, for the message, what the living processes do then, as in "runs on". It is empty
+	// if the message says all.
 	livingDo string
 }
 
-// dumpVerdict decides what is to become of a dump's job. alive is how many of its CUDA
-// processes live. criu may have been cut off anywhere. A complete image and a part of its
-// job must not exist side by side. But a job that lives is never killed without a complete
-// image, nor after a dump that was to leave it alive, nor under RPC, where criu's options
-// are not known.
+// dumpVerdict decides what is to become of a dump's job, wherever criu was cut off. alive is how many
+// of its CUDA processes live. A complete image and a part of its job must not exist side by side. But a
+// job that lives is never killed without a complete image, nor after a dump that was to leave it alive,
+// nor under RPC, where criu's options are not known.
 func dumpVerdict(r *journal.Record, alive int) verdict {
 	dumped, sent := r.Step == journal.StepDumped, r.Step == journal.StepTransferring
-	// After a complete dump, criu has ended the processes that are gone, unless the job was
-	// brought back since: then they ended by themselves.
+	// After a complete dump, criu has ended the processes that are gone, unless the job was brought
+	// back since: then they ended by themselves.
 	ended := (dumped || sent) && !r.BackBegun
 	leftAlive := r.LeaveRunning || r.LeaveStopped
 	kill := ended && !leftAlive && !r.RPC && alive < len(r.Members)

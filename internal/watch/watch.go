@@ -24,10 +24,8 @@ import (
 type ServeStages func(ctx context.Context, s *session.Session, over func()) (stop func(), err error)
 
 // Run is the program that watches over the session in dir. It returns when that has come to a good end.
-//
-// The watcher ignores the signals that end a service or a terminal session, because it
-// holds a job that waits to be brought back. Its life is bounded by that of criu, or of the
-// command to which the session belongs.
+// It ignores the signals that end a service or a terminal session, because it holds a job that waits to
+// be brought back. Its life is bounded by that of criu, or of the command to which the session belongs.
 func Run(env *session.Env, dir string, serve ServeStages) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
 	err := Watch(context.Background(), env, dir, readyOnce{os.Stdout}, serve)
@@ -48,12 +46,12 @@ func (r readyOnce) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// Watch is the watcher: it waits until criu has ended, and then brings the session to a
-// good end. It writes one byte to ready when it has hold of criu.
+// Watch is the watcher: it waits until criu has ended, and then brings the session to a good end. It
+// writes one byte to ready when it has hold of criu.
 func Watch(ctx context.Context, env *session.Env, dir string, ready io.Writer, serve ServeStages) error {
 	env = env.Filled()
-	// The hook holds the lock of the session now. criu's identity does not change, so it
-	// may be read all the same.
+	// The hook holds the lock of the session now. criu's identity does not change, so it may be read
+	// all the same.
 	read, err := journal.Read(dir)
 	if err != nil {
 		return err
@@ -121,8 +119,8 @@ func Watch(ctx context.Context, env *session.Env, dir string, ready io.Writer, s
 	}
 }
 
-// takeTurn locks a session whose criu has ended, once it is the watcher's turn: while a holder of
-// its processes lives, that decides.
+// takeTurn locks a session whose criu has ended, once it is the watcher's turn: while a holder of its
+// processes lives, that decides.
 func takeTurn(ctx context.Context, env *session.Env, dir string, root *proc.Ident) (*session.Session, error) {
 	for {
 		// Loading waits for the lock: a hook may have outlived criu.
@@ -147,9 +145,8 @@ func takeTurn(ctx context.Context, env *session.Env, dir string, root *proc.Iden
 	}
 }
 
-// awaitTurn waits until criu has ended, or until its restore has been cut off. criu lives
-// on for as long as the job that it restored, unless it was told to detach, and does not
-// notice that its hook has died.
+// awaitTurn waits until criu has ended, or its restore has been cut off: criu lives on for as long as
+// the job that it restored, unless it was told to detach, and does not notice that its hook has died.
 func awaitTurn(ctx context.Context, s *session.Session, criu *proc.Process, root *proc.Ident) error {
 	if s.Kind != journal.KindRestore {
 		return criu.WaitExit(ctx)
@@ -170,8 +167,8 @@ func awaitTurn(ctx context.Context, s *session.Session, criu *proc.Process, root
 	return ctx.Err()
 }
 
-// lookIfCutOff reports whether criu has done its part of a restore and no hook is at work on
-// ours. It also notes what criu has created until now.
+// lookIfCutOff reports whether criu has done its part of a restore and no hook is at work on ours. It
+// also notes what criu has created until now.
 func lookIfCutOff(dir string, root *proc.Ident) bool {
 	s, err := journal.Load(dir, false)
 	if err != nil {
@@ -181,8 +178,8 @@ func lookIfCutOff(dir string, root *proc.Ident) bool {
 	if s.Kind != journal.KindRestore || s.Outcome != "" {
 		return false
 	}
-	// If criu is killed, any of these processes may end by itself. Its children could then not be
-	// found any more when it is time to end them, and would hold pids of the image.
+	// If criu is killed, any of these processes may end by itself. Its children could then not be found
+	// any more when it is time to end them, and would hold pids of the image.
 	if s.Root == nil {
 		s.Root = root
 	}
@@ -192,8 +189,8 @@ func lookIfCutOff(dir string, root *proc.Ident) bool {
 	return criuIsThrough(&s.Record)
 }
 
-// criuIsThrough reports whether criu has let go of the processes that it restored, with all
-// of them held: by our SIGSTOP or, where somebody has ended that, by being parked.
+// criuIsThrough reports whether criu has let go of the processes that it restored, with all of them
+// held: by our SIGSTOP or, where somebody has ended that, by being parked.
 func criuIsThrough(s *journal.Record) bool {
 	if s.Step == journal.StepPostResume {
 		return true
