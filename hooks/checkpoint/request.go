@@ -19,6 +19,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/engine"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -359,7 +360,11 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 		}
 	}
 	if action == criuutil.StagePreResume {
-		d.rearmTimers()
+		// The hook does so for trees that use CUDA; others have no session.
+		if root, err := strconv.Atoi(d.stage.InitPID); err == nil {
+			tree, _ := proc.Tree(root) // it may have ended
+			engine.RearmTimers(d.hook.Log, tree...)
+		}
 	}
 	err := stages.Serve(ctx, d.hook, d.criu, stage)
 	d.fated = d.fated || err != nil && (action == criuutil.StagePreDump || d.kind == journal.KindRestore)

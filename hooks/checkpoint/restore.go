@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strconv"
 
 	"cucriu/criuutil"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/journal"
-	"cucriu/internal/proc"
 	"cucriu/internal/watch"
 )
 
@@ -76,26 +74,4 @@ func restoreFate(s *journal.Session, answered bool) string {
 		return ""
 	}
 	return s.Message
-}
-
-// rearmTimers starts the periodic timers of the restored processes again that criu restores dead. The
-// hook does so for trees that use CUDA; others have no session.
-func (d *drive) rearmTimers() {
-	root, err := strconv.Atoi(d.stage.InitPID)
-	if err != nil {
-		return
-	}
-	tree, err := proc.Tree(root)
-	for _, pid := range tree {
-		var p *proc.Process
-		if p, err = proc.Open(pid); err == nil {
-			err = errors.Join(p.RearmTimers(), p.Close())
-		}
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			break
-		}
-	}
-	if err != nil && !errors.Is(err, proc.ErrGone) {
-		d.hook.Log.Warn("a periodic timer (timerfd) of the job may stand still from now on", "error", err)
-	}
 }

@@ -41,10 +41,7 @@ func (s *Suspension) measure(ctx context.Context) error {
 	if len(s.Targets) == 0 { // a migration holds trees without CUDA, too, and then there is no driver
 		return nil
 	}
-	processes := make([]preflight.Process, len(s.Targets))
-	for i, t := range s.Targets {
-		processes[i] = t.Member.Process
-	}
+	processes := s.processes()
 	listed, err := preflight.Measure(ctx, s.Driver, processes)
 	if err != nil {
 		return err
@@ -57,16 +54,20 @@ func (s *Suspension) measure(ctx context.Context) error {
 	return nil
 }
 
+func (s *Suspension) processes() []preflight.Process {
+	processes := make([]preflight.Process, len(s.Targets))
+	for i, t := range s.Targets {
+		processes[i] = t.Member.Process
+	}
+	return processes
+}
+
 // lookAgain looks once more for what could not be restored, while nothing of the job runs.
 func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	processes := make([]preflight.Process, len(s.Targets))
-	for i, t := range s.Targets {
-		processes[i] = t.Member.Process
-	}
-	findings, err := preflight.LossFindings(s.Driver, s.Config.RunDir, processes, s.held, PidsOf(s.Targets))
+	findings, err := preflight.LossFindings(s.Driver, s.Config.RunDir, s.processes(), s.held, PidsOf(s.Targets))
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 
 	"cucriu/internal/inject"
@@ -115,7 +116,7 @@ func (b *wayBack) unpark(ctx context.Context) error {
 	}
 	for _, pid := range pids {
 		if b.Session.Kind == journal.KindRestore {
-			b.rearmTimers(pid)
+			RearmTimers(b.Env.Log, pid)
 		}
 		if err := returnThreads(ctx, pid, b.ParkedFile(pid)); err != nil {
 			return err
@@ -136,15 +137,16 @@ func returnThreads(ctx context.Context, pid int, saved string) error {
 	return inject.ReturnBorrowed(ctx, saved)
 }
 
-// rearmTimers starts the periodic timers of a process again that expired in the stop: criu restores
+// RearmTimers starts the periodic timers of processes again that expired in the stop: criu restores
 // them dead.
-func (b *wayBack) rearmTimers(pid int) {
-	process, err := proc.Open(pid)
-	if err == nil {
-		defer process.Close()
-		err = process.RearmTimers()
-	}
-	if err != nil && !errors.Is(err, proc.ErrGone) {
-		b.Env.Log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
+func RearmTimers(log *slog.Logger, pids ...int) {
+	for _, pid := range pids {
+		process, err := proc.Open(pid)
+		if err == nil {
+			err = errors.Join(process.RearmTimers(), process.Close())
+		}
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
+		}
 	}
 }

@@ -2,9 +2,10 @@ package engine
 
 import (
 	"context"
-	"cucriu/internal/session"
 	"fmt"
 	"time"
+
+	"cucriu/internal/session"
 )
 
 // Stall ends a context when nothing has moved for too long since the first move. A copy may take as

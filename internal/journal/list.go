@@ -13,19 +13,29 @@ import (
 // List returns all sessions of the run directory, the oldest first. It leaves out what cannot be read:
 // one that is just being made, or a damaged one, which must not hide the others.
 func List(runDir string) ([]*Session, error) {
+	sessions, _, err := list(runDir)
+	return sessions, err
+}
+
+// list also returns the error of an open session that a newer cucriu has written: its processes are
+// not known here.
+func list(runDir string) (sessions []*Session, newer, err error) {
 	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	sessions := []*Session{} // not nil, which would be null in JSON and not a list
+	sessions = []*Session{} // not nil, which would be null in JSON and not a list
 	for _, dir := range dirs {
-		s := &Session{dir: dir}
-		if err := s.readRecord(); err == nil {
+		s, err := Read(dir)
+		switch {
+		case err == nil:
 			sessions = append(sessions, s)
+		case errors.Is(err, ErrNewer) && s.Outcome == "":
+			newer = err
 		}
 	}
 	slices.SortFunc(sessions, func(a, b *Session) int { return a.Created.Compare(b.Created) })
-	return sessions, nil
+	return sessions, newer, nil
 }
 
 // Dirs returns the directories of all sessions. sessions is the directory that [MakeSessionsDir] returns.
@@ -50,24 +60,15 @@ func FindOpen(runDir string, criu proc.Ident, members []Member) (*Session, error
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range all {
-		if s.Outcome != "" {
-			continue
-		}
-		if s.Criu == criu {
-			return s, nil
-		}
-		for _, member := range s.Members {
-			if slices.ContainsFunc(members, func(m Member) bool { return m.Ident == member.Ident }) {
-				return s, nil
-			}
-		}
-	}
-	return findRelated(runDir, members)
+	return findOpen(all, runDir, criu, members)
 }
 
-// findRelated finds an open session of any of the given processes in related run directories.
-func findRelated(runDir string, members []Member) (*Session, error) {
+func findOpen(all []*Session, runDir string, criu proc.Ident, members []Member) (*Session, error) {
+	for _, s := range all {
+		if s.Outcome == "" && (s.Criu == criu || s.Shares(members)) {
+			return s, nil
+		}
+	}
 	var own []proc.Ident
 	for _, dir := range related(runDir) {
 		all, err := List(dir)
@@ -81,10 +82,9 @@ func findRelated(runDir string, members []Member) (*Session, error) {
 			if own == nil {
 				own = ownOf(members)
 			}
-			for _, member := range s.Members {
-				if member.Own != nil && slices.ContainsFunc(own, member.Own.IsOwn) {
-					return s, nil
-				}
+			isOwn := func(m Member) bool { return m.Own != nil && slices.ContainsFunc(own, m.Own.IsOwn) }
+			if slices.ContainsFunc(s.Members, isOwn) {
+				return s, nil
 			}
 		}
 	}
@@ -125,10 +125,10 @@ func FindHold(runDir, id string) (*Session, error) {
 // DumpsInto lists the sessions that dump into a directory.
 func DumpsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
 	all, err := List(runDir)
-	if err != nil {
-		return nil, err
-	}
-	var into []*Session
+	return dumpsInto(all, dir), err
+}
+
+func dumpsInto(all []*Session, dir os.FileInfo) (into []*Session) {
 	for _, s := range all {
 		if s.Kind != KindDump {
 			continue
@@ -137,37 +137,27 @@ func DumpsInto(runDir string, dir os.FileInfo) ([]*Session, error) {
 			into = append(into, s)
 		}
 	}
-	return into, nil
+	return into
 }
 
 // Shares reports whether any of the given processes is in the session.
 func (s *Session) Shares(members []Member) bool {
-	for _, member := range s.Members {
-		for _, other := range members {
-			if member.Ident == other.Ident {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.Members, func(m Member) bool {
+		return slices.ContainsFunc(members, func(other Member) bool { return m.Ident == other.Ident })
+	})
 }
 
 // tidy removes the oldest closed sessions, and those that were killed before they had a journal. The
 // caller holds the lock under which sessions are made.
-func tidy(runDir string) error {
+func tidy(runDir string, all []*Session) error {
 	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
 	if err != nil {
 		return err
 	}
 	for _, dir := range dirs {
-		if _, err := os.Lstat(filepath.Join(dir, recordFile)); !errors.Is(err, os.ErrNotExist) {
-			continue
+		if _, err := os.Lstat(filepath.Join(dir, recordFile)); errors.Is(err, os.ErrNotExist) {
+			_ = os.RemoveAll(dir) // failure is harmless: see below
 		}
-		_ = os.RemoveAll(dir) // failure is harmless: see below
-	}
-	all, err := List(runDir)
-	if err != nil {
-		return err
 	}
 	var plain, holds []*Session
 	for _, s := range all {
@@ -185,20 +175,6 @@ func tidy(runDir string) error {
 		// lock file again. Then the directory stays until the next session begins: one record too many
 		// is no reason to refuse a job.
 		_ = os.RemoveAll(s.dir)
-	}
-	return nil
-}
-
-// refuseNewer fails if a newer cucriu has an open session, whose processes are not known here.
-func refuseNewer(runDir string) error {
-	dirs, err := Dirs(filepath.Join(runDir, sessionsName))
-	if err != nil {
-		return err
-	}
-	for _, dir := range dirs {
-		if s, err := Read(dir); errors.Is(err, ErrNewer) && s.Outcome == "" {
-			return err
-		}
 	}
 	return nil
 }

@@ -56,16 +56,17 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		return nil, fmt.Errorf("session: %w", err)
 	}
 	defer creating.Close()
-	if err := tidy(runDir); err != nil {
+	all, newer, err := list(runDir)
+	if err = errors.Join(err, newer); err == nil {
+		err = tidy(runDir, all)
+	}
+	if err != nil {
 		return nil, err
 	}
-	if err := refuseNewer(runDir); err != nil {
-		return nil, err
-	}
-	if other, err := FindOpen(runDir, s.Criu, s.Members); err != nil || other != nil {
+	if other, err := findOpen(all, runDir, s.Criu, s.Members); err != nil || other != nil {
 		return nil, errors.Join(err, other.Conflict())
 	}
-	if err := s.checkUnclaimed(runDir); err != nil {
+	if err := s.checkUnclaimed(all); err != nil {
 		return nil, err
 	}
 	s.dir = Path(runDir, s.Kind, s.Criu)
@@ -74,14 +75,11 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 		s.CreatedClock = begun
 		s.Created = s.Created.Add(begun - timeline.SinceBoot())
 	}
-	boot, err := proc.BootID()
-	if err != nil {
+	if s.BootID, err = proc.BootID(); err != nil {
 		return nil, err
 	}
-	s.BootID = boot
 	// One criu may serve several requests, one after another.
-	other := &Session{dir: s.dir}
-	switch err := other.readRecord(); {
+	switch other, err := Read(s.dir); {
 	case err == nil && other.Outcome == "":
 		return nil, other.Conflict() // a criu with the same pid, in another pid namespace
 	case err != nil && !errors.Is(err, os.ErrNotExist):
@@ -105,21 +103,17 @@ func Create(runDir string, record Record, begun time.Duration) (*Session, error)
 }
 
 // checkUnclaimed refuses a dump into the directory of another dump that is still open.
-func (s *Session) checkUnclaimed(runDir string) error {
-	if s.Kind != KindDump {
-		return nil
-	}
+func (s *Session) checkUnclaimed(all []*Session) error {
 	dir, err := os.Stat(s.ImageDir)
-	if err != nil {
-		return nil // so no other dump goes there either
+	if err != nil || s.Kind != KindDump {
+		return nil // if there is none, no other dump goes there either
 	}
-	into, err := DumpsInto(runDir, dir)
-	for _, other := range into {
+	for _, other := range dumpsInto(all, dir) {
 		if other.Outcome == "" {
 			return other.ClaimConflict()
 		}
 	}
-	return err
+	return nil
 }
 
 // Load reads a session and locks it. If another process holds the lock, Load waits if wait is set, and

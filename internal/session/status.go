@@ -59,16 +59,11 @@ func Sessions(runDir string) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return statuses(all), nil
-}
-
-// statuses says how sessions stand. It never returns nil: null is no list in JSON.
-func statuses(sessions []*journal.Session) []Status {
-	all := make([]Status, len(sessions))
-	for i, s := range sessions {
-		all[i] = StatusOf(s)
+	statuses := make([]Status, len(all)) // not nil: null is no list in JSON
+	for i, s := range all {
+		statuses[i] = StatusOf(s)
 	}
-	return all
+	return statuses, nil
 }
 
 // StatusOf says how a session stands.

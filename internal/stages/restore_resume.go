@@ -80,15 +80,8 @@ func (c *call) preResume(ctx context.Context) error {
 		if err := matchMembers(s); err != nil {
 			return err
 		}
-		for _, member := range s.Members {
-			process, err := proc.Reopen(member.Ident)
-			if err != nil {
-				return err
-			}
-			defer process.Close()
-			if err := process.Signal(unix.SIGSTOP); err != nil {
-				return err
-			}
+		if err := session.SignalKnown(unix.SIGSTOP, journal.IdentsOf(s.Members)...); err != nil {
+			return err
 		}
 		if err := holdOthers(&s.Record); err != nil {
 			return err

@@ -219,12 +219,8 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 	}
 	if s.Hold.Decision == journal.DecisionEnd {
 		if s.Kind == journal.KindRestore && s.Root == nil { // criu was killed before anybody knew
-			var suspects []int
-			if s.Root, suspects, err = orphanedRoot(&s.Record); err != nil {
+			if _, err := findRoot(s); err != nil {
 				return true, err
-			}
-			if len(suspects) > 0 {
-				s.Env.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
 			}
 		}
 		if s.Kind == journal.KindDump {

@@ -56,12 +56,11 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 		return killOrLeave(s, err)
 	}
 	if s.Root == nil {
-		var suspects []int
-		if s.Root, suspects, err = orphanedRoot(&s.Record); err != nil {
+		suspects, err := findRoot(s)
+		if err != nil {
 			return err
 		}
 		if len(suspects) > 0 {
-			s.Env.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
 			return s.Close(journal.OutcomeGone, fmt.Sprintf("criu ended before it is known to have created a process; the image is intact; "+
 				"process %d may be its half-restored root, or another restore's, and was left alone: if no restore is under way, end it", suspects[0]))
 		}

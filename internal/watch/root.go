@@ -7,6 +7,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // criu names the root task to its action scripts only once it exists. If criu is killed before that,
@@ -81,4 +82,13 @@ func orphanedRoot(s *journal.Record) (root *proc.Ident, suspects []int, err erro
 		}
 	}
 	return nil, suspects, nil
+}
+
+// findRoot notes the root task that a killed criu has left behind, and returns the suspects.
+func findRoot(s *session.Session) (suspects []int, err error) {
+	s.Root, suspects, err = orphanedRoot(&s.Record)
+	if len(suspects) > 0 {
+		s.Env.Log.Warn("a process may be what this restore's criu has left behind, or another restore's: it is left alone", "session", s.Name(), "processes", suspects)
+	}
+	return suspects, err
 }
