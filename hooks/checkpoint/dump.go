@@ -32,7 +32,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
 	refused := func(err error) (Result, error) {
-		hook.KeepRefusal(journal.KindDump, 0, int(options.RPC.GetPid()), dir, err)
+		hook.KeepRefusal(journal.Refusal{Kind: journal.KindDump, RootPID: int(options.RPC.GetPid()), ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
 	if err := refuseDump(hook, int(options.RPC.GetPid()), dir); err != nil {

@@ -102,8 +102,8 @@ type Result struct {
 	Downtime time.Duration `json:"downtime_ns"`
 }
 
-// drive is one request to a criu that we started.
-type drive struct {
+// criuSession is one request to a criu that we started.
+type criuSession struct {
 	hook    *hooks.Hook
 	kind    journal.Kind
 	options Options
@@ -122,8 +122,8 @@ type drive struct {
 }
 
 // start starts criu for a request about an image directory.
-func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir string) (*drive, error) {
-	d := &drive{hook: hook, kind: kind, options: options, begun: time.Now()}
+func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir string) (*criuSession, error) {
+	d := &criuSession{hook: hook, kind: kind, options: options, begun: time.Now()}
 	path, err := criuutil.LookCriu(options.Path)
 	if err != nil {
 		return nil, err
@@ -170,8 +170,8 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 }
 
 // startSwrk starts criu. What criu prints beside its log would end up in the middle of our own lines,
-// so it goes to a file, which [drive.said] reads.
-func (d *drive) startSwrk(path string, env []string) (err error) {
+// so it goes to a file, which [criuSession.said] reads.
+func (d *criuSession) startSwrk(path string, env []string) (err error) {
 	if d.output, err = os.CreateTemp(d.workDir, string(d.kind)+"-*.out"); err != nil {
 		return fmt.Errorf("folder for criu's log: %w", err)
 	}
@@ -192,7 +192,7 @@ func (d *drive) startSwrk(path string, env []string) (err error) {
 }
 
 // said returns what criu has printed beside its log.
-func (d *drive) said() string {
+func (d *criuSession) said() string {
 	text, err := io.ReadAll(io.NewSectionReader(d.output, 0, 1<<16))
 	if err != nil {
 		return ""
@@ -216,7 +216,7 @@ const keepLogs = 32 // folders of criu's logs in the run directory
 
 // prepareWorkDir makes a folder for criu's log if the user has named none, and drops the oldest of
 // these folders.
-func (d *drive) prepareWorkDir() error {
+func (d *criuSession) prepareWorkDir() error {
 	if d.options.WorkDir != "" {
 		d.workDir = d.options.WorkDir
 		if info, err := os.Stat(d.workDir); err != nil {
@@ -248,7 +248,7 @@ func (d *drive) prepareWorkDir() error {
 }
 
 // do makes the request and serves criu's stages, until criu has ended.
-func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
+func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	defer d.criu.Close() // its identity stays known
 	defer d.output.Close()
 	defer func() {
@@ -307,7 +307,7 @@ func (d *drive) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 
 // configFile names a configuration file for criu: the user's, with what has no place in RPC, or has one
 // only in the newest criu, which an older one would pass over in silence.
-func (d *drive) configFile() (string, error) {
+func (d *criuSession) configFile() (string, error) {
 	if !d.options.LeaveStopped {
 		return d.options.ConfigFile, nil
 	}
@@ -328,7 +328,7 @@ func (d *drive) configFile() (string, error) {
 
 // notified does a stage. Once the caller has given up, the next stage that can still abort does so.
 // Everything is then undone, in criu and here.
-func (d *drive) notified(ctx context.Context, action string, pid int) error {
+func (d *criuSession) notified(ctx context.Context, action string, pid int) error {
 	d.staged = true
 	if action == criuutil.StagePreDump {
 		d.seized = time.Now()
@@ -372,7 +372,7 @@ func (d *drive) notified(ctx context.Context, action string, pid int) error {
 }
 
 // withFate adds to the error what became of the job, if it does not say so already.
-func (d *drive) withFate(err error, fate string) error {
+func (d *criuSession) withFate(err error, fate string) error {
 	switch {
 	case !d.staged || d.fated || fate == "":
 		return err
@@ -382,16 +382,16 @@ func (d *drive) withFate(err error, fate string) error {
 	return fmt.Errorf("%w; %s", err, fate)
 }
 
-func (d *drive) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
+func (d *criuSession) logPath() string { return filepath.Join(d.workDir, d.options.RPC.GetLogFile()) }
 
 // noCriu explains that what was run as criu does not answer.
-func (d *drive) noCriu(err error) error {
+func (d *criuSession) noCriu(err error) error {
 	return fmt.Errorf("%w: is %s a CRIU of version 4.0 or newer (%s --version)?", err, d.path, d.path)
 }
 
 // explained adds to the error of a request what criu has logged and said: the cause comes first, then
 // what to do about it.
-func (d *drive) explained(err error, said string) error {
+func (d *criuSession) explained(err error, said string) error {
 	failed := new(criuutil.CriuError)
 	answered := errors.As(err, &failed)
 	if !answered && !errors.Is(err, criuutil.ErrNoAnswer) {
@@ -428,7 +428,7 @@ func (d *drive) explained(err error, said string) error {
 	return fmt.Errorf("%w%s", err, more.String())
 }
 
-func (d *drive) result(s *journal.Session, root int, dir string) Result {
+func (d *criuSession) result(s *journal.Session, root int, dir string) Result {
 	r := Result{Session: statusIf(s), RootPID: root, ImagesDir: dir, Log: d.logPath(), Total: time.Since(d.begun)}
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {

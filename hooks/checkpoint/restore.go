@@ -24,7 +24,7 @@ func Restore(ctx context.Context, hook *hooks.Hook, dir string, options Options)
 		return Result{}, preflight.AsRefusal(fmt.Errorf("image directory: %w", err))
 	}
 	refused := func(err error) (Result, error) {
-		hook.KeepRefusal(journal.KindRestore, 0, 0, dir, err)
+		hook.KeepRefusal(journal.Refusal{Kind: journal.KindRestore, ImageDir: dir}, err)
 		return Result{}, preflight.AsRefusal(err)
 	}
 	findings, err := imageFindings(ctx, dir, fileCheck{options.isInherited, options.RPC.GetSkipFileRwxCheck()})

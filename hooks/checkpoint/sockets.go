@@ -18,7 +18,7 @@ import (
 // changedImages returns the directory from which criu restores: that of the image, or, if sockets are
 // to be restored in another way than they were dumped, one of links to its files. Others may use the
 // image itself.
-func (d *drive) changedImages() (dir string, release func(), err error) {
+func (d *criuSession) changedImages() (dir string, release func(), err error) {
 	dir, release = d.stage.ImageDir, func() {}
 	if d.kind != journal.KindRestore {
 		return dir, release, nil

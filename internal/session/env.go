@@ -151,25 +151,23 @@ func (env *Env) Patience(pids ...int) time.Duration {
 	return env.Config.Lock.Timeout + time.Duration(running/runtime.NumCPU())*turns*turn
 }
 
-// KeepRefusal keeps the reason for which a dump or a restore was refused, for the status command. root
-// is 0 if it is not known, and criu is 0 if none was started.
-func (env *Env) KeepRefusal(kind journal.Kind, criu, root int, imageDir string, err error) {
-	r := journal.Refusal{Kind: kind, CriuPID: criu, RootPID: root, ImageDir: imageDir}
+// KeepRefusal keeps why a dump or a restore was refused, for the status command. rename are names in the
+// error's text and what they are kept as, by turns.
+func (env *Env) KeepRefusal(r journal.Refusal, err error, rename ...string) {
+	env = env.Filled()
+	named := strings.NewReplacer(rename...).Replace
 	if refused := new(preflight.RefusedError); errors.As(err, &refused) {
-		r.Findings = refused.Findings
+		for _, f := range refused.Findings {
+			f.Message, f.Remedy = named(f.Message), named(f.Remedy)
+			r.Findings = append(r.Findings, f)
+		}
 	} else {
-		r.Message = err.Error()
+		r.Message = named(err.Error())
 	}
-	env.Filled().Keep(r)
-}
-
-func (env *Env) Keep(r journal.Refusal) {
-	root := r.RootPID
-	if status, err := proc.ReadStatus(root); err == nil && root > 0 {
-		r.Process = status.Name
-	}
-	if id, err := proc.IdentOf(root); err == nil && root > 0 {
+	if id, err := proc.IdentOf(r.RootPID); err == nil && r.RootPID > 0 {
 		r.Root = &id
+		status, _ := proc.ReadStatus(r.RootPID) // it may have ended
+		r.Process = status.Name
 	}
 	if err := journal.KeepRefusal(env.Config.RunDir, r); err != nil {
 		env.Log.Debug("the reason is not kept", "error", err)

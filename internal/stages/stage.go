@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"cucriu/criuutil"
@@ -175,16 +174,7 @@ func (c *call) keepRefusal(err error) {
 		dir = ""
 	}
 	r.ImageDir = image.FinalName(dir)
-	named := func(text string) string { return strings.ReplaceAll(text, c.stage.ImageDir, r.ImageDir) }
-	if refused := new(preflight.RefusedError); errors.As(err, &refused) {
-		for _, f := range refused.Findings {
-			f.Message, f.Remedy = named(f.Message), named(f.Remedy)
-			r.Findings = append(r.Findings, f)
-		}
-	} else {
-		r.Message = named(err.Error())
-	}
-	c.Keep(r)
+	c.KeepRefusal(r, err, c.stage.ImageDir, r.ImageDir)
 }
 
 // openSession finds and locks the open session of the criu. It returns nil if there is none: then no
