@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
@@ -19,10 +20,10 @@ import (
 // children of these processes alone.
 
 // Lock locks processes as a dump does: all of them or none, within lock.timeout. It writes no journal:
-// whoever locks must unlock. After an error none is locked, unless it wraps [session.ErrNotBack].
-func Lock(ctx context.Context, env *session.Env, pids []int) error {
-	env = env.Filled()
-	d := &engine.Suspension{Env: env}
+// whoever locks must unlock. After an error none is locked, unless it wraps [hooks.ErrNotBack].
+func Lock(ctx context.Context, hook *hooks.Hook, pids []int) error {
+	hook = hook.Filled()
+	d := &engine.Suspension{Env: hook}
 	defer d.LetGo()
 	err := take(ctx, d, pids)
 	if err == nil {
@@ -35,8 +36,8 @@ func Lock(ctx context.Context, env *session.Env, pids []int) error {
 		return preflight.AsRefusal(err)
 	}
 	if err := d.Lock(ctx); err != nil {
-		if undoErr := d.UnlockAll(context.Background(), env.Config.Restore.Timeout); undoErr != nil {
-			return errors.Join(preflight.AsFailure(err), fmt.Errorf("%w, cucriu unlock tries again: %w", session.ErrNotBack, undoErr))
+		if undoErr := d.UnlockAll(context.Background(), hook.Config.Restore.Timeout); undoErr != nil {
+			return errors.Join(preflight.AsFailure(err), fmt.Errorf("%w, cucriu unlock tries again: %w", hooks.ErrNotBack, undoErr))
 		}
 		return preflight.AsFailure(fmt.Errorf("%w; none is locked", err))
 	}
@@ -44,14 +45,14 @@ func Lock(ctx context.Context, env *session.Env, pids []int) error {
 }
 
 // Unlock unlocks processes. One that runs is left as it is, and one that was stopped stays stopped.
-func Unlock(ctx context.Context, env *session.Env, pids []int) error {
-	env = env.Filled()
-	d := &engine.Suspension{Env: env}
+func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) error {
+	hook = hook.Filled()
+	d := &engine.Suspension{Env: hook}
 	defer d.LetGo()
 	if err := take(ctx, d, pids); err != nil {
 		return preflight.AsRefusal(err)
 	}
-	asking, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
+	asking, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
 	defer cancel()
 	// A process that is checkpointed must not run, not even under trace.
 	err := engine.StatesOf(asking, d.Targets, func(t *engine.Target, state cudackpt.State) error {
@@ -64,7 +65,7 @@ func Unlock(ctx context.Context, env *session.Env, pids []int) error {
 		return preflight.AsRefusal(err)
 	}
 	// It is not given up half way. After an error they are locked as before.
-	return d.UnlockAll(context.WithoutCancel(ctx), env.Config.Lock.Timeout)
+	return d.UnlockAll(context.WithoutCancel(ctx), hook.Config.Lock.Timeout)
 }
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.

@@ -12,11 +12,11 @@ import (
 	"github.com/prometheus/procfs"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/engine"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
-	"cucriu/internal/session"
 )
 
 // CUDAProcess is a CUDA process as an operator sees it.
@@ -43,8 +43,8 @@ const askTimeout = 5 * time.Second
 
 // Processes finds the CUDA processes of this host that this program may look at. It disturbs none of
 // them: one that is stopped or frozen cannot answer, and its state stays unknown.
-func Processes(ctx context.Context, env *session.Env) ([]CUDAProcess, error) {
-	env = env.Filled()
+func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
+	hook = hook.Filled()
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func Processes(ctx context.Context, env *session.Env) ([]CUDAProcess, error) {
 		return []CUDAProcess{}, nil // no driver is needed to say so
 	}
 	slices.Sort(pids)
-	driver, err := env.OpenDriver()
+	driver, err := hook.OpenDriver()
 	if err != nil {
 		return nil, err
 	}
@@ -126,9 +126,9 @@ func stateOf(ctx context.Context, driver *cudackpt.Driver, pid int) (state, note
 
 // States describes the processes with these pids, which must have CUDA. If one is stopped, its restore
 // thread runs until the driver has answered, unless a session is at work on the process.
-func States(ctx context.Context, env *session.Env, pids []int) ([]CUDAProcess, error) {
-	env = env.Filled()
-	driver, err := env.OpenDriver()
+func States(ctx context.Context, hook *hooks.Hook, pids []int) ([]CUDAProcess, error) {
+	hook = hook.Filled()
+	driver, err := hook.OpenDriver()
 	if err == nil {
 		err = driver.Supports(cudackpt.FeatureCheckpoint)
 	}
@@ -137,7 +137,7 @@ func States(ctx context.Context, env *session.Env, pids []int) ([]CUDAProcess, e
 	}
 	processes := make([]CUDAProcess, 0, len(pids))
 	for _, pid := range pids {
-		s, err := sessionOfProcess(env.Config.RunDir, pid)
+		s, err := sessionOfProcess(hook.Config.RunDir, pid)
 		if err != nil {
 			return nil, preflight.AsRefusal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/engine"
 	"cucriu/internal/journal"
@@ -19,9 +20,9 @@ import (
 // their GPUs are free. They are left stopped until [Resume]. A SIGCONT runs none of their threads,
 // unless a warning says that a process could not be parked. After an error, or if this program is
 // killed, they run on.
-func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Status, err error) {
-	env = env.Filled()
-	d := &engine.Suspension{Env: env}
+func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (_ hooks.Status, err error) {
+	hook = hook.Filled()
+	d := &engine.Suspension{Env: hook}
 	defer func() {
 		if err != nil {
 			err = d.Failed(err)
@@ -29,27 +30,27 @@ func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Statu
 		d.LetGo()
 	}()
 	if err := take(ctx, d, pids); err != nil {
-		return session.Status{}, err
+		return hooks.Status{}, err
 	}
 	processes := journal.ProcessesOf(d.Members)
 	findings, err := preflight.InspectNamed(ctx, d.Driver, d.Config.RunDir, processes)
 	if err != nil {
-		return session.Status{}, err
+		return hooks.Status{}, err
 	}
 	for i, p := range processes {
 		d.Members[i].Known = p.Known
 	}
 	if err := d.Refuse(findings); err != nil {
-		return session.Status{}, err
+		return hooks.Status{}, err
 	}
 	if err := requireRunning(ctx, d); err != nil {
-		return session.Status{}, err
+		return hooks.Status{}, err
 	}
-	if d.Session, err = beginSuspend(env, d.Members, ""); err != nil {
-		return session.Status{}, err
+	if d.Session, err = beginSuspend(hook, d.Members, ""); err != nil {
+		return hooks.Status{}, err
 	}
 	if err := d.Session.StartWatcher(); err != nil {
-		return session.Status{}, err
+		return hooks.Status{}, err
 	}
 	err = d.Session.DoSteps(ctx, []session.Step{
 		{Name: journal.StepLock, Do: d.Lock},
@@ -60,10 +61,10 @@ func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Statu
 		{Name: journal.StepRelease, Do: d.Release},
 	})
 	if err != nil {
-		return session.Status{}, err
+		return hooks.Status{}, err
 	}
 	if f := session.OutcomeOf(d.Members); len(f.Ended) > 0 {
-		return session.Status{}, errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend what is left again")
+		return hooks.Status{}, errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend what is left again")
 	}
 	err = noteSuspended(d.Session, "")
 	return session.StatusOf(d.Session.Session), err
@@ -71,12 +72,12 @@ func Suspend(ctx context.Context, env *session.Env, pids []int) (_ session.Statu
 
 // beginSuspend begins a session for processes, at the step that they have reached. This program stands
 // in for criu.
-func beginSuspend(env *session.Env, members []journal.Member, step journal.Step) (*session.Session, error) {
+func beginSuspend(hook *hooks.Hook, members []journal.Member, step journal.Step) (*session.Session, error) {
 	self, err := proc.IdentOf(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	return env.NewSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: session.AncestorsOf(members), Step: step}, session.ByCommand, 0)
+	return hook.NewSession(journal.Record{Kind: journal.KindSuspend, Criu: self, Members: members, Ancestors: session.AncestorsOf(members), Step: step}, session.ByCommand, 0)
 }
 
 // noteSuspended notes that the session waits for its resume, and kills the watcher. message is why an
@@ -94,14 +95,14 @@ func noteSuspended(s *session.Session, message string) error {
 // has closed. After an error the processes are as they were, and Resume can be tried again. If
 // something else has checkpointed a process, nobody knows how much GPU memory its restore takes, and a
 // process that runs out of memory is lost: only with force does Resume try.
-func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resumed []session.Status, err error) {
-	env = env.Filled()
+func Resume(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (resumed []hooks.Status, err error) {
+	hook = hook.Filled()
 	defer func() {
 		if len(resumed) > 0 {
 			err = preflight.AsFailure(err)
 		}
 	}()
-	resumed = []session.Status{} // not nil: null is no list in JSON
+	resumed = []hooks.Status{} // not nil: null is no list in JSON
 	var unknown []int
 	done := make(map[int]bool)
 	for _, pid := range pids {
@@ -109,7 +110,7 @@ func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resu
 			continue
 		}
 		done[pid] = true
-		s, err := suspendedSession(ctx, env, pid)
+		s, err := suspendedSession(ctx, hook, pid)
 		if err != nil {
 			return resumed, preflight.AsRefusal(err)
 		}
@@ -128,7 +129,7 @@ func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resu
 	if len(unknown) == 0 {
 		return resumed, nil
 	}
-	s, err := adopt(ctx, env, unknown, force)
+	s, err := adopt(ctx, hook, unknown, force)
 	if err != nil || s == nil {
 		return resumed, preflight.AsRefusal(err)
 	}
@@ -143,17 +144,17 @@ func Resume(ctx context.Context, env *session.Env, pids []int, force bool) (resu
 
 // suspendedSession finds and locks the session in which a process was suspended. It returns nil if
 // there is none.
-func suspendedSession(ctx context.Context, env *session.Env, pid int) (*session.Session, error) {
-	s, err := sessionOfProcess(env.Config.RunDir, pid)
+func suspendedSession(ctx context.Context, hook *hooks.Hook, pid int) (*session.Session, error) {
+	s, err := sessionOfProcess(hook.Config.RunDir, pid)
 	if err != nil || s == nil {
 		return nil, err
 	}
-	if s.Kind != journal.KindSuspend || !s.In(env.Config.RunDir) {
+	if s.Kind != journal.KindSuspend || !s.In(hook.Config.RunDir) {
 		return nil, s.Conflict()
 	}
 	busy := s.Conflict()
 	// If the command was killed, a watcher may be at work on it.
-	wait, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
+	wait, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
 	defer cancel()
 	s, err = journal.LoadWithin(wait, s.Dir())
 	if errors.Is(err, journal.ErrBusy) {
@@ -166,13 +167,13 @@ func suspendedSession(ctx context.Context, env *session.Env, pid int) (*session.
 		s.LetGo()
 		return nil, nil // it has been brought back meanwhile
 	}
-	return env.TakeOn(s, session.ByCommand), nil
+	return hook.TakeOn(s, session.ByCommand), nil
 }
 
 // adopt begins a session for processes that no session knows; nil if they all run. They are let run in
 // the end, even if they are stopped: that is how processes look whose journal was lost.
-func adopt(ctx context.Context, env *session.Env, pids []int, force bool) (*session.Session, error) {
-	d := &engine.Suspension{Env: env}
+func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*session.Session, error) {
+	d := &engine.Suspension{Env: hook}
 	defer d.LetGo()
 	if err := take(ctx, d, pids); err != nil {
 		return nil, err
@@ -180,7 +181,7 @@ func adopt(ctx context.Context, env *session.Env, pids []int, force bool) (*sess
 	if err := preflight.DifferentGPUs(journal.ProcessesOf(d.Members)).Err(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, env.Config.Lock.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
 	defer cancel()
 	var needed atomic.Bool
 	err := engine.StatesOf(ctx, d.Targets, func(t *engine.Target, state cudackpt.State) error {
@@ -202,7 +203,7 @@ func adopt(ctx context.Context, env *session.Env, pids []int, force bool) (*sess
 	for i := range d.Members {
 		d.Members[i].Stopped = false
 	}
-	return beginSuspend(env, d.Members, journal.StepSuspended)
+	return beginSuspend(hook, d.Members, journal.StepSuspended)
 }
 
 // resumeSession brings the processes of a locked session back, and closes it.
@@ -247,7 +248,7 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 			message := "the last resume failed: " + err.Error()
 			err = errors.Join(err, f.Err("is not resumed"))
 			if noteErr := noteSuspended(s, message); noteErr != nil {
-				return errors.Join(err, fmt.Errorf("%w: %w", session.ErrNotBack, noteErr))
+				return errors.Join(err, fmt.Errorf("%w: %w", hooks.ErrNotBack, noteErr))
 			}
 			return err
 		}
