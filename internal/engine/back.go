@@ -29,7 +29,7 @@ import (
 // threads run under trace while they are unlocked. A container that was paused stays paused. After an
 // error the processes are left as they are.
 func BringBack(ctx context.Context, driver *cudackpt.Driver, s *session.Session, targets []*Target) error {
-	b := &wayBack{Session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), filling: make(chan struct{}, fillsAtOnce())}
+	b := &wayBack{Session: s, driver: driver, all: targets, leaveStopped: s.LeavesStopped(), atOnce: make(chan struct{}, fillsAtOnce())}
 	defer func() { _ = b.release(context.WithoutCancel(ctx)) }() // after an error
 	var err error
 	if b.toPause, err = toPauseAgain(&s.Record); err != nil {
@@ -89,7 +89,7 @@ type wayBack struct {
 	tracer       *inject.Tracer
 	traced       []*Target // those whose threads the tracer lets run
 	toPause      []proc.Freezer
-	filling      chan struct{} // one element for each process that is being filled in
+	atOnce       chan struct{} // one element for each process that is being filled in
 }
 
 // doAll does steps one after another.
@@ -151,7 +151,7 @@ func (b *wayBack) stop(ctx context.Context) error {
 // trace lets the restore threads run, and nothing else. It leaves out the processes that lack memory:
 // restore lets their threads run once the memory is filled in.
 func (b *wayBack) trace(ctx context.Context) error {
-	if err := b.parallel(func(t *Target) error { return b.checkDropped(ctx, t) }); err != nil {
+	if err := b.parallel(func(t *Target) error { return filling{b}.checkDropped(ctx, t) }); err != nil {
 		return err
 	}
 	b.tracer, b.traced = inject.NewTracer(), b.cuda

@@ -55,7 +55,7 @@ func (b *wayBack) restore(ctx context.Context) error {
 	go room() // during the first fill: NVML takes 10 ms for each GPU of the host
 	err = b.parallel(func(t *Target) error {
 		if t.lacksMemory() {
-			if err := b.fill(ctx, t); err != nil {
+			if err := (filling{b}).fill(ctx, t); err != nil {
 				return err
 			}
 			if err := runRestoreThreads(ctx, b.tracer, []*Target{t}); err != nil {

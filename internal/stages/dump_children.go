@@ -19,12 +19,15 @@ type child struct {
 	holder *preflight.Holder
 }
 
+// leftovers is what processes hold of the driver and do not use.
+type leftovers struct{ *dump }
+
 // releaseChildren takes from forked children what they inherited of the driver: criu cannot dump it,
 // and CUDA does not work in them. (So it does from other holders that do not use what they hold: see
 // [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping inaccessible memory.
 // The whole tree stands still meanwhile. It is not undone: the children run on without what they could
 // not use.
-func (d *dump) releaseChildren(ctx context.Context) error {
+func (d leftovers) releaseChildren(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	children, err := d.findChildren(ctx)
@@ -48,7 +51,7 @@ func (d *dump) releaseChildren(ctx context.Context) error {
 }
 
 // findChildren finds the forked children in the tree. What it found before an error is returned, too.
-func (d *dump) findChildren(ctx context.Context) ([]child, error) {
+func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
 	pids, err := proc.Tree(d.Root)
 	if err != nil {
 		return nil, err
@@ -77,7 +80,7 @@ func (d *dump) findChildren(ctx context.Context) ([]child, error) {
 }
 
 // findChild returns a process as a forked child; nil if it holds nothing of the driver.
-func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process) (*child, error) {
+func (d leftovers) findChild(ctx context.Context, pid int, cuda []preflight.Process) (*child, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
@@ -99,7 +102,7 @@ func (d *dump) findChild(ctx context.Context, pid int, cuda []preflight.Process)
 // releaseDevices takes from the CUDA processes the devices that they hold although they are
 // checkpointed, if they do not use them. Otherwise the dump fails here, with the reason that criu would
 // not give.
-func (d *dump) releaseDevices(ctx context.Context) error {
+func (d leftovers) releaseDevices(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	return engine.Parallel(d.Targets, func(t *engine.Target) error {
@@ -130,7 +133,7 @@ func (e *leftoverError) Error() string { return e.finding.String() }
 
 // disconnect takes from a stopped process what it holds of the driver. One of its threads makes the
 // calls. It succeeds if the process has ended.
-func (d *dump) disconnect(ctx context.Context, process *proc.Process, holder *preflight.Holder) (err error) {
+func (d leftovers) disconnect(ctx context.Context, process *proc.Process, holder *preflight.Holder) (err error) {
 	defer func() {
 		if errors.Is(err, proc.ErrGone) && !process.Alive() {
 			err = nil
