@@ -97,9 +97,7 @@ func (o *Options) outputs(hook *hooks.Hook, pipes []image.Pipe) ([]Inherited, er
 		}
 		file := o.Output
 		switch {
-		case pipe.Stderr && o.Stderr != nil:
-			file = o.Stderr
-		case pipe.Stderr:
+		case file == nil && pipe.Stderr:
 			file = os.Stderr
 		case file == nil:
 			file = os.Stdout

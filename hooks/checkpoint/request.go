@@ -46,13 +46,10 @@ type Options struct {
 	// needs, and a restore not for those that the image was made with.
 	ByHand bool
 	// Output is what a restored job gets in place of pipes into which it wrote for processes outside of
-	// the image; nil for our standard output. A pipe that was the job's standard error alone becomes
-	// our standard error. If that is itself a pipe, the job gets it only if it becomes our child
+	// the image; nil for our standard output or, for a pipe that was the job's standard error alone, our
+	// standard error. If that is itself a pipe, the job gets it only if it becomes our child
 	// (RstSibling), else /dev/null.
 	Output *os.File
-
-	// Stderr, if it is set, takes the place of our standard error in that.
-	Stderr *os.File
 	// NoTerminal says that the tree has no terminal open, and that of its session is not its own.
 	NoTerminal bool
 	// Inherit are files that a restored job gets in place of what was outside of the image.

@@ -226,7 +226,7 @@ func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request
 			return a, preflight.AsRefusal(fmt.Errorf("output of the job: %w", err))
 		}
 		defer output.Close()
-		options.Output, options.Stderr = output, output
+		options.Output = output
 	}
 	terminal, err := terminalFor(r)
 	if err != nil {

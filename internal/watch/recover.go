@@ -55,7 +55,7 @@ func recoverAll(ctx context.Context, env *session.Env, dirs []string, strict boo
 	return recovered, errors.Join(errs...)
 }
 
-// AtWorkError says who is at work on a session, which [Hook.Recover] then leaves alone.
+// AtWorkError says who is at work on a session, which [Recover] then leaves alone.
 type AtWorkError struct{ text string }
 
 func (e *AtWorkError) Error() string { return e.text }
