@@ -76,7 +76,7 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 // ErrHeld ends the way back at the point where a held restore waits for its decision.
 var ErrHeld = errors.New("the job is complete, and held until it is decided what becomes of it")
 
-// StepRestoreGPU is the step of the way back that may take long: [Hook.Progress] is told of it.
+// StepRestoreGPU is the step of the way back that may take long: [session.Env.Progress] is told of it.
 const StepRestoreGPU = "restore"
 
 // wayBack is one run of the way back.

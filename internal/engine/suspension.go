@@ -13,7 +13,7 @@ import (
 )
 
 // Suspension takes processes off their GPUs: it locks, stops, parks and checkpoints them. It is what a
-// dump and [Hook.Suspend] share; [Hook.Lock] goes no further than the lock.
+// dump and a suspend share; a lock by an operator goes no further than the lock.
 type Suspension struct {
 	*session.Env
 	Root    int // of the tree; 0 if the processes were named

@@ -91,12 +91,7 @@ func DropPartial(s *journal.Record) error {
 	if s.Client == nil || !image.IsPartial(s.ImageDir) {
 		return nil
 	}
-	client, err := proc.Reopen(*s.Client)
-	if err == nil {
-		client.Close()
-		return nil
-	}
-	if !errors.Is(err, proc.ErrGone) {
+	if gone, err := Gone(*s.Client); err != nil || !gone {
 		return err
 	}
 	if err := os.RemoveAll(s.ImageDir); err != nil {

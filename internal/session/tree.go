@@ -128,6 +128,18 @@ func SignalKnown(signal unix.Signal, known ...proc.Ident) error {
 	return nil
 }
 
+// Gone reports whether a process has ended. Its error may be [proc.ErrElsewhere].
+func Gone(id proc.Ident) (bool, error) {
+	process, err := proc.Reopen(id)
+	if errors.Is(err, proc.ErrGone) {
+		return true, nil
+	}
+	if err == nil {
+		process.Close()
+	}
+	return false, err
+}
+
 // NoteTree adds the processes below the root to the record's tree, and reports whether any was new.
 func NoteTree(r *journal.Record) bool {
 	process, err := proc.Reopen(*r.Root)

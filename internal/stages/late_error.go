@@ -7,6 +7,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/internal/proc"
+	"cucriu/internal/session"
 )
 
 // LateError is the failure of a restore whose tree has been ended, in a stage at which criu ignores
@@ -26,12 +27,7 @@ func (e *LateError) Unwrap() error { return e.Err }
 // EndCriu kills criu, which has nothing left to do but to report a success. Whoever drives it sees that
 // the restore has failed. What is to be in criu's log must be written before.
 func (e *LateError) EndCriu() error {
-	criu, err := proc.Reopen(e.criu)
-	if err != nil {
-		return err
-	}
-	defer criu.Close()
-	return criu.Signal(unix.SIGKILL)
+	return session.SignalKnown(unix.SIGKILL, e.criu)
 }
 
 // late makes the failure of a stage a [LateError] if it is one. Without an engine, the log of criu and

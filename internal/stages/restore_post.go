@@ -71,12 +71,8 @@ func isOf(s *journal.Record, stage Stage) bool {
 	if err != nil || s.Root == nil || s.Root.PID != pid {
 		return false
 	}
-	root, err := proc.Reopen(*s.Root)
-	if err != nil {
-		return errors.Is(err, proc.ErrGone)
-	}
-	root.Close()
-	return true
+	_, err = session.Gone(*s.Root)
+	return err == nil
 }
 
 // killForeign kills a restored tree that has CUDA in it although its image has no manifest: its GPU

@@ -106,13 +106,8 @@ func stageFile(runDir string, criu proc.Ident) (string, error) {
 // taken for gone after a day.
 func isStale(file string) bool {
 	if call := readStageCall(file); call != nil {
-		process, err := proc.Reopen(call.Criu)
-		if err == nil {
-			process.Close()
-			return false
-		}
-		if errors.Is(err, proc.ErrGone) {
-			return true
+		if gone, err := session.Gone(call.Criu); err == nil {
+			return gone
 		}
 	}
 	info, err := os.Stat(file)

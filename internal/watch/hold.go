@@ -246,18 +246,11 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 
 // abandoned reports whether the holder has ended.
 func abandoned(s *journal.Record) (bool, error) {
-	holder, err := proc.Reopen(s.Hold.Holder)
-	if err == nil {
-		holder.Close()
-		return false, nil
-	}
+	gone, err := session.Gone(s.Hold.Holder)
 	if errors.Is(err, proc.ErrElsewhere) {
 		return false, nil
 	}
-	if errors.Is(err, proc.ErrGone) {
-		return true, nil
-	}
-	return false, err
+	return gone, err
 }
 
 // awaitHolder waits until the holder of a held job has ended. The session must not be locked: the

@@ -8,7 +8,6 @@ import (
 	"cucriu/hooks/config"
 	"cucriu/internal/engine"
 	"cucriu/internal/journal"
-	"cucriu/internal/proc"
 	"cucriu/internal/session"
 )
 
@@ -23,13 +22,11 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 	if done, err := concludeHeld(ctx, s); done || err != nil {
 		return err
 	}
-	criu, err := proc.Reopen(s.Criu)
-	if err == nil {
-		criu.Close()
-	} else if !errors.Is(err, proc.ErrGone) {
+	criuGone, err := session.Gone(s.Criu)
+	if err != nil {
 		return err
 	}
-	if s.Step == journal.StepPostResume || err == nil && criuIsThrough(&s.Record) {
+	if s.Step == journal.StepPostResume || !criuGone && criuIsThrough(&s.Record) {
 		if s.By == session.ByRecover && len(s.Members) > 0 { // our environment need not be that of criu's hook
 			if _, err := s.Env.OpenDriver(); err != nil {
 				return err
@@ -68,17 +65,16 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 	if s.Root == nil {
 		return s.Close(journal.OutcomeGone, nothingLeft)
 	}
-	root, err := proc.Reopen(*s.Root)
-	if errors.Is(err, proc.ErrGone) {
+	rootGone, err := session.Gone(*s.Root)
+	if err != nil {
+		return err
+	}
+	if rootGone {
 		if err := session.KillTree(&s.Record); err != nil {
 			return err
 		}
 		return s.Close(journal.OutcomeGone, nothingLeft)
 	}
-	if err != nil {
-		return err
-	}
-	root.Close()
 	return killOrLeave(s, errors.New("criu ended in the middle of the restore"))
 }
 
