@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"io"
 	"path/filepath"
 	"testing"
 
@@ -23,7 +22,7 @@ func TestAZeroHookHasTheDefaults(t *testing.T) {
 		"Suspend": func() error { _, err := Suspend(t.Context(), &h, nobody); return err },
 		"Resume":  func() error { _, err := Resume(t.Context(), &h, nobody, false); return err },
 		"States":  func() error { _, err := States(t.Context(), &h, nobody); return err },
-		"Watch":   func() error { return watch.Watch(t.Context(), &h, t.TempDir(), io.Discard, nil) },
+		"Watch":   func() error { return watch.Run(&h, t.TempDir(), nil) },
 		"check a job": func() error {
 			_, err := h.Host().CheckJob(t.Context(), nobody[0], "")
 			return err

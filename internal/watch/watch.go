@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -23,33 +22,21 @@ import (
 // when a stage has brought the session to its end.
 type ServeStages func(ctx context.Context, s *session.Session, over func()) (stop func(), err error)
 
-// Run is the program that watches over the session in dir. It returns when that has come to a good end.
-// It ignores the signals that end a service or a terminal session, because it holds a job that waits to
-// be brought back. Its life is bounded by that of criu, or of the command to which the session belongs.
+// Run is the watcher of the session in dir, as a program: it waits until criu has ended, and then brings
+// the session to a good end. It writes one byte to its standard output when it has hold of criu. It
+// ignores the signals that end a service or a terminal session, because it holds a job that waits to be
+// brought back. Its life is bounded by that of criu, or of the command to which the session belongs.
 func Run(env *session.Env, dir string, serve ServeStages) error {
+	env = env.Filled()
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
-	err := Watch(context.Background(), env, dir, readyOnce{os.Stdout}, serve)
+	err := watch(context.Background(), env, dir, serve)
 	if err != nil {
 		env.Log.Error("watcher", "error", err)
 	}
 	return err
 }
 
-// readyOnce closes the pipe to the hook after the one byte for which the hook waits.
-type readyOnce struct{ pipe *os.File }
-
-func (r readyOnce) Write(data []byte) (int, error) {
-	n, err := r.pipe.Write(data)
-	if closeErr := r.pipe.Close(); err == nil {
-		err = closeErr
-	}
-	return n, err
-}
-
-// Watch is the watcher: it waits until criu has ended, and then brings the session to a good end. It
-// writes one byte to ready when it has hold of criu.
-func Watch(ctx context.Context, env *session.Env, dir string, ready io.Writer, serve ServeStages) error {
-	env = env.Filled()
+func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages) error {
 	// The hook holds the lock of the session now. criu's identity does not change, so it may be read
 	// all the same.
 	read, err := journal.Read(dir)
@@ -73,7 +60,8 @@ func Watch(ctx context.Context, env *session.Env, dir string, ready io.Writer, s
 			env.Log.Warn("the watcher does no stages in the hook's place", "error", err)
 		}
 	}
-	if _, err := ready.Write([]byte{1}); err != nil {
+	_, err = os.Stdout.Write([]byte{1})
+	if err := errors.Join(err, os.Stdout.Close()); err != nil {
 		return fmt.Errorf("report to the hook: %w", err)
 	}
 	var root *proc.Ident
