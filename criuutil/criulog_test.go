@@ -74,8 +74,10 @@ func TestTheErrorThatMattersIsFound(t *testing.T) {
 }
 
 func TestAGhostLimitThatIsAdvisedSuffices(t *testing.T) {
-	remedy := Remedy("Can't dump ghost file /tmp/file of 1048577 size, increase limit")
-	if !strings.Contains(remedy, "--ghost-limit 1048577 ") || !strings.Contains(remedy, "/tmp/file") {
-		t.Error(remedy)
+	for size, want := range map[string]string{"1": "1M", "1048575": "1M", "1048576": "2M", "3145728": "4M"} {
+		remedy := Remedy("Can't dump ghost file /tmp/file of " + size + " size, increase limit")
+		if !strings.Contains(remedy, "--ghost-limit "+want+" ") || !strings.Contains(remedy, "/tmp/file") {
+			t.Errorf("%s bytes: %s", size, remedy)
+		}
 	}
 }

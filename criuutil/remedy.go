@@ -1,11 +1,16 @@
 package criuutil
 
-import "regexp"
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+)
 
 // knownError is an error of criu's for which we know what to do.
 type knownError struct {
 	message *regexp.Regexp
-	remedy  string // with $1 for what the expression has captured
+	remedy  string                // with $1 for what the expression has captured
+	advise  func([]string) string // instead of remedy, if that takes more than inserting
 }
 
 const (
@@ -33,7 +38,7 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^The root process \d+ is not a session leader|^Can't find a session leader for \d+`), remedy: remedyShellJob},
 	{message: regexp.MustCompile(`^tty: (?:Found dangling tty|Found slave peer index \d+ without correspond master peer|ctty inheritance detected|Don't have tty to inherit session)`), remedy: remedyShellJob},
 	{message: regexp.MustCompile(`^Can't create link remap for .*Use link-remap option`), remedy: remedyLinkRemap},
-	{message: regexp.MustCompile(`^Can't dump ghost file (.*) of (\d+) size, increase limit`), remedy: "the job uses the removed file $1: give --ghost-limit $2 or more (bytes), and the image holds it"},
+	{message: regexp.MustCompile(`^Can't dump ghost file (.*) of (\d+) size, increase limit`), advise: adviseGhostLimit},
 	{message: regexp.MustCompile(`^Iptables configuration failed|execvp\("?ip6?tables.* failed|^Locking (?:connection|network) failed using nftables|^tcp: Failed to lock TCP connection`), remedy: remedyLock},
 	{message: regexp.MustCompile(`^inet: Connected TCP socket`), remedy: remedyTCP},
 	{message: regexp.MustCompile(`^inet: In-flight connection`), remedy: "a client was just connecting to the job: try again, or give --skip-in-flight, with which such a connection is dropped"},
@@ -49,9 +54,24 @@ var known = []knownError{
 // Remedy says what to do about an error that criu has logged, or "" if we do not know.
 func Remedy(message string) string {
 	for _, k := range known {
-		if match := k.message.FindStringSubmatchIndex(message); match != nil {
-			return string(k.message.ExpandString(nil, k.remedy, message, match))
+		match := k.message.FindStringSubmatchIndex(message)
+		switch {
+		case match == nil:
+			continue
+		case k.advise != nil:
+			return k.advise(k.message.FindStringSubmatch(message))
 		}
+		return string(k.message.ExpandString(nil, k.remedy, message, match))
 	}
 	return ""
+}
+
+// adviseGhostLimit names a limit that is large enough for the file.
+func adviseGhostLimit(match []string) string {
+	const mebibyte = 1 << 20
+	bytes, err := strconv.ParseUint(match[2], 10, 63)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("the job uses the removed file %s: give --ghost-limit %dM or more, and the image holds it", match[1], bytes/mebibyte+1)
 }
