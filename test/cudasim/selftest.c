@@ -53,7 +53,7 @@ static void target(enum work work, int ready)
 	CUmodule m;
 	CUfunction spin;
 	uint32_t word;
-	uint64_t busy_ns = 400000000;
+	uint64_t busy_ns = 1000000000;
 	void *params[] = {&busy_ns};
 	MUST(cuInit(0));
 	MUST(cuDevicePrimaryCtxRetain(&c, 0));
@@ -66,9 +66,9 @@ static void target(enum work work, int ready)
 	if (work == FORKER && !(child = fork()))
 		for (;;)
 			pause();
-	MUST(write(ready, &child, sizeof child) != sizeof child);
 	if (work == BUSY)
 		MUST(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
+	MUST(write(ready, &child, sizeof child) != sizeof child);
 	for (;;) {
 		if (work != SYNC_SPINNER && work != BUSY) {
 			MUST(cuMemcpyDtoH_v2(&word, p + WORDS * 4 - 4, 4));
@@ -109,6 +109,14 @@ static int end(pid_t pid)
 	return 0;
 }
 
+/* Waits until it has ended by itself, for some seconds at the most. */
+static void wait_end(pid_t pid)
+{
+	siginfo_t info = {0};
+	for (int i = 0; i < 500 && !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid; i++)
+		pause_ms(10);
+}
+
 static int state(pid_t pid)
 {
 	CUprocessState s;
@@ -136,7 +144,7 @@ static bool all_stopped(pid_t pid)
 static void stop(pid_t pid)
 {
 	kill(pid, SIGSTOP);
-	for (int i = 0; i < 200 && !all_stopped(pid); i++)
+	for (int i = 0; i < 2000 && !all_stopped(pid); i++)
 		pause_ms(5);
 }
 
@@ -147,7 +155,7 @@ static void synchronizing_dies(void)
 	CHECK(state(pid), CU_PROCESS_STATE_LOCKED);
 	int r = cuCheckpointProcessCheckpoint(pid, NULL); /* 304 if it dies first */
 	CHECK(r == 0 || r == CUDA_ERROR_OPERATING_SYSTEM, 1);
-	pause_ms(100);
+	wait_end(pid);
 	CHECK(end(pid), SIGSEGV);
 }
 
@@ -182,9 +190,11 @@ static void stopped_blocks(void)
 	CHECK(cuCheckpointProcessGetRestoreThreadId(pid, &tid), 0);
 	pthread_create(&asker, NULL, ask_state, (void *)(intptr_t)pid);
 	pause_ms(200);
-	CHECK(pthread_tryjoin_np(asker, &answer), EBUSY);
+	int early = pthread_tryjoin_np(asker, &answer);
+	CHECK(early, EBUSY);
 	kill(pid, SIGCONT);
-	pthread_join(asker, &answer);
+	if (early)
+		pthread_join(asker, &answer);
 	CHECK((intptr_t)answer, CU_PROCESS_STATE_RUNNING);
 	CHECK(end(pid), 0);
 }
@@ -204,13 +214,14 @@ static void restore_thread_alone(void)
 	CHECK(state(pid), CU_PROCESS_STATE_CHECKPOINTED);
 	pause_ms(20);
 	CHECK(cuCheckpointProcessRestore(pid, NULL), 0);
-	CHECK(cuCheckpointProcessUnlock(pid, NULL), 0);
 	CHECK(ptrace(PTRACE_INTERRUPT, tid, 0, 0), 0);
 	CHECK(waitpid(tid, &status, __WALL), tid);
 	CHECK(ptrace(PTRACE_DETACH, tid, 0, 0), 0);
 	pause_ms(20);
 	CHECK(all_stopped(pid), 1);
 	kill(pid, SIGCONT);
+	/* Not before that: the unlock waits for a lock that a stopped thread may hold. */
+	CHECK(cuCheckpointProcessUnlock(pid, NULL), 0);
 	pause_ms(50);
 	CHECK(state(pid), CU_PROCESS_STATE_RUNNING);
 	CHECK(end(pid), 0);
@@ -229,13 +240,13 @@ static void work_in_flight(void)
 static void killed_controller(void)
 {
 	pid_t pid = start(LAUNCHER, NULL);
-	rule("checkpoint delay 300ms\nrestore delay 300ms\n");
+	rule("checkpoint delay 1s\nrestore delay 1s\n");
 	CHECK(lock(pid, 1000), 0);
 	for (int i = 0; i < 2; i++) {
 		pid_t controller = fork();
 		if (!controller)
 			_exit(i ? cuCheckpointProcessRestore(pid, NULL) : cuCheckpointProcessCheckpoint(pid, NULL));
-		pause_ms(100);
+		pause_ms(300);
 		CHECK(end(controller), 0);
 		CHECK(state(pid), i ? CU_PROCESS_STATE_LOCKED : CU_PROCESS_STATE_CHECKPOINTED);
 	}
