@@ -98,9 +98,7 @@ func TestMemoryThatDidNotChangeIsWrittenOnce(t *testing.T) {
 		r := w.run()
 		r.verified(4)
 		made := w.isSmall(0, mib<<20)
-		r.kill()
-		w.kills(allKilled)
-		w.noProcesses()
+		r.killsAll()
 		newest := w.newest()
 		for _, name := range w.checkpoints() {
 			if name != newest {

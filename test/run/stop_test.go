@@ -123,7 +123,9 @@ func (w *world) kills(k who) bool {
 // killsAll kills all of the job and its supervisor, and waits until nothing of them is there.
 func (r *run) killsAll() {
 	r.w.t.Helper()
-	r.w.kills(allKilled)
+	testenv.Eventually(r.w.t, testenv.Soon, "all of them are killed", func() bool { // one may fork meanwhile
+		return !r.w.kills(allKilled)
+	})
 	<-r.done
 	r.w.noProcesses()
 }
