@@ -3,6 +3,7 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -49,6 +50,7 @@ type bench struct {
 	// Of one case:
 	targets []*target
 	tracer  *inject.Tracer
+	freezer *freezer
 	undo    []func()
 	pending []*pending
 }
@@ -382,10 +384,11 @@ func (b *bench) freeze() error {
 	if err != nil {
 		return err
 	}
-	freezer, err := newFreezer(fmt.Sprintf("cucriu-conformance-%d", pid))
+	freezer, err := newFreezer("cucriu-conformance-" + strings.ToLower(rand.Text()))
 	if err != nil {
 		return err
 	}
+	b.freezer = freezer
 	b.undo = append(b.undo, func() {
 		_ = freezer.set(false)
 		_ = unix.Kill(pid, unix.SIGKILL)
@@ -398,13 +401,7 @@ func (b *bench) freeze() error {
 }
 
 // thaw thaws the target.
-func (b *bench) thaw() error {
-	pid, err := b.main()
-	if err != nil {
-		return err
-	}
-	return (&freezer{dir: freezerDir(fmt.Sprintf("cucriu-conformance-%d", pid))}).set(false)
-}
+func (b *bench) thaw() error { return b.freezer.set(false) }
 
 // memory returns the free memory of GPU A in MiB.
 func (b *bench) memory() (int, error) {

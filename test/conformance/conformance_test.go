@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch role {
 	case "":
+		testenv.SideBySide(5)
 		testenv.Main(m)
 		return
 	case roleTarget:
@@ -72,8 +73,34 @@ func becomeTarget(args []string) error {
 	return syscall.Exec(command[0], command, os.Environ())
 }
 
-// TestTheDriverIsAsTheTableSays checks the table, case after case.
+// TestTheDriverIsAsTheTableSays checks the table, case after case. On the simulated driver parts of it are
+// checked side by side, each on a host of its own, unless a document is to be written: they mostly wait.
 func TestTheDriverIsAsTheTableSays(t *testing.T) {
+	type part struct {
+		name  string
+		cases []testCase
+	}
+	parts := []part{{"entry", entryCases()}, {"memory", memoryCases()}, {"kinds", kindCases()}, {"peer", peerCases()}, {"map", mapCases()}}
+	for _, c := range slices.Concat(stoppedCases(), hazardCases(), severalCases(), probeCases()) { // slow ones
+		parts = append(parts, part{c.name, []testCase{c}})
+	}
+	if testenv.RealDriver() || os.Getenv(outVariable) != "" {
+		var all []testCase
+		for _, p := range parts {
+			all = append(all, p.cases...)
+		}
+		check(t, all)
+		return
+	}
+	for _, p := range parts {
+		t.Run(p.name, func(t *testing.T) {
+			testenv.Isolated(t, func(t *testing.T) { check(t, p.cases) })
+		})
+	}
+}
+
+// check checks these cases, one after the other.
+func check(t *testing.T, cases []testCase) {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root: it makes device nodes in mount namespaces of its own")
 	}
@@ -82,7 +109,7 @@ func TestTheDriverIsAsTheTableSays(t *testing.T) {
 	out := &report{}
 	out.describe(b)
 	out.begin()
-	for _, c := range slices.Concat(entryCases(), memoryCases(), kindCases(), peerCases(), stoppedCases(), hazardCases(), mapCases(), severalCases(), probeCases()) {
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) { b.run(t, c, out) })
 		out.write(t)
 	}

@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// outVariable names the file for the document.
+const outVariable = "CUCRIU_CONFORMANCE_OUT"
+
 // line is one measured row.
 type line struct {
 	verdict       string // ok, FAIL, probe or n/a
@@ -110,7 +113,7 @@ func (r *report) describe(b *bench) {
 
 // write writes the Markdown to the file that the environment names.
 func (r *report) write(t *testing.T) {
-	file := os.Getenv("CUCRIU_CONFORMANCE_OUT")
+	file := os.Getenv(outVariable)
 	if file == "" {
 		return
 	}
