@@ -93,7 +93,7 @@ test: build sim workload tools ## vet and all tests (PKGS=./hooks TESTFLAGS='-ru
 	go vet $(PKGS)
 	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" CUCRIU_TEST_RUNC="$$(scripts/provide-runc.sh)" \
 		CUCRIU_TEST_SSH="$$(scripts/provide-ssh.sh)" CUCRIU_TEST_IPTABLES="$$(scripts/provide-iptables.sh)" scripts/private-exec.sh \
-		go test -count=1 -p 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
+		go test -count=1 -p 2 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(PKGS)
 
 .PHONY: soak
 soak: build sim workload tools ## jobs are dumped, suspended, run, migrated side by side while all goes wrong (SOAK=1h SEED=n)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -20,10 +20,20 @@ const (
 	roleTest     = "test"
 )
 
+// sideBySide is how many isolated tests of a package run at once, unless go test's -parallel says it:
+// they wait more than they compute, and `make test` runs two packages at once. On a real machine they
+// share its GPUs, and it is left to go test.
+const sideBySide = "3"
+
 // Main is the TestMain of packages whose tests call [Isolated].
 func Main(m *testing.M) {
 	if os.Getenv(roleVariable) == roleInit {
 		os.Exit(runInit())
+	}
+	if !RealDriver() {
+		if err := flag.Set("test.parallel", sideBySide); err != nil {
+			panic(err)
+		}
 	}
 	os.Exit(m.Run())
 }
@@ -33,18 +43,6 @@ func Parallel(t *testing.T) {
 	t.Helper()
 	if os.Getenv(roleVariable) != roleTest && !RealDriver() {
 		t.Parallel()
-	}
-}
-
-// SideBySide says how many isolated tests of a package run at once, unless go test's -parallel
-// does: they wait more than they compute. On a real machine they share its GPUs, and it is left
-// to go test.
-func SideBySide(n int) {
-	if RealDriver() {
-		return
-	}
-	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
-		panic(err)
 	}
 }
 
@@ -77,7 +75,7 @@ func IsolatedFor(t *testing.T, limit time.Duration, test func(*testing.T)) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test runs real criu and needs root")
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$", "-test.v", "-test.count=1", "-test.timeout="+limit.String())
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+strings.ReplaceAll(regexp.QuoteMeta(t.Name()), "/", "$/^")+"$", "-test.v", "-test.count=1", "-test.timeout="+limit.String())
 	cmd.Env = append(os.Environ(), roleVariable+"="+roleInit)
 	cmd.SysProcAttr = reaper.SysProcAttr(namespaces())
 	out, err := cmd.CombinedOutput()

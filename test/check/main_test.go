@@ -32,6 +32,5 @@ func TestMain(m *testing.M) {
 	if to := os.Getenv(connectVariable); to != "" {
 		connectAndExec(to)
 	}
-	testenv.SideBySide(5)
 	testenv.Main(m)
 }

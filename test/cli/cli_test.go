@@ -23,7 +23,6 @@ import (
 var update = flag.Bool("update", false, "write what the commands print into the scripts")
 
 func TestMain(m *testing.M) {
-	testenv.SideBySide(5)
 	testenv.Main(m)
 }
 

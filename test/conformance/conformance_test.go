@@ -26,7 +26,6 @@ func TestMain(m *testing.M) {
 	var err error
 	switch role {
 	case "":
-		testenv.SideBySide(5)
 		testenv.Main(m)
 		return
 	case roleTarget:

@@ -35,6 +35,5 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(programVariable); dir != "" {
 		runProgram(dir)
 	}
-	testenv.SideBySide(5)
 	testenv.Main(m)
 }

@@ -10,6 +10,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testenv.SideBySide(4)
 	testenv.Main(m)
 }

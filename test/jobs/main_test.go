@@ -12,6 +12,5 @@ import (
 var simulated = testenv.Simulated
 
 func TestMain(m *testing.M) {
-	testenv.SideBySide(8)
 	testenv.Main(m)
 }

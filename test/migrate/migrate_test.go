@@ -18,7 +18,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testenv.SideBySide(4)
 	hosts.Main(m)
 }
 

@@ -74,8 +74,7 @@ func TestASocketThatBothHostsSeeBelongsToTheJobThatGoesOn(t *testing.T) {
 			}
 		}
 		for _, failpoint := range []string{
-			"receive.restored=error", "dump.kept=error", "dump.kept=kill", "migrate.asked=error", "migrate.asked=kill", "receive.asked=kill",
-			"restore.pre-restore=error", "restore.pre-resume=kill", "receive.restored=kill", "migrate.ready=error", "migrate.ready=kill",
+			"dump.kept=kill", "migrate.asked=error", "receive.asked=kill", "restore.pre-resume=kill", "receive.restored=kill", "migrate.ready=error",
 		} {
 			move(failpoint)
 		}

@@ -19,6 +19,5 @@ var (
 const turnedDown = testenv.StatusRefused
 
 func TestMain(m *testing.M) {
-	testenv.SideBySide(5)
 	testenv.Main(m)
 }

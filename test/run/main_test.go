@@ -19,6 +19,5 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(jobVariable); dir != "" {
 		runJob(dir)
 	}
-	testenv.SideBySide(8)
 	testenv.Main(m)
 }

@@ -27,7 +27,7 @@ func TestALongJobSurvivesEverything(t *testing.T) {
 	if testenv.RealDriver() {
 		t.Skip("needs the simulated driver: all processes of the host are the test's own")
 	}
-	length, seed, _ := testenv.Soak(t, 15*time.Second)
+	length, seed, _ := testenv.Soak(t, 10*time.Second)
 	testenv.IsolatedFor(t, length+10*time.Minute, func(t *testing.T) {
 		s := &soak{random: rand.New(rand.NewPCG(seed, 2)), begun: time.Now(), counts: make(map[string]int)}
 		s.group, s.limitFile = testenv.MemoryGroup(t) // its processes end with the world

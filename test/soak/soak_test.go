@@ -38,7 +38,7 @@ type options struct {
 func readOptions(t *testing.T) options {
 	t.Helper()
 	o := options{without: strings.Split(os.Getenv("SOAK_WITHOUT"), ",")}
-	o.length, o.seed, o.every = testenv.Soak(t, 20*time.Second)
+	o.length, o.seed, o.every = testenv.Soak(t, 10*time.Second)
 	return o
 }
 

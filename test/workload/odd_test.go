@@ -16,7 +16,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testenv.SideBySide(5)
 	testenv.Main(m)
 }
 
