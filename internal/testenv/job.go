@@ -209,10 +209,7 @@ func (j *Job) Check() {
 		if err := os.WriteFile(request, nil, 0o600); err != nil {
 			j.t.Fatal(err)
 		}
-		Eventually(j.t, 30*time.Second, "the job checks its memory", func() bool {
-			_, err := os.Stat(request)
-			return os.IsNotExist(err)
-		})
+		Eventually(j.t, 6*Soon, "the job checks its memory", func() bool { return !Exists(request) })
 		var checked struct{ Tick, Bad, Words int }
 		data, err := os.ReadFile(filepath.Join(dir, "checked"))
 		if err == nil {

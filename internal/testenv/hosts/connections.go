@@ -34,15 +34,6 @@ func (h *Host) Dial(network, addr string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// ListenPacket is [Host.Listen] for datagrams.
-func (h *Host) ListenPacket(network, addr string) (conn net.PacketConn, err error) {
-	err = h.network.do(func() (err error) {
-		conn, err = net.ListenPacket(network, addr)
-		return err
-	})
-	return conn, err
-}
-
 // AddAddress gives the host one more address on the link, such as one that a service moves with.
 func (h *Host) AddAddress(addr netip.Addr) {
 	h.pair.t.Helper()

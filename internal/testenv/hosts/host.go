@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -104,7 +105,7 @@ func (h *Host) boot() {
 	h.directories("run/sshd", "run/nvidia", "run/cucriu")
 	h.file("etc/boot_id", newUUID()+"\n")
 	s := spec{
-		Name: h.Name, OwnPIDs: !h.pair.options.SharePIDs, FirstPID: h.first, Keep: h.pair.kept(), Hide: h.hide, Clock: h.clock,
+		Name: h.Name, FirstPID: h.first, Keep: h.pair.kept(), Hide: h.hide, Clock: h.clock,
 		Binds: []bind{{h.path("run"), runDir}, {h.path("tmp"), tmpDir}, {h.path("home"), h.home}},
 	}
 	if h.Dir != "" {
@@ -132,10 +133,7 @@ func (h *Host) boot() {
 	h.init.Dir = "/"
 	h.init.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: unix.SIGKILL, Setsid: true,
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
-	}
-	if s.OwnPIDs {
-		h.init.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWPID,
 	}
 	err = h.network.do(h.init.Start)
 	write.Close()
@@ -159,10 +157,7 @@ func (h *Host) Path(onHost string) string {
 
 // enter makes a command line run on the host.
 func (h *Host) enter(name string, args []string) (string, []string) {
-	enter := []string{"--target", strconv.Itoa(h.init.Process.Pid), "--mount", "--uts", "--ipc", "--net"}
-	if !h.pair.options.SharePIDs {
-		enter = append(enter, "--pid")
-	}
+	enter := []string{"--target", strconv.Itoa(h.init.Process.Pid), "--mount", "--uts", "--ipc", "--net", "--pid"}
 	if h.clock != 0 {
 		enter = append(enter, fmt.Sprintf("--time=/proc/%d/ns/time_for_children", h.init.Process.Pid))
 	}
@@ -176,7 +171,8 @@ func (h *Host) Command(ctx context.Context, name string, args ...string) *exec.C
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = h.Env
 	cmd.Cancel = func() error {
-		for _, pid := range children(cmd.Process.Pid) {
+		children, _ := proc.Children(cmd.Process.Pid)
+		for _, pid := range children {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		return cmd.Process.Kill()
@@ -236,15 +232,4 @@ func (h *Host) end() {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
-}
-
-func children(pid int) []int {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	var pids []int
-	for field := range strings.FieldsSeq(string(data)) {
-		if child, err := strconv.Atoi(field); err == nil {
-			pids = append(pids, child)
-		}
-	}
-	return pids
 }

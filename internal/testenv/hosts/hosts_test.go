@@ -3,7 +3,6 @@ package hosts
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -12,59 +11,34 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// TestAJobMovesByHand: dumped on one host, copied, restored on the other one, there and back.
+// TestAJobMovesByHand: dumped on one host, copied, restored on the other one, there and back, without
+// sshd and between hosts whose clocks differ.
 func TestAJobMovesByHand(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		moves(t, Options{}, func(from, to *Host) {
-			from.Send("/tmp/images")
-			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
-		})
-	})
-}
-
-func TestAJobMovesWithAFileServer(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		moves(t, Options{SharedWork: true}, func(from, to *Host) {
-			from.Send("/tmp/images")
-			from.Run("ssh", to.Name, "cucriu", "restore", "-D", "/tmp/images")
-		})
-	})
-}
-
-// TestAJobMovesWithoutSSH: as where there is no sshd, and between hosts whose clocks differ.
-func TestAJobMovesWithoutSSH(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		moves(t, Options{WithoutSSH: true, B: HostOptions{Clock: 50 * time.Hour}}, func(from, to *Host) {
+		p := New(t, Options{WithoutSSH: true, B: HostOptions{Clock: 50 * time.Hour}})
+		w := p.A.Start(1, "--mib", "8", "--loaders", "2")
+		watch := w.Watch()
+		for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
+			from, to := way[0], way[1]
+			w.Is(from)
+			before := w.Tick(from)
+			from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
+			if copies := w.Copies(); len(copies) != 0 {
+				t.Fatalf("after the dump there are %v", copies)
+			}
+			w.Carry(to)
 			from.Run("sh", "-c", "tar -C /tmp -c images | "+from.RSH()+" "+to.Name+" tar -C /tmp -x")
 			from.Run(from.RSH(), to.Name, "cucriu", "restore", "-D", "/tmp/images")
-		})
+			w.Is(to)
+			if w.Tick(to) <= before {
+				t.Fatalf("the work was at tick %d on host %s and is at %d on host %s", before, from.Name, w.Tick(to), to.Name)
+			}
+			p.wantGPU(w, to)
+			from.Run("rm", "-r", "/tmp/images")
+			to.Run("rm", "-r", "/tmp/images")
+		}
+		watch.Stop()
 	})
-}
-
-func moves(t *testing.T, options Options, restore func(from, to *Host)) {
-	t.Helper()
-	p := New(t, options)
-	w := p.A.Start(1, "--mib", "8", "--loaders", "2")
-	watch := w.Watch()
-	for _, way := range [][2]*Host{{p.A, p.B}, {p.B, p.A}} {
-		from, to := way[0], way[1]
-		w.Is(from)
-		before := w.Tick(from)
-		from.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images")
-		if copies := w.Copies(); len(copies) != 0 {
-			t.Fatalf("after the dump there are %v", copies)
-		}
-		w.Carry(to)
-		restore(from, to)
-		w.Is(to)
-		if w.Tick(to) <= before {
-			t.Fatalf("the work was at tick %d on host %s and is at %d on host %s", before, from.Name, w.Tick(to), to.Name)
-		}
-		p.wantGPU(w, to)
-		from.Run("rm", "-r", "/tmp/images")
-		to.Run("rm", "-r", "/tmp/images")
-	}
-	watch.Stop()
 }
 
 // wantGPU fails the test unless the work is on a GPU of this host.
@@ -120,35 +94,6 @@ func TestAHostCanHaveBeenUpForLonger(t *testing.T) {
 	})
 }
 
-func TestAFileCanBeOnOneHostOnly(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		dir := t.TempDir()
-		for _, name := range []string{"on-both", "on-one"} {
-			testenv.WriteFile(t, filepath.Join(dir, name), name)
-		}
-		p := New(t, Options{WithoutSSH: true, B: HostOptions{Hide: []string{filepath.Join(dir, "on-one")}}})
-		if out := p.A.Run("ls", dir); out != "on-both\non-one\n" {
-			t.Errorf("on host a there is %q", out)
-		}
-		if out := p.B.Run("sh", "-c", "cd "+dir+" && cat *"); out != "on-both" {
-			t.Errorf("on host b there is %q", out)
-		}
-	})
-}
-
-func TestADiskOfAHostIsFull(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{WithoutSSH: true})
-		p.B.SmallDisk("/tmp/small", "1m")
-		const fill = "head -c 2M /dev/zero >/tmp/small/file"
-		if out, err := p.B.Try("sh", "-c", fill); err == nil || !strings.Contains(out, "No space left") {
-			t.Errorf("it said %q: %v", out, err)
-		}
-		p.A.Run("mkdir", "/tmp/small")
-		p.A.Run("sh", "-c", fill)
-	})
-}
-
 func TestAHostLosesItsPower(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := New(t, Options{})
@@ -183,7 +128,7 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 			p.A.Run("rm", "-rf", "/tmp/images")
 			p.A.Run("cucriu", "dump", "-t", w.Root(), "-D", "/tmp/images", "--leave-running")
 		}
-		p.A.Send("/tmp/images")
+		p.A.Run("sh", "-c", "tar -C /tmp -c images | ssh b tar -C /tmp -x")
 		w.Carry(p.B)
 		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
@@ -197,43 +142,5 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 		}
 		p.A.Run("kill", "-CONT", w.Root())
 		testenv.Eventually(t, testenv.Soon, "the watch sees two copies", func() bool { return watch.Twice() > 0 })
-	})
-}
-
-func TestHostsCanHaveTheSamePIDs(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{SharePIDs: true, WithoutSSH: true})
-		w := p.A.Start(1, "--mib", "1")
-		w.Is(p.A)
-		p.B.Run("kill", "-0", w.Root())
-		p.B.PowerOff()
-		w.Is(p.A)
-		p.A.PowerOff()
-		if left := w.Copies(); len(left) != 0 {
-			t.Fatalf("without power there run %v", left)
-		}
-	})
-}
-
-func TestALongJobRunsOnAHost(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		p := New(t, Options{OneBootID: true, WithoutSSH: true})
-		work := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
-		p.A.Run("mkdir", "/tmp/work")
-		cmd := p.A.Command(t.Context(), "cucriu", "run", "--dir", "/tmp/D", "--every", "1s", "--", work, "--dir", "/tmp/work", "--mib", "1")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		testenv.Eventually(t, testenv.Soon, "it has a checkpoint", func() bool {
-			found, _ := filepath.Glob(p.A.Path("/tmp/D/checkpoints/*/checkpoint.json"))
-			return len(found) > 0
-		})
-		if status := p.A.Run("cucriu", "status"); !strings.Contains(status, "/tmp/D") {
-			t.Errorf("cucriu status says:\n%s", status)
-		}
-		p.A.Run("touch", "/tmp/work/stop")
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the job: %v", err)
-		}
 	})
 }

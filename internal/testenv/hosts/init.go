@@ -47,11 +47,6 @@ func setUp() error {
 	if err := json.Unmarshal([]byte(os.Getenv(specVariable)), &s); err != nil {
 		return fmt.Errorf("%s: %w", specVariable, err)
 	}
-	if !s.OwnPIDs {
-		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-			return err
-		}
-	}
 	if err := setClock(s.Clock); err != nil {
 		return fmt.Errorf("set the clocks: %w", err)
 	}

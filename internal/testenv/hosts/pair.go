@@ -13,9 +13,6 @@ import (
 type Options struct {
 	A, B HostOptions
 
-	// SharePIDs gives both hosts the pids of the test: what a job has on one host is taken
-	// on the other.
-	SharePIDs bool
 	// SharedWork gives each [Work] a directory that both hosts see, as of a file server.
 	SharedWork bool
 	// WithoutSSH starts no sshd. [Host.RSH] works all the same.

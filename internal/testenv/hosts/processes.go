@@ -6,11 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
 
@@ -49,29 +49,14 @@ func (h *Host) Processes() []Process {
 
 func (h *Host) process(outer int) (Process, bool) {
 	p := Process{Host: h, Outer: outer}
-	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", outer))
-	if err != nil || len(args) == 0 {
+	status, err := proc.ReadStatus(outer)
+	p.Args = testenv.CommandLine(outer)
+	if err != nil || p.Args[0] == "" { // it is gone, or ending
 		return p, false
 	}
-	p.Args = strings.Split(strings.TrimRight(string(args), "\x00"), "\x00")
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", outer))
-	if err != nil {
-		return p, false
-	}
-	for line := range strings.Lines(string(status)) {
-		fields := strings.Fields(line)
-		switch {
-		case len(fields) < 2:
-		case fields[0] == "PPid:":
-			p.Parent, _ = strconv.Atoi(fields[1])
-		case fields[0] == "NSpid:":
-			// That of the test, that of the host, and perhaps that of a place.
-			p.PID, _ = strconv.Atoi(fields[min(2, len(fields)-1)])
-			if h.pair.options.SharePIDs {
-				p.PID = outer
-			}
-		}
-	}
+	p.Parent = status.PPID
+	// That of the test, that of the host, and perhaps that of a place.
+	p.PID = status.NSPID[min(1, len(status.NSPID)-1)]
 	return p, true
 }
 

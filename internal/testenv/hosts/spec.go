@@ -20,7 +20,6 @@ const specVariable = "CUCRIU_TEST_HOST_SPEC"
 // spec is what init makes of its namespaces.
 type spec struct {
 	Name      string
-	OwnPIDs   bool
 	FirstPID  int
 	Binds     []bind   // directories and files of this host in place of the machine's
 	Keep      []string // paths below those directories that stay what they are
@@ -96,13 +95,11 @@ func (s spec) hide() error {
 
 func (s spec) mountProc() error {
 	ids := []bind{{s.BootID, "/proc/sys/kernel/random/boot_id"}, {s.MachineID, "/sys/class/dmi/id/product_uuid"}}
-	if s.OwnPIDs {
-		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
-			return fmt.Errorf("mount /proc: %w", err)
-		}
-		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Appendln(nil, s.FirstPID-1), 0); err != nil {
-			return err
-		}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Appendln(nil, s.FirstPID-1), 0); err != nil {
+		return err
 	}
 	for _, b := range ids {
 		target, err := filepath.EvalSymlinks(b.Target)

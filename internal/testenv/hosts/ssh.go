@@ -107,30 +107,13 @@ func (h *Host) ssh(program string) string {
 	return filepath.Join(dir, program)
 }
 
-// SSHArgs returns the command line of ssh for this host: it is followed by options, the name
-// of the other host and a command. A plain ssh does the same, since PATH and the home of
-// root are the host's.
-func (h *Host) SSHArgs() []string {
-	return []string{h.ssh("ssh"), "-F", filepath.Join(h.home, ".ssh/config")}
-}
-
-// Send copies a file or directory below /tmp to the same place on the other host, with scp.
-func (h *Host) Send(path string) {
-	h.pair.t.Helper()
-	h.Run(h.ssh("scp"), "-q", "-r", "-p", "-S", h.ssh("ssh"), path, h.other.Name+":"+path)
-}
-
-// startServers starts sshd.
+// startServers starts sshd, if the host has one, and waits until it listens.
 func (h *Host) startServers() {
-	if h.withSSH() {
-		h.StartSSHD()
-	}
-}
-
-// StartSSHD starts sshd, as after it has been killed, and waits until it listens.
-func (h *Host) StartSSHD() {
 	t := h.pair.t
 	t.Helper()
+	if !h.withSSH() {
+		return
+	}
 	log, err := os.OpenFile(h.path("sshd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
@@ -145,13 +128,6 @@ func (h *Host) StartSSHD() {
 		}
 	})
 	h.serve(cmd, sshdPIDFile)
-}
-
-// KillSSHD kills sshd and all its sessions. [Host.StartSSHD] starts another.
-func (h *Host) KillSSHD() {
-	for _, p := range h.Find("sshd") {
-		_ = p.Kill()
-	}
 }
 
 // serve starts a server and waits until it listens, which it says in its pid file.

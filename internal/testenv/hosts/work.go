@@ -1,7 +1,6 @@
 package hosts
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -147,14 +146,19 @@ func (w *Work) Prepare(on *Host) {
 	}
 }
 
+// job returns the work as it reports on a host.
+func (w *Work) job(on *Host) *testenv.Job {
+	job := testenv.JobOf(w.pair.t, w.PID)
+	for _, dir := range w.Ranks {
+		job.Dirs = append(job.Dirs, w.path(on, dir))
+	}
+	return job
+}
+
 // Status returns what a process of the work last said on a host. In a shared directory, what
 // it said on the other host's GPU is an error.
 func (w *Work) Status(on *Host, rank int) (testenv.Status, error) {
-	var s testenv.Status
-	data, err := os.ReadFile(w.path(on, filepath.Join(w.Ranks[rank], "status")))
-	if err == nil {
-		err = json.Unmarshal(data, &s)
-	}
+	s, err := w.job(on).Status(rank)
 	if err == nil && w.pair.options.SharedWork && len(s.GPUs) > 0 && !slices.Contains(on.UUIDs(), s.GPUs[0].UUID) {
 		err = errors.New("it was said on the other host")
 	}
@@ -196,21 +200,8 @@ func (w *Work) Ticks(on *Host, n int) {
 
 // Check makes every process compare all its GPU memory with what it must be.
 func (w *Work) Check(on *Host) {
-	t := w.pair.t
-	t.Helper()
-	for _, dir := range w.Ranks {
-		request := w.path(on, filepath.Join(dir, "check"))
-		testenv.WriteFile(t, request, "")
-		testenv.Eventually(t, 6*testenv.Soon, "the work checks its memory", func() bool { return !testenv.Exists(request) })
-		var checked struct{ Bad, Words int }
-		data, err := os.ReadFile(w.path(on, filepath.Join(dir, "checked")))
-		if err == nil {
-			err = json.Unmarshal(data, &checked)
-		}
-		if err != nil || checked.Bad != 0 || checked.Words == 0 {
-			t.Fatalf("the work on host %s: GPU memory is not what it must be: %s %v", on.Name, data, err)
-		}
-	}
+	w.pair.t.Helper()
+	w.job(on).Check()
 }
 
 // Is fails the test unless the work is on this host, there only, and runs there with all its
