@@ -37,9 +37,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ##@ Build
 
 .PHONY: build
-build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the demo, the bench, and programs that fail on request
+build: need-go ## bin/cucriu and bin/cucriu-hook, and for the tests build/test: the bench, and programs that fail on request
 	$(GOBUILD) -o bin/ ./cmd/cucriu ./cmd/cucriu-hook
-	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/demo ./test/gocriu ./test/bench ./test/bench/serial-hook
+	$(GOBUILD) -tags failpoint -o build/test/ ./cmd/cucriu ./cmd/cucriu-hook ./test/gocriu ./test/bench ./test/bench/serial-hook
 	cd test/embed && $(GOBUILD) -tags failpoint -o ../../build/test/embed .
 
 .PHONY: sim
@@ -73,7 +73,7 @@ which-ssh: ## print the directory of the OpenSSH in use (with make -s)
 
 .PHONY: demo
 demo: build sim workload tools ## dump a CUDA job and restore it on another GPU; simulated ones where there are none
-	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/private-exec.sh build/test/demo
+	CUCRIU_TEST_CRIU="$$(scripts/provide-criu.sh)" scripts/private-exec.sh scripts/demo.sh
 
 .PHONY: bench
 bench: build sim workload ## measure the downtime side by side, on simulated GPUs, into build/bench (BENCHFLAGS=--help)

@@ -34,8 +34,8 @@ for scripts_of in torch programs; do
 	cp "test/workload/$scripts_of/"*.py "$new/test/workload/$scripts_of/"
 done
 mkdir "$new/scripts"
-for try in names preemption pause overhead; do
-	cp "scripts/try-$try.sh" "$new/scripts/"
+for script in demo try-{names,preemption,pause,overhead}; do
+	cp "scripts/$script.sh" "$new/scripts/"
 done
 if [[ -d configs ]]; then
 	cp -a configs "$new/"

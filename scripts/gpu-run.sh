@@ -40,7 +40,7 @@ tests() { # NAME TIMEOUT PACKAGE [ARGUMENT...]
 what=${1:-all}
 if [[ $what == all || $what == demo ]]; then
 	echo "=== demo"
-	./private-exec.sh build/test/demo 2>&1 | tee "$out/demo.log"
+	./private-exec.sh scripts/demo.sh 2>&1 | tee "$out/demo.log"
 	((PIPESTATUS[0] == 0)) || failed=1
 fi
 if [[ $what == all || $what == conformance ]]; then
