@@ -203,7 +203,7 @@ func TestASuspendThatIsGivenUpOnASignal(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		host.Faults("lock delay 700ms")
+		host.Faults("lock hang")
 		cmd := host.CucriuCommand("suspend", "-p", job.Root())
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -213,6 +213,8 @@ func TestASuspendThatIsGivenUpOnASignal(t *testing.T) {
 		if err := cmd.Process.Signal(unix.SIGINT); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(200 * time.Millisecond) // the signal is taken
+		host.Faults()
 		_ = cmd.Wait()
 		if code := cmd.ProcessState.ExitCode(); code != 128+int(unix.SIGINT) {
 			t.Errorf("exit status %d", code)

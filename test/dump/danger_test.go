@@ -58,10 +58,16 @@ func TestRanksInACollectiveAreLockedTogether(t *testing.T) {
 		if err := first.Lock(t.Context(), cudackpt.LockOptions{Timeout: 5 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(200 * time.Millisecond) // the second is in its next collective
-		if locked, err := second.TryLock(t.Context(), 500*time.Millisecond); locked || err != nil {
-			t.Fatalf("the naive order is expected to dead-lock: locked %v, %v", locked, err)
-		}
+		testenv.Eventually(t, testenv.Soon, "the second is in its next collective, and cannot be locked", func() bool {
+			locked, err := second.TryLock(t.Context(), 500*time.Millisecond)
+			if err == nil && locked {
+				err = second.Unlock(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return !locked
+		})
 		if err := first.Unlock(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -64,15 +64,16 @@ func TestTheHookIsKilledInTheMiddleOfACall(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
-				host.Faults(call + " delay 1s")
+				host.Faults(call + " hang")
 				job := host.Start(1)
 				criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root())
 				if err := criu.Start(); err != nil {
 					t.Fatal(err)
 				}
 				testenv.Eventually(t, testenv.Soon, "the hook is in "+call, func() bool { return host.Step() == call })
-				time.Sleep(200 * time.Millisecond)
+				time.Sleep(200 * time.Millisecond) // the call is under way
 				host.KillHook(criu.Process.Pid)
+				host.Faults()
 				if err := criu.Wait(); err == nil {
 					t.Fatal("criu dumped although its hook was killed")
 				}
@@ -129,14 +130,15 @@ func TestTheHookIsKilledWhileTheDriverRestores(t *testing.T) {
 		job := host.Start(1, "--gpus", "0")
 		images := host.Dump(job)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 1}}]}\n"))
-		host.Faults("restore delay 1s")
+		host.Faults("restore hang")
 		criu := host.CriuCommand("restore", images, "-d")
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, testenv.Soon, "the hook is in post-resume", func() bool { return host.Step() == "post-resume" })
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond) // the call is under way
 		host.KillHook(criu.Process.Pid)
+		host.Faults()
 		_ = criu.Wait()
 		testenv.Eventually(t, testenv.Soon, "the watcher completes the restore", func() bool { return host.LastOutcome() == "running" })
 		job.Runs()
@@ -212,15 +214,17 @@ func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s}\n"))
-		host.Faults("lock delay 300ms times 1")
+		host.Faults("lock hang")
 		job := host.Start(1)
 		criu := host.CriuCommand("dump", t.TempDir(), "-t", job.Root())
 		if err := criu.Start(); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, testenv.Soon, "the hook locks", func() bool { return host.Step() == "lock" })
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // the call is under way
 		job.Signal(unix.SIGSTOP)
+		testenv.Eventually(t, testenv.Soon, "the job is stopped", job.Stopped)
+		host.Faults()
 		if err := criu.Wait(); err == nil {
 			t.Fatal("a job that was stopped during the lock was dumped")
 		}
