@@ -63,7 +63,7 @@ func measureAll(ctx context.Context, opts options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n%s\nwritten to %s: results.json, results.md, downtime.svg\n", table, opts.out)
+	fmt.Fprintf(out, "\n%s\nwritten to %s: results.json, results.md\n", table, opts.out)
 	return nil
 }
 
@@ -102,7 +102,7 @@ func (o options) plan(report *report, out io.Writer) []load {
 	return fit
 }
 
-// write replaces the three results files.
+// write replaces the results files.
 func (r *report) write(dir string) error {
 	for _, file := range []struct {
 		name   string
@@ -110,7 +110,6 @@ func (r *report) write(dir string) error {
 	}{
 		{"results.json", r.results.json},
 		{"results.md", r.markdown},
-		{"downtime.svg", r.results.svg},
 	} {
 		data, err := file.render()
 		if err != nil {

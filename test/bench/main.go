@@ -3,7 +3,7 @@
 // makes them; with cucriu-hook; and with the hook's fast lane. It runs on simulated GPUs,
 // or with CUCRIU_TEST_DRIVER=real on this machine's.
 //
-// It writes results.json, results.md and downtime.svg, and replaces them after each run.
+// It writes results.json and results.md, and replaces them after each run.
 package main
 
 import (

@@ -91,17 +91,6 @@ func (rs Results) of(l load, mode string) (Result, bool) {
 	return rs[i], true
 }
 
-// loads returns the cases that have a result.
-func (rs Results) loads() []load {
-	var loads []load
-	for _, r := range rs {
-		if !slices.Contains(loads, r.load) {
-			loads = append(loads, r.load)
-		}
-	}
-	return loads
-}
-
 func (rs Results) json() ([]byte, error) {
 	if rs == nil {
 		rs = Results{} // an empty list, not null
