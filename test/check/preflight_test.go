@@ -366,23 +366,6 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 	}
 }
 
-func TestAProcessThatGrowsAfterItWasInspectedIsNotCheckpointed(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 2)
-		job := host.Start(1, "--gpus", "0,1")
-		host.Faults("lock delay 900ms")
-		dump := make(chan testenv.CriuRun, 1)
-		go func() { dump <- host.TryDump(job, filepath.Join(t.TempDir(), "images")) }()
-		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
-		host.NVML("add 752")
-		if run := <-dump; run.Err == nil || !strings.Contains(run.Log, "it has come since the inspection: peer-memory") {
-			t.Fatalf("criu dump: %v\n%s", run.Err, run.Lines())
-		}
-		host.WaitOutcome("running")
-		job.Runs()
-	})
-}
-
 func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")

@@ -4,7 +4,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -114,7 +113,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--gpus", "0,1")
 		images := testenv.NewImages(t)
-		host.Faults("lock delay 900ms")
+		host.Faults("lock hang")
 		out := make(chan string, 1)
 		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", images)
 		go func() {
@@ -123,6 +122,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 		}()
 		testenv.Eventually(t, testenv.Soon, "the job is being locked", func() bool { return host.Step() == "lock" })
 		host.NVML("add 752")
+		host.Faults()
 		text := <-out
 		if code := cmd.ProcessState.ExitCode(); code != failed || !strings.Contains(text, "it has come since the inspection: peer-memory") {
 			t.Errorf("exit status %d\n%s", code, text)
@@ -194,31 +194,6 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 		}
 		testenv.Eventually(t, testenv.Soon, "nothing of the job is left", job.Gone)
 		cucriu(t, host, 0, "restore", "-D", images)
-		job.Runs()
-	})
-}
-
-// TestASuspendThatIsGivenUpOnASignal leaves the job running.
-func TestASuspendThatIsGivenUpOnASignal(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1)
-		host.Faults("lock hang")
-		cmd := host.CucriuCommand("suspend", "-p", job.Root())
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		testenv.Eventually(t, testenv.Soon, "it locks", func() bool { return host.Step() == "lock" })
-		time.Sleep(50 * time.Millisecond) // the call is under way
-		if err := cmd.Process.Signal(unix.SIGINT); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(200 * time.Millisecond) // the signal is taken
-		host.Faults()
-		_ = cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != 128+int(unix.SIGINT) {
-			t.Errorf("exit status %d", code)
-		}
 		job.Runs()
 	})
 }

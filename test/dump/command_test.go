@@ -202,7 +202,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 		hold   func(*testing.T, *testenv.Host) []string
 	}{
 		{"while it locks", unix.SIGINT, func(_ *testing.T, host *testenv.Host) []string {
-			host.Faults("lock delay 700ms")
+			host.Faults("lock hang")
 			return nil
 		}},
 		{"after pre-dump", unix.SIGTERM, stage("pre-dump")},
@@ -233,6 +233,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 				// The command gets the signal, and only then does the script end.
 				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
 				testenv.WriteFile(t, filepath.Join(host.RunDir, "taken"), "")
+				host.Faults()
 				_ = cmd.Wait()
 				if code := cmd.ProcessState.ExitCode(); code != 128+int(test.signal) {
 					t.Fatalf("exit status %d\n%s", code, out)
@@ -494,22 +495,7 @@ func TestCommandShowsProgressOnATerminal(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
 		host.Faults("checkpoint delay 700ms")
-		master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer master.Close()
-		number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-		if err == nil {
-			err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		terminal, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		master, terminal := testenv.NewTerminal(t)
 		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", newImages(t), "-R")
 		cmd.Stderr = terminal
 		if out, err := cmd.Output(); err != nil {

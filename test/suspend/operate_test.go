@@ -60,7 +60,7 @@ func TestAJobRunsOnWhenItsSuspendIsKilledWhileMemoryIsMadeReady(t *testing.T) {
 func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
 	simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		host.Faults("checkpoint delay 500ms")
+		host.Faults("checkpoint hang")
 		job := host.Start(1, "--spin", "event-sync")
 		host.HookBin = testenv.Artefact(t, "make build", "bin", "cucriu") // this program is also the watcher
 		suspend := host.Command(host.HookBin, "suspend", "-p", job.Root())
@@ -71,6 +71,7 @@ func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
 		host.KillWatcher()
 		_ = suspend.Process.Kill()
 		_ = suspend.Wait()
+		host.Faults()
 		testenv.Eventually(t, testenv.Soon, "the job is stopped", job.Stopped)
 		if out, err := host.Cucriu("resume", "-p", job.Root()); err != nil {
 			t.Fatalf("cucriu resume: %v\n%s", err, out)
@@ -89,15 +90,16 @@ func TestAResumeThatIsKilledIsFinishedOnTheGPUsOfItsMap(t *testing.T) {
 		if out, err := testenv.Failing(t, host, "suspend.resume=error", "resume", "-p", job.Root()); err == nil || !job.Stopped() {
 			t.Fatalf("a resume that fails leaves the job suspended: %v\n%s", err, out)
 		}
-		host.Faults("restore delay 500ms")
+		host.Faults("restore hang")
 		resume := host.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), "resume", "-p", job.Root(), "--map", "{from: {index: 0}, to: {index: 1}}")
 		if err := resume.Start(); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, testenv.Soon, "the driver restores", func() bool { return host.Step() == "resume" })
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // the call is under way
 		_ = resume.Process.Kill()
 		_ = resume.Wait()
+		host.Faults()
 		host.WaitOutcome("running")
 		job.Runs()
 		if got := job.MustStatus(0).GPUs[0].UUID; got != host.UUIDs()[1] {
@@ -199,22 +201,30 @@ func TestAResumeThatLacksMemoryChangesNothing(t *testing.T) {
 
 // TestAnInterruptedSuspendIsUndone, as after Ctrl-C.
 func TestAnInterruptedSuspendIsUndone(t *testing.T) {
-	simulated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		host.Faults("checkpoint delay 500ms")
-		job := host.Start(1)
-		suspend := host.Command(testenv.Artefact(t, "make build", "bin", "cucriu"), "suspend", "-p", job.Root())
-		if err := suspend.Start(); err != nil {
-			t.Fatal(err)
-		}
-		testenv.Eventually(t, testenv.Soon, "the suspend checkpoints", func() bool { return host.Step() == "checkpoint" })
-		_ = suspend.Process.Signal(unix.SIGINT)
-		if err := suspend.Wait(); err == nil {
-			t.Fatal("an interrupted suspend succeeded")
-		}
-		host.WaitOutcome("running")
-		job.Runs()
-	})
+	testenv.Parallel(t)
+	for _, step := range []string{"lock", "checkpoint"} {
+		t.Run(step, func(t *testing.T) {
+			simulated(t, func(t *testing.T) {
+				host := testenv.NewHost(t, 1)
+				host.Faults(step + " hang")
+				job := host.Start(1)
+				suspend, out := host.CucriuCommand("suspend", "-p", job.Root()), new(strings.Builder)
+				suspend.Stdout, suspend.Stderr = out, out
+				if err := suspend.Start(); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, testenv.Soon, "the suspend is at "+step, func() bool { return host.Step() == step })
+				_ = suspend.Process.Signal(unix.SIGINT)
+				testenv.Eventually(t, testenv.Soon, "the signal is taken", func() bool { return strings.Contains(out.String(), "undoing") })
+				host.Faults()
+				if status := testenv.ExitStatus(suspend.Wait()); status != 128+int(unix.SIGINT) {
+					t.Errorf("exit status %d\n%s", status, out)
+				}
+				host.WaitOutcome("running")
+				job.Runs()
+			})
+		})
+	}
 }
 
 func TestThreadsThatSynchronizeSurviveASuspend(t *testing.T) {
