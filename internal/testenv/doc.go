@@ -3,6 +3,12 @@
 // command that provides it. A test is skipped only if this machine's kernel or number of
 // GPUs cannot do it.
 //
+// The words of the tests: a [Host] has GPUs, and [Host.Start] starts a [Job] on it, which ticks and
+// checks its memory. [Host.Dump] and [Host.Restore] use criu with the hook; [Exits] runs cucriu and
+// wants a status. [Check], [Foretold] and [Refused] are about what is found before anything is
+// touched. A test runs in namespaces of its own by [Isolated], or by [Simulated] if it needs the
+// simulated driver. Package hosts has two hosts with a link between them.
+//
 // A machine with a GPU sets these variables:
 //
 //	CUCRIU_TEST_ROOT            the folder that holds bin and build
