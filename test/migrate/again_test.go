@@ -71,19 +71,19 @@ func TestThereAndBack(t *testing.T) {
 	testenv.Parallel(t)
 	for name, job := range map[string]struct {
 		moves int
-		start func(*hosts.Host) *hosts.Work
+		start func(*hosts.Host) *hosts.Job
 	}{
-		"cuda": {4, func(h *hosts.Host) *hosts.Work {
+		"cuda": {4, func(h *hosts.Host) *hosts.Job {
 			return h.Start(2, "--procs", "2", "--mib", "16", "--loaders", "2")
 		}},
-		"cpu": {2, func(h *hosts.Host) *hosts.Work { return h.StartProgram("python3", "-c", cpuTree) }},
+		"cpu": {2, func(h *hosts.Host) *hosts.Job { return h.StartProgram("python3", "-c", cpuTree) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testenv.IsolatedFor(t, 10*time.Minute, func(t *testing.T) {
 				p := hosts.New(t, hosts.Options{})
 				from, to := p.A, p.B
 				w := job.start(from)
-				w.Ticks(from, 3)
+				w.WaitTicks(from, 3)
 				begin, has := map[*hosts.Host]traces{from: tracesOn(t, w, from), to: tracesOn(t, w, to)}, belongingsOf(w, from, nil)
 				with, without := begin[from].GPUs, begin[to].GPUs
 				watch := w.Watch()

@@ -426,7 +426,7 @@ func TestCtrlZWaitsForTheMigration(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := &world{t: t, Pair: p, from: p.A, to: p.B}
 		w.work = p.A.StartProgram("python3", "-c", remembers)
-		w.work.Ticks(p.A, 3)
+		w.work.WaitTicks(p.A, 3)
 		m := w.begin(t, "migrate.sent", "")
 		if !m.reached() {
 			t.Fatal("the migration ended")
@@ -437,7 +437,7 @@ func TestCtrlZWaitsForTheMigration(t *testing.T) {
 		}
 		signal(t, unix.SIGTSTP, command)
 		m.goOn()
-		w.work.Ticks(p.B, 3)
+		w.work.WaitTicks(p.B, 3)
 		testenv.Eventually(t, testenv.Soon, "the command stops", func() bool {
 			stopped, err := proc.Stopped(command[0].Outer)
 			return err == nil && stopped

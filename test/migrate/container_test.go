@@ -27,7 +27,7 @@ type containers struct {
 	*hosts.Pair
 	t     *testing.T
 	lines map[string][]string // of each section
-	work  *hosts.Work
+	work  *hosts.Job
 	gpu   map[*hosts.Host]int // which it gives to the container
 }
 
@@ -51,7 +51,7 @@ func newContainers(t *testing.T) *containers {
 		}
 	}
 	var variable string
-	c.work, variable = c.A.ForeignWork(containerDir + "/rootfs/job")
+	c.work, variable = c.A.ForeignJob(containerDir + "/rootfs/job")
 	for _, h := range c.Hosts() {
 		h.Setenv("PATH", strings.Join([]string{bin, filepath.Dir(h.HookBin), os.Getenv("CUCRIU_TEST_SSH"), os.Getenv("PATH")}, ":"))
 		testenv.WriteFile(t, h.Path("/run/runc.conf"), h.ExampleConfiguration("runc.conf")+"manage-cgroups=ignore\n")
@@ -184,7 +184,7 @@ func (c *containers) is(on *hosts.Host) {
 func (c *containers) start() {
 	c.t.Helper()
 	c.A.Run("sh", "-c", "runc run --detach --bundle "+containerDir+" train </dev/null >/dev/null 2>&1")
-	c.work.Ticks(c.A, 3)
+	c.work.WaitTicks(c.A, 3)
 	c.is(c.A)
 }
 

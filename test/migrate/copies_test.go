@@ -35,14 +35,14 @@ for tick in range(10**6):
 type copied struct {
 	*hosts.Pair
 	t    *testing.T
-	work *hosts.Work
+	work *hosts.Job
 }
 
 func newCopied(t *testing.T) *copied {
 	t.Helper()
 	c := &copied{t: t, Pair: hosts.New(t, hosts.Options{})}
 	c.work = c.A.StartProgram("python3", "-c", appends)
-	c.work.Ticks(c.A, 3)
+	c.work.WaitTicks(c.A, 3)
 	c.B.Run("mkdir", "-p", c.work.Dir)
 	return c
 }
@@ -65,7 +65,7 @@ func (c *copied) migrate(failpoint string, flags ...string) (string, error) {
 // staysHere fails the test unless the job goes on at host a alone.
 func (c *copied) staysHere(what string) {
 	c.t.Helper()
-	c.work.Ticks(c.A, 3)
+	c.work.WaitTicks(c.A, 3)
 	if copies := c.work.Copies(); len(copies) != 1 || copies[0].Host != c.A {
 		c.t.Fatalf("after %s: want one copy, on host a; there are %v", what, copies)
 	}
@@ -108,7 +108,7 @@ func TestFilesAreMadeWholeOrNotAtAll(t *testing.T) {
 		if out, err := c.migrate(""); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		c.work.Ticks(c.B, 3)
+		c.work.WaitTicks(c.B, 3)
 		if found := append(left(c.A), left(c.B)...); len(found) > 0 {
 			t.Errorf("left: %v", found)
 		}
@@ -150,7 +150,7 @@ func TestWhoIsKilledLeavesNothingInTheWay(t *testing.T) {
 		if out, err := c.migrate(""); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		c.work.Ticks(c.B, 3)
+		c.work.WaitTicks(c.B, 3)
 	})
 }
 
@@ -195,7 +195,7 @@ func TestFilesThatCannotMoveAreRefusedBeforehand(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.StartProgram("python3", "-c", hides)
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		p.A.Run("mount", "-t", "tmpfs", "tmpfs", filepath.Join(w.Dir, "below"))
 		p.B.Run("mkdir", "-p", filepath.Join(w.Dir, "below"))
 		cmd := p.A.Command(t.Context(), "cucriu", "migrate", "-t", w.Root(), "--to", "b", "--copy-files", "missing")
@@ -203,14 +203,14 @@ func TestFilesThatCannotMoveAreRefusedBeforehand(t *testing.T) {
 		if err == nil || cmd.ProcessState.ExitCode() != 3 || !strings.Contains(string(out), "below/hidden") || !strings.Contains(string(out), "cannot be reached by this path") {
 			t.Errorf("%v: %s", err, out)
 		}
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 	})
 }
 
 // TestNoFilesMoveUnlessAskedFor: the job's are on a file server.
 func TestNoFilesMoveUnlessAskedFor(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		p := hosts.New(t, hosts.Options{SharedWork: true})
+		p := hosts.New(t, hosts.Options{SharedDir: true})
 		p.B.Setenv("CUCRIU_CONFIG", p.B.Config("version: 1\nforce: [file-differs]\n"))
 		w := p.A.Start(1, "--mib", "4")
 		w.Is(p.A)

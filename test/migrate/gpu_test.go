@@ -106,7 +106,7 @@ func roomFor(t *testing.T, mib int) bool {
 }
 
 // byHand moves a work by cucriu dump, a copy and cucriu restore.
-func byHand(t *testing.T, w *hosts.Work, from, to *hosts.Host, size string) {
+func byHand(t *testing.T, w *hosts.Job, from, to *hosts.Host, size string) {
 	t.Helper()
 	const images = "/dev/shm/by-hand"
 	w.Prepare(to)
@@ -126,7 +126,7 @@ func byHand(t *testing.T, w *hosts.Work, from, to *hosts.Host, size string) {
 }
 
 // endWork kills every copy of a work.
-func endWork(t *testing.T, w *hosts.Work) {
+func endWork(t *testing.T, w *hosts.Job) {
 	t.Helper()
 	for _, p := range w.Copies() {
 		if err := p.Kill(); err != nil {

@@ -15,7 +15,7 @@ import (
 
 // longJob is a job of cucriu run that may be on either host.
 type longJob struct {
-	*hosts.Work
+	*hosts.Job
 	t    *testing.T
 	pair *hosts.Pair
 	dir  string // D, below /tmp: each host has its own
@@ -37,8 +37,8 @@ func startJobUnder(t *testing.T, p *hosts.Pair, on *hosts.Host, under []string, 
 	j.args = append([]string{"run", "--dir", j.dir, "--name", "train", "--every", "0", "--moved-status", "33"}, flags...)
 	program := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
 	args := append(append(j.args, "--"), append(under, program, "--mib", "16", "--loaders", "2", "--dir")...)
-	j.Work = on.StartProgram("cucriu", args...)
-	j.Ticks(on, 3)
+	j.Job = on.StartProgram("cucriu", args...)
+	j.WaitTicks(on, 3)
 	t.Cleanup(func() {
 		if !t.Failed() {
 			return
@@ -68,14 +68,14 @@ func (j *longJob) roots(on *hosts.Host) []hosts.Process {
 // is fails the test unless the job is on this host only, and runs there with its memory intact.
 func (j *longJob) is(on *hosts.Host) {
 	j.t.Helper()
-	j.Ticks(on, 3)
+	j.WaitTicks(on, 3)
 	j.Check(on)
 	for _, h := range j.pair.Hosts() {
 		if n := len(j.roots(h)); (n > 0) != (h == on) {
 			j.t.Fatalf("the job is to run on host %s; host %s has %d processes of it", on.Name, h.Name, n)
 		}
 	}
-	j.Work.Host = on
+	j.Job.Host = on
 }
 
 // move moves the job, and fails the test unless it is there afterwards.

@@ -17,7 +17,7 @@ func TestMemoryWhoseLayoutChangesMeanwhile(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.StartProgram("python3", "-c", layout)
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		p.A.UseFailpoint("migrate.opened=run " + testenv.Script(t, "cd "+w.Dir+" && touch change && until [ -e changed ]; do sleep 0.01; done"))
 		r := move(t, w, p.A, p.B, "--precopy")
 		if r.Bytes > r.Ahead/2 {

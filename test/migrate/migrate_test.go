@@ -66,7 +66,7 @@ type result struct {
 }
 
 // move migrates a work, and fails the test unless it is there afterwards.
-func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) result {
+func move(t *testing.T, w *hosts.Job, from, to *hosts.Host, args ...string) result {
 	t.Helper()
 	w.Is(from)
 	w.Prepare(to)
@@ -75,7 +75,7 @@ func move(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) res
 	return r
 }
 
-func migrate(t *testing.T, w *hosts.Work, from, to *hosts.Host, args ...string) (r result) {
+func migrate(t *testing.T, w *hosts.Job, from, to *hosts.Host, args ...string) (r result) {
 	t.Helper()
 	cmd := from.Command(t.Context(), "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json"}, args...)...)
 	var said bytes.Buffer
@@ -159,7 +159,7 @@ func TestOrdinaryMemoryGoesAhead(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.StartProgram("python3", "-c", remembers)
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		watch := w.Watch()
 		from, to := p.A, p.B
 		for _, flags := range [][]string{{"--precopy"}, {"--bandwidth", "16M"}, {"--precopy"}} {
@@ -212,7 +212,7 @@ func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.StartProgram("python3", "-c", listens)
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		w.Prepare(p.B)
 		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--dry-run")
 		for _, want := range []string{"/own/text does not exist here", "/own does not exist here, and the job has a socket in it"} {
@@ -230,7 +230,7 @@ func TestFilesAndDirectoriesMoveWithAJob(t *testing.T) {
 		}
 		p.B.Run("rm", "-r", own)
 		migrate(t, w, p.A, p.B)
-		w.Ticks(p.B, 3)
+		w.WaitTicks(p.B, 3)
 		if copies := w.Copies(); len(copies) != 1 || copies[0].Host != p.B {
 			t.Errorf("want one copy, on host b; there are %v", copies)
 		}
@@ -243,7 +243,7 @@ func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := &world{t: t, Pair: p, from: p.A, to: p.B, work: p.A.StartProgram("python3", "-c", listens)}
-		w.work.Ticks(p.A, 3)
+		w.work.WaitTicks(p.A, 3)
 		more := func(point string, flags ...string) *migration {
 			p.A.Run("rm", "-rf", filepath.Join(w.work.Dir, "late"))
 			m := w.begin(t, point, "", flags...)
@@ -260,16 +260,16 @@ func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
 		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "/late/text does not exist here") || !strings.Contains(m.out.String(), "the job goes on here") {
 			t.Errorf("exit status %d:\n%s", status, m.out.String())
 		}
-		w.work.Ticks(p.A, 3)
+		w.work.WaitTicks(p.A, 3)
 		m = more("receive.later=kill,migrate.opened")
 		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "the job goes on here") {
 			t.Errorf("exit status %d:\n%s", status, m.out.String())
 		}
-		w.work.Ticks(p.A, 3)
+		w.work.WaitTicks(p.A, 3)
 		if status := more("migrate.opened").status(); status != 0 {
 			t.Fatalf("exit status %d", status)
 		}
-		w.work.Ticks(p.B, 3)
+		w.work.WaitTicks(p.B, 3)
 		if copies := w.work.Copies(); len(copies) != 1 || copies[0].Host != p.B {
 			t.Errorf("want one copy, on host b; there are %v", copies)
 		}

@@ -36,9 +36,9 @@ time.sleep(1000)
 // TestASocketThatBothHostsSeeBelongsToTheJobThatGoesOn, whoever fails or is killed at whatever point.
 func TestASocketThatBothHostsSeeBelongsToTheJobThatGoesOn(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
-		c := &copied{t: t, Pair: hosts.New(t, hosts.Options{SharedWork: true})}
+		c := &copied{t: t, Pair: hosts.New(t, hosts.Options{SharedDir: true})}
 		c.work = c.A.StartProgram("python3", "-c", answers)
-		c.work.Ticks(c.A, 3)
+		c.work.WaitTicks(c.A, 3)
 		from, to := c.A, c.B
 		move := func(failpoint string) {
 			marks := t.TempDir()
@@ -67,7 +67,7 @@ func TestASocketThatBothHostsSeeBelongsToTheJobThatGoesOn(t *testing.T) {
 				from, to = to, from
 			}
 			t.Logf("%s: the job is at host %s", failpoint, from.Name)
-			c.work.Ticks(from, 3)
+			c.work.WaitTicks(from, 3)
 			entries, err := os.ReadDir(c.work.Dir)
 			if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.Contains(e.Name(), "cucriu") }) {
 				t.Errorf("%s: left over: %v %v", failpoint, entries, err)

@@ -86,12 +86,12 @@ func TestAJobComesBackToPortsWithClosedConnections(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		w := p.A.StartProgram("python3", "-c", closed)
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		w.Prepare(p.B)
 		migrate(t, w, p.A, p.B)
-		w.Ticks(p.B, 3)
+		w.WaitTicks(p.B, 3)
 		migrate(t, w, p.B, p.A)
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 	})
 }
 
@@ -133,7 +133,7 @@ func TestConnectionsInsideOfAJobGoOn(t *testing.T) {
 	withEachNetworkLock(t, func(t *testing.T, p *hosts.Pair) {
 		w := &world{t: t, Pair: p, from: p.A, to: p.B}
 		w.work = p.A.StartProgram("python3", "-c", echoed)
-		w.work.Ticks(p.A, 3)
+		w.work.WaitTicks(p.A, 3)
 		for point, do := range map[string]func(){
 			"migrate.sent": func() { signal(t, unix.SIGTERM, migrates(p.A)) },
 			"dump.dumped": func() {
@@ -150,13 +150,13 @@ func TestConnectionsInsideOfAJobGoOn(t *testing.T) {
 			if at := w.end(t); status == 0 || at != p.A {
 				t.Fatalf("%s: exit status %d, the job is on %v: %s", point, status, at, m.out.String())
 			}
-			w.work.Ticks(p.A, 30)
+			w.work.WaitTicks(p.A, 30)
 			withoutRules(t, p)
 		}
 		move(t, w.work, p.A, p.B)
-		w.work.Ticks(p.B, 30)
+		w.work.WaitTicks(p.B, 30)
 		move(t, w.work, p.B, p.A, "--precopy")
-		w.work.Ticks(p.A, 30)
+		w.work.WaitTicks(p.A, 30)
 		withoutRules(t, p)
 	})
 }
@@ -202,13 +202,13 @@ func serve(t *testing.T, on *hosts.Host) *server {
 	return s
 }
 
-func (s *server) caller(on *hosts.Host, from netip.Addr) *hosts.Work {
+func (s *server) caller(on *hosts.Host, from netip.Addr) *hosts.Job {
 	host, port, _ := net.SplitHostPort(s.Addr().String())
 	return on.StartProgram("python3", "-c", calls, host, port, from.String())
 }
 
 // connections returns how many connections a job has made.
-func connections(t *testing.T, w *hosts.Work, on *hosts.Host) (n int) {
+func connections(t *testing.T, w *hosts.Job, on *hosts.Host) (n int) {
 	t.Helper()
 	var said struct{ Connections int }
 	data, err := os.ReadFile(on.Path(filepath.Join(w.Dir, "status")))
@@ -226,7 +226,7 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 		p := hosts.New(t, hosts.Options{})
 		s := serve(t, p.B)
 		w := s.caller(p.A, netip.IPv4Unspecified())
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		w.Prepare(p.B)
 
 		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b")
@@ -238,7 +238,7 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 		if status := testenv.ExitStatus(err); status != 3 {
 			t.Errorf("exit status %d: %s", status, out)
 		}
-		w.Ticks(p.A, 3)
+		w.WaitTicks(p.A, 3)
 		if n := s.calls.Load(); n != 1 {
 			t.Errorf("there were %d connections", n)
 		}
@@ -248,13 +248,13 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 			t.Errorf("want it given up: %s", out)
 		}
 		p.A.UseFailpoint("")
-		w.Ticks(p.A, 30)
+		w.WaitTicks(p.A, 30)
 		if n := connections(t, w, p.A); n != 1 {
 			t.Errorf("the job goes on at its source, and has made %d connections", n)
 		}
 
 		migrate(t, w, p.A, p.B, "--tcp", "close")
-		w.Ticks(p.B, 3)
+		w.WaitTicks(p.B, 3)
 		testenv.Eventually(t, testenv.Soon, "the server has noticed", func() bool { return s.ended.Load() == 1 })
 		if n, m := connections(t, w, p.B), s.calls.Load(); n != 2 || m != 2 {
 			t.Errorf("the job has made %d connections, and the server had %d", n, m)
@@ -305,7 +305,7 @@ func TestConnectionsAreKept(t *testing.T) {
 		for _, s := range []*server{serve(t, p.B), serve(t, p.A)} {
 			w.from, w.to = p.A, p.B
 			w.work = s.caller(p.A, moves)
-			w.work.Ticks(p.A, 3)
+			w.work.WaitTicks(p.A, 3)
 
 			testenv.WriteFile(t, filepath.Join(marks, "done-there"), "")
 			testenv.WriteFile(t, filepath.Join(marks, "done-back"), "")
@@ -313,7 +313,7 @@ func TestConnectionsAreKept(t *testing.T) {
 			if status := m.status(); status != 1 || !asked("there") || !asked("back") {
 				t.Errorf("exit status %d, asked to move the address: %v, and back: %v", status, asked("there"), asked("back"))
 			}
-			w.work.Ticks(p.A, 30)
+			w.work.WaitTicks(p.A, 30)
 			for _, name := range []string{"there", "back", "done-there"} {
 				_ = os.Remove(filepath.Join(marks, name))
 			}
@@ -327,7 +327,7 @@ func TestConnectionsAreKept(t *testing.T) {
 			if status := m.status(); status != 0 || asked("back") {
 				t.Fatalf("exit status %d", status)
 			}
-			w.work.Ticks(p.B, 30)
+			w.work.WaitTicks(p.B, 30)
 			if n, m := connections(t, w.work, p.B), s.ended.Load(); n != 1 || m != 0 {
 				t.Errorf("the job has made %d connections, and %d have ended", n, m)
 			}

@@ -27,7 +27,7 @@ type traces struct {
 	Tables    []string // of nftables
 }
 
-func tracesOn(t *testing.T, w *hosts.Work, h *hosts.Host) (found traces) {
+func tracesOn(t *testing.T, w *hosts.Job, h *hosts.Host) (found traces) {
 	t.Helper()
 	job := w.All(h)
 	for _, p := range h.Processes() {
@@ -71,7 +71,7 @@ func (found *traces) sockets(h *hosts.Host) {
 // kept is what is there from the first use of cucriu and criu on: directories, locks and caches.
 var kept = []string{"/run/cucriu/lock", "/run/cucriu/logs", "/run/cucriu/no-plugins", "/run/cucriu/sessions", "/run/criu.kdat"}
 
-func (found *traces) files(h *hosts.Host, w *hosts.Work) {
+func (found *traces) files(h *hosts.Host, w *hosts.Job) {
 	for _, pattern := range []string{"/dev/shm/*", "/dev/shm/*/*", "/run/*", "/run/cucriu/*", "/run/cucriu/migrations/*", "/tmp/*"} {
 		matches, _ := filepath.Glob(h.Path(pattern))
 		for _, path := range matches {
@@ -90,7 +90,7 @@ type belongings map[int]struct {
 }
 
 // belongingsOf leaves out processes that come and go, and files that are open for a moment.
-func belongingsOf(w *hosts.Work, on *hosts.Host, of belongings) belongings {
+func belongingsOf(w *hosts.Job, on *hosts.Host, of belongings) belongings {
 	all := make(belongings)
 	for _, p := range w.All(on) {
 		if _, known := of[p.PID]; of != nil && !known {

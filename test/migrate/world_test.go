@@ -24,14 +24,14 @@ import (
 type world struct {
 	*hosts.Pair
 	t        *testing.T // of the hosts
-	start    func() *hosts.Work
-	work     *hosts.Work
+	start    func() *hosts.Job
+	work     *hosts.Job
 	watch    *hosts.Watch
 	from, to *hosts.Host
 	flags    []string // of cucriu migrate
 	dir      string
-	hog      *hosts.Work // in the way
-	soaks    bool        // a busy machine may end a migration before its point
+	hog      *hosts.Job // in the way
+	soaks    bool       // a busy machine may end a migration before its point
 }
 
 func newWorld(t *testing.T, job string) *world {
@@ -42,7 +42,7 @@ func newWorld(t *testing.T, job string) *world {
 	for _, h := range w.Hosts() {
 		h.Setenv("CUCRIU_CRIU", criu)
 	}
-	w.start = func() *hosts.Work {
+	w.start = func() *hosts.Job {
 		switch job {
 		case "cpu":
 			return w.A.StartProgram("sh", "-c", cpuProgram, "sh")
@@ -124,7 +124,7 @@ func (w *world) begin(t *testing.T, point, actions string, flags ...string) *mig
 	return m
 }
 
-func (m *migration) start(work *hosts.Work, flags ...string) {
+func (m *migration) start(work *hosts.Job, flags ...string) {
 	m.t.Helper()
 	work.Prepare(m.to)
 	m.cmd = m.from.Command(context.Background(), "cucriu", append([]string{"migrate", "-t", work.Root(), "--to", m.to.Name, "--copy-files", "changed"}, flags...)...)

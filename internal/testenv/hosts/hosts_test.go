@@ -42,7 +42,7 @@ func TestAJobMovesByHand(t *testing.T) {
 }
 
 // wantGPU fails the test unless the work is on a GPU of this host.
-func (p *Pair) wantGPU(w *Work, on *Host) {
+func (p *Pair) wantGPU(w *Job, on *Host) {
 	p.t.Helper()
 	s, err := w.Status(on, 0)
 	if err != nil || len(s.GPUs) != 1 || s.GPUs[0].UUID != on.UUIDs()[0] {
@@ -133,7 +133,7 @@ func TestTwoCopiesAreSeen(t *testing.T) {
 		watch := w.Watch()
 		p.A.Run("kill", "-STOP", w.Root())
 		p.B.Run("cucriu", "restore", "-D", "/tmp/images")
-		w.Ticks(p.B, 20)
+		w.WaitTicks(p.B, 20)
 		if copies := w.Copies(); len(copies) != 2 || copies[0].Held() == "" || copies[1].Held() != "" {
 			t.Fatalf("want a copy that is stopped and one that runs; there are %v", copies)
 		}

@@ -13,8 +13,8 @@ import (
 type Options struct {
 	A, B HostOptions
 
-	// SharedWork gives each [Work] a directory that both hosts see, as of a file server.
-	SharedWork bool
+	// SharedDir gives each [Job] a directory that both hosts see, as of a file server.
+	SharedDir bool
 	// WithoutSSH starts no sshd. [Host.RSH] works all the same.
 	WithoutSSH bool
 	// OneBootID leaves both hosts the boot id of the machine. A place of cucriu run mounts

@@ -18,7 +18,7 @@ const (
 // Watch looks all the time whether two copies of a work tick at once. It does not look at
 // the processes: while criu restores a copy, its processes look as if they ran.
 type Watch struct {
-	work *Work
+	work *Job
 	done chan struct{}
 	wait sync.WaitGroup
 
@@ -27,7 +27,7 @@ type Watch struct {
 }
 
 // Watch begins to watch the work until [Watch.Stop] or the end of the test.
-func (w *Work) Watch() *Watch {
+func (w *Job) Watch() *Watch {
 	watch := &Watch{work: w, done: make(chan struct{})}
 	watch.wait.Go(watch.run)
 	w.pair.t.Cleanup(watch.end)

@@ -14,69 +14,69 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// workVariable marks the processes of a [Work], wherever they are. What is restored has it
+// workVariable marks the processes of a [Job], wherever they are. What is restored has it
 // as well.
 const workVariable = "CUCRIU_TEST_WORK"
 
-// Work is a job that may be on either host. It says in files of its directory, which has the
+// Job is one that may be on either host. It says in files of its directory, which has the
 // same name on both hosts, what it does, and whether it has seen anything wrong.
-type Work struct {
+type Job struct {
 	pair *Pair
 	id   string
-	Host *Host  // where it was started, or has been seen by [Work.Is]
+	Host *Host  // where it was started, or has been seen by [Job.Is]
 	PID  int    // of the root, on the host; the same after a restore
 	Dir  string // below /tmp, so each host has its own, unless [Options] say shared
-	// Ranks are the directories to which the processes report.
-	Ranks []string
+	// Dirs are the directories to which the processes report.
+	Dirs []string
 }
 
 // Start starts cudawork on a host and waits until it ticks. For several processes, args must
 // have --procs or --ranks with the same number.
-func (h *Host) Start(processes int, args ...string) *Work {
+func (h *Host) Start(processes int, args ...string) *Job {
 	h.pair.t.Helper()
-	w := h.newWork()
+	w := h.newJob()
 	program := testenv.Artefact(h.pair.t, "make workload", "build", "workload", "cudawork")
 	if processes > 1 {
-		w.Ranks = nil
+		w.Dirs = nil
 		for i := range processes {
-			w.Ranks = append(w.Ranks, filepath.Join(w.Dir, "rank-"+strconv.Itoa(i)))
+			w.Dirs = append(w.Dirs, filepath.Join(w.Dir, "rank-"+strconv.Itoa(i)))
 		}
 	}
 	w.start(program, append([]string{"--dir", w.Dir}, args...)...)
-	w.Ticks(h, 3)
+	w.WaitTicks(h, 3)
 	return w
 }
 
 // StartProgram starts any program on a host, for example one without CUDA. It gets the name
 // of the work's directory as its last argument, and should report there as cudawork does:
 // {"tick":N,"bad":0} in "status", replaced by rename.
-func (h *Host) StartProgram(name string, args ...string) *Work {
+func (h *Host) StartProgram(name string, args ...string) *Job {
 	h.pair.t.Helper()
-	w := h.newWork()
+	w := h.newJob()
 	w.start(name, append(slices.Clone(args), w.Dir)...)
 	return w
 }
 
-// ForeignWork is a job that the test starts by itself, such as a container: cudawork with one
+// ForeignJob is a job that the test starts by itself, such as a container: cudawork with one
 // process, which reports to a directory below /tmp and has the variable in its environment.
-func (h *Host) ForeignWork(dir string) (w *Work, variable string) {
-	w = h.newWork()
-	w.Dir, w.Ranks = dir, []string{dir}
+func (h *Host) ForeignJob(dir string) (w *Job, variable string) {
+	w = h.newJob()
+	w.Dir, w.Dirs = dir, []string{dir}
 	return w, workVariable + "=" + w.id
 }
 
-func (h *Host) newWork() *Work {
+func (h *Host) newJob() *Job {
 	id := newUUID()
 	dir := filepath.Join(tmpDir, "work-"+id[:8])
-	if h.pair.options.SharedWork {
+	if h.pair.options.SharedDir {
 		dir = filepath.Join(h.pair.root.TempDir(), "work")
 	}
-	return &Work{pair: h.pair, id: id, Host: h, Dir: dir, Ranks: []string{dir}}
+	return &Job{pair: h.pair, id: id, Host: h, Dir: dir, Dirs: []string{dir}}
 }
 
 // start starts a program so that criu can dump it: in a session of its own, as a child of
 // the host's first process, with standard streams that exist on the host.
-func (w *Work) start(name string, args ...string) {
+func (w *Job) start(name string, args ...string) {
 	t, h := w.pair.t, w.Host
 	t.Helper()
 	const script = `dir=$1; shift; mkdir -p "$dir" && cd / || exit; setsid "$@" </dev/null >"$dir/output" 2>&1 & echo $!`
@@ -99,8 +99,8 @@ func (w *Work) start(name string, args ...string) {
 }
 
 // path returns where the test finds a file of the work on a host, even after the host's end.
-func (w *Work) path(on *Host, file string) string {
-	if w.pair.options.SharedWork {
+func (w *Job) path(on *Host, file string) string {
+	if w.pair.options.SharedDir {
 		return file
 	}
 	return on.path("tmp", strings.TrimPrefix(file, tmpDir))
@@ -109,9 +109,9 @@ func (w *Work) path(on *Host, file string) string {
 // Carry makes the directory of the work on a host what it is on the one that the work has
 // left, as a user would who moves it by hand. An image may have a file open that was about to
 // be renamed, so this comes after the dump. Nothing is to be done for a shared directory.
-func (w *Work) Carry(on *Host) {
+func (w *Job) Carry(on *Host) {
 	w.pair.t.Helper()
-	if w.pair.options.SharedWork || on == w.Host {
+	if w.pair.options.SharedDir || on == w.Host {
 		return
 	}
 	from, to := w.path(w.Host, w.Dir), w.path(on, w.Dir)
@@ -126,12 +126,12 @@ func (w *Work) Carry(on *Host) {
 // Prepare makes the directories of the work on a host before it comes, with an output of the
 // size that criu wants. It does not bring a file that the work happens to have open when it is
 // dumped, such as a status that it is replacing; a shared directory has it.
-func (w *Work) Prepare(on *Host) {
+func (w *Job) Prepare(on *Host) {
 	w.pair.t.Helper()
-	if w.pair.options.SharedWork {
+	if w.pair.options.SharedDir {
 		return
 	}
-	for _, dir := range w.Ranks {
+	for _, dir := range w.Dirs {
 		if err := os.MkdirAll(w.path(on, dir), 0o755); err != nil {
 			w.pair.t.Fatal(err)
 		}
@@ -147,9 +147,9 @@ func (w *Work) Prepare(on *Host) {
 }
 
 // job returns the work as it reports on a host.
-func (w *Work) job(on *Host) *testenv.Job {
+func (w *Job) job(on *Host) *testenv.Job {
 	job := testenv.JobOf(w.pair.t, w.PID)
-	for _, dir := range w.Ranks {
+	for _, dir := range w.Dirs {
 		job.Dirs = append(job.Dirs, w.path(on, dir))
 	}
 	return job
@@ -157,9 +157,9 @@ func (w *Work) job(on *Host) *testenv.Job {
 
 // Status returns what a process of the work last said on a host. In a shared directory, what
 // it said on the other host's GPU is an error.
-func (w *Work) Status(on *Host, rank int) (testenv.Status, error) {
+func (w *Job) Status(on *Host, rank int) (testenv.Status, error) {
 	s, err := w.job(on).Status(rank)
-	if err == nil && w.pair.options.SharedWork && len(s.GPUs) > 0 && !slices.Contains(on.UUIDs(), s.GPUs[0].UUID) {
+	if err == nil && w.pair.options.SharedDir && len(s.GPUs) > 0 && !slices.Contains(on.UUIDs(), s.GPUs[0].UUID) {
 		err = errors.New("it was said on the other host")
 	}
 	return s, err
@@ -167,10 +167,10 @@ func (w *Work) Status(on *Host, rank int) (testenv.Status, error) {
 
 // Tick returns the lowest tick that the processes have said on a host, -1 if one has said
 // nothing there. It fails the test if one has seen anything wrong.
-func (w *Work) Tick(on *Host) int {
+func (w *Job) Tick(on *Host) int {
 	w.pair.t.Helper()
 	lowest := -1
-	for i := range w.Ranks {
+	for i := range w.Dirs {
 		s, err := w.Status(on, i)
 		if err != nil {
 			return -1
@@ -185,8 +185,8 @@ func (w *Work) Tick(on *Host) int {
 	return lowest
 }
 
-// Ticks waits until every process has gone on by n ticks on a host, with all memory right.
-func (w *Work) Ticks(on *Host, n int) {
+// WaitTicks waits until every process has gone on by n ticks on a host, with all memory right.
+func (w *Job) WaitTicks(on *Host, n int) {
 	w.pair.t.Helper()
 	from := -1
 	testenv.Eventually(w.pair.t, testenv.Soon, "the work says on host "+on.Name+" what it does", func() bool {
@@ -199,17 +199,17 @@ func (w *Work) Ticks(on *Host, n int) {
 }
 
 // Check makes every process compare all its GPU memory with what it must be.
-func (w *Work) Check(on *Host) {
+func (w *Job) Check(on *Host) {
 	w.pair.t.Helper()
 	w.job(on).Check()
 }
 
 // Is fails the test unless the work is on this host, there only, and runs there with all its
 // memory intact.
-func (w *Work) Is(on *Host) {
+func (w *Job) Is(on *Host) {
 	t := w.pair.t
 	t.Helper()
-	w.Ticks(on, 3)
+	w.WaitTicks(on, 3)
 	w.Check(on)
 	var copies []Process
 	// While the C library creates a thread or a process, that looks parked.
@@ -225,12 +225,12 @@ func (w *Work) Is(on *Host) {
 }
 
 // All lists the processes of the work on a host.
-func (w *Work) All(on *Host) []Process {
+func (w *Job) All(on *Host) []Process {
 	return slices.DeleteFunc(on.Processes(), func(p Process) bool { return !p.has(workVariable + "=" + w.id) })
 }
 
 // Copies lists the roots of all copies of the work, those that are stopped as well.
-func (w *Work) Copies() []Process {
+func (w *Job) Copies() []Process {
 	var copies []Process
 	for _, h := range w.pair.Hosts() {
 		own := w.All(h)
@@ -253,4 +253,4 @@ func (p Process) String() string {
 }
 
 // Root returns the pid of the root as an argument of cucriu.
-func (w *Work) Root() string { return strconv.Itoa(w.PID) }
+func (w *Job) Root() string { return strconv.Itoa(w.PID) }

@@ -131,13 +131,13 @@ type span struct{ begin, end time.Time }
 func (s span) length() time.Duration { return s.end.Sub(s.begin) }
 
 // start starts a job with so much GPU memory in all.
-func (f *figures) start(bytes int64) *hosts.Work {
+func (f *figures) start(bytes int64) *hosts.Job {
 	f.t.Helper()
 	return f.A.Start(1, "--mib", strconv.Itoa(each), "--ballast", strconv.FormatInt(bytes/mib-each, 10), "--tick-ms", "20")
 }
 
 // endWork kills every copy of a job.
-func (f *figures) endWork(w *hosts.Work) {
+func (f *figures) endWork(w *hosts.Job) {
 	f.t.Helper()
 	for _, p := range w.Copies() {
 		if err := p.Kill(); err != nil {

@@ -15,11 +15,11 @@ import (
 var ways = []struct {
 	name  string
 	takes float64
-	move  func(f *figures, w *hosts.Work) row
+	move  func(f *figures, w *hosts.Job) row
 }{
-	{"cucriu migrate", 4.5, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w, "--precopy=never")) }},
-	{"with --precopy", 6, func(f *figures, w *hosts.Work) row { return migrated(f.migrate(w, "--precopy")) }},
-	{"by hand", 5, func(f *figures, w *hosts.Work) row { return byHand(f.byHand(w)) }},
+	{"cucriu migrate", 4.5, func(f *figures, w *hosts.Job) row { return migrated(f.migrate(w, "--precopy=never")) }},
+	{"with --precopy", 6, func(f *figures, w *hosts.Job) row { return migrated(f.migrate(w, "--precopy")) }},
+	{"by hand", 5, func(f *figures, w *hosts.Job) row { return byHand(f.byHand(w)) }},
 }
 
 // row is one move.

@@ -91,7 +91,7 @@ func (f *figures) throughput(gibs float64) {
 }
 
 // back brings a job back to host a, by the quickest way.
-func (f *figures) back(w *hosts.Work) {
+func (f *figures) back(w *hosts.Job) {
 	f.t.Helper()
 	if w.Host == f.B {
 		f.migrate(w, "--compress", "never")

@@ -70,7 +70,7 @@ func (m migration) steps() (all []step) {
 }
 
 // migrate moves a job to the other host, and checks it there.
-func (f *figures) migrate(w *hosts.Work, options ...string) (m migration) {
+func (f *figures) migrate(w *hosts.Job, options ...string) (m migration) {
 	f.t.Helper()
 	from, to := w.Host, f.other(w.Host)
 	w.Prepare(to)
@@ -78,7 +78,7 @@ func (f *figures) migrate(w *hosts.Work, options ...string) (m migration) {
 		options = append(options, "--rsh", from.RSH())
 	}
 	before := available()
-	w.Ticks(from, 3) // the simulated driver opens its memory for a comparison, which has just ended
+	w.WaitTicks(from, 3) // the simulated driver opens its memory for a comparison, which has just ended
 	out, ran := f.do(from, "cucriu", append([]string{"migrate", "-t", w.Root(), "--to", to.Name, "--copy-files", "changed", "--json", "--timeline"}, options...)...)
 	if err := json.Unmarshal(out, &m); err != nil {
 		f.t.Fatalf("%v: %s", err, out)
@@ -105,7 +105,7 @@ type hand struct {
 func (h hand) pause() time.Duration { return h.restore.end.Sub(h.dump.begin) }
 
 // byHand moves a job to the other host with criu and the hook, and rsync between them.
-func (f *figures) byHand(w *hosts.Work) (m hand) {
+func (f *figures) byHand(w *hosts.Job) (m hand) {
 	f.t.Helper()
 	from, to := w.Host, f.other(w.Host)
 	for _, h := range f.Hosts() {
