@@ -123,7 +123,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 					r.says("leaves this host")
 					r.awaits("the image is on its way", hangs)
 					r.signal(unix.SIGTERM)
-					r.endsSoon(5*time.Second, requeue, "got a second signal")
+					r.endsSoon(testenv.Soon/2, requeue, "got a second signal")
 					w.noProcesses()
 					if now := w.newest(); now != newest {
 						t.Errorf("the newest checkpoint was %s, and is %s", newest, now)

@@ -70,7 +70,7 @@ func TestASignalBeforeTheJobIsHere(t *testing.T) {
 				r := w.runAs(s.host)
 				s.await(r)
 				r.signal(unix.SIGTERM)
-				r.endsSoon(2*soon, requeue, "goes on from checkpoint "+newest)
+				r.endsSoon(testenv.Soon/2, requeue, "goes on from checkpoint "+newest)
 				w.nothingLeft()
 				w.finish(w.goesOn(newest))
 				inOrder(t, w)
@@ -126,7 +126,7 @@ func TestASignalWhileAJobIsTakenUnderCareAgain(t *testing.T) {
 			t.Error("it ended before its grace was over, without the job's last checkpoint")
 		case <-time.After(time.Second):
 		}
-		r.endsSoon(10*time.Second, requeue)
+		r.endsSoon(testenv.Soon/2, requeue)
 		w.noProcesses()
 		s.goOn()
 		r = w.run("--every", "0")
