@@ -186,45 +186,6 @@ func TestAProcessStoppedBeforehandStaysStopped(t *testing.T) {
 	})
 }
 
-func TestADumpThatLeavesRunningMakesAnImageThatRestores(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1)
-		images := host.Dump(job, "--leave-running")
-		job.Runs()
-		job.Kill()
-		host.Restore(images)
-		job.Runs()
-	})
-}
-
-func TestADumpThatLeavesStoppedLeavesAJobThatCanBeContinued(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1)
-		host.Dump(job, "--leave-stopped")
-		host.WaitOutcome("stopped")
-		if !job.Stopped() {
-			t.Fatal("criu dump -s left the job running")
-		}
-		job.Signal(unix.SIGCONT)
-		job.Runs()
-	})
-}
-
-func TestARestoreThatLeavesStoppedLeavesAJobThatCanBeContinued(t *testing.T) {
-	testenv.Isolated(t, func(t *testing.T) {
-		host := testenv.NewHost(t, 1)
-		job := host.Start(1)
-		host.Restore(host.Dump(job), "--leave-stopped")
-		if !job.Stopped() {
-			t.Fatal("criu restore -s left the job running")
-		}
-		job.Signal(unix.SIGCONT)
-		job.Runs()
-	})
-}
-
 func TestAJobIsDumpedRightAfterADumpThatLeftItRunning(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
