@@ -11,7 +11,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/migrate"
 	"cucriu/internal/stages"
 	"cucriu/internal/watch"
@@ -20,7 +20,7 @@ import (
 // The clocks of a time namespace can be set by the main thread only, and only here is it sure
 // which thread that is.
 func init() {
-	if len(os.Args) > 1 && os.Args[1] == place.CommandUnshare {
+	if len(os.Args) > 1 && os.Args[1] == sandbox.CommandUnshare {
 		runtime.LockOSThread()
 	}
 }
@@ -39,7 +39,7 @@ func hiddenCommands() []*cobra.Command {
 		})),
 	),
 		// What makes a job's sandbox.
-		inDirectory(place.CommandUnshare, place.Unshare), inDirectory(place.CommandInit, place.Init), inDirectory(place.CommandKeep, place.Keep),
+		inDirectory(sandbox.CommandUnshare, sandbox.Unshare), inDirectory(sandbox.CommandInit, sandbox.Init), inDirectory(sandbox.CommandKeep, sandbox.Keep),
 		// What works in a job's sandbox for the supervisor.
 		hidden(jobs.CommandInside, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			preflight.LimitOwnMemory()

@@ -15,7 +15,7 @@ import (
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
 )
 
@@ -56,8 +56,8 @@ func (s *supervisor) adopt(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("process %d cannot be adopted, and was not touched: %w", s.Adopt, err), s.record.remove(s.Dir))
 	}
-	err = s.makePlace(func(dir, runDir string) (err error) {
-		s.place, err = place.Adopt(ctx, dir, runDir, root, place.Spec{HostDir: s.runDir, Fence: s.fence})
+	err = s.makeSandbox(func(dir, runDir string) (err error) {
+		s.sandbox, err = sandbox.Adopt(ctx, dir, runDir, root, sandbox.Spec{HostDir: s.runDir, Fence: s.fence})
 		return err
 	})
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *supervisor) adopt(ctx context.Context) error {
 	return s.openRoot()
 }
 
-// checkAdoptable finds what keeps a job from being dumped as it runs, and from going on in a place.
+// checkAdoptable finds what keeps a job from being dumped as it runs, and from going on in a sandbox.
 func (s *supervisor) checkAdoptable(ctx context.Context) error {
 	findings, err := checkpoint.CheckDump(ctx, s.hook, s.Adopt, "", s.Criu)
 	if err != nil {
@@ -130,5 +130,5 @@ func (s *supervisor) leadsGroup() bool {
 // leaveAdopted lets go of an adopted job that must leave this host, and of which there is no
 // checkpoint: nobody here could start it again.
 func (s *supervisor) leaveAdopted() error {
-	return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.place.Root())
+	return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.sandbox.Root())
 }

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
 )
 
-// firstPID is where the pids of a job begin. Those below are for the place's own programs.
+// firstPID is where the pids of a job begin. Those below are for the sandbox's own programs.
 const firstPID = 1000
 
 // begin brings the job to run: it runs already, is resumed, or is started. told ends, at the latest
@@ -40,7 +40,7 @@ func (s *supervisor) begin(ctx, told context.Context) error {
 		return nil
 	}
 	if s.record.Finished != nil {
-		return s.removePlaces()
+		return s.removeSandboxes()
 	}
 	if err := s.undoFiles(); err != nil {
 		return err
@@ -78,8 +78,8 @@ func (s *supervisor) removeLeftovers(saved []string) {
 
 // attach takes on a job that runs although its supervisor was killed.
 func (s *supervisor) attach(ctx context.Context) (bool, error) {
-	p, exit, err := s.findPlace()
-	if errors.Is(err, place.ErrGone) {
+	p, exit, err := s.findSandbox()
+	if errors.Is(err, sandbox.ErrGone) {
 		if exit != nil && exit.Code() == 0 {
 			return false, s.finish(*exit)
 		}
@@ -88,8 +88,8 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	s.place = p
-	s.notePlace()
+	s.sandbox = p
+	s.noteSandbox()
 	if p.HasRun() {
 		s.forgetUndo()
 	}
@@ -98,7 +98,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
 		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
-		return false, s.endPlace()
+		return false, s.endSandbox()
 	}
 	// What the last supervisor had begun is finished, or undone, first.
 	over := killPatiently(ctx, p)
@@ -110,7 +110,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	s.root, err = p.OpenRoot()
 	switch {
 	case err == nil && !p.HasRun(): // it was being restored
-		return false, errors.Join(s.root.Close(), s.endPlace())
+		return false, errors.Join(s.root.Close(), s.endSandbox())
 	case err == nil:
 		s.setRunning()
 		if err := s.attachPaused(ctx); err != nil {
@@ -127,16 +127,16 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	switch {
 	case exit == nil || !p.HasRun(): // it was being started or restored
-		return false, s.endPlace()
+		return false, s.endSandbox()
 	case p.IsLeaving() && exit.Code() == 0: // at its scheduler's signal
-		return false, s.endPlace()
+		return false, s.endSandbox()
 	case p.IsLeaving() && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
-		return false, s.endPlace()
+		return false, s.endSandbox()
 	}
 	return true, nil // watch tells how it has ended
 }
 
-// start starts the job's command in a new place.
+// start starts the job's command in a new sandbox.
 func (s *supervisor) start(ctx context.Context) error {
 	g, err := s.givenGPUs(s.environment())
 	if err != nil {
@@ -149,14 +149,14 @@ func (s *supervisor) start(ctx context.Context) error {
 	if s.record.Input == inputFile {
 		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), and this version cannot start it so: start it anew in another --dir")
 	}
-	start := &place.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
+	start := &sandbox.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
 	if s.user != nil {
 		start.Env, start.User = s.user.environment(env), &s.user.credential
 	}
-	spec := place.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start, Terminal: s.terminal()}
-	err = s.newPlace(ctx, spec)
+	spec := sandbox.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start, Terminal: s.terminal()}
+	err = s.newSandbox(ctx, spec)
 	if errors.As(err, new(*job.NotStartedError)) {
-		return errors.Join(err, s.removePlaces(), s.record.remove(s.Dir))
+		return errors.Join(err, s.removeSandboxes(), s.record.remove(s.Dir))
 	}
 	if err != nil {
 		return err
@@ -168,15 +168,15 @@ func (s *supervisor) start(ctx context.Context) error {
 // setRunning records that the job runs. If a full disk prevents that, a job that ends while it has
 // no supervisor goes on from its newest checkpoint.
 func (s *supervisor) setRunning() {
-	if err := s.place.SetRunning(); err != nil {
-		s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+	if err := s.sandbox.SetRunning(); err != nil {
+		s.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
 	}
 	s.forgetUndo()
 }
 
 // openRoot opens the job's root process. It is no error if that has ended.
 func (s *supervisor) openRoot() (err error) {
-	s.root, err = s.place.OpenRoot()
+	s.root, err = s.sandbox.OpenRoot()
 	if errors.Is(err, proc.ErrGone) {
 		return nil
 	}

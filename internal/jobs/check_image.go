@@ -14,7 +14,7 @@ import (
 )
 
 // CheckRestore is [checkpoint.CheckRestore] for an image that may be a checkpoint of a long job,
-// whose files are put back before it is restored, and whose pids are those of a new place, where
+// whose files are put back before it is restored, and whose pids are those of a new sandbox, where
 // all are free.
 func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.Findings, error) {
 	except, err := files.Covered(dir)

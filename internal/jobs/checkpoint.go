@@ -54,7 +54,7 @@ const lookAfter = time.Minute
 
 // look finds out, long before the first checkpoint, whether the job can be dumped.
 func (s *supervisor) look(ctx context.Context) {
-	_, err := s.ask(ctx, request{Op: opCheck, Root: s.place.Root(), Files: s.files()})
+	_, err := s.ask(ctx, request{Op: opCheck, Root: s.sandbox.Root(), Files: s.files()})
 	if err != nil && ctx.Err() == nil && s.root != nil && s.root.Alive() {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the job runs, but no checkpoint could be made of it as it is now: %v", err)})
 	}
@@ -92,8 +92,8 @@ func (s *supervisor) makeCheckpoint(ctx context.Context, reason string, end bool
 func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end bool) (store.Checkpoint, error) {
 	begun := time.Now()
 	var whose *proc.Ident
-	if s.insidePath(base) != base { // a path by the pid of the place's first process
-		init := s.place.Init()
+	if s.insidePath(base) != base { // a path by the pid of the sandbox's first process
+		init := s.sandbox.Init()
 		whose = &init
 	}
 	stage, err := s.store.StageDir(base, whose)
@@ -116,7 +116,7 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if err != nil {
 		return store.Checkpoint{}, err
 	}
-	// Held open, a stage in memory stays although the place may end with the job.
+	// Held open, a stage in memory stays although the sandbox may end with the job.
 	held, err := os.Open(stage)
 	if err != nil {
 		return store.Checkpoint{}, err
@@ -126,11 +126,11 @@ func (s *supervisor) checkpointBy(ctx context.Context, base, reason string, end 
 	if end {
 		s.ending.Store(true)
 		defer s.ending.Store(false)
-		if err := s.place.SetLeaving(); err != nil {
-			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+		if err := s.sandbox.SetLeaving(); err != nil {
+			s.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
 		}
 	}
-	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.place.Root(), Place: s.place.Dir(), NoTerminal: s.place.IsAdopted(), End: end, Files: s.files(), Staged: of})
+	a, err := s.ask(ctx, request{Op: opDump, Images: filepath.Join(s.insidePath(stage), imageName), Root: s.sandbox.Root(), Sandbox: s.sandbox.Dir(), NoTerminal: s.sandbox.IsAdopted(), End: end, Files: s.files(), Staged: of})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
 		// what the job must be brought back from.
@@ -193,10 +193,10 @@ func (s *supervisor) describe(images string, of staged) (store.Info, error) {
 
 const tmp = "/tmp"
 
-// files says which files of the job belong to a checkpoint. The /dev/shm of a place is its own.
+// files says which files of the job belong to a checkpoint. The /dev/shm of a sandbox is its own.
 func (s *supervisor) files() files.Options {
 	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...)}
-	if s.place != nil && !s.place.IsAdopted() {
+	if s.sandbox != nil && !s.sandbox.IsAdopted() {
 		o.Shm = "/dev/shm"
 	}
 	if s.PrivateTmp {

@@ -13,7 +13,7 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -142,12 +142,12 @@ func findKnown(runDir, dir string, where []string) (folder string, known Local, 
 	return own, Local{Dir: dir}, err
 }
 
-// findAlive attaches to the place of the job, if that is alive: the directory and the run directory
+// findAlive attaches to the sandbox of the job, if that is alive: the directory and the run directory
 // must agree on that. known is what the latter says, in a folder.
-func (s *supervisor) findAlive(folder string, known Local) (*place.Place, error) {
-	p, _, err := s.findPlace()
-	if err != nil && (!errors.Is(err, place.ErrGone) || errors.Is(err, place.ErrElsewhere)) {
-		if errors.Is(err, place.ErrGone) { // the fence ends it
+func (s *supervisor) findAlive(folder string, known Local) (*sandbox.Sandbox, error) {
+	p, _, err := s.findSandbox()
+	if err != nil && (!errors.Is(err, sandbox.ErrGone) || errors.Is(err, sandbox.ErrElsewhere)) {
+		if errors.Is(err, sandbox.ErrGone) { // the fence ends it
 			err = nil
 		}
 		return nil, err

@@ -23,7 +23,7 @@ func (s *supervisor) openConsole() (*console, error) {
 	if _, err := unix.IoctlGetTermios(int(s.Terminal.Fd()), unix.TCGETS); err != nil {
 		return nil, nil // the job has a terminal at which nobody sits
 	}
-	other, err := s.place.Terminal()
+	other, err := s.sandbox.Terminal()
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
 // given is which GPUs of the host a job gets. The driver checkpoints a process with all GPUs
-// whose device nodes it sees, and restores it only where there are as many. So the job's place
+// whose device nodes it sees, and restores it only where there are as many. So the job's sandbox
 // shows those that this run was given, and no others.
 type given struct {
 	gpus   []cudackpt.GPU // in the order of the PCI bus

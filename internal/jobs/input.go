@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 )
 
 // input is what the standard input of a job is. It is that from its first start on.
@@ -40,7 +40,7 @@ func (i input) check(o Options) error {
 }
 
 // terminal says what terminal a job is to have; nil if it has none.
-func (s *supervisor) terminal() *place.TerminalSpec {
+func (s *supervisor) terminal() *sandbox.TerminalSpec {
 	if s.record.Input != inputTerminal {
 		return nil
 	}
@@ -50,7 +50,7 @@ func (s *supervisor) terminal() *place.TerminalSpec {
 			size = *now
 		}
 	}
-	t := &place.TerminalSpec{Rows: size.Row, Columns: size.Col, Output: s.outputPath()}
+	t := &sandbox.TerminalSpec{Rows: size.Row, Columns: size.Col, Output: s.outputPath()}
 	if s.user != nil {
 		t.User = &s.user.credential
 	}

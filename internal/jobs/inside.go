@@ -24,18 +24,18 @@ import (
 	"cucriu/internal/failpoint"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/self"
 	"cucriu/internal/watch"
 )
 
-// CommandInside is the hidden command that works in a job's place: criu, its hook and the
+// CommandInside is the hidden command that works in a job's sandbox: criu, its hook and the
 // watcher see the job's pids and clocks as the job does. It reads a request from its standard
 // input and writes an answer to its standard output. The end of the input means that the request
 // is given up, for example because the supervisor was killed.
 const CommandInside = "job-inside"
 
-// The operations in a place.
+// The operations in a sandbox.
 const (
 	opDump    = "dump"
 	opRestore = "restore"
@@ -46,13 +46,13 @@ const (
 	opProbe   = "probe"
 )
 
-// request is what is to be done in a place.
+// request is what is to be done in a sandbox.
 type request struct {
 	Op     string `json:"op"`
 	Images string `json:"images,omitempty"`
 	Root   int    `json:"root,omitempty"`
-	// Place is the folder of the place's records.
-	Place string `json:"place,omitempty"`
+	// Sandbox is the folder of the sandbox's records.
+	Sandbox string `json:"sandbox,omitempty"`
 	// NoTerminal is for a job that was adopted and has no terminal open.
 	NoTerminal bool `json:"no_terminal,omitempty"`
 	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
@@ -91,7 +91,7 @@ func (r request) what() string {
 // answer says how it went.
 type answer struct {
 	Result checkpoint.Result `json:"result"`
-	Clocks place.Clocks      `json:"clocks"` // of the job when it was dumped
+	Clocks sandbox.Clocks    `json:"clocks"` // of the job when it was dumped
 	// Changes is what was done to the job's files.
 	Changes []files.Change `json:"changes,omitempty"`
 	Notes   []string       `json:"notes,omitempty"`
@@ -169,7 +169,7 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 		return a, preflight.AsRefusal(err)
 	}
 	of := r.Staged
-	terminal, err := place.ReadTerminal(r.Place)
+	terminal, err := sandbox.ReadTerminal(r.Sandbox)
 	if err != nil {
 		return a, preflight.AsRefusal(err)
 	}
@@ -178,7 +178,7 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 		RPC:  &rpc.CriuOpts{Pid: proto.Int32(int32(r.Root)), LeaveRunning: proto.Bool(!r.End), LogLevel: proto.Int32(2)},
 		AtStandstill: func(ctx context.Context, dir string) (err error) {
 			if err = files.Save(ctx, r.Root, dir, r.Files); err == nil {
-				a.Clocks, err = place.ReadClocks()
+				a.Clocks, err = sandbox.ReadClocks()
 			}
 			if err == nil {
 				of.Clocks = a.Clocks
@@ -200,7 +200,7 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 }
 
 func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
-	// A job that leads no session comes back in ours, which must be one of the place: criu could not
+	// A job that leads no session comes back in ours, which must be one of the sandbox: criu could not
 	// dump the job again.
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
 		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))
@@ -253,7 +253,7 @@ func isOfImage(err error) bool {
 	return errors.As(err, new(*criuutil.CriuError)) || errors.As(err, &refused) && refused.Findings.Has(preflight.FindingImage)
 }
 
-// terminalFor opens the terminal of the place for a job that had one; nil if it had none.
+// terminalFor opens the terminal of the sandbox for a job that had one; nil if it had none.
 func terminalFor(r request) (*checkpoint.Inherited, error) {
 	of, err := readStaged(r.Images)
 	if errors.Is(err, os.ErrNotExist) || err == nil && of.Terminal == "" {
@@ -262,12 +262,12 @@ func terminalFor(r request) (*checkpoint.Inherited, error) {
 	if err != nil {
 		return nil, err
 	}
-	here, err := place.ReadTerminal(r.Place)
+	here, err := sandbox.ReadTerminal(r.Sandbox)
 	if err != nil {
 		return nil, err
 	}
 	if here == nil {
-		return nil, errors.New("the job had a terminal, and its place has none")
+		return nil, errors.New("the job had a terminal, and its sandbox has none")
 	}
 	file, err := os.OpenFile(here.Path, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -46,7 +46,7 @@ type Local struct {
 	Dir   string `json:"dir"`
 	PID   int    `json:"pid,omitempty"` // of the supervisor; 0 if there is none
 	State State  `json:"state"`
-	// Init is the first process of the job's place.
+	// Init is the first process of the job's sandbox.
 	Init *proc.Ident `json:"init,omitempty"`
 	// Checkpoint is the newest one.
 	Checkpoint *Made `json:"checkpoint,omitempty"`
@@ -111,7 +111,7 @@ func readLocal(folder string) (Local, error) {
 	if err != nil {
 		return l, fmt.Errorf("what the run directory says of a job, %s: %w", filepath.Join(folder, localName), err)
 	}
-	if l.alive, _ = place.IsAlive(folder); !l.alive && l.Init != nil { // earlier versions hold no lock there
+	if l.alive, _ = sandbox.IsAlive(folder); !l.alive && l.Init != nil { // earlier versions hold no lock there
 		init, err := proc.Reopen(*l.Init)
 		if l.alive = err == nil; l.alive {
 			err = init.Close()
@@ -189,9 +189,9 @@ func (s *supervisor) openRunDir(known Local) error {
 	return err
 }
 
-// notePlace notes where the job runs, for the time when there is no supervisor.
-func (s *supervisor) notePlace() {
-	init := s.place.Init()
+// noteSandbox notes where the job runs, for the time when there is no supervisor.
+func (s *supervisor) noteSandbox() {
+	init := s.sandbox.Init()
 	s.board.note(func(l *Local) { l.Init = &init })
 }
 

@@ -19,7 +19,7 @@ import (
 	"cucriu/internal/session"
 )
 
-const pausedName = "paused.json" // in the run directory of a place
+const pausedName = "paused.json" // in the run directory of a sandbox
 
 // pausedRecord says which processes of the job a pause has stopped, beside those that use CUDA.
 // It is there before the job is touched, and goes when the job runs again.
@@ -90,7 +90,7 @@ func suspendTree(ctx context.Context, hook *hooks.Hook, root int) error {
 	return err
 }
 
-// suspended returns the processes of the place that are suspended.
+// suspended returns the processes of the sandbox that are suspended.
 func suspended(hook *hooks.Hook) ([]int, error) {
 	sessions, err := session.Sessions(hook.Config.RunDir)
 	if err != nil {

@@ -51,7 +51,7 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 				return s.leave()
 			}
 		case <-ctx.Done():
-			_ = s.place.Kill() // there is no time for any other
+			_ = s.sandbox.Kill() // there is no time for any other
 			cutOff(context.Cause(ctx))
 			<-made
 		}
@@ -76,10 +76,10 @@ func (s *supervisor) preempt(ctx context.Context, sig unix.Signal, signals *job.
 // leave ends what is left of the job here, and says how it goes on.
 func (s *supervisor) leave() (int, error) {
 	all, err := s.store.Checkpoints()
-	if err == nil && len(all) == 0 && s.place.IsAdopted() && s.place.Alive() {
+	if err == nil && len(all) == 0 && s.sandbox.IsAdopted() && s.sandbox.Alive() {
 		return 0, s.leaveAdopted()
 	}
-	if endErr := s.endPlace(); err != nil || endErr != nil {
+	if endErr := s.endSandbox(); err != nil || endErr != nil {
 		return 0, errors.Join(endErr, err)
 	}
 	return s.RequeueStatus, s.sayNext()
@@ -105,7 +105,7 @@ const lastTries = 3
 
 // lastCheckpoint makes a checkpoint that ends the job.
 func (s *supervisor) lastCheckpoint(ctx context.Context, reason string) {
-	defer killPatiently(ctx, s.place)()
+	defer killPatiently(ctx, s.sandbox)()
 	for try := range lastTries {
 		c, err := s.makeCheckpoint(ctx, reason, true)
 		if err == nil {

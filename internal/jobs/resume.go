@@ -14,7 +14,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/jobs/files"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 )
 
@@ -81,7 +81,7 @@ func (s *supervisor) giveUp(failed map[string]error) {
 	}
 }
 
-// resume restores a checkpoint in a new place.
+// resume restores a checkpoint in a new sandbox.
 func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if c.Err != nil {
 		return c.Err
@@ -102,22 +102,22 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	spec := place.Spec{
+	spec := sandbox.Spec{
 		Hide:     g.hidden,
 		Params:   s.driverParams(),
-		Clocks:   &place.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
+		Clocks:   &sandbox.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
 		FirstPID: first,
 		Root:     c.RootPID,
 		Terminal: s.terminal(),
 	}
-	if err := s.newPlace(ctx, spec); err != nil {
+	if err := s.newSandbox(ctx, spec); err != nil {
 		return err
 	}
-	restore := request{Op: opRestore, Images: c.Dir, Place: s.place.Dir(), Undo: s.undoFile()}
+	restore := request{Op: opRestore, Images: c.Dir, Sandbox: s.sandbox.Dir(), Undo: s.undoFile()}
 	if s.record.Adopted {
 		restore.Output = s.outputPath()
 	}
-	over := killPatiently(ctx, s.place)
+	over := killPatiently(ctx, s.sandbox)
 	a, err := s.ask(ctx, restore)
 	over()
 	if err != nil {
@@ -135,7 +135,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 // endRestore ends what there is of a restore that has failed, and makes the job's files again what
 // they were before it.
 func (s *supervisor) endRestore() error {
-	if err := s.endPlace(); err != nil {
+	if err := s.endSandbox(); err != nil {
 		return err
 	}
 	return s.undoFiles()

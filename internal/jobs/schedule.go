@@ -34,7 +34,7 @@ func (c costs) expected() (_ cost, known bool) {
 	return most, len(c) > 0
 }
 
-// expects is how long a request takes in the place; 0 if that is not known.
+// expects is how long a request takes in the sandbox; 0 if that is not known.
 func (s *supervisor) expects(r request) time.Duration {
 	if r.Op != opDump {
 		return 0

@@ -54,8 +54,8 @@ func (s *supervisor) tellWaiting(message string) {
 	}()
 }
 
-// inPlace says what a program in the place waits for, given the pid of what has brought it there.
-func (s *supervisor) inPlace(pid int, job *proc.Process) string {
+// inSandbox says what a program in the sandbox waits for, given the pid of what has brought it there.
+func (s *supervisor) inSandbox(pid int, job *proc.Process) string {
 	ours, err := proc.Tree(pid)
 	if err != nil {
 		return "its programs are ending"

@@ -80,7 +80,7 @@ func TestWhatAProgramWaitsForIsNamed(t *testing.T) {
 	deadline := time.Now().Add(10 * time.Second)
 	text := ""
 	for !strings.HasPrefix(text, "sleep (process ") && time.Now().Before(deadline) {
-		text = s.inPlace(outer.Process.Pid, nil)
+		text = s.inSandbox(outer.Process.Pid, nil)
 		time.Sleep(10 * time.Millisecond)
 	}
 	if !strings.HasPrefix(text, "sleep (process ") || !strings.Contains(text, " waits in ") {

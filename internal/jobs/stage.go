@@ -62,27 +62,27 @@ func (s *supervisor) stages(end bool) []string {
 	case !s.hasMemoryStage():
 		return []string{disk}
 	}
-	return []string{s.place.InsidePath(s.memoryStage()), disk}
+	return []string{s.sandbox.InsidePath(s.memoryStage()), disk}
 }
 
-// memoryStage is the staging directory in memory, as the place sees it. It is mounted there only:
-// it goes with the place, and with whoever still has it open.
+// memoryStage is the staging directory in memory, as the sandbox sees it. It is mounted there only:
+// it goes with the sandbox, and with whoever still has it open.
 func (s *supervisor) memoryStage() string { return filepath.Join(s.runDir, "stage") }
 
-// hasMemoryStage reports whether the place has one: it may have been made without.
+// hasMemoryStage reports whether the sandbox has one: it may have been made without.
 func (s *supervisor) hasMemoryStage() bool {
 	var fs unix.Statfs_t
-	return unix.Statfs(s.place.InsidePath(s.memoryStage()), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC &&
-		s.place.HasOwnMount(s.memoryStage())
+	return unix.Statfs(s.sandbox.InsidePath(s.memoryStage()), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC &&
+		s.sandbox.HasOwnMount(s.memoryStage())
 }
 
-// insidePath is the path by which the place knows a staging directory.
+// insidePath is the path by which the sandbox knows a staging directory.
 func (s *supervisor) insidePath(stage string) string {
-	if inside, is := strings.CutPrefix(stage, s.place.InsidePath(s.memoryStage())); is {
+	if inside, is := strings.CutPrefix(stage, s.sandbox.InsidePath(s.memoryStage())); is {
 		return s.memoryStage() + inside
 	}
 	return stage
 }
 
-// wantsMemoryStage reports whether a new place is to have a staging directory in memory.
+// wantsMemoryStage reports whether a new sandbox is to have a staging directory in memory.
 func (s *supervisor) wantsMemoryStage() bool { return s.Stage == "" || s.Stage == StageMemory }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
 )
 
@@ -32,18 +32,18 @@ const imageName = "image"
 // staged describes an image that is not yet a checkpoint.
 type staged struct {
 	// BootID is that of the host. What was not synced before a reboot may be anything.
-	BootID string       `json:"boot_id"`
-	Begun  time.Time    `json:"begun"`
-	Reason string       `json:"reason"`
-	Root   int          `json:"root"` // pid of the job's root process, where the job runs
-	Clocks place.Clocks `json:"clocks"`
+	BootID string         `json:"boot_id"`
+	Begun  time.Time      `json:"begun"`
+	Reason string         `json:"reason"`
+	Root   int            `json:"root"` // pid of the job's root process, where the job runs
+	Clocks sandbox.Clocks `json:"clocks"`
 	// Terminal is criu's name for the job's terminal; empty if it had none.
 	Terminal string `json:"terminal,omitempty"`
 }
 
 func (s *supervisor) newStaged(begun time.Time, reason string) (staged, error) {
 	boot, err := proc.BootID()
-	return staged{BootID: boot, Begun: begun.UTC(), Reason: reason, Root: s.place.Root()}, err
+	return staged{BootID: boot, Begun: begun.UTC(), Reason: reason, Root: s.sandbox.Root()}, err
 }
 
 func (of staged) write(dir string) error {

@@ -14,7 +14,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
 	"cucriu/internal/self"
@@ -23,14 +23,14 @@ import (
 // supervisor takes care of one job.
 type supervisor struct {
 	Options
-	hook   *hooks.Hook
-	record record
-	store  *store.Store
-	runDir string // of this job on this host; gone after a reboot
-	place  *place.Place
-	root   *proc.Process // the job's root process
-	fence  place.Fence
-	user   *account // nil if the job is root's
+	hook    *hooks.Hook
+	record  record
+	store   *store.Store
+	runDir  string // of this job on this host; gone after a reboot
+	sandbox *sandbox.Sandbox
+	root    *proc.Process // the job's root process
+	fence   sandbox.Fence
+	user    *account // nil if the job is root's
 
 	console *console // joins our terminal to the job's; nil if it does not
 
@@ -164,12 +164,12 @@ func Key(dir string) string {
 
 func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }
 
-// ask has a request served in the place.
+// ask has a request served in the sandbox.
 func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
-	return s.askIn(ctx, s.place, s.root, r)
+	return s.askIn(ctx, s.sandbox, s.root, r)
 }
 
-func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Process, r request) (answer, error) {
+func (s *supervisor) askIn(ctx context.Context, p *sandbox.Sandbox, root *proc.Process, r request) (answer, error) {
 	// The program as it runs, by the descriptor that it inherits.
 	program, err := os.Open(self.Path)
 	if err != nil {
@@ -194,9 +194,9 @@ func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Proce
 	}
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
-		return answer{}, fmt.Errorf("enter the job's place: %w", err)
+		return answer{}, fmt.Errorf("enter the job's sandbox: %w", err)
 	}
-	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inPlace(cmd.Process.Pid, root) })()
+	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inSandbox(cmd.Process.Pid, root) })()
 	var a answer
 	err = json.NewEncoder(in).Encode(r)
 	if err == nil {
@@ -204,7 +204,7 @@ func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Proce
 	}
 	in.Close()
 	if waitErr := cmd.Wait(); waitErr != nil || err != nil {
-		return answer{}, fmt.Errorf("%s in the job's place: %w", r.Op, errors.Join(waitErr, err))
+		return answer{}, fmt.Errorf("%s in the job's sandbox: %w", r.Op, errors.Join(waitErr, err))
 	}
 	if a.Error != "" {
 		return a, &insideError{a.Error, a.Refused}
@@ -212,7 +212,7 @@ func (s *supervisor) askIn(ctx context.Context, p *place.Place, root *proc.Proce
 	return a, nil
 }
 
-// insideError is an error of a request in the place.
+// insideError is an error of a request in the sandbox.
 type insideError struct {
 	text    string
 	refused bool

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 )
 
 // toldError says that a signal came.
@@ -79,8 +79,8 @@ func (s *supervisor) endsBegin(sig unix.Signal) bool {
 // leaveAtOnce ends a supervisor that was told so before the job was here. A job whose state is not
 // known may be half there.
 func (s *supervisor) leaveAtOnce(told *toldError) (int, error) {
-	if s.place != nil {
-		if err := s.endPlace(); err != nil {
+	if s.sandbox != nil {
+		if err := s.endSandbox(); err != nil {
 			return 0, err
 		}
 	}
@@ -94,9 +94,9 @@ func (s *supervisor) leaveAtOnce(told *toldError) (int, error) {
 // giveUpPatience is how long a dump or restore may take to give up once its time is over.
 const giveUpPatience = 2 * time.Second
 
-// killPatiently ends a place if what is under way in it has not been given up some time after
+// killPatiently ends a sandbox if what is under way in it has not been given up some time after
 // ctx ends. The caller calls over when it has.
-func killPatiently(ctx context.Context, p *place.Place) (over func()) {
+func killPatiently(ctx context.Context, p *sandbox.Sandbox) (over func()) {
 	done := make(chan struct{})
 	go func() {
 		select {

@@ -51,7 +51,7 @@ func (s *supervisor) try(c store.Checkpoint) {
 	ctx, end := context.WithCancel(s.tidy)
 	ended := make(chan struct{})
 	s.trial.end, s.trial.ended = end, ended
-	p, root := s.place, s.root
+	p, root := s.sandbox, s.root
 	go func() {
 		defer close(ended)
 		defer end()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/internal/jobs/job"
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
 )
@@ -32,7 +32,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 	s.schedule(due, nil)
 	look := time.NewTimer(lookAfter)
 	defer look.Stop()
-	owned := time.NewTicker(place.FencePeriod)
+	owned := time.NewTicker(sandbox.FencePeriod)
 	defer owned.Stop()
 	stuck := 0                                                 // how often the root process was seen ending while something was under way
 	gone := false                                              // the job has ended
@@ -57,7 +57,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				stuck = 0
 			} else if stuck++; stuck == stuckLooks { // killed while criu traces it, it does not end
 				s.say("the job was killed while criu was at work on it, and criu waits for it: both are ended")
-				_ = s.place.Kill()
+				_ = s.sandbox.Kill()
 			}
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
@@ -73,7 +73,7 @@ func (s *supervisor) watch(ctx context.Context, signals *job.Signals) (int, erro
 				// criu waits for ever for a process that is gone, and the rest of the job has no
 				// use any more. What is on its way to the store gets there.
 				_, _ = s.awaitExit()
-				_ = s.place.Kill()
+				_ = s.sandbox.Kill()
 			}
 		case <-isDue:
 			made = s.begun(func() work {
@@ -172,8 +172,8 @@ func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 	}
 	status := exit.Code()
 	if (status == 0 || s.endedLike(exit)) && s.isPreempted(signals) {
-		if err := s.place.SetLeaving(); err != nil {
-			s.say(fmt.Sprintf("the place's record cannot be written: %v", err))
+		if err := s.sandbox.SetLeaving(); err != nil {
+			s.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
 		}
 		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("%s ended when it was told to leave this host, and is not taken for finished", s.record.Name)})
 		return s.leave()
@@ -193,12 +193,12 @@ func (s *supervisor) jobEnded(signals *job.Signals) (int, error) {
 		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
-	return status, s.endPlace()
+	return status, s.endSandbox()
 }
 
 // endedLike reports whether the job has ended as programs do at a signal after which the job is to
 // leave.
-func (s *supervisor) endedLike(exit place.Exit) bool {
+func (s *supervisor) endedLike(exit sandbox.Exit) bool {
 	return slices.ContainsFunc(s.Preempt, func(sig unix.Signal) bool { return exit.Code() == 128+int(sig) })
 }
 
@@ -219,7 +219,7 @@ func (s *supervisor) isPreempted(signals *job.Signals) bool {
 }
 
 // finish records that the job has come to its end.
-func (s *supervisor) finish(exit place.Exit) error {
+func (s *supervisor) finish(exit sandbox.Exit) error {
 	s.record.Finished = &finished{Status: exit.Code(), At: exit.At}
 	if err := s.record.write(s.Dir); err != nil {
 		return fmt.Errorf("%s has finished, but that cannot be written down: %w", s.record.Name, err)
@@ -230,25 +230,25 @@ func (s *supervisor) finish(exit place.Exit) error {
 
 // fenced ends the job: it belongs to somebody else now, who may have resumed it elsewhere.
 func (s *supervisor) fenced(cause error) (int, error) {
-	err := s.endPlace()
+	err := s.endSandbox()
 	return 0, errors.Join(fmt.Errorf("%s was ended here: %w", s.record.Name, cause), err)
 }
 
 // awaitExit waits until it is known how the job's root process has ended.
-func (s *supervisor) awaitExit() (place.Exit, error) {
+func (s *supervisor) awaitExit() (sandbox.Exit, error) {
 	deadline := time.Now().Add(exitPatience)
 	for {
-		alive := s.place.Alive()
-		exit, err := s.place.Exit()
+		alive := s.sandbox.Alive()
+		exit, err := s.sandbox.Exit()
 		switch {
 		case err != nil:
-			return place.Exit{}, err
+			return sandbox.Exit{}, err
 		case exit != nil:
 			return *exit, nil
 		case !alive:
-			return place.Exit{Status: unix.WaitStatus(unix.SIGKILL), At: time.Now()}, nil
+			return sandbox.Exit{Status: unix.WaitStatus(unix.SIGKILL), At: time.Now()}, nil
 		case time.Now().After(deadline):
-			return place.Exit{}, fmt.Errorf("the job has ended, and its init does not tell how: %w", proc.ErrGone)
+			return sandbox.Exit{}, fmt.Errorf("the job has ended, and its init does not tell how: %w", proc.ErrGone)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

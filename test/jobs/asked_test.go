@@ -168,7 +168,7 @@ func (a *asked) standsStill() {
 	}
 	tree, err := proc.Tree(inits[0])
 	if err != nil || len(tree) < 2 {
-		a.t.Fatalf("the tree of the place: %v %v", tree, err)
+		a.t.Fatalf("the tree of the sandbox: %v %v", tree, err)
 	}
 	for _, pid := range tree[1:] {
 		p, err := proc.Open(pid)
@@ -184,7 +184,7 @@ func (a *asked) standsStill() {
 		}
 		if stopped, err := proc.Stopped(pid); err != nil || !stopped {
 			states, _ := proc.ThreadStates(pid)
-			a.t.Errorf("process %d of %d in the place runs: %q %v", pid, len(tree)-1, states, err)
+			a.t.Errorf("process %d of %d in the sandbox runs: %q %v", pid, len(tree)-1, states, err)
 		}
 	}
 }

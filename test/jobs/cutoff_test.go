@@ -21,7 +21,7 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 		want       string
 	}{
 		"the supervisor is killed":                    {false, "running"},
-		"the supervisor and its program in the place": {true, "paused"},
+		"the supervisor and its program in the sandbox": {true, "paused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			simulated(t, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 					for _, pid := range running(jobs.CommandInside) {
 						_ = unix.Kill(pid, unix.SIGKILL)
 					}
-					testenv.Eventually(t, testenv.Soon, "the program in the place has ended", func() bool {
+					testenv.Eventually(t, testenv.Soon, "the program in the sandbox has ended", func() bool {
 						return len(testenv.NotEnding(running(jobs.CommandInside))) == 0
 					})
 				}

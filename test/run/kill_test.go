@@ -137,7 +137,7 @@ func (w *world) onlyOnce(t *testing.T) {
 		if slices.Contains(w.processes, pid) {
 			continue
 		}
-		if words := testenv.CommandLine(pid); testenv.ProcessName(pid) == "cucriu" && len(words) > 1 && words[1] == "place-init" {
+		if words := testenv.CommandLine(pid); testenv.ProcessName(pid) == "cucriu" && len(words) > 1 && words[1] == "sandbox-init" {
 			inits = append(inits, pid)
 		}
 		if testenv.ProcessName(pid) == filepath.Base(w.command[0]) {

@@ -16,7 +16,7 @@ import (
 func (w *world) cudaSocket() string {
 	w.t.Helper()
 	var place *placeRecord // it is written anew now and then
-	testenv.Eventually(w.t, testenv.Soon, "the job has a place", func() bool { place = w.place(); return place != nil })
+	testenv.Eventually(w.t, testenv.Soon, "the job has a sandbox", func() bool { place = w.place(); return place != nil })
 	var namespace unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", place.Init.PID), &namespace); err != nil {
 		w.t.Fatal(err)

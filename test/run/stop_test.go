@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/testenv"
 )
 
@@ -94,9 +94,9 @@ func (w *world) victims(k who) []int {
 		case criuKilled:
 			is = testenv.ProcessName(pid) == "criu"
 		case initKilled:
-			is = has(place.CommandInit)
+			is = has(sandbox.CommandInit)
 		case keeperKilled:
-			is = has(place.CommandKeep)
+			is = has(sandbox.CommandKeep)
 		case rootKilled:
 			p := w.place()
 			is = p != nil && !isOurs(pid) && insidePID(pid) == p.Root

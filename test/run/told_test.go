@@ -109,7 +109,7 @@ func TestASignalWhileAJobIsTakenUnderCareAgain(t *testing.T) {
 		r.verified(1)
 		r.kill()
 		newest := w.newest()
-		s := w.stopAt("jobs.dumped") // somebody is at work in the place, and does not give up
+		s := w.stopAt("jobs.dumped") // somebody is at work in the sandbox, and does not give up
 		r = w.runAs(s.host)
 		s.await(r)
 		r.kill()

@@ -65,7 +65,7 @@ func vanishes() map[string]vanish {
 			func(t *testing.T, w *world) { unmount(t, w.dir) },
 		},
 		"a backup": {func(t *testing.T, w *world, backup string) { aside(t, w); copyTree(t, backup, w.dir) }, bring},
-		"its place is removed": {func(t *testing.T, w *world, _ string) {
+		"its sandbox is removed": {func(t *testing.T, w *world, _ string) {
 			place := filepath.Dir(w.placeFiles()[0])
 			rename(t, place, filepath.Join(filepath.Dir(w.dir), filepath.Base(place)))
 		}, func(t *testing.T, w *world) {
@@ -212,7 +212,7 @@ func TestTheLaterOfTwoPlacesIsLeft(t *testing.T) {
 		must(t, os.RemoveAll(w.host.RunDir))
 		r = w.run()
 		r.says("D: /bin/sleep")
-		testenv.Eventually(t, 3*testenv.Soon, "the first place has ended", func() bool { return !testenv.Exists(fmt.Sprintf("/proc/%d", place.Init.PID)) })
+		testenv.Eventually(t, 3*testenv.Soon, "the first sandbox has ended", func() bool { return !testenv.Exists(fmt.Sprintf("/proc/%d", place.Init.PID)) })
 		w.onlyOnce(t)
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 )
 
 // specVariable is how init gets the [spec].
@@ -83,12 +83,12 @@ func (s spec) hide() error {
 		names[filepath.Dir(path)] = append(names[filepath.Dir(path)], filepath.Base(path))
 	}
 	for dir, names := range names {
-		if err := place.Hide(dir, names); err != nil {
+		if err := sandbox.Hide(dir, names); err != nil {
 			return fmt.Errorf("hide %v in %s: %w", names, dir, err)
 		}
 	}
 	if len(names["/dev"]) > 0 {
-		return place.KeepHidden("/proc/driver/nvidia/params", "/run/nvidia-params")
+		return sandbox.KeepHidden("/proc/driver/nvidia/params", "/run/nvidia-params")
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"errors"
@@ -9,29 +9,29 @@ import (
 	"cucriu/internal/proc"
 )
 
-// record is what is known of a place by whoever attaches to it.
+// record is what is known of a sandbox by whoever attaches to it.
 type record struct {
 	BootID string     `json:"boot_id"`
 	Init   proc.Ident `json:"init"`
 	Root   int        `json:"root"`    // pid inside
 	RunDir string     `json:"run_dir"` // of the hook inside
-	// Running says that the job has run in the place: it was started there, or its restore is
+	// Running says that the job has run in the sandbox: it was started there, or its restore is
 	// over. What has ended before was no job.
 	Running bool `json:"running"`
 	// Leaving says that a dump is to end the job. What has killed it then was no fault of it.
 	Leaving bool `json:"leaving,omitempty"`
-	// Adopted is the root process of a job that was not started in a place: see [Adopt].
+	// Adopted is the root process of a job that was not started in a sandbox: see [Adopt].
 	Adopted *proc.Ident `json:"adopted,omitempty"`
 }
 
 // Exit tells how the job's root process has ended; nil if it has not.
-func (p *Place) Exit() (*Exit, error) { return readExit(p.dir) }
+func (p *Sandbox) Exit() (*Exit, error) { return readExit(p.dir) }
 
-// LastExit tells how the root process in a place that may be gone has ended; nil if that is not
+// LastExit tells how the root process in a sandbox that may be gone has ended; nil if that is not
 // known, or if it was to leave.
 func LastExit(dir string) (*Exit, error) {
 	var r record
-	err := readJSON(filepath.Join(dir, placeName), &r)
+	err := readJSON(filepath.Join(dir, recordName), &r)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -41,11 +41,11 @@ func LastExit(dir string) (*Exit, error) {
 	return readExit(dir)
 }
 
-// HasRun reports whether the job has run in the place.
-func (p *Place) HasRun() bool { return p.record.Running }
+// HasRun reports whether the job has run in the sandbox.
+func (p *Sandbox) HasRun() bool { return p.record.Running }
 
 // SetRunning records that the job runs.
-func (p *Place) SetRunning() error {
+func (p *Sandbox) SetRunning() error {
 	if p.record.Running {
 		return nil
 	}
@@ -54,12 +54,12 @@ func (p *Place) SetRunning() error {
 }
 
 // IsLeaving reports whether a dump was to end the job.
-func (p *Place) IsLeaving() bool { return p.record.Leaving }
+func (p *Sandbox) IsLeaving() bool { return p.record.Leaving }
 
 // SetLeaving records that a dump is to end the job.
-func (p *Place) SetLeaving() error {
+func (p *Sandbox) SetLeaving() error {
 	p.record.Leaving = true
 	return p.save()
 }
 
-func (p *Place) save() error { return durable.WriteJSON(filepath.Join(p.dir, placeName), p.record) }
+func (p *Sandbox) save() error { return durable.WriteJSON(filepath.Join(p.dir, recordName), p.record) }

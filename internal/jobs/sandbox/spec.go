@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"encoding/json"
@@ -17,33 +17,33 @@ import (
 	"cucriu/internal/proc"
 )
 
-// The names of what is in the folder of a place.
+// The names of what is in the folder of a sandbox.
 const (
-	specName  = "spec.json"  // what init is to do
-	placeName = "place.json" // who init is; written by the maker
-	exitName  = "exit.json"  // how the job's root process has ended; written by init
-	aliveName = "alive"      // locked by init as long as it lives
+	specName   = "spec.json"  // what init is to do
+	recordName = "place.json" // who init is; written by the maker
+	exitName   = "exit.json"  // how the job's root process has ended; written by init
+	aliveName  = "alive"      // locked by init as long as it lives
 )
 
-// Spec is what a place is made for.
+// Spec is what a sandbox is made for.
 type Spec struct {
-	// Clocks is what the clocks inside show when the place begins; nil if they show what the
+	// Clocks is what the clocks inside show when the sandbox begins; nil if they show what the
 	// host's do.
 	Clocks *Clocks `json:"clocks,omitempty"`
 	// FirstPID is about where the pids inside begin.
 	FirstPID int `json:"first_pid"`
-	// Hide are files that do not exist in the place: device nodes of GPUs that are not the job's.
+	// Hide are files that do not exist in the sandbox: device nodes of GPUs that are not the job's.
 	Hide []string `json:"hide,omitempty"`
 	// Params is the file by which the kernel's driver tells its libraries whether to make device
-	// nodes that are missing. In the place it says no if anything is hidden.
+	// nodes that are missing. In the sandbox it says no if anything is hidden.
 	Params string `json:"params,omitempty"`
 	// Memory is a directory on which a file system in memory is mounted; empty for none.
 	Memory string `json:"memory,omitempty"`
-	// PrivateTmp says that the place has a /tmp of its own, in memory.
+	// PrivateTmp says that the sandbox has a /tmp of its own, in memory.
 	PrivateTmp bool `json:"private_tmp,omitempty"`
 	// HostDir is the job's folder in the run directory.
 	HostDir string `json:"host_dir,omitempty"`
-	// Fence ends the place once the job belongs to another one.
+	// Fence ends the sandbox once the job belongs to another one.
 	Fence Fence `json:"fence"`
 	// Terminal is for a job that has a terminal of its own.
 	Terminal *TerminalSpec `json:"terminal,omitempty"`
@@ -55,7 +55,7 @@ type Spec struct {
 	Adopted *proc.Ident `json:"adopted,omitempty"`
 }
 
-// Start is a job to be started in a place.
+// Start is a job to be started in a sandbox.
 type Start struct {
 	Args   []string            `json:"args"`
 	Env    []string            `json:"env"`

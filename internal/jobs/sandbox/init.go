@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"encoding/json"
@@ -17,15 +17,15 @@ import (
 	"cucriu/internal/jobs/job"
 )
 
-// ready is what init says when the place is ready, or cannot be made.
+// ready is what init says when the sandbox is ready, or cannot be made.
 type ready struct {
 	Root   int    `json:"root,omitempty"`
 	Error  string `json:"error,omitempty"`
 	Status int    `json:"status,omitempty"` // the exit status for the error
 }
 
-// Init is the first process of a place. It starts the job, if it is to, and reaps whatever ends
-// in the place until it is killed. It returns only if it cannot begin.
+// Init is the first process of a sandbox. It starts the job, if it is to, and reaps whatever ends
+// in the sandbox until it is killed. It returns only if it cannot begin.
 func Init(dir string) error {
 	// Caught, and not ignored: the job would ignore them as well.
 	signal.Reset()
@@ -60,11 +60,11 @@ func Init(dir string) error {
 		return err
 	}
 	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
-		return fmt.Errorf("whoever made the place has gone: %w", err)
+		return fmt.Errorf("whoever made the sandbox has gone: %w", err)
 	}
 	go func() {
 		begun.fence.watch()
-		os.Exit(1) // and the place ends
+		os.Exit(1) // and the sandbox ends
 	}()
 	begun.streams.serve()
 	return begun.reap(dir)
@@ -77,10 +77,10 @@ type begun struct {
 	streams streams
 }
 
-// begin makes what is inside a place, and starts the job there if that is to be started.
+// begin makes what is inside a sandbox, and starts the job there if that is to be started.
 func begin(dir string, spec Spec) (b begun, err error) {
 	if os.Getpid() != 1 {
-		return b, errors.New("this is a command for the first process of a job's place")
+		return b, errors.New("this is a command for the first process of a job's sandbox")
 	}
 	if err := furnish(dir, spec); err != nil {
 		return b, err
@@ -93,7 +93,7 @@ func begin(dir string, spec Spec) (b begun, err error) {
 	return b, err
 }
 
-// furnish mounts and hides what a place has and has not.
+// furnish mounts and hides what a sandbox has and has not.
 func furnish(dir string, spec Spec) error {
 	if err := detach(); err != nil {
 		return err
@@ -146,7 +146,7 @@ func mountMemory(dir string) (err error) {
 	return fmt.Errorf("mount %s: %w", dir, err)
 }
 
-// detach gives up what belongs to whoever makes the place: its terminal and its open files. criu
+// detach gives up what belongs to whoever makes the sandbox: its terminal and its open files. criu
 // could not dump a job that had them.
 func detach() error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -198,7 +198,7 @@ func (b begun) reap(dir string) error {
 	}
 }
 
-// tellExit records the end of the root process. A full disk must not end the place, or the job's
+// tellExit records the end of the root process. A full disk must not end the sandbox, or the job's
 // children with it: there may be room later.
 func (b begun) tellExit(dir string, status unix.WaitStatus) {
 	b.streams.drain()

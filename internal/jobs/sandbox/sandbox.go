@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"context"
@@ -23,27 +23,27 @@ import (
 )
 
 var (
-	// ErrGone says that a place is no more.
-	ErrGone = errors.New("the job's place is gone")
-	// ErrElsewhere says that a place was made from another pid namespace of this host, where
+	// ErrGone says that a sandbox is no more.
+	ErrGone = errors.New("the job's sandbox is gone")
+	// ErrElsewhere says that a sandbox was made from another pid namespace of this host, where
 	// it may still be.
 	ErrElsewhere = errors.New("the job may still run on this host, in another container or pid namespace")
-	// ErrCopied says that the records are a copy, and the job runs in the place that the
+	// ErrCopied says that the records are a copy, and the job runs in the sandbox that the
 	// original is about.
 	ErrCopied = errors.New("this is a copy of the directory of a job that runs: go on with the original, or end the job first")
 )
 
-// Place is the place of a job, seen from outside.
-type Place struct {
+// Sandbox is the sandbox of a job, seen from outside.
+type Sandbox struct {
 	dir    string
 	record record
 	init   *proc.Process // of an adopted job, its keeper; nil if that has gone
 	root   *proc.Process // of an adopted job; nil if it has ended
 }
 
-// New makes a place that keeps its records in dir, an empty folder. runDir is for the hook in the
-// place. If the place is to start a job and cannot, the error is a [job.NotStartedError].
-func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
+// New makes a sandbox that keeps its records in dir, an empty folder. runDir is for the hook in the
+// sandbox. If the sandbox is to start a job and cannot, the error is a [job.NotStartedError].
+func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	if err := durable.WriteJSON(filepath.Join(dir, specName), spec); err != nil {
 		return nil, err
 	}
@@ -70,51 +70,51 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Place, error) {
 	theirs.Close()
 	heard.Close()
 	if err != nil {
-		return nil, fmt.Errorf("make a place for the job: %w", err)
+		return nil, fmt.Errorf("make a sandbox for the job: %w", err)
 	}
-	go func() { _ = cmd.Wait() }() // it lives as long as the place
+	go func() { _ = cmd.Wait() }() // it lives as long as the sandbox
 	stop := context.AfterFunc(ctx, func() { _ = answer.SetReadDeadline(time.Now()) })
 	defer stop()
 	var r ready
 	if err := json.NewDecoder(answer).Decode(&r); err != nil {
 		_ = cmd.Process.Kill() // init ends when it finds nobody to tell
 		text, _ := os.ReadFile(said.Name())
-		return nil, fmt.Errorf("make a place for the job: %w: %s", err, strings.TrimSpace(string(text)))
+		return nil, fmt.Errorf("make a sandbox for the job: %w: %s", err, strings.TrimSpace(string(text)))
 	}
 	if r.Status != 0 {
 		return nil, &job.NotStartedError{Err: fmt.Errorf("%s", r.Error), Status: r.Status}
 	}
 	if r.Error != "" {
-		return nil, fmt.Errorf("make a place for the job: %s", r.Error)
+		return nil, fmt.Errorf("make a sandbox for the job: %s", r.Error)
 	}
 	p, err := adopt(dir, cmd.Process.Pid, record{Root: r.Root, RunDir: runDir, Running: spec.Start != nil})
 	if err != nil {
 		return nil, err
 	}
 	if _, err := recorded.Write([]byte{1}); err != nil {
-		return nil, errors.Join(fmt.Errorf("make a place for the job: %w", err), p.Kill(), p.Close())
+		return nil, errors.Join(fmt.Errorf("make a sandbox for the job: %w", err), p.Kill(), p.Close())
 	}
 	return p, nil
 }
 
 // adopt records who init is: the only child of the process that made the namespaces.
-func adopt(dir string, parent int, r record) (*Place, error) {
+func adopt(dir string, parent int, r record) (*Sandbox, error) {
 	children, err := proc.Children(parent)
 	if err != nil {
 		return nil, err
 	}
 	if len(children) != 1 {
-		return nil, fmt.Errorf("make a place for the job: process %d has the children %v", parent, children)
+		return nil, fmt.Errorf("make a sandbox for the job: process %d has the children %v", parent, children)
 	}
 	init, err := proc.Open(children[0])
 	if err != nil {
 		return nil, err
 	}
-	p := &Place{dir: dir, init: init, record: r}
+	p := &Sandbox{dir: dir, init: init, record: r}
 	p.record.Init = init.Ident
 	p.record.BootID, err = proc.BootID()
 	if err == nil {
-		err = durable.WriteJSON(filepath.Join(dir, placeName), p.record)
+		err = durable.WriteJSON(filepath.Join(dir, recordName), p.record)
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.Kill())
@@ -122,11 +122,11 @@ func adopt(dir string, parent int, r record) (*Place, error) {
 	return p, nil
 }
 
-// Attach finds the place that keeps its records in dir. It fails with [ErrGone] if there is none
+// Attach finds the sandbox that keeps its records in dir. It fails with [ErrGone] if there is none
 // any more.
-func Attach(dir string) (*Place, error) {
-	p := &Place{dir: dir}
-	err := readJSON(filepath.Join(dir, placeName), &p.record)
+func Attach(dir string) (*Sandbox, error) {
+	p := &Sandbox{dir: dir}
+	err := readJSON(filepath.Join(dir, recordName), &p.record)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, awaitUnrecorded(dir)
 	}
@@ -166,36 +166,36 @@ func Attach(dir string) (*Place, error) {
 	return p, nil
 }
 
-// awaitEnd waits until a place that is ending has ended.
-func (p *Place) awaitEnd() error {
+// awaitEnd waits until a sandbox that is ending has ended.
+func (p *Sandbox) awaitEnd() error {
 	defer p.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := p.init.WaitExit(ctx); err != nil {
-		return fmt.Errorf("the job's place is ending: %w", err)
+		return fmt.Errorf("the job's sandbox is ending: %w", err)
 	}
 	return ErrGone
 }
 
-// Dir is the folder of the place's records.
-func (p *Place) Dir() string { return p.dir }
+// Dir is the folder of the sandbox's records.
+func (p *Sandbox) Dir() string { return p.dir }
 
-// Init identifies the first process of the place, or the root process of an adopted job.
-func (p *Place) Init() proc.Ident {
+// Init identifies the first process of the sandbox, or the root process of an adopted job.
+func (p *Sandbox) Init() proc.Ident {
 	if p.IsAdopted() {
 		return *p.record.Adopted
 	}
 	return p.init.Ident
 }
 
-// RunDir is the run directory of the hook in the place.
-func (p *Place) RunDir() string { return p.record.RunDir }
+// RunDir is the run directory of the hook in the sandbox.
+func (p *Sandbox) RunDir() string { return p.record.RunDir }
 
-// Root is the pid of the job's root process in the place.
-func (p *Place) Root() int { return p.record.Root }
+// Root is the pid of the job's root process in the sandbox.
+func (p *Sandbox) Root() int { return p.record.Root }
 
-// Command prepares a command that runs in the place, with the hook's run directory there.
-func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
+// Command prepares a command that runs in the sandbox, with the hook's run directory there.
+func (p *Sandbox) Command(ctx context.Context, args ...string) *exec.Cmd {
 	if p.IsAdopted() {
 		return p.prepare(exec.CommandContext(ctx, args[0], args[1:]...))
 	}
@@ -206,7 +206,7 @@ func (p *Place) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return p.prepare(exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...))
 }
 
-func (p *Place) prepare(cmd *exec.Cmd) *exec.Cmd {
+func (p *Sandbox) prepare(cmd *exec.Cmd) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir())
 	cmd.Dir = "/"
 	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
@@ -216,7 +216,7 @@ func (p *Place) prepare(cmd *exec.Cmd) *exec.Cmd {
 
 // OpenRoot opens the job's root process, by its pid outside. It fails with [proc.ErrGone] if there is
 // none, or if it has ended.
-func (p *Place) OpenRoot() (*proc.Process, error) {
+func (p *Sandbox) OpenRoot() (*proc.Process, error) {
 	if p.IsAdopted() {
 		return proc.Reopen(*p.record.Adopted)
 	}
@@ -233,19 +233,19 @@ func (p *Place) OpenRoot() (*proc.Process, error) {
 			return proc.Open(pid)
 		}
 	}
-	return nil, fmt.Errorf("process %d of the place: %w", p.record.Root, proc.ErrGone)
+	return nil, fmt.Errorf("process %d of the sandbox: %w", p.record.Root, proc.ErrGone)
 }
 
-// Alive reports whether the place is there.
-func (p *Place) Alive() bool {
+// Alive reports whether the sandbox is there.
+func (p *Sandbox) Alive() bool {
 	if p.IsAdopted() {
 		return p.adoptedAlive()
 	}
 	return p.init.Alive()
 }
 
-// Kill ends everything in the place, and returns when it has ended.
-func (p *Place) Kill() error {
+// Kill ends everything in the sandbox, and returns when it has ended.
+func (p *Sandbox) Kill() error {
 	if p.IsAdopted() {
 		return p.killAdopted()
 	}
@@ -257,8 +257,8 @@ func (p *Place) Kill() error {
 	return p.init.WaitExit(ctx)
 }
 
-// Close lets go of the place, which stays.
-func (p *Place) Close() error {
+// Close lets go of the sandbox, which stays.
+func (p *Sandbox) Close() error {
 	var err error
 	for _, process := range []*proc.Process{p.init, p.root} {
 		if process != nil {
@@ -268,17 +268,17 @@ func (p *Place) Close() error {
 	return err
 }
 
-// InsidePath is by which path a path of the place can be reached from outside.
-func (p *Place) InsidePath(path string) string {
+// InsidePath is by which path a path of the sandbox can be reached from outside.
+func (p *Sandbox) InsidePath(path string) string {
 	if p.IsAdopted() {
 		return path
 	}
 	return filepath.Join("/proc", strconv.Itoa(p.init.PID), "root", path)
 }
 
-// HasOwnMount reports whether something is mounted on a directory in the place that is not
+// HasOwnMount reports whether something is mounted on a directory in the sandbox that is not
 // mounted on it outside.
-func (p *Place) HasOwnMount(dir string) bool {
+func (p *Sandbox) HasOwnMount(dir string) bool {
 	var here, inside unix.Stat_t
 	if unix.Stat(p.InsidePath(dir), &inside) != nil {
 		return false

@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"errors"
@@ -15,14 +15,14 @@ import (
 	"cucriu/internal/self"
 )
 
-// The hidden commands of the program that makes places.
+// The hidden commands of the program that makes sandboxes.
 const (
-	CommandUnshare = "place-unshare"
-	CommandInit    = "place-init"
+	CommandUnshare = "sandbox-unshare"
+	CommandInit    = "sandbox-init"
 )
 
-// readyFD is the descriptor by which init says that the place is ready, and goFD the one by which
-// it hears that the place is on record. If nobody says so, init ends: a place that nobody can find
+// readyFD is the descriptor by which init says that the sandbox is ready, and goFD the one by which
+// it hears that the sandbox is on record. If nobody says so, init ends: a sandbox that nobody can find
 // would run a second copy of the job one day.
 const (
 	readyFD = 3
@@ -33,7 +33,7 @@ const (
 // it shift all start times alike.
 const timePrecision = 10 * time.Millisecond
 
-// Unshare makes the time namespace of a place and becomes the program that makes the others. It
+// Unshare makes the time namespace of a sandbox and becomes the program that makes the others. It
 // returns only errors. It must be called on the main thread: the clocks can be set only there.
 func Unshare(dir string) error {
 	var spec Spec

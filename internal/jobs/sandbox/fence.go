@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"fmt"
@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// FencePeriod is how often init looks whether the job still belongs to this place.
+// FencePeriod is how often init looks whether the job still belongs to this sandbox.
 const FencePeriod = 5 * time.Second
 
-// Fence is a file that says to which place a job belongs. Once it names a later one, somebody
-// has taken the job over, and this place must end although nobody may be left to end it. A file
+// Fence is a file that says to which sandbox a job belongs. Once it names a later one, somebody
+// has taken the job over, and this sandbox must end although nobody may be left to end it. A file
 // that cannot be read says nothing, nor does one that comes from a backup.
 type Fence struct {
 	Path string `json:"path"`
 	Text string `json:"text"`
 }
 
-// FenceText names a place: whoever makes it is in a pid namespace of a boot, and has the job's
+// FenceText names a sandbox: whoever makes it is in a pid namespace of a boot, and has the job's
 // directory in its generation.
 func FenceText(boot string, namespace, generation uint64) string {
 	return fmt.Sprintf("%s %d %d %d\n", boot, namespace, generation, time.Now().UnixNano())

@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"errors"
@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Init holds two locks as long as it lives: one in the folder of the place, and one in the job's
+// Init holds two locks as long as it lives: one in the folder of the sandbox, and one in the job's
 // folder in the run directory, which stays whatever becomes of the job's directory. They show from
-// every container and pid namespace whether the place is there, and from the first moment on.
+// every container and pid namespace whether the sandbox is there, and from the first moment on.
 
 // lookPatience is how long somebody may have a lock who only looks whether it is free.
 const lookPatience = time.Second
 
-// holdAlive takes a lock of a place for its init.
+// holdAlive takes a lock of a sandbox for its init.
 func holdAlive(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, aliveName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -35,7 +35,7 @@ func holdAlive(dir string) (*os.File, error) {
 	}
 }
 
-// IsAlive reports whether the init of a place lives, by its lock in a folder. known is false if that
+// IsAlive reports whether the init of a sandbox lives, by its lock in a folder. known is false if that
 // cannot be told.
 func IsAlive(dir string) (alive, known bool) {
 	f, err := os.OpenFile(filepath.Join(dir, aliveName), os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -53,7 +53,7 @@ func IsAlive(dir string) (alive, known bool) {
 // unrecordedPatience is how long an init may take to notice that its maker was killed.
 const unrecordedPatience = 10 * time.Second
 
-// awaitUnrecorded waits until the init of a place ends that was never on record. Before it has
+// awaitUnrecorded waits until the init of a sandbox ends that was never on record. Before it has
 // its lock, it has started nothing, and it starts nothing once it has noticed.
 func awaitUnrecorded(dir string) error {
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {

@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"context"
@@ -17,23 +17,23 @@ import (
 	"cucriu/internal/self"
 )
 
-// An adopted job was started by somebody else, and runs in no place of ours until it goes on from a
-// checkpoint. A keeper stands beside it as init does in a place: it stays if the supervisor goes,
+// An adopted job was started by somebody else, and runs in no sandbox of ours until it goes on from a
+// checkpoint. A keeper stands beside it as init does in a sandbox: it stays if the supervisor goes,
 // records how the job has ended, and ends the job when another host takes it over.
 
 // CommandKeep is the hidden command of a keeper.
-const CommandKeep = "place-keep"
+const CommandKeep = "sandbox-keep"
 
 const keeperName = "keeper.json" // who the keeper is; written by it
 
-// Adopt takes a job under care that runs outside of any place. Its records are in dir, an empty
+// Adopt takes a job under care that runs outside of any sandbox. Its records are in dir, an empty
 // folder; runDir is for the hook. spec has the fence and the job's folder in the run directory.
-func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) (*Place, error) {
+func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) (*Sandbox, error) {
 	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}
-	p := &Place{dir: dir, record: record{BootID: boot, Init: root, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
+	p := &Sandbox{dir: dir, record: record{BootID: boot, Init: root, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
 	if p.root, err = proc.Reopen(root); err != nil {
 		return nil, err
 	}
@@ -52,11 +52,11 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) 
 	return p, nil
 }
 
-// IsAdopted reports whether the job was adopted, and runs in no place.
-func (p *Place) IsAdopted() bool { return p.record.Adopted != nil }
+// IsAdopted reports whether the job was adopted, and runs in no sandbox.
+func (p *Sandbox) IsAdopted() bool { return p.record.Adopted != nil }
 
 // attachAdopted finds an adopted job, and its keeper if that is there.
-func (p *Place) attachAdopted() (_ *Place, err error) {
+func (p *Sandbox) attachAdopted() (_ *Sandbox, err error) {
 	if p.record.Adopted.Elsewhere() {
 		// Its keeper may be gone although the job is not.
 		if exit, err := readExit(p.dir); err != nil || exit == nil {
@@ -77,7 +77,7 @@ func (p *Place) attachAdopted() (_ *Place, err error) {
 }
 
 // openKeeper opens the keeper of the job. It is no error if there is none.
-func (p *Place) openKeeper() error {
+func (p *Sandbox) openKeeper() error {
 	var id proc.Ident
 	err := readJSON(filepath.Join(p.dir, keeperName), &id)
 	if err == nil {
@@ -94,7 +94,7 @@ func (p *Place) openKeeper() error {
 const keeperPatience = 10 * time.Second
 
 // Keep sees to it that an adopted job has a keeper.
-func (p *Place) Keep(ctx context.Context) error {
+func (p *Sandbox) Keep(ctx context.Context) error {
 	if !p.IsAdopted() || p.init != nil {
 		return nil
 	}
@@ -119,12 +119,12 @@ func (p *Place) Keep(ctx context.Context) error {
 	return errors.Join(context.Cause(ctx), fmt.Errorf("keeper of the job: it does not begin: %s", text))
 }
 
-func (p *Place) adoptedAlive() bool {
+func (p *Sandbox) adoptedAlive() bool {
 	return p.root != nil && p.root.Alive() || p.init != nil && p.init.Alive()
 }
 
 // killAdopted ends an adopted job and its keeper.
-func (p *Place) killAdopted() error {
+func (p *Sandbox) killAdopted() error {
 	if p.root != nil {
 		if err := killTree(p.root); err != nil {
 			return err

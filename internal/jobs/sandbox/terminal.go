@@ -1,4 +1,4 @@
-package place
+package sandbox
 
 import (
 	"errors"
@@ -23,10 +23,10 @@ type Terminal struct {
 	FD   int    `json:"fd"`   // init's descriptor of the other end
 }
 
-const terminalName = "terminal.json" // in the folder of a place
+const terminalName = "terminal.json" // in the folder of a sandbox
 
-// ReadTerminal tells which terminal the job in a place has; nil if it has none. dir is the
-// place's folder.
+// ReadTerminal tells which terminal the job in a sandbox has; nil if it has none. dir is the
+// sandbox's folder.
 func ReadTerminal(dir string) (*Terminal, error) {
 	var t Terminal
 	err := readJSON(filepath.Join(dir, terminalName), &t)
@@ -40,7 +40,7 @@ func ReadTerminal(dir string) (*Terminal, error) {
 }
 
 // Terminal returns the other end of the job's terminal: what is written to it is typed.
-func (p *Place) Terminal() (*os.File, error) {
+func (p *Sandbox) Terminal() (*os.File, error) {
 	t, err := ReadTerminal(p.dir)
 	if err != nil {
 		return nil, err

@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 
-	"cucriu/internal/jobs/place"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/journal"
 )
 
-const placePrefix = "place-" // of the folders in the job's directory
+const sandboxPrefix = "place-" // of the folders in the job's directory
 
-func (s *supervisor) placeDirs() ([]string, error) { return entries(s.Dir, placePrefix) }
+func (s *supervisor) sandboxDirs() ([]string, error) { return entries(s.Dir, sandboxPrefix) }
 
 // entries lists what is in a directory and has a prefix. A directory that cannot be read is an error,
 // and not empty.
@@ -32,9 +32,9 @@ func entries(dir, prefix string) (paths []string, err error) {
 	return paths, err
 }
 
-// newPlace makes a place, and removes what is left of earlier ones. The records are in the job's
-// directory: whoever runs the job next finds the place there, whatever run directory it has.
-func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
+// newSandbox makes a sandbox, and removes what is left of earlier ones. The records are in the job's
+// directory: whoever runs the job next finds the sandbox there, whatever run directory it has.
+func (s *supervisor) newSandbox(ctx context.Context, spec sandbox.Spec) error {
 	if s.wantsMemoryStage() {
 		spec.Memory = s.memoryStage()
 		if err := os.MkdirAll(spec.Memory, 0o700); err != nil {
@@ -42,21 +42,21 @@ func (s *supervisor) newPlace(ctx context.Context, spec place.Spec) error {
 		}
 	}
 	spec.HostDir, spec.Fence, spec.PrivateTmp = s.runDir, s.fence, s.PrivateTmp
-	return s.makePlace(func(dir, runDir string) (err error) {
-		s.place, err = place.New(ctx, dir, runDir, spec)
+	return s.makeSandbox(func(dir, runDir string) (err error) {
+		s.sandbox, err = sandbox.New(ctx, dir, runDir, spec)
 		return err
 	})
 }
 
-// makePlace has a place made that keeps its records in dir.
-func (s *supervisor) makePlace(how func(dir, runDir string) error) error {
+// makeSandbox has a sandbox made that keeps its records in dir.
+func (s *supervisor) makeSandbox(how func(dir, runDir string) error) error {
 	if err := s.store.Fenced(); err != nil {
 		return err
 	}
-	if err := s.removePlaces(); err != nil {
+	if err := s.removeSandboxes(); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(s.Dir, placePrefix)
+	dir, err := os.MkdirTemp(s.Dir, sandboxPrefix)
 	if err != nil {
 		return err
 	}
@@ -70,39 +70,39 @@ func (s *supervisor) makePlace(how func(dir, runDir string) error) error {
 	if err := how(dir, runDir); err != nil {
 		return err
 	}
-	s.notePlace()
+	s.noteSandbox()
 	return nil
 }
 
-// removePlaces removes what is left of places that are gone.
-func (s *supervisor) removePlaces() error {
-	dirs, err := s.placeDirs()
+// removeSandboxes removes what is left of sandboxes that are gone.
+func (s *supervisor) removeSandboxes() error {
+	dirs, err := s.sandboxDirs()
 	for _, dir := range dirs {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	return err
 }
 
-// findPlace attaches to the place of the job. If that is gone, it tells how the job had ended in
+// findSandbox attaches to the sandbox of the job. If that is gone, it tells how the job had ended in
 // it, as far as that is known.
-func (s *supervisor) findPlace() (*place.Place, *place.Exit, error) {
-	dirs, err := s.placeDirs()
+func (s *supervisor) findSandbox() (*sandbox.Sandbox, *sandbox.Exit, error) {
+	dirs, err := s.sandboxDirs()
 	if err != nil {
 		return nil, nil, err
 	}
-	var exit *place.Exit
-	gone := place.ErrGone
+	var exit *sandbox.Exit
+	gone := sandbox.ErrGone
 	for _, dir := range dirs {
-		p, err := place.Attach(dir)
+		p, err := sandbox.Attach(dir)
 		switch {
-		case errors.Is(err, place.ErrElsewhere) && s.Takeover: // it ends when the fence is raised
-			gone = errors.Join(place.ErrGone, err)
-		case errors.Is(err, place.ErrElsewhere):
+		case errors.Is(err, sandbox.ErrElsewhere) && s.Takeover: // it ends when the fence is raised
+			gone = errors.Join(sandbox.ErrGone, err)
+		case errors.Is(err, sandbox.ErrElsewhere):
 			return nil, nil, fmt.Errorf("%w: run this command there, or say --takeover, and what the job has done since its last checkpoint is lost", err)
-		case !errors.Is(err, place.ErrGone):
+		case !errors.Is(err, sandbox.ErrGone):
 			return p, nil, err
 		}
-		if exit, err = place.LastExit(dir); err != nil {
+		if exit, err = sandbox.LastExit(dir); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -114,18 +114,18 @@ func (s *supervisor) letGo() {
 	if s.root != nil {
 		s.root.Close()
 	}
-	if s.place != nil {
-		s.runsOn = s.place.Alive()
-		s.place.Close()
+	if s.sandbox != nil {
+		s.runsOn = s.sandbox.Alive()
+		s.sandbox.Close()
 	}
-	s.place, s.root = nil, nil
+	s.sandbox, s.root = nil, nil
 }
 
-// endPlace ends the place, and what is left of the job in it. How the job has ended is forgotten
+// endSandbox ends the sandbox, and what is left of the job in it. How the job has ended is forgotten
 // then.
-func (s *supervisor) endPlace() error {
-	err := s.place.Kill()
-	dir := s.place.Dir()
+func (s *supervisor) endSandbox() error {
+	err := s.sandbox.Kill()
+	dir := s.sandbox.Dir()
 	s.letGo()
 	if err != nil {
 		return err
