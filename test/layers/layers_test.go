@@ -34,7 +34,7 @@ var layers = [][]string{
 	{"internal/gpumap", "internal/migrate/wire", "internal/timeline"},
 	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/pages", "internal/failpoint"},
 	{"internal/pagemap", "internal/proc"},
-	{"internal/fault", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/nvrm", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/nvrm", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {
