@@ -9,8 +9,8 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/migrate"
 	"cucriu/internal/stages"
@@ -41,9 +41,9 @@ func hiddenCommands() []*cobra.Command {
 		// What makes a job's sandbox.
 		inDirectory(sandbox.CommandUnshare, sandbox.Unshare), inDirectory(sandbox.CommandInit, sandbox.Init), inDirectory(sandbox.CommandKeep, sandbox.Keep),
 		// What works in a job's sandbox for the supervisor.
-		hidden(jobs.CommandInside, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
+		hidden(inside.Command, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			preflight.LimitOwnMemory()
-			return jobs.Inside(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
+			return inside.Serve(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
 		})),
 		// The first process of the sandbox of a trial restore.
 		hidden(checkpoint.CommandProbe, noArguments, func(cmd *cobra.Command, _ []string) error {

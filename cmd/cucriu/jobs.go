@@ -16,6 +16,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/units"
 )
@@ -150,19 +151,19 @@ func short(d time.Duration) string {
 // askCommands are those that the supervisor of a job carries out.
 func askCommands() []*cobra.Command {
 	return []*cobra.Command{
-		askCommand(jobs.AskCheckpoint, "Make a checkpoint of a long job now", `Make a checkpoint of a long job now, and wait until it is in the job's directory.
+		askCommand(life.AskCheckpoint, "Make a checkpoint of a long job now", `Make a checkpoint of a long job now, and wait until it is in the job's directory.
 
 If one is being made just now, this one follows it. If the command is given up,
 the checkpoint that was begun is made all the same.`),
-		askCommand(jobs.AskPause, "Let a long job stand still, with its GPUs free", `Let a long job stand still, with its GPU memory moved into host memory, so that
+		askCommand(life.AskPause, "Let a long job stand still, with its GPUs free", `Let a long job stand still, with its GPU memory moved into host memory, so that
 somebody else can use its GPUs. A job without CUDA is only stopped.
 
 A checkpoint is made first, because a paused job lives in the memory of this host
 only. Until cucriu jobs resume there are no more, and the job stays paused if its
 cucriu run is killed.`),
-		askCommand(jobs.AskResume, "Let a paused long job go on", `Let a paused long job go on. It is refused, and the job stays paused, if its GPUs
+		askCommand(life.AskResume, "Let a paused long job go on", `Let a paused long job go on. It is refused, and the job stays paused, if its GPUs
 lack the memory.`),
-		askCommand(jobs.AskStop, "Make a last checkpoint of a long job, and end it", `Make a last checkpoint of a long job, and end it, as at a preemption: its cucriu run
+		askCommand(life.AskStop, "Make a last checkpoint of a long job, and end it", `Make a last checkpoint of a long job, and end it, as at a preemption: its cucriu run
 ends with --requeue-status, and the same command line goes on from there, on any
 host.
 
@@ -171,9 +172,9 @@ it all the same, send its cucriu run a SIGTERM.`),
 	}
 }
 
-func askCommand(op, short, long string) *cobra.Command {
+func askCommand(op life.Op, short, long string) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: op + " DIR|NAME", Short: short, Long: long,
+		Use: string(op) + " DIR|NAME", Short: short, Long: long,
 		Example:           fmt.Sprintf("  cucriu jobs %s train\n  cucriu jobs %s /var/lib/jobs/train", op, op),
 		Args:              jobArgument(0, 0),
 		ValidArgsFunction: completeJob(false),
@@ -298,7 +299,7 @@ func prune(ctx context.Context, hook *hooks.Hook, job jobs.Local, policy store.P
 		}
 		return namesOf(view.Prune(ctx, policy))
 	}
-	answer, err := jobs.Ask(ctx, hook.Config.RunDir, job, jobs.Request{Op: jobs.AskPrune, Prune: policy}, nil)
+	answer, err := jobs.Ask(ctx, hook.Config.RunDir, job, jobs.Request{Op: life.AskPrune, Prune: policy}, nil)
 	if !errors.Is(err, jobs.ErrNoSupervisor) {
 		return answer.Removed, err
 	}

@@ -256,7 +256,7 @@ func runLong(cmd *cobra.Command, hook *hooks.Hook, options jobs.Options) error {
 // settingNames lists the settings that cost speed, or those that do not.
 func settingNames(costs bool) string {
 	var names []string
-	for _, s := range jobs.Settings() {
+	for _, s := range job.Settings() {
 		if s.Costs == costs {
 			names = append(names, s.Name)
 		}

@@ -40,7 +40,7 @@ func adoptedRecord(o Options) (record, error) {
 
 // adopt takes a job under care that runs already. What could not go on from a checkpoint is
 // refused before anything is touched.
-func (s *supervisor) adopt(ctx context.Context) error {
+func (s *starter) adopt(ctx context.Context) error {
 	if s.Adopt == 0 {
 		return fmt.Errorf("%s has ended, and there was no checkpoint of it yet: start it, and adopt it once more (--adopt PID)", s.record.Name)
 	}
@@ -68,7 +68,7 @@ func (s *supervisor) adopt(ctx context.Context) error {
 }
 
 // checkAdoptable finds what keeps a job from being dumped as it runs, and from going on in a sandbox.
-func (s *supervisor) checkAdoptable(ctx context.Context) error {
+func (s *starter) checkAdoptable(ctx context.Context) error {
 	findings, err := checkpoint.CheckDump(ctx, s.hook, s.Adopt, "", s.Criu)
 	if err != nil {
 		return err
@@ -118,17 +118,4 @@ func checkNamespaces(pid int) error {
 		return nil
 	}
 	return fmt.Errorf("process %d has namespaces of its own (%s), as in a container: run cucriu there, or have the container engine make the checkpoint", pid, strings.Join(other, ", "))
-}
-
-// leadsGroup reports whether the job's root process leads a process group: one that was adopted
-// may be in that of somebody else.
-func (s *supervisor) leadsGroup() bool {
-	group, err := unix.Getpgid(s.root.PID)
-	return err == nil && group == s.root.PID
-}
-
-// leaveAdopted lets go of an adopted job that must leave this host, and of which there is no
-// checkpoint: nobody here could start it again.
-func (s *supervisor) leaveAdopted() error {
-	return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.sandbox.Root())
 }

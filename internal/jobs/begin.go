@@ -4,23 +4,34 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
 // firstPID is where the pids of a job begin. Those below are for the sandbox's own programs.
 const firstPID = 1000
 
-// begin brings the job to run: it runs already, is resumed, or is started. told ends, at the latest
-// with ctx, when a job that is not here yet is not to come any more.
-func (s *supervisor) begin(ctx, told context.Context) error {
+// starter brings the job to run: it runs already, is resumed, is started, or is adopted.
+type starter struct {
+	*lease
+	fence  sandbox.Fence
+	paused bool // the job runs already, and stands still
+}
+
+// begin brings the job to run, or finds that it has finished. told ends, at the latest with ctx, when a
+// job that is not here yet is not to come any more.
+func (s *starter) begin(ctx, told context.Context) error {
+	s.paused = false
 	attached, err := s.attach(ctx)
 	if err == nil && !attached && s.record.Finished == nil {
 		s.fence, err = s.raiseFence(told)
@@ -40,7 +51,7 @@ func (s *supervisor) begin(ctx, told context.Context) error {
 		return nil
 	}
 	if s.record.Finished != nil {
-		return s.removeSandboxes()
+		return removeSandboxes(s.Dir)
 	}
 	if err := s.undoFiles(); err != nil {
 		return err
@@ -63,25 +74,24 @@ func (s *supervisor) begin(ctx, told context.Context) error {
 
 // removeLeftovers removes what a supervisor that was killed has left. That is not worth a job.
 // saved are the staging directories whose images became checkpoints.
-func (s *supervisor) removeLeftovers(saved []string) {
+func (s *starter) removeLeftovers(saved []string) {
 	left, err := s.store.RemoveLeftovers()
 	if err != nil {
 		s.say(fmt.Sprintf("not all is removed that an earlier supervisor has left: %v", err))
 	}
 	for _, path := range left {
-		if slices.Contains(saved, path) {
-			continue
+		if !slices.Contains(saved, path) {
+			s.say("removed " + path + ", which never became a checkpoint")
 		}
-		s.say("removed " + path + ", which never became a checkpoint")
 	}
 }
 
 // attach takes on a job that runs although its supervisor was killed.
-func (s *supervisor) attach(ctx context.Context) (bool, error) {
-	p, exit, err := s.findSandbox()
+func (s *starter) attach(ctx context.Context) (bool, error) {
+	p, exit, err := findSandbox(s.Options)
 	if errors.Is(err, sandbox.ErrGone) {
 		if exit != nil && exit.Code() == 0 {
-			return false, s.finish(*exit)
+			return false, s.finish(exit.Code(), exit.At)
 		}
 		return false, nil
 	}
@@ -90,7 +100,7 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 	}
 	s.sandbox = p
 	s.noteSandbox()
-	if p.HasRun() {
+	if p.Running {
 		s.forgetUndo()
 	}
 	if err := p.Keep(ctx); err != nil {
@@ -101,22 +111,21 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 		return false, s.endSandbox()
 	}
 	// What the last supervisor had begun is finished, or undone, first.
-	over := killPatiently(ctx, p)
-	_, err = s.ask(ctx, request{Op: opRecover})
+	over := s.killPatiently(ctx)
+	_, err = s.ask(ctx, inside.Request{Op: inside.Recover})
 	over()
 	if err != nil && p.Alive() {
 		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
 	}
 	s.root, err = p.OpenRoot()
 	switch {
-	case err == nil && !p.HasRun(): // it was being restored
-		return false, errors.Join(s.root.Close(), s.endSandbox())
+	case err == nil && !p.Running: // it was being restored
+		return false, s.endSandbox()
 	case err == nil:
 		s.setRunning()
 		if err := s.attachPaused(ctx); err != nil {
 			return false, err
 		}
-		s.noteRunning(time.Time{})
 		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s runs, its supervisor had gone: it is under care again", s.record.Name)})
 		return true, nil
 	case !errors.Is(err, proc.ErrGone):
@@ -126,23 +135,42 @@ func (s *supervisor) attach(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	switch {
-	case exit == nil || !p.HasRun(): // it was being started or restored
+	case exit == nil || !p.Running: // it was being started or restored
 		return false, s.endSandbox()
-	case p.IsLeaving() && exit.Code() == 0: // at its scheduler's signal
+	case p.Leaving && exit.Code() == 0: // at its scheduler's signal
 		return false, s.endSandbox()
-	case p.IsLeaving() && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
+	case p.Leaving && exit.Status.Signaled() && exit.Status.Signal() == unix.SIGKILL: // by its last dump
 		return false, s.endSandbox()
 	}
-	return true, nil // watch tells how it has ended
+	return true, nil // how it has ended is told later
+}
+
+// attachPaused finds out whether a job that runs without a supervisor is paused. A pause that was
+// cut off is made whole, or undone.
+func (s *starter) attachPaused(ctx context.Context) (err error) {
+	if s.paused, err = inside.IsPaused(s.sandbox.RunDir); err != nil || !s.paused {
+		return err
+	}
+	if _, err := s.ask(ctx, inside.Request{Op: inside.Pause, Root: s.sandbox.Root}); err != nil {
+		s.say(fmt.Sprintf("the pause of %s was cut off and is undone: %v", s.record.Name, err))
+		if err := s.unpause(ctx); err != nil {
+			s.tell(Event{Event: EventFailed, Message: err.Error()})
+			return nil
+		}
+		s.paused = false
+		return nil
+	}
+	s.say(s.record.Name + " is paused: cucriu jobs resume lets it go on")
+	return nil
 }
 
 // start starts the job's command in a new sandbox.
-func (s *supervisor) start(ctx context.Context) error {
-	g, err := s.givenGPUs(s.environment())
+func (s *starter) start(ctx context.Context) error {
+	g, err := job.GivenGPUs(s.hook, environment(s.Options), s.record.Adopted)
 	if err != nil {
 		return err
 	}
-	env, notes := chosen{s.Settings, s.NoSettings}.apply(g.renumber(s.environment()), len(g.gpus))
+	env, notes := job.Choice{With: s.Settings, Without: s.NoSettings}.Apply(g.Renumber(environment(s.Options)), len(g.Visible))
 	for _, note := range notes {
 		s.say(note)
 	}
@@ -151,12 +179,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	}
 	start := &sandbox.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
 	if s.user != nil {
-		start.Env, start.User = s.user.environment(env), &s.user.credential
+		start.Env, start.User = s.user.Environment(env), &s.user.Credential
 	}
-	spec := sandbox.Spec{Hide: g.hidden, Params: s.driverParams(), FirstPID: firstPID, Start: start, Terminal: s.terminal()}
-	err = s.newSandbox(ctx, spec)
+	err = s.newSandbox(ctx, g, sandbox.Spec{FirstPID: firstPID, Start: start})
 	if errors.As(err, new(*job.NotStartedError)) {
-		return errors.Join(err, s.removeSandboxes(), s.record.remove(s.Dir))
+		return errors.Join(err, removeSandboxes(s.Dir), s.record.remove(s.Dir))
 	}
 	if err != nil {
 		return err
@@ -165,20 +192,67 @@ func (s *supervisor) start(ctx context.Context) error {
 	return s.openRoot()
 }
 
+// newSandbox makes a sandbox that shows these GPUs.
+func (s *starter) newSandbox(ctx context.Context, g job.GPUs, spec sandbox.Spec) error {
+	if s.Stage == "" || s.Stage == StageMemory {
+		spec.Memory = memoryStage(s.runDir)
+		if err := os.MkdirAll(spec.Memory, 0o700); err != nil {
+			return err
+		}
+	}
+	spec.Hide, spec.Params, spec.Terminal = g.Hidden, filepath.Join(s.hook.Config.Driver.Root, "proc/driver/nvidia/params"), terminalSpec(s.core)
+	spec.HostDir, spec.Fence, spec.PrivateTmp = s.runDir, s.fence, s.PrivateTmp
+	return s.makeSandbox(func(dir, runDir string) (err error) {
+		s.sandbox, err = sandbox.New(ctx, dir, runDir, spec)
+		return err
+	})
+}
+
+// makeSandbox has a sandbox made that keeps its records in dir, and removes what is left of earlier ones.
+func (s *starter) makeSandbox(how func(dir, runDir string) error) error {
+	if err := s.store.Fenced(); err != nil {
+		return err
+	}
+	if err := removeSandboxes(s.Dir); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(s.Dir, sandboxPrefix)
+	if err != nil {
+		return err
+	}
+	runDir := filepath.Join(s.runDir, journal.InnerName)
+	if err := os.RemoveAll(runDir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(runDir, 0o700); err != nil {
+		return err
+	}
+	if err := how(dir, runDir); err != nil {
+		return err
+	}
+	s.noteSandbox()
+	return nil
+}
+
+// noteSandbox notes where the job runs, for the time when there is no supervisor.
+func (s *starter) noteSandbox() {
+	init := s.sandbox.Init()
+	s.status.note(func(l *Local) { l.Init = &init })
+}
+
 // setRunning records that the job runs. If a full disk prevents that, a job that ends while it has
 // no supervisor goes on from its newest checkpoint.
-func (s *supervisor) setRunning() {
+func (s *starter) setRunning() {
 	if err := s.sandbox.SetRunning(); err != nil {
 		s.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
 	}
 	s.forgetUndo()
 }
 
-// openRoot opens the job's root process. It is no error if that has ended.
-func (s *supervisor) openRoot() (err error) {
-	s.root, err = s.sandbox.OpenRoot()
-	if errors.Is(err, proc.ErrGone) {
-		return nil
+// environment is that of this run.
+func environment(o Options) []string {
+	if o.Env != nil {
+		return slices.Clone(o.Env)
 	}
-	return err
+	return os.Environ()
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs/sandbox"
 )
 
 // console joins our terminal to the one that the job has of its own. Keys go there as they are, so
@@ -18,16 +20,16 @@ type console struct {
 	before *unix.Termios // how ours was; nil if it is as it was
 }
 
-// openConsole joins the terminals, if ours is one.
-func (s *supervisor) openConsole() (*console, error) {
-	if _, err := unix.IoctlGetTermios(int(s.Terminal.Fd()), unix.TCGETS); err != nil {
+// openConsole joins our terminal, if it is one, to that of the job in a sandbox.
+func openConsole(ours *os.File, p *sandbox.Sandbox) (*console, error) {
+	if _, err := unix.IoctlGetTermios(int(ours.Fd()), unix.TCGETS); err != nil {
 		return nil, nil // the job has a terminal at which nobody sits
 	}
-	other, err := s.sandbox.Terminal()
+	other, err := p.Terminal()
 	if err != nil {
 		return nil, err
 	}
-	c := &console{ours: s.Terminal, jobs: other}
+	c := &console{ours: ours, jobs: other}
 	c.enter()
 	if !c.isRaw() {
 		return nil, errors.Join(errors.New("this terminal cannot be joined to the job's"), other.Close())

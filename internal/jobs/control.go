@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
 )
 
@@ -22,18 +23,9 @@ import (
 
 const socketName = "control.sock"
 
-// What a supervisor can be asked.
-const (
-	AskCheckpoint = "checkpoint" // make one now
-	AskPause      = "pause"      // free the GPUs, and stand still
-	AskResume     = "resume"     // go on after a pause
-	AskStop       = "stop"       // leave this host, as at a preemption
-	AskPrune      = "prune"      // remove old checkpoints
-)
-
 // Request is what a supervisor is asked.
 type Request struct {
-	Op    string       `json:"op"`
+	Op    life.Op      `json:"op"`
 	Prune store.Policy `json:"prune,omitzero"`
 }
 
@@ -52,17 +44,18 @@ type Answer struct {
 // asked is a request that waits for its answer.
 type asked struct {
 	Request
-	mutex   sync.Mutex
-	encoder *json.Encoder
-	ended   chan struct{}
+	conn  net.Conn
+	ended chan struct{}
 }
 
 func (a *asked) say(progress string) { a.send(Answer{Progress: progress}) }
 
+// sendPatience is how long whoever has asked may take to read what it is told.
+const sendPatience = time.Second
+
 func (a *asked) send(answer Answer) {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	_ = a.encoder.Encode(answer) // who asked may have gone
+	_ = a.conn.SetWriteDeadline(time.Now().Add(sendPatience))
+	_ = json.NewEncoder(a.conn).Encode(answer) // who asked may have gone
 }
 
 // answer ends the request.
@@ -74,21 +67,26 @@ func (a *asked) answer(answer Answer, err error) {
 	close(a.ended)
 }
 
-// control is the supervisor's end of the socket.
+// control is the supervisor's end of the socket. The loop takes one request after the other.
 type control struct {
+	*core
 	requests chan *asked
 	listener net.Listener
 	over     chan struct{} // closed when nothing is served any more
 	wait     sync.WaitGroup
 	last     func() // answers the request that has ended the job
+
+	asked   *asked           // the request that waits for its answer
+	made    store.Checkpoint // by the last action that made one
+	lastErr error            // of the last checkpoint that was to end the job
 }
 
 // listen begins to take requests. Only one supervisor of a job is on this host: it has the lock.
-func (s *supervisor) listen() error {
-	if err := os.Remove(filepath.Join(s.runDir, socketName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (c *control) listen() error {
+	if err := os.Remove(filepath.Join(c.runDir, socketName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	dir, err := os.Open(s.runDir)
+	dir, err := os.Open(c.runDir)
 	if err != nil {
 		return err
 	}
@@ -98,14 +96,14 @@ func (s *supervisor) listen() error {
 		return fmt.Errorf("socket for requests: %w", err)
 	}
 	listener.(*net.UnixListener).SetUnlinkOnClose(false) // its path is valid only here
-	s.control = control{requests: make(chan *asked), listener: listener, over: make(chan struct{})}
+	c.requests, c.listener, c.over = make(chan *asked), listener, make(chan struct{})
 	go func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
 				return // closed
 			}
-			s.control.wait.Go(func() { s.control.serve(conn, s.underWay) })
+			c.wait.Go(func() { c.serve(conn) })
 		}
 	}()
 	return nil
@@ -121,11 +119,11 @@ func socketIn(dir *os.File) string {
 const requestPatience = 10 * time.Second
 
 // serve hands one request to the supervisor's loop.
-func (c *control) serve(conn net.Conn, underWay func() string) {
+func (c *control) serve(conn net.Conn) {
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	a := &asked{encoder: json.NewEncoder(conn), ended: make(chan struct{})}
+	a := &asked{conn: conn, ended: make(chan struct{})}
 	_ = conn.SetReadDeadline(time.Now().Add(requestPatience))
 	decoder := json.NewDecoder(conn)
 	if err := decoder.Decode(&a.Request); err != nil {
@@ -136,7 +134,7 @@ func (c *control) serve(conn net.Conn, underWay func() string) {
 		_, _ = decoder.Token() // there is no more, so this is the end
 		cancel()
 	}()
-	if text := underWay(); text != "" {
+	if text := c.status.underWay(); text != "" {
 		a.say(text + "; this waits for it")
 	}
 	select {
@@ -144,44 +142,100 @@ func (c *control) serve(conn net.Conn, underWay func() string) {
 	case <-ctx.Done():
 		return
 	case <-c.over:
-		a.answer(Answer{}, preflight.AsRefusal(errors.New("the job has ended, or is about to")))
+		a.answer(Answer{}, errOver)
 		return
 	}
 	<-a.ended
 }
 
+var errOver = preflight.AsRefusal(errors.New("the job has ended, or is about to"))
+
 // partingPatience is how long those who still ask may take to read that nothing is served.
 const partingPatience = time.Second
 
-// endControl answers what is still asked. The store is given back by now, so that whoever has asked to
+// end answers what is still asked. The store is given back by now, so that whoever has asked to
 // stop the job can start it elsewhere at once.
-func (s *supervisor) endControl() {
-	if s.control.listener == nil {
+func (c *control) end() {
+	if c.listener == nil {
 		return
 	}
-	s.control.listener.Close()
-	close(s.control.over)
-	if s.control.last != nil {
-		s.control.last()
+	c.listener.Close()
+	close(c.over)
+	if c.last != nil {
+		c.last()
 	}
 	told := make(chan struct{})
-	go func() { s.control.wait.Wait(); close(told) }()
+	go func() { c.wait.Wait(); close(told) }()
 	select {
 	case <-told:
 	case <-time.After(partingPatience):
 	}
-	_ = os.Remove(filepath.Join(s.runDir, socketName))
+	_ = os.Remove(filepath.Join(c.runDir, socketName))
 }
 
-// underWay says what a request has to wait for; "" if for nothing.
-func (s *supervisor) underWay() string {
-	s.board.mutex.Lock()
-	defer s.board.mutex.Unlock()
-	switch s.board.now.State {
-	case StateBegins:
-		return "the job is being started or resumed"
-	case StateCheckpoint:
-		return "a checkpoint is being made"
+// answer ends the request of the loop.
+func (c *control) answer(a Answer, err error) {
+	c.asked.answer(a, err)
+	c.asked = nil
+}
+
+// answerAtEnd answers it once the store is given back.
+func (c *control) answerAtEnd() {
+	a, made := c.asked, c.made
+	c.last = func() { a.answer(Answer{Message: sayCheckpoint(made), Checkpoint: made.Name}, nil) }
+	c.asked = nil
+}
+
+// result is the answer to the request, by what has ended. over says that the supervisor ends.
+func (c *control) result(e event, over bool) (a Answer, err error) {
+	switch c.asked.Op {
+	case life.AskCheckpoint:
+		if made := e.checkpoint; made.Name != "" {
+			a = Answer{Message: sayCheckpoint(made), Checkpoint: made.Name}
+		}
+		return a, e.err
+	case life.AskPause:
+		a, err = Answer{Message: c.name + " is paused", Checkpoint: c.made.Name}, e.err
+		if err != nil {
+			err = fmt.Errorf("%s is not paused: %w", c.name, err)
+		}
+		return a, err
+	case life.AskResume:
+		return Answer{Message: c.name + " goes on"}, e.err
+	case life.AskPrune:
+		for _, old := range e.removed {
+			a.Removed = append(a.Removed, old.Name)
+		}
+		return a, e.err
 	}
-	return ""
+	what := "is not stopped, and goes on"
+	switch {
+	case e.of == life.EndSandbox: // all of it is gone
+		return Answer{Message: sayCheckpoint(c.made), Checkpoint: c.made.Name}, errors.Join(c.lastErr, e.err)
+	case over: // its image is whole, and is not yet a checkpoint
+		return a, e.err
+	case c.asked.Op == life.AskMove:
+		what = "does not move, and goes on here"
+	}
+	return a, fmt.Errorf("%s %s: %w", c.name, what, e.err)
+}
+
+// refusal says why a request is not served.
+func (c *control) refusal(at life.State, peer string, cause error) error {
+	why := "the supervisor of %s does not know " + strconv.Quote(string(c.asked.Op)) + ": it is of another version than this cucriu"
+	switch op := c.asked.Op; {
+	case at.Phase == life.Undecided:
+		return preflight.AsRefusal(fmt.Errorf("%s is being moved to %s", c.name, peer))
+	case at.Phase != life.Running || at.Leave || at.Gone:
+		return errOver
+	case op == life.AskMove:
+		return errors.Join(fmt.Errorf("%s does not move, and goes on here: nobody moves it: cucriu migrate --job does", c.name), cause)
+	case op == life.AskCheckpoint:
+		why = "%s is paused, and makes no checkpoints: cucriu jobs resume lets it go on"
+	case op == life.AskPause:
+		why = "%s is paused already: cucriu jobs resume lets it go on"
+	case op == life.AskResume:
+		why = "%s is not paused"
+	}
+	return preflight.AsRefusal(fmt.Errorf(why, c.name))
 }

@@ -3,6 +3,7 @@ package jobs
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -37,33 +38,53 @@ const (
 	EventUnpaused   = "unpaused"
 	EventTrial      = "trial"   // a restore was tried
 	EventWaiting    = "waiting" // something does not end
+	EventMoving     = "moving"  // it was ended here, with a checkpoint, to move to another host
+	EventMoved      = "moved"   // it runs elsewhere
 )
+
+// reporter tells people what happens to a job.
+type reporter struct {
+	dir, name string // of the job
+	messages  io.Writer
+	status    statusFile
+	metrics   *metrics
+	console   *console // joins our terminal to the job's; nil if it does not
+}
 
 // tell writes an event into the job's log, and then tells the user of it. A full disk does not stop
 // a job.
-func (s *supervisor) tell(e Event) {
+func (r *reporter) tell(e Event) {
 	e.At = time.Now().UTC()
-	if data, err := json.Marshal(e); err == nil {
-		s.log(append(data, '\n'))
-	}
-	s.board.noteEvent(e)
-	s.metrics.note(e)
-	s.say(e.Message)
+	r.log(e)
+	r.status.noteEvent(e)
+	r.metrics.note(e)
+	r.say(e.Message)
 }
 
-func (s *supervisor) log(line []byte) {
-	log, err := os.OpenFile(filepath.Join(s.Dir, eventsName), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+func (r *reporter) log(e Event) {
+	data, err := json.Marshal(e)
+	if err != nil {
+		return
+	}
+	log, err := os.OpenFile(filepath.Join(r.dir, eventsName), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return
 	}
 	defer log.Close()
-	_, _ = log.Write(line)
+	_, _ = log.Write(append(data, '\n'))
 }
 
-func (s *supervisor) say(message string) {
+func (r *reporter) say(message string) {
 	end := "\n"
-	if s.console.isRaw() {
+	if r.console.isRaw() {
 		end = "\r\n"
 	}
-	fmt.Fprintf(s.Messages, "cucriu: %s%s", message, end)
+	fmt.Fprintf(r.messages, "cucriu: %s%s", message, end)
+}
+
+// sayError says what went wrong and stops nothing.
+func (r *reporter) sayError(err error) {
+	if err != nil {
+		r.say(err.Error())
+	}
 }

@@ -1,7 +1,6 @@
 package jobs
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,16 +49,12 @@ func findDir(runDir, dir string) (Local, error) {
 	if err != nil {
 		return Local{}, err
 	}
-	data, err := os.ReadFile(filepath.Join(dir, recordName))
+	r, err := loadRecord(filepath.Join(dir, recordName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Local{}, notFound(dir+" is not the directory of a job", "name the one that cucriu run --dir was given")
 	}
-	var r record
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
 	if err != nil {
-		return Local{}, fmt.Errorf("job directory %s: %w", dir, err)
+		return Local{}, err
 	}
 	if l, err := readLocal(localDir(runDir, dir)); err == nil {
 		return l, nil
@@ -82,22 +77,4 @@ func findDir(runDir, dir string) (Local, error) {
 		l.State = StateFinished
 	}
 	return l, nil
-}
-
-// RequireGone fails unless the job of a directory is known not to run on this host.
-func RequireGone(runDir, dir string) error {
-	where, err := whereIs(dir)
-	if err != nil {
-		return err
-	}
-	folder, known, err := findKnown(runDir, dir, where)
-	if err != nil {
-		return err
-	}
-	s := &supervisor{Options: Options{Dir: dir}}
-	p, err := s.findAlive(folder, known)
-	if p == nil {
-		return err
-	}
-	return errors.Join(errors.New("it runs without a supervisor: the same cucriu run takes it under care again"), err, p.Close())
 }

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
+	"cucriu/internal/jobs/life"
 	"cucriu/internal/proc"
 )
 
@@ -118,7 +119,7 @@ func TestThereIsNoSupervisorToAsk(t *testing.T) {
 		StateGone:       "does not run on this host",
 		"":              "does not run on this host",
 	} {
-		_, err := Ask(t.Context(), runDir, Local{Name: "train", Dir: "/D", State: state}, Request{Op: AskPause}, nil)
+		_, err := Ask(t.Context(), runDir, Local{Name: "train", Dir: "/D", State: state}, Request{Op: life.AskPause}, nil)
 		if !errors.Is(err, ErrNoSupervisor) || !preflight.Refused(err) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", state, err, says)
 		}

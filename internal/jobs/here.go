@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/proc"
 )
 
 // checkHere finds out at the start, and not at the first checkpoint, whether long jobs can run on
 // this machine.
-func (s *supervisor) checkHere(ctx context.Context) error {
-	if err := checkSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
+func checkHere(ctx context.Context, s *core) error {
+	if err := job.CheckSettings(slices.Concat(s.Settings, s.NoSettings)...); err != nil {
 		return err
 	}
 	if s.PrivateTmp {
@@ -29,7 +30,7 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 			}
 		}
 	}
-	if err := s.checkStage(); err != nil {
+	if err := checkStage(s); err != nil {
 		return err
 	}
 	for _, tool := range []string{"unshare", "nsenter"} {
@@ -44,7 +45,7 @@ func (s *supervisor) checkHere(ctx context.Context) error {
 	if status.Seccomp {
 		return errors.New("this program runs under a seccomp filter, under which criu cannot dump processes that have one: start the container with --security-opt seccomp=unconfined (Kubernetes: seccompProfile: {type: Unconfined})")
 	}
-	if s.user != nil && s.user.credential.Uid != uint32(os.Geteuid()) {
+	if s.user != nil && s.user.Credential.Uid != uint32(os.Geteuid()) {
 		capabilities, err := proc.Capabilities()
 		if err != nil {
 			return err

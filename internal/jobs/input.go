@@ -39,8 +39,8 @@ func (i input) check(o Options) error {
 	return nil
 }
 
-// terminal says what terminal a job is to have; nil if it has none.
-func (s *supervisor) terminal() *sandbox.TerminalSpec {
+// terminalSpec says what terminal a job is to have; nil if it has none.
+func terminalSpec(s *core) *sandbox.TerminalSpec {
 	if s.record.Input != inputTerminal {
 		return nil
 	}
@@ -52,15 +52,7 @@ func (s *supervisor) terminal() *sandbox.TerminalSpec {
 	}
 	t := &sandbox.TerminalSpec{Rows: size.Row, Columns: size.Col, Output: s.outputPath()}
 	if s.user != nil {
-		t.User = &s.user.credential
+		t.User = &s.user.Credential
 	}
 	return t
-}
-
-// connectTerminal joins our terminal to the job's.
-func (s *supervisor) connectTerminal() (err error) {
-	if s.record.Input == inputTerminal && s.Terminal != nil {
-		s.console, err = s.openConsole()
-	}
-	return err
 }

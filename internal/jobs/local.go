@@ -1,7 +1,6 @@
 package jobs
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,7 +14,6 @@ import (
 	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/sandbox"
-	"cucriu/internal/jobs/store"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -33,6 +31,8 @@ const (
 	StateFinished   State = "finished"  // with exit status 0
 	StateEnded      State = "ended"     // with another one
 	StateFailed     State = "failed"    // it could not be started or resumed
+	StateMoving     State = "moving"    // it was ended here while it moves to another host
+	StateArriving   State = "arriving"  // it is on its way to this host
 	// StateUnattended is a job that runs although its supervisor has gone.
 	StateUnattended State = "no supervisor"
 	// StateGone is a job that was killed together with its supervisor.
@@ -104,14 +104,10 @@ func Locals(runDir string) ([]Local, error) {
 // readLocal reads what is known of a job, and looks whether that is still so.
 func readLocal(folder string) (Local, error) {
 	var l Local
-	data, err := os.ReadFile(filepath.Join(folder, localName))
-	if err == nil {
-		err = json.Unmarshal(data, &l)
+	if err := durable.ReadJSON(filepath.Join(folder, localName), &l); err != nil {
+		return l, fmt.Errorf("what the run directory says of a job: %w", err)
 	}
-	if err != nil {
-		return l, fmt.Errorf("what the run directory says of a job, %s: %w", filepath.Join(folder, localName), err)
-	}
-	if l.alive, _ = sandbox.IsAlive(folder); !l.alive && l.Init != nil { // earlier versions hold no lock there
+	if l.alive, _ = sandbox.IsAlive(folder); !l.alive && l.Init != nil { // an adopted job may have lost its keeper
 		init, err := proc.Reopen(*l.Init)
 		if l.alive = err == nil; l.alive {
 			err = init.Close()
@@ -135,34 +131,34 @@ func readLocal(folder string) (Local, error) {
 	return l, nil
 }
 
-// board is where a supervisor writes what the host knows of its job.
-type board struct {
+// statusFile is where a supervisor writes what the host knows of its job.
+type statusFile struct {
 	mutex  sync.Mutex
 	folder string
 	now    Local
 }
 
 // note changes what the host knows of the job. A full disk does not stop a job.
-func (b *board) note(change func(*Local)) {
-	b.mutex.Lock()
-	defer b.mutex.Unlock()
-	change(&b.now)
-	if b.folder != "" {
-		_ = durable.WriteJSON(filepath.Join(b.folder, localName), b.now)
+func (f *statusFile) note(change func(*Local)) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	change(&f.now)
+	if f.folder != "" {
+		_ = durable.WriteJSON(filepath.Join(f.folder, localName), f.now)
 	}
 }
 
-func (b *board) is(state State) { b.note(func(l *Local) { l.State = state }) }
+func (f *statusFile) is(state State) { f.note(func(l *Local) { l.State = state }) }
 
 // noteEvent notes what an event says of the job.
-func (b *board) noteEvent(e Event) {
-	b.note(func(l *Local) {
+func (f *statusFile) noteEvent(e Event) {
+	f.note(func(l *Local) {
 		switch e.Event {
 		case EventCheckpoint:
 			l.Checkpoint = &Made{Name: e.Checkpoint, At: e.At}
 		case EventFailed, EventWaiting:
 			l.Failure = &Failure{At: e.At, Message: e.Message}
-		case EventPreempted:
+		case EventPreempted, EventMoved:
 			l.State, l.Next = StatePreempted, time.Time{}
 		case EventEnded:
 			l.State, l.Next = StateEnded, time.Time{}
@@ -173,42 +169,26 @@ func (b *board) noteEvent(e Event) {
 	})
 }
 
-// openRunDir begins to be found in the folder of the job in the run directory.
-func (s *supervisor) openRunDir(known Local) error {
-	if err := s.listen(); err != nil { // before others can find the job
-		return err
-	}
-	s.board.folder = s.runDir
-	s.board.note(func(l *Local) {
-		*l = Local{Name: s.record.Name, Dir: known.Dir, PID: os.Getpid(), State: StateBegins, Init: known.Init, Where: known.Where}
-		if all, err := s.store.Checkpoints(); err == nil {
-			l.Checkpoint = newestOf(all)
-		}
-	})
-	_, err := os.Stat(filepath.Join(s.runDir, localName))
+// begin makes the job known in its folder of the run directory.
+func (f *statusFile) begin(folder string, l Local) error {
+	f.folder = folder
+	f.note(func(now *Local) { *now = l })
+	_, err := os.Stat(filepath.Join(folder, localName))
 	return err
 }
 
-// noteSandbox notes where the job runs, for the time when there is no supervisor.
-func (s *supervisor) noteSandbox() {
-	init := s.sandbox.Init()
-	s.board.note(func(l *Local) { l.Init = &init })
-}
-
-// noteRunning notes that the job runs, or is paused, and when the next checkpoint is due; zero is
-// never.
-func (s *supervisor) noteRunning(next time.Time) {
-	s.board.note(func(l *Local) {
-		l.State, l.Next = StateRunning, next
-		if s.paused.Load() {
+// runs notes that the job runs, or is paused, and when the next checkpoint is due; zero is never.
+func (f *statusFile) runs(paused bool, next time.Time) {
+	f.note(func(l *Local) {
+		if l.State, l.Next = StateRunning, next; paused {
 			l.State, l.Next = StatePaused, time.Time{}
 		}
 	})
 }
 
-// noteEnd notes that the supervisor ends. Its error matters only if no event has told of it.
-func (s *supervisor) noteEnd(err error) {
-	s.board.note(func(l *Local) {
+// end notes that the supervisor ends. Its error matters only if no event has told of it.
+func (f *statusFile) end(err error) {
+	f.note(func(l *Local) {
 		l.PID, l.Next = 0, time.Time{}
 		if err == nil {
 			return
@@ -220,12 +200,15 @@ func (s *supervisor) noteEnd(err error) {
 	})
 }
 
-// newestOf returns the newest checkpoint that can be used; nil if there is none.
-func newestOf(all []store.Checkpoint) *Made {
-	for _, c := range slices.Backward(all) {
-		if c.Err == nil {
-			return &Made{Name: c.Name, At: c.CreatedAt}
-		}
+// underWay says what a request has to wait for; "" if for nothing.
+func (f *statusFile) underWay() string {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	switch f.now.State {
+	case StateBegins:
+		return "the job is being started or resumed"
+	case StateCheckpoint:
+		return "a checkpoint is being made"
 	}
-	return nil
+	return ""
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // metrics is what Prometheus is told of a job, by a file that its node exporter reads. A nil one
@@ -27,16 +28,12 @@ func newMetrics(path, job string, last *Made) (*metrics, error) {
 		return nil, nil
 	}
 	m := &metrics{path: path, registry: prometheus.NewRegistry()}
-	labels := prometheus.Labels{"job": job}
+	factory := promauto.With(prometheus.WrapRegistererWith(prometheus.Labels{"job": job}, m.registry))
 	gauge := func(name, help string) prometheus.Gauge {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "cucriu_job_" + name, Help: help, ConstLabels: labels})
-		m.registry.MustRegister(g)
-		return g
+		return factory.NewGauge(prometheus.GaugeOpts{Name: "cucriu_job_" + name, Help: help})
 	}
 	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "cucriu_job_" + name, Help: help, ConstLabels: labels})
-		m.registry.MustRegister(c)
-		return c
+		return factory.NewCounter(prometheus.CounterOpts{Name: "cucriu_job_" + name, Help: help})
 	}
 	m.success = gauge("last_checkpoint_timestamp_seconds", "When the newest checkpoint was made, in Unix time; 0 if there is none.")
 	m.lastPause = gauge("last_checkpoint_pause_seconds", "How long the job stood still for the last checkpoint.")
@@ -44,11 +41,10 @@ func newMetrics(path, job string, last *Made) (*metrics, error) {
 	m.newBytes = gauge("last_checkpoint_new_bytes", "How much of the last checkpoint was written; the rest is shared with earlier ones.")
 	m.unchanged = gauge("last_checkpoint_unchanged_ratio", "Which part of the last checkpoint is shared with earlier ones.")
 	m.running = gauge("running", "1 while the job is on this host under a supervisor.")
-	m.pauses = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "cucriu_job_checkpoint_pause_seconds", Help: "How long the job stood still for each checkpoint.", ConstLabels: labels,
+	m.pauses = factory.NewHistogram(prometheus.HistogramOpts{
+		Name: "cucriu_job_checkpoint_pause_seconds", Help: "How long the job stood still for each checkpoint.",
 		Buckets: prometheus.ExponentialBuckets(0.125, 2, 12), // up to 4 min
 	})
-	m.registry.MustRegister(m.pauses)
 	m.checkpoints = counter("checkpoints_total", "Checkpoints made.")
 	m.failures = counter("failures_total", "Checkpoints that could not be made, kept or restored.")
 	m.resumes = counter("resumes_total", "How often the job was resumed from a checkpoint.")

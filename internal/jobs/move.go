@@ -2,7 +2,6 @@ package jobs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -63,31 +62,18 @@ type Move struct {
 	Before *Move `json:"before,omitempty"`
 }
 
-const maxMoveBytes = 64 << 10
-
 // ReadMove reads the record of the last move of a job. Its state is [MoveNone] if there is none.
 func ReadMove(dir string) (m Move, err error) {
 	path := filepath.Join(dir, moveName)
-	info, err := os.Lstat(path)
+	err = durable.ReadJSON(path, &m)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, nil
 	}
-	var data []byte
-	switch {
-	case err != nil:
-	case !info.Mode().IsRegular() || info.Size() > maxMoveBytes:
-		err = errors.New("it is no record")
-	default:
-		data, err = os.ReadFile(path)
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &m)
-	}
 	if err == nil && (m.State == MoveNone || m.ID == "") {
-		err = errors.New("it names no move")
+		err = fmt.Errorf("%s names no move", path)
 	}
 	if err != nil {
-		return m, fmt.Errorf("where the job of %s goes on cannot be told: %s: %w", dir, path, err)
+		return m, fmt.Errorf("where the job of %s runs cannot be told: %w", dir, err)
 	}
 	return m, nil
 }

@@ -55,7 +55,7 @@ type Options struct {
 	// Metrics is a file for Prometheus, which is written after each event; empty is none.
 	Metrics string
 
-	// Settings are asked for by name, and NoSettings are left out. See [Settings].
+	// Settings are asked for by name, and NoSettings are left out. See [job.Settings].
 	Settings, NoSettings []string
 
 	// FilesLimit is how much content of the job's open files may belong to a checkpoint, in

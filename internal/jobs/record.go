@@ -1,7 +1,6 @@
 package jobs
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -47,23 +46,27 @@ func openRecord(o Options) (record, error) {
 	return r, err
 }
 
-// readRecord reads the record of a job, or makes one for a job that is new, and reports whether it is
-// to be written.
-func readRecord(o Options) (r record, change bool, err error) {
-	path := filepath.Join(o.Dir, recordName)
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		r, err = newRecord(o)
-		return r, true, err
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
+// loadRecord reads the record of a job. The error is [fs.ErrNotExist] if there is none.
+func loadRecord(path string) (r record, err error) {
+	err = durable.ReadJSON(path, &r)
 	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
 		err = fmt.Errorf("it is of version %d, and this cucriu reads version %d", r.Version, recordVersion)
 	}
 	if err != nil {
-		return record{}, false, fmt.Errorf("the job's record %s: %w", path, err)
+		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
+	}
+	return r, nil
+}
+
+// readRecord reads the record of a job, or makes one for a job that is new, and reports whether it is
+// to be written.
+func readRecord(o Options) (r record, change bool, err error) {
+	path := filepath.Join(o.Dir, recordName)
+	if r, err = loadRecord(path); errors.Is(err, fs.ErrNotExist) {
+		r, err = newRecord(o)
+		return r, true, err
+	} else if err != nil {
+		return record{}, false, err
 	}
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
 		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to go on with that job", o.Dir, strings.Join(r.Command, " "))

@@ -5,28 +5,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
-	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/inside"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 )
 
 // resumeNewest resumes the newest checkpoint that can be restored. What this host refuses would
 // be lost by taking an older one, and may go through later or elsewhere.
-func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
+func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) error {
 	all = inTurn(all)
 	failed := make(map[string]error)
 	for i, c := range all {
-		err := s.resumeStubbornly(ctx, c)
+		err := s.resumeTwice(ctx, c)
 		if err == nil {
-			s.giveUp(failed)
+			// The job goes on from an older one, which has put back its files further.
+			for name, why := range failed {
+				s.sayError(s.store.GiveUp(name, why))
+			}
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -45,9 +47,9 @@ func (s *supervisor) resumeNewest(ctx context.Context, all []store.Checkpoint) e
 	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
 }
 
-// resumeStubbornly tries a checkpoint a second time if it is not known to be damaged: to take the
+// resumeTwice tries a checkpoint a second time if it is not known to be damaged: to take the
 // one before loses an interval, and somebody may just have killed criu.
-func (s *supervisor) resumeStubbornly(ctx context.Context, c store.Checkpoint) error {
+func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	err := s.resume(ctx, c)
 	refused := new(insideError)
 	switch {
@@ -71,18 +73,8 @@ func inTurn(all []store.Checkpoint) []store.Checkpoint {
 	return all
 }
 
-// giveUp records which checkpoints did not restore, now that the job goes on from an older one,
-// which has put back the job's files further.
-func (s *supervisor) giveUp(failed map[string]error) {
-	for name, why := range failed {
-		if err := s.store.GiveUp(name, why); err != nil {
-			s.say(err.Error())
-		}
-	}
-}
-
 // resume restores a checkpoint in a new sandbox.
-func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
+func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	if c.Err != nil {
 		return c.Err
 	}
@@ -90,7 +82,7 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 		return err
 	}
 	if s.user != nil {
-		if err := s.user.check(c.Dir); err != nil {
+		if err := s.user.Check(c.Dir); err != nil {
 			return preflight.AsRefusal(err)
 		}
 	}
@@ -98,30 +90,27 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	g, err := s.givenGPUs(s.environment())
+	g, err := job.GivenGPUs(s.hook, environment(s.Options), s.record.Adopted)
 	if err != nil {
 		return err
 	}
-	spec := sandbox.Spec{
-		Hide:     g.hidden,
-		Params:   s.driverParams(),
-		Clocks:   &sandbox.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)},
-		FirstPID: first,
-		Root:     c.RootPID,
-		Terminal: s.terminal(),
-	}
-	if err := s.newSandbox(ctx, spec); err != nil {
+	clocks := &sandbox.Clocks{Monotonic: time.Duration(c.Clocks.Monotonic), Boottime: time.Duration(c.Clocks.Boottime)}
+	if err := s.newSandbox(ctx, g, sandbox.Spec{Clocks: clocks, FirstPID: first, Root: c.RootPID}); err != nil {
 		return err
 	}
-	restore := request{Op: opRestore, Images: c.Dir, Sandbox: s.sandbox.Dir(), Undo: s.undoFile()}
+	restore := inside.Request{Op: inside.Restore, Images: c.Dir, Sandbox: s.sandbox.Dir, Undo: s.undoFile()}
 	if s.record.Adopted {
 		restore.Output = s.outputPath()
 	}
-	over := killPatiently(ctx, s.sandbox)
+	over := s.killPatiently(ctx)
 	a, err := s.ask(ctx, restore)
 	over()
 	if err != nil {
-		return errors.Join(err, s.endRestore())
+		// Its files become again what they were before.
+		if endErr := s.endSandbox(); endErr != nil {
+			return errors.Join(err, endErr)
+		}
+		return errors.Join(err, s.undoFiles())
 	}
 	for _, note := range a.Notes {
 		s.say(note)
@@ -131,59 +120,6 @@ func (s *supervisor) resume(ctx context.Context, c store.Checkpoint) error {
 	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
 }
-
-// endRestore ends what there is of a restore that has failed, and makes the job's files again what
-// they were before it.
-func (s *supervisor) endRestore() error {
-	if err := s.endSandbox(); err != nil {
-		return err
-	}
-	return s.undoFiles()
-}
-
-// undoFile is where a restore notes how to undo what it does to the files of a job. If the disk of
-// the job is full, that is in the run directory, by when the job began: whoever undoes it may know
-// the job's directory by another path.
-func undoFile(runDir, dir string, begun time.Time) files.UndoFile {
-	return files.UndoFile{
-		Path:  filepath.Join(dir, undoName),
-		Spare: filepath.Join(runDir, fmt.Sprintf("undo-%d.json", begun.UnixNano())),
-	}
-}
-
-func (s *supervisor) undoFile() files.UndoFile {
-	return undoFile(s.hook.Config.RunDir, s.Dir, s.record.Begun)
-}
-
-const undoName = "undo.json"
-
-// undoFiles undoes what a restore did to the job's files that did not come to its end. Nothing of
-// the job runs.
-func (s *supervisor) undoFiles() error {
-	left, err := files.Undo(s.undoFile())
-	s.tellChanges(left)
-	return err
-}
-
-// forgetUndo notes that the job goes on with its files as they are.
-func (s *supervisor) forgetUndo() {
-	if err := files.Forget(s.undoFile()); err != nil {
-		s.say(err.Error())
-	}
-}
-
-// UndoFiles undoes what a restore did to the files of a job that is not resumed here.
-func UndoFiles(runDir, dir string) error {
-	of, err := Describe(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	_, err = files.Undo(undoFile(runDir, dir, of.Begun))
-	return err
-}
-
-// age says when a checkpoint was made.
-func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
 
 // called names a checkpoint, with its age if that is known.
 func called(c store.Checkpoint) string {

@@ -34,17 +34,8 @@ func (c costs) expected() (_ cost, known bool) {
 	return most, len(c) > 0
 }
 
-// expects is how long a request takes in the sandbox; 0 if that is not known.
-func (s *supervisor) expects(r request) time.Duration {
-	if r.Op != opDump {
-		return 0
-	}
-	expected, _ := s.costs.expected()
-	return expected.total
-}
-
 // interval is how long to wait for the next checkpoint, without jitter.
-func (s *supervisor) interval() time.Duration {
+func (s *checkpointer) interval() time.Duration {
 	expected, known := s.costs.expected()
 	if s.Overhead > 0 && known {
 		return max(time.Duration(float64(expected.pause)/s.Overhead), expected.total, leastEvery)
@@ -54,7 +45,7 @@ func (s *supervisor) interval() time.Duration {
 
 // untilNext is how long to wait for the next checkpoint, after one that was made or was not. One
 // that failed is tried again soon, and then less and less often.
-func (s *supervisor) untilNext(err error) time.Duration {
+func (s *checkpointer) untilNext(err error) time.Duration {
 	interval := s.interval()
 	if err == nil {
 		s.failures = 0
@@ -65,7 +56,7 @@ func (s *supervisor) untilNext(err error) time.Duration {
 }
 
 // tooLong reports whether the job would stand still for longer than it may.
-func (s *supervisor) tooLong() (time.Duration, bool) {
+func (s *checkpointer) tooLong() (time.Duration, bool) {
 	expected, known := s.costs.expected()
 	return expected.pause, known && s.MaxPause > 0 && expected.pause > s.MaxPause
 }

@@ -20,7 +20,7 @@ func TestTheIntervalFollowsTheCost(t *testing.T) {
 		{"no sooner than the way to the store allows", time.Hour, 0.5, costs{{time.Second, time.Minute}}, time.Minute},
 		{"not too often", time.Hour, 0.5, costs{{time.Millisecond, time.Millisecond}}, leastEvery},
 	} {
-		s := &supervisor{Options: Options{Every: test.every, Overhead: test.overhead}, costs: test.last}
+		s := &checkpointer{core: &core{Options: Options{Every: test.every, Overhead: test.overhead}}, costs: test.last}
 		if got := s.interval(); got != test.want {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
 		}
@@ -31,7 +31,7 @@ func TestTheIntervalFollowsTheCost(t *testing.T) {
 }
 
 func TestAFailedCheckpointIsTriedSoonAndThenLessOften(t *testing.T) {
-	s := &supervisor{Options: Options{Every: time.Minute}}
+	s := &checkpointer{core: &core{Options: Options{Every: time.Minute}}}
 	failed := errors.New("no")
 	var waits []time.Duration
 	for range 6 {
@@ -50,7 +50,7 @@ func TestAFailedCheckpointIsTriedSoonAndThenLessOften(t *testing.T) {
 }
 
 func TestACheckpointThatTakesTooLongIsLeftOutUntilThatIsForgotten(t *testing.T) {
-	s := &supervisor{Options: Options{MaxPause: time.Second}}
+	s := &checkpointer{core: &core{Options: Options{MaxPause: time.Second}}}
 	if _, is := s.tooLong(); is {
 		t.Error("left out before anything is known")
 	}

@@ -1,7 +1,6 @@
 package jobs
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"strconv"
@@ -22,11 +21,11 @@ const (
 
 // tellIfSlow tells people, less and less often, that something has not ended, until over is called.
 // expected is how long it takes, 0 if that is not known. waits says what it waits for.
-func (s *supervisor) tellIfSlow(what string, expected time.Duration, waits func() string) (over func()) {
-	return s.tellEvery(max(failpoint.Patience(leastSlow), slowFactor*expected), what, waits)
+func (r *reporter) tellIfSlow(what string, expected time.Duration, waits func() string) (over func()) {
+	return r.tellEvery(max(failpoint.Patience(leastSlow), slowFactor*expected), what, waits)
 }
 
-func (s *supervisor) tellEvery(wait time.Duration, what string, waits func() string) (over func()) {
+func (r *reporter) tellEvery(wait time.Duration, what string, waits func() string) (over func()) {
 	done := make(chan struct{})
 	go func() {
 		for begun := time.Now(); ; wait *= 2 {
@@ -35,7 +34,7 @@ func (s *supervisor) tellEvery(wait time.Duration, what string, waits func() str
 				return
 			case <-time.After(wait):
 			}
-			s.tellWaiting(fmt.Sprintf("%s: %s has not ended after %v: %s", s.record.Name, what, time.Since(begun).Round(time.Second), waits()))
+			r.tellWaiting(fmt.Sprintf("%s: %s has not ended after %v: %s", r.name, what, time.Since(begun).Round(time.Second), waits()))
 		}
 	}()
 	return sync.OnceFunc(func() { close(done) })
@@ -43,19 +42,17 @@ func (s *supervisor) tellEvery(wait time.Duration, what string, waits func() str
 
 // tellWaiting tells that something does not end. The disk with the log may be what hangs, so all
 // else comes first.
-func (s *supervisor) tellWaiting(message string) {
+func (r *reporter) tellWaiting(message string) {
 	e := Event{At: time.Now().UTC(), Event: EventWaiting, Message: message}
-	s.say(message)
+	r.say(message)
 	go func() {
-		s.board.noteEvent(e)
-		if data, err := json.Marshal(e); err == nil {
-			s.log(append(data, '\n'))
-		}
+		r.status.noteEvent(e)
+		r.log(e)
 	}()
 }
 
 // inSandbox says what a program in the sandbox waits for, given the pid of what has brought it there.
-func (s *supervisor) inSandbox(pid int, job *proc.Process) string {
+func inSandbox(pid int, job *proc.Process) string {
 	ours, err := proc.Tree(pid)
 	if err != nil {
 		return "its programs are ending"

@@ -26,7 +26,7 @@ func (l *lines) Write(p []byte) (int, error) {
 // ended.
 func TestWhatDoesNotEndIsTold(t *testing.T) {
 	said := new(lines)
-	s := &supervisor{Options: Options{Dir: t.TempDir(), Messages: said}, record: record{Name: "train"}}
+	s := &reporter{dir: t.TempDir(), messages: said, name: "train"}
 	over := s.tellEvery(20*time.Millisecond, "the dump", func() string { return "criu waits in rpc_wait" })
 	deadline := time.Now().Add(10 * time.Second)
 	for said.n.Load() < 4 && time.Now().Before(deadline) {
@@ -36,7 +36,7 @@ func TestWhatDoesNotEndIsTold(t *testing.T) {
 	over()
 	told := said.n.Load()
 	time.Sleep(200 * time.Millisecond) // one that was on its way
-	log, err := os.Open(filepath.Join(s.Dir, eventsName))
+	log, err := os.Open(filepath.Join(s.dir, eventsName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestWhatDoesNotEndIsTold(t *testing.T) {
 	if first, last := at[1].Sub(at[0]), at[3].Sub(at[2]); last < 2*first {
 		t.Errorf("told after %v, and then after %v", first, last)
 	}
-	if s.board.now.Failure == nil {
+	if s.status.now.Failure == nil {
 		t.Error("cucriu status does not show it")
 	}
 	now := said.n.Load()
@@ -76,11 +76,10 @@ func TestWhatAProgramWaitsForIsNamed(t *testing.T) {
 	}
 	defer func() { _ = outer.Wait() }()
 	defer func() { _ = outer.Process.Kill() }()
-	s := new(supervisor)
 	deadline := time.Now().Add(10 * time.Second)
 	text := ""
 	for !strings.HasPrefix(text, "sleep (process ") && time.Now().Before(deadline) {
-		text = s.inSandbox(outer.Process.Pid, nil)
+		text = inSandbox(outer.Process.Pid, nil)
 		time.Sleep(10 * time.Millisecond)
 	}
 	if !strings.HasPrefix(text, "sleep (process ") || !strings.Contains(text, " waits in ") {

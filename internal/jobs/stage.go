@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/units"
 )
@@ -17,7 +17,7 @@ const leastStage = 64 << 20
 
 // checkStage finds out at the start, and not at the first checkpoint, whether images can be
 // written to the directory that was asked for.
-func (s *supervisor) checkStage() error {
+func checkStage(s *core) error {
 	if s.Stage == "" || s.Stage == StageMemory || s.Stage == StageDisk {
 		return nil
 	}
@@ -48,41 +48,25 @@ func (s *supervisor) checkStage() error {
 	return nil
 }
 
-// stages returns the directories below which a dump is tried to be staged, the fastest first. The
-// last image of a job that is ended goes to the disk at once: in memory it would be the only copy.
+// stages returns the directories below which a dump is tried to be staged, the fastest first. asked is
+// what the user wants, and memory the staging directory in memory. The last image of a job that is ended
+// goes to the disk at once: in memory it would be the only copy.
 //
 // A dump is refused, before the job is touched, if its image does not fit where it is to go.
-func (s *supervisor) stages(end bool) []string {
+func stages(asked, memory string, p *sandbox.Sandbox, end bool) []string {
 	const disk = "" // of the store
+	var fs unix.Statfs_t
 	switch {
-	case end || s.Stage == StageDisk:
+	case end || asked == StageDisk:
 		return []string{disk}
-	case s.Stage != "" && s.Stage != StageMemory:
-		return []string{s.Stage, disk}
-	case !s.hasMemoryStage():
-		return []string{disk}
+	case asked != "" && asked != StageMemory:
+		return []string{asked, disk}
+	case unix.Statfs(p.InsidePath(memory), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC && p.HasOwnMount(memory):
+		return []string{p.InsidePath(memory), disk}
 	}
-	return []string{s.sandbox.InsidePath(s.memoryStage()), disk}
+	return []string{disk} // the sandbox was made without
 }
 
 // memoryStage is the staging directory in memory, as the sandbox sees it. It is mounted there only:
 // it goes with the sandbox, and with whoever still has it open.
-func (s *supervisor) memoryStage() string { return filepath.Join(s.runDir, "stage") }
-
-// hasMemoryStage reports whether the sandbox has one: it may have been made without.
-func (s *supervisor) hasMemoryStage() bool {
-	var fs unix.Statfs_t
-	return unix.Statfs(s.sandbox.InsidePath(s.memoryStage()), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC &&
-		s.sandbox.HasOwnMount(s.memoryStage())
-}
-
-// insidePath is the path by which the sandbox knows a staging directory.
-func (s *supervisor) insidePath(stage string) string {
-	if inside, is := strings.CutPrefix(stage, s.sandbox.InsidePath(s.memoryStage())); is {
-		return s.memoryStage() + inside
-	}
-	return stage
-}
-
-// wantsMemoryStage reports whether a new sandbox is to have a staging directory in memory.
-func (s *supervisor) wantsMemoryStage() bool { return s.Stage == "" || s.Stage == StageMemory }
+func memoryStage(runDir string) string { return filepath.Join(runDir, "stage") }

@@ -2,73 +2,37 @@ package jobs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/durable"
-	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/proc"
 )
 
 // A supervisor that is killed may leave a complete image in a staging directory, which may be all
 // that there is of the job's last interval. The next one makes a checkpoint of it.
 
-// stagedName is the file in an image that says what only its maker knows.
-const stagedName = "cucriu-job.json"
-
 // imageName is the image directory in a staging directory.
 const imageName = "image"
 
-// staged describes an image that is not yet a checkpoint.
-type staged struct {
-	// BootID is that of the host. What was not synced before a reboot may be anything.
-	BootID string         `json:"boot_id"`
-	Begun  time.Time      `json:"begun"`
-	Reason string         `json:"reason"`
-	Root   int            `json:"root"` // pid of the job's root process, where the job runs
-	Clocks sandbox.Clocks `json:"clocks"`
-	// Terminal is criu's name for the job's terminal; empty if it had none.
-	Terminal string `json:"terminal,omitempty"`
-}
-
-func (s *supervisor) newStaged(begun time.Time, reason string) (staged, error) {
-	boot, err := proc.BootID()
-	return staged{BootID: boot, Begun: begun.UTC(), Reason: reason, Root: s.sandbox.Root()}, err
-}
-
-func (of staged) write(dir string) error {
-	return durable.WriteJSON(filepath.Join(dir, stagedName), of)
-}
-
-func readStaged(images string) (of staged, err error) {
-	data, err := os.ReadFile(filepath.Join(images, stagedName))
-	if err == nil {
-		err = json.Unmarshal(data, &of)
-	}
-	return of, err
-}
-
 // saveStaged makes checkpoints of the complete images that an earlier supervisor has left, and returns
 // the staging directories of those. It fails if that may go better another time.
-func (s *supervisor) saveStaged(ctx context.Context) (saved []string, err error) {
+func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 	dirs, err := s.store.LeftStages()
 	if err != nil {
 		return nil, fmt.Errorf("what an earlier supervisor has left cannot be looked at: %w", err)
 	}
-	found := make(map[string]staged)
+	found := make(map[string]inside.Staged)
 	for _, dir := range dirs {
 		images := filepath.Join(dir, imageName)
-		of, err := readStaged(images)
+		of, err := inside.ReadStaged(images)
 		if err == nil {
 			found[images] = of
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -90,7 +54,7 @@ func (s *supervisor) saveStaged(ctx context.Context) (saved []string, err error)
 }
 
 // save makes a checkpoint of an image, unless it is one already.
-func (s *supervisor) save(ctx context.Context, images string, of staged) error {
+func (s *starter) save(ctx context.Context, images string, of inside.Staged) error {
 	boot, err := proc.BootID()
 	if err != nil {
 		return err
@@ -108,7 +72,7 @@ func (s *supervisor) save(ctx context.Context, images string, of staged) error {
 			return nil
 		}
 	}
-	info, err := s.describe(images, of)
+	info, err := describe(images, filepath.Base(s.record.Command[0]), of)
 	if err != nil {
 		return err
 	}

@@ -4,157 +4,63 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/hooks"
 	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/proc"
-	"cucriu/internal/self"
 )
 
-// supervisor takes care of one job.
+// supervisor takes care of one job. Its loop gives every event to [life.State.On], and executes the
+// actions that it gets (actions.go).
 type supervisor struct {
-	Options
-	hook    *hooks.Hook
-	record  record
-	store   *store.Store
-	runDir  string // of this job on this host; gone after a reboot
-	sandbox *sandbox.Sandbox
-	root    *proc.Process // the job's root process
-	fence   sandbox.Fence
-	user    *account // nil if the job is root's
+	*core
+	starter      starter
+	checkpointer checkpointer
+	control      control
 
-	console *console // joins our terminal to the job's; nil if it does not
+	life    life.State
+	event   event                   // the one that is answered
+	done    chan event              // of the action that takes time
+	cutOff  context.CancelCauseFunc // ends that action
+	giveUp  context.CancelCauseFunc // ends a begin, at the next point where nothing is lost
+	signals *job.Signals
+	kept    []unix.Signal // those that came before the job was here
+	told    unix.Signal   // the one that said that the job is to leave, or not to come
 
-	paused  atomic.Bool // the job stands still
-	board   board
-	control control
-	metrics *metrics
+	timers timers
+	ended  chan struct{} // closed when the job's root process has ended; nil if that is known
+	cause  error         // why what was under way was cut off
+	move   Move
+	exit   sandbox.Exit
 
-	costs  costs
-	runsOn bool        // the job, without us
-	ending atomic.Bool // a checkpoint is under way that ends the job
-	// moving answers whoever moves the job, once nothing of it is left here.
-	moving func(error)
-	// tidy is the context of what a preemption does not wait for, and hurry ends it.
-	tidy     context.Context
-	hurry    context.CancelFunc
-	trial    trial
-	failures int       // attempts at a checkpoint since the last one
-	told     time.Time // when a preemption came before the job was here; zero if none did
+	exitStatus int // to end with, beside err
+	err        error
 }
 
-// Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
-// exit status to end with. ctx ends what is under way, and leaves the job as it is.
-func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals) (status int, err error) {
-	hook = hook.Filled()
-	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
-		return 0, err
-	}
-	s := &supervisor{Options: o, hook: hook}
-	known, release, err := s.claim(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer release()
-	// Whatever refuses this command does so before it makes itself the owner of the directory: one
-	// that is a copy may be where somebody looks who has the job.
-	if left, err := s.mayRunHere(); err != nil || left {
-		return o.MovedStatus, err
-	}
-	if s.record.Finished != nil {
-		return s.sayFinished(), nil
-	}
-	if s.User != "" {
-		if s.user, err = lookupAccount(s.User); err != nil {
-			return 0, err
-		}
-	}
-	if err := s.checkHere(ctx); err != nil {
-		return 0, err
-	}
-	defer s.endControl()
-	if s.store, err = store.Open(s.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: hook.Log}); err != nil {
-		return 0, err
-	}
-	defer func() {
-		if s.letGo(); s.runsOn {
-			err = errors.Join(err, s.store.Abandon())
-			return
-		}
-		err = errors.Join(err, s.store.Close())
-	}()
-	if left, err := s.mayRunHere(); err != nil || left {
-		return o.MovedStatus, err
-	}
-	if s.record, err = openRecord(s.Options); err != nil {
-		return 0, err
-	}
-	if s.record.Finished != nil {
-		return s.sayFinished(), nil
-	}
-	if err := s.openRunDir(known); err != nil {
-		return 0, err
-	}
-	defer func() { s.noteEnd(err) }()
-	if s.metrics, err = newMetrics(o.Metrics, s.record.Name, s.board.now.Checkpoint); err != nil {
-		return 0, err
-	}
-	defer s.metrics.end()
-	tail, err := followOutput(s.outputPath(), s.Output)
-	if err != nil {
-		return 0, err
-	}
-	defer tail.stop()
-	s.noteFlags()
-	for {
-		if here, status, err := s.awaitMove(ctx, signals); err != nil || !here {
-			return status, err
-		}
-		if status, err := s.care(ctx, signals); s.moving == nil {
-			return status, err
-		} else if s.moving(err); err != nil {
-			return status, err
-		}
-		s.moving = nil
-	}
+// event is an event, with what its answer does not depend on.
+type event struct {
+	life.Event
+	of         life.Action // that has ended
+	err        error
+	signal     unix.Signal
+	asked      *asked
+	checkpoint store.Checkpoint
+	removed    []store.Checkpoint
+	exit       sandbox.Exit
+	move       Move
 }
 
-// care brings the job to run, and takes care of it until it ends or leaves.
-func (s *supervisor) care(ctx context.Context, signals *job.Signals) (status int, err error) {
-	told, err := s.beginListening(ctx, signals)
-	if err != nil {
-		return 0, err
-	}
-	if told != nil {
-		return s.leaveAtOnce(told)
-	}
-	if s.record.Finished != nil { // while nobody looked
-		return s.sayFinished(), nil
-	}
-	if err := s.connectTerminal(); err != nil {
-		s.say(err.Error())
-	}
-	defer s.console.leave()
-	s.tidy, s.hurry = context.WithCancel(ctx)
-	defer s.trial.await()
-	defer s.hurry()
-	return s.watch(ctx, signals)
-}
-
-func (s *supervisor) sayFinished() (status int) {
-	end := s.record.Finished
-	s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
-	return end.Status
-}
+func happened(kind life.Kind) event { return event{Event: life.Event{Kind: kind}} }
 
 // Key is what tells the job of a directory from others on this host.
 func Key(dir string) string {
@@ -162,63 +68,234 @@ func Key(dir string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (s *supervisor) outputPath() string { return filepath.Join(s.Dir, "output.log") }
-
-// ask has a request served in the sandbox.
-func (s *supervisor) ask(ctx context.Context, r request) (answer, error) {
-	return s.askIn(ctx, s.sandbox, s.root, r)
+// Run runs a job until it ends, is preempted, or is taken away by another host, and returns the
+// exit status to end with. ctx ends what is under way, and leaves the job as it is.
+func Run(ctx context.Context, hook *hooks.Hook, o Options, signals *job.Signals) (status int, err error) {
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return 0, err
+	}
+	c := newCore(hook.Filled(), o)
+	l := &lease{core: c}
+	defer l.release()
+	if err := l.claim(ctx); err != nil {
+		return 0, err
+	}
+	// Whatever refuses this command does so before it makes itself the owner of the directory: one
+	// that is a copy may be where somebody looks who has the job.
+	if left, err := l.hasLeft(); err != nil || left {
+		return o.MovedStatus, err
+	}
+	if c.record.Finished != nil {
+		return c.sayFinished(), nil
+	}
+	if o.User != "" {
+		if c.user, err = job.LookupAccount(o.User); err != nil {
+			return 0, err
+		}
+	}
+	if err := checkHere(ctx, c); err != nil {
+		return 0, err
+	}
+	s := &supervisor{core: c, starter: starter{lease: l}, checkpointer: checkpointer{core: c}, control: control{core: c}, signals: signals}
+	defer s.control.end()
+	if c.store, err = store.Open(o.Dir, store.OpenOptions{Takeover: o.Takeover, Codec: o.Compress, Log: c.hook.Log}); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if c.close(); c.runsOn {
+			err = errors.Join(err, c.store.Abandon())
+			return
+		}
+		err = errors.Join(err, c.store.Close())
+	}()
+	if left, err := l.hasLeft(); err != nil || left {
+		return o.MovedStatus, err
+	}
+	if c.record, err = openRecord(o); err != nil {
+		return 0, err
+	}
+	if c.record.Finished != nil {
+		return c.sayFinished(), nil
+	}
+	c.name = c.record.Name
+	if err := s.control.listen(); err != nil { // before others can find the job
+		return 0, err
+	}
+	all, _ := c.store.Checkpoints()
+	local := Local{Name: c.name, Dir: l.known.Dir, PID: os.Getpid(), State: StateBegins, Init: l.known.Init, Where: l.known.Where, Checkpoint: newestOf(all)}
+	if err := c.status.begin(c.runDir, local); err != nil {
+		return 0, err
+	}
+	defer func() { c.status.end(err) }()
+	if c.metrics, err = newMetrics(o.Metrics, c.name, local.Checkpoint); err != nil {
+		return 0, err
+	}
+	defer c.metrics.end()
+	tail, err := followOutput(c.outputPath(), o.Output)
+	if err != nil {
+		return 0, err
+	}
+	defer tail.stop()
+	noteFlags(c)
+	return s.run(ctx)
 }
 
-func (s *supervisor) askIn(ctx context.Context, p *sandbox.Sandbox, root *proc.Process, r request) (answer, error) {
-	// The program as it runs, by the descriptor that it inherits.
-	program, err := os.Open(self.Path)
-	if err != nil {
-		return answer{}, err
+// run is the loop.
+func (s *supervisor) run(ctx context.Context) (status int, err error) {
+	s.done = make(chan event, 1)
+	s.timers = timers{due: time.NewTimer(time.Hour), look: time.NewTimer(time.Hour), tick: time.NewTicker(sandbox.FencePeriod)}
+	defer s.timers.stop()
+	s.cutOff = func(error) {}
+	defer func() { s.cutOff(nil) }()
+	defer s.detach()
+	var e event
+	if e.err = s.findMove(ctx, &e); e.err != nil {
+		return 0, e.err
 	}
-	defer program.Close()
-	cmd := p.Command(context.WithoutCancel(ctx), "/proc/self/fd/3", CommandInside)
-	cmd.ExtraFiles = []*os.File{program}
-	if s.Criu != "" {
-		cmd.Env = append(cmd.Env, "CUCRIU_CRIU="+s.Criu)
+	for s.handle(ctx, e); s.life.Phase != life.Over; s.handle(ctx, s.next(ctx)) {
 	}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return answer{}, err
-	}
-	// The end of its input makes the program give up, at a point where that is safe.
-	stop := context.AfterFunc(ctx, func() { in.Close() })
-	defer stop()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return answer{}, err
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		return answer{}, fmt.Errorf("enter the job's sandbox: %w", err)
-	}
-	defer s.tellIfSlow(r.what(), s.expects(r), func() string { return s.inSandbox(cmd.Process.Pid, root) })()
-	var a answer
-	err = json.NewEncoder(in).Encode(r)
-	if err == nil {
-		err = json.NewDecoder(out).Decode(&a)
-	}
-	in.Close()
-	if waitErr := cmd.Wait(); waitErr != nil || err != nil {
-		return answer{}, fmt.Errorf("%s in the job's sandbox: %w", r.Op, errors.Join(waitErr, err))
-	}
-	if a.Error != "" {
-		return a, &insideError{a.Error, a.Refused}
-	}
-	return a, nil
+	return s.exitStatus, s.err
 }
 
-// insideError is an error of a request in the sandbox.
-type insideError struct {
-	text    string
-	refused bool
+// handle answers an event.
+func (s *supervisor) handle(ctx context.Context, e event) {
+	if e.Kind == life.Done || s.life.Idle() { // and nobody is about to change the costs
+		expected, known := s.checkpointer.costs.expected()
+		e.Late = s.Grace > 0 && known && s.timers.left(s.Grace) < expected.total
+	}
+	switch s.event = e; {
+	case e.of == life.Last:
+		s.control.made, s.control.lastErr = e.checkpoint, e.err
+	case e.of == life.Checkpoint:
+		s.control.made = e.checkpoint
+	case e.of == life.ReadExit:
+		s.exit = e.exit
+	case e.move.ID != "":
+		s.move = e.move
+	}
+	next, actions := s.life.On(e.Event)
+	s.life = next
+	for _, a := range actions {
+		s.do(ctx, a)
+	}
 }
 
-func (e *insideError) Error() string { return e.text }
+// next waits for an event.
+func (s *supervisor) next(ctx context.Context) event {
+	var due, look <-chan time.Time
+	if s.life.Waits() {
+		due, look = s.timers.due.C, s.timers.look.C
+	}
+	var requests chan *asked
+	if s.life.Idle() || s.life.Phase == life.Undecided {
+		requests = s.control.requests
+	}
+	cancelled := ctx.Done()
+	if s.life.Phase == life.Starting {
+		cancelled = nil // which gives up by itself
+	}
+	select {
+	case <-cancelled:
+	case e := <-s.done:
+		s.cutOff(nil)
+		return e
+	case <-s.ended:
+		if s.ended = nil; ctx.Err() == nil {
+			return happened(life.JobEnded)
+		}
+	case <-due:
+		_, tooLong := s.checkpointer.tooLong()
+		return event{Event: life.Event{Kind: life.Due, TooLong: tooLong}}
+	case <-look:
+		return happened(life.LookDue)
+	case <-s.timers.tick.C:
+		return s.lookAround()
+	case <-s.timers.timeUp:
+		e := happened(life.TimeUp)
+		e.err = fmt.Errorf("the %v of --grace are over", s.Grace)
+		return e
+	case a := <-requests:
+		return s.request(a)
+	case got := <-s.signals.Got():
+		e := happened(kindOf(got.(unix.Signal), s.Preempt))
+		e.signal = got.(unix.Signal)
+		return e
+	}
+	e := happened(life.Cancelled)
+	e.err = context.Cause(ctx)
+	return e
+}
 
-// Refused says whether the job was not touched.
-func (e *insideError) Refused() bool { return e.refused }
+// lookAround looks whether the job still belongs to this host, and whether it was killed under criu.
+func (s *supervisor) lookAround() event {
+	e := happened(life.Tick)
+	if s.life.Idle() {
+		e.err = s.store.Fenced()
+		e.Fenced = errors.Is(e.err, store.ErrFenced)
+	}
+	e.Exiting = s.life.Phase == life.Running && s.life.Doing != life.EndSandbox && s.root != nil && s.root.Exiting()
+	return e
+}
+
+func (s *supervisor) request(a *asked) event {
+	e := event{Event: life.Event{Kind: life.Ask, Op: a.Op, OK: true}, asked: a}
+	s.control.asked = a
+	if a.Op == life.AskMove && s.life.Idle() {
+		e.move, e.err = ReadMove(s.Dir)
+		e.OK = e.err == nil && e.move.State == MoveLeaving
+	}
+	return e
+}
+
+// kindOf is what a signal says to us.
+func kindOf(sig unix.Signal, preempt []unix.Signal) life.Kind {
+	switch {
+	case slices.Contains(preempt, sig):
+		return life.Preempt
+	case sig == unix.SIGINT:
+		return life.Interrupt
+	case sig == unix.SIGQUIT, sig == unix.SIGTERM:
+		return life.Quit
+	case sig == unix.SIGTSTP:
+		return life.Suspend
+	}
+	return life.Signal
+}
+
+// timers say when something is due.
+type timers struct {
+	due, look *time.Timer // a checkpoint, the first look
+	tick      *time.Ticker
+	next      time.Time // when a checkpoint is due; zero is never
+	deadline  time.Time // of --grace; zero if it does not run
+	timeUp    <-chan time.Time
+}
+
+func (t *timers) stop() {
+	t.due.Stop()
+	t.look.Stop()
+	t.tick.Stop()
+}
+
+// schedule sets the time of the next checkpoint, if there is one.
+func (t *timers) schedule(is bool, wait time.Duration) {
+	t.due.Stop()
+	if t.next = (time.Time{}); is {
+		t.due.Reset(wait)
+		t.next = time.Now().Add(wait).UTC()
+	}
+}
+
+func (t *timers) startGrace(grace time.Duration) {
+	if grace > 0 && t.deadline.IsZero() {
+		t.deadline, t.timeUp = time.Now().Add(grace), time.After(grace)
+	}
+}
+
+// left is what is left of the grace.
+func (t *timers) left(grace time.Duration) time.Duration {
+	if t.deadline.IsZero() {
+		return grace
+	}
+	return time.Until(t.deadline)
+}

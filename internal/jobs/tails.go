@@ -1,11 +1,9 @@
 package jobs
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -24,14 +22,8 @@ type tails struct {
 }
 
 func readTails(dir string) (t tails, err error) {
-	data, err := os.ReadFile(filepath.Join(dir, tailsName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return t, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &t)
-	}
-	if err != nil {
+	err = durable.ReadJSON(filepath.Join(dir, tailsName), &t)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return t, fmt.Errorf("list of what resumes have kept: %w", err)
 	}
 	return t, nil
@@ -39,7 +31,7 @@ func readTails(dir string) (t tails, err error) {
 
 // tellChanges tells what was done to the job's files, and lists what was kept of them. A full disk does
 // not stop it.
-func (s *supervisor) tellChanges(changes []files.Change) {
+func (s *core) tellChanges(changes []files.Change) {
 	var kept []string
 	for _, change := range changes {
 		if s.say(change.String()); change.Kept != "" {
@@ -58,9 +50,7 @@ func (s *supervisor) tellChanges(changes []files.Change) {
 		t.Paths = append(t.Paths, kept...)
 		err = durable.WriteJSON(filepath.Join(s.Dir, tailsName), t)
 	}
-	if err != nil {
-		s.say(err.Error())
-	}
+	s.sayError(err)
 }
 
 // Tails returns what resumes have kept of the job's files and is still there.

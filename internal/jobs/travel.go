@@ -26,26 +26,14 @@ type Description struct {
 // Describe reads what the directory of a job says of it. The error is [fs.ErrNotExist] if it is not
 // the directory of a job.
 func Describe(dir string) (Description, error) {
-	return describeFile(filepath.Join(dir, recordName))
-}
-
-func describeFile(path string) (Description, error) {
-	data, err := os.ReadFile(path)
-	var r record
-	if err == nil {
-		err = json.Unmarshal(data, &r)
-	}
-	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
-		err = fmt.Errorf("it is of version %d, and this cucriu reads version %d", r.Version, recordVersion)
-	}
-	if err != nil {
-		return Description{}, fmt.Errorf("the job's record %s: %w", path, err)
-	}
-	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, nil
+	return DescribeAs(filepath.Join(dir, recordName))
 }
 
 // DescribeAs is Describe for a record that has another name yet.
-func DescribeAs(path string) (Description, error) { return describeFile(path) }
+func DescribeAs(path string) (Description, error) {
+	r, err := loadRecord(path)
+	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, err
+}
 
 // TravelFiles are the files that a job takes along when it moves to another host, beside its
 // checkpoints. The first is its record; the others may be missing.
@@ -105,9 +93,6 @@ func Resumed(dir string, from int64) (bool, error) {
 	}
 	return false, nil
 }
-
-// StateArriving is a job that is on its way to this host.
-const StateArriving State = "arriving"
 
 // Runs reports whether the job runs, or is paused, with a supervisor.
 func (l Local) Runs() bool {

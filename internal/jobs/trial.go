@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cucriu/internal/image"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/store"
 )
 
@@ -39,7 +40,7 @@ const mostAttempts = 3
 
 // try tries whether a checkpoint can be restored, unless one with the same kinds of processes and
 // files was tried before. That goes on beside the job, until the next checkpoint at the latest.
-func (s *supervisor) try(c store.Checkpoint) {
+func (s *checkpointer) try(c store.Checkpoint) {
 	if !s.Probe {
 		return
 	}
@@ -51,20 +52,18 @@ func (s *supervisor) try(c store.Checkpoint) {
 	ctx, end := context.WithCancel(s.tidy)
 	ended := make(chan struct{})
 	s.trial.end, s.trial.ended = end, ended
-	p, root := s.sandbox, s.root
+	at := *s.instance // which may be closed while this goes on
 	go func() {
 		defer close(ended)
 		defer end()
-		a, err := s.askIn(ctx, p, root, request{Op: opProbe, Images: c.Dir, Tried: tried})
+		a, err := at.ask(ctx, inside.Request{Op: inside.Probe, Images: c.Dir, Tried: tried})
 		switch {
-		case ctx.Err() != nil || !p.Alive():
+		case ctx.Err() != nil || !at.sandbox.Alive():
 			return // the next one is tried
 		case err != nil:
 			a.Trial = &image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: err.Error()}
 		case a.Trial.Kinds != "" && a.Trial.Kinds == tried: // and what is said of that one holds for this
-			if err := s.store.NoteTrial(c.Name, before); err != nil {
-				s.say(err.Error())
-			}
+			s.sayError(s.store.NoteTrial(c.Name, before))
 			return
 		}
 		if a.Trial.Outcome == image.TrialNone {
@@ -78,7 +77,7 @@ func (s *supervisor) try(c store.Checkpoint) {
 }
 
 // lastTrial returns the trial of the newest checkpoint that has one.
-func (s *supervisor) lastTrial() image.Trial {
+func (s *checkpointer) lastTrial() image.Trial {
 	all, _ := s.store.Checkpoints() // what cannot be read is tried again
 	for _, c := range slices.Backward(all) {
 		if c.Trial != nil {
@@ -88,8 +87,8 @@ func (s *supervisor) lastTrial() image.Trial {
 	return image.Trial{}
 }
 
-func (s *supervisor) noteTrial(c store.Checkpoint, t image.Trial) {
-	s.board.note(func(l *Local) { l.Trial = &t })
+func (s *checkpointer) noteTrial(c store.Checkpoint, t image.Trial) {
+	s.status.note(func(l *Local) { l.Trial = &t })
 	err := s.store.NoteTrial(c.Name, t)
 	e := Event{Event: EventTrial, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s: a trial restore without the GPUs has shown that it can be restored", c.Name)}
 	switch t.Outcome {

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/life"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
 )
@@ -142,7 +143,7 @@ func (s *jobSource) move(ctx context.Context) error {
 	if needed, err := s.needsFirst(ctx); err != nil {
 		return err
 	} else if needed {
-		if err := s.phase("first checkpoint", func() error { return s.askSupervisor(ctx, jobs.AskCheckpoint) }); err != nil {
+		if err := s.phase("first checkpoint", func() error { return s.askSupervisor(ctx, life.AskCheckpoint) }); err != nil {
 			return err
 		}
 	}
@@ -154,7 +155,7 @@ func (s *jobSource) move(ctx context.Context) error {
 		return err
 	}
 	s.halted = time.Now()
-	if err := s.phase("last checkpoint", func() error { return s.askSupervisor(ctx, jobs.AskMove) }); err != nil {
+	if err := s.phase("last checkpoint", func() error { return s.askSupervisor(ctx, life.AskMove) }); err != nil {
 		return err
 	}
 	if err := reach(ctx, "job.stopped"); err != nil {
@@ -190,7 +191,7 @@ func (s *jobSource) needsFirst(ctx context.Context) (bool, error) {
 	return err != nil || findings.Err() != nil, nil
 }
 
-func (s *jobSource) askSupervisor(ctx context.Context, op string) error {
+func (s *jobSource) askSupervisor(ctx context.Context, op life.Op) error {
 	_, err := jobs.Ask(ctx, s.hook.Config.RunDir, s.of, jobs.Request{Op: op}, nil)
 	return err
 }

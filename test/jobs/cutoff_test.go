@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/testenv"
 )
 
@@ -20,7 +20,7 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 		killInside bool
 		want       string
 	}{
-		"the supervisor is killed":                    {false, "running"},
+		"the supervisor is killed":                      {false, "running"},
 		"the supervisor and its program in the sandbox": {true, "paused"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -37,11 +37,11 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 				})
 				if test.killInside {
 					_ = a.super.Process.Signal(unix.SIGSTOP) // it notices nothing
-					for _, pid := range running(jobs.CommandInside) {
+					for _, pid := range running(inside.Command) {
 						_ = unix.Kill(pid, unix.SIGKILL)
 					}
 					testenv.Eventually(t, testenv.Soon, "the program in the sandbox has ended", func() bool {
-						return len(testenv.NotEnding(running(jobs.CommandInside))) == 0
+						return len(testenv.NotEnding(running(inside.Command))) == 0
 					})
 				}
 				_ = a.super.Process.Kill()

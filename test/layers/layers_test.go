@@ -20,6 +20,7 @@ var layers = [][]string{
 	{"internal/logging", "internal/testenv"},
 	{"internal/migrate"},
 	{"internal/jobs", "internal/migrate/delta"},
+	{"internal/jobs/inside"},
 	{"internal/jobs/files", "internal/jobs/sandbox", "internal/migrate/prepare"},
 	{"internal/jobs/job"},
 	{"hooks/checkpoint"},

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/internal/jobs"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
 )
@@ -65,7 +65,7 @@ func rootOf(t *testing.T, w *world) int {
 	return pids[0]
 }
 
-const jobInside = jobs.CommandInside
+const jobInside = inside.Command
 
 // insidePID is the pid of a process in its own pid namespace, 0 if it is gone.
 func insidePID(pid int) int {

@@ -33,7 +33,7 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) 
 	if err != nil {
 		return nil, err
 	}
-	p := &Sandbox{dir: dir, record: record{BootID: boot, Init: root, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
+	p := &Sandbox{Dir: dir, Record: Record{BootID: boot, First: root, Root: root.PID, RunDir: runDir, Running: true, Adopted: &root}}
 	if p.root, err = proc.Reopen(root); err != nil {
 		return nil, err
 	}
@@ -53,18 +53,18 @@ func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) 
 }
 
 // IsAdopted reports whether the job was adopted, and runs in no sandbox.
-func (p *Sandbox) IsAdopted() bool { return p.record.Adopted != nil }
+func (p *Sandbox) IsAdopted() bool { return p.Adopted != nil }
 
 // attachAdopted finds an adopted job, and its keeper if that is there.
 func (p *Sandbox) attachAdopted() (_ *Sandbox, err error) {
-	if p.record.Adopted.Elsewhere() {
+	if p.Adopted.Elsewhere() {
 		// Its keeper may be gone although the job is not.
-		if exit, err := readExit(p.dir); err != nil || exit == nil {
+		if exit, err := readExit(p.Dir); err != nil || exit == nil {
 			return nil, errors.Join(ErrElsewhere, err)
 		}
 		return nil, ErrGone
 	}
-	if p.root, err = proc.Reopen(*p.record.Adopted); err != nil && !errors.Is(err, proc.ErrGone) {
+	if p.root, err = proc.Reopen(*p.Adopted); err != nil && !errors.Is(err, proc.ErrGone) {
 		return nil, err
 	}
 	if err := p.openKeeper(); err != nil {
@@ -79,7 +79,7 @@ func (p *Sandbox) attachAdopted() (_ *Sandbox, err error) {
 // openKeeper opens the keeper of the job. It is no error if there is none.
 func (p *Sandbox) openKeeper() error {
 	var id proc.Ident
-	err := readJSON(filepath.Join(p.dir, keeperName), &id)
+	err := durable.ReadJSON(filepath.Join(p.Dir, keeperName), &id)
 	if err == nil {
 		p.init, err = proc.Reopen(id)
 	}
@@ -98,12 +98,12 @@ func (p *Sandbox) Keep(ctx context.Context) error {
 	if !p.IsAdopted() || p.init != nil {
 		return nil
 	}
-	said, err := os.Create(filepath.Join(p.dir, "stderr"))
+	said, err := os.Create(filepath.Join(p.Dir, "stderr"))
 	if err != nil {
 		return err
 	}
 	defer said.Close()
-	cmd := self.Command(CommandKeep, p.dir)
+	cmd := self.Command(CommandKeep, p.Dir)
 	cmd.Dir, cmd.Stderr = "/", said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -117,10 +117,6 @@ func (p *Sandbox) Keep(ctx context.Context) error {
 	}
 	text, _ := os.ReadFile(said.Name())
 	return errors.Join(context.Cause(ctx), fmt.Errorf("keeper of the job: it does not begin: %s", text))
-}
-
-func (p *Sandbox) adoptedAlive() bool {
-	return p.root != nil && p.root.Alive() || p.init != nil && p.init.Alive()
 }
 
 // killAdopted ends an adopted job and its keeper.

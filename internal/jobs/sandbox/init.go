@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/jobs/job"
 )
 
@@ -37,7 +38,7 @@ func Init(dir string) error {
 	}
 	defer alive.Close()
 	var spec Spec
-	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+	if err := durable.ReadJSON(filepath.Join(dir, specName), &spec); err != nil {
 		return err
 	}
 	var begun begun
@@ -66,15 +67,17 @@ func Init(dir string) error {
 		begun.fence.watch()
 		os.Exit(1) // and the sandbox ends
 	}()
-	begun.streams.serve()
+	if begun.console != nil {
+		go begun.console.run()
+	}
 	return begun.reap(dir)
 }
 
 // begun is what init has to look after.
 type begun struct {
 	fence   Fence
-	root    int // pid of the job's root process
-	streams streams
+	root    int      // pid of the job's root process
+	console *console // nil if the job has no terminal
 }
 
 // begin makes what is inside a sandbox, and starts the job there if that is to be started.
@@ -86,10 +89,14 @@ func begin(dir string, spec Spec) (b begun, err error) {
 		return b, err
 	}
 	b = begun{fence: spec.Fence, root: spec.Root}
-	if b.streams, err = openStreams(dir, spec); err != nil || spec.Start == nil {
-		return b, err
+	if spec.Terminal != nil {
+		if b.console, err = newConsole(dir, *spec.Terminal); err != nil {
+			return b, err
+		}
 	}
-	b.root, err = spec.Start.start(b.streams)
+	if spec.Start != nil {
+		b.root, err = spec.Start.start(b.console)
+	}
 	return b, err
 }
 
@@ -165,13 +172,19 @@ func detach() error {
 	return nil
 }
 
-func (s *Start) start(streams streams) (pid int, err error) {
+// start starts the job, at a terminal if there is one.
+func (s *Start) start(at *console) (pid int, err error) {
 	command := job.Command{Args: s.Args, Env: s.Env, Dir: s.Dir, User: s.User}
-	release, err := streams.give(&command, s)
-	if err != nil {
-		return 0, err
+	if at != nil {
+		command.Stdin, command.Stdout, command.Stderr, command.Terminal = at.slave, at.slave, at.slave, true
+	} else {
+		output, err := os.OpenFile(s.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err != nil {
+			return 0, fmt.Errorf("output of the job: %w", err)
+		}
+		defer output.Close()
+		command.Stdout, command.Stderr = output, output
 	}
-	defer release()
 	started, err := job.Start(command)
 	if err != nil {
 		return 0, err
@@ -201,7 +214,9 @@ func (b begun) reap(dir string) error {
 // tellExit records the end of the root process. A full disk must not end the sandbox, or the job's
 // children with it: there may be room later.
 func (b begun) tellExit(dir string, status unix.WaitStatus) {
-	b.streams.drain()
+	if b.console != nil {
+		b.console.drain()
+	}
 	exit := Exit{Status: status, At: time.Now().UTC()}
 	for writeExit(dir, exit) != nil {
 		time.Sleep(time.Second)

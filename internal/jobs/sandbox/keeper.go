@@ -23,19 +23,17 @@ func Keep(dir string) error {
 	}
 	defer alive.Close()
 	var spec Spec
-	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+	if err := durable.ReadJSON(filepath.Join(dir, specName), &spec); err != nil {
 		return err
 	}
 	if spec.Adopted == nil {
 		return errors.New("this is a command for the keeper of an adopted job")
 	}
-	if spec.HostDir != "" { // an earlier version may have taken the job under care
-		known, err := holdAlive(spec.HostDir)
-		if err != nil {
-			return err
-		}
-		defer known.Close()
+	known, err := holdAlive(spec.HostDir)
+	if err != nil {
+		return err
 	}
+	defer known.Close()
 	self, err := proc.IdentOf(os.Getpid())
 	if err == nil {
 		err = durable.WriteJSON(filepath.Join(dir, keeperName), self)

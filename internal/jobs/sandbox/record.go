@@ -9,11 +9,11 @@ import (
 	"cucriu/internal/proc"
 )
 
-// record is what is known of a sandbox by whoever attaches to it.
-type record struct {
+// Record is what is known of a sandbox by whoever attaches to it.
+type Record struct {
 	BootID string     `json:"boot_id"`
-	Init   proc.Ident `json:"init"`
-	Root   int        `json:"root"`    // pid inside
+	First  proc.Ident `json:"init"`    // see [Sandbox.Init]
+	Root   int        `json:"root"`    // pid of the job's root process inside
 	RunDir string     `json:"run_dir"` // of the hook inside
 	// Running says that the job has run in the sandbox: it was started there, or its restore is
 	// over. What has ended before was no job.
@@ -25,13 +25,13 @@ type record struct {
 }
 
 // Exit tells how the job's root process has ended; nil if it has not.
-func (p *Sandbox) Exit() (*Exit, error) { return readExit(p.dir) }
+func (p *Sandbox) Exit() (*Exit, error) { return readExit(p.Dir) }
 
 // LastExit tells how the root process in a sandbox that may be gone has ended; nil if that is not
 // known, or if it was to leave.
 func LastExit(dir string) (*Exit, error) {
-	var r record
-	err := readJSON(filepath.Join(dir, recordName), &r)
+	var r Record
+	err := durable.ReadJSON(filepath.Join(dir, recordName), &r)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -41,25 +41,19 @@ func LastExit(dir string) (*Exit, error) {
 	return readExit(dir)
 }
 
-// HasRun reports whether the job has run in the sandbox.
-func (p *Sandbox) HasRun() bool { return p.record.Running }
-
 // SetRunning records that the job runs.
 func (p *Sandbox) SetRunning() error {
-	if p.record.Running {
+	if p.Running {
 		return nil
 	}
-	p.record.Running = true
+	p.Running = true
 	return p.save()
 }
-
-// IsLeaving reports whether a dump was to end the job.
-func (p *Sandbox) IsLeaving() bool { return p.record.Leaving }
 
 // SetLeaving records that a dump is to end the job.
 func (p *Sandbox) SetLeaving() error {
-	p.record.Leaving = true
+	p.Leaving = true
 	return p.save()
 }
 
-func (p *Sandbox) save() error { return durable.WriteJSON(filepath.Join(p.dir, recordName), p.record) }
+func (p *Sandbox) save() error { return durable.WriteJSON(filepath.Join(p.Dir, recordName), p.Record) }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,10 +36,10 @@ var (
 
 // Sandbox is the sandbox of a job, seen from outside.
 type Sandbox struct {
-	dir    string
-	record record
-	init   *proc.Process // of an adopted job, its keeper; nil if that has gone
-	root   *proc.Process // of an adopted job; nil if it has ended
+	Record
+	Dir  string        // of its records
+	init *proc.Process // of an adopted job, its keeper; nil if that has gone
+	root *proc.Process // of an adopted job; nil if it has ended
 }
 
 // New makes a sandbox that keeps its records in dir, an empty folder. runDir is for the hook in the
@@ -87,7 +88,7 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	if r.Error != "" {
 		return nil, fmt.Errorf("make a sandbox for the job: %s", r.Error)
 	}
-	p, err := adopt(dir, cmd.Process.Pid, record{Root: r.Root, RunDir: runDir, Running: spec.Start != nil})
+	p, err := record(dir, cmd.Process.Pid, Record{Root: r.Root, RunDir: runDir, Running: spec.Start != nil})
 	if err != nil {
 		return nil, err
 	}
@@ -97,8 +98,8 @@ func New(ctx context.Context, dir, runDir string, spec Spec) (*Sandbox, error) {
 	return p, nil
 }
 
-// adopt records who init is: the only child of the process that made the namespaces.
-func adopt(dir string, parent int, r record) (*Sandbox, error) {
+// record records who init is: the only child of the process that made the namespaces.
+func record(dir string, parent int, r Record) (*Sandbox, error) {
 	children, err := proc.Children(parent)
 	if err != nil {
 		return nil, err
@@ -110,11 +111,11 @@ func adopt(dir string, parent int, r record) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Sandbox{dir: dir, init: init, record: r}
-	p.record.Init = init.Ident
-	p.record.BootID, err = proc.BootID()
+	p := &Sandbox{Dir: dir, init: init, Record: r}
+	p.First = init.Ident
+	p.BootID, err = proc.BootID()
 	if err == nil {
-		err = durable.WriteJSON(filepath.Join(dir, recordName), p.record)
+		err = p.save()
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.Kill())
@@ -125,8 +126,8 @@ func adopt(dir string, parent int, r record) (*Sandbox, error) {
 // Attach finds the sandbox that keeps its records in dir. It fails with [ErrGone] if there is none
 // any more.
 func Attach(dir string) (*Sandbox, error) {
-	p := &Sandbox{dir: dir}
-	err := readJSON(filepath.Join(dir, recordName), &p.record)
+	p := &Sandbox{Dir: dir}
+	err := durable.ReadJSON(filepath.Join(dir, recordName), &p.Record)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, awaitUnrecorded(dir)
 	}
@@ -137,19 +138,19 @@ func Attach(dir string) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	if boot != p.record.BootID {
+	if boot != p.BootID {
 		return nil, ErrGone
 	}
-	if p.record.Adopted != nil {
+	if p.IsAdopted() {
 		return p.attachAdopted()
 	}
-	if p.record.Init.Elsewhere() {
+	if p.First.Elsewhere() {
 		if alive, known := IsAlive(dir); known && !alive {
 			return nil, ErrGone
 		}
 		return nil, ErrElsewhere
 	}
-	p.init, err = proc.Reopen(p.record.Init)
+	p.init, err = proc.Reopen(p.First)
 	alive, known := IsAlive(dir)
 	switch {
 	case errors.Is(err, proc.ErrGone) && alive: // a time namespace shows other start times
@@ -159,55 +160,35 @@ func Attach(dir string) (*Sandbox, error) {
 	case err != nil:
 		return nil, err
 	case p.init.Exiting():
-		return nil, p.awaitEnd()
+		if err := waitKilled(p.init); err != nil {
+			return nil, errors.Join(fmt.Errorf("the job's sandbox is ending: %w", err), p.Close())
+		}
+		return nil, errors.Join(ErrGone, p.Close())
 	case known && !alive:
 		return nil, errors.Join(ErrCopied, p.Close())
 	}
 	return p, nil
 }
 
-// awaitEnd waits until a sandbox that is ending has ended.
-func (p *Sandbox) awaitEnd() error {
-	defer p.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := p.init.WaitExit(ctx); err != nil {
-		return fmt.Errorf("the job's sandbox is ending: %w", err)
-	}
-	return ErrGone
-}
-
-// Dir is the folder of the sandbox's records.
-func (p *Sandbox) Dir() string { return p.dir }
-
 // Init identifies the first process of the sandbox, or the root process of an adopted job.
 func (p *Sandbox) Init() proc.Ident {
 	if p.IsAdopted() {
-		return *p.record.Adopted
+		return *p.Adopted
 	}
 	return p.init.Ident
 }
 
-// RunDir is the run directory of the hook in the sandbox.
-func (p *Sandbox) RunDir() string { return p.record.RunDir }
-
-// Root is the pid of the job's root process in the sandbox.
-func (p *Sandbox) Root() int { return p.record.Root }
-
 // Command prepares a command that runs in the sandbox, with the hook's run directory there.
 func (p *Sandbox) Command(ctx context.Context, args ...string) *exec.Cmd {
-	if p.IsAdopted() {
-		return p.prepare(exec.CommandContext(ctx, args[0], args[1:]...))
+	if !p.IsAdopted() {
+		enter := []string{"nsenter", "--target", strconv.Itoa(p.init.PID), "--pid", "--mount"}
+		if _, err := os.Stat("/proc/self/ns/time"); err == nil {
+			enter = append(enter, "--time")
+		}
+		args = slices.Concat(enter, []string{"--"}, args)
 	}
-	enter := []string{"--target", strconv.Itoa(p.init.PID), "--pid", "--mount"}
-	if _, err := os.Stat("/proc/self/ns/time"); err == nil {
-		enter = append(enter, "--time")
-	}
-	return p.prepare(exec.CommandContext(ctx, "nsenter", append(append(enter, "--"), args...)...))
-}
-
-func (p *Sandbox) prepare(cmd *exec.Cmd) *exec.Cmd {
-	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir())
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), "CUCRIU_RUN_DIR="+p.RunDir)
 	cmd.Dir = "/"
 	// Signals to the group of the supervisor (Ctrl-C, timeout(1)) are for the supervisor alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -218,7 +199,7 @@ func (p *Sandbox) prepare(cmd *exec.Cmd) *exec.Cmd {
 // none, or if it has ended.
 func (p *Sandbox) OpenRoot() (*proc.Process, error) {
 	if p.IsAdopted() {
-		return proc.Reopen(*p.record.Adopted)
+		return proc.Reopen(*p.Adopted)
 	}
 	tree, err := proc.Tree(p.init.PID)
 	if err != nil {
@@ -229,19 +210,16 @@ func (p *Sandbox) OpenRoot() (*proc.Process, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		if status.ImagePID() == p.record.Root {
+		if status.ImagePID() == p.Root {
 			return proc.Open(pid)
 		}
 	}
-	return nil, fmt.Errorf("process %d of the sandbox: %w", p.record.Root, proc.ErrGone)
+	return nil, fmt.Errorf("process %d of the sandbox: %w", p.Root, proc.ErrGone)
 }
 
 // Alive reports whether the sandbox is there.
 func (p *Sandbox) Alive() bool {
-	if p.IsAdopted() {
-		return p.adoptedAlive()
-	}
-	return p.init.Alive()
+	return p.root != nil && p.root.Alive() || p.init != nil && p.init.Alive()
 }
 
 // Kill ends everything in the sandbox, and returns when it has ended.
@@ -252,9 +230,7 @@ func (p *Sandbox) Kill() error {
 	if err := p.init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	return p.init.WaitExit(ctx)
+	return waitKilled(p.init)
 }
 
 // Close lets go of the sandbox, which stays.

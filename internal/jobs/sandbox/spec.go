@@ -1,11 +1,9 @@
 package sandbox
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -108,17 +106,6 @@ func (e Exit) Code() int {
 	return e.Status.ExitStatus()
 }
 
-func readJSON(path string, value any) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(data, value); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
-}
-
 // writeExit records the end of the root process.
 func writeExit(dir string, exit Exit) error {
 	return durable.WriteJSON(filepath.Join(dir, exitName), exit)
@@ -127,7 +114,7 @@ func writeExit(dir string, exit Exit) error {
 // readExit returns nil if the root process has not ended.
 func readExit(dir string) (*Exit, error) {
 	var exit Exit
-	err := readJSON(filepath.Join(dir, exitName), &exit)
+	err := durable.ReadJSON(filepath.Join(dir, exitName), &exit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

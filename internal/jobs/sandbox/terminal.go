@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -29,7 +28,7 @@ const terminalName = "terminal.json" // in the folder of a sandbox
 // sandbox's folder.
 func ReadTerminal(dir string) (*Terminal, error) {
 	var t Terminal
-	err := readJSON(filepath.Join(dir, terminalName), &t)
+	err := durable.ReadJSON(filepath.Join(dir, terminalName), &t)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -41,7 +40,7 @@ func ReadTerminal(dir string) (*Terminal, error) {
 
 // Terminal returns the other end of the job's terminal: what is written to it is typed.
 func (p *Sandbox) Terminal() (*os.File, error) {
-	t, err := ReadTerminal(p.dir)
+	t, err := ReadTerminal(p.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -64,14 +63,14 @@ type console struct {
 }
 
 // newConsole makes a terminal. What the job writes there is appended to a file.
-func newConsole(dir string, size unix.Winsize, output string, owner *syscall.Credential) (c *console, err error) {
+func newConsole(dir string, spec TerminalSpec) (c *console, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("terminal of the job: %w", err)
 		}
 	}()
 	c = new(console)
-	if c.output, err = os.OpenFile(output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err != nil {
+	if c.output, err = os.OpenFile(spec.Output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err != nil {
 		return nil, err
 	}
 	if c.master, err = unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0); err != nil {
@@ -84,15 +83,15 @@ func newConsole(dir string, size unix.Winsize, output string, owner *syscall.Cre
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.IoctlSetWinsize(c.master, unix.TIOCSWINSZ, &size); err != nil {
+	if err := unix.IoctlSetWinsize(c.master, unix.TIOCSWINSZ, &unix.Winsize{Row: spec.Rows, Col: spec.Columns}); err != nil {
 		return nil, err
 	}
 	path := "/dev/pts/" + strconv.Itoa(int(number))
 	if c.slave, err = os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
 		return nil, err
 	}
-	if owner != nil {
-		if err := c.slave.Chown(int(owner.Uid), -1); err != nil {
+	if spec.User != nil {
+		if err := c.slave.Chown(int(spec.User.Uid), -1); err != nil {
 			return nil, err
 		}
 	}

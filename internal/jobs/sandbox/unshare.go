@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/self"
 )
 
@@ -37,7 +38,7 @@ const timePrecision = 10 * time.Millisecond
 // returns only errors. It must be called on the main thread: the clocks can be set only there.
 func Unshare(dir string) error {
 	var spec Spec
-	if err := readJSON(filepath.Join(dir, specName), &spec); err != nil {
+	if err := durable.ReadJSON(filepath.Join(dir, specName), &spec); err != nil {
 		return err
 	}
 	unshare, err := exec.LookPath("unshare")

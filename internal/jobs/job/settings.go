@@ -1,4 +1,4 @@
-package jobs
+package job
 
 import (
 	"fmt"
@@ -46,11 +46,11 @@ func Settings() []Setting {
 	}
 }
 
-// chosen is which settings a user wants beside, or instead of, the usual ones.
-type chosen struct{ with, without []string }
+// Choice is which settings a user wants beside the usual ones, and which of those not.
+type Choice struct{ With, Without []string }
 
-// checkSettings refuses names that are not known.
-func checkSettings(names ...string) error {
+// CheckSettings refuses names that are not known.
+func CheckSettings(names ...string) error {
 	var known []string
 	for _, s := range Settings() {
 		known = append(known, s.Name)
@@ -63,11 +63,11 @@ func checkSettings(names ...string) error {
 	return nil
 }
 
-// apply adds the settings to an environment, and returns what to tell the user.
-func (c chosen) apply(env []string, gpus int) (_ []string, notes []string) {
+// Apply adds the settings to an environment, and returns what to tell the user.
+func (c Choice) Apply(env []string, gpus int) (_ []string, notes []string) {
 	for _, s := range Settings() {
-		asked := slices.Contains(c.with, s.Name)
-		if slices.Contains(c.without, s.Name) || !asked && (s.Costs || s.severalGPUs && gpus < 2) {
+		asked := slices.Contains(c.With, s.Name)
+		if slices.Contains(c.Without, s.Name) || !asked && (s.Costs || s.severalGPUs && gpus < 2) {
 			continue
 		}
 		for _, variable := range s.Variables {

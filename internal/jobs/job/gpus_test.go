@@ -1,4 +1,4 @@
-package jobs
+package job
 
 import (
 	"slices"
@@ -55,12 +55,12 @@ func TestVisibleDevicesAreReadAsCUDADoes(t *testing.T) {
 
 func TestGPUsAreRenumberedWhereOnlyTheyAreVisible(t *testing.T) {
 	all := host(t)
-	g := given{gpus: all[1:], order: []cudackpt.GPU{all[2], all[1]}}
-	got := g.renumber([]string{"A=1", "CUDA_VISIBLE_DEVICES=2,1", "B=2"})
+	g := GPUs{Visible: all[1:], order: []cudackpt.GPU{all[2], all[1]}}
+	got := g.Renumber([]string{"A=1", "CUDA_VISIBLE_DEVICES=2,1", "B=2"})
 	if diff := cmp.Diff([]string{"A=1", "B=2", "CUDA_VISIBLE_DEVICES=1,0"}, got); diff != "" {
 		t.Error(diff)
 	}
-	if got := g.renumber([]string{"A=1"}); len(got) != 1 {
+	if got := g.Renumber([]string{"A=1"}); len(got) != 1 {
 		t.Errorf("it was set: %v", got)
 	}
 }

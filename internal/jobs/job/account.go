@@ -1,4 +1,4 @@
-package jobs
+package job
 
 import (
 	"fmt"
@@ -11,14 +11,14 @@ import (
 	"cucriu/internal/criuimage"
 )
 
-// account is whose job it is.
-type account struct {
+// Account is whose job it is.
+type Account struct {
 	name, home string
-	credential syscall.Credential
+	Credential syscall.Credential
 }
 
-// lookupAccount finds a user by name or number.
-func lookupAccount(name string) (*account, error) {
+// LookupAccount finds a user by name or number.
+func LookupAccount(name string) (*Account, error) {
 	u, err := user.Lookup(name)
 	if err != nil {
 		if u, err = user.LookupId(name); err != nil {
@@ -29,29 +29,19 @@ func lookupAccount(name string) (*account, error) {
 	if err != nil {
 		return nil, fmt.Errorf("groups of %s: %w", u.Username, err)
 	}
-	a := &account{name: u.Username, home: u.HomeDir}
-	for _, to := range []struct {
-		text string
-		id   *uint32
-	}{{u.Uid, &a.credential.Uid}, {u.Gid, &a.credential.Gid}} {
-		id, err := strconv.ParseUint(to.text, 10, 32)
+	var ids []uint32
+	for _, text := range append([]string{u.Uid, u.Gid}, groups...) {
+		id, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("--user %s: %w", name, err)
 		}
-		*to.id = uint32(id)
+		ids = append(ids, uint32(id))
 	}
-	for _, text := range groups {
-		id, err := strconv.ParseUint(text, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("groups of %s: %w", u.Username, err)
-		}
-		a.credential.Groups = append(a.credential.Groups, uint32(id))
-	}
-	return a, nil
+	return &Account{u.Username, u.HomeDir, syscall.Credential{Uid: ids[0], Gid: ids[1], Groups: ids[2:]}}, nil
 }
 
-// environment changes those variables that tell a program whose it is.
-func (a *account) environment(env []string) []string {
+// Environment changes those variables that tell a program whose it is.
+func (a *Account) Environment(env []string) []string {
 	own := []string{"USER=" + a.name, "LOGNAME=" + a.name, "HOME=" + a.home}
 	env = slices.DeleteFunc(env, func(v string) bool {
 		return slices.ContainsFunc(own, func(o string) bool {
@@ -62,24 +52,24 @@ func (a *account) environment(env []string) []string {
 	return append(env, own...)
 }
 
-// check refuses an image with a process that is somebody else's, or can do more than the user.
-func (a *account) check(dir string) error {
+// Check refuses an image with a process that is somebody else's, or can do more than the user.
+func (a *Account) Check(dir string) error {
 	all, err := criuimage.ReadCredentials(dir)
 	if err != nil {
 		return err
 	}
 	for _, c := range all {
 		for _, id := range c.UIDs {
-			if id != a.credential.Uid {
+			if id != a.Credential.Uid {
 				return fmt.Errorf("process %d of the checkpoint has the rights of user %d, and the job is to be %s's (--user)", c.PID, id, a.name)
 			}
 		}
 		for _, id := range append(slices.Clone(c.GIDs), c.Groups...) {
-			if id != a.credential.Gid && !slices.Contains(a.credential.Groups, id) {
+			if id != a.Credential.Gid && !slices.Contains(a.Credential.Groups, id) {
 				return fmt.Errorf("process %d of the checkpoint is in group %d, and %s is not (--user)", c.PID, id, a.name)
 			}
 		}
-		if a.credential.Uid != 0 && c.Capabilities != 0 {
+		if a.Credential.Uid != 0 && c.Capabilities != 0 {
 			return fmt.Errorf("process %d of the checkpoint has capabilities %#x, and the job is to be %s's (--user)", c.PID, c.Capabilities, a.name)
 		}
 	}

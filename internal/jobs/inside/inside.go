@@ -1,4 +1,4 @@
-package jobs
+package inside
 
 import (
 	"context"
@@ -22,96 +22,23 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/failpoint"
-	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/self"
 	"cucriu/internal/watch"
 )
 
-// CommandInside is the hidden command that works in a job's sandbox: criu, its hook and the
-// watcher see the job's pids and clocks as the job does. It reads a request from its standard
-// input and writes an answer to its standard output. The end of the input means that the request
-// is given up, for example because the supervisor was killed.
-const CommandInside = "job-inside"
-
-// The operations in a sandbox.
-const (
-	opDump    = "dump"
-	opRestore = "restore"
-	opRecover = "recover"
-	opPause   = "pause"
-	opUnpause = "unpause"
-	opCheck   = "check"
-	opProbe   = "probe"
-)
-
-// request is what is to be done in a sandbox.
-type request struct {
-	Op     string `json:"op"`
-	Images string `json:"images,omitempty"`
-	Root   int    `json:"root,omitempty"`
-	// Sandbox is the folder of the sandbox's records.
-	Sandbox string `json:"sandbox,omitempty"`
-	// NoTerminal is for a job that was adopted and has no terminal open.
-	NoTerminal bool `json:"no_terminal,omitempty"`
-	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
-	Output string `json:"output,omitempty"`
-	// Undo is where a restore notes how to undo what it does to the job's files.
-	Undo files.UndoFile `json:"undo"`
-	// End says that a dump ends the job once its image is complete.
-	End bool `json:"end,omitempty"`
-	// Files says which files of the job belong to a dump.
-	Files files.Options `json:"files"`
-	// Tried are the kinds of what was tried before: see [image.Trial].
-	Tried string `json:"tried,omitempty"`
-	// Staged is what is known of a dump before it is made.
-	Staged staged `json:"staged"`
-}
-
-// what says what is done, to people.
-func (r request) what() string {
-	switch r.Op {
-	case opDump:
-		return "the dump"
-	case opRestore:
-		return "the restore"
-	case opRecover:
-		return "what an earlier supervisor had begun"
-	case opPause:
-		return "the pause"
-	case opUnpause:
-		return "the end of the pause"
-	case opProbe:
-		return "the trial restore"
-	}
-	return "the look at the job"
-}
-
-// answer says how it went.
-type answer struct {
-	Result checkpoint.Result `json:"result"`
-	Clocks sandbox.Clocks    `json:"clocks"` // of the job when it was dumped
-	// Changes is what was done to the job's files.
-	Changes []files.Change `json:"changes,omitempty"`
-	Notes   []string       `json:"notes,omitempty"`
-	Error   string         `json:"error,omitempty"`
-	Trial   *image.Trial   `json:"trial,omitempty"`
-	// NotBack says that the job must still be brought back, for which its image may be needed.
-	NotBack bool `json:"not_back,omitempty"`
-	// Refused says that the job was not touched.
-	Refused bool `json:"refused,omitempty"`
-}
-
 var errGivenUp = errors.New("the supervisor of the job has given it up")
 
-// Inside serves one request, after those that an earlier supervisor has made.
-func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out io.Writer) error {
+// Serve serves one request, after those that an earlier supervisor has made. It reads it from its
+// standard input, and writes an answer to its standard output. The end of the input means that the
+// request is given up, for example because the supervisor was killed.
+func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out io.Writer) error {
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil { // this program itself
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	decoder := json.NewDecoder(in)
-	var r request
+	var r Request
 	if err := decoder.Decode(&r); errors.Is(err, io.EOF) {
 		return nil // it was given up before
 	} else if err != nil {
@@ -123,13 +50,13 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 		_, _ = decoder.Token() // there is no more input, so this is its end
 		giveUp(errGivenUp)
 	}()
-	if r.Op == opProbe { // beside all others
-		of, err := readStaged(r.Images)
+	if r.Op == Probe { // beside all others
+		of, err := ReadStaged(r.Images)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		trial := checkpoint.Probe(ctx, hook, r.Images, checkpoint.ProbeOptions{Command: []string{self.Path, checkpoint.CommandProbe}, Criu: criu, Before: r.Tried, Terminal: of.Terminal})
-		return json.NewEncoder(out).Encode(answer{Trial: &trial})
+		return json.NewEncoder(out).Encode(Answer{Trial: &trial})
 	}
 	turn := flock.New(filepath.Join(hook.Config.RunDir, "turn"))
 	defer turn.Close()
@@ -137,24 +64,24 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 	if err != nil {
 		return fmt.Errorf("wait for an earlier request: %w", err)
 	}
-	var a answer
+	var a Answer
 	switch r.Op {
-	case opDump:
-		a, err = dumpInside(ctx, hook, criu, r)
-	case opRestore:
-		a, err = restoreInside(ctx, hook, criu, r)
-	case opCheck:
+	case Dump:
+		a, err = dump(ctx, hook, criu, r)
+	case Restore:
+		a, err = restore(ctx, hook, criu, r)
+	case Check:
 		var findings preflight.Findings
 		findings, err = checkpoint.CheckDump(ctx, hook, r.Root, "", criu)
 		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
-	case opRecover:
+	case Recover:
 		if _, err = watch.Recover(ctx, hook); errors.As(err, new(*watch.AtWorkError)) {
 			err = nil // it brings the job back
 		}
-	case opPause:
-		err = pauseInside(ctx, hook, r.Root)
-	case opUnpause:
-		err = unpauseInside(ctx, hook)
+	case Pause:
+		err = pause(ctx, hook, r.Root)
+	case Unpause:
+		err = unpause(ctx, hook)
 	default:
 		err = fmt.Errorf("request %q is not known", r.Op)
 	}
@@ -164,7 +91,7 @@ func Inside(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, ou
 	return json.NewEncoder(out).Encode(a)
 }
 
-func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answer, err error) {
 	if err := files.Foresee(ctx, r.Root, r.Files); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
@@ -199,7 +126,7 @@ func dumpInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (
 	return a, err
 }
 
-func restoreInside(ctx context.Context, hook *hooks.Hook, criu string, r request) (a answer, err error) {
+func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answer, err error) {
 	// A job that leads no session comes back in ours, which must be one of the sandbox: criu could not
 	// dump the job again.
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
@@ -254,8 +181,8 @@ func isOfImage(err error) bool {
 }
 
 // terminalFor opens the terminal of the sandbox for a job that had one; nil if it had none.
-func terminalFor(r request) (*checkpoint.Inherited, error) {
-	of, err := readStaged(r.Images)
+func terminalFor(r Request) (*checkpoint.Inherited, error) {
+	of, err := ReadStaged(r.Images)
 	if errors.Is(err, os.ErrNotExist) || err == nil && of.Terminal == "" {
 		return nil, nil
 	}

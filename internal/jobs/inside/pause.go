@@ -1,8 +1,7 @@
-package jobs
+package inside
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -27,13 +26,19 @@ type pausedRecord struct {
 	Stopped []proc.Ident `json:"stopped"`
 }
 
+// IsPaused reports whether the job of a sandbox stands still, or whether a pause of it was cut off.
+func IsPaused(runDir string) (bool, error) {
+	_, err := os.Stat(filepath.Join(runDir, pausedName))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 func readPaused(runDir string) (r pausedRecord, err error) {
-	data, err := os.ReadFile(filepath.Join(runDir, pausedName))
+	err = durable.ReadJSON(filepath.Join(runDir, pausedName), &r)
 	if errors.Is(err, os.ErrNotExist) {
 		return r, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &r)
 	}
 	return r, err
 }
@@ -42,9 +47,9 @@ func (r pausedRecord) write(runDir string) error {
 	return durable.WriteJSON(filepath.Join(runDir, pausedName), r)
 }
 
-// pauseInside lets all processes of the job stand still, and frees their GPUs. It makes a pause
+// pause lets all processes of the job stand still, and frees their GPUs. It makes a pause
 // whole that was cut off.
-func pauseInside(ctx context.Context, hook *hooks.Hook, root int) error {
+func pause(ctx context.Context, hook *hooks.Hook, root int) error {
 	runDir := hook.Config.RunDir
 	r, err := readPaused(runDir)
 	if err != nil {
@@ -58,7 +63,7 @@ func pauseInside(ctx context.Context, hook *hooks.Hook, root int) error {
 		err = r.stopTree(ctx, runDir, root)
 	}
 	if err != nil {
-		return errors.Join(err, unpauseInside(context.WithoutCancel(ctx), hook))
+		return errors.Join(err, unpause(context.WithoutCancel(ctx), hook))
 	}
 	return nil
 }
@@ -153,8 +158,8 @@ func runningIn(root int) (running []*proc.Process, err error) {
 	return running, nil
 }
 
-// unpauseInside lets the job go on after a pause.
-func unpauseInside(ctx context.Context, hook *hooks.Hook) error {
+// unpause lets the job go on after a pause.
+func unpause(ctx context.Context, hook *hooks.Hook) error {
 	runDir := hook.Config.RunDir
 	pids, err := suspended(hook)
 	if err != nil {

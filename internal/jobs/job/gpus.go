@@ -1,9 +1,8 @@
-package jobs
+package job
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,55 +11,51 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks"
 )
 
 // visibleDevices is the variable by which schedulers tell a job its GPUs.
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
-// given is which GPUs of the host a job gets. The driver checkpoints a process with all GPUs
+// GPUs are which GPUs of the host a job gets. The driver checkpoints a process with all GPUs
 // whose device nodes it sees, and restores it only where there are as many. So the job's sandbox
 // shows those that this run was given, and no others.
-type given struct {
-	gpus   []cudackpt.GPU // in the order of the PCI bus
-	order  []cudackpt.GPU // in that of CUDA_VISIBLE_DEVICES
-	hidden []string       // device nodes
+type GPUs struct {
+	Visible []cudackpt.GPU // in the order of the PCI bus
+	order   []cudackpt.GPU // in that of CUDA_VISIBLE_DEVICES
+	Hidden  []string       // device nodes
 }
 
-// givenGPUs finds out which GPUs this run was given: those of CUDA_VISIBLE_DEVICES, else all,
+// GivenGPUs finds out which GPUs this run was given: those of CUDA_VISIBLE_DEVICES, else all,
 // without those that the control group of this run denies.
-func (s *supervisor) givenGPUs(env []string) (given, error) {
-	driver, err := s.hook.OpenDriver()
+func GivenGPUs(hook *hooks.Hook, env []string, adopted bool) (GPUs, error) {
+	driver, err := hook.OpenDriver()
 	if err != nil {
-		return given{}, nil // a job without CUDA
+		return GPUs{}, nil // a job without CUDA
 	}
 	host, err := driver.HostGPUs()
 	if err != nil {
-		return given{}, nil
+		return GPUs{}, nil
 	}
 	chosen := host
 	if value, is := lookup(env, visibleDevices); is {
 		if chosen, err = chooseGPUs(host, value); err != nil {
-			return given{}, fmt.Errorf("%s=%s: %w", visibleDevices, value, err)
+			return GPUs{}, fmt.Errorf("%s=%s: %w", visibleDevices, value, err)
 		}
 	}
-	if s.record.Adopted { // it has seen all of them
-		return given{gpus: host, order: host}, nil
+	if adopted { // the job has seen all of them
+		return GPUs{Visible: host, order: host}, nil
 	}
-	g := given{order: chosen}
+	g := GPUs{order: chosen}
 	for _, gpu := range host {
-		node := filepath.Join(s.hook.Config.Driver.Root, "dev", "nvidia"+strconv.Itoa(gpu.Minor))
+		node := filepath.Join(hook.Config.Driver.Root, "dev", "nvidia"+strconv.Itoa(gpu.Minor))
 		if slices.Contains(chosen, gpu) && !denied(node) {
-			g.gpus = append(g.gpus, gpu)
+			g.Visible = append(g.Visible, gpu)
 		} else {
-			g.hidden = append(g.hidden, node)
+			g.Hidden = append(g.Hidden, node)
 		}
 	}
 	return g, nil
-}
-
-// driverParams is where the kernel's driver says what its libraries do.
-func (s *supervisor) driverParams() string {
-	return filepath.Join(s.hook.Config.Driver.Root, "proc/driver/nvidia/params")
 }
 
 // denied reports whether a device cannot be opened because a control group forbids it.
@@ -107,15 +102,15 @@ func onlyWithPrefix(host []cudackpt.GPU, prefix string) int {
 	return found
 }
 
-// renumber changes CUDA_VISIBLE_DEVICES to what is meant where only the given GPUs are visible.
+// Renumber changes CUDA_VISIBLE_DEVICES to what is meant where only the given GPUs are visible.
 // A job that goes on elsewhere finds its GPUs by these numbers.
-func (g given) renumber(env []string) []string {
-	if _, is := lookup(env, visibleDevices); !is || len(g.gpus) == 0 {
+func (g GPUs) Renumber(env []string) []string {
+	if _, is := lookup(env, visibleDevices); !is || len(g.Visible) == 0 {
 		return env
 	}
 	var numbers []string
 	for _, gpu := range g.order {
-		if i := slices.Index(g.gpus, gpu); i >= 0 {
+		if i := slices.Index(g.Visible, gpu); i >= 0 {
 			numbers = append(numbers, strconv.Itoa(i))
 		}
 	}
@@ -130,12 +125,4 @@ func lookup(env []string, name string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// environment is that of this run.
-func (s *supervisor) environment() []string {
-	if s.Env != nil {
-		return slices.Clone(s.Env)
-	}
-	return os.Environ()
 }

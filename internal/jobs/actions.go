@@ -1,0 +1,321 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs/life"
+	"cucriu/internal/jobs/store"
+)
+
+// do executes an action.
+func (s *supervisor) do(ctx context.Context, a life.Action) {
+	e := s.event
+	switch a {
+	case life.Attend:
+		s.attend(ctx)
+	case life.Keep:
+		s.kept = append(s.kept, e.signal)
+	case life.GiveUp:
+		s.told, s.kept = e.signal, append(s.kept, e.signal)
+		s.say(fmt.Sprintf("got %s while %s is being started or resumed", unix.SignalName(e.signal), s.name))
+		s.giveUp(fmt.Errorf("got %s", unix.SignalName(e.signal)))
+	case life.Hasten:
+		s.told = e.signal
+		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s: %s leaves this host", unix.SignalName(e.signal), s.name)})
+		s.checkpointer.hasten()
+	case life.CutOff:
+		s.cause = cmp.Or(e.err, errors.New("got a second signal"))
+		s.cutOff(s.cause)
+	case life.StartGrace:
+		s.timers.startGrace(s.Grace)
+	case life.Kill:
+		if e.Kind == life.Tick {
+			s.say("the job was killed while criu was at work on it, and criu waits for it: both are ended")
+		}
+		_ = s.sandbox.Kill() // the end of the supervisor tries it again
+	case life.KillRest:
+		_, _ = s.awaitExit()
+		_ = s.sandbox.Kill()
+	case life.Schedule:
+		s.timers.schedule(s.Every > 0, s.checkpointer.untilNext(nil))
+		s.status.runs(s.life.Paused, s.timers.next)
+	case life.Retry:
+		s.timers.schedule(s.Every > 0, s.checkpointer.untilNext(e.err))
+		s.status.runs(s.life.Paused, s.timers.next)
+	case life.Show:
+		s.status.runs(s.life.Paused, s.timers.next)
+	case life.Skip:
+		pause, _ := s.checkpointer.tooLong()
+		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would stand still for about %v, and may for %v (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
+		s.checkpointer.costs = s.checkpointer.costs[1:] // so that it is tried again some time
+	case life.Pass:
+		s.pass(e.signal, s.life.Paused)
+	case life.StopSelf:
+		s.stopSelf()
+	case life.Answer:
+		s.control.answer(s.control.result(e, s.life.Phase == life.Over))
+	case life.AnswerAtEnd:
+		s.tell(Event{Event: EventPreempted, Message: s.name + " is stopped, as was asked for"})
+		s.control.answerAtEnd()
+	case life.Refuse:
+		s.control.answer(Answer{}, s.control.refusal(s.life, s.move.Peer, e.err))
+	case life.TellNoLast:
+		expected, _ := s.checkpointer.costs.expected()
+		why := fmt.Errorf("it would take %v, and %v of --grace are left", expected.total.Round(time.Second), s.timers.left(s.Grace).Round(time.Second))
+		if s.life.Hurry {
+			why = cmp.Or(s.cause, fmt.Errorf("the %v of --grace are over", s.Grace))
+		}
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", why)})
+	default:
+		if s.life.Phase == life.Over {
+			s.exitStatus, s.err = s.end(a)
+			return
+		}
+		s.begin(ctx, a)
+	}
+}
+
+// attend begins to wait for what happens to a job that is here.
+func (s *supervisor) attend(ctx context.Context) {
+	s.signals.PutBack(s.kept...)
+	s.kept = nil
+	if s.record.Input == inputTerminal && s.Terminal != nil {
+		var err error
+		s.console, err = openConsole(s.Terminal, s.sandbox)
+		s.sayError(err)
+	}
+	s.checkpointer.tidy, s.checkpointer.hasten = context.WithCancel(ctx)
+	ended := make(chan struct{})
+	if s.ended = ended; s.root == nil {
+		close(ended)
+	} else {
+		root := s.root
+		go func() {
+			defer close(ended)
+			_ = root.WaitExit(ctx)
+		}()
+	}
+	s.timers.look.Reset(lookAfter)
+}
+
+// detach ends what attend began, and what a leaving job does not wait for.
+func (s *supervisor) detach() {
+	s.console.leave()
+	if s.checkpointer.hasten != nil {
+		s.checkpointer.hasten()
+	}
+	s.checkpointer.trial.await()
+}
+
+// begin begins an action that takes time. It reports back as an event.
+func (s *supervisor) begin(ctx context.Context, a life.Action) {
+	ctx, s.cutOff = context.WithCancelCause(ctx)
+	progress := map[life.Action]string{
+		life.Checkpoint: "making a checkpoint", life.Last: "making a last checkpoint",
+		life.Pause: "moving GPU memory into host memory", life.Unpause: "moving GPU memory back to the GPUs",
+	}[a]
+	if s.control.asked != nil && progress != "" {
+		s.control.asked.say(progress)
+	}
+	if a == life.Checkpoint || a == life.Last && s.control.asked != nil {
+		s.status.is(StateCheckpoint)
+	}
+	act := s.actor(ctx, a)
+	go func() {
+		e := happened(life.Done)
+		e.of, e.OK = a, true
+		if err := act(&e); err != nil {
+			if e.err, e.OK = err, false; e.Kind != life.Done {
+				e.Kind = life.Failed
+			}
+		}
+		s.done <- e
+	}()
+}
+
+// actor returns what does an action that takes time. It may change what happened from [life.Done].
+func (s *supervisor) actor(ctx context.Context, a life.Action) func(e *event) error {
+	var op life.Op
+	if s.control.asked != nil {
+		op = s.control.asked.Op
+	}
+	switch a {
+	case life.AwaitMove:
+		s.status.is(StateMoving)
+		s.tell(Event{Event: EventMoving, Message: fmt.Sprintf("%s is being moved to %s: waiting", s.name, s.move.Peer)})
+		return func(e *event) (err error) {
+			for e.Kind = life.MoveOpen; e.Kind == life.MoveOpen && err == nil; {
+				if err = wait(ctx, moveLook); err == nil {
+					err = s.findMove(ctx, e)
+				}
+			}
+			return err
+		}
+	case life.Begin:
+		told, giveUp := context.WithCancelCause(ctx)
+		s.giveUp = giveUp
+		return func(e *event) error {
+			defer giveUp(nil)
+			err := s.starter.begin(ctx, told)
+			if e.Kind, e.Paused = life.Here, s.starter.paused; s.record.Finished != nil { // while nobody looked
+				e.Kind = life.Finished
+			}
+			return err
+		}
+	case life.Tidy:
+		return func(*event) error { s.checkpointer.tidyUp(); return nil }
+	case life.Look:
+		return func(*event) error { s.checkpointer.look(ctx); return nil }
+	case life.Checkpoint:
+		reason := map[life.Op]string{"": "schedule", life.AskCheckpoint: "request", life.AskPause: "pause"}[op]
+		return func(e *event) (err error) {
+			e.checkpoint, err = s.checkpointer.checkpoint(ctx, reason)
+			return err
+		}
+	case life.Pause:
+		return func(e *event) (err error) {
+			e.Paused, err = s.pause(ctx)
+			return err
+		}
+	case life.Unpause:
+		return func(*event) error {
+			err := s.unpause(ctx)
+			if err != nil && op == "" {
+				s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", err)})
+			}
+			return err
+		}
+	case life.Last:
+		reason := cmp.Or(string(op), unix.SignalName(s.told))
+		return func(e *event) (err error) {
+			e.checkpoint, err = s.checkpointer.last(ctx, reason, string(op))
+			e.Gone = err != nil && s.isExiting()
+			return err
+		}
+	case life.Prune:
+		policy := s.control.asked.Prune
+		return func(e *event) (err error) {
+			e.removed, err = s.store.Prune(ctx, policy)
+			return err
+		}
+	case life.EndSandbox:
+		s.ended = nil
+		return func(*event) error { s.detach(); return s.leave() }
+	case life.ReadExit:
+		return s.readExit
+	case life.Listen:
+		return func(*event) error { return wait(ctx, togetherPatience) }
+	}
+	return func(*event) error { return wait(ctx, lastPause) }
+}
+
+const (
+	// togetherPatience is how far apart two processes may get a signal that is sent to both.
+	togetherPatience = time.Second
+	// lastPause is how long to wait for another try of a last checkpoint.
+	lastPause = time.Second
+)
+
+// wait waits until ctx ends or some time has passed.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// readExit finds out how the job has ended.
+func (s *supervisor) readExit(e *event) (err error) {
+	e.Kind = life.Exited
+	if e.exit, err = s.awaitExit(); err != nil {
+		return err
+	}
+	if e.err = s.store.Fenced(); errors.Is(e.err, store.ErrFenced) {
+		e.Kind = life.Fenced
+	} else if code := e.exit.Code(); code == 0 || slices.ContainsFunc(s.Preempt, func(sig unix.Signal) bool { return code == 128+int(sig) }) {
+		e.Kind = life.ExitedWell
+	}
+	return nil
+}
+
+// end ends the supervisor, and returns its exit status.
+func (s *supervisor) end(a life.Action) (status int, err error) {
+	switch e := s.event; a {
+	case life.EndMoved:
+		s.tell(Event{Event: EventMoved, Message: fmt.Sprintf("%s goes on at %s", s.name, e.move.Peer)})
+		return s.MovedStatus, nil
+	case life.EndUndecided:
+		sig := cmp.Or(e.signal, s.told)
+		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s while %s is being moved; if it does not move, the same command goes on from its last checkpoint", unix.SignalName(sig), s.name)})
+		return s.RequeueStatus, nil
+	case life.EndFinished:
+		return s.sayFinished(), nil
+	case life.EndGivenUp:
+		return s.endGivenUp()
+	case life.EndFenced:
+		return 0, errors.Join(fmt.Errorf("%s was ended here: %w", s.name, e.err), s.endSandbox())
+	case life.EndAsTold:
+		s.setLeaving()
+		s.tell(Event{Event: EventPreempted, Message: s.name + " ended when it was told to leave this host, and is not taken for finished"})
+		return s.endLeaving()
+	case life.EndLeave:
+		return s.endLeaving()
+	case life.EndJob:
+		return s.endJob()
+	}
+	return 0, s.event.err // of EndFailed or Abandon
+}
+
+// endLeaving ends what is left of the job here, and says how it goes on.
+func (s *supervisor) endLeaving() (int, error) {
+	if err := s.leave(); err != nil {
+		return 0, err
+	}
+	return s.RequeueStatus, s.sayNext()
+}
+
+// endGivenUp ends a supervisor that was told so before the job was here. A job whose state is not
+// known may be half there.
+func (s *supervisor) endGivenUp() (int, error) {
+	name := unix.SignalName(s.told)
+	s.hook.Log.Info("The job is given up before it was here", "signal", name, "error", s.event.err)
+	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s before %s was here: it leaves this host as it came", name, s.name)})
+	if err := s.endSandbox(); err != nil {
+		return 0, err
+	}
+	status := 128 + int(s.told)
+	if slices.Contains(s.Preempt, s.told) {
+		status = s.RequeueStatus
+	}
+	return status, s.sayNext()
+}
+
+// endJob tells how the job has ended by itself.
+func (s *supervisor) endJob() (int, error) {
+	status := s.exit.Code()
+	message := fmt.Sprintf("%s has ended with exit status %d", s.name, status)
+	if s.exit.Unknown {
+		message = s.name + " has ended, and this kernel has told only its parent how: if it has finished, remove this directory"
+	}
+	if s.exit.Status.Signaled() {
+		message = fmt.Sprintf("%s was killed by %v", s.name, unix.SignalName(s.exit.Status.Signal()))
+	}
+	if status == 0 {
+		if err := s.finish(status, s.exit.At); err != nil {
+			return 0, err
+		}
+	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
+		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
+	}
+	s.tell(Event{Event: EventEnded, Status: status, Message: message})
+	return status, s.endSandbox()
+}

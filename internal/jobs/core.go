@@ -1,0 +1,157 @@
+package jobs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"cucriu/hooks"
+	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/store"
+)
+
+// core is what all that takes care of a job shares.
+type core struct {
+	Options
+	*reporter
+	*instance
+	hook   *hooks.Hook
+	record record
+	store  *store.Store
+	runDir string       // of this job on this host; gone after a reboot
+	user   *job.Account // nil if the job is root's
+}
+
+func newCore(hook *hooks.Hook, o Options) *core {
+	r := &reporter{dir: o.Dir, messages: o.Messages}
+	return &core{Options: o, reporter: r, instance: &instance{reporter: r, criu: o.Criu}, hook: hook}
+}
+
+func (s *core) outputPath() string { return filepath.Join(s.Dir, "output.log") }
+
+const tmp = "/tmp"
+
+// files says which files of the job belong to a checkpoint. The /dev/shm of a sandbox is its own.
+func (s *core) files() files.Options {
+	o := files.Options{Limit: s.FilesLimit, Except: append([]string{s.outputPath()}, s.NotSaved...)}
+	if s.sandbox != nil && !s.sandbox.IsAdopted() {
+		o.Shm = "/dev/shm"
+	}
+	if s.PrivateTmp {
+		o.PrivateTmp = tmp
+	}
+	return o
+}
+
+// undoFile is where a restore notes how to undo what it does to the files of a job. If the disk of
+// the job is full, that is in the run directory, by when the job began: whoever undoes it may know
+// the job's directory by another path.
+func undoFile(runDir, dir string, begun time.Time) files.UndoFile {
+	return files.UndoFile{
+		Path:  filepath.Join(dir, undoName),
+		Spare: filepath.Join(runDir, fmt.Sprintf("undo-%d.json", begun.UnixNano())),
+	}
+}
+
+func (s *core) undoFile() files.UndoFile {
+	return undoFile(s.hook.Config.RunDir, s.Dir, s.record.Begun)
+}
+
+const undoName = "undo.json"
+
+// undoFiles undoes what a restore did to the job's files that did not come to its end. Nothing of
+// the job runs.
+func (s *core) undoFiles() error {
+	left, err := files.Undo(s.undoFile())
+	s.tellChanges(left)
+	return err
+}
+
+// forgetUndo notes that the job goes on with its files as they are.
+func (s *core) forgetUndo() { s.sayError(files.Forget(s.undoFile())) }
+
+// UndoFiles undoes what a restore did to the files of a job that is not resumed here.
+func UndoFiles(runDir, dir string) error {
+	of, err := Describe(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_, err = files.Undo(undoFile(runDir, dir, of.Begun))
+	return err
+}
+
+// endSandbox ends the sandbox, and what is left of the job in it. How the job has ended is forgotten
+// then.
+func (s *core) endSandbox() error {
+	if s.sandbox == nil {
+		return nil
+	}
+	err := s.sandbox.Kill()
+	dir := s.sandbox.Dir
+	s.close()
+	if err != nil {
+		return err
+	}
+	s.status.note(func(l *Local) { l.Init = nil })
+	return os.RemoveAll(dir) // others may be a new owner's
+}
+
+// leave ends what is left of the job here, unless that is an adopted job of which there is no
+// checkpoint: nobody here could start it again.
+func (s *core) leave() error {
+	all, err := s.store.Checkpoints()
+	if err == nil && len(all) == 0 && s.sandbox.IsAdopted() && s.sandbox.Alive() {
+		return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.sandbox.Root)
+	}
+	return errors.Join(s.endSandbox(), err)
+}
+
+// sayNext says from where the job goes on.
+func (s *core) sayNext() error {
+	all, err := s.store.Checkpoints()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		s.say("there is no checkpoint: the same command starts the job anew")
+	} else {
+		newest := all[len(all)-1]
+		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
+	}
+	return nil
+}
+
+// finish records that the job has come to its end.
+func (s *core) finish(status int, at time.Time) error {
+	s.record.Finished = &finished{Status: status, At: at}
+	if err := s.record.write(s.Dir); err != nil {
+		return fmt.Errorf("%s has finished, but that cannot be written down: %w", s.record.Name, err)
+	}
+	s.status.is(StateFinished)
+	return nil
+}
+
+// sayFinished says that the job has finished, and returns its status.
+func (s *core) sayFinished() (status int) {
+	end := s.record.Finished
+	s.say(fmt.Sprintf("%s has finished on %s, with exit status %d; to run it again, name another --dir, or remove this one", s.record.Name, end.At.Local().Format(time.DateTime), end.Status))
+	return end.Status
+}
+
+// age says when a checkpoint was made.
+func age(c store.Checkpoint) string { return c.CreatedAt.Local().Format(time.DateTime) }
+
+// newestOf returns the newest checkpoint that can be used; nil if there is none.
+func newestOf(all []store.Checkpoint) *Made {
+	for _, c := range slices.Backward(all) {
+		if c.Err == nil {
+			return &Made{Name: c.Name, At: c.CreatedAt}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+// Package inside is what the supervisor of a long job has done in the job's sandbox, by a program that
+// it starts there: criu, its hook and the watcher see the job's pids and clocks as the job does. It knows
+// one request, and nothing of stores and schedules.
+package inside
+
+import (
+	"path/filepath"
+	"time"
+
+	"cucriu/hooks/checkpoint"
+	"cucriu/internal/durable"
+	"cucriu/internal/image"
+	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/sandbox"
+)
+
+// Command is the hidden command that serves a request: see [Serve].
+const Command = "job-inside"
+
+// Op is what is to be done in a sandbox.
+type Op string
+
+// The operations.
+const (
+	Dump    Op = "dump"
+	Restore Op = "restore"
+	Recover Op = "recover"
+	Pause   Op = "pause"
+	Unpause Op = "unpause"
+	Check   Op = "check"
+	Probe   Op = "probe"
+)
+
+// What says what is done, to people.
+func (o Op) What() string {
+	return map[Op]string{
+		Dump: "the dump", Restore: "the restore", Recover: "what an earlier supervisor had begun",
+		Pause: "the pause", Unpause: "the end of the pause", Check: "the look at the job", Probe: "the trial restore",
+	}[o]
+}
+
+// Request is what is to be done in a sandbox.
+type Request struct {
+	Op     Op     `json:"op"`
+	Images string `json:"images,omitempty"`
+	Root   int    `json:"root,omitempty"`
+	// Sandbox is the folder of the sandbox's records.
+	Sandbox string `json:"sandbox,omitempty"`
+	// NoTerminal is for a job that was adopted and has no terminal open.
+	NoTerminal bool `json:"no_terminal,omitempty"`
+	// Output is where a job writes that wrote into a pipe to somebody else when it was adopted.
+	Output string `json:"output,omitempty"`
+	// Undo is where a restore notes how to undo what it does to the job's files.
+	Undo files.UndoFile `json:"undo"`
+	// End says that a dump ends the job once its image is complete.
+	End bool `json:"end,omitempty"`
+	// Files says which files of the job belong to a dump.
+	Files files.Options `json:"files"`
+	// Tried are the kinds of what was tried before: see [image.Trial].
+	Tried string `json:"tried,omitempty"`
+	// Staged is what is known of a dump before it is made.
+	Staged Staged `json:"staged"`
+	// Expected is how long it probably takes; 0 if that is not known.
+	Expected time.Duration `json:"-"`
+}
+
+// Answer says how it went.
+type Answer struct {
+	Result checkpoint.Result `json:"result"`
+	Clocks sandbox.Clocks    `json:"clocks"` // of the job when it was dumped
+	// Changes is what was done to the job's files.
+	Changes []files.Change `json:"changes,omitempty"`
+	Notes   []string       `json:"notes,omitempty"`
+	Error   string         `json:"error,omitempty"`
+	Trial   *image.Trial   `json:"trial,omitempty"`
+	// NotBack says that the job must still be brought back, for which its image may be needed.
+	NotBack bool `json:"not_back,omitempty"`
+	// Refused says that the job was not touched.
+	Refused bool `json:"refused,omitempty"`
+}
+
+const stagedName = "cucriu-job.json" // in an image: what only its maker knows
+
+// Staged describes an image that is not yet a checkpoint.
+type Staged struct {
+	// BootID is that of the host. What was not synced before a reboot may be anything.
+	BootID string         `json:"boot_id"`
+	Begun  time.Time      `json:"begun"`
+	Reason string         `json:"reason"`
+	Root   int            `json:"root"` // pid of the job's root process, where the job runs
+	Clocks sandbox.Clocks `json:"clocks"`
+	// Terminal is criu's name for the job's terminal; empty if it had none.
+	Terminal string `json:"terminal,omitempty"`
+}
+
+func (of Staged) write(dir string) error {
+	return durable.WriteJSON(filepath.Join(dir, stagedName), of)
+}
+
+// ReadStaged reads what an image says of itself.
+func ReadStaged(images string) (of Staged, err error) {
+	err = durable.ReadJSON(filepath.Join(images, stagedName), &of)
+	return of, err
+}

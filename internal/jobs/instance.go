@@ -1,0 +1,189 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/jobs/inside"
+	"cucriu/internal/jobs/job"
+	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/proc"
+	"cucriu/internal/self"
+)
+
+// instance is the job as it runs on this host.
+type instance struct {
+	*reporter
+	criu    string
+	sandbox *sandbox.Sandbox // nil if there is none
+	root    *proc.Process    // the job's root process; nil if it has ended
+	runsOn  bool             // the job, without us
+}
+
+// openRoot opens the job's root process. It is no error if that has ended.
+func (in *instance) openRoot() (err error) {
+	in.root, err = in.sandbox.OpenRoot()
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	return err
+}
+
+// close closes what is held of the job, and notes whether the job runs on.
+func (in *instance) close() {
+	if in.root != nil {
+		in.root.Close()
+	}
+	if in.sandbox != nil {
+		in.runsOn = in.sandbox.Alive()
+		in.sandbox.Close()
+	}
+	in.sandbox, in.root = nil, nil
+}
+
+// isExiting reports whether the job's root process has ended or is about to.
+func (in *instance) isExiting() bool { return in.root == nil || in.root.Exiting() }
+
+// setLeaving records that what ends the job next is no fault of it.
+func (in *instance) setLeaving() {
+	if err := in.sandbox.SetLeaving(); err != nil {
+		in.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
+	}
+}
+
+// ask has a request served in the sandbox.
+func (in *instance) ask(ctx context.Context, r inside.Request) (a inside.Answer, err error) {
+	// The program as it runs, by the descriptor that it inherits.
+	program, err := os.Open(self.Path)
+	if err != nil {
+		return a, err
+	}
+	defer program.Close()
+	cmd := in.sandbox.Command(context.WithoutCancel(ctx), "/proc/self/fd/3", inside.Command)
+	cmd.ExtraFiles = []*os.File{program}
+	if in.criu != "" {
+		cmd.Env = append(cmd.Env, "CUCRIU_CRIU="+in.criu)
+	}
+	to, err := cmd.StdinPipe()
+	if err != nil {
+		return a, err
+	}
+	// The end of its input makes the program give up, at a point where that is safe.
+	stop := context.AfterFunc(ctx, func() { to.Close() })
+	defer stop()
+	from, err := cmd.StdoutPipe()
+	if err != nil {
+		return a, err
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return a, fmt.Errorf("enter the job's sandbox: %w", err)
+	}
+	root := in.root
+	defer in.tellIfSlow(r.Op.What(), r.Expected, func() string { return inSandbox(cmd.Process.Pid, root) })()
+	err = json.NewEncoder(to).Encode(r)
+	if err == nil {
+		err = json.NewDecoder(from).Decode(&a)
+	}
+	to.Close()
+	if waitErr := cmd.Wait(); waitErr != nil || err != nil {
+		return inside.Answer{}, fmt.Errorf("%s in the job's sandbox: %w", r.Op, errors.Join(waitErr, err))
+	}
+	if a.Error != "" {
+		return a, &insideError{a.Error, a.Refused}
+	}
+	return a, nil
+}
+
+// insideError is an error of a request in the sandbox.
+type insideError struct {
+	text    string
+	refused bool
+}
+
+func (e *insideError) Error() string { return e.text }
+
+// Refused says whether the job was not touched.
+func (e *insideError) Refused() bool { return e.refused }
+
+// pass passes a signal on to the job: to the whole process group what a terminal sends there. The
+// end of our terminal is none of the job's business, nor that it stops us.
+func (in *instance) pass(sig unix.Signal, paused bool) {
+	if sig == unix.SIGCONT {
+		in.console.enter()
+	}
+	switch {
+	case sig == unix.SIGWINCH && in.console != nil:
+		in.console.resize()
+	case in.root == nil, sig == unix.SIGHUP, paused && sig == unix.SIGCONT:
+	case job.IsForGroup(sig) && in.leadsGroup():
+		_ = unix.Kill(-in.root.PID, sig) // it may have ended
+	case job.IsForGroup(sig), job.IsForFirst(sig):
+		_ = in.root.Signal(sig)
+	}
+}
+
+// leadsGroup reports whether the job's root process leads a process group: one that was adopted
+// may be in that of somebody else.
+func (in *instance) leadsGroup() bool {
+	group, err := unix.Getpgid(in.root.PID)
+	return err == nil && group == in.root.PID
+}
+
+// stopSelf stops this program, and not the job.
+func (in *instance) stopSelf() {
+	in.console.leave()
+	job.StopSelf()
+	in.console.enter()
+}
+
+// exitPatience is how long init may take to write down how the job has ended.
+const exitPatience = 5 * time.Second
+
+// awaitExit waits until it is known how the job's root process has ended.
+func (in *instance) awaitExit() (sandbox.Exit, error) {
+	deadline := time.Now().Add(exitPatience)
+	for {
+		alive := in.sandbox.Alive()
+		exit, err := in.sandbox.Exit()
+		switch {
+		case err != nil:
+			return sandbox.Exit{}, err
+		case exit != nil:
+			return *exit, nil
+		case !alive:
+			return sandbox.Exit{Status: unix.WaitStatus(unix.SIGKILL), At: time.Now()}, nil
+		case time.Now().After(deadline):
+			return sandbox.Exit{}, fmt.Errorf("the job has ended, and its init does not tell how: %w", proc.ErrGone)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// giveUpPatience is how long a dump or restore may take to give up once its time is over.
+const giveUpPatience = 2 * time.Second
+
+// killPatiently ends the sandbox if what is under way in it has not been given up some time after
+// ctx ends. The caller calls over when it has.
+func (in *instance) killPatiently(ctx context.Context) (over func()) {
+	done, at := make(chan struct{}), in.sandbox
+	go func() {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-done:
+		case <-time.After(giveUpPatience): // criu hangs
+			_ = at.Kill()
+		}
+	}()
+	return func() { close(done) }
+}

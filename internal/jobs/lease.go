@@ -1,0 +1,281 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/durable"
+	"cucriu/internal/jobs/sandbox"
+	"cucriu/internal/jobs/store"
+	"cucriu/internal/journal"
+	"cucriu/internal/proc"
+)
+
+// lease is the right to run the job of a directory. It is taken in this order, and each mark is there
+// for something that the others do not see:
+//
+//	supervisor   in the run directory, locked    another supervisor of this host, although the directory of
+//	             while a supervisor lives        the job was removed, hidden by a mount, or replaced by a copy
+//	alive        in the run directory and in     a job without a supervisor, from every container and pid
+//	             the sandbox's folder, locked    namespace
+//	             while its init lives
+//	move.json    in the directory of the job     another host to which the job belongs, or may
+//	lock, owner  in the directory of the job     supervisors of other hosts; the one that has lost it is fenced
+//	host         in the directory of the job     a sandbox elsewhere that nobody is left to end: its init
+//	                                             watches this file and ends when it names another owner
+//
+// Nothing is written in the directory of the job before all but the last two have been looked at.
+type lease struct {
+	*core
+	locks []*flock.Flock
+	known Local // what the run directory says of the job
+}
+
+const (
+	claimName = "supervisor" // in a job's folder of the run directory
+	fenceName = "host"       // in the job's directory
+)
+
+// claimPatience is how long a supervisor is waited for that is ending, or just begins.
+const claimPatience, claimPause = 5 * time.Second, 20 * time.Millisecond
+
+// claim makes this process the only supervisor of the job on this host. It fails if the directory is
+// another job's, or if the job runs and its directory does not know that.
+func (s *lease) claim(ctx context.Context) error {
+	where, err := whereIs(s.Dir)
+	if err != nil {
+		return err
+	}
+	runDir := s.hook.Config.RunDir
+	if err := s.lock(ctx, localDir(runDir, s.Dir)); err != nil {
+		return err
+	}
+	folder, known, err := findKnown(runDir, s.Dir, where)
+	if err == nil && folder != s.runDir {
+		err = s.lock(ctx, folder)
+	}
+	if err != nil {
+		return err
+	}
+	// Nothing is read from a directory that somebody else may have filled.
+	if s.store, err = store.View(s.Dir); err == nil {
+		err = store.CheckDir("job directory", s.Dir)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if s.record, _, err = readRecord(s.Options); err != nil {
+		return err
+	}
+	p, err := findAlive(s.Options, folder, known)
+	if p != nil {
+		err = errors.Join(err, p.Close())
+	}
+	s.known = known
+	s.known.Where = append(slices.Clone(known.Where), where...)
+	slices.Sort(s.known.Where)
+	s.known.Where = slices.Compact(s.known.Where)
+	return err
+}
+
+// release gives back what the run directory knows of the lease; the store gives back the rest.
+func (s *lease) release() {
+	for _, lock := range s.locks {
+		lock.Close()
+	}
+}
+
+// lock locks the folder of a job in the run directory.
+func (s *lease) lock(ctx context.Context, folder string) error {
+	s.runDir = folder
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	lock := flock.New(filepath.Join(folder, claimName))
+	s.locks = append(s.locks, lock)
+	for begin := time.Now(); ; time.Sleep(claimPause) {
+		locked, err := lock.TryLock()
+		if err != nil {
+			return fmt.Errorf("run directory: %w", err)
+		}
+		if locked {
+			return nil
+		}
+		l, err := readLocal(folder)
+		switch {
+		// A child that a killed supervisor was just starting has its sockets and locks a moment longer.
+		case err == nil && l.PID != 0 && !isEnding(l.PID):
+			return fmt.Errorf("job directory %s: %w by process %d", l.Dir, store.ErrBusy, l.PID)
+		case time.Since(begin) > claimPatience:
+			return fmt.Errorf("%s: %w by another process", lock.Path(), store.ErrBusy)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// isEnding reports whether a supervisor is gone, or was killed and will be.
+func isEnding(pid int) bool {
+	p, err := proc.Open(pid)
+	if err != nil {
+		return errors.Is(err, proc.ErrGone)
+	}
+	defer p.Close()
+	return p.Exiting()
+}
+
+// findKnown finds what the run directory says of a job that runs in a directory, or would. What it says
+// of a job at the same path that does not run does not count for one of another path.
+func findKnown(runDir, dir string, where []string) (folder string, known Local, err error) {
+	own := localDir(runDir, dir)
+	folders, err := entries(filepath.Join(runDir, journal.JobsName), "")
+	for _, f := range folders {
+		l, err := readLocal(f)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return own, Local{}, fmt.Errorf("whether the job of %s runs cannot be told: %w: if none of this host runs, remove that file", dir, err)
+		}
+		isSame := f == own || slices.ContainsFunc(l.Where, func(w string) bool { return slices.Contains(where, w) })
+		if isSame && (l.alive || l.PID != 0) {
+			return f, l, nil
+		}
+	}
+	return own, Local{Dir: dir}, err
+}
+
+// findAlive attaches to the sandbox of the job, if that is alive: the directory and the run directory
+// must agree on that. known is what the latter says, in a folder.
+func findAlive(o Options, folder string, known Local) (*sandbox.Sandbox, error) {
+	p, _, err := findSandbox(o)
+	if err != nil && (!errors.Is(err, sandbox.ErrGone) || errors.Is(err, sandbox.ErrElsewhere)) {
+		if errors.Is(err, sandbox.ErrGone) { // the fence ends it
+			err = nil
+		}
+		return nil, err
+	}
+	if known.alive && p == nil { // it may have ended meanwhile
+		if known, err = readLocal(folder); err != nil {
+			return nil, err
+		}
+	}
+	if !known.alive || p != nil && (known.Init == nil || p.Init() == *known.Init) {
+		return p, nil
+	}
+	if p != nil {
+		p.Close()
+	}
+	who := "its first process is not known"
+	if known.Init != nil {
+		who = fmt.Sprintf("kill -9 %d", known.Init.PID)
+	}
+	return nil, fmt.Errorf("the job of %s runs on this host, and what is at %s now is not the directory that it runs in, which was removed, replaced, or is hidden by a mount: bring that back, or end the job first (%s)", known.Dir, o.Dir, who)
+}
+
+// RequireGone fails unless the job of a directory is known not to run on this host.
+func RequireGone(runDir, dir string) error {
+	where, err := whereIs(dir)
+	if err != nil {
+		return err
+	}
+	folder, known, err := findKnown(runDir, dir, where)
+	if err != nil {
+		return err
+	}
+	p, err := findAlive(Options{Dir: dir}, folder, known)
+	if p == nil {
+		return err
+	}
+	return errors.Join(errors.New("it runs without a supervisor: the same cucriu run takes it under care again"), err, p.Close())
+}
+
+// whereIs returns what a directory is recognized by, also when it is not there any more, or by another
+// path: its path as it was named and without symbolic links, its inode, and its name in the inode of
+// the directory above.
+func whereIs(dir string) ([]string, error) {
+	where := []string{dir}
+	for at, rest := dir, ""; ; at, rest = filepath.Dir(at), filepath.Join(filepath.Base(at), rest) {
+		var stat unix.Stat_t
+		err := unix.Stat(at, &stat)
+		if errors.Is(err, fs.ErrNotExist) && at != "/" {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "stat", Path: at, Err: err}
+		}
+		where = append(where, fmt.Sprintf("%d:%d/%s", stat.Dev, stat.Ino, rest))
+		if rest == "" && at != "/" {
+			continue // and by its name in the one above
+		}
+		path, err := filepath.EvalSymlinks(at)
+		return append(where, filepath.Join(path, rest)), err
+	}
+}
+
+// raiseFence says in the job's directory that the job belongs here. If it may still run
+// elsewhere, because its sandbox there was not ended, raiseFence waits until that sandbox must have
+// seen it and ended.
+func (s *lease) raiseFence(ctx context.Context) (fence sandbox.Fence, err error) {
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("where the job runs: %w", err)
+		}
+	}()
+	self, err := proc.IdentOf(os.Getpid())
+	if err != nil {
+		return fence, err
+	}
+	boot, err := proc.BootID()
+	if err != nil {
+		return fence, err
+	}
+	owner, err := s.store.Owner()
+	if err != nil {
+		return fence, err
+	}
+	fence = sandbox.Fence{Path: filepath.Join(s.Dir, fenceName), Text: sandbox.FenceText(boot, self.PIDNamespace, owner.Generation)}
+	before, err := os.ReadFile(fence.Path)
+	isFirst := errors.Is(err, fs.ErrNotExist)
+	info, statErr := os.Stat(fence.Path)
+	if err := errors.Join(err, statErr); !isFirst && err != nil {
+		return fence, err
+	}
+	err = renameio.WriteFile(fence.Path, []byte(fence.Text), 0o600, renameio.WithTempDir(s.Dir))
+	if err := durable.OnFullDisk(err, fence.Path, []byte(fence.Text)); err != nil {
+		return fence, err
+	}
+	raised, why := time.Now(), fmt.Sprintf("%s ran on another host, or before a reboot, and was not ended there (%s)", s.record.Name, strings.TrimSpace(string(before)))
+	switch {
+	case isFirst: // and nobody need ever be waited for because of it
+		return fence, os.Chtimes(fence.Path, time.Time{}, raised.Add(-2*sandbox.FencePeriod))
+	case strings.HasPrefix(string(before), fmt.Sprintf("%s %d ", boot, self.PIDNamespace)):
+		// Sandboxes elsewhere have had to end since this host's first fence.
+		raised, why = info.ModTime(), "this host had just taken the job over"
+		if err := os.Chtimes(fence.Path, time.Time{}, raised); err != nil {
+			return fence, err
+		}
+	}
+	wait := 2*sandbox.FencePeriod - max(0, time.Since(raised))
+	if left, err := sandboxDirs(s.Dir); err != nil || wait <= 0 || len(left) == 0 {
+		return fence, err
+	}
+	s.say(fmt.Sprintf("%s: waiting for %v, until it must have ended", why, wait.Round(time.Second)))
+	select {
+	case <-ctx.Done():
+		return fence, context.Cause(ctx)
+	case <-time.After(wait):
+		return fence, nil
+	}
+}
