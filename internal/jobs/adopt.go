@@ -46,7 +46,7 @@ func (s *starter) adopt(ctx context.Context) error {
 	}
 	root, err := proc.IdentOf(s.Adopt)
 	if err == nil {
-		err = s.checkAdoptable(ctx)
+		err = checkAdoptable(ctx, s.core)
 	}
 	if err == nil { // it may be another one than the one that has ended
 		if s.record, err = adoptedRecord(s.Options); err == nil {
@@ -68,7 +68,7 @@ func (s *starter) adopt(ctx context.Context) error {
 }
 
 // checkAdoptable finds what keeps a job from being dumped as it runs, and from going on in a sandbox.
-func (s *starter) checkAdoptable(ctx context.Context) error {
+func checkAdoptable(ctx context.Context, s *core) error {
 	findings, err := checkpoint.CheckDump(ctx, s.hook, s.Adopt, "", s.Criu)
 	if err != nil {
 		return err

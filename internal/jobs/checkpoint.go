@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"cucriu/internal/image"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
+	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/proc"
 	"cucriu/internal/units"
@@ -247,4 +249,119 @@ func (s *checkpointer) prune() {
 	if err != nil && s.tidy.Err() == nil {
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("old checkpoints are not removed: %v", err)})
 	}
+}
+
+// leastStage is how much room a directory for images must have, in bytes.
+const leastStage = 64 << 20
+
+// checkStage finds out at the start, and not at the first checkpoint, whether images can be
+// written to the directory that was asked for.
+func checkStage(s *core) error {
+	if s.Stage == "" || s.Stage == StageMemory || s.Stage == StageDisk {
+		return nil
+	}
+	info, err := os.Stat(s.Stage)
+	if err == nil && !info.IsDir() {
+		err = &os.PathError{Op: "stat", Path: s.Stage, Err: unix.ENOTDIR}
+	}
+	if err == nil {
+		err = store.CheckDir("the directory", s.Stage)
+	}
+	var disk unix.Statfs_t
+	if err == nil {
+		err = os.NewSyscallError("access", unix.Access(s.Stage, unix.W_OK))
+	}
+	if err == nil {
+		err = os.NewSyscallError("statfs", unix.Statfs(s.Stage, &disk))
+	}
+	if err != nil {
+		return fmt.Errorf("--stage %s: %w", s.Stage, err)
+	}
+	room := int64(disk.Bavail) * disk.Bsize
+	if room < leastStage {
+		return fmt.Errorf("--stage %s: %s are free there, and an image needs more", s.Stage, units.Size(room))
+	}
+	if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 && all[len(all)-1].Bytes > room {
+		s.say(fmt.Sprintf("--stage %s: %s are free there, and the newest checkpoint has %s: images go straight to %s until there is more", s.Stage, units.Size(room), units.Size(all[len(all)-1].Bytes), s.Dir))
+	}
+	return nil
+}
+
+// stages returns the directories below which a dump is tried to be staged, the fastest first. asked is
+// what the user wants, and memory the staging directory in memory. The last image of a job that is ended
+// goes to the disk at once: in memory it would be the only copy.
+//
+// A dump is refused, before the job is touched, if its image does not fit where it is to go.
+func stages(asked, memory string, p *sandbox.Sandbox, end bool) []string {
+	const disk = "" // of the store
+	var fs unix.Statfs_t
+	switch {
+	case end || asked == StageDisk:
+		return []string{disk}
+	case asked != "" && asked != StageMemory:
+		return []string{asked, disk}
+	case unix.Statfs(p.InsidePath(memory), &fs) == nil && int64(fs.Type) == unix.TMPFS_MAGIC && p.HasOwnMount(memory):
+		return []string{p.InsidePath(memory), disk}
+	}
+	return []string{disk} // the sandbox was made without
+}
+
+// memoryStage is the staging directory in memory, as the sandbox sees it. It is mounted there only:
+// it goes with the sandbox, and with whoever still has it open.
+func memoryStage(runDir string) string { return filepath.Join(runDir, "stage") }
+
+const (
+	retryFirst = 5 * time.Second  // how soon a checkpoint is tried again that could not be made
+	leastEvery = 10 * time.Second // the shortest interval that Overhead chooses
+	jitter     = 0.05             // so that many jobs do not write at the same time
+)
+
+// cost is what a checkpoint has taken.
+type cost struct{ pause, total time.Duration }
+
+// costs are those of the last checkpoints.
+type costs []cost
+
+const keepCosts = 5
+
+func (c costs) add(last cost) costs {
+	c = append(c, last)
+	return c[max(0, len(c)-keepCosts):]
+}
+
+// expected is what the next checkpoint takes, as far as that can be known: the most of the last
+// ones.
+func (c costs) expected() (_ cost, known bool) {
+	var most cost
+	for _, one := range c {
+		most = cost{max(most.pause, one.pause), max(most.total, one.total)}
+	}
+	return most, len(c) > 0
+}
+
+// interval is how long to wait for the next checkpoint, without jitter.
+func (s *checkpointer) interval() time.Duration {
+	expected, known := s.costs.expected()
+	if s.Overhead > 0 && known {
+		return max(time.Duration(float64(expected.pause)/s.Overhead), expected.total, leastEvery)
+	}
+	return s.Every
+}
+
+// untilNext is how long to wait for the next checkpoint, after one that was made or was not. One
+// that failed is tried again soon, and then less and less often.
+func (s *checkpointer) untilNext(err error) time.Duration {
+	interval := s.interval()
+	if err == nil {
+		s.failures = 0
+		return interval + time.Duration((2*rand.Float64()-1)*jitter*float64(interval))
+	}
+	s.failures++
+	return min(interval, retryFirst<<min(s.failures-1, 10))
+}
+
+// tooLong reports whether the job would stand still for longer than it may.
+func (s *checkpointer) tooLong() (time.Duration, bool) {
+	expected, known := s.costs.expected()
+	return expected.pause, known && s.MaxPause > 0 && expected.pause > s.MaxPause
 }

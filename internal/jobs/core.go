@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/internal/jobs/files"
+	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/store"
 )
@@ -153,5 +155,27 @@ func newestOf(all []store.Checkpoint) *Made {
 			return &Made{Name: c.Name, At: c.CreatedAt}
 		}
 	}
+	return nil
+}
+
+// A paused job stands still, and its GPU memory is in host memory. That it is paused is written in
+// its sandbox, so that the next supervisor knows it as well.
+
+// pause lets the job stand still, and reports whether it does.
+func (s *core) pause(ctx context.Context) (bool, error) {
+	if _, err := s.ask(ctx, inside.Request{Op: inside.Pause, Root: s.sandbox.Root}); err != nil {
+		paused, _ := inside.IsPaused(s.sandbox.RunDir) // it was cut off, and cucriu jobs resume brings the job back
+		return paused, err
+	}
+	s.tell(Event{Event: EventPaused, Message: s.record.Name + " is paused: it stands still, and its GPU memory is in host memory"})
+	return true, nil
+}
+
+// unpause lets a paused job go on.
+func (s *core) unpause(ctx context.Context) error {
+	if _, err := s.ask(ctx, inside.Request{Op: inside.Unpause, Root: s.sandbox.Root}); err != nil {
+		return fmt.Errorf("%s does not go on, and is still paused: %w", s.record.Name, err)
+	}
+	s.tell(Event{Event: EventUnpaused, Message: s.record.Name + " goes on after its pause"})
 	return nil
 }

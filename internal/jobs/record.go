@@ -1,6 +1,8 @@
 package jobs
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cucriu/internal/durable"
+	"cucriu/internal/jobs/sandbox"
 )
 
 const recordName = "job.json" // in the directory of the job
@@ -117,3 +122,138 @@ func (r record) write(dir string) error {
 
 // remove forgets a job that has never run: its command may be corrected.
 func (r record) remove(dir string) error { return os.Remove(filepath.Join(dir, recordName)) }
+
+// input is what the standard input of a job is. It is that from its first start on.
+type input string
+
+const (
+	inputNone     input = ""         // /dev/null
+	inputTerminal input = "terminal" // a terminal of its own
+	// Earlier versions passed their own standard input on to the job, or had it read the file that
+	// it was, which criu opens again.
+	inputStream input = "stream"
+	inputFile   input = "file"
+)
+
+// input is what a job that is started by these options has.
+func (o Options) input() input {
+	if o.Terminal != nil {
+		return inputTerminal
+	}
+	return inputNone
+}
+
+// check refuses what a job cannot get, or not any more.
+func (i input) check(o Options) error {
+	switch {
+	case i == inputStream:
+		return errors.New("the job reads what an earlier version of cucriu run passes on to it (--stdin), and this version cannot: resume it with the version that started it")
+	case o.Terminal != nil && i != inputTerminal:
+		return errors.New("the job was started without --tty, and goes on without a terminal: leave out --tty, or start it anew in another --dir")
+	}
+	return nil
+}
+
+// terminalSpec says what terminal a job is to have; nil if it has none.
+func terminalSpec(s *core) *sandbox.TerminalSpec {
+	if s.record.Input != inputTerminal {
+		return nil
+	}
+	size := unix.Winsize{Row: 24, Col: 80}
+	if s.Terminal != nil {
+		if now, err := unix.IoctlGetWinsize(int(s.Terminal.Fd()), unix.TIOCGWINSZ); err == nil && now.Row > 0 {
+			size = *now
+		}
+	}
+	t := &sandbox.TerminalSpec{Rows: size.Row, Columns: size.Col, Output: s.outputPath()}
+	if s.user != nil {
+		t.User = &s.user.Credential
+	}
+	return t
+}
+
+// Description is what the directory of a job says of it.
+type Description struct {
+	Name     string
+	Dir      string // as which its checkpoints can be restored
+	Begun    time.Time
+	Finished bool
+	// Attached says that the job reads from its cucriu run, by --tty or by --stdin of an earlier version.
+	Attached bool
+}
+
+// Describe reads what the directory of a job says of it. The error is [fs.ErrNotExist] if it is not
+// the directory of a job.
+func Describe(dir string) (Description, error) {
+	return DescribeAs(filepath.Join(dir, recordName))
+}
+
+// DescribeAs is Describe for a record that has another name yet.
+func DescribeAs(path string) (Description, error) {
+	r, err := loadRecord(path)
+	return Description{Name: r.Name, Dir: r.Dir, Begun: r.Begun, Finished: r.Finished != nil, Attached: r.Input != inputNone}, err
+}
+
+// TravelFiles are the files that a job takes along when it moves to another host, beside its
+// checkpoints. The first is its record; the others may be missing.
+func TravelFiles() []string { return []string{recordName, "output.log", eventsName, flagsName} }
+
+// OwnFiles are all names that there may be in the directory of a job that has not run here.
+func OwnFiles() []string {
+	return append(TravelFiles(), "lock", "owner.json", "checkpoints", "staged", fenceName, undoName, moveLockName, moveName)
+}
+
+// NoteLocal notes in the run directory what a job does on this host that has no supervisor here.
+func NoteLocal(runDir, dir string, state State) error {
+	of, err := Describe(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		of, err = Description{Name: filepath.Base(dir)}, nil
+	}
+	if err != nil {
+		return err
+	}
+	folder := localDir(runDir, dir)
+	if l, err := readLocal(folder); err == nil && (l.alive || l.PID != 0) {
+		return nil // it is under care, or to be found
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	return durable.WriteJSON(filepath.Join(folder, localName), Local{Name: of.Name, Dir: dir, State: state})
+}
+
+// EventsSize is how long the log of a job's events is.
+func EventsSize(dir string) (int64, error) {
+	info, err := os.Stat(filepath.Join(dir, eventsName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// Resumed reports whether the log of a job says, from an offset on, that the job was started,
+// resumed or attached to.
+func Resumed(dir string, from int64) (bool, error) {
+	data, err := os.ReadFile(filepath.Join(dir, eventsName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	for line := range bytes.Lines(data[min(int(from), len(data)):]) {
+		var e Event
+		if json.Unmarshal(line, &e) != nil {
+			continue
+		}
+		if e.Event == EventStarted || e.Event == EventResumed || e.Event == EventAttached {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Runs reports whether the job runs, or is paused, with a supervisor.
+func (l Local) Runs() bool {
+	return l.PID != 0 && (l.State == StateRunning || l.State == StateCheckpoint || l.State == StatePaused)
+}

@@ -2,12 +2,127 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/durable"
+	"cucriu/internal/jobs/job"
 	"cucriu/internal/proc"
 )
+
+// The names of what is in the folder of a sandbox.
+const (
+	specName   = "spec.json"  // what init is to do
+	recordName = "place.json" // who init is; written by the maker
+	exitName   = "exit.json"  // how the job's root process has ended; written by init
+	aliveName  = "alive"      // locked by init as long as it lives
+)
+
+// Spec is what a sandbox is made for.
+type Spec struct {
+	// Clocks is what the clocks inside show when the sandbox begins; nil if they show what the
+	// host's do.
+	Clocks *Clocks `json:"clocks,omitempty"`
+	// FirstPID is about where the pids inside begin.
+	FirstPID int `json:"first_pid"`
+	// Hide are files that do not exist in the sandbox: device nodes of GPUs that are not the job's.
+	Hide []string `json:"hide,omitempty"`
+	// Params is the file by which the kernel's driver tells its libraries whether to make device
+	// nodes that are missing. In the sandbox it says no if anything is hidden.
+	Params string `json:"params,omitempty"`
+	// Memory is a directory on which a file system in memory is mounted; empty for none.
+	Memory string `json:"memory,omitempty"`
+	// PrivateTmp says that the sandbox has a /tmp of its own, in memory.
+	PrivateTmp bool `json:"private_tmp,omitempty"`
+	// HostDir is the job's folder in the run directory.
+	HostDir string `json:"host_dir,omitempty"`
+	// Fence ends the sandbox once the job belongs to another one.
+	Fence Fence `json:"fence"`
+	// Terminal is for a job that has a terminal of its own.
+	Terminal *TerminalSpec `json:"terminal,omitempty"`
+	// Start is the job to be started; nil if one will be restored.
+	Start *Start `json:"start,omitempty"`
+	// Root is the pid inside of the root process of a job that will be restored.
+	Root int `json:"root,omitempty"`
+	// Adopted is the root process of a job that is adopted.
+	Adopted *proc.Ident `json:"adopted,omitempty"`
+}
+
+// Start is a job to be started in a sandbox.
+type Start struct {
+	Args   []string            `json:"args"`
+	Env    []string            `json:"env"`
+	Dir    string              `json:"dir"`
+	Output string              `json:"output"` // the file to which its output is appended
+	User   *syscall.Credential `json:"user,omitempty"`
+}
+
+// TerminalSpec says what terminal a job is to have.
+type TerminalSpec struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
+	Output  string `json:"output"` // the file to which is appended what the job writes there
+	// User is whose it is; nil if it is ours.
+	User *syscall.Credential `json:"user,omitempty"`
+}
+
+// Clocks are readings of the two clocks that a time namespace shifts.
+type Clocks struct {
+	Monotonic time.Duration `json:"monotonic_ns"`
+	Boottime  time.Duration `json:"boottime_ns"`
+}
+
+// ReadClocks reads the clocks of the caller's time namespace.
+func ReadClocks() (Clocks, error) {
+	var monotonic, boottime unix.Timespec
+	if err := errors.Join(unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic), unix.ClockGettime(unix.CLOCK_BOOTTIME, &boottime)); err != nil {
+		return Clocks{}, fmt.Errorf("clocks: %w", err)
+	}
+	return Clocks{time.Duration(monotonic.Nano()), time.Duration(boottime.Nano())}, nil
+}
+
+// Exit says how the root process of a job has ended.
+type Exit struct {
+	Status unix.WaitStatus `json:"wait_status"`
+	At     time.Time       `json:"at"`
+	// Unknown says that it is not known how: only the parent of an adopted job was told.
+	Unknown bool `json:"unknown,omitempty"`
+}
+
+// Code is the exit status that a shell would show: 128+n if signal n has ended the process. It is
+// [job.StatusFailed] if that is not known.
+func (e Exit) Code() int {
+	if e.Unknown {
+		return job.StatusFailed
+	}
+	if e.Status.Signaled() {
+		return 128 + int(e.Status.Signal())
+	}
+	return e.Status.ExitStatus()
+}
+
+// writeExit records the end of the root process.
+func writeExit(dir string, exit Exit) error {
+	return durable.WriteJSON(filepath.Join(dir, exitName), exit)
+}
+
+// readExit returns nil if the root process has not ended.
+func readExit(dir string) (*Exit, error) {
+	var exit Exit
+	err := durable.ReadJSON(filepath.Join(dir, exitName), &exit)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &exit, nil
+}
 
 // Record is what is known of a sandbox by whoever attaches to it.
 type Record struct {
