@@ -2,6 +2,7 @@ package gpumap
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"cucriu/cudackpt"
@@ -22,11 +23,8 @@ var (
 
 // MapError says why there is no map, and what to do about it.
 type MapError struct {
-	Kind   error          // one of this package's Err values
-	Rules  []Rule         // the user's rules that cannot be met, if any
-	GPUs   []cudackpt.GPU // the captured GPUs that cannot be placed, if the error is about any
-	Cause  string
-	Remedy string
+	Kind          error // one of this package's Err values
+	Cause, Remedy string
 }
 
 // Error returns the cause and the remedy.
@@ -34,6 +32,10 @@ func (e *MapError) Error() string { return "GPU map: " + e.Cause + "; " + e.Reme
 
 // Unwrap returns the Kind.
 func (e *MapError) Unwrap() error { return e.Kind }
+
+func refuse(kind error, remedy, cause string, arguments ...any) error {
+	return &MapError{Kind: kind, Cause: fmt.Sprintf(cause, arguments...), Remedy: remedy}
+}
 
 // describe names a GPU so that a person can find it in nvidia-smi -L and in lspci.
 func describe(gpu cudackpt.GPU) string {

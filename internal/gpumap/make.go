@@ -1,28 +1,13 @@
 package gpumap
 
-import (
-	"fmt"
-	"slices"
-
-	"cucriu/cudackpt"
-)
+import "cucriu/cudackpt"
 
 // Make assigns a visible GPU to every captured one. captured are the GPUs that the processes of
 // the job together could see when they were checkpointed; visible are those that they can see
 // now. Both are ordered. The user's rules come first. The remaining GPUs are
 // filled in or refused, as the policy says.
 func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, error) {
-	m := maker{
-		captured: captured,
-		visible:  visible,
-		target:   make([]int, len(captured)),
-		reason:   make([]Reason, len(captured)),
-		rule:     make([]*Rule, len(captured)),
-		taken:    make([]bool, len(visible)),
-	}
-	for i := range m.target {
-		m.target[i] = unplaced
-	}
+	m := maker{captured: captured, visible: visible, placed: make([]Assignment, len(captured)), done: make([]bool, len(captured)), taken: make([]bool, len(visible))}
 	for _, step := range []func() error{
 		m.checkSets,
 		func() error { return checkRules(rules) },
@@ -35,45 +20,36 @@ func Make(captured, visible []cudackpt.GPU, rules []Rule, policy Policy) (Plan, 
 			return Plan{}, err
 		}
 	}
-	return m.makePlan(), nil
+	return Plan{Assignments: m.placed, Unused: m.unused, visible: UUIDsOf(visible)}, nil
 }
 
-const unplaced = -1
+const none = -1
 
-// maker is a map in the making. target, reason and rule run along captured, taken along
-// visible. target holds positions in visible.
+// maker is a map in the making. placed and done run along captured, taken along visible.
 type maker struct {
 	captured, visible []cudackpt.GPU
-	target            []int
-	reason            []Reason
-	rule              []*Rule
-	taken             []bool // along visible
+	placed            []Assignment
+	done, taken       []bool
 	unused            []Rule
 }
 
 // checkSets refuses a set that names a GPU twice or a GPU without a UUID. With such a set the
 // old side of the pairs would not be exact, or the new side not injective.
 func (m *maker) checkSets() error {
+	const remedy = "compare the manifest of the image and /proc/driver/nvidia/gpus with nvidia-smi -L"
 	for _, set := range []struct {
 		name string
 		gpus []cudackpt.GPU
 	}{{"captured", m.captured}, {"visible", m.visible}} {
 		seen := make(map[cudackpt.UUID]bool, len(set.gpus))
 		for _, gpu := range set.gpus {
-			cause := ""
-			switch {
-			case gpu.UUID.IsZero():
-				cause = fmt.Sprintf("a %s GPU has no UUID: %s", set.name, describe(gpu))
-			case seen[gpu.UUID]:
-				cause = fmt.Sprintf("%s is listed twice among the %s GPUs", describe(gpu), set.name)
-			default:
-				seen[gpu.UUID] = true
-				continue
+			if gpu.UUID.IsZero() {
+				return refuse(ErrInvalidSet, remedy, "a %s GPU has no UUID: %s", set.name, describe(gpu))
 			}
-			return &MapError{
-				Kind: ErrInvalidSet, GPUs: []cudackpt.GPU{gpu}, Cause: cause,
-				Remedy: "compare the manifest of the image and /proc/driver/nvidia/gpus with nvidia-smi -L",
+			if seen[gpu.UUID] {
+				return refuse(ErrInvalidSet, remedy, "%s is listed twice among the %s GPUs", describe(gpu), set.name)
 			}
+			seen[gpu.UUID] = true
 		}
 	}
 	return nil
@@ -82,11 +58,7 @@ func (m *maker) checkSets() error {
 func checkRules(rules []Rule) error {
 	for _, r := range rules {
 		if err := r.Validate(); err != nil {
-			return &MapError{
-				Kind: ErrInvalidRule, Rules: []Rule{r},
-				Cause:  fmt.Sprintf("%v cannot be read: %v", r, err),
-				Remedy: "correct it in the configuration file",
-			}
+			return refuse(ErrInvalidRule, "correct it in the configuration file", "%v cannot be read: %v", r, err)
 		}
 	}
 	return nil
@@ -97,12 +69,9 @@ func (m *maker) checkCount() error {
 	if len(m.visible) >= len(m.captured) {
 		return nil
 	}
-	return &MapError{
-		Kind: ErrTooFew, GPUs: m.captured,
-		Cause: fmt.Sprintf("the driver restores onto no fewer GPUs than were captured, used or not: captured were %d (%s), visible are %d (%s)",
-			len(m.captured), describeAll(m.captured), len(m.visible), describeAll(m.visible)),
-		Remedy: "make more device nodes (/dev/nvidiaN) visible to the restored processes, or restore on a host with as many GPUs",
-	}
+	return refuse(ErrTooFew, "make more device nodes (/dev/nvidiaN) visible to the restored processes, or restore on a host with as many GPUs",
+		"the driver restores onto no fewer GPUs than were captured, used or not: captured were %d (%s), visible are %d (%s)",
+		len(m.captured), describeAll(m.captured), len(m.visible), describeAll(m.visible))
 }
 
 // obey places the GPUs that the user's rules name.
@@ -114,7 +83,7 @@ func (m *maker) obey(rules []Rule) error {
 		if err != nil {
 			return err
 		}
-		if from == unplaced {
+		if from == none {
 			m.unused = append(m.unused, r)
 			continue
 		}
@@ -123,39 +92,32 @@ func (m *maker) obey(rules []Rule) error {
 			return err
 		}
 		old := m.captured[from]
-		if to == unplaced {
-			return &MapError{
-				Kind: ErrNotVisible, Rules: []Rule{r}, GPUs: []cudackpt.GPU{old},
-				Cause:  fmt.Sprintf("%v sends %s to a GPU that the restored processes cannot see; visible: %s", r, describe(old), describeAll(m.visible)),
-				Remedy: "name a visible GPU in the rule, or make that GPU's device node visible to them",
-			}
+		if to == none {
+			return refuse(ErrNotVisible, "name a visible GPU in the rule, or make that GPU's device node visible to them",
+				"%v sends %s to a GPU that the restored processes cannot see; visible: %s", r, describe(old), describeAll(m.visible))
 		}
-		if first := m.rule[from]; first != nil {
-			return conflict(*first, r, "both place the captured GPU "+describe(old), old)
+		if first := m.placed[from].Rule; first != nil {
+			return conflict(*first, r, "both place the captured GPU "+describe(old))
 		}
 		if first := owner[to]; first != nil {
-			return conflict(*first, r, "both fill the visible GPU "+describe(m.visible[to]), old)
+			return conflict(*first, r, "both fill the visible GPU "+describe(m.visible[to]))
 		}
 		if !sameModel(old, m.visible[to]) {
-			return &MapError{
-				Kind: ErrModelMismatch, Rules: []Rule{r}, GPUs: []cudackpt.GPU{old},
-				Cause: fmt.Sprintf("%v sends %s to %s, and the driver restores a GPU only onto one of the same model",
-					r, describe(old), describe(m.visible[to])),
-				Remedy: "name a GPU of the same model in the rule; visible: " + describeAll(m.visible),
-			}
+			return refuse(ErrModelMismatch, "name a GPU of the same model in the rule; visible: "+describeAll(m.visible),
+				"%v sends %s to %s, and the driver restores a GPU only onto one of the same model", r, describe(old), describe(m.visible[to]))
 		}
 		m.place(from, to, ByRule)
-		m.rule[from], owner[to] = &r, &r
+		m.placed[from].Rule, owner[to] = &r, &r
 	}
 	return nil
 }
 
-// one returns the position of the single GPU that s selects, or unplaced if there is none.
+// one returns the position of the single GPU that s selects, or none if there is none.
 func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
 	found := s.in(set)
 	switch len(found) {
 	case 0:
-		return unplaced, nil
+		return none, nil
 	case 1:
 		return found[0], nil
 	}
@@ -163,19 +125,11 @@ func one(r Rule, s Selector, set []cudackpt.GPU, name string) (int, error) {
 	for _, i := range found {
 		gpus = append(gpus, set[i])
 	}
-	return unplaced, &MapError{
-		Kind: ErrInvalidRule, Rules: []Rule{r}, GPUs: gpus,
-		Cause:  fmt.Sprintf("in %v, %v selects %d %s GPUs: %s", r, s, len(found), name, describeAll(gpus)),
-		Remedy: "name the GPU by its UUID",
-	}
+	return none, refuse(ErrInvalidRule, "name the GPU by its UUID", "in %v, %v selects %d %s GPUs: %s", r, s, len(found), name, describeAll(gpus))
 }
 
-func conflict(first, second Rule, what string, gpu cudackpt.GPU) error {
-	return &MapError{
-		Kind: ErrConflict, Rules: []Rule{first, second}, GPUs: []cudackpt.GPU{gpu},
-		Cause:  fmt.Sprintf("%v and %v contradict each other: %s", first, second, what),
-		Remedy: "remove or correct one of them",
-	}
+func conflict(first, second Rule, what string) error {
+	return refuse(ErrConflict, "remove or correct one of them", "%v and %v contradict each other: %s", first, second, what)
 }
 
 // checkUnmapped applies the strict policy. Any policy but Fill, the default, is strict.
@@ -184,11 +138,8 @@ func (m *maker) checkUnmapped(policy Policy) error {
 	if policy == FillUnmapped || policy == "" || len(rest) == 0 {
 		return nil
 	}
-	return &MapError{
-		Kind: ErrUnmapped, GPUs: rest,
-		Cause:  "unmapped is set to error, and no rule names these captured GPUs: " + describeAll(rest),
-		Remedy: "add a rule for each (captured are GPUs that the job could see, used or not), or set unmapped to fill",
-	}
+	return refuse(ErrUnmapped, "add a rule for each (captured are GPUs that the job could see, used or not), or set unmapped to fill",
+		"unmapped is set to error, and no rule names these captured GPUs: %s", describeAll(rest))
 }
 
 // fill places the GPUs that no rule named. Each pass runs over all remaining GPUs before the
@@ -211,17 +162,13 @@ func (m *maker) fill() error {
 			free = append(free, gpu)
 		}
 	}
-	return &MapError{
-		Kind: ErrNoSameModel, GPUs: rest,
-		Cause: fmt.Sprintf("the driver restores a GPU only onto one of the same model, and none is left for %s; still free: %s",
-			describeAll(rest), describeAll(free)),
-		Remedy: "make GPUs of that model visible to the restored processes, or restore on a host that has them",
-	}
+	return refuse(ErrNoSameModel, "make GPUs of that model visible to the restored processes, or restore on a host that has them",
+		"the driver restores a GPU only onto one of the same model, and none is left for %s; still free: %s", describeAll(rest), describeAll(free))
 }
 
 func (m *maker) pass(reason Reason, match func(old, now cudackpt.GPU) bool) {
 	for i, old := range m.captured {
-		if m.target[i] != unplaced {
+		if m.done[i] {
 			continue
 		}
 		for j, now := range m.visible {
@@ -234,28 +181,18 @@ func (m *maker) pass(reason Reason, match func(old, now cudackpt.GPU) bool) {
 }
 
 func (m *maker) place(from, to int, reason Reason) {
-	m.target[from], m.reason[from], m.taken[to] = to, reason, true
+	m.placed[from] = Assignment{From: m.captured[from], To: m.visible[to], Reason: reason}
+	m.done[from], m.taken[to] = true, true
 }
 
 func (m *maker) unplacedGPUs() []cudackpt.GPU {
 	var rest []cudackpt.GPU
 	for i, gpu := range m.captured {
-		if m.target[i] == unplaced {
+		if !m.done[i] {
 			rest = append(rest, gpu)
 		}
 	}
 	return rest
-}
-
-func (m *maker) makePlan() Plan {
-	p := Plan{Unused: slices.Clip(m.unused)}
-	for i, old := range m.captured {
-		p.Assignments = append(p.Assignments, Assignment{From: old, To: m.visible[m.target[i]], Reason: m.reason[i], Rule: m.rule[i]})
-	}
-	for _, gpu := range m.visible {
-		p.visible = append(p.visible, gpu.UUID)
-	}
-	return p
 }
 
 // sameModel compares the model names that the driver gives. Two unknown names are equal: where

@@ -2,43 +2,21 @@ package gpumap
 
 import (
 	"fmt"
-	"strconv"
+	"regexp"
 	"strings"
 )
 
-// pciAddress is a PCI address by value, because its text depends on the source: lspci leaves
-// out domain 0, sysfs and /proc/driver/nvidia write the domain with four digits, NVML with
-// eight.
-type pciAddress struct {
-	domain                uint32
-	bus, device, function uint8
-}
+var pciAddress = regexp.MustCompile(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])$`)
 
-// parsePCI reads [domain:]bus:device.function, in hexadecimal of either case.
-func parsePCI(text string) (pciAddress, error) {
-	fail := func() (pciAddress, error) {
-		return pciAddress{}, fmt.Errorf("%q is not a PCI address like 0000:41:00.0", text)
+// parsePCI reads [domain:]bus:device.function, in hexadecimal of either case. The text of an address
+// depends on its source: lspci leaves out domain 0, sysfs and /proc/driver/nvidia write the domain
+// with four digits, NVML with eight. The result is the same for all of them.
+func parsePCI(text string) (string, error) {
+	m := pciAddress.FindStringSubmatch(strings.ToLower(text))
+	if m == nil {
+		return "", fmt.Errorf("%q is not a PCI address like 0000:41:00.0", text)
 	}
-	parts := strings.Split(text, ":")
-	if len(parts) == 2 {
-		parts = append([]string{"0"}, parts...)
-	}
-	if len(parts) != 3 {
-		return fail()
-	}
-	device, function, found := strings.Cut(parts[2], ".")
-	if !found || len(parts[1]) != 2 || len(device) != 2 || len(function) != 1 {
-		return fail()
-	}
-	// ParseUint accepts no sign, and underscores only in base 0.
-	domain, err1 := strconv.ParseUint(parts[0], 16, 32)
-	bus, err2 := strconv.ParseUint(parts[1], 16, 8)
-	dev, err3 := strconv.ParseUint(device, 16, 5)
-	fn, err4 := strconv.ParseUint(function, 16, 3)
-	if err1 != nil || err2 != nil || err3 != nil || err4 != nil || len(parts[0]) > 8 {
-		return fail()
-	}
-	return pciAddress{domain: uint32(domain), bus: uint8(bus), device: uint8(dev), function: uint8(fn)}, nil
+	return strings.TrimLeft(m[1], "0") + ":" + m[2], nil
 }
 
 // samePCI reports whether two texts name the same address. Text that is not an address, such as

@@ -19,17 +19,7 @@ const (
 
 // String returns the reason in a few words.
 func (r Reason) String() string {
-	switch r {
-	case ByRule:
-		return "rule"
-	case Identity:
-		return "same GPU"
-	case SamePCI:
-		return "same PCI address"
-	case SameModel:
-		return "same model, next in order"
-	}
-	return fmt.Sprintf("Reason(%d)", int(r))
+	return []string{ByRule: "rule", Identity: "same GPU", SamePCI: "same PCI address", SameModel: "same model, next in order"}[r]
 }
 
 // Assignment says where one captured GPU goes.
@@ -62,9 +52,10 @@ func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
 	byOrder := true
 	pairs := make([]cudackpt.GPUPair, len(captured))
 	for i, old := range captured {
-		to, known := p.destination(old)
-		if !known {
-			to = old
+		at := slices.IndexFunc(p.Assignments, func(a Assignment) bool { return a.From.UUID == old })
+		to, known := old, at >= 0
+		if known {
+			to = p.Assignments[at].To.UUID
 		}
 		pairs[i] = cudackpt.GPUPair{Old: old, New: to}
 		if !known || to != old || i >= len(p.visible) || p.visible[i] != old {
@@ -80,35 +71,31 @@ func (p Plan) Pairs(captured []cudackpt.UUID) []cudackpt.GPUPair {
 // Explain describes the plan in words that a person can check: one line for each GPU, then a
 // note for each rule that did not apply.
 func (p Plan) Explain() []string {
-	var lines []string
-	for _, a := range p.Assignments {
-		why := a.Reason.String()
-		if a.Rule != nil {
-			why = a.Rule.String()
-		}
+	return p.describe(func(_ int, a Assignment) string {
 		if a.From.UUID == a.To.UUID {
-			lines = append(lines, fmt.Sprintf("%s stays: %s", describe(a.From), why))
-			continue
+			return describe(a.From) + " stays"
 		}
-		lines = append(lines, fmt.Sprintf("%s goes to %s: %s", describe(a.From), describe(a.To), why))
-	}
-	for _, r := range p.Unused {
-		lines = append(lines, UnusedNote(r))
-	}
-	return lines
+		return describe(a.From) + " goes to " + describe(a.To)
+	})
 }
 
 // Summary is [Plan.Explain] without UUIDs: GPUs are named by their positions in the captured and
 // in the visible set.
 func (p Plan) Summary() []string {
+	return p.describe(func(i int, a Assignment) string {
+		to := slices.Index(p.visible, a.To.UUID)
+		return fmt.Sprintf("GPU %d of the image (%s, %s) goes to GPU %d (%s)", i, a.From.Model, a.From.PCIBusID, to, a.To.PCIBusID)
+	})
+}
+
+func (p Plan) describe(what func(i int, a Assignment) string) []string {
 	var lines []string
 	for i, a := range p.Assignments {
 		why := a.Reason.String()
 		if a.Rule != nil {
 			why = a.Rule.String()
 		}
-		to := slices.Index(p.visible, a.To.UUID)
-		lines = append(lines, fmt.Sprintf("GPU %d of the image (%s, %s) goes to GPU %d (%s): %s", i, a.From.Model, a.From.PCIBusID, to, a.To.PCIBusID, why))
+		lines = append(lines, what(i, a)+": "+why)
 	}
 	for _, r := range p.Unused {
 		lines = append(lines, UnusedNote(r))
@@ -119,13 +106,4 @@ func (p Plan) Summary() []string {
 // UnusedNote says that a rule did not apply.
 func UnusedNote(r Rule) string {
 	return fmt.Sprintf("note: %v is unused: the job captured no GPU that %v selects", r, r.From)
-}
-
-func (p Plan) destination(old cudackpt.UUID) (cudackpt.UUID, bool) {
-	for _, a := range p.Assignments {
-		if a.From.UUID == old {
-			return a.To.UUID, true
-		}
-	}
-	return cudackpt.UUID{}, false
 }
