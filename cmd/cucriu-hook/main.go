@@ -18,7 +18,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/config"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/logging"
 	"cucriu/internal/self"
 	"cucriu/internal/stages"
@@ -98,7 +98,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	preflight.LimitOwnMemory()
+	inspect.LimitOwnMemory()
 	hook, err := hooks.New(cfg, log, self.Path, "watch")
 	if err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/self"
 	"cucriu/internal/units"
 )
@@ -85,7 +85,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	if err != nil {
 		return err
 	}
-	preflight.LimitOwnMemory()
+	inspect.LimitOwnMemory()
 	p := newProgress()
 	hook.Progress = p.step
 	var result checkpoint.Result

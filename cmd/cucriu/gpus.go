@@ -17,6 +17,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 )
 
 // gpuRow is a GPU as the gpus command prints it.
@@ -84,7 +85,7 @@ func gpusOf(driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
 	if pid == 0 {
 		return driver.HostGPUs()
 	}
-	findings, err := preflight.ProcessFindings(pid)
+	findings, err := inspect.ProcessFindings(pid)
 	if err == nil {
 		err = findings.Err()
 	}

@@ -8,7 +8,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/sandbox"
@@ -30,7 +30,7 @@ func hiddenCommands() []*cobra.Command {
 	return append(asRoot(
 		// What a dump or restore starts as its watcher.
 		hidden("watch DIR", oneArgument("a session's directory"), withHook(func(_ *cobra.Command, hook *hooks.Hook, args []string) error {
-			preflight.LimitOwnMemory()
+			inspect.LimitOwnMemory()
 			return watch.Run(hook, args[0], stages.ServeInside)
 		})),
 		// What check --calibrate starts two of.
@@ -42,7 +42,7 @@ func hiddenCommands() []*cobra.Command {
 		inDirectory(sandbox.CommandUnshare, sandbox.Unshare), inDirectory(sandbox.CommandInit, sandbox.Init), inDirectory(sandbox.CommandKeep, sandbox.Keep),
 		// What works in a job's sandbox for the supervisor.
 		hidden(inside.Command, noArguments, withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			preflight.LimitOwnMemory()
+			inspect.LimitOwnMemory()
 			return inside.Serve(cmd.Context(), hook, os.Getenv("CUCRIU_CRIU"), os.Stdin, os.Stdout)
 		})),
 		// The first process of the sandbox of a trial restore.

@@ -16,6 +16,7 @@ import (
 	"cucriu/internal/criuimage"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 )
 
@@ -64,7 +65,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			if err := requireImage(args[0]); err != nil {
 				return err
 			}
-			report, err := inspect(args[0])
+			report, err := inspectImage(args[0])
 			if err != nil {
 				return preflight.AsRefusal(err)
 			}
@@ -80,13 +81,13 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 
 // requireImage refuses a directory that holds no image.
 func requireImage(dir string) error {
-	for _, f := range preflight.PresentFindings(dir) {
+	for _, f := range inspect.PresentFindings(dir) {
 		return preflight.AsRefusal(fmt.Errorf("%s: %s", f.Message, f.Remedy))
 	}
 	return nil
 }
 
-func inspect(dir string) (inspection, error) {
+func inspectImage(dir string) (inspection, error) {
 	info, err := criuimage.Read(dir)
 	if err != nil {
 		return inspection{}, err

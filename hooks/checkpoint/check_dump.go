@@ -6,6 +6,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 )
 
 // CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and what else
@@ -18,7 +19,7 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string
 	}
 	lookInside := findings.Err() == nil
 	if dir != "" {
-		findings = append(findings, preflight.DirectoryFindings(dir)...)
+		findings = append(findings, inspect.DirectoryFindings(dir)...)
 	}
 	if !lookInside { // what else is found would only follow from it
 		return findings, nil
@@ -30,7 +31,7 @@ func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string
 		// A dump waits until the session is over, and it is the reason for the state.
 		more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return f.Name == preflight.FindingCUDAState })
 	}
-	return slices.Concat(findings, preflight.ContainerFindings(root), more), err
+	return slices.Concat(findings, inspect.ContainerFindings(root), more), err
 }
 
 // refuseDump refuses a dump before a criu is started for it.
@@ -39,12 +40,12 @@ func refuseDump(hook *hooks.Hook, root int, dir string) error {
 	if err != nil {
 		return err
 	}
-	return hook.Judge(slices.Concat(findings, preflight.DirectoryFindings(dir), preflight.ContainerFindings(root))).Err()
+	return hook.Judge(slices.Concat(findings, inspect.DirectoryFindings(dir), inspect.ContainerFindings(root))).Err()
 }
 
 // rootFindings finds what keeps the tree below root from being dumped, whatever is in it.
 func rootFindings(hook *hooks.Hook, root int) (preflight.Findings, error) {
-	findings, err := preflight.RootFindings(root)
+	findings, err := inspect.RootFindings(root)
 	if err != nil || findings.Err() != nil {
 		return findings, err
 	}

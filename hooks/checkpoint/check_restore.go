@@ -11,6 +11,7 @@ import (
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 )
 
 // CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
@@ -25,7 +26,7 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func
 		return nil, err
 	}
 	more, err := hook.Host().CheckImage(ctx, dir)
-	return slices.Concat(findings, preflight.SurroundingsFindings(recorded, os.Stdin), more), err
+	return slices.Concat(findings, inspect.SurroundingsFindings(recorded, os.Stdin), more), err
 }
 
 // imageFindings finds what keeps criu from restoring an image on this host.
@@ -34,26 +35,26 @@ func imageFindings(ctx context.Context, dir string, check fileCheck) (preflight.
 	if err != nil {
 		return nil, err
 	}
-	if absent := preflight.PresentFindings(dir); len(absent) > 0 {
+	if absent := inspect.PresentFindings(dir); len(absent) > 0 {
 		return absent, nil
 	}
 	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
 		return nil, nil // criu's images are streamed
 	}
 	if err := criuimage.CheckWhole(dir); err != nil {
-		return preflight.Findings{preflight.DamagedFinding(err)}, nil
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
 	tree, err := criuimage.ReadTree(dir)
 	if err == nil {
 		err = tree.CheckFiles(dir)
 	}
 	if err != nil {
-		return preflight.Findings{preflight.DamagedFinding(err)}, nil
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
 	findings, err := check.findings(dir)
 	if err != nil || tree.OwnPIDs {
 		return findings, err
 	}
-	taken, err := preflight.TakenPIDs(ctx, tree.Numbers())
+	taken, err := inspect.TakenPIDs(ctx, tree.Numbers())
 	return append(taken, findings...), err
 }

@@ -63,6 +63,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if root != nil {
 		defer root.Close()
 	}
+	early := hook.Host().Begin(ctx, int(options.RPC.GetPid()))
 	needs, record, removed, err := addNeeds(ctx, hook, &options)
 	if err != nil {
 		return refused(err)
@@ -92,6 +93,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if err != nil {
 		return refused(err)
 	}
+	d.stage.Early = early
 	leavesRunning := d.criu.LeaveRunning || d.criu.LeaveStopped
 	if !leavesRunning {
 		d.stage.CommittedDir = dir

@@ -32,7 +32,7 @@ func (c fileCheck) findings(dir string) (preflight.Findings, error) {
 		return nil, nil // from a criu that writes each kind of file on its own
 	}
 	if err != nil {
-		return preflight.Findings{preflight.DamagedFinding(err)}, nil
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
 	var findings preflight.Findings
 	for _, f := range files {

@@ -9,6 +9,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -59,7 +60,7 @@ func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 		if state == cudackpt.StateRunning || state == cudackpt.StateLocked {
 			return nil
 		}
-		return fmt.Errorf("process %d (%s) is %v, not locked: %s", t.PID, t.Member.Name, state, preflight.StateRemedy(t.PID, state))
+		return fmt.Errorf("process %d (%s) is %v, not locked: %s", t.PID, t.Member.Name, state, inspect.StateRemedy(t.PID, state))
 	})
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -70,7 +71,7 @@ func Unlock(ctx context.Context, hook *hooks.Hook, pids []int) error {
 
 // sessionOfProcess finds the open session that a process is in, nil if there is none.
 func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
-	findings, err := preflight.ProcessFindings(pid)
+	findings, err := inspect.ProcessFindings(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,7 @@ func sessionOfProcess(runDir string, pid int) (*journal.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return journal.FindOpen(runDir, id, []journal.Member{{Process: preflight.Process{Ident: id}}})
+	return journal.FindOpen(runDir, id, []journal.Member{{Process: inspect.Process{Ident: id}}})
 }
 
 // take takes hold of processes. It fails if somebody else is at work on one of them.
@@ -114,7 +115,7 @@ func take(ctx context.Context, s *engine.Suspension, pids []int) error {
 }
 
 // inspectNamed inspects a process that must have CUDA and be reachable.
-func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*preflight.Process, error) {
+func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*inspect.Process, error) {
 	frozen, err := proc.FrozenBy(pid)
 	if err != nil {
 		return nil, err
@@ -129,7 +130,7 @@ func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*prefligh
 		}
 		return nil, err
 	}
-	seen, err := preflight.InspectProcess(ctx, pid, s.LoadDriver)
+	seen, err := inspect.One(ctx, pid, s.LoadDriver)
 	if err == nil {
 		err = seen.Findings.Err()
 	}

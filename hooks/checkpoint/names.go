@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 )
 
 // deleted is what the kernel appends to a name that was removed.
@@ -23,7 +23,7 @@ const deleted = " (deleted)"
 //
 // The function that it returns must be called once the dump has ended. It takes the names away again
 // unless there is an image.
-func giveNames(log *slog.Logger, removed []preflight.RemovedName) (settle func(keep bool), err error) {
+func giveNames(log *slog.Logger, removed []inspect.RemovedName) (settle func(keep bool), err error) {
 	var given []func(keep bool) error
 	settle = func(keep bool) {
 		for _, name := range given {
@@ -53,7 +53,7 @@ func giveNames(log *slog.Logger, removed []preflight.RemovedName) (settle func(k
 
 // giveName links a file to the name that the kernel tells of it. No link on the way is followed:
 // whoever may have put one there has fewer rights than we.
-func giveName(name preflight.RemovedName) (settle func(keep bool) error, err error) {
+func giveName(name inspect.RemovedName) (settle func(keep bool) error, err error) {
 	top, err := unix.Open(filepath.Join("/proc", strconv.Itoa(name.PID), "root"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
 )
@@ -20,11 +21,11 @@ import (
 // addNeeds finds the options that the tree needs, and adds those to the request that are not in it.
 // record is for the image, so that the restore needs none of them; nil if there is nothing to be
 // recorded. removed are for [giveNames]. It refuses what no option helps against.
-func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []preflight.RemovedName, err error) {
+func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []preflight.Need, record *image.Options, removed []inspect.RemovedName, err error) {
 	if options.ByHand {
 		return nil, nil, nil, nil
 	}
-	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{
+	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{
 		Root: int(options.RPC.GetPid()), Criu: options.Path, External: options.RPC.GetExternal(), NoTerminal: options.NoTerminal,
 	})
 	if errors.Is(err, proc.ErrGone) {
@@ -77,7 +78,7 @@ func addRecorded(hook *hooks.Hook, options *Options, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := hook.Refuse(preflight.SurroundingsFindings(recorded, os.Stdin)); err != nil {
+	if err := hook.Refuse(inspect.SurroundingsFindings(recorded, os.Stdin)); err != nil {
 		return err
 	}
 	recorded.GhostLimit = 0   // the files are in the image

@@ -14,6 +14,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -52,7 +53,7 @@ func Processes(ctx context.Context, hook *hooks.Hook) ([]CUDAProcess, error) {
 	var pids []int
 	for _, proc := range all {
 		// Leave out a process that has ended or is another user's.
-		if uses, err := preflight.MapsLibcuda(proc.PID); err == nil && uses && proc.PID != os.Getpid() {
+		if uses, err := inspect.MapsLibcuda(proc.PID); err == nil && uses && proc.PID != os.Getpid() {
 			pids = append(pids, proc.PID)
 		}
 	}
@@ -100,7 +101,7 @@ func look(ctx context.Context, driver *cudackpt.Driver, pid int) *CUDAProcess {
 		return p
 	}
 	p.State, p.Note = stateOf(ctx, driver, pid)
-	if p.GPUs, err = preflight.VisibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
+	if p.GPUs, err = inspect.VisibleGPUs(ctx, driver, pid); err != nil && p.Note == "" {
 		p.Note = err.Error()
 	}
 	if p.MemoryBytes, err = driver.ProcessMemory(ctx, pid); err != nil && p.Note == "" {
@@ -163,7 +164,7 @@ func askStopped(ctx context.Context, driver *cudackpt.Driver, p *CUDAProcess) er
 		return err
 	}
 	defer process.Close()
-	t := &engine.Target{Process: process, Member: &journal.Member{Process: preflight.Process{Stopped: true}}, CUDA: driver.Process(p.PID)}
+	t := &engine.Target{Process: process, Member: &journal.Member{Process: inspect.Process{Stopped: true}}, CUDA: driver.Process(p.PID)}
 	return engine.StatesOf(ctx, []*engine.Target{t}, func(_ *engine.Target, state cudackpt.State) error {
 		p.State = state.String()
 		return nil

@@ -10,6 +10,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -33,7 +34,7 @@ func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (_ hooks.Status,
 		return hooks.Status{}, err
 	}
 	processes := journal.ProcessesOf(d.Members)
-	findings, err := preflight.InspectNamed(ctx, d.Driver, d.Config.RunDir, processes)
+	findings, err := inspect.Named(ctx, d.Driver, d.Config.RunDir, processes)
 	if err != nil {
 		return hooks.Status{}, err
 	}
@@ -178,7 +179,7 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 	if err := take(ctx, d, pids); err != nil {
 		return nil, err
 	}
-	if err := preflight.DifferentGPUs(journal.ProcessesOf(d.Members)).Err(); err != nil {
+	if err := inspect.DifferentGPUs(journal.ProcessesOf(d.Members)).Err(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, hook.Config.Lock.Timeout)
@@ -187,7 +188,7 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 	err := engine.StatesOf(ctx, d.Targets, func(t *engine.Target, state cudackpt.State) error {
 		switch {
 		case state == cudackpt.StateFailed:
-			return fmt.Errorf("process %d (%s) is %v: %s", t.PID, t.Member.Name, state, preflight.StateRemedy(t.PID, state))
+			return fmt.Errorf("process %d (%s) is %v: %s", t.PID, t.Member.Name, state, inspect.StateRemedy(t.PID, state))
 		case state == cudackpt.StateCheckpointed && !force:
 			return fmt.Errorf("process %d (%s) was checkpointed by something else than cucriu suspend, and how much GPU memory its restore takes is not known; "+
 				"if it ran out of it, the process would be lost: free its GPUs and use --force", t.PID, t.Member.Name)
@@ -265,7 +266,7 @@ func requireRoom(ctx context.Context, s *journal.Record, driver *cudackpt.Driver
 	if !s.Suspended() || s.BackBegun {
 		return nil // how far the suspend, or an earlier resume, came is found out on the way back
 	}
-	need := make(preflight.MemoryNeed)
+	need := make(inspect.MemoryNeed)
 	for i := range s.Members {
 		if held, err := driver.ProcessMemory(ctx, s.Members[i].PID); err == nil && len(held) > 0 {
 			continue // somebody else has restored it

@@ -40,6 +40,12 @@ type Config struct {
 	RunDir string
 }
 
+// Rule and Selector are what a program needs to write a map of its own.
+type (
+	Rule     = gpumap.Rule
+	Selector = gpumap.Selector
+)
+
 // GPUs says which GPU takes the place of which at restore.
 type GPUs struct {
 	Map      []gpumap.Rule

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -70,37 +71,39 @@ func (fs Findings) Has(name string) bool {
 // Force returns the findings, with those errors that have one of these names and can be
 // overridden turned into warnings.
 func (fs Findings) Force(names []string) Findings {
-	forced := slices.Clone(fs)
-	for i, f := range forced {
-		if f.Severity == SeverityError && slices.Contains(names, f.Name) && slices.Contains(Forceable(), f.Name) {
-			forced[i].Severity, forced[i].Forced = SeverityWarning, true
+	return fs.with(func(f *Finding) {
+		if f.Severity == SeverityError && slices.Contains(names, f.Name) && kindOf(f.Name).CanForce {
+			f.Severity, f.Forced = SeverityWarning, true
 		}
-	}
-	return forced
+	})
 }
 
 // Soften returns the findings, with the errors of these names turned into warnings, because
 // nobody can know them for certain.
 func (fs Findings) Soften(names ...string) Findings {
-	softened := slices.Clone(fs)
-	for i, f := range softened {
+	return fs.with(func(f *Finding) {
 		if f.Severity == SeverityError && slices.Contains(names, f.Name) {
-			softened[i].Severity = SeverityWarning
+			f.Severity = SeverityWarning
 		}
-	}
-	return softened
+	})
 }
 
 // Harden returns the findings, with those of a name turned into errors with this remedy,
 // because the user does not want what is done about them.
 func (fs Findings) Harden(name, remedy string) Findings {
-	hardened := slices.Clone(fs)
-	for i := range hardened {
-		if hardened[i].Name == name {
-			hardened[i].Severity, hardened[i].Remedy = SeverityError, remedy
+	return fs.with(func(f *Finding) {
+		if f.Name == name {
+			f.Severity, f.Remedy = SeverityError, remedy
 		}
+	})
+}
+
+func (fs Findings) with(change func(*Finding)) Findings {
+	changed := slices.Clone(fs)
+	for i := range changed {
+		change(&changed[i])
 	}
-	return hardened
+	return changed
 }
 
 // Err returns a [*RefusedError] with the errors among the findings; nil if there are none.
@@ -137,24 +140,35 @@ func (fs Findings) Text() string {
 	return text.String()
 }
 
-// SessionFinding says that an open session of the journal is in the way of a dump.
-func SessionFinding(severity Severity, conflict error) Finding {
-	f := found(FindingSession, conflict, "see cucriu status")
-	f.Severity = severity
+// New makes a finding of a kind. It has the kind's severity, and its remedy if none is given.
+func New(name, message, remedy string) Finding {
+	kind := kindOf(name)
+	return Finding{Name: name, Severity: kind.Severity, Message: message, Remedy: cmp.Or(remedy, kind.Remedy)}
+}
+
+// Warning makes a finding that is a warning, whatever its kind.
+func Warning(name, message, remedy string) Finding {
+	f := New(name, message, remedy)
+	f.Severity = SeverityWarning
 	return f
 }
 
-// found turns an error into a finding. If the error itself knows what it means and its remedy,
-// as the driver's errors do, found uses these instead of the given remedy.
-func found(name string, err error, remedy string) Finding {
+// Fine makes a finding that says that something is in order.
+func Fine(name, message string) Finding {
+	return Finding{Name: name, Severity: SeverityOK, Message: message}
+}
+
+// Found turns an error into a finding. If the error knows what it means and its remedy, as the
+// driver's errors do, these are the finding's; otherwise the remedy is that of the kind.
+func Found(name string, err error) Finding {
 	var known interface {
 		Meaning() string
 		Remedy() string
 	}
 	if errors.As(err, &known) && known.Meaning() != "" && known.Remedy() != "" {
-		return refuse(name, known.Meaning(), known.Remedy())
+		return New(name, known.Meaning(), known.Remedy())
 	}
-	return refuse(name, err.Error(), remedy)
+	return New(name, err.Error(), "")
 }
 
 // Refused reports whether err says that something was refused before it began: a check found
@@ -191,17 +205,9 @@ func withVerdict(err error, untouched bool) error {
 	return &refusal{err, untouched}
 }
 
-// refuse makes a finding that is an error.
-func refuse(name, message, remedy string) Finding {
-	return Finding{Name: name, Severity: SeverityError, Message: message, Remedy: remedy}
-}
-
-// warn makes a finding that is a warning.
-func warn(name, message, remedy string) Finding {
-	return Finding{Name: name, Severity: SeverityWarning, Message: message, Remedy: remedy}
-}
-
-// fine says that something is in order.
-func fine(name, message string) Finding {
-	return Finding{Name: name, Severity: SeverityOK, Message: message}
+// Need is an option of criu that a tree needs, and why.
+type Need struct {
+	Option string // as on criu's command line, such as "--shell-job"
+	Why    string
+	Risk   string // what may go wrong with it; empty if nothing
 }

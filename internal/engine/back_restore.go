@@ -6,14 +6,14 @@ import (
 	"sync"
 
 	"cucriu/cudackpt"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 )
 
 // memoryNeed returns how much GPU memory the restore of the checkpointed processes will take.
-func (b *wayBack) memoryNeed(ctx context.Context) (preflight.MemoryNeed, error) {
+func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Env.Config.Restore.Timeout)
 	defer cancel()
-	need := make(preflight.MemoryNeed)
+	need := make(inspect.MemoryNeed)
 	for _, t := range b.cuda {
 		if t.lacksMemory() {
 			need.Add(t.Member.MemoryBytes, t.Member.Pairs)

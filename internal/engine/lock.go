@@ -9,6 +9,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
 	"cucriu/internal/session"
@@ -42,7 +43,7 @@ func (s *Suspension) measure(ctx context.Context) error {
 		return nil
 	}
 	processes := s.processes()
-	listed, err := preflight.Measure(ctx, s.Driver, processes)
+	listed, err := inspect.Measure(ctx, s.Driver, processes)
 	if err != nil {
 		return err
 	}
@@ -54,8 +55,8 @@ func (s *Suspension) measure(ctx context.Context) error {
 	return nil
 }
 
-func (s *Suspension) processes() []preflight.Process {
-	processes := make([]preflight.Process, len(s.Targets))
+func (s *Suspension) processes() []inspect.Process {
+	processes := make([]inspect.Process, len(s.Targets))
 	for i, t := range s.Targets {
 		processes[i] = t.Member.Process
 	}
@@ -67,7 +68,7 @@ func (s *Suspension) lookAgain() error {
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	findings, err := preflight.LossFindings(s.Driver, s.Config.RunDir, s.processes(), s.held, PidsOf(s.Targets))
+	findings, err := inspect.Losses(s.Driver, s.Config.RunDir, s.processes(), s.held)
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func StatesOf(ctx context.Context, targets []*Target, tell func(*Target, cudackp
 }
 
 func WantRunning(t *Target, state cudackpt.State) error {
-	return preflight.StateFindings(&t.Member.Process, state).Err()
+	return inspect.StateFindings(&t.Member.Process, state).Err()
 }
 
 func stoppedBefore(targets []*Target) []*Target {

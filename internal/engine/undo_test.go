@@ -9,6 +9,7 @@ import (
 
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -44,7 +45,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer self.Close()
-		s.Members = []journal.Member{{Process: preflight.Process{Ident: self.Ident, Name: "init"}}}
+		s.Members = []journal.Member{{Process: inspect.Process{Ident: self.Ident, Name: "init"}}}
 		err = d.Failed(refusal)
 		untouched := step == journal.StepNone
 		if preflight.Refused(err) != untouched {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/hooks/checkpoint"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/sandbox"
 	"cucriu/internal/proc"
@@ -76,7 +76,7 @@ func checkAdoptable(ctx context.Context, s *core) error {
 	if err := s.hook.Judge(findings).Err(); err != nil {
 		return err
 	}
-	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: s.Adopt, Criu: s.Criu, NoTerminal: true})
+	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: s.Adopt, Criu: s.Criu, NoTerminal: true})
 	if err != nil {
 		return err
 	}

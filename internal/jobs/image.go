@@ -81,7 +81,7 @@ func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string) (preflight.
 	except, err := files.Covered(dir)
 	switch {
 	case errors.As(err, new(*files.DamagedError)):
-		return preflight.Findings{preflight.DamagedFinding(err)}, nil
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	case err != nil: // there is none
 		return checkpoint.CheckRestore(ctx, hook, dir, nil)
 	}
@@ -118,7 +118,7 @@ func putBackFindings(ctx context.Context, dir string) (findings preflight.Findin
 			})
 		}
 	case err != nil:
-		findings = append(findings, preflight.DamagedFinding(err))
+		findings = append(findings, preflight.Found(preflight.FindingImage, err))
 	}
 	return findings
 }

@@ -5,14 +5,14 @@ import (
 	"fmt"
 
 	"cucriu/cudackpt"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 )
 
 // Member is one CUDA process of a session.
 type Member struct {
-	preflight.Process
+	inspect.Process
 	// Own identifies the process for sessions of other run directories: see [proc.Ident.Own].
 	Own *proc.Ident `json:"own,omitempty"`
 	// PrivateBefore is how much private memory the process had mapped before the checkpoint, in bytes.
@@ -24,7 +24,7 @@ type Member struct {
 }
 
 // MembersOf makes members of a session from processes.
-func MembersOf(processes []preflight.Process) []Member {
+func MembersOf(processes []inspect.Process) []Member {
 	members := make([]Member, len(processes))
 	for i, p := range processes {
 		members[i].Process = p
@@ -33,8 +33,8 @@ func MembersOf(processes []preflight.Process) []Member {
 }
 
 // ProcessesOf returns the members' processes as they were inspected.
-func ProcessesOf(members []Member) []preflight.Process {
-	processes := make([]preflight.Process, len(members))
+func ProcessesOf(members []Member) []inspect.Process {
+	processes := make([]inspect.Process, len(members))
 	for i, m := range members {
 		processes[i] = m.Process
 	}

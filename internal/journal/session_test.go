@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"cucriu/cudackpt"
-	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 )
@@ -159,7 +159,7 @@ func TestADecisionIsKeptUntilItIsTold(t *testing.T) {
 
 func TestAProcessIsInOneOpenSessionOnly(t *testing.T) {
 	runDir := t.TempDir()
-	member := Member{Process: preflight.Process{Ident: ident(t, 4711, 5)}}
+	member := Member{Process: inspect.Process{Ident: ident(t, 4711, 5)}}
 	make := func(criu int) (*Session, error) {
 		return Create(runDir, Record{Kind: KindDump, Criu: ident(t, criu, 1), Members: []Member{member}}, 0)
 	}
@@ -243,7 +243,7 @@ func FuzzParseSession(f *testing.F) {
 	}
 	id := ident(f, 7, 8)
 	for _, kind := range []Kind{KindDump, KindRestore, KindSuspend} {
-		data, err := json.Marshal(Record{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Process: preflight.Process{Ident: id}, Pages: &MemberPages{Listing: listing, WatcherFD: FirstWatcherFD, Dropped: true}}}, Manifest: &manifest})
+		data, err := json.Marshal(Record{Kind: kind, Criu: id, Root: &id, Watcher: &id, Members: []Member{{Process: inspect.Process{Ident: id}, Pages: &MemberPages{Listing: listing, WatcherFD: FirstWatcherFD, Dropped: true}}}, Manifest: &manifest})
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 	"cucriu/internal/timeline"
 )
@@ -69,7 +69,7 @@ func loadAgain(s *Session) (*Session, error) {
 // every row has a name.
 func TestATimelineIsAChromeTrace(t *testing.T) {
 	s := testSession(t, t.TempDir(), 7)
-	s.Members = []Member{{Process: preflight.Process{Ident: proc.Ident{PID: 8}, Name: "train"}}, {Process: preflight.Process{Ident: proc.Ident{PID: 9}, Name: "serve"}}}
+	s.Members = []Member{{Process: inspect.Process{Ident: proc.Ident{PID: 8}, Name: "train"}}, {Process: inspect.Process{Ident: proc.Ident{PID: 9}, Name: "serve"}}}
 	s.By = "pre-dump"
 	both := func(name string) func() error {
 		return func() error {

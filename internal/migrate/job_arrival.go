@@ -14,6 +14,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/durable"
+	"cucriu/internal/inspect"
 	"cucriu/internal/jobs"
 	"cucriu/internal/jobs/store"
 	"cucriu/internal/migrate/commit"
@@ -188,7 +189,7 @@ func (d *jobArrival) welcome(m wire.Message) error {
 			return preflight.AsRefusal(err)
 		}
 	}
-	room, err := prepare.Free(preflight.Existing(d.dir))
+	room, err := prepare.Free(inspect.Existing(d.dir))
 	if err == nil && room < d.of.Bytes && len(has.Have) == 0 {
 		err = fmt.Errorf("the job's newest checkpoint has %d bytes, and the disk of %s has room for %d", d.of.Bytes, d.dir, room)
 	}

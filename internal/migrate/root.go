@@ -6,14 +6,14 @@ import (
 	"slices"
 	"syscall"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/jobs"
 	"cucriu/internal/proc"
 )
 
 // checkRoot refuses what cannot move as a tree of processes.
 func (s *treeSource) checkRoot() error {
-	findings, err := preflight.RootFindings(s.root)
+	findings, err := inspect.RootFindings(s.root)
 	if err == nil {
 		err = findings.Err()
 	}

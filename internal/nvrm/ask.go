@@ -18,7 +18,7 @@ import (
 
 // ErrUnknown says that the kernel module cannot be asked, or does not answer as expected.
 // Nothing is then known about the process.
-var ErrUnknown = errors.New("NVIDIA's resource manager does not say")
+var ErrUnknown = errors.New("the NVIDIA kernel module gave no usable answer")
 
 // rmControl is NV_ESC_RM_CONTROL, _IOWR('F', 0x2a, NVOS54_PARAMETERS).
 const rmControl = 0xc020462a
@@ -68,30 +68,29 @@ type client struct {
 	handle uint32
 }
 
-// clientsOf finds the clients of a process, those first that are known from before. The caller
-// closes the files.
-func clientsOf(ioctl Ioctl, pid int, known map[uint32]seen) (clients []client, files []controlFile, err error) {
-	files, err = borrow(ioctl, pid)
-	if err != nil {
-		return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
+// findClients finds the clients of a process, those first that are known from before.
+func (p *process) findClients(ioctl Ioctl) {
+	if p.err = p.borrow(ioctl); p.err != nil {
+		p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, p.err)
+		return
 	}
-	handles, errs := make([]uint32, len(files)), make([]error, len(files))
+	handles, errs := make([]uint32, len(p.files)), make([]error, len(p.files))
 	find := func(i int, from, to uint32) bool {
 		if handles[i] == 0 && errs[i] == nil {
-			handles[i], errs[i] = findClient(files[i], from, to)
+			handles[i], errs[i] = findClient(p.files[i], from, to)
 		}
 		return handles[i] != 0 || errs[i] != nil
 	}
 	isFound := false
-	for i := range files {
-		for handle := range known {
+	for i := range p.files {
+		for handle := range p.known {
 			isFound = find(i, handle, handle+1) || isFound
 		}
 	}
 	// Not every file has a client: an exported handle is an open nvidiactl, too. So no file is
 	// searched to the end before the others.
 	for from := uint32(firstClient); !isFound && from < firstClient+mostClients; from += WidestGap {
-		for i := 0; !isFound && i < len(files); i++ {
+		for i := 0; !isFound && i < len(p.files); i++ {
 			isFound = find(i, from, from+WidestGap)
 		}
 	}
@@ -99,21 +98,21 @@ func clientsOf(ioctl Ioctl, pid int, known map[uint32]seen) (clients []client, f
 	// in the sum of the memory.
 	if at := slices.IndexFunc(handles, func(handle uint32) bool { return handle != 0 }); at >= 0 {
 		first := handles[at]
-		parallel(len(files), func(i int) { find(i, max(firstClient, first-0x100), first+0x400) })
+		parallel(len(p.files), func(i int) { find(i, max(firstClient, first-0x100), first+0x400) })
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, files, fmt.Errorf("process %d: %w: %w", pid, ErrUnknown, err)
+		p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
+		return
 	}
 	for i, handle := range handles {
 		isKnown := func(c client) bool { return c.handle == handle } // one file can be open under several numbers
-		if handle != 0 && !slices.ContainsFunc(clients, isKnown) {
-			clients = append(clients, client{files[i], handle})
+		if handle != 0 && !slices.ContainsFunc(p.clients, isKnown) {
+			p.clients = append(p.clients, client{p.files[i], handle})
 		}
 	}
-	if len(clients) == 0 {
-		return nil, files, fmt.Errorf("process %d: %w: no client of an open nvidiactl was found", pid, ErrUnknown)
+	if len(p.clients) == 0 {
+		p.err = fmt.Errorf("process %d: %w: no client of an open nvidiactl was found", p.pid, ErrUnknown)
 	}
-	return clients, files, nil
 }
 
 // parallel does something n times at once.
@@ -125,44 +124,35 @@ func parallel(n int, do func(i int)) {
 	wg.Wait()
 }
 
-func closeAll(files []controlFile) {
-	for _, f := range files {
-		_ = unix.Close(f.fd)
-	}
-}
-
 // borrow duplicates the process's descriptors of nvidiactl, the lowest first.
-func borrow(ioctl Ioctl, pid int) (files []controlFile, err error) {
-	process, err := unix.PidfdOpen(pid, 0)
+func (p *process) borrow(ioctl Ioctl) error {
+	process, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
-		return nil, fmt.Errorf("pidfd_open: %w", err)
+		return fmt.Errorf("pidfd_open: %w", err)
 	}
 	defer unix.Close(process)
-	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	dir := filepath.Join("/proc", strconv.Itoa(p.pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	slices.SortFunc(entries, func(a, b os.DirEntry) int {
 		return cmp.Or(cmp.Compare(len(a.Name()), len(b.Name())), cmp.Compare(a.Name(), b.Name()))
 	})
 	for _, entry := range entries {
 		link, err := os.Readlink(filepath.Join(dir, entry.Name()))
-		if err != nil || filepath.Base(strings.TrimSuffix(link, " (deleted)")) != "nvidiactl" {
+		number, notNumber := strconv.Atoi(entry.Name())
+		if err != nil || notNumber != nil || filepath.Base(strings.TrimSuffix(link, " (deleted)")) != "nvidiactl" {
 			continue // another file, or closed meanwhile
-		}
-		number, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			return files, err
 		}
 		fd, err := unix.PidfdGetfd(process, number, 0)
 		if errors.Is(err, unix.EBADF) {
 			continue // closed meanwhile
 		}
 		if err != nil {
-			return files, fmt.Errorf("pidfd_getfd of %s: %w", link, err)
+			return fmt.Errorf("pidfd_getfd of %s: %w", link, err)
 		}
-		files = append(files, controlFile{fd, ioctl})
+		p.files = append(p.files, controlFile{fd, ioctl})
 	}
-	return files, nil
+	return nil
 }

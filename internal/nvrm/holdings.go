@@ -124,21 +124,16 @@ type seen struct {
 	last    uint32
 }
 
-// contents counts the relevant objects of a client.
+// contents is what is relevant of a client.
 type contents struct {
 	seen
-	next          uint32 // where the search ended
-	memory        uint64
-	p2p           int
-	fabric        []object
-	pools         int // flexible fabric memory, which belongs to a pool
-	system        []object
-	systemDoubled int
-	fabricDoubled int
-	imports       int // of fabric memory, and multicast objects, which several processes have
-	regions       map[region]bool
-	unplaced      bool  // there is memory whose address the module does not tell
-	gpus          []gpu // that the client can ask about
+	Holdings
+	next           uint32 // where the search ended
+	fabric, system []object
+	imports        int // of fabric memory, and multicast objects, which several processes have
+	regions        map[region]bool
+	unplaced       bool  // there is memory whose address the module does not tell
+	gpus           []gpu // that the client can ask about
 }
 
 // region is a piece of memory, the same for all who have it.
@@ -153,14 +148,14 @@ type gpu struct {
 	id, subdevice, device uint32
 }
 
-// add adds the objects of a client.
-func (h *Holdings) add(c contents) {
-	h.MemoryBytes += c.memory
-	h.PeerAccess += c.p2p
-	h.Fabric += len(c.fabric) - c.fabricDoubled
-	h.FabricShared += c.fabricDoubled
-	h.Pools += c.pools
-	h.HostNUMA += c.systemDoubled
+// add adds what another client of the process holds.
+func (h *Holdings) add(more Holdings) {
+	h.MemoryBytes += more.MemoryBytes
+	h.PeerAccess += more.PeerAccess
+	h.Fabric += more.Fabric
+	h.FabricShared += more.FabricShared
+	h.Pools += more.Pools
+	h.HostNUMA += more.HostNUMA
 }
 
 // scan looks at the objects of a client: at those that were seen before, and at all after them.
@@ -183,10 +178,11 @@ func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err err
 			return err
 		}
 	}
-	if c.fabricDoubled, err = duplicates(a, of, c.fabric); err != nil {
+	if c.FabricShared, err = duplicates(a, of, c.fabric); err != nil {
 		return err
 	}
-	c.systemDoubled, err = duplicates(a, of, c.system)
+	c.Fabric = len(c.fabric) - c.FabricShared
+	c.HostNUMA, err = duplicates(a, of, c.system)
 	return err
 }
 
@@ -199,7 +195,7 @@ func (c *contents) look(a asker, of, handle uint32) error {
 	c.last = max(c.last, handle)
 	switch class {
 	case classP2P:
-		c.p2p++
+		c.PeerAccess++
 	case classSubdevice:
 		var id uint32
 		device, _, err := handleInfo(a, of, handle, handleParent)
@@ -219,7 +215,7 @@ func (c *contents) look(a asker, of, handle uint32) error {
 			return err
 		}
 		if class == classGPUMemory {
-			c.memory += size
+			c.MemoryBytes += size
 		} else {
 			c.system = append(c.system, object{handle, size})
 		}
@@ -231,7 +227,7 @@ func (c *contents) look(a asker, of, handle uint32) error {
 		case err != nil:
 			return err
 		case flags&flexible != 0:
-			c.pools++
+			c.Pools++ // flexible memory belongs to a pool
 		default:
 			c.fabric = append(c.fabric, object{handle, size})
 		}

@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Share is memory of the driver that two processes have. Who has imported it cannot be
@@ -34,6 +35,8 @@ type Known map[int]map[uint32]seen
 // process is what was learnt about one process.
 type process struct {
 	pid            int
+	known          map[uint32]seen // from an earlier answer
+	files          []controlFile   // its own, open for more questions
 	clients        []client
 	found          []contents // of each client
 	holdings       Holdings
@@ -50,32 +53,21 @@ type process struct {
 func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	answer := Answer{Holdings: make([]*Holdings, len(pids)), Known: make(Known)}
 	processes := make([]*process, len(pids))
-	var files []controlFile
-	var mutex sync.Mutex
-	defer func() { closeAll(files) }()
-	read := func(p *process, gap int) {
-		opened := p.read(ioctl, known[p.pid], gap)
-		mutex.Lock()
-		defer mutex.Unlock()
-		files = append(files, opened...)
-	}
-	complete := func(p *process) {
-		if p.err == nil && p.incomplete() {
-			if len(known[p.pid]) > 0 { // what began with known objects begins anew
-				p.found = make([]contents, len(p.clients))
-			}
-			p.search(nil, WidestGap)
-		}
-	}
 	parallel(len(pids), func(i int) {
-		processes[i] = &process{pid: pids[i]}
-		read(processes[i], gaps[i])
+		processes[i] = &process{pid: pids[i], known: known[pids[i]]}
+		processes[i].read(ioctl, gaps[i])
 	})
 	others, err := account(processes)
+	all := slices.Concat(processes, others)
+	defer func() {
+		for _, p := range all {
+			p.close()
+		}
+	}()
 	if err == nil {
 		parallel(len(pids), func(i int) {
-			complete(processes[i])
-			if p := processes[i]; p.err == nil && !p.incomplete() {
+			p := processes[i]
+			if p.complete(); p.err == nil && !p.incomplete() {
 				answer.Holdings[i] = &p.holdings
 			}
 		})
@@ -91,13 +83,14 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	}
 	importing := slices.ContainsFunc(processes, func(p *process) bool { return p.foreign > 0 })
 	parallel(len(others), func(i int) {
-		if importing || others[i].foreign > 0 {
-			read(others[i], ShortGap)
-			complete(others[i])
+		if p := others[i]; importing || p.foreign > 0 {
+			p.known = known[p.pid]
+			p.read(ioctl, ShortGap)
+			p.complete()
 		}
 	})
 	answer.Shares = shares(processes, others)
-	for _, p := range slices.Concat(processes, others) {
+	for _, p := range all {
 		answer.Known[p.pid] = make(map[uint32]seen)
 		for i, c := range p.clients {
 			answer.Known[p.pid][c.handle] = p.found[i].seen
@@ -106,30 +99,46 @@ func Ask(ioctl Ioctl, pids, gaps []int, known Known) Answer {
 	return answer
 }
 
-// read looks at all clients of a process. The files stay open for more questions.
-func (p *process) read(ioctl Ioctl, known map[uint32]seen, gap int) (files []controlFile) {
-	p.clients, files, p.err = clientsOf(ioctl, p.pid, known)
+// read looks at all clients of a process.
+func (p *process) read(ioctl Ioctl, gap int) {
+	p.findClients(ioctl)
 	p.found = make([]contents, len(p.clients))
 	if p.err == nil {
-		p.search(known, gap)
+		p.search(gap)
 	}
-	return files
+}
+
+// complete looks at more if not all of the process's GPU memory was found.
+func (p *process) complete() {
+	if p.err != nil || !p.incomplete() {
+		return
+	}
+	if len(p.known) > 0 { // what began with known objects begins anew
+		p.known, p.found = nil, make([]contents, len(p.clients))
+	}
+	p.search(WidestGap)
+}
+
+func (p *process) close() {
+	for _, f := range p.files {
+		_ = unix.Close(f.fd)
+	}
 }
 
 // search looks at the objects of all clients, or at more of them than before.
-func (p *process) search(known map[uint32]seen, gap int) {
+func (p *process) search(gap int) {
 	p.holdings, p.all = Holdings{}, contents{regions: make(map[region]bool)}
 	errs := make([]error, len(p.clients))
 	parallel(len(p.clients), func(i int) {
 		c := p.clients[i]
-		errs[i] = p.found[i].scan(c, c.handle, known[c.handle], gap)
+		errs[i] = p.found[i].scan(c, c.handle, p.known[c.handle], gap)
 	})
 	if err := errors.Join(errs...); err != nil {
 		p.err = fmt.Errorf("process %d: %w: %w", p.pid, ErrUnknown, err)
 		return
 	}
 	for _, found := range p.found {
-		p.holdings.add(found)
+		p.holdings.add(found.Holdings)
 		p.all.imports += found.imports
 		p.all.unplaced = p.all.unplaced || found.unplaced
 		p.all.gpus = append(p.all.gpus, found.gpus...)

@@ -11,6 +11,7 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -52,9 +53,9 @@ func (env *Env) OpenDriver() (*cudackpt.Driver, error) {
 }
 
 // Host returns the machine as the checks see it.
-func (env *Env) Host() preflight.Host {
+func (env *Env) Host() inspect.Host {
 	env = env.Filled()
-	return preflight.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, RunDir: env.Config.RunDir, Timeout: env.Config.Lock.Timeout}
+	return inspect.Host{Driver: env.OpenDriver, Map: env.Config.GPUs.Map, Unmapped: env.Config.GPUs.Unmapped, RunDir: env.Config.RunDir, Timeout: env.Config.Lock.Timeout}
 }
 
 // Judge returns the findings as the user wants them judged: what the configuration refuses is an error,
@@ -95,11 +96,11 @@ func (env *Env) SessionFindings(root int) (preflight.Findings, error) {
 	if err != nil || other == nil {
 		return nil, err
 	}
-	severity := preflight.SeverityWarning
-	if other.Suspended() {
-		severity = preflight.SeverityError
+	f := preflight.Found(preflight.FindingSession, other.Conflict())
+	if !other.Suspended() {
+		f.Severity = preflight.SeverityWarning
 	}
-	return preflight.Findings{preflight.SessionFinding(severity, other.Conflict())}, nil
+	return preflight.Findings{f}, nil
 }
 
 // MembersOfTree returns the processes of a tree as the members of a journal.
@@ -111,7 +112,7 @@ func MembersOfTree(root int) ([]journal.Member, error) {
 	var members []journal.Member
 	for _, pid := range pids {
 		if id, err := proc.IdentOf(pid); err == nil {
-			members = append(members, journal.Member{Process: preflight.Process{Ident: id}})
+			members = append(members, journal.Member{Process: inspect.Process{Ident: id}})
 		}
 	}
 	return members, nil

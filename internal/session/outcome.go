@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
@@ -101,7 +101,7 @@ func MembersOrRoot(r *journal.Record) []journal.Member {
 	if status, err := proc.ReadStatus(r.Root.PID); err == nil {
 		name = status.Name
 	}
-	return []journal.Member{{Process: preflight.Process{Ident: *r.Root, Name: name}}}
+	return []journal.Member{{Process: inspect.Process{Ident: *r.Root, Name: name}}}
 }
 
 // OutcomeText says what became of the job of a dump: of the CUDA processes of the session or, where

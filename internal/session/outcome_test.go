@@ -5,14 +5,14 @@ import (
 	"slices"
 	"testing"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )
 
 func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
-	one := journal.Member{Process: preflight.Process{Ident: proc.Ident{PID: 1}, Name: "a"}}
-	two := journal.Member{Process: preflight.Process{Ident: proc.Ident{PID: 2}, Name: "b"}}
+	one := journal.Member{Process: inspect.Process{Ident: proc.Ident{PID: 1}, Name: "a"}}
+	two := journal.Member{Process: inspect.Process{Ident: proc.Ident{PID: 2}, Name: "b"}}
 	for _, test := range []struct {
 		name    string
 		alive   []int

@@ -10,6 +10,7 @@ import (
 
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
@@ -238,7 +239,7 @@ func makeRoomForFiles(n int) {
 
 // requireProcess refuses a root that is no process: criu asks the hook first.
 func requireProcess(root int) error {
-	findings, err := preflight.ProcessFindings(root)
+	findings, err := inspect.ProcessFindings(root)
 	if err != nil {
 		return err
 	}

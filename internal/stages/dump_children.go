@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
@@ -16,7 +17,7 @@ import (
 // child is a process that was forked from a CUDA process of the tree.
 type child struct {
 	*proc.Process
-	holder *preflight.Holder
+	holder *inspect.Holder
 }
 
 // leftovers is what processes hold of the driver and do not use.
@@ -24,7 +25,7 @@ type leftovers struct{ *dump }
 
 // releaseChildren takes from forked children what they inherited of the driver: criu cannot dump it,
 // and CUDA does not work in them. (So it does from other holders that do not use what they hold: see
-// [preflight.Holder.Judge].) Each open file becomes /dev/null, and each mapping inaccessible memory.
+// [inspect.Holder.Judge].) Each open file becomes /dev/null, and each mapping inaccessible memory.
 // The whole tree stands still meanwhile. It is not undone: the children run on without what they could
 // not use.
 func (d leftovers) releaseChildren(ctx context.Context) error {
@@ -56,13 +57,13 @@ func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
 	if err != nil {
 		return nil, err
 	}
-	cuda := make([]preflight.Process, len(d.Members))
+	cuda := make([]inspect.Process, len(d.Members))
 	for i, m := range d.Members {
 		cuda[i] = m.Process
 	}
 	found := make([]*child, len(pids))
 	err = engine.ParallelUpTo(runtime.NumCPU(), len(pids), func(i int) (err error) {
-		if slices.ContainsFunc(cuda, func(p preflight.Process) bool { return p.PID == pids[i] }) {
+		if slices.ContainsFunc(cuda, func(p inspect.Process) bool { return p.PID == pids[i] }) {
 			return nil
 		}
 		if found[i], err = d.findChild(ctx, pids[i], cuda); errors.Is(err, proc.ErrGone) {
@@ -80,12 +81,12 @@ func (d leftovers) findChildren(ctx context.Context) ([]child, error) {
 }
 
 // findChild returns a process as a forked child; nil if it holds nothing of the driver.
-func (d leftovers) findChild(ctx context.Context, pid int, cuda []preflight.Process) (*child, error) {
+func (d leftovers) findChild(ctx context.Context, pid int, cuda []inspect.Process) (*child, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
-	seen, err := preflight.InspectProcess(ctx, pid, d.LoadDriver)
+	seen, err := inspect.One(ctx, pid, d.LoadDriver)
 	var verdict preflight.Finding
 	if err == nil && seen.Holder != nil {
 		if verdict, err = seen.Holder.Judge(ctx, d.Driver, cuda); err == nil {
@@ -106,7 +107,7 @@ func (d leftovers) releaseDevices(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)
 	defer cancel()
 	return engine.Parallel(d.Targets, func(t *engine.Target) error {
-		holder, err := preflight.LeftoverOf(&t.Member.Process)
+		holder, err := inspect.Leftover(&t.Member.Process)
 		if err != nil || holder == nil {
 			return err
 		}
@@ -133,7 +134,7 @@ func (e *leftoverError) Error() string { return e.finding.String() }
 
 // disconnect takes from a stopped process what it holds of the driver. One of its threads makes the
 // calls. It succeeds if the process has ended.
-func (d leftovers) disconnect(ctx context.Context, process *proc.Process, holder *preflight.Holder) (err error) {
+func (d leftovers) disconnect(ctx context.Context, process *proc.Process, holder *inspect.Holder) (err error) {
 	defer func() {
 		if errors.Is(err, proc.ErrGone) && !process.Alive() {
 			err = nil

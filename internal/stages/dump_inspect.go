@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/failpoint"
 	"cucriu/internal/journal"
@@ -29,13 +30,13 @@ func (d *dump) inspect(ctx context.Context) error {
 		imageDir = "" // how much of the image will go there is not known
 	}
 	ofCriu := make(chan preflight.Findings, 1) // criu is asked for its version meanwhile
-	go func() { ofCriu <- preflight.CriuFindings(ctx, d.criu) }()
-	seen, err := preflight.InspectTree(ctx, d.Root, imageDir, d.Config.RunDir, d.LoadDriver)
+	go func() { ofCriu <- inspect.CriuFindings(ctx, d.criu) }()
+	seen, err := inspect.Tree(ctx, d.Root, imageDir, d.Config.RunDir, d.stage.Early, d.LoadDriver)
 	findings := <-ofCriu
 	if err != nil {
 		return err
 	}
-	if inside := preflight.InsideFindings(seen.PIDs, d.criu.PID); len(inside) > 0 {
+	if inside := inspect.InsideFindings(seen.PIDs, d.criu.PID); len(inside) > 0 {
 		if len(seen.Processes) == 0 {
 			return nil // criu says so itself
 		}

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
 	"cucriu/internal/journal"
@@ -68,7 +68,7 @@ func (d *dump) findOthers(ctx context.Context) ([]*proc.Process, error) {
 		if slices.ContainsFunc(engine.ProcessesOf(d.Targets), isKnown) || slices.ContainsFunc(d.Others, isKnown) {
 			continue
 		}
-		p, err := preflight.InspectProcess(ctx, pid, d.LoadDriver)
+		p, err := inspect.One(ctx, pid, d.LoadDriver)
 		if errors.Is(err, proc.ErrGone) {
 			continue
 		}

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
@@ -90,7 +90,7 @@ func (c *call) killForeign(ctx context.Context) error {
 		return err
 	}
 	for _, pid := range pids {
-		if uses, err := preflight.MapsLibcuda(pid); err != nil || !uses {
+		if uses, err := inspect.MapsLibcuda(pid); err != nil || !uses {
 			continue
 		}
 		driver, err := c.OpenDriver()

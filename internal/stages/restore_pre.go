@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
@@ -30,7 +31,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 		err = manifest.MatchImages(c.stage.ImageDir)
 	}
 	if err != nil {
-		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
 	}
 	if c.stage.Client == nil { // cucriu restore has looked already
 		if err := refuseTakenPIDs(ctx, c.Env, c.stage.ImageDir); err != nil {
@@ -44,7 +45,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	}
 	inputs, err := manifest.OpenPages(pages.Files{Dir: c.stage.ImageDir})
 	if err != nil {
-		return preflight.Findings{preflight.DamagedFinding(err)}.Err()
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
 	}
 	defer image.ClosePages(inputs)
 	var files []*os.File
@@ -120,7 +121,7 @@ func refuseTakenPIDs(ctx context.Context, env *session.Env, imageDir string) err
 	if err != nil || tree.OwnPIDs {
 		return nil // criu itself judges its images, which may be streamed
 	}
-	findings, err := preflight.TakenPIDs(ctx, tree.Numbers())
+	findings, err := inspect.TakenPIDs(ctx, tree.Numbers())
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
@@ -167,7 +167,7 @@ func matchMembers(s *session.Session) error {
 			return err
 		}
 		s.Members = append(s.Members, journal.Member{
-			Process: preflight.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
+			Process: inspect.Process{Ident: id, ImagePID: p.PID, Name: p.Name, Stopped: p.Stopped, GPUs: p.GPUs, MemoryBytes: p.MemoryBytes},
 			Pages:   journal.PagesToFill(p.Pages, &fd),
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"cucriu/criuutil"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
@@ -36,6 +37,8 @@ type Stage struct {
 	Hold *journal.Hold `json:"-"`
 	// Client is the process that serves criu's notifications over RPC; nil for an action script.
 	Client *proc.Ident
+	// Early is what was asked about the tree before criu was started; nil if nothing was.
+	Early *inspect.Early `json:"-"`
 }
 
 // StageFrom reads the stage from an environment.

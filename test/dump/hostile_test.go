@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/testenv"
@@ -206,7 +206,7 @@ func TestASessionWhosePidsNameOthersNow(t *testing.T) {
 		}
 		other := func(job *testenv.Job) proc.Ident { return proc.Ident{PID: job.PID, StartTime: 1} }
 		root := other(runs)
-		members := []journal.Member{{Process: preflight.Process{Ident: other(runs)}}, {Process: preflight.Process{Ident: other(stopped)}}}
+		members := []journal.Member{{Process: inspect.Process{Ident: other(runs)}}, {Process: inspect.Process{Ident: other(stopped)}}}
 		sessions := map[string]any{"damaged": "nonsense"}
 		for _, s := range []*journal.Record{
 			{Kind: journal.KindDump, Step: "dumped"},

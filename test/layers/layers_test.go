@@ -30,12 +30,12 @@ var layers = [][]string{
 	{"internal/engine"},
 	{"internal/session"},
 	{"hooks/config", "internal/journal"},
-	{"internal/jobs/store", "hooks/preflight"},
+	{"internal/jobs/store", "internal/inspect"},
 	{"internal/image"},
 	{"internal/gpumap", "internal/migrate/wire", "internal/timeline"},
 	{"cudackpt", "criuutil", "internal/criuimage", "internal/inject", "internal/netlock", "internal/pages", "internal/failpoint"},
 	{"internal/pagemap", "internal/proc"},
-	{"internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/nvrm", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
+	{"hooks/preflight", "internal/fault", "internal/jobs/life", "internal/migrate/commit", "internal/migrate/predict", "internal/durable", "internal/jsonlines", "internal/nvrm", "internal/testenv/reaper", "internal/self", "internal/units", "internal/version"},
 }
 
 func layerOf(name string) int {

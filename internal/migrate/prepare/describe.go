@@ -15,7 +15,7 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks"
-	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 )
 
@@ -57,7 +57,7 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addSockets(used.sockets); err != nil {
 		return nil, err
 	}
-	wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: root, Criu: criu})
+	wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: root, Criu: criu})
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func ownNamespaces(pid int) (Namespaces, error) {
 }
 
 // addProcesses adds the processes of the tree, the root first. One that ends meanwhile is left out.
-func (j *Job) addProcesses(ctx context.Context, host preflight.Host, pids []int) error {
+func (j *Job) addProcesses(ctx context.Context, host inspect.Host, pids []int) error {
 	open := sync.OnceValues(host.CheckpointDriver)
 	for _, pid := range pids {
 		p, shared, err := describeProcess(ctx, pid, open)
@@ -144,7 +144,7 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 	}
 	p.Threads = len(threads)
 	p.PrivateBytes, sharedBytes = status.RssAnon+status.VmSwap, status.RssShmem
-	found, err := preflight.InspectProcess(ctx, pid, open)
+	found, err := inspect.One(ctx, pid, open)
 	if err != nil || found.Process == nil {
 		return p, sharedBytes, err
 	}
@@ -152,8 +152,8 @@ func describeProcess(ctx context.Context, pid int, open func() (*cudackpt.Driver
 	if err != nil {
 		return p, 0, err
 	}
-	measured := []preflight.Process{*found.Process}
-	if _, err := preflight.Measure(ctx, driver, measured); err != nil {
+	measured := []inspect.Process{*found.Process}
+	if _, err := inspect.Measure(ctx, driver, measured); err != nil {
 		return p, 0, err
 	}
 	p.GPUs, p.MemoryBytes = measured[0].GPUs, measured[0].MemoryBytes

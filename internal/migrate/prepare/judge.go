@@ -15,6 +15,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/inspect"
 )
 
 // Room is what a destination offers.
@@ -91,7 +92,7 @@ func Judge(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Judgement
 }
 
 // machineFindings look at this machine. A job without CUDA needs no driver.
-func machineFindings(ctx context.Context, host preflight.Host, j *Job, criu string) (preflight.Findings, error) {
+func machineFindings(ctx context.Context, host inspect.Host, j *Job, criu string) (preflight.Findings, error) {
 	findings, err := host.CheckMachine(ctx, criu)
 	if j.manifest() == nil {
 		findings = slices.DeleteFunc(findings, func(f preflight.Finding) bool {
@@ -102,7 +103,7 @@ func machineFindings(ctx context.Context, host preflight.Host, j *Job, criu stri
 }
 
 // gpuFindings look for GPUs of this host that can take the place of the job's.
-func gpuFindings(ctx context.Context, host preflight.Host, j *Job) preflight.Findings {
+func gpuFindings(ctx context.Context, host inspect.Host, j *Job) preflight.Findings {
 	manifest := j.manifest()
 	if manifest == nil {
 		return nil
@@ -119,7 +120,7 @@ func gpuFindings(ctx context.Context, host preflight.Host, j *Job) preflight.Fin
 			Message: fmt.Sprintf("GPU %d of the job (%s, %s, %s) goes to %s, %s: %v", i, a.From.Model, a.From.PCIBusID, size(j.heldOn(a.From.UUID)), a.To.UUID, a.To.PCIBusID, a.Reason),
 		})
 	}
-	var version *preflight.DriverVersionError
+	var version *inspect.DriverVersionError
 	switch {
 	case errors.As(err, &version):
 		findings = append(findings, preflight.Finding{
@@ -128,7 +129,7 @@ func gpuFindings(ctx context.Context, host preflight.Host, j *Job) preflight.Fin
 			Remedy:  "move it to a host with driver " + version.Image + ": the driver's own state moves with the job, so both must be the same version",
 		})
 	case err != nil:
-		findings = append(findings, preflight.PlanFinding(err))
+		findings = append(findings, inspect.PlanFinding(err))
 	}
 	return findings
 }
@@ -207,7 +208,7 @@ func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
 		return preflight.Findings{ok}, nil
 	}
 	const remedy = "end that process, or wait until it has ended; a job of cucriu run has pids of its own"
-	findings, err := preflight.TakenPIDs(ctx, j.Numbers)
+	findings, err := inspect.TakenPIDs(ctx, j.Numbers)
 	if err != nil {
 		return nil, err
 	}

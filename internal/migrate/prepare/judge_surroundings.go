@@ -12,11 +12,12 @@ import (
 	"github.com/prometheus/procfs"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 )
 
 // surroundingsFindings look for what else a job is used to: users, a control group, services.
 func surroundingsFindings(j *Job) (preflight.Findings, error) {
-	findings := preflight.SurroundingsFindings(j.Options, os.Stdin)
+	findings := inspect.SurroundingsFindings(j.Options, os.Stdin)
 	for i := range findings {
 		if findings[i].Name == preflight.FindingTerminal {
 			findings[i].Message, findings[i].Remedy = "the job uses a terminal, and a terminal does not move", "start the job without one: with its output in a file, or by cucriu run --dir"

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 )
 
@@ -68,7 +69,7 @@ func portFindings(j *Job, tcp TCP) (preflight.Findings, error) {
 	if j.Own.Network {
 		return nil, nil
 	}
-	own, err := preflight.OwnAddresses()
+	own, err := inspect.OwnAddresses()
 	if err != nil {
 		return nil, err
 	}

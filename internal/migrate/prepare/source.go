@@ -7,6 +7,7 @@ import (
 	"cucriu/hooks"
 	"cucriu/hooks/checkpoint"
 	"cucriu/hooks/preflight"
+	"cucriu/internal/inspect"
 )
 
 // JudgeSource finds out at the source whether the job that [Describe] has described can leave: what
@@ -29,7 +30,7 @@ func JudgeSource(ctx context.Context, hook *hooks.Hook, j *Job, room Room) (*Jud
 	})
 	if j.manifest() == nil {
 		// CheckDump leaves a tree without CUDA to criu.
-		wanted, err := preflight.OptionsOf(ctx, preflight.Asked{Root: j.RootPID, Criu: room.Criu})
+		wanted, err := inspect.OptionsOf(ctx, inspect.Asked{Root: j.RootPID, Criu: room.Criu})
 		if err != nil {
 			return nil, err
 		}

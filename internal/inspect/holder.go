@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/inject"
 	"cucriu/internal/proc"
 )
@@ -32,7 +32,7 @@ type Holder struct {
 }
 
 // about returns the finding, marked as one about this process.
-func (h *Holder) about(f Finding) Finding {
+func (h *Holder) about(f preflight.Finding) preflight.Finding {
 	f.PID, f.Process = h.PID, h.Name
 	return f
 }
@@ -95,14 +95,6 @@ func (l *look) driverUse() driverUse {
 	return u
 }
 
-func driverUseOf(pid int) (driverUse, error) {
-	l, err := lookAt(pid)
-	if err != nil {
-		return driverUse{}, err
-	}
-	return l.driverUse(), nil
-}
-
 // isNVIDIA reports whether this is an NVIDIA device file. A program may have its own files in a
 // folder such as /home/me/dev/nvidia-tests. It is true if that cannot be told.
 func (f *file) isNVIDIA() bool {
@@ -116,7 +108,7 @@ func MapsLibcuda(pid int) (bool, error) {
 	return l.mapsLibcuda(), err
 }
 
-func (l *look) mapsLibcuda() bool { return len(l.matching(libcudaFile)) > 0 }
+func (l *look) mapsLibcuda() bool { return slices.ContainsFunc(l.names, libcudaFile.MatchString) }
 
 // lookedByOpenCL reports whether hwloc (which Open MPI uses, and with that mpi4py, and with that
 // PyTorch Lightning) may have looked for GPUs: it asks OpenCL, which then keeps device files
@@ -125,95 +117,99 @@ func (u driverUse) lookedByOpenCL() bool {
 	return u.hwloc && len(u.openers) > 0 && !slices.ContainsFunc(u.openers, func(path string) bool { return !openCLFile.MatchString(path) })
 }
 
-// holderFindings judges all holders of a tree that has these CUDA processes.
-func holderFindings(ctx context.Context, driver *cudackpt.Driver, holders []*Holder, cuda []Process) (Findings, error) {
-	var findings, children Findings
+// through names the libraries by which device files may have been opened.
+func (u driverUse) through() string {
+	if len(u.openers) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (with %v loaded)", u.openers)
+}
+
+// holderFindings judges all holders of a tree that has these CUDA processes. The forked children
+// among them, if there are several, have one finding.
+func holderFindings(ctx context.Context, driver *cudackpt.Driver, holders []*Holder, cuda []Process) (preflight.Findings, error) {
+	var findings, children preflight.Findings
 	for _, h := range holders {
 		f, err := h.judgeRunning(ctx, driver, cuda)
 		switch {
-		case errors.Is(err, proc.ErrGone) || errors.Is(err, ErrTransient):
+		case errors.Is(err, proc.ErrGone) || errors.Is(err, errTransient):
 		case err != nil:
 			return nil, err
-		case f.Name == FindingForkedChild:
+		case f.Name == preflight.FindingForkedChild:
 			children = append(children, f)
 		default:
 			findings = append(findings, f)
 		}
 	}
-	if n := len(children); n > 1 { // one finding for all
-		children = Findings{{
-			Name: FindingForkedChild, Severity: SeverityOK, Remedy: children[0].Remedy,
-			Message: fmt.Sprintf("%d processes (the first is %d) were forked from CUDA processes and hold their GPU devices, which they cannot use", n, children[0].PID),
-		}}
+	if n := len(children); n > 1 {
+		children = preflight.Findings{preflight.New(preflight.FindingForkedChild,
+			fmt.Sprintf("%d processes (the first is %d) were forked from CUDA processes and hold their GPU devices, which they cannot use", n, children[0].PID), "")}
 	}
 	return append(findings, children...), nil
 }
 
-// ErrTransient says that a process shares its memory with a CUDA process, as a child does between
+// errTransient says that a process shares its memory with a CUDA process, as a child does between
 // vfork and exec. Nothing can be said about it yet.
-var ErrTransient = errors.New("shares its memory with a CUDA process, as between vfork and exec: dump again")
+var errTransient = errors.New("shares its memory with a CUDA process, as between vfork and exec: dump again")
 
 // judgeRunning is Judge for a process that may run meanwhile, and execute or end: a refusal
-// counts only if it still holds what it was refused for.
-func (h *Holder) judgeRunning(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (f Finding, err error) {
-	for range 10 {
-		if f, err = h.Judge(ctx, driver, cuda); f.Severity != SeverityError || err != nil {
+// counts only if it is made twice of what the process holds.
+func (h *Holder) judgeRunning(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (f preflight.Finding, err error) {
+	for range 2 {
+		if f, err = h.Judge(ctx, driver, cuda); f.Severity != preflight.SeverityError || err != nil {
 			return f, err
 		}
-		before := h.held
-		if h.held, err = driverUseOf(h.PID); err != nil {
+		again, err := lookAt(h.PID)
+		if err != nil {
 			return f, err
 		}
-		if len(h.held.devices) == 0 {
+		if h.held = again.uses; len(h.held.devices) == 0 {
 			return f, fmt.Errorf("%v no longer holds a device: %w", h, proc.ErrGone)
-		}
-		if reflect.DeepEqual(h.held, before) {
-			break
 		}
 	}
 	return f, nil
 }
 
 // Judge says whether a dump can take from a process what it holds. If it cannot, the finding is
-// an error. cuda are the CUDA processes of its tree. Judge fails with
-// [proc.ErrGone] if the process has ended, and may fail with [ErrTransient].
-func (h *Holder) Judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (Finding, error) {
+// an error. cuda are the CUDA processes of its tree. Judge fails with [proc.ErrGone] if the process
+// has ended, and fails if it is just executing another program.
+func (h *Holder) Judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (preflight.Finding, error) {
 	f, err := h.judge(ctx, driver, cuda)
 	// A process that ends loses its memory before its descriptors.
-	if err == nil && f.Severity == SeverityError && h.ends() {
+	if err == nil && f.Severity == preflight.SeverityError && h.ends() {
 		err = fmt.Errorf("%v: %w", h, proc.ErrGone)
 	}
 	return h.about(f), err
 }
 
-func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (Finding, error) {
+func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Process) (preflight.Finding, error) {
 	for i := range cuda {
 		memory, files, err := proc.SharedTables(h.PID, cuda[i].PID)
 		switch {
 		case err != nil:
-			return Finding{}, err
+			return preflight.Finding{}, err
 		case memory:
-			return Finding{}, fmt.Errorf("%v (%s): %w", h, h.Name, ErrTransient)
+			return preflight.Finding{}, fmt.Errorf("%v (%s): %w", h, h.Name, errTransient)
 		case files:
-			return refuse(FindingNVIDIADevice, fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed here is closed there", cuda[i].PID),
+			return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("shares its open files with CUDA process %d (clone with CLONE_FILES): what is closed in one is closed in the other", cuda[i].PID),
 				"end it before the dump"), nil
 		}
 	}
-	var f Finding
+	var f preflight.Finding
 	origin, err := h.origin(cuda)
 	switch {
 	case err != nil:
-		return Finding{}, err
+		return preflight.Finding{}, err
 	case origin != 0:
-		f = fine(FindingForkedChild, fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use", origin))
-		f.Remedy = "nothing needs to be done: a dump takes them from it"
+		f = preflight.New(preflight.FindingForkedChild, fmt.Sprintf("was forked from CUDA process %d and holds its GPU devices, which it cannot use", origin), "")
 	case listsAny(cuda) && h.hasOnlyLooked(ctx, driver):
 		f = h.lookedFinding()
 	default:
-		return refuse(FindingNVIDIADevice, h.otherUse(), "end it, or let it close the devices, before the dump"), nil
+		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("holds %v", h.held.devices)+h.held.through()+", and no CUDA state that the driver could save: a user of NVML or of graphics, "+
+			"a process that begins to use CUDA just now, or a child that was forked from a CUDA process that has been suspended since, or is not in the tree; criu cannot dump it", ""), nil
 	}
 	if null, err := proc.IsNull(filepath.Join("/proc", strconv.Itoa(h.PID), "root", os.DevNull)); err != nil || !null {
-		return refuse(FindingNVIDIADevice, fmt.Sprintf("has no %s, which is to take the place of the GPU devices that it holds", os.DevNull),
+		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("has no %s, which is to take the place of the GPU devices that it holds", os.DevNull),
 			"make that device in its /dev"), nil
 	}
 	return f, nil
@@ -234,41 +230,41 @@ func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) boo
 	return err == nil && len(listed) == 0
 }
 
-func (h *Holder) lookedFinding() Finding {
-	return h.about(warn(FindingNVIDIADevice, "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump takes them from it, and OpenCL does not work in it any more",
+func (h *Holder) lookedFinding() preflight.Finding {
+	return h.about(preflight.Warning(preflight.FindingNVIDIADevice, "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump takes them from it, and OpenCL does not work in it any more",
 		"nothing needs to be done if it does not use OpenCL; with HWLOC_COMPONENTS=-opencl in its environment hwloc does not ask OpenCL"))
 }
 
-// LeftoverOf returns a CUDA process that still holds device files although it is checkpointed;
+const withoutThat = "run it without that"
+
+// Leftover returns a CUDA process that still holds device files although it is checkpointed;
 // nil if it holds none. The driver gives up what belongs to CUDA and to NVML, and nothing else.
-func LeftoverOf(m *Process) (*Holder, error) {
-	held, err := driverUseOf(m.PID)
-	if err != nil || len(held.devices) == 0 {
+func Leftover(m *Process) (*Holder, error) {
+	l, err := lookAt(m.PID)
+	if err != nil || len(l.uses.devices) == 0 {
 		return nil, err
 	}
-	return &Holder{Ident: m.Ident, Name: m.Name, held: held}, nil
+	return &Holder{Ident: m.Ident, Name: m.Name, held: l.uses}, nil
 }
 
 // JudgeLeftover says whether a dump can take from a checkpointed process what it still holds. If
 // not, the finding is an error. listed says that NVML has listed processes of its tree before.
-func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, listed bool) Finding {
+func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, listed bool) preflight.Finding {
 	if listed && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
-	return h.about(refuse(FindingNVIDIADevice, fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU with something else than CUDA, which the driver does not save, and criu cannot dump", h.held.devices, h.held.through()),
-		"run it without that"))
+	return h.about(preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU with something else than CUDA, which the driver does not save, and criu cannot dump", h.held.devices, h.held.through()), withoutThat))
 }
 
 // besideFinding warns of a library in a CUDA process that may hold device files of its own.
-func (h *Holder) besideFinding() Findings {
+func (h *Holder) besideFinding() preflight.Findings {
 	switch {
 	case len(h.held.openers) == 0:
 		return nil
 	case h.held.lookedByOpenCL():
-		return Findings{h.lookedFinding()}
+		return preflight.Findings{h.lookedFinding()}
 	}
-	return Findings{h.about(warn(FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then runs on", h.held.openers),
-		"run it without that"))}
+	return preflight.Findings{h.about(preflight.Warning(preflight.FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then runs on", h.held.openers), withoutThat))}
 }
 
 // ends reports whether the process has ended or is ending.
@@ -279,20 +275,6 @@ func (h *Holder) ends() bool {
 	}
 	defer process.Close()
 	return process.Exiting()
-}
-
-// through names the libraries by which device files may have been opened.
-func (f driverUse) through() string {
-	if len(f.openers) == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" (with %v loaded)", f.openers)
-}
-
-// otherUse describes a holder that is no forked child of a CUDA process of the tree.
-func (h *Holder) otherUse() string {
-	return fmt.Sprintf("holds %v", h.held.devices) + h.held.through() + ", and no CUDA state that the driver could save: a user of NVML or of graphics, a process that begins to use CUDA just now, or a child that was forked " +
-		"from a CUDA process that has been suspended since, or is not in the tree; criu cannot dump it"
 }
 
 // origin returns the CUDA process from which a holder has inherited all that it holds; 0 if it
@@ -307,26 +289,23 @@ func (h *Holder) origin(cuda []Process) (int, error) {
 	}
 	var origin int
 	for _, fd := range h.held.descriptors {
-		var err error
-		if origin, err = h.inheritedFrom(fd, cuda); err != nil || origin == 0 {
-			return 0, err
+		at := -1
+		for i := range cuda {
+			same, err := proc.SameFile(h.PID, fd, cuda[i].PID, fd)
+			if err != nil {
+				return 0, err
+			}
+			if same {
+				at = i
+				break
+			}
 		}
+		if at < 0 {
+			return 0, nil
+		}
+		origin = cuda[at].PID
 	}
 	return origin, nil
-}
-
-// inheritedFrom returns the CUDA process that has the same file open; 0 if none has.
-func (h *Holder) inheritedFrom(fd int, cuda []Process) (int, error) {
-	for i := range cuda {
-		same, err := proc.SameFile(h.PID, fd, cuda[i].PID, fd)
-		if err != nil {
-			return 0, err
-		}
-		if same {
-			return cuda[i].PID, nil
-		}
-	}
-	return 0, nil
 }
 
 // ancestor returns the nearest ancestor that is one of the CUDA processes; 0 if none is.

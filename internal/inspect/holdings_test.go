@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"testing"
@@ -30,7 +30,7 @@ func TestHoldingFindings(t *testing.T) {
 			for _, gpu := range test.gpus {
 				listed[gpu.UUID] = 1 << 30
 			}
-			if got := severities(peerFindings([]peerUse{{of: m, holdings: &test.holdings, listed: listed}})); got != test.want {
+			if got := severities(peerUse{of: m, holdings: &test.holdings, listed: listed}.findings()); got != test.want {
 				t.Fatalf("%q, want %q", got, test.want)
 			}
 		})

@@ -1,10 +1,11 @@
-package preflight
+package inspect
 
 import (
 	"strings"
 	"testing"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 )
 
 // TestAStateIsMendedByWhatItsRemedySays: recover mends none of them, because no session holds the
@@ -21,7 +22,7 @@ func TestAStateIsMendedByWhatItsRemedySays(t *testing.T) {
 			p := &Process{Name: "a"}
 			p.PID = 42
 			findings := StateFindings(p, state)
-			if len(findings) != 1 || findings[0].Severity != SeverityError || !strings.Contains(findings[0].Message, state.String()) {
+			if len(findings) != 1 || findings[0].Severity != preflight.SeverityError || !strings.Contains(findings[0].Message, state.String()) {
 				t.Fatalf("%+v", findings)
 			}
 			remedy := findings[0].Remedy

@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"net"
@@ -11,20 +11,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
 )
 
-func generalFindingsOf(t *testing.T, pid int) Findings {
+func judge(t *testing.T, pid int) preflight.Findings {
 	t.Helper()
-	l, err := lookAt(pid)
+	s, err := snapshotOf([]int{pid})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append(l.generalFindings(), (&tree{looks: []*look{l}}).unsupportedFindings()...)
+	return s.judge()
 }
 
-func named(findings Findings, name string) bool {
-	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Name == name })
+func named(findings preflight.Findings, name string) bool {
+	return slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == name })
 }
 
 // TestMPTCPSocketsAreFound, and those of TCP are not taken for some.
@@ -40,7 +41,7 @@ func TestMPTCPSocketsAreFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if is := named(generalFindingsOf(t, os.Getpid()), FindingUnsupportedFile); is != multipath {
+			if is := named(judge(t, os.Getpid()), preflight.FindingUnsupportedFile); is != multipath {
 				t.Errorf("%s, MPTCP %v: found %v", address, multipath, is)
 			}
 			listener.Close()
@@ -70,7 +71,7 @@ func TestProcessesOfOthersNeedACapability(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
-			if is := named(generalFindingsOf(t, cmd.Process.Pid), FindingOtherUser); is != (test.foreign && !has) {
+			if is := named(judge(t, cmd.Process.Pid), preflight.FindingOtherUser); is != (test.foreign && !has) {
 				t.Errorf("found %v, and CAP_SYS_RESOURCE is there: %v", is, has)
 			}
 			status, err := proc.ReadStatus(cmd.Process.Pid)

@@ -1,10 +1,9 @@
-package preflight
+package inspect
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -20,8 +20,8 @@ import (
 // If a process has peer access between two GPUs, and one physical allocation of 512 MiB or more
 // on either, the driver locks and checkpoints it without a complaint. The process can then
 // never be restored: the restore answers INVALID_VALUE, and 304 from the second try on
-// (measured on driver 580; smaller allocations come back whole). Where the kernel module can be
-// asked (holdings.go), it says whether this is so. Elsewhere one can see only that a process
+// (measured on driver 580; smaller allocations are restored whole). Where the kernel module can be
+// asked, it says whether this is so. Elsewhere one can see only that a process
 // has a context on two GPUs: NVML lists it on both. There such a process is refused, unless
 // something shows that it has no such allocation.
 
@@ -59,58 +59,109 @@ type peerUse struct {
 	holdings *nvrm.Holdings
 }
 
-// contexts returns on how many GPUs the process has a context.
+// peersOf judges processes of which some may have ended.
+func (s *snapshot) peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (preflight.Findings, error) {
+	var findings preflight.Findings
+	for i := range processes {
+		m := &processes[i]
+		u := peerUse{of: m, listed: listed[i], holdings: holdings[i]}
+		if h := u.holdings; h != nil && h.Fabric+h.FabricShared+h.Pools == 0 && (h.HostNUMA == 0 || len(u.listed) > 1) {
+			continue
+		}
+		if len(m.GPUs) > 1 && len(u.listed) != 1 {
+			l, err := s.look(m.PID)
+			if errors.Is(err, proc.ErrGone) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			u.lookAt(l)
+		}
+		findings = append(findings, u.findings()...)
+	}
+	return findings, nil
+}
+
+// lookAt looks at the process for what may show that it is harmless.
+func (u *peerUse) lookAt(l *look) {
+	for name, file := range frameworkFiles {
+		if len(l.matching(file)) > 0 {
+			u.frameworks = append(u.frameworks, name)
+		}
+	}
+	slices.Sort(u.frameworks)
+	u.mapped = contextNodes(l.mapped)
+	u.models = make(map[cudackpt.UUID]string)
+	for _, gpu := range u.of.GPUs {
+		u.models[gpu.UUID] = gpu.Model
+	}
+	u.environment = l.environment
+	_, asksNewName := getenv(u.environment, pyTorchNewName)
+	u.newName = asksNewName && slices.ContainsFunc(l.mapped, func(m mapping) bool {
+		if !strings.HasPrefix(filepath.Base(m.name()), "libc10") {
+			return false
+		}
+		content, err := os.ReadFile(m.path()) // a few MiB
+		return err == nil && bytes.Contains(content, []byte(pyTorchNewName))
+	})
+}
+
+// contexts returns on how many GPUs the process has a context. NVML lists only processes with a
+// context. In some containers and virtual machines it lists none at all.
 func (u peerUse) contexts() int {
 	if len(u.listed) > 0 {
 		return len(u.listed)
 	}
-	// NVML lists only processes with a context. In some containers and virtual machines it
-	// lists none at all.
 	return len(u.mapped)
 }
 
-// peerFindings judges processes that may have peer access.
-func peerFindings(uses []peerUse) Findings {
-	var findings Findings
-	for _, u := range uses {
-		if u.holdings != nil {
-			findings = append(findings, holdingFindings(u.of, *u.holdings, u.contexts(), u.advice())...)
-			continue
+// findings judges a process that may have peer access.
+func (u peerUse) findings() preflight.Findings {
+	if u.holdings != nil {
+		return u.holdingFindings()
+	}
+	if u.contexts() < 2 || !u.usesPools() && (u.expandable() || u.small()) {
+		return nil
+	}
+	parts := u.mapped
+	if len(u.listed) > 0 {
+		parts = nil
+		for _, gpu := range slices.SortedFunc(maps.Keys(u.listed), cudackpt.UUID.Compare) {
+			size := "an unknown amount"
+			if bytes := u.listed[gpu]; bytes != cudackpt.UnknownMemory {
+				size = mib(bytes)
+			}
+			parts = append(parts, size+" on "+gpu.String())
 		}
-		if u.contexts() < 2 || u.harmless() {
-			continue
-		}
-		findings = append(findings, u.of.about(refuse(FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
-			"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), u.describe()),
-			u.advice()+"; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size")))
+	}
+	return preflight.Findings{u.of.about(preflight.New(preflight.FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
+		"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), strings.Join(parts, ", ")),
+		u.advice()+"; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size"))}
+}
+
+// holdingFindings judges what the kernel module says about a process.
+func (u peerUse) holdingFindings() preflight.Findings {
+	var findings preflight.Findings
+	add := func(f preflight.Finding) { findings = append(findings, u.of.about(f)) }
+	h := u.holdings
+	if h.FabricShared > 0 {
+		add(preflight.New(preflight.FindingPeerMemory, "has an allocation of 512 MiB or more that another GPU accesses: the driver would checkpoint it, and could never restore it", u.advice()))
+	}
+	if h.Pools > 0 {
+		add(preflight.New(preflight.FindingPeerMemory, "has a memory pool that another GPU accesses: a restore would lose that access without an error, and the next access would fail", u.advice()))
+	}
+	if h.HostNUMA > 0 && u.contexts() == 1 { // with contexts on two GPUs the driver has 4 or 5 duplicates of its own
+		add(preflight.New(preflight.FindingHostNUMA, "has memory of the driver's in a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it", ""))
+	}
+	if h.FabricShared == 0 && h.Fabric > 0 && len(u.of.GPUs) > 1 {
+		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice()))
 	}
 	return findings
 }
 
-func (u peerUse) describe() string {
-	if len(u.listed) == 0 {
-		return strings.Join(u.mapped, ", ")
-	}
-	var parts []string
-	for _, gpu := range slices.SortedFunc(maps.Keys(u.listed), cudackpt.UUID.Compare) {
-		size := "an unknown amount"
-		if bytes := u.listed[gpu]; bytes != cudackpt.UnknownMemory {
-			size = mib(bytes)
-		}
-		parts = append(parts, size+" on "+gpu.String())
-	}
-	return strings.Join(parts, ", ")
-}
-
-// harmless reports whether something shows that the process comes back.
-func (u peerUse) harmless() bool {
-	if u.usesPools() {
-		return false // they lose peer access whatever their size
-	}
-	return u.expandable() || u.small()
-}
-
-// usesPools reports whether the process was told to allocate from the driver's memory pools.
+// usesPools reports whether the process was told to allocate from the driver's memory pools, which
+// lose peer access whatever their size.
 func (u peerUse) usesPools() bool {
 	for _, name := range []string{pyTorchOldName, pyTorchNewName} {
 		if value, _ := getenv(u.environment, name); allocatorSetting(value, "backend") == "cudaMallocAsync" {
@@ -148,23 +199,19 @@ func (u peerUse) expandable() bool {
 // small reports whether the process holds so little on each GPU that, beside its context, there
 // is no room for such an allocation.
 func (u peerUse) small() bool {
-	if len(u.listed) == 0 {
-		return false
-	}
 	for gpu, bytes := range u.listed {
 		if bytes >= peerLeast+contextLeast(u.models[gpu]) { // true for UnknownMemory as well
 			return false
 		}
 	}
-	return true
+	return len(u.listed) > 0
 }
 
 // contextLeast is the least that a context takes of a GPU of this model, in bytes. For other
 // models this is not known, so nothing is subtracted. Measured on driver 580: 518 MiB, and 254
 // MiB with the stack of its kernels limited to nothing.
 func contextLeast(model string) uint64 {
-	switch model {
-	case "NVIDIA H100 80GB HBM3", "NVIDIA H200":
+	if model == "NVIDIA H100 80GB HBM3" || model == "NVIDIA H200" {
 		return 240 << 20
 	}
 	return 0
@@ -205,54 +252,6 @@ func contextNodes(mappings []mapping) []string {
 	return slices.Sorted(maps.Keys(sizes))
 }
 
-// peerUseOf looks at a CUDA process. listed is what NVML says that it holds.
-func (t *tree) peerUseOf(m *Process, listed map[cudackpt.UUID]uint64, holdings *nvrm.Holdings) (peerUse, error) {
-	u := peerUse{of: m, listed: listed, holdings: holdings}
-	if len(m.GPUs) < 2 || len(listed) == 1 {
-		return u, nil
-	}
-	l, err := t.look(m.PID)
-	if err == nil {
-		u.environment, err = l.environment()
-	}
-	if err != nil {
-		return u, err
-	}
-	for name, file := range frameworkFiles {
-		if len(l.matching(file)) > 0 {
-			u.frameworks = append(u.frameworks, name)
-		}
-	}
-	slices.Sort(u.frameworks)
-	if _, asksNewName := getenv(u.environment, pyTorchNewName); asksNewName {
-		u.newName = slices.ContainsFunc(l.mapped, func(m mapping) bool {
-			return strings.HasPrefix(filepath.Base(m.name()), "libc10") && m.contains(pyTorchNewName)
-		})
-	}
-	u.mapped = contextNodes(l.mapped)
-	u.models = make(map[cudackpt.UUID]string)
-	for _, gpu := range m.GPUs {
-		u.models[gpu.UUID] = gpu.Model
-	}
-	return u, nil
-}
-
-// peersOf judges processes of which some may have ended.
-func (t *tree) peersOf(processes []Process, listed []map[cudackpt.UUID]uint64, holdings []*nvrm.Holdings) (Findings, error) {
-	var uses []peerUse
-	for i := range processes {
-		use, err := t.peerUseOf(&processes[i], listed[i], holdings[i])
-		if errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		uses = append(uses, use)
-	}
-	return peerFindings(uses), nil
-}
-
 // allocatorSetting returns the value of a key in a setting such as
 // "expandable_segments:True,max_split_size_mb:128". PyTorch uses the last one.
 func allocatorSetting(text, key string) string {
@@ -273,16 +272,4 @@ func getenv(environment []string, name string) (value string, found bool) {
 		}
 	}
 	return "", false
-}
-
-// contains reports whether a file contains a text. It returns false for a file that cannot be read.
-func (f *file) contains(text string) bool {
-	file, err := os.Open(f.path())
-	if err != nil {
-		return false
-	}
-	defer file.Close()
-	const most = 64 << 20 // PyTorch's libraries have a few MiB
-	content, err := io.ReadAll(io.LimitReader(file, most))
-	return err == nil && bytes.Contains(content, []byte(text))
 }

@@ -1,9 +1,8 @@
-package preflight
+package inspect
 
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -12,17 +11,12 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
 	"cucriu/criuutil"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 )
-
-// Need is an option of criu that a tree needs, and why.
-type Need struct {
-	Option string // as on criu's command line, such as "--shell-job"
-	Why    string
-	Risk   string // what may go wrong with it; empty if nothing
-}
 
 // Asked is what is known of a dump whose options are to be found.
 type Asked struct {
@@ -38,60 +32,95 @@ type Asked struct {
 // Wanted is what criu must be told to dump a tree.
 type Wanted struct {
 	Options image.Options
-	Needs   []Need // the options, with their reasons
+	Needs   []preflight.Need // the options, with their reasons
 	// Findings are what no option helps against, and what comes back otherwise than it was.
-	Findings Findings
+	Findings preflight.Findings
 	// Removed are the removed names by which the processes use files.
 	Removed []RemovedName
 }
 
+// RemovedName is the name by which a process uses a file, and which was removed although the
+// file has another one. A named semaphore is made like this, such as those of Python's
+// multiprocessing with spawned processes.
+type RemovedName struct {
+	PID  int
+	Path string // as the process sees it
+	Link string // the file itself, below /proc/PID
+}
+
 // add sets what an option needs.
 func (w *Wanted) add(option, why, risk string) {
-	w.Needs = append(w.Needs, Need{option, why, risk})
+	w.Needs = append(w.Needs, preflight.Need{Option: option, Why: why, Risk: risk})
 }
 
 // OptionsOf finds the options that criu needs to dump a tree: what criu would refuse
 // without. It changes nothing. A tree may change until it is dumped.
 func OptionsOf(ctx context.Context, asked Asked) (Wanted, error) {
-	t, err := readTree(asked.Root)
-	if err != nil {
+	s, err := snapshotBelow(asked.Root)
+	if s == nil { // what cannot be read is left to criu
 		return Wanted{}, err
 	}
-	return t.optionsOf(ctx, asked)
+	return s.optionsOf(ctx, asked)
 }
 
-func (t *tree) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
+func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	var w Wanted
 	o := &w.Options
 	var why string
-	if why, o.Terminal = t.needsShellJob(asked); why != "" {
+	if why, o.Terminal = s.needsShellJob(asked); why != "" {
 		o.ShellJob = true
 		w.add("--shell-job", why, "")
 	}
-	if pid := t.connected(); pid != 0 {
+	if pid := s.connected(); pid != 0 {
 		o.TCPEstablished = true
 		w.add("--tcp-established", fmt.Sprintf("process %d has TCP connections", pid), "")
-		var need Need
-		if o.NetworkLock, need = networkLock(ctx, asked.Criu); o.NetworkLock != "" {
-			w.Needs = append(w.Needs, need)
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if missing := workingIptables(ctx); missing != "" {
+			o.NetworkLock = w.networkLock(ctx, asked.Criu, missing)
 		}
 	}
-	if pid := t.locksFiles(); pid != 0 {
+	if pid := s.locksFiles(); pid != 0 {
 		o.FileLocks = true
 		w.add("--file-locks", fmt.Sprintf("process %d has a file lock", pid), "")
 	}
-	gone := t.unlinked()
-	w.Removed = gone.removed
-	if limit, need := gone.ghostNeed(); limit > 0 {
-		o.GhostLimit = limit
-		w.Needs = append(w.Needs, need)
+	var largest *file
+	w.Removed, largest = s.unlinked()
+	const ghostLimit, mib = 1 << 20, 1 << 20 // ghostLimit is criu's default for the largest unlinked file in an image, in bytes
+	if largest != nil && largest.stat().Size > ghostLimit && largest.stat().Size <= 1<<32-mib {
+		o.GhostLimit = uint32((largest.stat().Size + mib - 1) / mib * mib)
+		w.add(fmt.Sprintf("--ghost-limit %dM", o.GhostLimit/mib), largest.name()+" is unlinked and in use, and goes into the image", "")
 	}
-	if len(gone.removed) > 0 {
+	if len(w.Removed) > 0 {
 		o.LinkRemap = true
-		w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", gone.removed[0].PID, gone.removed[0].Path),
+		w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", w.Removed[0].PID, w.Removed[0].Path),
 			"an image made so restores once, and only where the file is; cucriu dump does without this option, and links the file to \"NAME (deleted)\"")
 	}
-	return w, w.outside(t)
+	return w, s.outside(&w)
+}
+
+// unlinked finds the files that the tree uses by removed names, and the largest of those that have no
+// name at all: criu puts such a file into the image.
+func (s *snapshot) unlinked() (removed []RemovedName, largest *file) {
+	var files []*file
+	for _, l := range s.looks {
+		files = append(files, l.open...)
+		for _, m := range l.mapped {
+			files = append(files, m.file)
+		}
+	}
+	for _, f := range files {
+		if !f.isUnlinked() {
+			continue
+		}
+		switch kind := f.kind(); {
+		case f.stat().Nlink > 0 && kind != unix.S_IFDIR:
+			removed = append(removed, RemovedName{PID: f.of.pid, Path: f.name(), Link: f.path()})
+		case kind == unix.S_IFREG && (largest == nil || f.stat().Size > largest.stat().Size):
+			largest = f
+		}
+	}
+	return removed, largest
 }
 
 // terminal is a terminal, other than the master of a pseudo terminal.
@@ -99,9 +128,9 @@ var terminal = regexp.MustCompile(`^/dev/(pts/\d+|tty[^/]*|console)$`)
 
 // needsShellJob says why a tree belongs to a session or terminal that is not its own;
 // empty if it does not. It also tells whether it has a terminal, beside external ones.
-func (t *tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
+func (s *snapshot) needsShellJob(asked Asked) (why string, onTerminal bool) {
 	user, hasMaster := 0, false
-	for _, pid := range t.pids {
+	for _, pid := range s.pids {
 		process, err := procfs.NewProc(pid)
 		if err != nil {
 			continue
@@ -110,16 +139,20 @@ func (t *tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
 		if err != nil || stat.State == "Z" {
 			continue
 		}
-		if why == "" && !slices.Contains(t.pids, stat.Session) {
+		if why == "" && !slices.Contains(s.pids, stat.Session) {
 			why = fmt.Sprintf("process %d belongs to the session of process %d, which is not in the tree", pid, stat.Session)
 		}
-		if stat.TTY != 0 && !asked.NoTerminal && !isExternal(asked.External, uint64(uint32(stat.TTY))) {
+		if stat.TTY != 0 && !asked.NoTerminal && !asked.isExternal(uint64(uint32(stat.TTY))) {
 			user = pid
 		}
 	}
-	for f := range t.open {
+	for f := range s.open {
 		hasMaster = hasMaster || f.link == "/dev/ptmx" || f.link == "/dev/pts/ptmx"
-		if terminal.MatchString(f.link) && !f.isExternalTerminal(asked.External) {
+		if !terminal.MatchString(f.link) {
+			continue
+		}
+		// /dev/tty is that of the session.
+		if external := len(asked.External) > 0 && f.kind() != 0 && (asked.isExternal(f.device()) || f.link == "/dev/tty"); !external {
 			user = f.of.pid
 		}
 	}
@@ -131,33 +164,24 @@ func (t *tree) needsShellJob(asked Asked) (why string, onTerminal bool) {
 }
 
 // isExternal reports whether a terminal is among what criu takes for external.
-func isExternal(external []string, device uint64) bool {
-	return slices.ContainsFunc(external, func(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("tty[%x:", device)) })
-}
-
-// isExternalTerminal does the same for an open terminal. /dev/tty is that of the session.
-func (f *file) isExternalTerminal(external []string) bool {
-	return len(external) > 0 && f.kind() != 0 && (isExternal(external, f.device()) || f.link == "/dev/tty")
+func (a Asked) isExternal(device uint64) bool {
+	return slices.ContainsFunc(a.External, func(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("tty[%x:", device)) })
 }
 
 // locksFiles finds a process that holds a file lock, 0 if there is none. The kernel names the
 // process that took a lock. It leaves out a lock whose process has ended since (flock(1) locks a
 // descriptor of a shell), and names none for a lock of the open file (F_OFD_SETLK).
-func (t *tree) locksFiles() int {
-	data, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(data)) {
+func (s *snapshot) locksFiles() int {
+	for line := range strings.Lines(readText("/proc/locks")) {
 		fields := strings.Fields(line) // 1: POSIX ADVISORY WRITE 708 08:01:123 0 EOF
 		if len(fields) < 5 || fields[1] == "->" {
 			continue
 		}
-		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(t.pids, pid) {
+		if pid, err := strconv.Atoi(fields[4]); err == nil && slices.Contains(s.pids, pid) {
 			return pid
 		}
 	}
-	for f := range t.open {
+	for f := range s.open {
 		if strings.HasPrefix(f.link, "/") && f.info().Field("lock") != "" {
 			return f.of.pid
 		}
@@ -166,12 +190,12 @@ func (t *tree) locksFiles() int {
 }
 
 // optionsFindings show the options that a tree needs as the line to type for plain criu.
-func (t *tree) optionsFindings(ctx context.Context, asked Asked) (Findings, error) {
-	w, err := t.optionsOf(ctx, asked)
+func (s *snapshot) optionsFindings(ctx context.Context, asked Asked) (preflight.Findings, error) {
+	w, err := s.optionsOf(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
-	f := fine(FindingOptions, "criu needs no option for this tree")
+	f := preflight.Fine(preflight.FindingOptions, "criu needs no option for this tree")
 	if len(w.Needs) > 0 {
 		var whys, risks []string
 		for _, need := range w.Needs {
@@ -182,27 +206,23 @@ func (t *tree) optionsFindings(ctx context.Context, asked Asked) (Findings, erro
 		}
 		f.Message = fmt.Sprintf("cucriu dump sets %s (%s)", strings.Join(w.Options.Arguments(), " "), strings.Join(whys, "; "))
 		if len(risks) > 0 {
-			f.Severity, f.Remedy = SeverityWarning, strings.Join(risks, "; ")
+			f.Severity, f.Remedy = preflight.SeverityWarning, strings.Join(risks, "; ")
 		}
 	}
-	return append(Findings{f}, w.Findings...), nil
+	return append(preflight.Findings{f}, w.Findings...), nil
 }
 
 const riskOfSkip = "a packet that comes in while the job is dumped may end its connection: install iptables, or a criu that was built with nftables, to hold such packets back"
 
-// networkLock finds a way to hold back the packets of TCP connections that works here: criu's
-// default, iptables; else nftables, which is in criu if it was built with it; else none.
-func networkLock(ctx context.Context, criu string) (method string, need Need) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	missing := workingIptables(ctx)
-	if missing == "" {
-		return "", Need{}
-	}
+// networkLock finds a way to hold back the packets of TCP connections where criu's default, iptables,
+// does not work: nftables, which is in criu if it was built with it; else none.
+func (w *Wanted) networkLock(ctx context.Context, criu, missing string) (method string) {
 	if criuutil.HasFeature(ctx, criu, "network_lock_nftables") {
-		return "nftables", Need{Option: "--network-lock nftables", Why: missing}
+		w.add("--network-lock nftables", missing, "")
+		return "nftables"
 	}
-	return "skip", Need{Option: "--network-lock skip", Why: missing + ", and criu has no nftables", Risk: riskOfSkip}
+	w.add("--network-lock skip", missing+", and criu has no nftables", riskOfSkip)
+	return "skip"
 }
 
 // workingIptables says what is wrong with iptables here; empty if nothing.

@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
 )
 
@@ -58,7 +59,7 @@ func TestPeerFindings(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.use.of = &Process{Ident: proc.Ident{PID: 7}}
-			findings := peerFindings([]peerUse{test.use})
+			findings := test.use.findings()
 			want := ""
 			if test.refused {
 				want = "peer-memory=error"
@@ -71,7 +72,7 @@ func TestPeerFindings(t *testing.T) {
 			}
 		})
 	}
-	if got := severities(peerFindings([]peerUse{{of: new(Process), listed: on(large, large)}}).Force([]string{FindingPeerMemory})); got != "peer-memory=forced" {
+	if got := severities(peerUse{of: new(Process), listed: on(large, large)}.findings().Force([]string{preflight.FindingPeerMemory})); got != "peer-memory=forced" {
 		t.Errorf("%s after it was forced", got)
 	}
 }

@@ -1,61 +1,90 @@
-package preflight
+package inspect
 
 import (
 	"bufio"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
-	"github.com/prometheus/procfs"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/proc"
 )
 
-// tree is a tree of processes with what they have open and mapped. All that judge the tree share
-// it, so nothing is read twice.
-type tree struct {
+// snapshot is a tree of processes with what they have open and mapped. It is read once, and all that
+// judge the tree share it.
+type snapshot struct {
 	pids  []int // all of the tree's, also of those that have ended
 	looks []*look
 	tcp   map[string][]proc.TCPSocket // by network namespace
+
+	programs   map[string]bool // that its processes execute
+	rootMounts map[string]bool // see look.mounts
 }
 
-func treeOf(pids []int) *tree { return &tree{pids: pids, tcp: make(map[string][]proc.TCPSocket)} }
-
-// readTree reads the tree below root. A process that has ended, or ends meanwhile, is left out.
-func readTree(root int) (*tree, error) {
+// snapshotBelow reads the tree below root.
+func snapshotBelow(root int) (*snapshot, error) {
 	pids, err := proc.Tree(root)
 	if err != nil {
 		return nil, err
 	}
-	t := treeOf(pids)
-	for _, pid := range pids {
-		_, _ = t.look(pid)
+	return snapshotOf(pids)
+}
+
+// snapshotOf reads processes, all at once. Those that have ended are left out. If the first, or one
+// that has not ended, cannot be read, the error says why.
+func snapshotOf(pids []int) (*snapshot, error) {
+	s := &snapshot{pids: pids, tcp: make(map[string][]proc.TCPSocket), programs: make(map[string]bool)}
+	looks, errs := make([]*look, len(pids)), make([]error, len(pids))
+	atOnce(len(pids), func(i int) { looks[i], errs[i] = lookAt(pids[i]) })
+	var failed error
+	for i, l := range looks {
+		switch {
+		case errs[i] == nil:
+			l.of = s
+			s.looks = append(s.looks, l)
+			s.programs[l.program()] = true
+		case i == 0 || !errors.Is(errs[i], proc.ErrGone):
+			failed = errors.Join(failed, errs[i])
+		}
 	}
-	return t, nil
+	if len(s.looks) > 0 {
+		s.rootMounts = s.looks[0].mounts()
+	}
+	return s, failed
+}
+
+// atOnce does something n times, on all cores.
+func atOnce(n int, do func(i int)) {
+	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU())
+	for i := range n {
+		group.Go(func() error {
+			do(i)
+			return nil
+		})
+	}
+	_ = group.Wait()
 }
 
 // look returns a process of the tree, and reads it if it was not read before.
-func (t *tree) look(pid int) (*look, error) {
-	if i := slices.IndexFunc(t.looks, func(l *look) bool { return l.pid == pid }); i >= 0 {
-		return t.looks[i], nil
+func (s *snapshot) look(pid int) (*look, error) {
+	if i := slices.IndexFunc(s.looks, func(l *look) bool { return l.pid == pid }); i >= 0 {
+		return s.looks[i], nil
 	}
-	l, err := lookAt(pid)
-	if err == nil {
-		t.looks = append(t.looks, l)
-	}
-	return l, err
+	return lookAt(pid)
 }
 
 // open yields the descriptors of all processes.
-func (t *tree) open(yield func(*file) bool) {
-	for _, l := range t.looks {
+func (s *snapshot) open(yield func(*file) bool) {
+	for _, l := range s.looks {
 		for _, f := range l.open {
 			if !yield(f) {
 				return
@@ -65,9 +94,9 @@ func (t *tree) open(yield func(*file) bool) {
 }
 
 // inodes returns a descriptor for each inode of a kind.
-func (t *tree) inodes(kind string) map[uint64]*file {
+func (s *snapshot) inodes(kind string) map[uint64]*file {
 	found := make(map[uint64]*file)
-	for f := range t.open {
+	for f := range s.open {
 		if inode, is := f.inode(kind); is && found[inode] == nil {
 			found[inode] = f
 		}
@@ -77,16 +106,19 @@ func (t *tree) inodes(kind string) map[uint64]*file {
 
 // look is what /proc shows of a process. What is closed or unmapped while it is read is left out.
 type look struct {
+	of     *snapshot // nil if the process was looked at alone
 	pid    int
 	status proc.Status
 	mapped []mapping // the mappings that have a name, by address
 	names  []string  // of these, each once
 	open   []*file
 	own    []*file // its program, working directory and root
+	uses   driverUse
+	// spaces are its namespaces by kind: see namespaceOf.
+	spaces map[string]string
 
-	environment func() ([]string, error) // as it was started
-	threads     func() []int             // none if it has ended
-	namespaces  map[string]string
+	environment []string // as it was started
+	threads     []int
 }
 
 // mapping is a mapped file, or what the kernel shows as one.
@@ -111,11 +143,13 @@ type file struct {
 // tooLong takes the place of a link that cannot be read.
 const tooLong = "a file whose path is longer than 4 KiB"
 
-// lookAt reads a process's mappings and descriptors. The process need not run.
+var namespaceKinds = []string{"mnt", "net", "user", "pid", "pid_for_children", "ipc", "uts", "cgroup", "time", "time_for_children"}
+
+// lookAt reads a process. The process need not run.
 func lookAt(pid int) (*look, error) {
-	l := &look{pid: pid, namespaces: make(map[string]string)}
+	l := &look{pid: pid, spaces: make(map[string]string)}
 	if err := l.readMappings(); err != nil {
-		return nil, proc.GoneOr(pid, err)
+		return nil, err
 	}
 	if err := l.readDescriptors(nil); err != nil {
 		return nil, proc.GoneOr(pid, err)
@@ -125,64 +159,52 @@ func lookAt(pid int) (*look, error) {
 			l.own = append(l.own, f)
 		}
 	}
-	var err error
-	if l.status, err = proc.ReadStatus(pid); err != nil {
-		return nil, err
+	for _, kind := range namespaceKinds {
+		l.spaces[kind] = namespaceOf(strconv.Itoa(pid), kind)
 	}
-	l.environment = sync.OnceValues(func() ([]string, error) {
-		process, err := procfs.NewProc(pid)
-		var environment []string
-		if err == nil {
-			environment, err = process.Environ()
-		}
-		if err != nil {
-			err = proc.GoneOr(pid, err)
-		}
-		return environment, err
-	})
-	l.threads = sync.OnceValue(func() []int {
-		tids, _ := proc.Threads(pid)
-		return tids
-	})
-	return l, nil
+	l.uses = l.driverUse()
+	l.environment = strings.Split(readText("/proc/%d/environ", pid), "\x00")
+	l.threads, _ = proc.Threads(pid)
+	var err error
+	l.status, err = proc.ReadStatus(pid)
+	return l, err
 }
 
-// readMappings reads the mappings that have a name.
+// readMappings reads the mappings that have a name. A program of PyTorch has thousands, and its workers
+// are looked at while the job stands still, so they are not parsed any further.
 func (l *look) readMappings() error {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", l.pid))
 	if err != nil {
-		return err
+		return proc.GoneOr(l.pid, err)
 	}
 	defer maps.Close()
 	names := make(map[string]bool)
-	for lines := bufio.NewScanner(maps); ; {
-		if !lines.Scan() {
-			return lines.Err()
-		}
-		addresses, rest, _ := strings.Cut(lines.Text(), " ") // START-END PERMISSIONS OFFSET DEVICE INODE NAME
-		permissions, rest, _ := strings.Cut(rest, " ")
-		for range 3 {
-			_, rest, _ = strings.Cut(rest, " ")
-		}
-		link := strings.TrimLeft(rest, " ")
-		if link == "" {
+	lines := bufio.NewScanner(maps)
+	for lines.Scan() {
+		fields := strings.SplitN(lines.Text(), " ", 6) // START-END PERMISSIONS OFFSET DEVICE INODE NAME
+		link := strings.TrimLeft(fields[len(fields)-1], " ")
+		if len(fields) < 6 || link == "" {
 			continue
 		}
-		start, end, _ := strings.Cut(addresses, "-")
+		start, end, _ := strings.Cut(fields[0], "-")
 		var r proc.Range
 		var startErr, endErr error
 		r.Start, startErr = strconv.ParseUint(start, 16, 64)
 		r.End, endErr = strconv.ParseUint(end, 16, 64)
 		if err := errors.Join(startErr, endErr); err != nil {
-			return fmt.Errorf("maps: %q: %w", lines.Text(), err)
+			return fmt.Errorf("maps of process %d: %q: %w", l.pid, lines.Text(), err)
 		}
-		f := &file{of: l, at: "map_files/" + strings.TrimLeft(start, "0") + "-" + strings.TrimLeft(end, "0"), how: "mapped", link: link}
-		l.mapped = append(l.mapped, mapping{f, r, strings.HasSuffix(permissions, "s")})
+		f := &file{of: l, at: fmt.Sprintf("map_files/%x-%x", r.Start, r.End), how: "mapped", link: link}
+		l.mapped = append(l.mapped, mapping{f, r, strings.HasSuffix(fields[1], "s")})
 		if name := f.name(); !names[name] {
 			names[name] = true
 			l.names = append(l.names, name)
 		}
 	}
+	if err := lines.Err(); err != nil {
+		return proc.GoneOr(l.pid, err)
+	}
+	return nil
 }
 
 // readDescriptors reads the descriptors, or only those whose links are wanted.
@@ -216,19 +238,14 @@ func (l *look) follow(at, how string) *file {
 }
 
 // about returns the finding, marked as one about this process.
-func (l *look) about(f Finding) Finding {
+func (l *look) about(f preflight.Finding) preflight.Finding {
 	f.PID, f.Process = l.pid, l.status.Name
 	return f
 }
 
 // matching returns the names of the mapped files that match a pattern.
 func (l *look) matching(pattern *regexp.Regexp) []string {
-	var found []string
-	for _, name := range l.names {
-		if pattern.MatchString(name) {
-			found = append(found, name)
-		}
-	}
+	found := slices.DeleteFunc(slices.Clone(l.names), func(name string) bool { return !pattern.MatchString(name) })
 	slices.Sort(found)
 	return found
 }
@@ -241,33 +258,25 @@ func (l *look) program() string {
 	return ""
 }
 
-// namespace is the process's namespace of a kind: see namespaceOf.
-func (l *look) namespace(kind string) string {
-	if _, known := l.namespaces[kind]; !known {
-		l.namespaces[kind] = namespaceOf(strconv.Itoa(l.pid), kind)
-	}
-	return l.namespaces[kind]
-}
-
 // inOurs reports whether a process is in our namespace of a kind, which is criu's, too.
 func (l *look) inOurs(kind string) bool {
-	return l.namespace(kind) != "" && l.namespace(kind) == namespaceOf("self", kind)
+	return l.spaces[kind] != "" && l.spaces[kind] == namespaceOf("self", kind)
 }
 
 // namespaceOf returns the namespace of a process or thread; "" if it has ended, or if the kernel
 // does not have the kind.
 func namespaceOf(pid, kind string) string {
-	link, _ := os.Readlink(filepath.Join("/proc", pid, "ns", kind))
+	link, _ := os.Readlink("/proc/" + pid + "/ns/" + kind)
 	return link
 }
 
 // path is the link in /proc, by which the file itself can be reached.
 func (f *file) path() string { return "/proc/" + strconv.Itoa(f.of.pid) + "/" + f.at }
 
-// name is the name of the file, which it may have no more.
+// name is the name of the file, which may have been removed.
 func (f *file) name() string { return strings.TrimSuffix(f.link, " (deleted)") }
 
-// removed reports whether the file does not have its name any more.
+// removed reports whether the name was removed.
 func (f *file) removed() bool { return strings.HasSuffix(f.link, " (deleted)") }
 
 // info is what /proc tells of the descriptor; it is empty if the descriptor has been closed.

@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"encoding/binary"
@@ -14,42 +14,43 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks/preflight"
 	"cucriu/internal/image"
 	"cucriu/internal/proc"
 )
 
 // outside finds what connects the tree with processes outside of it. criu refuses some of it; the
 // rest is restored otherwise than it was.
-func (w *Wanted) outside(t *tree) error {
-	sockets, err := t.outsideSockets()
+func (s *snapshot) outside(w *Wanted) error {
+	sockets, err := s.outsideSockets()
 	if err != nil {
 		return err
 	}
-	pipes := t.oneSidedPipes()
+	pipes := s.oneSidedPipes()
 	links := make(map[string]bool) // of the other ends
-	for _, s := range sockets {
-		if !s.datagrams() {
-			links[fmt.Sprintf("socket:[%d]", s.peer)] = true
+	for _, socket := range sockets {
+		if !socket.datagrams() {
+			links[socket.peerLink()] = true
 		}
 	}
 	for _, p := range pipes {
 		links[p.link] = true
 	}
-	others, err := t.holdersOutside(links)
+	others, err := s.holdersOutside(links)
 	if err != nil {
 		return err
 	}
-	for _, s := range sockets {
-		if !s.datagrams() {
-			w.Findings = append(w.Findings, s.finding(others[fmt.Sprintf("socket:[%d]", s.peer)]))
+	for _, socket := range sockets {
+		if !socket.datagrams() {
+			w.Findings = append(w.Findings, socket.finding(others[socket.peerLink()]))
 			continue
 		}
 		if !w.Options.ExtUnixSk {
 			w.Options.ExtUnixSk = true
-			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside of the tree", s.of.pid, s.peerName), "")
+			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside of the tree", socket.of.pid, socket.peerName), "")
 		}
-		if s.reachableHere() && !slices.Contains(w.Options.Sockets, s.peerName) {
-			w.Options.Sockets = append(w.Options.Sockets, s.peerName)
+		if socket.reachableHere() && !slices.Contains(w.Options.Sockets, socket.peerName) {
+			w.Options.Sockets = append(w.Options.Sockets, socket.peerName)
 		}
 	}
 	for _, p := range pipes {
@@ -65,13 +66,13 @@ func (w *Wanted) outside(t *tree) error {
 			w.Options.Pipes = append(w.Options.Pipes, image.Pipe{Name: p.link, Stderr: p.stderr})
 		}
 	}
-	addresses, err := t.addressFindings()
+	addresses, err := s.addressFindings()
 	w.Findings = append(w.Findings, addresses...)
 	return err
 }
 
 // holdersOutside finds, for links of sockets and pipes, processes outside of the tree that have them open.
-func (t *tree) holdersOutside(links map[string]bool) (map[string][]*file, error) {
+func (s *snapshot) holdersOutside(links map[string]bool) (map[string][]*file, error) {
 	if len(links) == 0 {
 		return nil, nil
 	}
@@ -82,7 +83,7 @@ func (t *tree) holdersOutside(links map[string]bool) (map[string][]*file, error)
 	found := make(map[string][]*file)
 	for _, pid := range all {
 		l := &look{pid: pid}
-		if slices.Contains(t.pids, pid) || l.readDescriptors(links) != nil {
+		if slices.Contains(s.pids, pid) || l.readDescriptors(links) != nil {
 			continue
 		}
 		for _, f := range l.open {
@@ -100,20 +101,18 @@ type oneSidedPipe struct {
 }
 
 // oneSidedPipes finds them, in the order of their inodes.
-func (t *tree) oneSidedPipes() []oneSidedPipe {
+func (s *snapshot) oneSidedPipes() []oneSidedPipe {
 	type ends struct{ reads, writes, stderr bool }
 	byInode := make(map[uint64]ends)
-	for f := range t.open {
-		inode, is := f.inode("pipe")
-		if !is {
-			continue
+	for f := range s.open {
+		if inode, is := f.inode("pipe"); is {
+			reads, writes := f.info().Access()
+			e, known := byInode[inode]
+			byInode[inode] = ends{e.reads || reads, e.writes || writes, (!known || e.stderr) && f.number == "2"}
 		}
-		reads, writes := f.info().Access()
-		e, known := byInode[inode]
-		byInode[inode] = ends{e.reads || reads, e.writes || writes, (!known || e.stderr) && f.number == "2"}
 	}
 	var pipes []oneSidedPipe
-	files := t.inodes("pipe")
+	files := s.inodes("pipe")
 	for _, inode := range slices.Sorted(maps.Keys(files)) {
 		if e := byInode[inode]; e.reads != e.writes {
 			pipes = append(pipes, oneSidedPipe{files[inode], e.writes, e.stderr})
@@ -122,14 +121,15 @@ func (t *tree) oneSidedPipes() []oneSidedPipe {
 	return pipes
 }
 
-func (p oneSidedPipe) finding(other *file) Finding {
-	f := warn(FindingOutsidePipe, fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore the pipe is at its end", p.number, processName(other.of.pid)),
-		"if the job needs more of that input, let it read from a file")
+func (p oneSidedPipe) finding(other *file) preflight.Finding {
 	if p.writes {
-		f.Message = fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes where that command writes", p.number, processName(other.of.pid))
-		f.Remedy = fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', or the job dies at its next write", p.link)
+		return p.of.about(preflight.New(preflight.FindingOutsidePipe,
+			fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes where that command writes", p.number, processName(other.of.pid)),
+			fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', or the job dies at its next write", p.link)))
 	}
-	return p.of.about(f)
+	return p.of.about(preflight.New(preflight.FindingOutsidePipe,
+		fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore the pipe is at its end", p.number, processName(other.of.pid)),
+		"if the job needs more of that input, let it read from a file"))
 }
 
 // unixSocket is a UNIX socket as the kernel lists it (unix_diag).
@@ -146,6 +146,8 @@ type outsideSocket struct {
 	peerName string // empty if it has none
 }
 
+func (s outsideSocket) peerLink() string { return fmt.Sprintf("socket:[%d]", s.peer) }
+
 // datagrams reports whether criu can dump the connection: with --ext-unix-sk, and the
 // restore connects to the name again.
 func (s outsideSocket) datagrams() bool { return s.sort == unix.SOCK_DGRAM && s.peerName != "" }
@@ -153,17 +155,14 @@ func (s outsideSocket) datagrams() bool { return s.sort == unix.SOCK_DGRAM && s.
 // reachableHere reports whether the name of the peer means the same socket to us: the
 // process is in our namespaces.
 func (s outsideSocket) reachableHere() bool {
-	kind := "net" // for a name without a file
 	if filepath.IsAbs(s.peerName) {
-		kind = "mnt"
-	} else if !strings.HasPrefix(s.peerName, "@") {
-		return false
+		return s.of.inOurs("mnt")
 	}
-	return s.of.inOurs(kind)
+	return strings.HasPrefix(s.peerName, "@") && s.of.inOurs("net")
 }
 
 // finding refuses a connection that criu cannot dump. others have its other end.
-func (s outsideSocket) finding(others []*file) Finding {
+func (s outsideSocket) finding(others []*file) preflight.Finding {
 	to := "a socket outside of the tree"
 	if len(others) > 0 {
 		to = processName(others[0].of.pid) + " outside of the tree"
@@ -171,24 +170,14 @@ func (s outsideSocket) finding(others []*file) Finding {
 	if name := s.peerName + s.address; name != "" {
 		to += " (" + name + ")"
 	}
-	return s.of.about(refuse(FindingUNIXSocket, fmt.Sprintf("is connected by a UNIX socket (descriptor %s) to %s, and criu cannot dump one half of a connection", s.number, to),
-		"let the job close the connection, or dump the tree that holds both ends; if it is the job's output (systemd, journald), send that to a file"))
+	return s.of.about(preflight.New(preflight.FindingUNIXSocket, fmt.Sprintf("is connected by a UNIX socket (descriptor %s) to %s, and criu cannot dump one half of a connection", s.number, to), ""))
 }
 
 // outsideSockets finds the UNIX sockets that are connected to sockets outside of the tree.
-func (t *tree) outsideSockets() ([]outsideSocket, error) {
-	ours := t.inodes("socket")
-	known, listed := make(map[uint64]unixSocket), make(map[string]bool)
-	for _, f := range ours {
-		namespace := f.of.namespace("net")
-		if namespace == "" || listed[namespace] {
-			continue // it has ended
-		}
-		listed[namespace] = true
-		if err := listUnixSockets(fmt.Sprintf("/proc/%d/ns/net", f.of.pid), known); err != nil {
-			return nil, err
-		}
-	}
+func (s *snapshot) outsideSockets() ([]outsideSocket, error) {
+	ours := s.inodes("socket")
+	known := make(map[uint64]unixSocket)
+	err := eachNetwork(ours, func(l *look) error { return listUnixSockets(fmt.Sprintf("/proc/%d/ns/net", l.pid), known) })
 	var outside []outsideSocket
 	for _, inode := range slices.Sorted(maps.Keys(ours)) {
 		socket := known[inode]
@@ -196,7 +185,23 @@ func (t *tree) outsideSockets() ([]outsideSocket, error) {
 			outside = append(outside, outsideSocket{ours[inode], socket, known[socket.peer].address})
 		}
 	}
-	return outside, nil
+	return outside, err
+}
+
+// eachNetwork does something once for each network namespace that the sockets are in.
+func eachNetwork(sockets map[uint64]*file, do func(*look) error) error {
+	done := make(map[string]bool)
+	for _, f := range sockets {
+		namespace := f.of.spaces["net"]
+		if done[namespace] {
+			continue
+		}
+		done[namespace] = true
+		if err := do(f.of); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // listUnixSockets adds the UNIX sockets of a network namespace by their inodes.
@@ -268,40 +273,36 @@ func printableName(name []byte) string {
 
 // tcpSockets returns the TCP sockets of a network namespace that a process is in, which it reads
 // once: the kernel takes long for it.
-func (t *tree) tcpSockets(namespace string, pid int) ([]proc.TCPSocket, error) {
-	if sockets, known := t.tcp[namespace]; known {
+func (s *snapshot) tcpSockets(namespace string, pid int) ([]proc.TCPSocket, error) {
+	if sockets, known := s.tcp[namespace]; known {
 		return sockets, nil
 	}
 	sockets, err := proc.TCPSockets(pid)
 	if err == nil {
-		t.tcp[namespace] = sockets
+		s.tcp[namespace] = sockets
 	}
 	return sockets, err
 }
 
 // connected finds a process with a TCP connection, 0 if there is none.
-func (t *tree) connected() int {
-	ours, looked := t.inodes("socket"), make(map[string]bool)
-	for _, f := range ours {
-		namespace := f.of.namespace("net")
-		if looked[namespace] {
-			continue
-		}
-		looked[namespace] = true
-		sockets, _ := t.tcpSockets(namespace, f.of.pid) // it may have ended
-		for _, s := range sockets {
-			if with := ours[s.Inode]; with != nil && s.Connected() {
-				return with.of.pid
+func (s *snapshot) connected() (pid int) {
+	ours := s.inodes("socket")
+	_ = eachNetwork(ours, func(l *look) error {
+		sockets, _ := s.tcpSockets(l.spaces["net"], l.pid) // it may have ended
+		for _, socket := range sockets {
+			if with := ours[socket.Inode]; with != nil && socket.Connected() {
+				pid = with.of.pid
 			}
 		}
-	}
-	return 0
+		return nil
+	})
+	return pid
 }
 
 // addressFindings refuse TCP sockets that are bound to addresses which this host does not have,
 // or has no more. criu could not bind them again.
-func (t *tree) addressFindings() (Findings, error) {
-	ours := t.inodes("socket")
+func (s *snapshot) addressFindings() (preflight.Findings, error) {
+	ours := s.inodes("socket")
 	if len(ours) == 0 {
 		return nil, nil
 	}
@@ -309,15 +310,15 @@ func (t *tree) addressFindings() (Findings, error) {
 	if err != nil {
 		return nil, err
 	}
-	sockets, err := t.tcpSockets(namespaceOf("self", "net"), os.Getpid())
+	sockets, err := s.tcpSockets(namespaceOf("self", "net"), os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	var findings Findings
-	for _, s := range sockets {
-		a := s.Local.Addr()
-		if f, is := ours[s.Inode]; is && !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(own, a) {
-			findings = append(findings, f.of.about(refuse(FindingTCPAddress, fmt.Sprintf("has a TCP socket that is bound to %v, and this host has no such address", s.Local),
+	var findings preflight.Findings
+	for _, socket := range sockets {
+		a := socket.Local.Addr()
+		if f, is := ours[socket.Inode]; is && !a.IsUnspecified() && !a.IsLoopback() && !slices.Contains(own, a) {
+			findings = append(findings, f.of.about(preflight.New(preflight.FindingTCPAddress, fmt.Sprintf("has a TCP socket that is bound to %v, and this host has no such address", socket.Local),
 				"give this host the address again (ip addr add), or let the job close the socket")))
 		}
 	}

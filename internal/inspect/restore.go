@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"context"
@@ -14,9 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/fault"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
+	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 )
 
@@ -31,9 +33,8 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	if err != nil {
 		return gpumap.Plan{}, err
 	}
-	if version != manifest.DriverVersion {
-		made := manifest.DriverVersion
-		return gpumap.Plan{}, &DriverVersionError{*fault.New(fmt.Sprintf("the image was made with driver %s and this host has %s", made, version),
+	if made := manifest.DriverVersion; version != made {
+		return gpumap.Plan{}, &DriverVersionError{fault.New(fmt.Sprintf("the image was made with driver %s and this host has %s", made, version),
 			"restore it on a host with driver "+made+": the driver's own state is part of the image, so both must be the same version"), made, version}
 	}
 	visible, err := driver.OwnGPUs()
@@ -61,17 +62,66 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 	return plan, need.Require(ctx, driver)
 }
 
-// explained has the methods of the errors that it is part of.
-type explained = fault.Explained
-
 // DriverVersionError says that an image was made with another driver than this host has.
 type DriverVersionError struct {
-	explained
+	*fault.Explained
 	Image, Host string // "580.159.04"
 }
 
+// PlanFinding turns the error of [Host.PlanRestore], the reason why a host cannot take an image,
+// into a finding.
+func PlanFinding(err error) preflight.Finding {
+	var mapError *gpumap.MapError
+	var version *DriverVersionError
+	switch {
+	case errors.As(err, &version):
+		return preflight.Found(preflight.FindingDriverVersion, err)
+	case errors.As(err, &mapError):
+		return preflight.New(preflight.FindingGPUMap, mapError.Cause, mapError.Remedy)
+	case errors.Is(err, cudackpt.ErrNotSupported):
+		return preflight.Found(preflight.FindingDriverOld, err)
+	}
+	return preflight.Found(preflight.FindingGPUMemory, err)
+}
+
+// CheckImage finds the reasons for which a restore of an image on this host would be refused.
+func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, error) {
+	if absent := PresentFindings(dir); len(absent) > 0 {
+		return absent, nil
+	}
+	fine := func(name, message string) preflight.Findings {
+		return preflight.Findings{preflight.Fine(name, message)}
+	}
+	manifest, err := image.ReadManifest(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return fine(preflight.FindingImage, "holds no CUDA process: criu restores it by itself"), nil
+	}
+	if err == nil {
+		err = manifest.MatchImages(dir)
+	}
+	if err != nil {
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
+	}
+	findings := fine(preflight.FindingImage, fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))
+	if err := manifest.CheckPages(pages.Files{Dir: dir}); err != nil {
+		findings = append(findings, preflight.Found(preflight.FindingImage, err))
+	}
+	driver, err := h.CheckpointDriver()
+	if err != nil {
+		return append(findings, driverFinding(err)), nil
+	}
+	plan, err := h.PlanRestore(ctx, driver, manifest)
+	for _, line := range plan.Summary() {
+		findings = append(findings, fine(preflight.FindingGPUMap, line)...)
+	}
+	if err != nil {
+		findings = append(findings, PlanFinding(err))
+	}
+	return findings, nil
+}
+
 // PresentFindings refuses a directory that holds no image.
-func PresentFindings(dir string) Findings {
+func PresentFindings(dir string) preflight.Findings {
 	remedy := "name the directory of an image"
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -87,26 +137,22 @@ func PresentFindings(dir string) Findings {
 	default:
 		return nil
 	}
-	return Findings{found(FindingImage, err, remedy)}
+	return preflight.Findings{preflight.New(preflight.FindingImage, err.Error(), remedy)}
 }
-
-// DamagedFinding refuses an image for what is wrong with its files.
-func DamagedFinding(err error) Finding { return found(FindingImage, err, anotherImage) }
 
 // SurroundingsFindings refuse a restore on a host that lacks what the job was connected
 // with. criu finds that only when it has created processes. input is the standard input of
 // the criu that is to restore.
-func SurroundingsFindings(o image.Options, input *os.File) Findings {
-	var findings Findings
+func SurroundingsFindings(o image.Options, input *os.File) preflight.Findings {
+	var findings preflight.Findings
 	for _, name := range o.Sockets {
 		if !hasUNIXSocket(name) {
-			findings = append(findings, refuse(FindingUNIXSocket, fmt.Sprintf("the job sends to the UNIX socket %s, which does not exist here", name),
+			findings = append(findings, preflight.New(preflight.FindingUNIXSocket, fmt.Sprintf("the job sends to the UNIX socket %s, which does not exist here", name),
 				"start the service that has this socket, and restore again"))
 		}
 	}
 	if _, err := unix.IoctlGetTermios(int(input.Fd()), unix.TCGETS); err != nil && o.Terminal {
-		findings = append(findings, refuse(FindingTerminal, "the job uses a terminal, and the restore has none on its standard input",
-			"restore from a terminal, or with one of its own, as in: script -qc 'cucriu restore …' /dev/null"))
+		findings = append(findings, preflight.New(preflight.FindingTerminal, "the job uses a terminal, and the restore has none on its standard input", ""))
 	}
 	return findings
 }
@@ -126,7 +172,7 @@ const reapTime = time.Second
 
 // TakenPIDs refuses a restore that needs pids which are in use on this host. criu finds that only
 // when it creates the processes. It is a check: a number that is free now may be taken by then.
-func TakenPIDs(ctx context.Context, needed []int) (Findings, error) {
+func TakenPIDs(ctx context.Context, needed []int) (preflight.Findings, error) {
 	inner, err := proc.IsInInnerPIDNamespace()
 	if err != nil || inner {
 		return nil, err // what /proc shows are other pids than those that criu will get
@@ -152,34 +198,32 @@ func TakenPIDs(ctx context.Context, needed []int) (Findings, error) {
 	}
 }
 
-// takenFindings makes one finding for each process that has something which a restore needs.
-func takenFindings(holders map[int]proc.Holder) Findings {
+// takenFindings makes one finding for each process that has something which a restore needs: its pid,
+// rather than its other numbers.
+func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 	numbers := make(map[int][]int) // by the pid of the process
 	for id, holder := range holders {
 		numbers[holder.PID] = append(numbers[holder.PID], id)
 	}
-	var findings Findings
-	for pid, ids := range numbers {
-		slices.Sort(ids)
-		first := ids[0]
-		if _, own := holders[pid]; own {
+	var findings preflight.Findings
+	for _, pid := range slices.Sorted(maps.Keys(numbers)) {
+		ids := numbers[pid]
+		first := slices.Min(ids)
+		if slices.Contains(ids, pid) {
 			first = pid
 		}
 		holder := holders[first]
-		f := Finding{
-			Name: FindingPIDTaken, Severity: SeverityError, PID: pid, Process: holder.Name,
-			Message: fmt.Sprintf("has the %s %d, which a process of the image must get again", holder.As, first),
-			Remedy:  "if it is the job itself, which still runs, end it first; else wait until it has ended, or end it",
-		}
+		message, remedy := fmt.Sprintf("has the %s %d, which a process of the image must get again", holder.As, first), ""
 		if n := len(ids) - 1; n > 0 {
-			f.Message += fmt.Sprintf(" (and %d more numbers of the image)", n)
+			message += fmt.Sprintf(" (and %d more numbers of the image)", n)
 		}
 		if holder.Ended {
-			f.Message = fmt.Sprintf("has ended, but keeps the %s %d, which a process of the image must get again, until its parent, process %d, waits for it", holder.As, first, holder.PPID)
-			f.Remedy = "wait for that, or end the parent"
+			message = fmt.Sprintf("has ended, but keeps the %s %d, which a process of the image must get again, until its parent, process %d, waits for it", holder.As, first, holder.PPID)
+			remedy = "wait for that, or end the parent"
 		}
+		f := preflight.New(preflight.FindingPIDTaken, message, remedy)
+		f.PID, f.Process = pid, holder.Name
 		findings = append(findings, f)
 	}
-	slices.SortFunc(findings, func(a, b Finding) int { return a.PID - b.PID })
 	return findings
 }

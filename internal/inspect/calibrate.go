@@ -1,4 +1,4 @@
-package preflight
+package inspect
 
 import (
 	"bufio"
@@ -20,6 +20,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
 	"cucriu/internal/nvrm"
 	"cucriu/internal/proc"
 )
@@ -55,30 +56,26 @@ func readCalibration(runDir, version string) (ok bool, failure string) {
 
 // Calibrate lets two processes of our own allocate device memory, on the first GPU, and asks
 // the kernel module about them before and after one of them imports the other's. It keeps the
-// result. helper is the command that runs [CalibrationHelper].
-func (h Host) Calibrate(ctx context.Context, helper []string) (Finding, error) {
+// result. helper is the command that runs [Host.CalibrationHelper].
+func (h Host) Calibrate(ctx context.Context, helper []string) (preflight.Finding, error) {
 	driver, err := h.CheckpointDriver()
 	if err != nil {
-		return Finding{}, err
+		return preflight.Finding{}, err
 	}
-	version, err := driver.DriverVersion()
-	if err != nil {
-		return Finding{}, err
-	}
-	told := calibrate(ctx, driver, helper)
-	var unable *helperError
-	if errors.As(told, &unable) {
-		return Finding{}, told // nothing was learnt
-	}
-	c := calibration{Driver: version}
-	f := fine(FindingSharing, "the kernel module of driver "+version+" tells which processes share device memory")
-	if told != nil {
-		c.Failure = told.Error()
-		f = warn(FindingSharing, "the kernel module of driver "+version+" does not tell which processes share device memory: "+c.Failure,
-			"two processes with device memory are refused from now on, until they are forced")
+	var c calibration
+	if c.Driver, err = driver.DriverVersion(); err != nil {
+		return preflight.Finding{}, err
 	}
 	if c.BootID, err = proc.BootID(); err != nil {
-		return Finding{}, err
+		return preflight.Finding{}, err
+	}
+	if c.Failure, err = calibrate(ctx, driver, helper); err != nil {
+		return preflight.Finding{}, fmt.Errorf("calibrate: %w", err)
+	}
+	f := preflight.Fine(preflight.FindingSharing, "the kernel module of driver "+c.Driver+" reports which processes share device memory")
+	if c.Failure != "" {
+		f = preflight.Warning(preflight.FindingSharing, "the kernel module of driver "+c.Driver+" does not report which processes share device memory: "+c.Failure,
+			"two processes with device memory are refused from now on, until they are forced")
 	}
 	data, err := json.Marshal(c)
 	if err == nil {
@@ -90,67 +87,68 @@ func (h Host) Calibrate(ctx context.Context, helper []string) (Finding, error) {
 	return f, err
 }
 
-// helperError says that the processes could not be had.
-type helperError struct{ error }
-
-// calibrate fails if the kernel module tells something wrong.
-func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+// calibrate says what the kernel module tells wrong; empty if nothing. It fails if there cannot be two
+// processes that share memory.
+func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) (failure string, err error) {
+	var pids, gaps []int
 	var pair [2]*helperProcess
-	for i := range pair {
-		var err error
-		if pair[i], err = startHelper(ctx, helper); err != nil {
-			return &helperError{fmt.Errorf("calibrate: %w", err)}
-		}
-		defer pair[i].end(cancel)
-	}
 	var handle string
-	for _, p := range pair {
-		var err error
-		if handle, err = p.line(); err != nil {
-			return &helperError{fmt.Errorf("calibrate: %w", err)}
+	for i := range pair {
+		if pair[i], handle, err = startHelper(ctx, helper); err != nil {
+			return "", err
 		}
+		defer pair[i].end()
+		pids, gaps = append(pids, pair[i].Process.Pid), append(gaps, nvrm.ShortGap)
 	}
-	pids := []int{pair[0].cmd.Process.Pid, pair[1].cmd.Process.Pid}
-	share := func() (bool, error) {
-		answer := nvrm.Ask(driver.Ioctl(), pids, []int{nvrm.ShortGap, nvrm.ShortGap}, nil)
-		return slices.ContainsFunc(answer.Shares, func(s nvrm.Share) bool { return !s.Maybe && slices.Contains(pids, s.PID) }), answer.Err
+	expect := func(sharing bool, what string) string {
+		answer := nvrm.Ask(driver.Ioctl(), pids, gaps, nil)
+		if answer.Err != nil {
+			return answer.Err.Error()
+		}
+		found := slices.ContainsFunc(answer.Shares, func(s nvrm.Share) bool { return !s.Maybe && slices.Contains(pids, s.PID) })
+		if found != sharing {
+			return what
+		}
+		return ""
 	}
-	if shared, err := share(); err != nil || shared {
-		return cmp.Or(err, errors.New("two processes that share nothing are said to share memory"))
+	if failure := expect(false, "two processes that share nothing are said to share memory"); failure != "" {
+		return failure, nil
 	}
-	_, err := fmt.Fprintln(pair[0].in, handle) // of the second
+	_, err = fmt.Fprintln(pair[0].in, handle) // of the second
 	if err == nil {
 		_, err = pair[0].line()
 	}
 	if err != nil {
-		return &helperError{fmt.Errorf("calibrate: %w", err)}
+		return "", err
 	}
-	if shared, err := share(); err != nil || !shared {
-		return cmp.Or(err, errors.New("two processes that share memory are said to share none"))
-	}
-	return nil
+	return expect(true, "two processes that share memory are said to share none"), nil
 }
 
 // helperProcess is one process of the pair.
 type helperProcess struct {
-	cmd *exec.Cmd
+	*exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Scanner
 }
 
-func startHelper(ctx context.Context, helper []string) (*helperProcess, error) {
-	p := &helperProcess{cmd: exec.CommandContext(ctx, helper[0], helper[1:]...)}
-	out, err := p.cmd.StdoutPipe()
+// startHelper starts one, and returns the handle of its memory.
+func startHelper(ctx context.Context, helper []string) (p *helperProcess, handle string, err error) {
+	p = &helperProcess{Cmd: exec.CommandContext(ctx, helper[0], helper[1:]...)}
+	out, err := p.StdoutPipe()
 	if err == nil {
-		p.in, err = p.cmd.StdinPipe()
+		p.in, err = p.StdinPipe()
+	}
+	if err == nil {
+		err = p.Start()
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	p.out = bufio.NewScanner(out)
-	return p, p.cmd.Start()
+	if handle, err = p.line(); err != nil {
+		p.end()
+	}
+	return p, handle, err
 }
 
 // line reads what the process says next.
@@ -164,9 +162,9 @@ func (p *helperProcess) line() (string, error) {
 	return p.out.Text(), nil
 }
 
-func (p *helperProcess) end(kill func()) {
-	kill()
-	_ = p.cmd.Wait()
+func (p *helperProcess) end() {
+	_ = p.Process.Kill()
+	_ = p.Wait()
 }
 
 // CalibrationHelper allocates device memory, prints its handle, and imports that of which it

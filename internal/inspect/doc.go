@@ -1,0 +1,13 @@
+// Package inspect finds beforehand what would make a dump or a restore fail or lose the job: in this
+// machine, in the processes of a job, or in an image. It changes nothing, and must not know sessions.
+// Its results are the findings of package preflight.
+//
+// [Tree] looks at a whole job. [Host] looks at the machine, and at what it would do with an image.
+// What shows only in a running or locked process is found by [Measure], [Losses] and [StateFindings].
+//
+// snapshot.go reads what processes have open and mapped, once for all that judge them. judges.go has
+// the table of what is looked for in each process; what does so is in undumpable.go if criu refuses it,
+// and in unrestorable.go if criu dumps it and never restores it. holder.go is about processes that
+// hold GPU devices without CUDA, connections.go about what connects the tree with others, sharing.go,
+// nccl.go and peer.go about what the driver never restores.
+package inspect

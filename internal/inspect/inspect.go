@@ -1,0 +1,339 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/nvrm"
+	"cucriu/internal/proc"
+)
+
+// Inspection is what was found in a tree of processes. Nothing was touched to find it.
+type Inspection struct {
+	PIDs      []int
+	Processes []Process
+	Findings  preflight.Findings
+}
+
+// UsesCUDA reports whether the tree holds anything to do or to refuse. A tree without is left to
+// criu.
+func (in *Inspection) UsesCUDA() bool { return len(in.Processes) > 0 || len(in.Findings) > 0 }
+
+// Tree walks the tree below root. It finds the CUDA processes, and everything that would
+// make the dump fail after GPU state has been touched. imageDir is where the images are to go;
+// it is empty if that is not known. runDir is the run directory. Tree calls open when it meets the
+// first process that has libcuda mapped: a tree without CUDA needs no driver. early is nil if nobody
+// has begun to ask.
+func Tree(ctx context.Context, root int, imageDir, runDir string, early *Early, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+	s, err := snapshotBelow(root)
+	if err != nil {
+		return nil, err
+	}
+	return s.inspect(ctx, imageDir, runDir, early, sync.OnceValues(open))
+}
+
+// Early is what the kernel module told of a tree before its inspection, which takes less time then.
+type Early struct {
+	done  chan struct{}
+	known nvrm.Known
+}
+
+// Begin loads the driver and asks the kernel module about the tree below root, while a dump is
+// prepared. The answers decide nothing: [Tree] asks again, but need not search for what the
+// processes have had for long.
+func (h Host) Begin(ctx context.Context, root int) *Early {
+	e := &Early{done: make(chan struct{})}
+	go func() {
+		defer close(e.done)
+		ctx, cancel := context.WithTimeout(ctx, h.Timeout)
+		defer cancel()
+		s, err := snapshotBelow(root)
+		if err != nil {
+			return // the inspection says why
+		}
+		if in, _, err := s.askDriver(ctx, h.RunDir, nil, sync.OnceValues(h.CheckpointDriver)); err == nil && len(in.Processes) > 0 {
+			e.known = in.Processes[0].Known
+		}
+	}()
+	return e
+}
+
+// answer waits for what was told; nil if nothing was.
+func (e *Early) answer(ctx context.Context) nvrm.Known {
+	if e == nil {
+		return nil
+	}
+	select {
+	case <-e.done:
+		return e.known
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// inspect asks the driver and the kernel module, which may take long, and judges the processes
+// meanwhile.
+func (s *snapshot) inspect(ctx context.Context, imageDir, runDir string, early *Early, open func() (*cudackpt.Driver, error)) (*Inspection, error) {
+	judged := make(chan preflight.Findings, 1)
+	go func() { judged <- s.judge() }()
+	in, gone, err := s.askDriver(ctx, runDir, early, open)
+	ofTree := <-judged
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range s.pids {
+		if !slices.ContainsFunc(s.looks, func(l *look) bool { return l.pid == pid }) || slices.Contains(gone, pid) {
+			ofTree = slices.DeleteFunc(ofTree, func(f preflight.Finding) bool { return f.PID == pid })
+			ofTree = append(ofTree, endedFindings(pid)...)
+			continue
+		}
+		in.PIDs = append(in.PIDs, pid)
+	}
+	in.Findings = append(in.Findings, ofTree...)
+	if len(in.Processes) == 0 {
+		return in, nil
+	}
+	resources, err := in.resourceFindings(s, imageDir)
+	in.Findings = slices.Concat(in.Findings, DifferentGPUs(in.Processes), resources)
+	return in, err
+}
+
+// askDriver finds what the driver and the kernel module say of a tree, and which processes have ended
+// meanwhile.
+func (s *snapshot) askDriver(ctx context.Context, runDir string, early *Early, open func() (*cudackpt.Driver, error)) (in *Inspection, gone []int, err error) {
+	each, errs := make([]Inspected, len(s.looks)), make([]error, len(s.looks))
+	atOnce(len(s.looks), func(i int) { each[i], errs[i] = s.looks[i].askDriver(ctx, open, true) })
+	in = new(Inspection)
+	var holders []*Holder
+	var listed []map[cudackpt.UUID]uint64
+	for i, p := range each {
+		switch {
+		case errors.Is(errs[i], proc.ErrGone) && i > 0:
+			gone = append(gone, s.looks[i].pid)
+			continue
+		case errs[i] != nil:
+			return nil, nil, errs[i]
+		case p.Process != nil:
+			in.Processes, listed = append(in.Processes, *p.Process), append(listed, p.listed)
+		case p.Holder != nil:
+			holders = append(holders, p.Holder)
+		}
+		in.Findings = append(in.Findings, p.Findings...)
+	}
+	if len(holders)+len(in.Processes) == 0 {
+		return in, gone, nil
+	}
+	driver, err := open()
+	if err != nil {
+		return nil, nil, err
+	}
+	ofHolders, err := holderFindings(ctx, driver, holders, in.Processes)
+	in.Findings = append(in.Findings, ofHolders...)
+	if err != nil || len(in.Processes) == 0 {
+		return in, gone, err
+	}
+	widest, known := nvrm.WidestGap, early.answer(ctx)
+	if len(known) > 0 {
+		widest = nvrm.ShortGap // it was searched a moment ago, and is searched again after the stop
+	}
+	for i := range in.Processes {
+		in.Processes[i].Known = known
+	}
+	losses, err := s.lossFindings(driver, runDir, in.Processes, listed, widest)
+	in.Findings = append(in.Findings, losses...)
+	return in, gone, err
+}
+
+// Named finds what cannot be restored in processes that the user has named, rather than
+// in a tree. A suspend uses it.
+func Named(ctx context.Context, driver *cudackpt.Driver, runDir string, processes []Process) (preflight.Findings, error) {
+	listed, err := Measure(ctx, driver, processes)
+	if err != nil {
+		return nil, err
+	}
+	losses, err := Losses(driver, runDir, processes, listed)
+	return slices.Concat(DifferentGPUs(processes), losses), err
+}
+
+// Inspected is what was found about one process, and its use of the NVIDIA driver.
+type Inspected struct {
+	Name     string
+	Process  *Process // nil if it is not a CUDA process
+	Holder   *Holder  // nil if it is a CUDA process, or holds nothing of the driver
+	Findings preflight.Findings
+	listed   map[cudackpt.UUID]uint64 // what NVML says that it holds, if it was asked
+}
+
+// One looks at one process and its use of the NVIDIA driver.
+func One(ctx context.Context, pid int, open func() (*cudackpt.Driver, error)) (Inspected, error) {
+	l, err := lookAt(pid)
+	if err != nil {
+		return Inspected{}, err
+	}
+	return l.askDriver(ctx, open, false)
+}
+
+// askDriver asks the driver about the process, if it uses it, and NVML how much memory it holds, if
+// that is to be measured.
+func (l *look) askDriver(ctx context.Context, open func() (*cudackpt.Driver, error), measure bool) (Inspected, error) {
+	pid, held := l.pid, l.uses
+	p := Inspected{Name: l.status.Name}
+	if !held.libcuda && len(held.devices) == 0 {
+		return p, nil
+	}
+	process, err := proc.Open(pid)
+	if err != nil {
+		return Inspected{}, err
+	}
+	defer process.Close()
+	m := Process{Ident: process.Ident, ImagePID: l.status.ImagePID(), Name: p.Name}
+	driver, err := open()
+	if err != nil {
+		if len(held.devices) > 0 { // else libcuda is loaded but holds no device, so there is no state for a driver to save
+			p.Findings = append(p.Findings, m.about(driverFinding(err)))
+		}
+		return p, nil
+	}
+	// RestoreThreadID is the only call that does not block if the process is stopped or frozen.
+	_, err = driver.Process(pid).RestoreThreadID(ctx)
+	if errors.Is(err, cudackpt.ResultNotInitialized) {
+		if len(held.devices) > 0 { // else libcuda is loaded but was never used
+			p.Holder = &Holder{Ident: process.Ident, Name: p.Name, held: held}
+		}
+		return p, nil
+	}
+	if err != nil {
+		if !process.Alive() {
+			return Inspected{}, proc.GoneOr(pid, proc.ErrGone)
+		}
+		p.Findings = append(p.Findings, m.about(preflight.Found(preflight.FindingCUDAState, err)))
+		return p, nil
+	}
+	var nvml sync.WaitGroup
+	var unmeasured error
+	if measure {
+		nvml.Go(func() { p.listed, unmeasured = m.askNVML(ctx, driver) })
+	}
+	findings, err := l.askAbout(ctx, driver, &m)
+	nvml.Wait()
+	p.Findings = append(p.Findings, findings...)
+	switch {
+	case err != nil || m.GPUs == nil:
+		return p, err
+	case unmeasured != nil:
+		f := m.about(preflight.Found(preflight.FindingMemoryUnknown, unmeasured))
+		f.Severity = preflight.SeverityError
+		p.Findings = append(p.Findings, f)
+	case measure:
+		p.Findings = append(p.Findings, m.memoryFinding(p.listed)...)
+	}
+	p.Process = &m
+	return p, nil
+}
+
+// askAbout finds out about a CUDA process what NVML does not know. It has no GPUs afterwards if they
+// cannot be told.
+func (l *look) askAbout(ctx context.Context, driver *cudackpt.Driver, m *Process) (preflight.Findings, error) {
+	beside := Holder{Ident: m.Ident, Name: m.Name, held: l.uses}
+	findings := beside.besideFinding()
+	failed := func(err error) (preflight.Findings, error) {
+		return nil, fmt.Errorf("process %d (%s): %w", m.PID, m.Name, err)
+	}
+	var mismatch *cudackpt.LibraryMismatchError
+	if err := driver.CheckLibrary(m.PID); errors.As(err, &mismatch) {
+		findings = append(findings, m.about(preflight.Found(preflight.FindingMismatch, err)))
+	} else if err != nil {
+		return failed(err)
+	}
+	var err error
+	if m.Stopped, err = proc.Stopped(m.PID); err != nil {
+		return nil, err
+	}
+	var uninitialized *cudackpt.UninitializedError
+	gpus, err := VisibleGPUs(ctx, driver, m.PID)
+	switch {
+	case errors.As(err, &uninitialized):
+		return append(findings, m.about(preflight.Found(preflight.FindingNoGPU, err))), nil
+	case err != nil:
+		return failed(err)
+	case len(gpus) == 0:
+		findings = append(findings, m.about(preflight.New(preflight.FindingNoGPU, "uses CUDA but no GPU's device node is in its /dev", "")))
+	}
+	m.GPUs = slices.Concat([]cudackpt.GPU{}, gpus) // not nil
+	return findings, nil
+}
+
+// CheckJob finds the reasons for which a dump of the tree below root would be refused, and what
+// else there is to say about it. imageDir is where its images would go; it is empty if
+// that is not known, and it need not exist yet. CheckJob touches nothing. It cannot see managed
+// memory: only the checkpoint finds that, and the job then runs on.
+func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (preflight.Findings, error) {
+	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
+	defer cancel()
+	s, err := snapshotBelow(root)
+	if errors.Is(err, proc.ErrGone) {
+		err = preflight.AsRefusal(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	open := sync.OnceValues(h.CheckpointDriver)
+	in, err := s.inspect(ctx, Existing(imageDir), h.RunDir, nil, open)
+	if err != nil {
+		return nil, err
+	}
+	if !in.UsesCUDA() {
+		f := preflight.Fine(preflight.FindingCUDA, "no process of its tree uses CUDA: criu dumps it by itself")
+		f.PID = root
+		return preflight.Findings{f}, nil
+	}
+	hierarchies, err := proc.ReadHierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var findings preflight.Findings
+	for i := range in.Processes {
+		m := &in.Processes[i]
+		halted, err := haltedFindings(hierarchies, m)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		findings = append(append(findings, m.summary()), halted...)
+		if len(halted) > 0 {
+			continue // the driver would not answer until the process runs again
+		}
+		driver, _ := open() // it was opened to find this process
+		state, err := driver.Process(m.PID).State(ctx)
+		if err != nil {
+			findings = append(findings, m.about(preflight.New(preflight.FindingCUDAState, err.Error(), "look whether something else checkpoints it")))
+			continue
+		}
+		findings = append(findings, StateFindings(m, state)...)
+	}
+	options, err := s.optionsFindings(ctx, Asked{Root: root, Criu: h.Criu})
+	return slices.Concat(findings, options, in.Findings), err
+}
+
+// haltedFindings says that a process is stopped or frozen, which is no obstacle to a dump.
+func haltedFindings(hierarchies *proc.Hierarchies, m *Process) (preflight.Findings, error) {
+	frozen, err := hierarchies.FrozenBy(m.PID)
+	if err != nil {
+		return nil, err
+	}
+	var findings preflight.Findings
+	for _, freezer := range frozen {
+		findings = append(findings, m.about(preflight.Fine(preflight.FindingFrozen, "is frozen by control group "+freezer.Dir+", which a dump thaws while it works")))
+	}
+	if m.Stopped && len(frozen) == 0 {
+		findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped, "is stopped, and stays so through dump and restore")))
+	}
+	return findings, nil
+}

@@ -1,0 +1,194 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/fault"
+	"cucriu/internal/nvrm"
+	"cucriu/internal/proc"
+)
+
+// Process is a CUDA process as it was found.
+type Process struct {
+	proc.Ident
+	ImagePID int    `json:"image_pid"` // the pid in the image: that of its innermost pid namespace
+	Name     string `json:"name"`
+	// Stopped says that the process was already stopped when we came.
+	Stopped bool           `json:"stopped"`
+	GPUs    []cudackpt.GPU `json:"gpus"` // all that it can see, used or not, in the driver's order
+	// MemoryBytes is what the process holds on each GPU. A GPU that is not in the map is not
+	// used. A nil map means that nothing is known.
+	MemoryBytes map[cudackpt.UUID]uint64 `json:"memory_bytes"`
+	// Known is what the kernel module told last, of all processes; nil before.
+	Known nvrm.Known `json:"-"`
+}
+
+// about returns the finding, marked as one about this process.
+func (p *Process) about(f preflight.Finding) preflight.Finding {
+	f.PID, f.Process = p.PID, p.Name
+	return f
+}
+
+// summary says what a CUDA process holds.
+func (p *Process) summary() preflight.Finding {
+	parts := make([]string, len(p.GPUs))
+	for i, gpu := range p.GPUs {
+		parts[i] = fmt.Sprintf("%s on GPU %d", mib(p.MemoryBytes[gpu.UUID]), i)
+	}
+	return p.about(preflight.Fine(preflight.FindingCUDA, fmt.Sprintf("sees %d GPUs and holds %s on them: %s", len(p.GPUs), mib(p.StagedBytes()), strings.Join(parts, ", "))))
+}
+
+// StagedBytes returns how much host memory the process's checkpoint will take, in bytes.
+func (p *Process) StagedBytes() uint64 {
+	var sum uint64
+	for _, size := range p.MemoryBytes {
+		sum += size
+	}
+	return sum
+}
+
+// memoryFinding says that it is not known how much memory the process holds.
+func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) preflight.Findings {
+	if p.MemoryBytes != nil {
+		return nil
+	}
+	message := "NVML does not list it: it holds no GPU memory, or NVML cannot see it"
+	if len(listed) > 0 {
+		message = "NVML does not report how much GPU memory it holds"
+	}
+	return preflight.Findings{p.about(preflight.New(preflight.FindingMemoryUnknown, message+"; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees", ""))}
+}
+
+// askNVML asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint
+// will move to the host and what its restore will take. NVML does not list a GPU on which the
+// process has no context. In some containers and virtual machines it does not list the process
+// at all; then nothing is known until the checkpoint has moved the memory.
+func (p *Process) askNVML(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
+	listed, err = driver.ProcessMemory(ctx, p.PID)
+	if err != nil {
+		return nil, fmt.Errorf("cannot find out how much GPU memory is in use, and so whether there is room for a restore: %w", err)
+	}
+	p.MemoryBytes = nil
+	if len(listed) > 0 && !slices.Contains(slices.Collect(maps.Values(listed)), cudackpt.UnknownMemory) {
+		p.MemoryBytes = listed
+	}
+	return listed, nil
+}
+
+// Measure notes how much memory each process holds on each GPU, and returns what NVML lists.
+func Measure(ctx context.Context, driver *cudackpt.Driver, processes []Process) ([]map[cudackpt.UUID]uint64, error) {
+	listed := make([]map[cudackpt.UUID]uint64, len(processes))
+	for i := range processes {
+		p := &processes[i]
+		var err error
+		if listed[i], err = p.askNVML(ctx, driver); err != nil {
+			return nil, fmt.Errorf("process %d (%s): %w", p.PID, p.Name, err)
+		}
+	}
+	return listed, nil
+}
+
+// VisibleGPUs returns the GPUs that a process can see. It fails when ctx ends: the process has
+// its own /dev, which may be on a file system whose server does not answer.
+func VisibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudackpt.GPU, error) {
+	type answer struct {
+		gpus []cudackpt.GPU
+		err  error
+	}
+	answered := make(chan answer, 1) // buffered, since nobody may be receiving any more
+	go func() {
+		gpus, err := driver.VisibleGPUs(pid)
+		answered <- answer{gpus, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.gpus, a.err
+	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.Canceled) { // somebody has given up, which says nothing about /dev
+			return nil, fmt.Errorf("%w: not all of its GPUs have been found", context.Cause(ctx))
+		}
+		return nil, fmt.Errorf("its /dev does not answer (a FUSE or network file system whose server hangs?): look at /proc/%d/root/dev, and end that server: %w", pid, ctx.Err())
+	}
+}
+
+// DifferentGPUs refuses processes that see different GPUs. Their GPUs could be paired only for
+// one process at a time, and then two processes that share a GPU could end up on different
+// ones.
+func DifferentGPUs(processes []Process) preflight.Findings {
+	for i := range processes {
+		if m := &processes[i]; !slices.Equal(m.GPUs, processes[0].GPUs) {
+			return preflight.Findings{m.about(preflight.New(preflight.FindingDifferentGPUs, fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
+				len(m.GPUs), processes[0].PID, processes[0].Name, len(processes[0].GPUs)), ""))}
+		}
+	}
+	return nil
+}
+
+// StateFindings refuses a CUDA process that is not in the running state.
+func StateFindings(m *Process, state cudackpt.State) preflight.Findings {
+	if state == cudackpt.StateRunning {
+		return nil
+	}
+	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, fmt.Sprintf("is already %v, by no dump or suspend that is known here", state), StateRemedy(m.PID, state)))}
+}
+
+// StateRemedy says how a process comes back from a CUDA state in which no session of ours holds
+// it.
+func StateRemedy(pid int, state cudackpt.State) string {
+	switch state {
+	case cudackpt.StateLocked:
+		return fmt.Sprintf("cucriu unlock -p %d lets it run again; if another tool is at work on it, wait for that", pid)
+	case cudackpt.StateCheckpointed:
+		return fmt.Sprintf("let the tool that did it restore it; else free its GPUs, and cucriu resume -p %d --force tries", pid)
+	case cudackpt.StateFailed:
+		return "the driver cannot restore it: end it, and restore it from an image"
+	}
+	return "wait until that is over"
+}
+
+// MemoryNeed is what a restore will take of each GPU's memory, in bytes.
+type MemoryNeed map[cudackpt.UUID]uint64
+
+// restoreMargin is added for each process and GPU. A checkpoint was seen to free 8 MiB more
+// than the driver had accounted to its process.
+const restoreMargin = 16 << 20
+
+// Add adds what a process that held this memory will take on the GPUs to which it goes.
+func (n MemoryNeed) Add(memory map[cudackpt.UUID]uint64, pairs []cudackpt.GPUPair) {
+	for uuid, size := range memory {
+		to := uuid
+		for _, pair := range pairs {
+			if pair.Old == uuid {
+				to = pair.New
+			}
+		}
+		if size > math.MaxUint64-restoreMargin-n[to] {
+			n[to] = math.MaxUint64
+			continue
+		}
+		n[to] += size + restoreMargin
+	}
+}
+
+// Require fails if a GPU has less free memory than the restore will take. This must be known
+// before the driver is asked: a process whose restore runs out of memory can never be restored again.
+func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error {
+	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
+		memory, err := driver.Memory(ctx, uuid)
+		if err != nil {
+			return fmt.Errorf("cannot find out how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
+		}
+		if memory.Free < n[uuid] {
+			return fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")
+		}
+	}
+	return nil
+}

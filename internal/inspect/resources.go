@@ -1,0 +1,176 @@
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/hooks/preflight"
+	"cucriu/internal/proc"
+)
+
+// resourceFindings finds out whether this host has room for what a dump needs. The content of
+// the GPUs becomes memory of the processes, inside their control groups, and then goes into the
+// image. The driver also moves pinned host memory, which cannot be seen, so the result is the
+// least that will be needed.
+func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.Findings, error) {
+	image := memoryImage{writer: os.Getpid(), own: ownMemory()}
+	var stat unix.Statfs_t
+	need := in.imageSize(s)
+	if imageDir != "" {
+		if err := unix.Statfs(imageDir, &stat); err != nil {
+			return nil, fmt.Errorf("free space of %s: %w", imageDir, err)
+		}
+		if KeepsInMemory(int64(stat.Type)) {
+			image.bytes = need
+		}
+	}
+	findings, err := stagingFindings(proc.System{}, in.Processes, image)
+	if free := stat.Bfree * uint64(stat.Bsize); need > free && stat.Blocks > 0 { // some file systems do not say how large they are
+		findings = append(findings, preflight.New(preflight.FindingDiskSpace, fmt.Sprintf("the image takes at least %s, and the file system of the image directory has %s free", mib(need), mib(free)),
+			fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free))))
+	}
+	return findings, err
+}
+
+// imageSize returns the least that the image of a tree takes on disk: its private memory, the
+// largest shared memory among its processes, and the staged memory.
+func (in *Inspection) imageSize(s *snapshot) uint64 {
+	var need, largest uint64
+	for _, l := range s.looks {
+		need += l.status.Anonymous
+		largest = max(largest, l.status.Shared)
+	}
+	for i := range in.Processes {
+		need += in.Processes[i].StagedBytes()
+	}
+	return need + largest
+}
+
+// memoryImage is an image as far as its files are kept in this host's memory.
+type memoryImage struct {
+	bytes  uint64 // 0 for an image on a disk
+	writer int    // pid of who writes it, or of one in the same control groups, to which the pages are charged
+	own    uint64 // what the programs take that make the dump, in the same groups
+}
+
+// ownMemory returns how much memory criu, the hook, the watcher and the command take for a dump, in
+// bytes. They were measured at 17 MiB (9, 5 and 2, and what the kernel keeps for them), and each
+// thread that copies has two buffers. It is twice that, because a control group of cgroup v1 that is
+// nearly full of a file's pages kills rather than waits for the disk.
+func ownMemory() uint64 { return 2*(17<<20) + uint64(min(runtime.NumCPU(), 32))<<20 }
+
+// LimitOwnMemory has this process collect its garbage before it takes more than a dump counts with.
+func LimitOwnMemory() {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(int64(ownMemory()))
+	}
+}
+
+// KeepsInMemory reports whether a file system, given by its magic number, keeps what is written
+// in memory and cannot give that memory back. The page cache of a disk can be given back, in a
+// control group too: there the writer waits for the disk.
+func KeepsInMemory(magic int64) bool {
+	switch magic {
+	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.HUGETLBFS_MAGIC:
+		return true
+	}
+	return false
+}
+
+// groupNeed is what a dump takes of a control group's memory, in bytes.
+type groupNeed struct {
+	proc.MemoryGroup
+	first              *Process // the first CUDA process in the group; nil if there is none
+	staged, image, own uint64   // own is what the programs take that make the dump
+}
+
+// stagingFindings compares what the checkpoint takes with what the host has left, and with what
+// each control group above the processes has left for those of them that are in it. An image in
+// memory is counted on top: a process's staging memory is dropped only after all of it was
+// copied, and if criu writes it, only at the end.
+func stagingFindings(system proc.System, members []Process, image memoryImage) (preflight.Findings, error) {
+	hierarchies, err := system.Hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	var staged uint64
+	var needs []*groupNeed
+	byDir := make(map[string]*groupNeed)
+	each := func(pid int, do func(*groupNeed)) error {
+		groups, err := hierarchies.MemoryGroups(pid)
+		if errors.Is(err, proc.ErrGone) {
+			return nil
+		}
+		for _, group := range groups {
+			if byDir[group.Dir] == nil {
+				byDir[group.Dir] = &groupNeed{MemoryGroup: group}
+				needs = append(needs, byDir[group.Dir])
+			}
+			do(byDir[group.Dir])
+		}
+		return err
+	}
+	for i := range members {
+		m := &members[i]
+		staged += m.StagedBytes()
+		err := each(m.PID, func(need *groupNeed) {
+			need.staged += m.StagedBytes()
+			if need.first == nil {
+				need.first = m
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := each(image.writer, func(need *groupNeed) { need.image, need.own = image.bytes, image.own }); err != nil {
+		return nil, err
+	}
+	available, err := system.AvailableMemory()
+	if err != nil {
+		return nil, err
+	}
+	var besides, orToDisk string
+	if image.bytes > 0 {
+		besides, orToDisk = fmt.Sprintf(" beside an image that takes %s of it, on a file system in memory", mib(image.bytes)), ", or dump to a disk"
+	}
+	var findings preflight.Findings
+	if staged+image.bytes > available {
+		findings = append(findings, preflight.New(preflight.FindingStagingMemory, fmt.Sprintf("the checkpoint moves %s of GPU memory to this host's memory%s, of which %s are available", mib(staged), besides, mib(available)),
+			fmt.Sprintf("free %s of host memory", mib(staged+image.bytes-available))+orToDisk))
+	}
+	for _, need := range needs {
+		sum := need.staged + need.image + need.own
+		if sum <= need.Room() || need.staged+need.image == 0 {
+			continue
+		}
+		limit := fmt.Sprintf(", which has %s left of its limit of %s", mib(need.Room()), mib(need.Limit))
+		f := preflight.New(preflight.FindingMemoryCgroup, "", fmt.Sprintf("raise its %s by %s, for the restore too", need.LimitFile(), mib(sum-need.Room())))
+		if need.image > 0 {
+			f.Remedy += orToDisk
+		}
+		if need.first == nil { // only the writer is in this group
+			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of who writes it%s", mib(need.image), need.Dir, limit)
+		} else {
+			f = need.first.about(f)
+			f.Message = fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s", mib(need.staged), need.Dir)
+			if need.image > 0 {
+				f.Message += besides
+			}
+			if need.own > 0 {
+				f.Message += fmt.Sprintf(" beside the %s that criu and cucriu need there", mib(need.own))
+			}
+			f.Message += limit
+		}
+		findings = append(findings, f)
+	}
+	return findings, nil
+}
+
+// mib rounds up, so that a shortage never reads as 0.
+func mib(bytes uint64) string { return fmt.Sprintf("%d MiB", (bytes+1<<20-1)>>20) }

@@ -1,0 +1,267 @@
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/cudackpt"
+	"cucriu/hooks/preflight"
+	"cucriu/internal/nvrm"
+	"cucriu/internal/proc"
+)
+
+// A process that has imported device memory of another one, by cuIpc, by a handle of the VMM
+// API or from an exported pool, is locked and checkpointed without a complaint, and its restore
+// then answers 1, 801 or 304 whatever is tried, even if the exporter has ended (measured on
+// driver 580.159.04). Its exporter is restored, without what they shared. Host memory of the
+// driver (NCCL's SHM transport) loses both. An export that nobody opened, or that was closed
+// again, does no harm, nor does host memory that several processes have registered.
+
+// Losses looks in processes for what the driver would checkpoint and never restore. Some
+// of the processes may have ended. listed is what NVML lists for each of them.
+func Losses(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64) (preflight.Findings, error) {
+	return new(snapshot).lossFindings(driver, runDir, processes, listed, nvrm.WidestGap)
+}
+
+// lossFindings is [Losses]; widest limits how far the kernel module is searched for objects.
+func (s *snapshot) lossFindings(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, widest int) (preflight.Findings, error) {
+	kernel := askKernel(driver, runDir, processes, listed, widest)
+	findings, err := s.peersOf(processes, listed, kernel.holdings)
+	if err != nil {
+		return nil, err
+	}
+	for _, share := range kernel.shares {
+		findings = append(findings, sharingFinding(processes, share))
+	}
+	if kernel.unknown == nil {
+		return findings, nil
+	}
+	unknown, err := s.unknownSharing(processes, listed, kernel.unknown)
+	return append(findings, unknown...), err
+}
+
+// sharingFinding says that a process shares device memory.
+func sharingFinding(processes []Process, share nvrm.Share) preflight.Finding {
+	at := slices.IndexFunc(processes, func(p Process) bool { return p.PID == share.PID })
+	other := partner(processes, share.With)
+	if share.Maybe {
+		return processes[at].about(preflight.Warning(preflight.FindingSharing, "may share device memory with "+other+", which has imported some: a restore would silently end that", ""))
+	}
+	return processes[at].about(preflight.New(preflight.FindingSharing, "shares device memory with "+other+": the driver would checkpoint that, and could never restore it", ""))
+}
+
+// partner names the other process that has the memory.
+func partner(processes []Process, pid int) string {
+	if pid == 0 {
+		return "an unknown process"
+	}
+	name := processName(pid)
+	if !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid }) {
+		name += ", outside of what is dumped"
+	}
+	return name
+}
+
+// unknownSharing judges processes of which it cannot be told whether they share memory. A process
+// without GPU memory shares none: torch.compile, for one, starts workers that load everything and
+// never create a context.
+func (s *snapshot) unknownSharing(processes []Process, listed []map[cudackpt.UUID]uint64, why error) (preflight.Findings, error) {
+	var having []ncclUse
+	for i := range processes {
+		if holdsNothing(listed, i) {
+			continue
+		}
+		use := ncclUse{of: &processes[i]}
+		l, err := s.look(processes[i].PID)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return nil, err
+		}
+		if err == nil {
+			use.lookFor(l)
+		}
+		having = append(having, use)
+	}
+	return unknownFindings(having, why), nil
+}
+
+// unknownFindings refuses several processes with GPU memory, and warns of one that uses NCCL. NCCL's
+// P2P and SHM transports share memory between the processes of a communicator, so a job that uses
+// it is told what to do about these.
+func unknownFindings(having []ncclUse, why error) preflight.Findings {
+	var users, sharers []ncclUse
+	for _, use := range having {
+		if len(use.evidence) > 0 {
+			users = append(users, use)
+		}
+		if len(use.evidence) > 0 && !use.harmless {
+			sharers = append(sharers, use)
+		}
+	}
+	cause := fmt.Sprintf(", which the driver would checkpoint and could never restore; whether it does is not known: %v", why)
+	var f preflight.Finding
+	switch {
+	case len(sharers) > 0 && len(users) > 1:
+		f = sharers[0].of.about(preflight.New(preflight.FindingNCCL, sharers[0].how()+", and so "+others(users, sharers[0].of)+" of its tree, with transports that may share device memory between processes"+cause, ""))
+	case len(having) > 1:
+		f = having[0].of.about(preflight.New(preflight.FindingSharing, "may share device memory with "+processName(having[1].of.PID)+cause,
+			"run cucriu check --calibrate, once after each boot; override this if they share none"))
+	case len(sharers) > 0:
+		f = sharers[0].of.about(preflight.Warning(preflight.FindingNCCL, sharers[0].how()+", and may share device memory with processes outside of the tree"+cause, ""))
+	default:
+		return nil
+	}
+	return preflight.Findings{f}
+}
+
+// holdsNothing reports whether a process certainly holds no GPU memory: NVML does not list it,
+// and lists others of its tree, so NVML can see them.
+func holdsNothing(listed []map[cudackpt.UUID]uint64, i int) bool {
+	seesOthers := slices.ContainsFunc(listed, func(held map[cudackpt.UUID]uint64) bool { return len(held) > 0 })
+	return seesOthers && listed[i] != nil && len(listed[i]) == 0
+}
+
+// ncclUse is what /proc shows about NCCL in a CUDA process.
+type ncclUse struct {
+	of *Process
+	// evidence is what shows that the process uses NCCL, or could: the mapped library, shared
+	// memory of a communicator, or threads of PyTorch. Empty if it does not.
+	evidence []string
+	// harmless says that the process was started with those transports switched off that share
+	// device memory. Variables that the program has set in itself or that are in an nccl.conf
+	// cannot be seen; for these the user must override the finding.
+	harmless bool
+}
+
+func (u ncclUse) how() string { return "uses NCCL (" + strings.Join(u.evidence, ", ") + ")" }
+
+// others names all users of NCCL except one.
+func others(users []ncclUse, but *Process) string {
+	var pids []string
+	for _, u := range users {
+		if u.of != but {
+			pids = append(pids, strconv.Itoa(u.of.PID))
+		}
+	}
+	if len(pids) > 8 {
+		pids = append(pids[:8], "…")
+	}
+	if len(pids) == 1 {
+		return "does process " + pids[0]
+	}
+	return "do processes " + strings.Join(pids, ", ")
+}
+
+// ncclFile is NCCL's library, or its shared memory.
+var ncclFile = regexp.MustCompile(`/libnccl\.so[^/]*$|/dev/shm/nccl-[^/]*$`)
+
+// lookFor looks for NCCL in the process. PyTorch maps NCCL's library in every process.
+func (u *ncclUse) lookFor(l *look) {
+	files := l.matching(ncclFile)
+	for _, f := range l.open {
+		if name := f.name(); ncclFile.MatchString(name) && !slices.Contains(files, name) {
+			files = append(files, name)
+		}
+	}
+	for _, file := range files {
+		u.evidence = append(u.evidence, filepath.Base(file))
+	}
+	for _, tid := range l.threads {
+		// The threads of a ProcessGroupNCCL: pt_nccl_watchdg, pt_nccl_heartbt.
+		if comm := readText("/proc/%d/task/%d/comm", l.pid, tid); strings.HasPrefix(comm, "pt_nccl") {
+			u.evidence = append(u.evidence, "thread "+strings.TrimSpace(comm))
+		}
+	}
+	const most = 3 // a communicator has many segments
+	if more := len(u.evidence) - most; more > 0 {
+		u.evidence = append(u.evidence[:most], fmt.Sprintf("and %d more", more))
+	}
+	u.harmless = ncclIsHarmless(l.environment)
+}
+
+// ncclIsHarmless reports whether an environment switches off both transports that share device
+// memory. For NCCL any number but 0 means on.
+func ncclIsHarmless(environment []string) bool {
+	isOn := func(name string) bool {
+		value, _ := getenv(environment, name)
+		number, err := strconv.ParseInt(value, 0, 64)
+		return err == nil && number != 0
+	}
+	return isOn("NCCL_P2P_DISABLE") && isOn("NCCL_SHM_DISABLE")
+}
+
+// Some objects in NVIDIA's resource manager decide whether a process comes back, because a
+// restore forgets them (measured on driver 580.159.04). An allocation of 512 MiB or more has an
+// address in the fabric that links the GPUs; if another GPU was given access to it, the restore
+// answers INVALID_VALUE. A memory pool loses the access of other GPUs without any error. Memory
+// in a NUMA node of the host makes the restore answer 999. The kernel module tells about all of
+// them, and the process is not touched for it.
+
+// measuredDrivers are the drivers on which this was measured.
+var measuredDrivers = []string{"580.159.04"}
+
+// comparedBranches are the drivers whose open kernel modules have the same ioctl, commands,
+// parameters and classes as package nvrm, in all of their 57 releases from 570.86.15 to
+// 595.45.04, and count what is imported by the same rule. What a restore loses may differ. Of
+// memory, modules before 580 tell the address only to the kernel, so sharers are not paired.
+var comparedBranches = []string{"570", "575", "580", "590", "595"}
+
+// kernelAnswer is what the kernel module says of processes, as far as it is believed: a wrong
+// answer would cost the job.
+type kernelAnswer struct {
+	holdings []*nvrm.Holdings // nil where nothing is known
+	shares   []nvrm.Share
+	unknown  error // why it is not known who shares memory
+}
+
+// askKernel asks the kernel module about processes; listed is what NVML says that each holds.
+// It takes some 100 ms for a process on several GPUs, and 10 to 20 ms for any other. The first
+// time it takes the longer, the more objects the process has ever had.
+func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, listed []map[cudackpt.UUID]uint64, widest int) kernelAnswer {
+	answer := kernelAnswer{holdings: make([]*nvrm.Holdings, len(processes))}
+	version, err := driver.DriverVersion()
+	if err != nil {
+		answer.unknown = err
+		return answer
+	}
+	branch, _, _ := strings.Cut(version, ".")
+	calibrated, failure := readCalibration(runDir, version)
+	switch {
+	case failure != "":
+		answer.unknown = fmt.Errorf("cucriu check --calibrate found that the kernel module of driver %s does not report it: %s", version, failure)
+		return answer
+	case !calibrated && !slices.Contains(measuredDrivers, version) && !slices.Contains(comparedBranches, branch):
+		answer.unknown = fmt.Errorf("driver %s has not been tested: run cucriu check --calibrate", version)
+		return answer
+	}
+	var pids, gaps, at []int
+	var known nvrm.Known
+	for i := range processes {
+		if unix.Kill(processes[i].PID, 0) != nil {
+			continue // it has ended
+		}
+		known = processes[i].Known
+		gap := nvrm.ShortGap
+		if len(listed[i]) != 1 && len(processes[i].GPUs) > 1 && !holdsNothing(listed, i) {
+			gap = widest
+		}
+		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
+	}
+	told := nvrm.Ask(driver.Ioctl(), pids, gaps, known)
+	for i := range processes {
+		processes[i].Known = told.Known
+	}
+	answer.shares, answer.unknown = told.Shares, told.Err
+	if calibrated || slices.Contains(measuredDrivers, version) {
+		for i, holdings := range told.Holdings {
+			answer.holdings[at[i]] = holdings
+		}
+	}
+	return answer
+}

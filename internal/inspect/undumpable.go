@@ -1,0 +1,307 @@
+package inspect
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"cucriu/internal/proc"
+)
+
+// traced finds a thread that another process traces. A tracer may trace any single thread.
+func (l *look) traced(found found) {
+	for _, tid := range l.threads {
+		status, err := proc.ReadStatus(tid)
+		if err != nil || status.TracerPID == 0 || status.TracerPID == os.Getpid() {
+			continue
+		}
+		of := "is"
+		if tid != l.pid {
+			of = "has a thread, " + strconv.Itoa(tid) + ", that is"
+		}
+		found(of+" traced by "+processName(status.TracerPID)+" (a debugger?), and criu must trace it itself", "")
+		return
+	}
+}
+
+// ioURing is what an io_uring is called where it is open or mapped.
+const ioURing = "anon_inode:[io_uring]"
+
+// ringUser is a library that uses an io_uring if it can. uvloop, Node.js and some builds of PyTorch
+// have libuv inside.
+var ringUser = regexp.MustCompile(`/(liburing|libuv|libtorch_cpu)[^/]*\.so[^/]*$|/uvloop/[^/]+\.so$|/node(js)?$`)
+
+func (l *look) ring(found found) {
+	if !slices.Contains(l.names, ioURing) && !slices.ContainsFunc(l.open, func(f *file) bool { return f.link == ioURing }) {
+		return
+	}
+	message := "has an io_uring, which criu cannot dump"
+	if users := l.matching(ringUser); len(users) > 0 {
+		message += fmt.Sprintf(" (%s may have made it)", strings.Join(users, " or "))
+	}
+	found(message, "")
+}
+
+func (l *look) foreign(found found) {
+	capabilities, _ := proc.Capabilities() // none if that cannot be told
+	if of := foreignTo(l.status, os.Getuid(), os.Getgid(), capabilities); of != "" && l.inOurs("user") {
+		found("belongs to "+of+", and criu reads the limits of another user's process only with CAP_SYS_RESOURCE, which this process lacks", "")
+	}
+}
+
+// foreignTo names the user or group whose process criu could not dump as this user, with these
+// capabilities; "" if it could. prlimit(2) wants all ids to be ours, or a capability in the user
+// namespace of the process.
+func foreignTo(status proc.Status, uid, gid int, capabilities uint64) string {
+	if capabilities&(1<<unix.CAP_SYS_RESOURCE) != 0 || len(status.UIDs) < 3 || len(status.GIDs) < 3 {
+		return ""
+	}
+	for i := range 3 { // the real, the effective and the saved one
+		if status.UIDs[i] != uid {
+			return fmt.Sprintf("user %d", status.UIDs[i])
+		}
+		if status.GIDs[i] != gid {
+			return fmt.Sprintf("group %d", status.GIDs[i])
+		}
+	}
+	return ""
+}
+
+// memoryPolicy looks at the policy of the first mapping, which is the program's: one line, because
+// the kernel walks through all pages of a mapping for its line.
+func (l *look) memoryPolicy(found found) {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/numa_maps", l.pid))
+	if err != nil {
+		return // it has ended, or the kernel knows no nodes
+	}
+	defer file.Close()
+	line := make([]byte, 64)
+	n, _ := file.Read(line)
+	if fields := strings.Fields(string(line[:n])); len(fields) > 1 && fields[1] != "default" {
+		found("has the NUMA memory policy "+fields[1]+", which a restore does not set again", "")
+	}
+}
+
+// otherNamespace refuses a process in other namespaces than the root. criu dumps such mount and
+// network namespaces alone, and restores them only if the root, too, is in another one than criu, as
+// in a container. criu is in our namespaces.
+func (l *look) otherNamespace(found found) {
+	root := l.of.looks[0]
+	if l == root && l.spaces["user"] != namespaceOf("self", "user") && l.inOurs("mnt") {
+		found("is in a user namespace of its own ("+l.spaces["user"]+"), but not in a mount namespace, and criu could not mount there what a restore needs",
+			"run the job without the user namespace")
+	}
+	for _, kind := range namespaceKinds {
+		common, _, _ := strings.Cut(kind, "_") // pid_for_children is a pid namespace, too
+		its, roots, ours := l.spaces[kind], root.spaces[common], namespaceOf("self", common)
+		nests := (kind == "mnt" || kind == "net") && roots != ours && its != ours
+		if its != "" && its != roots && !nests {
+			found(fmt.Sprintf("is in another namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, roots), "")
+			return
+		}
+	}
+}
+
+// What criu 4.2 dumps of what processes have open, by its source and as it was tried. Everything
+// else is refused, whether or not it is known here.
+var (
+	dumpableInodes    = []string{"[eventfd]", "[eventpoll]", "inotify", "[fanotify]", "[signalfd]", "[timerfd]", "[pidfd]"}
+	dumpableClocks    = []string{"0", "1", "7"} // of timerfds: CLOCK_REALTIME, CLOCK_MONOTONIC and CLOCK_BOOTTIME
+	dumpableProtocols = []string{
+		"UNIX", "UNIX-STREAM", "TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "PING", "PINGv6", "RAW", "RAWv6", "PACKET", "NETLINK",
+	}
+	namespaceLink = regexp.MustCompile(`^[a-z]+:\[\d+\]$`)
+
+	zeroDevice = unix.Mkdev(1, 5)
+	tunDevice  = unix.Mkdev(10, 200) // can be dumped if the job has a network namespace of its own
+)
+
+// isDumpable reports whether criu can dump a character device: memory, terminals, autofs.
+func isDumpable(device uint64) bool {
+	minor := unix.Minor(device)
+	switch major := unix.Major(device); major {
+	case 1, 136, 188, 204: // memory, pseudo terminals, serial lines
+		return true
+	case 4:
+		return minor >= 1 && minor <= 63
+	case 5:
+		return minor <= 2
+	case 10:
+		return minor == 235 || device == tunDevice
+	default:
+		return major >= 128 && major < 136 // masters of pseudo terminals
+	}
+}
+
+// unsupportedFiles finds what criu cannot dump of what the process has open or mapped, each kind
+// once.
+func (l *look) unsupportedFiles(found found) {
+	kinds := make(map[string]bool)
+	refuse := func(kind string, f *file) {
+		key, _, _ := strings.Cut(kind, ",") // what follows names the file
+		if kind == "" || kinds[key] {
+			return
+		}
+		kinds[key] = true
+		remedy := ""
+		switch {
+		case strings.Contains(kind, "/dev/infiniband/"):
+			remedy = "run the job without RDMA (NCCL_IB_DISABLE=1)"
+		case strings.Contains(kind, "MPTCP"):
+			remedy = "let the job use plain TCP: Go programs do so with GODEBUG=multipathtcp=0, which cucriu run --dir sets"
+		}
+		found("has "+kind+" "+f.how+", which criu cannot dump", remedy)
+	}
+	for _, m := range l.mapped {
+		refuse(m.unsupportedMapping(), m.file)
+	}
+	for _, f := range l.open {
+		refuse(f.unsupportedDescriptor(), f)
+	}
+	for _, f := range l.own {
+		switch {
+		case f.link == tooLong:
+			refuse(f.link, f)
+		case f.at == "exe":
+			refuse(f.strangeMount(f.mount()), f)
+		}
+	}
+}
+
+// unsupportedDescriptor says what criu cannot dump about a descriptor; "" if it can.
+func (f *file) unsupportedDescriptor() string {
+	kind, name, _ := strings.Cut(f.name(), ":")
+	switch {
+	case strings.HasPrefix(f.link, "/"):
+		return f.unsupportedFile()
+	case f.link == ioURing: // a finding of its own
+	case kind == "pipe":
+		if f.info().Flags&unix.O_DIRECT != 0 {
+			return "a pipe in packet mode (O_DIRECT)"
+		}
+	case kind == "socket":
+		protocol := make([]byte, 32)
+		n, err := unix.Getxattr(f.path(), "system.sockprotoname", protocol)
+		if name := string(bytes.TrimRight(protocol[:max(n, 0)], "\x00")); err == nil && !slices.Contains(dumpableProtocols, name) {
+			return "a socket of protocol " + name
+		}
+	case kind == "anon_inode" && name == "[timerfd]":
+		if clock := f.info().Field("clockid"); clock != "" && !slices.Contains(dumpableClocks, clock) {
+			return "a timer of clock " + clock + " (8 is CLOCK_REALTIME_ALARM, 9 CLOCK_BOOTTIME_ALARM)"
+		}
+	case kind == "anon_inode" && name == "[pidfd]":
+		if f.info().Flags&unix.O_EXCL != 0 { // PIDFD_THREAD
+			return "a pidfd of a thread"
+		}
+		pid, err := strconv.Atoi(f.info().Field("Pid"))
+		if err == nil && pid != -1 && !slices.ContainsFunc(f.of.of.looks, func(l *look) bool { return l.pid == pid }) { // -1: it has ended
+			return "a pidfd of a process outside of the tree"
+		}
+	case kind == "anon_inode" && slices.Contains(dumpableInodes, name):
+	case namespaceLink.MatchString(f.link):
+		if of := namespaceOf(strconv.Itoa(f.of.pid), kind); of != "" && of != f.link {
+			return f.link + ", a namespace of other processes,"
+		}
+	default:
+		return f.name()
+	}
+	return ""
+}
+
+// unsupportedFile does so for an open file. Devices are looked for where they usually are.
+func (f *file) unsupportedFile() string {
+	if strings.Contains(f.link, "/dev/") {
+		switch kind := f.kind(); {
+		case kind == unix.S_IFCHR && nvidiaDevice.MatchString(f.name()):
+			return ""
+		case kind == unix.S_IFBLK || kind == unix.S_IFCHR && !isDumpable(f.device()):
+			return f.name()
+		case kind == unix.S_IFCHR && f.device() == tunDevice && f.of.inOurs("net"):
+			return "a tun device without a network namespace of its own"
+		case kind == unix.S_IFCHR && unix.Major(f.device()) != 1:
+			return "" // a terminal may be that of another mount namespace
+		}
+	}
+	return f.strangeMount(f.info().Field("mnt_id"))
+}
+
+// unsupportedMapping does so for a mapping.
+func (f *file) unsupportedMapping() string {
+	switch {
+	case f.name() == "/[aio]" || f.name() == ioURing || strings.Contains(f.link, "/dev/nvidia") && nvidiaDevice.MatchString(f.name()):
+	case strings.HasPrefix(f.link, "anon_inode:"), f.link == "[uprobes]":
+		return f.name()
+	case strings.HasPrefix(f.link, "/SYSV") && f.removed() && f.of.inOurs("ipc"):
+		return "SysV shared memory without an ipc namespace of its own"
+	case f.removed():
+		return f.strangeMount(f.mount())
+	case strings.Contains(f.link, "/dev/") && f.kind() == unix.S_IFCHR && f.device() != zeroDevice:
+		return f.name()
+	}
+	return ""
+}
+
+// strangeMount names a file that is used through a mount which is not in the namespace of the
+// process. What is in another mount namespace than the root is refused for that.
+func (f *file) strangeMount(mount string) string {
+	root := f.of.of
+	if root.rootMounts == nil || f.of.spaces["mnt"] != root.looks[0].spaces["mnt"] || root.rootMounts[mount] || f.hasHugePages() {
+		return ""
+	}
+	return "a file of a mount (" + mount + ") that is not in its mount namespace, " + f.name() + ","
+}
+
+// memoryMount is the mount of shared memory without a name (memfd, SysV). No namespace shows it.
+var memoryMount = sync.OnceValue(func() string {
+	fd, err := unix.MemfdCreate("cucriu", unix.MFD_CLOEXEC)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	var stat unix.Statx_t
+	_ = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &stat)
+	return (&file{statted: &stat}).mount()
+})
+
+// mounts returns the ids of the mounts in the namespace of the process; nil if it has ended.
+func (l *look) mounts() map[string]bool {
+	reader := strconv.Itoa(l.pid)
+	if l.inOurs("mnt") {
+		reader = "self" // the process may not see all of them (chroot)
+	}
+	text := readText("/proc/%s/mountinfo", reader)
+	if text == "" {
+		return nil
+	}
+	ids := map[string]bool{"": true, memoryMount(): true}
+	for line := range strings.Lines(text) {
+		id, _, _ := strings.Cut(line, " ")
+		ids[id] = true
+	}
+	return ids
+}
+
+// hasHugePages reports whether a file is memory in huge pages that criu will know as such: it
+// maps a page of each size, and does without the sizes of which there is none.
+func (f *file) hasHugePages() bool {
+	var fs unix.Statfs_t
+	if !strings.HasPrefix(f.link, "/memfd:") && f.name() != "/anon_hugepage" || unix.Statfs(f.path(), &fs) != nil || fs.Type != unix.HUGETLBFS_MAGIC {
+		return false
+	}
+	var log2 int
+	for size := fs.Bsize; size > 1; size >>= 1 {
+		log2++
+	}
+	page, err := unix.Mmap(-1, 0, int(fs.Bsize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|log2<<unix.MAP_HUGE_SHIFT)
+	if err != nil {
+		return false
+	}
+	return unix.Munmap(page) == nil
+}
