@@ -13,8 +13,8 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 )
 

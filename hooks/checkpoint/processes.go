@@ -14,8 +14,8 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )

@@ -9,8 +9,8 @@ import (
 
 	"cucriu/cudackpt"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/inject"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/session"
 )

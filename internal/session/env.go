@@ -11,8 +11,8 @@ import (
 	"cucriu/cudackpt"
 	"cucriu/hooks/config"
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 )

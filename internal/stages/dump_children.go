@@ -8,9 +8,9 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/inject"
+	"cucriu/internal/inspect"
 	"cucriu/internal/proc"
 )
 

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"cucriu/internal/inspect"
 	"cucriu/internal/engine"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"

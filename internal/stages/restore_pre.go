@@ -8,9 +8,9 @@ import (
 	"slices"
 
 	"cucriu/hooks/preflight"
-	"cucriu/internal/inspect"
 	"cucriu/internal/criuimage"
 	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/netlock"
 	"cucriu/internal/pages"
