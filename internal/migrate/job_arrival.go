@@ -147,8 +147,6 @@ func (d *jobArrival) handle(ctx context.Context, m wire.Message) error {
 		return d.listen(ctx, m)
 	case sayTake:
 		return d.take(ctx)
-	case sayPromise:
-		return d.promise(ctx, m)
 	}
 	return fmt.Errorf("unknown action %.40q", m.Kind)
 }
@@ -405,6 +403,9 @@ func (d *jobArrival) take(ctx context.Context) error {
 	if err := d.verify(ctx); err != nil {
 		return err
 	}
+	if manifest.Newest != "" {
+		return d.promise(ctx, manifest.Newest)
+	}
 	return d.Send(sayTaken, nil)
 }
 
@@ -485,20 +486,13 @@ func (d *jobArrival) verify(ctx context.Context) error {
 }
 
 // promise holds the job ready until the source has decided.
-func (d *jobArrival) promise(ctx context.Context, m wire.Message) error {
-	var asked jobPromise
-	if err := m.Decode(&asked); err != nil {
-		return err
-	}
-	if d.store == nil || d.receiver != nil {
-		return errors.New("nothing was received that could be resumed")
-	}
+func (d *jobArrival) promise(ctx context.Context, newest string) error {
 	all, err := d.store.Checkpoints()
 	if err != nil {
 		return err
 	}
-	if len(all) == 0 || all[len(all)-1].Name != asked.Newest || !all[len(all)-1].Verified {
-		return fmt.Errorf("checkpoint %.40q has not arrived", asked.Newest)
+	if len(all) == 0 || all[len(all)-1].Name != newest || !all[len(all)-1].Verified {
+		return fmt.Errorf("checkpoint %.40q has not arrived", newest)
 	}
 	if of, err := jobs.Describe(d.dir); err != nil {
 		return err

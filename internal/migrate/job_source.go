@@ -24,8 +24,9 @@ import (
 //	job        describe it                     may it come: nothing is touched yet
 //	round 1    its checkpoints go ahead, while the job runs on; verified there
 //	stop       a last checkpoint ends the job; its supervisor waits
-//	round 2    the last checkpoint, as far as it is new, and the job's other files
-//	promise                                    the newest is whole: ready
+//	round 2    the last checkpoint, as far as
+//	           it is new, and the job's other
+//	           files                           the newest is whole: ready
 //	commit     "left" in its directory         "arrived"; a supervisor resumes it: running
 //	                                           or it cannot, and never will: returned
 //
@@ -164,19 +165,6 @@ func (s *jobSource) move(ctx context.Context) error {
 	if err := s.phase("send", func() error { return s.send(ctx, "send") }); err != nil {
 		return err
 	}
-	newest, _, err := s.newest()
-	if err != nil {
-		return err
-	}
-	err = s.phase("promise", func() error {
-		if err := s.remote.Send(sayPromise, jobPromise{newest.Name}); err != nil {
-			return err
-		}
-		return s.remote.expect(ctx, sayReady, nil)
-	})
-	if err != nil {
-		return err
-	}
 	return reach(ctx, "job.ready")
 }
 
@@ -230,7 +218,11 @@ func (s *jobSource) send(ctx context.Context, phase string) error {
 	if err := s.remote.Send(sayTake, nil); err != nil {
 		return err
 	}
-	if err := s.remote.expect(ctx, sayTaken, nil); err != nil {
+	answer := sayTaken
+	if manifest.Newest != "" {
+		answer = sayReady
+	}
+	if err := s.remote.expect(ctx, answer, nil); err != nil {
 		return err
 	}
 	for _, c := range manifest.Checkpoints {
@@ -279,6 +271,7 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 	if !last {
 		return m, paths, nil
 	}
+	m.Newest = newest.Name
 	for _, name := range jobs.TravelFiles() {
 		path := filepath.Join(s.dir, name)
 		switch _, err := os.Lstat(path); {

@@ -26,9 +26,8 @@ const (
 	sayJob     = "job"     // a long job: the destination answers what it has of it
 	sayClock   = "clock"   // the destination answers with its own
 	sayRound   = "round"   // the destination answers where it listens
-	sayTake    = "take"    // a long job: the destination answers that it has verified what was sent
+	sayTake    = "take"    // a long job: the destination answers that it has verified what was sent or, of the last round, that it is ready
 	sayRestore = "restore" // a process tree: the destination answers that it is ready, or has failed
-	sayPromise = "promise" // a long job: the same
 	saySettle  = "settle"  // over a connection of its own; the destination answers as to commit and abort
 	sayCommit  = string(commit.Commit)
 	sayAbort   = string(commit.Abort)
@@ -153,6 +152,8 @@ type jobWelcome struct {
 type jobManifest struct {
 	Checkpoints []jobCheckpoint `json:"checkpoints"`
 	Others      []jobFile       `json:"others"`
+	// Newest is in the last round: the checkpoint from which the job is to resume.
+	Newest string `json:"newest,omitempty"`
 }
 
 const jobManifestName = "manifest"
@@ -167,10 +168,6 @@ type jobCheckpoint struct {
 type jobFile struct {
 	Name string `json:"name"` // one of [jobs.TravelFiles]
 	Sent string `json:"sent"`
-}
-
-type jobPromise struct {
-	Newest string `json:"newest"` // the checkpoint from which the job is to go on
 }
 
 type jobReturned struct {
