@@ -52,14 +52,14 @@ func (r *record) create(runDir string) error {
 	return nil
 }
 
-// remove removes the record: both sides know what was decided.
+// remove removes the record: both sides know what was decided. The lock goes first: who finds the
+// record without it has nothing to do but to ask again.
 func (r *record) remove() error {
-	err := os.Remove(r.path)
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil
-	}
 	_ = os.Remove(r.lockPath())
-	return err
+	if err := os.Remove(r.path); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func (r *record) lockPath() string { return strings.TrimSuffix(r.path, ".json") + ".lock" }
