@@ -10,6 +10,7 @@ import (
 
 	"cucriu/hooks"
 	"cucriu/internal/migrate/commit"
+	"cucriu/internal/watch"
 )
 
 // fakeJob is a job that leaves, and notes what is asked of it.
@@ -33,7 +34,7 @@ func (f *fakeJob) state() (commit.SourceState, error) { return f.now, nil }
 func (f *fakeJob) decide(_ context.Context, s commit.SourceState) error {
 	if f.overtaken {
 		f.overtaken, f.now = false, commit.Back
-		return hooks.ErrDecided
+		return watch.ErrDecided
 	}
 	f.now = s
 	f.calls = append(f.calls, string(s))
