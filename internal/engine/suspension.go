@@ -2,7 +2,12 @@ package engine
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/inject"
@@ -66,4 +71,122 @@ func PidsOf(targets []*Target) []int {
 		pids[i] = t.PID
 	}
 	return pids
+}
+
+func (s *Suspension) Stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.PatienceForAll())
+	defer cancel()
+	if err := SignalAll(s.Targets, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return s.AwaitStopped(ctx, ProcessesOf(s.Targets))
+}
+
+// AwaitStopped waits until processes are stopped. One that waits for its vfork child to execute a
+// program does not stop before that. If the child was stopped on the way there, it is let go on for a
+// moment.
+func (s *Suspension) AwaitStopped(ctx context.Context, processes []*proc.Process) error {
+	const patience = 50 * time.Millisecond
+	for {
+		soon, cancel := context.WithTimeout(ctx, patience)
+		err := proc.KeepStopped(soon, processes...)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return err
+		}
+		for _, child := range s.Others {
+			status, err := proc.ReadStatus(child.PID)
+			if err != nil || !slices.ContainsFunc(processes, func(p *proc.Process) bool { return p.PID == status.PPID }) {
+				continue
+			}
+			if states, err := proc.ThreadStates(status.PPID); err != nil || !strings.Contains(states, "D") {
+				continue
+			}
+			if err := session.SignalProcesses(unix.SIGCONT, child); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond) // there is no event for a stranger's exec
+			if err := session.SignalProcesses(unix.SIGSTOP, child); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Trace lets the restore threads run, and nothing else. Before that it looks for what has come since
+// the inspection: another process, too, may have begun to share memory.
+func (s *Suspension) Trace(ctx context.Context) error {
+	if err := s.lookAgain(); err != nil {
+		return err
+	}
+	return Parallel(s.Targets, func(t *Target) (err error) {
+		if t.Before, err = proc.ReadAddressSpace(t.PID); err != nil {
+			return err
+		}
+		t.Member.PrivateBefore = proc.Total(t.Before.Private)
+		tid, err := t.CUDA.RestoreThreadID(ctx)
+		if err != nil {
+			return err
+		}
+		t.Tracer = inject.NewTracer()
+		if s.Config.FastLane.Prefault {
+			t.prefault = &prefault{Suspension: s, target: t, restoreThread: tid, left: t.Member.StagedBytes()}
+			return t.Tracer.RunPopulating(tid, prefaultLeast, func(r proc.Range) bool { return t.prefault.begin(ctx, r) })
+		}
+		return t.Tracer.Run(tid)
+	})
+}
+
+// Checkpoint moves the GPU state of every process into its memory.
+func (s *Suspension) Checkpoint(ctx context.Context) error {
+	deadline, cancel := context.WithTimeout(ctx, s.Config.Checkpoint.Timeout)
+	defer cancel()
+	return Parallel(s.Targets, func(t *Target) error {
+		if err := t.requireHeld(); err != nil {
+			return err
+		}
+		err := s.Session.SpanOf(t.PID, "checkpoint", func() error { return t.CUDA.Checkpoint(deadline) })
+		if err := errors.Join(err, t.prefault.end(deadline)); err != nil {
+			return err
+		}
+		if err := t.measureStaged(); err != nil {
+			return err
+		}
+		if s.OnCheckpointed == nil {
+			return nil
+		}
+		return s.OnCheckpointed(ctx, t)
+	})
+}
+
+// Release puts the restore threads back into the group-stop, for criu to seize.
+func (s *Suspension) Release(ctx context.Context) error {
+	return Parallel(s.Targets, func(t *Target) error {
+		return ReleaseThreads(ctx, t.Tracer, []*Target{t})
+	})
+}
+
+// measureStaged takes the size of the staging memory for what a restore will take, where NVML did not
+// tell: what the process's memory has grown by since before the checkpoint. On an H100 that was what
+// NVML would have listed, and 10 MiB more. Any GPU that the process sees may have to take all of it.
+func (t *Target) measureStaged() error {
+	m := t.Member
+	if m.MemoryBytes != nil || m.PrivateBefore == 0 {
+		return nil
+	}
+	space, err := proc.ReadAddressSpace(m.PID)
+	if err != nil {
+		return err
+	}
+	// After a hook that was killed, only the sum is known.
+	staged := proc.Total(space.Private)
+	staged -= min(staged, m.PrivateBefore)
+	if t.Before.Mapped != nil {
+		staged = max(staged, proc.Total(space.NewSince(t.Before)))
+	}
+	m.MemoryBytes = make(map[cudackpt.UUID]uint64)
+	for _, gpu := range m.GPUs {
+		m.MemoryBytes[gpu.UUID] = staged
+	}
+	return nil
 }

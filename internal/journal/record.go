@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"cucriu/internal/image"
@@ -149,4 +150,144 @@ func (r *Record) idents() []*proc.Ident {
 		}
 	}
 	return idents
+}
+
+// Step is a step of a session. A record holds the one that began last.
+type Step string
+
+// The steps of a dump, in their order. A suspend has those from lock to release, without children.
+const (
+	StepNone         Step = "" // nothing has been touched yet
+	StepLock         Step = "lock"
+	StepStop         Step = "stop"
+	StepPark         Step = "park"
+	StepChildren     Step = "children" // of a dump: forked children lose the driver's files
+	StepTrace        Step = "trace"
+	StepCheckpoint   Step = "checkpoint"
+	StepRelease      Step = "release"
+	StepDevices      Step = "devices" // of a dump: CUDA processes lose devices that are not CUDA's
+	StepCopy         Step = "copy"
+	StepDrop         Step = "drop"
+	StepFreeze       Step = "freeze"
+	StepManifest     Step = "manifest"
+	StepDumping      Step = "dumping"      // criu is at work
+	StepPublish      Step = "publish"      // the image gets its name
+	StepTransferring Step = "transferring" // with --lazy-pages: criu waits for the restore to fetch the pages, and then ends the processes
+	StepDumped       Step = "dumped"       // the image is complete
+)
+
+// The steps of a suspend after the release.
+const (
+	StepSuspended Step = "suspended" // it waits for its resume; nobody works on it, and it has no watcher
+	StepResume    Step = "resume"
+)
+
+// The steps of a restore are criu's stages.
+const (
+	StepPreRestore Step = "pre-restore"
+	StepPreResume  Step = "pre-resume"
+	StepPostResume Step = "post-resume"
+)
+
+// Suspended reports whether the session's processes stay checkpointed because the user asked for it.
+// Only a resume continues such a session.
+func (r *Record) Suspended() bool {
+	return r.Kind == KindSuspend && r.Step == StepSuspended && r.Outcome == ""
+}
+
+// MayBeCheckpointed reports whether the session has come so far that the processes' memory may hold GPU
+// state.
+func (r *Record) MayBeCheckpointed() bool {
+	if r.Restored {
+		return false
+	}
+	return r.Kind == KindRestore || !slices.Contains([]Step{StepNone, StepLock, StepStop, StepPark, StepChildren, StepTrace}, r.Step)
+}
+
+// LeavesStopped reports whether criu was told to leave the processes stopped, and got that far. Where
+// they are held, a decision says what they do in the end.
+func (r *Record) LeavesStopped() bool {
+	return r.LeaveStopped && r.Hold == nil && (r.Kind == KindRestore || r.Step == StepDumped)
+}
+
+// HandedOver reports whether the hook has done its part of a dump. From then on the freezers are as the
+// engine left them, or as criu or the engine has set them since.
+func (r *Record) HandedOver() bool {
+	return r.Step == StepDumping || r.Step == StepTransferring || r.Step == StepDumped
+}
+
+// ResumedOutcome returns the outcome of a session whose processes are back.
+func (r *Record) ResumedOutcome() Outcome {
+	if r.LeaveStopped && r.Hold == nil {
+		return OutcomeStopped
+	}
+	return OutcomeRunning
+}
+
+// Decision says what is to become of processes that a session holds.
+type Decision string
+
+// The decisions.
+const (
+	DecisionNone Decision = ""
+	// DecisionGo lets the processes here run.
+	DecisionGo Decision = "go"
+	// DecisionEnd ends the processes here: the job goes on elsewhere, or not at all.
+	DecisionEnd Decision = "end"
+	// DecisionWait is no decision, and only for [Hold.IfAbandoned]: the processes stay held until
+	// somebody decides.
+	DecisionWait Decision = "wait"
+)
+
+// Hold says that a session does not end with its criu. Its processes stay held, a dump's with their GPU
+// state in the image, a restore's with it back on the GPU, until the holder decides. The decision is on
+// disk before anything is done about it.
+type Hold struct {
+	ID     string     `json:"id"`     // of what holds the processes: a migration
+	Peer   string     `json:"peer"`   // where the other copy is, for messages
+	Holder proc.Ident `json:"holder"` // the program that decides
+	// IfAbandoned is what happens if the holder ends without a decision.
+	IfAbandoned Decision `json:"if_abandoned"`
+	Decision    Decision `json:"decision,omitempty"`
+	// KeepsConnections says that the TCP connections of a dumped job go on elsewhere, with the job's
+	// address: no packet reaches them here before the processes have ended.
+	KeepsConnections bool `json:"keeps_connections,omitempty"`
+	// Told says that the other side knows the decision. Until then it asks, or has to be told.
+	Told bool `json:"told,omitempty"`
+	// Sockets are the UNIX sockets of the job at its source that have a second name until it is known
+	// where the job goes on.
+	Sockets []Socket `json:"sockets,omitempty"`
+}
+
+// Socket is a UNIX socket that is bound to a path.
+type Socket struct {
+	Path  string `json:"path"`
+	Inode uint64 `json:"inode"`
+}
+
+// Undecided reports whether there is a hold and no decision yet.
+func (h *Hold) Undecided() bool { return h != nil && h.Decision == DecisionNone }
+
+func (h *Hold) validate() error {
+	switch h.IfAbandoned {
+	case DecisionGo, DecisionEnd, DecisionWait:
+	default:
+		return fmt.Errorf("its hold is to be %q if it is abandoned", h.IfAbandoned)
+	}
+	switch h.Decision {
+	case DecisionNone, DecisionGo, DecisionEnd:
+		return nil
+	}
+	return fmt.Errorf("its hold has the decision %q", h.Decision)
+}
+
+// Held reports whether the session's processes are held now, and wait for a decision.
+func (r *Record) Held() bool {
+	if r.Outcome != "" || !r.Hold.Undecided() {
+		return false
+	}
+	if r.Kind == KindRestore {
+		return r.Restored
+	}
+	return r.Step == StepDumped
 }
