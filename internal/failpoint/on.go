@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,11 +29,10 @@ func Hit(ctx context.Context, step string, watcher int) error {
 	if err != nil {
 		return err
 	}
-	actions := At(points, step)
-	if len(actions) == 0 || !mark(step) {
+	if len(points[step]) == 0 || !mark(step) {
 		return nil
 	}
-	for _, action := range actions {
+	for _, action := range points[step] {
 		if err := act(ctx, watcher, action); err != nil {
 			return fmt.Errorf("failpoint %s: %w", step, err)
 		}
@@ -54,37 +55,39 @@ func mark(step string) bool {
 
 func act(ctx context.Context, watcher int, action Action) error {
 	switch action.Verb {
-	case Error:
+	case "error":
 		return errors.New("as requested")
-	case Hang:
+	case "hang":
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(time.Hour):
 			return nil
 		}
-	case Kill:
+	case "kill":
 		pid := os.Getpid()
-		if len(action.PIDs) > 0 {
-			pid = action.PIDs[0]
+		if action.Argument != "" {
+			if _, err := fmt.Sscan(action.Argument, &pid); err != nil {
+				return err
+			}
 		}
 		return killAndWait(pid)
-	case KillCriu:
+	case "kill-criu":
 		var criu, fd int
 		if _, err := fmt.Sscanf(os.Getenv("CRTOOLS_IMAGE_DIR"), "/proc/%d/fd/%d", &criu, &fd); err != nil {
 			return err
 		}
 		return killAndWait(criu)
-	case KillWatcher:
+	case "kill-watcher":
 		return killAndWait(watcher)
-	case Fill:
-		return fill(action.Path)
-	case Continue:
-		return continueAll(action.PIDs)
-	case Remove:
-		return removeAll(action.Path)
-	case Run:
-		cmd := exec.Command(action.Path)
+	case "fill":
+		return fill(action.Argument)
+	case "continue":
+		return continueAll(strings.Fields(action.Argument))
+	case "remove":
+		return removeAll(action.Argument)
+	case "run":
+		cmd := exec.Command(action.Argument)
 		cmd.Env = append(os.Environ(), "CUCRIU_FAILPOINT=")
 		return cmd.Run()
 	}
@@ -111,8 +114,12 @@ func killAndWait(pid int) error {
 	return nil
 }
 
-func continueAll(pids []int) error {
-	for _, pid := range pids {
+func continueAll(pids []string) error {
+	for _, text := range pids {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			return err
+		}
 		if err := unix.Kill(pid, unix.SIGCONT); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
