@@ -17,7 +17,6 @@ import (
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
 	"cucriu/internal/inspect"
-	"cucriu/internal/pages"
 )
 
 // inspection is what the inspect command shows.
@@ -110,7 +109,7 @@ func inspectImage(dir string) (inspection, error) {
 			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which criu's images do not hold: it is of another dump", process.PID, process.Name)
 		}
 	}
-	return report, manifest.CheckPages(pages.Files{Dir: dir})
+	return report, manifest.CheckPages(dir)
 }
 
 // fastLane returns how much memory the fast lane has copied, and the size of the files that

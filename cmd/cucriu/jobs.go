@@ -403,5 +403,5 @@ func verifyCheckpoint(cmd *cobra.Command, view *store.Store, c store.Checkpoint)
 	progress := newProgress()
 	defer progress.stop()
 	progress.measured("reading checkpoint "+c.Name, func() (int64, int64) { return done.Load(), c.Bytes })
-	return view.Verify(cmd.Context(), c, runtime.GOMAXPROCS(0), func(p store.Progress) { done.Store(p.Done) })
+	return view.Verify(cmd.Context(), c, runtime.GOMAXPROCS(0), func(bytes int) { done.Add(int64(bytes)) })
 }

@@ -62,7 +62,7 @@ type Options struct {
 	AtStandstill func(ctx context.Context, dir string) error
 
 	// Written, if it is set, is told of the files of the GPU state as they grow: see
-	// [pages.Files.Written].
+	// [pages.Writer].
 	Written func(f *os.File, offset, size int64)
 
 	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If it

@@ -2,13 +2,18 @@
 package durable
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,6 +29,29 @@ func WriteJSON(path string, value any) error {
 		return err
 	}
 	return Sync(dir)
+}
+
+// ReadFile reads a file that somebody else may have put there. It follows no link at its end, waits
+// for no pipe, and reads no more than limit bytes.
+func ReadFile(path string, limit int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return ReadAll(f, limit)
+}
+
+// ReadAll reads a regular file of at most limit bytes.
+func ReadAll(f *os.File, limit int64) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", f.Name(), limit)
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
 }
 
 // OnFullDisk writes over a file, which has its room, if err says that the disk was too full to replace
@@ -57,4 +85,18 @@ func Sync(path string) error {
 		return fmt.Errorf("fsync %s: %w", path, err)
 	}
 	return nil
+}
+
+// SyncTree waits until all files and names in a directory are on disk. Several at once share the work of
+// the file system.
+func SyncTree(ctx context.Context, dir string) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(8)
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && (entry.IsDir() || entry.Type().IsRegular()) {
+			group.Go(func() error { return cmp.Or(ctx.Err(), Sync(path)) })
+		}
+		return err
+	})
+	return errors.Join(err, group.Wait())
 }

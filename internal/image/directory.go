@@ -1,9 +1,9 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -152,13 +152,7 @@ func FinalName(dir string) string {
 
 // Publish gives a complete image its name, after every byte of it is on disk.
 func Publish(partial, dir string) error {
-	err := filepath.WalkDir(partial, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() && !entry.IsDir() {
-			return err
-		}
-		return durable.Sync(path)
-	})
-	if err != nil {
+	if err := durable.SyncTree(context.Background(), partial); err != nil {
 		return fmt.Errorf("image directory: %w", err)
 	}
 	if err := os.Rename(partial, dir); err != nil {

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/cudackpt"
 	"cucriu/internal/durable"
 	"cucriu/internal/inject"
@@ -99,7 +97,7 @@ func ReadManifest(dir string) (Manifest, error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return Manifest{}, fmt.Errorf("manifest: %s is not an image directory", dir)
 	}
-	data, err := readPlain(path, maxManifestBytes)
+	data, err := durable.ReadFile(path, maxManifestBytes)
 	if err != nil {
 		return Manifest{}, fmt.Errorf("manifest: %w", err)
 	}
@@ -108,24 +106,6 @@ func ReadManifest(dir string) (Manifest, error) {
 		return Manifest{}, fmt.Errorf("manifest %s: %w", path, err)
 	}
 	return m, nil
-}
-
-// readPlain reads a file of an image directory that somebody else may have filled. It follows
-// no link, waits for no pipe, and reads no more than maxBytes.
-func readPlain(path string, maxBytes int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxBytes {
-		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", path, maxBytes)
-	}
-	return io.ReadAll(io.LimitReader(f, maxBytes))
 }
 
 // ParseManifest reads a manifest and refuses one that no dump can have written.

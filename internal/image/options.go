@@ -74,7 +74,7 @@ func (o Options) Write(dir string) error {
 
 // ReadOptions reads the options of an image. They are empty if none are recorded.
 func ReadOptions(dir string) (Options, error) {
-	data, err := readPlain(filepath.Join(dir, OptionsName), maxOptionsBytes)
+	data, err := durable.ReadFile(filepath.Join(dir, OptionsName), maxOptionsBytes)
 	if errors.Is(err, os.ErrNotExist) {
 		return Options{}, nil
 	}

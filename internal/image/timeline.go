@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/timeline"
 )
 
@@ -17,7 +18,7 @@ const maxTimelineBytes = 8 << 20
 // is [os.ErrNotExist].
 func ReadTimeline(dir string) (timeline.Trace, error) {
 	path := filepath.Join(dir, TimelineName)
-	data, err := readPlain(path, maxTimelineBytes)
+	data, err := durable.ReadFile(path, maxTimelineBytes)
 	if err != nil {
 		return timeline.Trace{}, fmt.Errorf("timeline: %w", err)
 	}

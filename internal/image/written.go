@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/durable"
 	"cucriu/internal/pages"
 )
 
@@ -24,8 +25,8 @@ type Written struct {
 }
 
 // NoteWritten records what a dump has written into the image directory dir: the manifest, and
-// the GPU state that outputs hold.
-func NoteWritten(dir string, outputs []pages.Output) (*Written, error) {
+// the GPU state.
+func NoteWritten(dir string, state []*pages.Writer) (*Written, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, fmt.Errorf("image directory: %w", err)
@@ -34,8 +35,8 @@ func NoteWritten(dir string, outputs []pages.Output) (*Written, error) {
 	if w.Manifest, err = manifestSum(dir); err != nil {
 		return nil, err
 	}
-	for _, output := range outputs {
-		ids, err := output.Identity()
+	for _, writer := range state {
+		ids, err := writer.Identity()
 		if err != nil {
 			return nil, fmt.Errorf("GPU state: %w", err)
 		}
@@ -45,7 +46,7 @@ func NoteWritten(dir string, outputs []pages.Output) (*Written, error) {
 }
 
 func manifestSum(dir string) (string, error) {
-	data, err := readPlain(filepath.Join(dir, ManifestName), maxManifestBytes)
+	data, err := durable.ReadFile(filepath.Join(dir, ManifestName), maxManifestBytes)
 	if err != nil {
 		return "", fmt.Errorf("manifest: %w", err)
 	}
@@ -57,7 +58,7 @@ func manifestSum(dir string) (string, error) {
 // path, where the image will be looked for, leads to another directory. Then another program,
 // such as a cleaner of temporary files, has worked in the directory. A streamed dump may have
 // none of criu's images in it.
-func (w *Written) CheckWhole(dir, path string, store pages.Store, streamed bool) error {
+func (w *Written) CheckWhole(dir, path string, streamed bool) error {
 	for _, name := range []string{dir, path} {
 		info, err := os.Stat(name)
 		if err != nil {
@@ -78,35 +79,19 @@ func (w *Written) CheckWhole(dir, path string, store pages.Store, streamed bool)
 	if err != nil {
 		return err
 	}
-	for _, p := range m.Processes {
-		if err := w.comparePages(store, p); err != nil {
-			return fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err)
+	for name, id := range w.Pages {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err == nil && pages.Identify(info) != id {
+			err = errors.New("it is not the file that this dump has written")
 		}
+		if err != nil {
+			return fmt.Errorf("GPU state %s: %w", name, err)
+		}
+	}
+	if err := m.CheckPages(dir); err != nil {
+		return err
 	}
 	return m.checkImages(dir, streamed)
-}
-
-// comparePages compares the files that the store now has for a process's GPU state with those
-// that were written.
-func (w *Written) comparePages(store pages.Store, p Process) error {
-	if p.Pages == nil {
-		return nil
-	}
-	input, err := store.Open(p.PID, p.Pages)
-	if err != nil {
-		return err
-	}
-	defer input.Close()
-	ids, err := input.Identity()
-	if err != nil {
-		return err
-	}
-	for name, id := range ids {
-		if id != w.Pages[name] {
-			return fmt.Errorf("%s is not the file that this dump has written", name)
-		}
-	}
-	return nil
 }
 
 // checkImages fails if criu's images of the CUDA processes are not there.

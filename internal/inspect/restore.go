@@ -18,7 +18,6 @@ import (
 	"cucriu/internal/fault"
 	"cucriu/internal/gpumap"
 	"cucriu/internal/image"
-	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 )
 
@@ -103,7 +102,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, e
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
 	}
 	findings := fine(preflight.FindingImage, fmt.Sprintf("%d CUDA processes, dumped %s with driver %s", len(manifest.Processes), manifest.Created.Local().Format("2006-01-02 15:04:05"), manifest.DriverVersion))
-	if err := manifest.CheckPages(pages.Files{Dir: dir}); err != nil {
+	if err := manifest.CheckPages(dir); err != nil {
 		findings = append(findings, preflight.Found(preflight.FindingImage, err))
 	}
 	driver, err := h.CheckpointDriver()

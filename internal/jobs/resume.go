@@ -195,7 +195,7 @@ func (s *starter) save(ctx context.Context, images string, of inside.Staged) err
 	if err != nil {
 		return err
 	}
-	c, err := s.store.Publish(ctx, images, info, nil)
+	c, err := s.store.Publish(ctx, images, info)
 	if err == nil {
 		s.tell(Event{Event: EventCheckpoint, Checkpoint: c.Name, Bytes: c.Bytes, NewBytes: c.New, Message: fmt.Sprintf("checkpoint %s is what an earlier supervisor had staged", c.Name)})
 	}

@@ -1,7 +1,10 @@
 package pagemap
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -52,16 +55,15 @@ const (
 
 // Compare compares the memory in a dump with that in a base, byte by byte, and reads all of the
 // base. What is in one of the areas of own, which are in order, counts as changed. Compare fails
-// with [ErrDiffers] as soon as more than limit bytes have changed. It calls read for what it reads
-// of the base, and fails if that does.
-func Compare(dump, base Dump, own []Range, limit int64, read func(n int) error) (Difference, error) {
+// with [ErrDiffers] as soon as more than limit bytes have changed.
+func Compare(ctx context.Context, dump, base Dump, own []Range, limit int64) (Difference, error) {
 	for _, d := range []Dump{dump, base} {
 		if err := d.Validate(); err != nil {
 			return Difference{}, err
 		}
 	}
 	c := comparer{
-		dump: dump, base: base, own: own, limit: limit, read: read,
+		ctx: ctx, dump: dump, base: base, own: own, limit: limit,
 		difference: Difference{Map: Map{PagesID: dump.Map.PagesID, wide: dump.Map.wide}, from: dump},
 		buffers:    [2][]byte{make([]byte, pieceBytes), make([]byte, pieceBytes)},
 	}
@@ -79,10 +81,10 @@ func Compare(dump, base Dump, own []Range, limit int64, read func(n int) error) 
 
 // comparer goes through both dumps at the same time. Their addresses only rise.
 type comparer struct {
+	ctx        context.Context //nolint:containedctx // of one comparison
 	dump, base Dump
 	own        []Range
 	limit      int64
-	read       func(n int) error
 	buffers    [2][]byte
 	difference Difference
 
@@ -174,7 +176,7 @@ func (c *comparer) skipTo(at uint64) error {
 
 // readBase reads what comes next in the base.
 func (c *comparer) readBase(buffer []byte) error {
-	if err := c.read(len(buffer)); err != nil {
+	if err := c.ctx.Err(); err != nil {
 		return err
 	}
 	if n, err := c.base.Pages.ReadAt(buffer, c.offset); n < len(buffer) {
@@ -238,4 +240,26 @@ func (c *comparer) emit(of Entry, at, pages uint64, flags uint32) error {
 	}
 	*all = append(*all, entry)
 	return nil
+}
+
+// WriteChanged writes what has changed: the file of pages of the difference.
+func (d Difference) WriteChanged(ctx context.Context, to io.Writer) error {
+	buffered := bufio.NewWriterSize(to, pieceBytes)
+	offset := int64(0) // in the pages of the dump
+	for _, e := range d.Map.Entries {
+		bytes := int64(e.Pages * PageSize())
+		if e.isHere() {
+			n, err := io.Copy(buffered, io.NewSectionReader(d.from.Pages, offset, bytes))
+			if err == nil && n < bytes {
+				err = io.ErrUnexpectedEOF
+			}
+			if err := cmp.Or(err, ctx.Err()); err != nil {
+				return err
+			}
+		}
+		if e.isHere() || e.Flags&InParent != 0 {
+			offset += bytes
+		}
+	}
+	return buffered.Flush()
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/iotest"
 
 	"pgregory.net/rapid"
 )
@@ -94,6 +93,18 @@ func drawMemory(t *rapid.T, name string) memory {
 	return m
 }
 
+// counter counts what is read.
+type counter struct {
+	io.ReaderAt
+	read int64
+}
+
+func (c *counter) ReadAt(data []byte, offset int64) (int, error) {
+	n, err := c.ReaderAt.ReadAt(data, offset)
+	c.read += int64(n)
+	return n, err
+}
+
 // TestADifferenceHasAllPages compares any two dumps. What criu reads for the difference is what it
 // reads for the whole dump.
 func TestADifferenceHasAllPages(t *testing.T) {
@@ -115,11 +126,13 @@ func TestADifferenceHasAllPages(t *testing.T) {
 		}
 		old := base.dump(3, rapid.IntRange(1, 400).Draw(t, "longest of the base"), false)
 		dump := now.dump(4, rapid.IntRange(1, 400).Draw(t, "longest"), rapid.Bool().Draw(t, "wide"))
-		var read int64
-		d, err := Compare(dump, old, own, math.MaxInt64, func(n int) error { read += int64(n); return nil })
+		counted := &counter{ReaderAt: old.Pages}
+		old.Pages = counted
+		d, err := Compare(t.Context(), dump, old, own, math.MaxInt64)
 		if err != nil {
 			t.Fatal(err)
 		}
+		read := counted.read
 		var all bytes.Buffer
 		if _, err := io.Copy(&all, io.NewSectionReader(old.Pages, 0, old.Bytes)); err != nil {
 			t.Fatal(err)
@@ -149,7 +162,11 @@ func TestADifferenceHasAllPages(t *testing.T) {
 		if err != nil || !slices.Equal(again.Entries, d.Map.Entries) || again.PagesID != 4 {
 			t.Fatalf("%v is read again as %v: %v", d.Map, again, err)
 		}
-		got := restored(t, again, iotest.HalfReader(d.Changed()), old)
+		var changed bytes.Buffer
+		if err := d.WriteChanged(t.Context(), &changed); err != nil {
+			t.Fatal(err)
+		}
+		got := restored(t, again, &changed, old)
 		if len(got) != len(now) {
 			t.Fatalf("%d pages, want %d", len(got), len(now))
 		}
@@ -166,10 +183,12 @@ func TestACompareEndsOnceTooMuchHasChanged(t *testing.T) {
 	for page := uint64(16); page < 2064; page++ {
 		base[page], now[page] = 1, 2
 	}
-	var read int64
-	_, err := Compare(now.dump(1, 4096, false), base.dump(1, 4096, false), nil, 1<<20, func(n int) error { read += int64(n); return nil })
-	if !errors.Is(err, ErrDiffers) || read > 3<<20 {
-		t.Errorf("%v after %d bytes", err, read)
+	old := base.dump(1, 4096, false)
+	counted := &counter{ReaderAt: old.Pages}
+	old.Pages = counted
+	_, err := Compare(t.Context(), now.dump(1, 4096, false), old, nil, 1<<20)
+	if !errors.Is(err, ErrDiffers) || counted.read > 3<<20 {
+		t.Errorf("%v after %d bytes", err, counted.read)
 	}
 }
 
@@ -182,25 +201,25 @@ func TestADumpThatIsNotWholeIsRefused(t *testing.T) {
 		"too many pages": {Map: good.Map, Pages: good.Pages, Bytes: good.Bytes + int64(PageSize())},
 	} {
 		for _, dumps := range [][2]Dump{{bad, good}, {good, bad}} {
-			if _, err := Compare(dumps[0], dumps[1], nil, math.MaxInt64, func(int) error { return nil }); err == nil {
+			if _, err := Compare(t.Context(), dumps[0], dumps[1], nil, math.MaxInt64); err == nil {
 				t.Errorf("%s: no error", name)
 			}
 		}
 	}
 	short := good
 	short.Pages = bytes.NewReader(make([]byte, PageSize()))
-	if _, err := Compare(good, short, nil, math.MaxInt64, func(int) error { return nil }); !errors.Is(err, ErrUnreadable) {
+	if _, err := Compare(t.Context(), good, short, nil, math.MaxInt64); !errors.Is(err, ErrUnreadable) {
 		t.Errorf("a short base: %v", err)
 	}
-	if _, err := Compare(short, good, nil, math.MaxInt64, func(int) error { return nil }); err == nil || errors.Is(err, ErrUnreadable) {
+	if _, err := Compare(t.Context(), short, good, nil, math.MaxInt64); err == nil || errors.Is(err, ErrUnreadable) {
 		t.Errorf("a short dump: %v", err)
 	}
-	d, err := Compare(good, good, []Range{{End: math.MaxUint64}}, math.MaxInt64, func(int) error { return nil })
+	d, err := Compare(t.Context(), good, good, []Range{{End: math.MaxUint64}}, math.MaxInt64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.from = short
-	if _, err := io.ReadAll(d.Changed()); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err := d.WriteChanged(t.Context(), io.Discard); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a dump that gets shorter: %v", err)
 	}
 }

@@ -131,13 +131,15 @@ func (c *coder) decode(chunk Chunk) ([]byte, error) {
 	}
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: %w", chunk.Address, err)
 	case len(memory) != int(chunk.Size):
-		return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: %d bytes instead of %d", chunk.Address, len(memory), chunk.Size)
+		err = fmt.Errorf("%d bytes instead of %d", len(memory), chunk.Size)
 	case checksum(memory) != chunk.Checksum:
-		return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: its CRC-32C is %08x, and %08x was written", chunk.Address, checksum(memory), chunk.Checksum)
+		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", checksum(memory), chunk.Checksum)
 	}
-	return memory, nil
+	if err == nil {
+		return memory, nil
+	}
+	return nil, fmt.Errorf("the chunk of the memory at %#x is damaged: %w", chunk.Address, err)
 }
 
 func (c *coder) close() {

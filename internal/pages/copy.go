@@ -50,6 +50,17 @@ func Copy(ctx context.Context, from *proc.Process, ranges []proc.Range, to Sink,
 // Fill checks chunks and writes them back to where they were copied from. It skips chunks
 // of zeros: that memory is fresh, or unchanged. It uses at least one worker.
 func Fill(ctx context.Context, from Source, to *proc.Process, workers int) error {
+	return decodeAll(ctx, from, workers, func(_ int, chunk Chunk, memory []byte, err error) error {
+		if err != nil {
+			return err
+		}
+		return to.WriteMemory(memory, chunk.Address)
+	})
+}
+
+// decodeAll checks all chunks that are not zeros, and calls use with each, its memory, and what is
+// wrong with it.
+func decodeAll(ctx context.Context, from Source, workers int, use func(i int, chunk Chunk, memory []byte, err error) error) error {
 	return work(ctx, max(workers, 1), from.Chunks(), func(int) (func(int) error, func(), error) {
 		buffer, coder := make([]byte, ChunkSize), &coder{}
 		do := func(i int) error {
@@ -58,10 +69,7 @@ func Fill(ctx context.Context, from Source, to *proc.Process, workers int) error
 				return err
 			}
 			memory, err := coder.decode(chunk)
-			if err != nil {
-				return err
-			}
-			return to.WriteMemory(memory, chunk.Address)
+			return use(i, chunk, memory, err)
 		}
 		return do, coder.close, nil
 	})

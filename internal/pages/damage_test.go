@@ -177,7 +177,7 @@ func TestDamagedDataIsNotFilledIn(t *testing.T) {
 	dir := t.TempDir()
 	whole.write(t, dir)
 	for i, r := range records {
-		if r.chunk.Codec == Zero {
+		if r.codec == Zero {
 			continue
 		}
 		f, err := os.OpenFile(filepath.Join(dir, whole.names()[1+r.shard]), os.O_RDWR, 0)
@@ -192,8 +192,8 @@ func TestDamagedDataIsNotFilledIn(t *testing.T) {
 			written, err := whole.loadDamaged(t, a, dir)
 			// A zstd frame has bits without a meaning. If one of them changes, the chunk
 			// still decompresses to the right memory.
-			if err != nil || r.chunk.Codec == Raw {
-				wantError(t, err, fmt.Sprintf("the memory at %#x is damaged", r.chunk.Address))
+			if err != nil || r.codec == Raw {
+				wantError(t, err, fmt.Sprintf("the memory at %#x is damaged", r.address))
 				if written[i] {
 					t.Error("the damaged chunk was written")
 				}
@@ -203,7 +203,7 @@ func TestDamagedDataIsNotFilledIn(t *testing.T) {
 			_, err = f.WriteAt(was[:], at)
 			must(t, err)
 			if t.Failed() {
-				t.Fatalf("byte %d of chunk %d (%v)", at-r.offset, i, r.chunk.Codec)
+				t.Fatalf("byte %d of chunk %d (%v)", at-r.offset, i, r.codec)
 			}
 		}
 		must(t, f.Close())
@@ -227,9 +227,7 @@ func TestAFileThatShrinksWhileItIsReadIsAnError(t *testing.T) {
 	m := makeImage(t, a, testID, testPID)
 	dir := t.TempDir()
 	m.write(t, dir)
-	files, err := OpenFiles(dir, m.pid, &m.listing)
-	must(t, err)
-	r, err := NewReader(files, m.pid, &m.listing)
+	r, err := Open(dir, m.pid, &m.listing)
 	must(t, err)
 	defer r.Close()
 	must(t, os.Truncate(filepath.Join(dir, m.names()[1]), headerSize+pageSize))
@@ -256,7 +254,7 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 		"more than a chunk":     {func(r []byte) { u32(r[bytes:], ChunkSize+1) }, fmt.Sprintf("a chunk of %d bytes", ChunkSize+1), false},
 		"the largest size":      {func(r []byte) { u32(r[bytes:], 1<<32-1) }, "a chunk of 4294967295 bytes", false},
 		"into the next chunk":   {func(r []byte) { u32(r[bytes:], chunkBytes+1) }, "a chunk of", false},
-		"behind the next chunk": {func(r []byte) { u64(r[address:], first.chunk.Address+chunkBytes) }, "a chunk of", false},
+		"behind the next chunk": {func(r []byte) { u64(r[address:], first.address+chunkBytes) }, "a chunk of", false},
 		"the highest address":   {func(r []byte) { u64(r[address:], 1<<64-1) }, "at 0xffffffffffffffff", false},
 		"nothing stored":        {func(r []byte) { u32(r[stored:], 0) }, "0 stored bytes", false},
 		"more stored":           {func(r []byte) { u32(r[stored:], ChunkSize+1) }, fmt.Sprintf("%d stored bytes", ChunkSize+1), false},
@@ -284,11 +282,14 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 			m.seal()
 			m.write(t, dir)
 			m.wantRefused(t, a, dir, tt.why)
-			files, err := OpenFiles(dir, m.pid, &m.listing)
+			files, err := openFiles(dir, m.pid, &m.listing)
 			must(t, err)
-			defer closeAll(files)
-			if err := Check(files, m.pid, &m.listing); (err == nil) != tt.fill {
-				t.Errorf("Check: %v", err)
+			reader, err := newReader(files, m.pid, &m.listing)
+			if (err == nil) != tt.fill {
+				t.Errorf("newReader: %v", err)
+			}
+			if err == nil {
+				must(t, reader.Close())
 			}
 		})
 	}
@@ -326,9 +327,9 @@ func TestTooFewFilesAreRefused(t *testing.T) {
 	m := makeImage(t, a, testID, testPID)
 	dir := t.TempDir()
 	m.write(t, dir)
-	files, err := OpenFiles(dir, m.pid, &m.listing)
+	files, err := openFiles(dir, m.pid, &m.listing)
 	must(t, err)
-	_, err = NewReader(slices.Clone(files[:2]), m.pid, &m.listing)
+	_, err = newReader(slices.Clone(files[:2]), m.pid, &m.listing)
 	wantError(t, err, "2 files of pages, and 3 were written")
 	if files[0].Close() == nil || files[1].Close() == nil || files[2].Close() != nil {
 		t.Error("not exactly the files that it was given are closed")

@@ -6,8 +6,7 @@
 // A [Chunk] is a piece of memory of at most [ChunkSize] bytes with its CRC-32C, compressed
 // or not. Chunks that hold only zeros are not stored. [Copy] makes chunks of a process's
 // memory and hands them to a [Sink]. [Fill] takes chunks from a [Source], checks them, and
-// writes them into a process. A [Store] keeps the chunks; [Files] is a store in a
-// directory.
+// writes them into a process. [Writer] is a sink and [Reader] a source of files in a directory.
 //
 // The files of one process are an index, which says where each chunk is, and one or more
 // shards, which hold the chunks. Each worker writes a shard of its own, because the kernel
@@ -19,9 +18,6 @@
 // the pages of a process in which chunks that an earlier dump has stored, too, stay where they
 // are: the shards of that dump get another name, as hard links. So each dump has all of its
 // files, and needs no other.
-//
-// chunk.go makes and checks a chunk with its checksum, copy.go moves chunks between processes
-// and stores, and store.go has the [Store] that another host would implement.
 //
 // The package knows memory and files. It knows nothing of CUDA or criu.
 package pages

@@ -120,7 +120,7 @@ func copied(t *testing.T, dir string, a *arena, ranges []proc.Range, shards int)
 	must(t, Copy(t.Context(), a.Process, ranges, w, Raw))
 	listing, err := w.Finish()
 	must(t, err)
-	r, err := NewReader(w.Files(), testPID, &listing)
+	r, err := newReader(w.Files(), testPID, &listing)
 	must(t, err)
 	t.Cleanup(func() { r.Close() })
 	return r

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"cucriu/internal/proc"
 )
@@ -48,38 +49,53 @@ func (l *Listing) shardHeader(pid, shard int) []byte {
 	return header(o.ID, o.PID, uint32(o.Shard))
 }
 
-// record says where a chunk is.
+// record says where a chunk is. There is one for each chunk of large processes, so it is small.
 type record struct {
-	chunk  Chunk // without data
-	stored uint32
-	shard  uint32
-	offset int64
+	address        uint64
+	size, checksum uint32 // of the memory
+	stored, shard  uint32 // bytes; number of the file
+	offset         int64
+	codec          Codec
+}
+
+// chunk returns the chunk without its data.
+func (r record) chunk() Chunk {
+	return Chunk{Address: r.address, Size: r.size, Checksum: r.checksum, Codec: r.codec}
 }
 
 // append appends the stored form: address (8 bytes), size (4), stored bytes (4), CRC-32C
 // (4), shard (2), codec (1), zero (1), offset in the shard (8).
 func (r *record) append(to []byte) []byte {
-	to = binary.LittleEndian.AppendUint64(to, r.chunk.Address)
-	to = binary.LittleEndian.AppendUint32(to, r.chunk.Size)
+	to = binary.LittleEndian.AppendUint64(to, r.address)
+	to = binary.LittleEndian.AppendUint32(to, r.size)
 	to = binary.LittleEndian.AppendUint32(to, r.stored)
-	to = binary.LittleEndian.AppendUint32(to, r.chunk.Checksum)
+	to = binary.LittleEndian.AppendUint32(to, r.checksum)
 	to = binary.LittleEndian.AppendUint16(to, uint16(r.shard))
-	to = append(to, byte(r.chunk.Codec), 0)
+	to = append(to, byte(r.codec), 0)
 	return binary.LittleEndian.AppendUint64(to, uint64(r.offset))
 }
 
 func parseRecord(data []byte) record {
 	return record{
-		chunk: Chunk{
-			Address:  binary.LittleEndian.Uint64(data),
-			Size:     binary.LittleEndian.Uint32(data[8:]),
-			Checksum: binary.LittleEndian.Uint32(data[16:]),
-			Codec:    Codec(data[22]),
-		},
-		stored: binary.LittleEndian.Uint32(data[12:]),
-		shard:  uint32(binary.LittleEndian.Uint16(data[20:])),
-		offset: int64(binary.LittleEndian.Uint64(data[24:])),
+		address:  binary.LittleEndian.Uint64(data),
+		size:     binary.LittleEndian.Uint32(data[8:]),
+		stored:   binary.LittleEndian.Uint32(data[12:]),
+		checksum: binary.LittleEndian.Uint32(data[16:]),
+		shard:    uint32(binary.LittleEndian.Uint16(data[20:])),
+		codec:    Codec(data[22]),
+		offset:   int64(binary.LittleEndian.Uint64(data[24:])),
 	}
+}
+
+// addIndex returns the index of the records, and adds it to the listing.
+func (l *Listing) addIndex(pid int, records []record) []byte {
+	data := slices.Grow(l.indexHeader(pid), recordSize*len(records))
+	for i := range records {
+		data = records[i].append(data)
+		l.Bytes += uint64(records[i].size)
+	}
+	l.IndexBytes, l.IndexChecksum = int64(len(data)), checksum(data)
+	return data
 }
 
 // index holds the records of an index file in their stored form. A large process has a
@@ -95,11 +111,11 @@ func (x index) check(shardBytes []int64) error {
 	var end uint64
 	for i := range x.len() {
 		r := x.at(i)
-		if r.chunk.Size == 0 || r.chunk.Size > ChunkSize || r.chunk.Address < end || r.chunk.Address > math.MaxUint64-ChunkSize {
-			return fmt.Errorf("it has a chunk of %d bytes at %#x", r.chunk.Size, r.chunk.Address)
+		if r.size == 0 || r.size > ChunkSize || r.address < end || r.address > math.MaxUint64-ChunkSize {
+			return fmt.Errorf("it has a chunk of %d bytes at %#x", r.size, r.address)
 		}
-		end = r.chunk.Address + uint64(r.chunk.Size)
-		if r.chunk.Codec == Zero {
+		end = r.address + uint64(r.size)
+		if r.codec == Zero {
 			if r.stored != 0 {
 				return errors.New("it has a chunk of zeros that is stored")
 			}
@@ -114,13 +130,13 @@ func (x index) check(shardBytes []int64) error {
 func (x index) ranges() []proc.Range {
 	var all []proc.Range
 	for i := range x.len() {
-		chunk := x.at(i).chunk
-		end := chunk.Address + uint64(chunk.Size)
-		if last := len(all) - 1; last >= 0 && all[last].End == chunk.Address {
+		r := x.at(i)
+		end := r.address + uint64(r.size)
+		if last := len(all) - 1; last >= 0 && all[last].End == r.address {
 			all[last].End = end
 			continue
 		}
-		all = append(all, proc.Range{Start: chunk.Address, End: end})
+		all = append(all, proc.Range{Start: r.address, End: end})
 	}
 	return all
 }

@@ -14,8 +14,8 @@ import (
 // no piece lies outside its shard, no two chunks overlap, and it is written as it was read.
 func FuzzIndex(f *testing.F) {
 	shardBytes := []int64{headerSize + 100, headerSize + 2*ChunkSize}
-	raw := record{chunk: Chunk{Address: 0x7f0000000000, Size: 50, Checksum: 1, Codec: Raw}, stored: 50, offset: headerSize}
-	zero := record{chunk: Chunk{Address: 0x7f0000000032, Size: ChunkSize, Codec: Zero}}
+	raw := record{address: 0x7f0000000000, size: 50, checksum: 1, codec: Raw, stored: 50, offset: headerSize}
+	zero := record{address: 0x7f0000000032, size: ChunkSize, codec: Zero}
 	change := func(r record, change func(*record)) []byte { change(&r); return r.append(nil) }
 	f.Add([]byte{})
 	f.Add(zero.append(raw.append(nil)))
@@ -25,9 +25,9 @@ func FuzzIndex(f *testing.F) {
 	f.Add(change(raw, func(r *record) { r.offset = math.MinInt64 }))
 	f.Add(change(raw, func(r *record) { r.stored = math.MaxUint32 }))
 	f.Add(change(raw, func(r *record) { r.shard, r.stored = 1, ChunkSize+1 }))
-	f.Add(change(raw, func(r *record) { r.chunk.Size = math.MaxUint32 }))
-	f.Add(change(raw, func(r *record) { r.chunk.Address = math.MaxUint64 - ChunkSize }))
-	f.Add(change(zero, func(r *record) { r.chunk.Address = math.MaxUint64 }))
+	f.Add(change(raw, func(r *record) { r.size = math.MaxUint32 }))
+	f.Add(change(raw, func(r *record) { r.address = math.MaxUint64 - ChunkSize }))
+	f.Add(change(zero, func(r *record) { r.address = math.MaxUint64 }))
 	f.Add(change(zero, func(r *record) { r.stored = 1 }))
 	f.Add(change(raw, func(r *record) { r.shard = math.MaxUint16 }))
 	f.Add(bytes.Repeat([]byte{0xff}, recordSize))
@@ -41,12 +41,12 @@ func FuzzIndex(f *testing.F) {
 		var written []byte
 		for i := range x.len() {
 			r := x.at(i)
-			last, carry := bits.Add64(r.chunk.Address, uint64(r.chunk.Size), 0)
-			if carry != 0 || r.chunk.Address < end || r.chunk.Size == 0 || r.chunk.Size > ChunkSize {
+			last, carry := bits.Add64(r.address, uint64(r.size), 0)
+			if carry != 0 || r.address < end || r.size == 0 || r.size > ChunkSize {
 				t.Fatalf("accepted %+v after %#x", r, end)
 			}
-			end, total = last, total+uint64(r.chunk.Size)
-			if r.chunk.Codec != Zero {
+			end, total = last, total+uint64(r.size)
+			if r.codec != Zero {
 				in, carry := bits.Add64(uint64(r.offset), uint64(r.stored), 0)
 				if carry != 0 || r.shard > 1 || r.offset < headerSize || in > uint64(shardBytes[r.shard]) || r.stored > ChunkSize {
 					t.Fatalf("accepted %+v", r)

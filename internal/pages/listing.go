@@ -113,6 +113,9 @@ func (l *Listing) Names(pid int) []string {
 	return names
 }
 
+// Sizes returns the sizes of the files, in the order of their names.
+func (l *Listing) Sizes() []int64 { return append([]int64{l.IndexBytes}, l.ShardBytes...) }
+
 // origin returns where a shard of a process was written.
 func (l *Listing) origin(pid, shard int) Origin {
 	if shard < len(l.Origins) {

@@ -52,7 +52,7 @@ func TestAListingThatNoWriterMadeIsRefused(t *testing.T) {
 			continue
 		}
 		wantError(t, err, tt.why)
-		if _, err := NewReader(nil, testPID, &l); err == nil {
+		if _, err := newReader(nil, testPID, &l); err == nil {
 			t.Errorf("a reader took %s for %s", tt.new, tt.old)
 		}
 	}

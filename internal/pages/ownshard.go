@@ -2,9 +2,7 @@ package pages
 
 import (
 	"fmt"
-	"hash/crc32"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,7 +12,6 @@ type ownShard struct {
 	origin  Origin
 	file    *os.File
 	end     int64
-	sum     uint32
 	flushed int64
 }
 
@@ -35,7 +32,6 @@ func (s *ownShard) open(o RewriteOptions, number int) error {
 
 func (s *ownShard) write(data []byte) error {
 	n, err := s.file.WriteAt(data, s.end)
-	s.sum = crc32.Update(s.sum, castagnoli, data[:n])
 	s.end += int64(n)
 	if err != nil {
 		return fmt.Errorf("pages: %w", err)
@@ -46,12 +42,4 @@ func (s *ownShard) write(data []byte) error {
 		s.flushed = s.end
 	}
 	return nil
-}
-
-func createFile(dir, name string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("pages: %w", err)
-	}
-	return f, nil
 }

@@ -103,24 +103,24 @@ func (p *Plan) assign(rank []int64, excluded []bool) []int64 {
 }
 
 func (p *Plan) candidates(i int) (first, end int) {
-	chunk := p.from.index.at(i).chunk
-	if chunk.Codec == Zero {
+	r := p.from.index.at(i)
+	if r.codec == Zero {
 		return 0, 0
 	}
-	return p.pool.find(chunk)
+	return p.pool.find(r)
 }
 
 // Bytes returns how much memory the chunks that are not zero have, and how much of that is
 // probably in the pool, or there several times.
 func (p *Plan) Bytes() (all, shared int64) {
 	for i := range p.places {
-		chunk := p.from.index.at(i).chunk
-		if chunk.Codec == Zero {
+		r := p.from.index.at(i)
+		if r.codec == Zero {
 			continue
 		}
-		all += int64(chunk.Size)
+		all += int64(r.size)
 		if p.cold[i] || int(p.twins[i]) != i {
-			shared += int64(chunk.Size)
+			shared += int64(r.size)
 		}
 	}
 	return all, shared
@@ -132,17 +132,17 @@ func (p *Plan) pair() {
 	var single []int32
 	for i, at := range p.places {
 		p.twins[i] = int32(i)
-		if at == none && p.from.index.at(i).chunk.Codec != Zero {
+		if at == none && p.from.index.at(i).codec != Zero {
 			single = append(single, int32(i))
 		}
 	}
 	slices.SortFunc(single, func(a, b int32) int {
-		x, y := p.from.index.at(int(a)).chunk, p.from.index.at(int(b)).chunk
-		return cmp.Or(cmp.Compare(x.Checksum, y.Checksum), cmp.Compare(x.Size, y.Size), cmp.Compare(a, b))
+		x, y := p.from.index.at(int(a)), p.from.index.at(int(b))
+		return cmp.Or(cmp.Compare(x.checksum, y.checksum), cmp.Compare(x.size, y.size), cmp.Compare(a, b))
 	})
 	for i := 1; i < len(single); i++ {
-		x, y := p.from.index.at(int(single[i-1])).chunk, p.from.index.at(int(single[i])).chunk
-		if x.Checksum == y.Checksum && x.Size == y.Size {
+		x, y := p.from.index.at(int(single[i-1])), p.from.index.at(int(single[i]))
+		if x.checksum == y.checksum && x.size == y.size {
 			p.twins[single[i]] = p.twins[single[i-1]]
 		}
 	}

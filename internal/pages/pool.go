@@ -10,10 +10,10 @@ import (
 )
 
 // Pool is chunks that are stored already, in the shards of earlier dumps. The zero Pool is
-// empty. It is found in it what has the same size and checksum; [Rewrite] then compares.
+// empty. Lookups match size and checksum; [Rewrite] then compares.
 type Pool struct {
 	shards []*poolShard
-	places []place // sorted by checksum and size
+	places []record // sorted by checksum and size; without addresses, and with the shards of the pool
 	known  map[FileID]uint32
 	files  []*os.File
 }
@@ -29,48 +29,30 @@ type poolShard struct {
 	damage error
 }
 
-// place says where a stored chunk is. A pool has one for each chunk of large processes, so it
-// is small.
-type place struct {
-	checksum, size uint32 // of the memory
-	stored         uint32 // bytes
-	shard          uint32 // in the pool
-	offset         int64
-	codec          Codec
-}
-
-func (p place) chunk() Chunk { return Chunk{Size: p.size, Checksum: p.checksum, Codec: p.codec} }
-
 // Add adds all chunks of a process in an image directory. of says whose they are, in
 // messages. Files that are not what was written are refused, and nothing is added then.
 func (p *Pool) Add(of, dir string, pid int, l *Listing) error {
-	files, err := OpenFiles(dir, pid, l)
+	reader, err := Open(dir, pid, l)
 	if err != nil {
 		return err
 	}
-	reader, err := NewReader(files, pid, l)
-	if err != nil {
-		return err
-	}
-	p.files = append(p.files, files...)
+	p.files = append(p.files, reader.files...)
 	numbers := make([]uint32, len(l.ShardBytes))
 	for i := range numbers {
-		if numbers[i], err = p.addShard(of, files[1+i], l.origin(pid, i), l.ShardBytes[i]); err != nil {
+		if numbers[i], err = p.addShard(of, reader.files[1+i], l.origin(pid, i), l.ShardBytes[i]); err != nil {
 			return err
 		}
 	}
 	for i := range reader.Chunks() {
 		r := reader.index.at(i)
-		if r.chunk.Codec == Zero {
+		if r.codec == Zero {
 			continue
 		}
-		p.places = append(p.places, place{
-			checksum: r.chunk.Checksum, size: r.chunk.Size, stored: r.stored,
-			shard: numbers[r.shard], offset: r.offset, codec: r.chunk.Codec,
-		})
+		r.address, r.shard = 0, numbers[r.shard]
+		p.places = append(p.places, r)
 	}
 	slices.SortFunc(p.places, comparePlaces)
-	p.places = slices.CompactFunc(p.places, func(a, b place) bool { return a == b })
+	p.places = slices.Compact(p.places)
 	return nil
 }
 
@@ -93,21 +75,21 @@ func (p *Pool) addShard(of string, file *os.File, origin Origin, bytes int64) (u
 	return number, nil
 }
 
-func comparePlaces(a, b place) int {
+func comparePlaces(a, b record) int {
 	return cmp.Or(cmp.Compare(a.checksum, b.checksum), cmp.Compare(a.size, b.size), cmp.Compare(a.shard, b.shard), cmp.Compare(a.offset, b.offset))
 }
 
 // find returns which places may hold a chunk: those from first up to, not including, end.
-func (p *Pool) find(chunk Chunk) (first, end int) {
-	least := place{checksum: chunk.Checksum, size: chunk.Size, offset: math.MinInt64}
+func (p *Pool) find(chunk record) (first, end int) {
+	least := record{checksum: chunk.checksum, size: chunk.size, offset: math.MinInt64}
 	first, _ = slices.BinarySearchFunc(p.places, least, comparePlaces)
-	for end = first; end < len(p.places) && p.places[end].checksum == chunk.Checksum && p.places[end].size == chunk.Size; end++ {
+	for end = first; end < len(p.places) && p.places[end].checksum == chunk.checksum && p.places[end].size == chunk.size; end++ {
 	}
 	return first, end
 }
 
 // read reads a stored chunk.
-func (p *Pool) read(at place, buffer []byte) (Chunk, error) {
+func (p *Pool) read(at record, buffer []byte) (Chunk, error) {
 	chunk := at.chunk()
 	chunk.Data = buffer[:at.stored]
 	if _, err := p.shards[at.shard].file.ReadAt(chunk.Data, at.offset); err != nil {

@@ -2,49 +2,35 @@ package pages
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"cucriu/internal/proc"
 )
 
-// Reader reads the memory of one process from its files: an [Input].
+// Reader reads the memory of one process from its files. It is a [Source].
 type Reader struct {
 	files []*os.File // the index, then the shards
 	index index
 }
 
-// OpenFiles opens the files that a listing names in a directory for reading.
-func OpenFiles(dir string, pid int, l *Listing) ([]*os.File, error) {
-	var files []*os.File
-	for _, name := range l.Names(pid) {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-		if err != nil {
-			closeAll(files)
-			return nil, fmt.Errorf("the image is not complete: %w", err)
-		}
-		files = append(files, f)
-	}
-	return files, nil
-}
-
-// Check refuses what [NewReader] refuses, but leaves the files open.
-func Check(files []*os.File, pid int, l *Listing) error {
-	return (&Reader{files: files}).readIndex(pid, l)
-}
-
-// NewReader makes a reader of the open files of a listing, the index first. It refuses
-// files that are damaged or are not the ones that were written. Chunks are not checked
-// here, but when they are read. The reader closes the files when it is closed. If NewReader
-// fails, it closes them.
-func NewReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
-	r := &Reader{files: files}
-	err := r.readIndex(pid, l)
+// Open opens the files that a listing names in a directory. It refuses files that are damaged or are
+// not the ones that were written. Chunks are not checked here, but when they are read.
+func Open(dir string, pid int, l *Listing) (*Reader, error) {
+	files, err := openFiles(dir, pid, l)
 	if err != nil {
+		return nil, err
+	}
+	return newReader(files, pid, l)
+}
+
+// newReader makes a reader of open files, the index first. If it fails, it closes them.
+func newReader(files []*os.File, pid int, l *Listing) (*Reader, error) {
+	r := &Reader{files: files}
+	if err := r.readIndex(pid, l); err != nil {
 		r.Close()
 		return nil, err
 	}
@@ -55,7 +41,7 @@ func (r *Reader) readIndex(pid int, l *Listing) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	sizes := append([]int64{l.IndexBytes}, l.ShardBytes...)
+	sizes := l.Sizes()
 	if len(r.files) != len(sizes) {
 		return fmt.Errorf("%d files of pages, and %d were written", len(r.files), len(sizes))
 	}
@@ -114,23 +100,34 @@ func (r *Reader) Chunks() int { return r.index.len() }
 // Get reads chunk i. The data of the chunk is in buffer.
 func (r *Reader) Get(i int, buffer []byte) (Chunk, error) {
 	at := r.index.at(i)
-	chunk := at.chunk
+	chunk := at.chunk()
 	if chunk.Codec == Zero {
 		return chunk, nil
 	}
-	chunk.Data = buffer[:at.stored]
 	f := r.files[1+at.shard]
+	chunk.Data = buffer[:at.stored]
 	if _, err := f.ReadAt(chunk.Data, at.offset); err != nil {
 		return chunk, fmt.Errorf("read %d bytes at %d of %s: %w", at.stored, at.offset, filepath.Base(f.Name()), err)
 	}
 	return chunk, nil
 }
 
-// Files returns the open files: the index, then the shards.
+// Files returns the open files: the index, then the shards. As long as a process has them open, the
+// pages can be reached, even after their names are gone.
 func (r *Reader) Files() []*os.File { return r.files }
 
-// Identity returns what tells these files from others with the same names.
-func (r *Reader) Identity() (map[string]FileID, error) { return identities(r.files) }
+// Verify reads all chunks, and fails if one is damaged. It calls read with how many bytes it has just
+// read, from several goroutines. It uses at least one worker.
+func (r *Reader) Verify(ctx context.Context, workers int, read func(bytes int)) error {
+	return decodeAll(ctx, r, workers, func(i int, chunk Chunk, _ []byte, err error) error {
+		if err != nil {
+			at := r.index.at(i)
+			return fmt.Errorf("%s at %d: %w", filepath.Base(r.files[1+at.shard].Name()), at.offset, err)
+		}
+		read(len(chunk.Data))
+		return nil
+	})
+}
 
 // Close closes the files.
 func (r *Reader) Close() error { return closeAll(r.files) }

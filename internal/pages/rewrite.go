@@ -22,34 +22,24 @@ type RewriteOptions struct {
 	// Codec is how chunks that are not compressed yet are written. [Zero] leaves them as they
 	// are.
 	Codec Codec
-	// Read is called with the stored bytes of each chunk that was read, and Write before bytes
-	// are written. Rewrite ends if one fails. They are called from several goroutines.
-	Read, Write func(bytes int) error
+	// Write, if it is set, is called before bytes are written, from several goroutines. Rewrite ends
+	// if it fails.
+	Write func(bytes int) error
 }
 
 // Rewritten is what [Rewrite] has made.
 type Rewritten struct {
 	Listing Listing
-	// Written are the files that were written: the index first.
-	Written []WrittenFile
 	// Linked are the names of the shards of earlier dumps that the listing names.
 	Linked []string
 	// Damaged says which shards of earlier dumps are damaged. They are not used.
 	Damaged []error
 }
 
-// WrittenFile is a file that was written.
-type WrittenFile struct {
-	Name     string
-	Bytes    int64
-	Checksum uint32 // CRC-32C
-}
-
 // Rewrite writes new files for the pages of a process, from those that the plan was made for.
 // What the plan finds in the pool is read, compared byte by byte, and not written if it is
 // the same: the new files then name the shard that it is in, which gets a further name in the
-// directory. What a process has several times is written once. All files are on disk afterwards, except for their names. Every chunk is checked
-// on the way.
+// directory. What a process has several times is written once. Every chunk is checked on the way.
 //
 // If Rewrite fails, what it has written remains.
 func Rewrite(ctx context.Context, p *Plan, o RewriteOptions) (Rewritten, error) {
@@ -166,21 +156,17 @@ func (w *rewriter) put(i, worker int, encoder, staged, stored *coder, buffers []
 	if err != nil {
 		return err
 	}
-	if err := w.options.Read(len(chunk.Data)); err != nil {
-		return err
-	}
-	r := record{chunk: chunk}
-	r.chunk.Data = nil
+	r := record{size: chunk.Size, codec: Zero}
 	if chunk.Codec != Zero {
 		if twin := int(w.plan.twins[i]); twin != i && w.isTwin(twin, memory, stored, buffers[ChunkSize:]) {
-			r.chunk.Codec, r.stored, r.shard, r.offset = w.records[twin].chunk.Codec, w.records[twin].stored, w.records[twin].shard, w.records[twin].offset
+			r = w.records[twin]
 		} else if w.isStored(i, memory, stored, buffers[ChunkSize:]) {
-			at := w.plan.places[i]
-			r.chunk.Codec, r.stored, r.offset = w.plan.pool.places[at].codec, w.plan.pool.places[at].stored, w.plan.pool.places[at].offset
-		} else if err := w.write(w.shardOf(i, worker), chunk, memory, encoder, &r); err != nil {
+			r = w.plan.pool.places[w.plan.places[i]]
+		} else if r, err = w.write(w.shardOf(i, worker), chunk, memory, encoder); err != nil {
 			return err
 		}
 	}
+	r.address = chunk.Address
 	w.records[i] = r
 	return nil
 }
@@ -228,17 +214,20 @@ func (w *rewriter) shardOf(i, worker int) int {
 	return 2 * worker
 }
 
-func (w *rewriter) write(shard int, chunk Chunk, memory []byte, encoder *coder, r *record) error {
+// write appends a chunk to a shard.
+func (w *rewriter) write(shard int, chunk Chunk, memory []byte, encoder *coder) (record, error) {
 	if chunk.Codec == Raw && w.options.Codec != Zero {
 		chunk = encoder.encode(chunk.Address, memory)
 	}
-	if err := w.options.Write(len(chunk.Data)); err != nil {
-		return err
+	if w.options.Write != nil {
+		if err := w.options.Write(len(chunk.Data)); err != nil {
+			return record{}, err
+		}
 	}
 	s := &w.shards[shard]
 	if err := s.open(w.options, shard); err != nil {
-		return err
+		return record{}, err
 	}
-	r.chunk.Codec, r.stored, r.shard, r.offset = chunk.Codec, uint32(len(chunk.Data)), uint32(shard), s.end
-	return s.write(chunk.Data)
+	r := record{chunk.Address, chunk.Size, chunk.Checksum, uint32(len(chunk.Data)), uint32(shard), s.end, chunk.Codec}
+	return r, s.write(chunk.Data)
 }

@@ -77,7 +77,7 @@ func joined(ranges []proc.Range) []proc.Range {
 func noteWritten(t *rapid.T, w *Writer) func() map[string]int64 {
 	var mutex sync.Mutex
 	ends := make(map[string]int64)
-	w.written = func(f *os.File, offset, size int64) {
+	w.Written = func(f *os.File, offset, size int64) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		if offset != ends[f.Name()] {
@@ -104,7 +104,7 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 		defer func() { must(t, w.Remove()); must(t, w.Close()) }()
 		durable := rapid.IntRange(0, 20).Draw(t, "durable") == 0
 		if durable {
-			w.sync = true
+			w.SyncAlong = true
 		}
 		written := noteWritten(t, w)
 		w.Reserve(int64(rapid.IntRange(0, 8*ChunkSize).Draw(t, "reserved")))
@@ -136,10 +136,9 @@ func TestWhatIsCopiedIsFilledInAgain(t *testing.T) {
 			clear(a.of(r))
 		}
 
-		files, err := OpenFiles(dir, testPID, &listing)
+		files, err := openFiles(dir, testPID, &listing)
 		must(t, err)
-		must(t, Check(files, testPID, &listing))
-		reader, err := NewReader(files, testPID, &listing)
+		reader, err := newReader(files, testPID, &listing)
 		must(t, err)
 		defer func() { must(t, reader.Close()) }()
 		if diff := cmp.Diff(joined(ranges), reader.Ranges()); diff != "" {

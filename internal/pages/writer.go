@@ -12,16 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Writer writes the memory of one process into files: an [Output].
+// Writer writes the memory of one process into files. It is a [Sink].
 type Writer struct {
 	id     string
 	pid    int
 	files  []*os.File // the index, then the shards
 	shards []shard
-	sync   bool
-	// written is told of every part of a file that is complete, by the worker that wrote it. The
-	// parts of a file follow each other. It may be nil.
-	written func(f *os.File, offset, size int64)
+	dir    string
+	// SyncAlong says to start writing each chunk to the disk as soon as it is in its file,
+	// so that less is left to sync at the end.
+	SyncAlong bool
+	// Written, if it is set, is called for every part of a file that is complete, in the order of the
+	// file: by several goroutines, one for each file, while the process is stopped.
+	Written func(f *os.File, offset, size int64)
 	// reserved says that the shards have more room than is written.
 	reserved bool
 }
@@ -37,11 +40,11 @@ type shard struct {
 // the process in the image. The files must not exist yet. If one cannot be created, none
 // remains.
 func Create(dir, id string, pid, shards int) (*Writer, error) {
-	w := &Writer{id: id, pid: pid}
+	w := &Writer{dir: dir, id: id, pid: pid}
 	for _, name := range NewListing(id, shards).Names(pid) {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		f, err := createFile(dir, name)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("pages: %w", err), w.Remove(), w.Close())
+			return nil, errors.Join(err, w.Remove(), w.Close())
 		}
 		w.files = append(w.files, f)
 	}
@@ -86,13 +89,12 @@ func (w *Writer) Put(worker int, chunk Chunk) error {
 			return err
 		}
 	}
-	r := record{chunk: chunk, stored: uint32(len(chunk.Data)), shard: uint32(worker), offset: s.end}
-	r.chunk.Data = nil
+	r := record{chunk.Address, chunk.Size, chunk.Checksum, uint32(len(chunk.Data)), uint32(worker), s.end, chunk.Codec}
 	if chunk.Codec != Zero {
 		if err := w.append(s, chunk.Data); err != nil {
 			return err
 		}
-		if w.sync {
+		if w.SyncAlong {
 			// If this fails, Sync still writes everything.
 			_ = unix.SyncFileRange(int(s.file.Fd()), r.offset, int64(r.stored), unix.SYNC_FILE_RANGE_WRITE)
 		}
@@ -108,8 +110,8 @@ func (w *Writer) append(s *shard, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("pages: %w", err)
 	}
-	if w.written != nil {
-		w.written(s.file, offset, int64(n))
+	if w.Written != nil {
+		w.Written(s.file, offset, int64(n))
 	}
 	return nil
 }
@@ -139,18 +141,13 @@ func (w *Writer) Finish() (Listing, error) {
 	for _, s := range w.shards {
 		records = append(records, s.records...)
 	}
-	slices.SortFunc(records, func(a, b record) int { return cmp.Compare(a.chunk.Address, b.chunk.Address) })
-	index := header(w.id, w.pid, indexShard)
-	for _, r := range records {
-		index = r.append(index)
-		l.Bytes += uint64(r.chunk.Size)
-	}
-	l.IndexChecksum = checksum(index)
+	slices.SortFunc(records, func(a, b record) int { return cmp.Compare(a.address, b.address) })
+	index := l.addIndex(w.pid, records)
 	if _, err := w.files[0].WriteAt(index, 0); err != nil {
 		return l, fmt.Errorf("pages: %w", err)
 	}
-	if w.written != nil {
-		w.written(w.files[0], 0, int64(len(index)))
+	if w.Written != nil {
+		w.Written(w.files[0], 0, int64(len(index)))
 	}
 	return l, nil
 }
@@ -188,29 +185,26 @@ func syncFile(f *os.File, moved func()) error {
 }
 
 // Remove removes the files. A file that is gone already is no error.
-func (w *Writer) Remove() error { return removeAll(w.files, (*os.File).Name) }
-
-// removeAll removes the files with these paths. A file that does not exist is no error.
-func removeAll[F any](files []F, path func(F) string) error {
-	var errs []error
-	for _, f := range files {
-		if err := os.Remove(path(f)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
+func (w *Writer) Remove() error {
+	var names []string
+	for _, f := range w.files {
+		names = append(names, filepath.Base(f.Name()))
 	}
-	return errors.Join(errs...)
+	return removeAll(w.dir, names)
 }
 
 // Identity returns what tells these files from others with the same names.
-func (w *Writer) Identity() (map[string]FileID, error) { return identities(w.files) }
+func (w *Writer) Identity() (map[string]FileID, error) {
+	ids := make(map[string]FileID)
+	for _, f := range w.files {
+		info, err := f.Stat()
+		if err != nil {
+			return nil, fmt.Errorf("pages: %w", err)
+		}
+		ids[filepath.Base(f.Name())] = Identify(info)
+	}
+	return ids, nil
+}
 
 // Close closes the files.
 func (w *Writer) Close() error { return closeAll(w.files) }
-
-func closeAll(files []*os.File) error {
-	var errs []error
-	for _, f := range files {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
-}

@@ -14,17 +14,17 @@ import (
 
 // OpenPages opens the pages of a member by the watcher's descriptors or, if the watcher is gone, by
 // their names.
-func OpenPages(s *journal.Record, m *journal.Member) (pages.Input, error) {
+func OpenPages(s *journal.Record, m *journal.Member) (*pages.Reader, error) {
 	input, err := watchedPages(s.Watcher, m)
 	for _, dir := range []string{s.CommittedDir, s.ImageDir} {
 		if err != nil && dir != "" {
-			input, err = pages.Files{Dir: dir}.Open(m.ImagePID, m.Pages.Listing)
+			input, err = pages.Open(dir, m.ImagePID, m.Pages.Listing)
 		}
 	}
 	return input, err
 }
 
-func watchedPages(watching *proc.Ident, m *journal.Member) (pages.Input, error) {
+func watchedPages(watching *proc.Ident, m *journal.Member) (*pages.Reader, error) {
 	if watching == nil {
 		return nil, errors.New("there is no watcher")
 	}
@@ -44,7 +44,7 @@ func RemovePages(s *journal.Record) error {
 	var errs []error
 	for _, m := range s.Members {
 		if m.Pages != nil {
-			errs = append(errs, pages.Files{Dir: s.ImageDir}.Remove(m.ImagePID, m.Pages.Listing))
+			errs = append(errs, pages.Remove(s.ImageDir, m.ImagePID, m.Pages.Listing))
 		}
 	}
 	return errors.Join(errs...)
@@ -53,7 +53,7 @@ func RemovePages(s *journal.Record) error {
 // neededBy names an open session that may bring its processes back from files in a directory. It
 // returns "" if there is none.
 func neededBy(runDir, dir string) (string, error) {
-	names, err := pages.Files{Dir: dir}.Names()
+	names, err := pages.Names(dir)
 	if err != nil || len(names) == 0 {
 		return "", err // no journal needs to be read
 	}

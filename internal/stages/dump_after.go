@@ -7,7 +7,6 @@ import (
 
 	"cucriu/internal/image"
 	"cucriu/internal/journal"
-	"cucriu/internal/pages"
 	"cucriu/internal/proc"
 	"cucriu/internal/session"
 )
@@ -75,7 +74,7 @@ func (c *call) checkWhole(r *journal.Record) error {
 	if r.Written == nil {
 		return nil // an earlier version began the dump
 	}
-	return r.Written.CheckWhole(c.stage.ImageDir, r.ImageDir, pages.Files{Dir: c.stage.ImageDir}, c.criu.RPC || c.criu.PagesElsewhere)
+	return r.Written.CheckWhole(c.stage.ImageDir, r.ImageDir, c.criu.RPC || c.criu.PagesElsewhere)
 }
 
 // networkUnlock stops the CUDA processes of a dump before criu lets go of them: those that it got

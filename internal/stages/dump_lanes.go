@@ -34,7 +34,7 @@ import (
 // lane is one process's way around criu.
 type lane struct {
 	*engine.Target
-	output  pages.Output
+	output  *pages.Writer
 	ranges  []proc.Range  // the staging memory
 	copied  chan struct{} // closed when the copy is over; nil before it begins
 	listing pages.Listing
@@ -109,15 +109,16 @@ func (d *lanes) plan() error {
 // create creates the files, empty, before any process is touched: the watcher is to hold them open from
 // then on.
 func (d *lanes) create() error {
-	store := pages.Files{Dir: d.imageDir, SyncAlong: d.syncs(), Written: d.stage.Written}
 	for _, t := range d.Targets {
 		if t.Member.Pages == nil {
 			continue
 		}
-		output, err := store.Create(t.Member.ImagePID, t.Member.Pages.Listing)
+		listing := t.Member.Pages.Listing
+		output, err := pages.Create(d.imageDir, listing.ID, t.Member.ImagePID, len(listing.ShardBytes))
 		if err != nil {
 			return err
 		}
+		output.SyncAlong, output.Written = d.syncs(), d.stage.Written
 		d.all = append(d.all, &lane{Target: t, output: output})
 		if d.Config.FastLane.Compress == pages.Raw {
 			output.Reserve(expectedBytes(t.Member.MemoryBytes))
@@ -138,8 +139,8 @@ func expectedBytes(memory map[cudackpt.UUID]uint64) int64 {
 }
 
 // outputs returns what the pages of the processes in the fast lane are written to.
-func (d *lanes) outputs() []pages.Output {
-	var outputs []pages.Output
+func (d *lanes) outputs() []*pages.Writer {
+	var outputs []*pages.Writer
 	for _, l := range d.open() {
 		outputs = append(outputs, l.output)
 	}

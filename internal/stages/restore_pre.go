@@ -13,7 +13,6 @@ import (
 	"cucriu/internal/inspect"
 	"cucriu/internal/journal"
 	"cucriu/internal/netlock"
-	"cucriu/internal/pages"
 	"cucriu/internal/session"
 	"cucriu/internal/watch"
 )
@@ -38,12 +37,12 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	go makeRoomForFiles(manifest.PageFiles())
+	go makeRoomForFiles(len(manifest.PageNames()))
 	watch.RecoverFirst(ctx, c.Env)
 	if err := planRestore(ctx, c.Env, manifest); err != nil {
 		return err
 	}
-	inputs, err := manifest.OpenPages(pages.Files{Dir: c.stage.ImageDir})
+	inputs, err := manifest.OpenPages(c.stage.ImageDir)
 	if err != nil {
 		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}.Err()
 	}

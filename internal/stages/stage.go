@@ -30,7 +30,7 @@ type Stage struct {
 	Commit func(context.Context) error `json:"-"`
 	// CommittedDir is where the image is after Commit; empty if that is still ImageDir.
 	CommittedDir string
-	// Written is told of the files of the GPU state as they grow: see [pages.Files.Written].
+	// Written is told of the files of the GPU state as they grow: see [pages.Writer].
 	Written func(f *os.File, offset, size int64) `json:"-"`
 	// Hold, if it is set, keeps the processes held after criu has done its part, until somebody
 	// decides.

@@ -354,11 +354,7 @@ func codecsOf(t *testing.T, images string) []pages.Codec {
 	if p.Pages == nil {
 		return nil
 	}
-	files, err := pages.OpenFiles(images, p.PID, p.Pages)
-	if err != nil {
-		t.Fatal(err)
-	}
-	reader, err := pages.NewReader(files, p.PID, p.Pages)
+	reader, err := pages.Open(images, p.PID, p.Pages)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func TestAJobComesBackFromStoredCheckpointsThatShareTheirState(t *testing.T) {
 				var last store.Checkpoint
 				for range 3 {
 					info := store.Info{CreatedAt: time.Now(), RootPID: job.PID, Command: "cudawork"}
-					last, err = s.Publish(t.Context(), testenv.DumpAndLeave(t, host, job, "-R"), info, nil)
+					last, err = s.Publish(t.Context(), testenv.DumpAndLeave(t, host, job, "-R"), info)
 					if err != nil {
 						t.Fatal(err)
 					}

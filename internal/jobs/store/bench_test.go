@@ -23,7 +23,7 @@ func BenchmarkPublish(b *testing.B) {
 				must(b, err)
 				defer s.Close()
 				memory := onTmpfs(b, "size=3g")
-				base, err := s.Publish(b.Context(), stageImage(b, filepath.Join(memory, "first"), 1, first), goodInfo(b), nil)
+				base, err := s.Publish(b.Context(), stageImage(b, filepath.Join(memory, "first"), 1, first), goodInfo(b))
 				must(b, err)
 				must(b, os.RemoveAll(filepath.Join(memory, "first")))
 				var change []int
@@ -35,7 +35,7 @@ func BenchmarkPublish(b *testing.B) {
 				staged := stageImage(b, filepath.Join(memory, "second"), 2, changed(first, 2, change...))
 				var written int64
 				for b.Loop() {
-					c, err := s.Publish(b.Context(), staged, goodInfo(b), nil)
+					c, err := s.Publish(b.Context(), staged, goodInfo(b))
 					must(b, err)
 					written = c.New
 					b.StopTimer()

@@ -8,8 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cucriu/internal/criuimage"
+	"cucriu/internal/durable"
 	"cucriu/internal/image"
 	"cucriu/internal/pages"
 )
@@ -35,67 +40,92 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // have its size, and all but the GPU's pages their checksum. Of those pages the indexes and
 // the headers are checked. [Store.Verify] checks everything.
 func (s *Store) Check(ctx context.Context, c Checkpoint) error {
-	_, err := s.check(ctx, c, func(int, string) error { return nil })
+	return s.check(ctx, c, 0, func(int) {})
+}
+
+// Verify reads all of a checkpoint, from the disk as far as the kernel allows that, and fails
+// if anything is not as it was written. The error says what. A checkpoint that is found complete
+// is marked as verified; on one that is not, the mark is removed. Verify calls read with how many
+// bytes it has just read, from several goroutines, unless it is nil.
+func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
+	if read == nil {
+		read = func(int) {}
+	}
+	dir := s.checkpointDir(c.Name)
+	for _, f := range c.Files {
+		dropCache(filepath.Join(dir, f.Name))
+	}
+	err := s.check(ctx, c, max(workers, 1), read)
+	mark := filepath.Join(dir, verifiedName)
+	switch {
+	case c.Err != nil, s.Fenced() != nil, err != nil && ctx.Err() != nil:
+		return err
+	case err != nil:
+		return errors.Join(err, removeMark(mark))
+	}
+	err = durable.WriteJSON(mark, verified{At: time.Now().UTC(), CRC32C: c.sum})
+	if durable.IsFull(err) {
+		s.log.Warn("A checkpoint is complete, but the disk has no room to note that", "checkpoint", c.Name)
+		err = nil
+	}
 	return err
 }
 
-// check is Check. It calls read for what it reads. It returns the manifest, which is zero if
-// there is none.
-func (s *Store) check(ctx context.Context, c Checkpoint, read func(n int, file string) error) (image.Manifest, error) {
+// dropCache drops a file from the page cache, so that it is read from the disk.
+func dropCache(path string) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return // the check says so
+	}
+	defer f.Close()
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+}
+
+// check is Check. With workers, so many threads read the GPU's pages, too.
+func (s *Store) check(ctx context.Context, c Checkpoint, workers int, read func(bytes int)) error {
 	if c.Err != nil {
-		return image.Manifest{}, c.Err
+		return c.Err
 	}
 	root, err := os.OpenRoot(s.checkpointDir(c.Name))
 	if err != nil {
-		return image.Manifest{}, fmt.Errorf("checkpoint %s: %w", c.Name, err)
+		return fmt.Errorf("checkpoint %s: %w", c.Name, err)
 	}
 	defer root.Close()
 	damage := func(file string, err error) error {
-		if isGivenUp(ctx, err) {
+		if ctx.Err() != nil {
 			return err
 		}
 		return &DamageError{Checkpoint: c.Name, File: file, Err: err}
 	}
 	if r, sum, err := readRecord(root); err != nil {
-		return image.Manifest{}, damage("", err)
+		return damage("", err)
 	} else if sum != c.sum {
-		return image.Manifest{}, damage(recordName, fmt.Errorf("it was exchanged for one of %v", r.CreatedAt))
+		return damage(recordName, fmt.Errorf("it was exchanged for one of %v", r.CreatedAt))
 	}
 	m, err := image.ReadManifest(root.Name())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return image.Manifest{}, damage(image.ManifestName, err)
+	if err != nil && (!errors.Is(err, fs.ErrNotExist) || c.file(image.ManifestName).Name != "") {
+		return damage(image.ManifestName, err)
 	}
-	isPage := pageNames(m)
+	isPage := m.PageNames()
 	for _, f := range c.Files {
 		if err := checkFile(ctx, root, f, !isPage[f.Name], read); err != nil {
-			return image.Manifest{}, damage(f.Name, err)
+			return damage(f.Name, err)
 		}
 		delete(isPage, f.Name)
 	}
 	for name := range isPage {
-		return image.Manifest{}, damage(name, errors.New("the manifest names it, and the checkpoint was made without it"))
+		return damage(name, errors.New("the manifest names it, and the checkpoint was made without it"))
 	}
-	if err := m.CheckPages(pages.Files{Dir: root.Name()}); err != nil {
-		return image.Manifest{}, damage("", err)
-	}
-	return m, nil
-}
-
-// pageNames returns the names of the files of pages that a manifest names.
-func pageNames(m image.Manifest) map[string]bool {
-	names := make(map[string]bool)
 	for _, p := range m.Processes {
-		if p.Pages != nil {
-			for _, name := range p.Pages.Names(p.PID) {
-				names[name] = true
-			}
+		if err := checkPages(ctx, root.Name(), p, workers, read); err != nil {
+			return damage("", fmt.Errorf("the GPU state of process %d (%s): %w", p.PID, p.Name, err))
 		}
 	}
-	return names
+	return nil
 }
 
 // checkFile fails if a file does not have its size or, with all, its checksum.
-func checkFile(ctx context.Context, root *os.Root, want File, all bool, read func(n int, file string) error) error {
+func checkFile(ctx context.Context, root *os.Root, want File, all bool, read func(bytes int)) error {
 	f, info, err := criuimage.OpenIn(root, want.Name)
 	if err != nil {
 		return err
@@ -107,28 +137,36 @@ func checkFile(ctx context.Context, root *os.Root, want File, all bool, read fun
 	if !all {
 		return nil
 	}
-	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	sum := crc32.New(castagnoli)
 	buffer := make([]byte, min(pieceBytes, want.Bytes+1))
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
+	for n := 0; err == nil; {
+		n, err = f.Read(buffer)
+		sum.Write(buffer[:n])
+		read(n)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		n, err := f.Read(buffer)
-		if n > 0 {
-			sum.Write(buffer[:n])
-			if err := read(n, want.Name); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
+	}
+	if !errors.Is(err, io.EOF) {
+		return err
 	}
 	if got := sum.Sum32(); got != want.CRC32C {
 		return fmt.Errorf("its CRC-32C is %08x, and %08x was written", got, want.CRC32C)
 	}
 	return nil
+}
+
+func checkPages(ctx context.Context, dir string, p image.Process, workers int, read func(bytes int)) error {
+	if p.Pages == nil {
+		return nil
+	}
+	reader, err := pages.Open(dir, p.PID, p.Pages)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	if workers == 0 {
+		return nil
+	}
+	return reader.Verify(ctx, workers, read)
 }

@@ -1,16 +1,20 @@
 package store
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
-	"path"
-	"path/filepath"
+	"io/fs"
+	"os"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"cucriu/cudackpt"
 	"cucriu/internal/image"
-	"cucriu/internal/proc"
 )
 
 // Clocks are the clocks of a job at the moment of its dump, as the job sees them.
@@ -22,7 +26,7 @@ type Clocks struct {
 // Info is what the supervisor knows of a checkpoint.
 type Info struct {
 	CreatedAt time.Time      `json:"created_at"`
-	Pause     time.Duration  `json:"pause_ns"`    // how long the job stood still
+	Pause     time.Duration  `json:"pause_ns"`    // for which the job was stopped
 	Duration  time.Duration  `json:"duration_ns"` // of the whole dump
 	Reason    string         `json:"reason,omitempty"`
 	Command   string         `json:"command"` // its name
@@ -38,7 +42,7 @@ type Info struct {
 type File struct {
 	Name   string `json:"name"` // in the checkpoint's directory, with slashes
 	Bytes  int64  `json:"bytes"`
-	CRC32C uint32 `json:"crc32c"`
+	CRC32C uint32 `json:"crc32c"` // 0 of GPU state, whose chunks have checksums
 }
 
 // Checkpoint is a checkpoint in the store.
@@ -61,68 +65,122 @@ type Checkpoint struct {
 	sum uint32 // of its record
 }
 
-const (
-	maxGPUs     = 1 << 10
-	maxFiles    = 1 << 20
-	maxText     = 4096 // bytes
-	maxName     = 1024 // bytes
-	maxDuration = 366 * 24 * time.Hour
-)
-
 var checkpointName = regexp.MustCompile(`^[0-9]{6,18}$`)
 
-// nameOf returns the name of the checkpoint with a number.
-func nameOf(number uint64) string { return fmt.Sprintf("%06d", number) }
-
-// Validate refuses what no supervisor can have handed in.
-func (i Info) Validate() error {
-	for _, t := range []struct{ what, text string }{
-		{"reason", i.Reason},
-		{"command", i.Command},
-		{"host", i.Host},
-		{"kernel", i.Kernel},
-		{"driver", i.Driver},
-	} {
-		if !isPrintable(t.text) {
-			return fmt.Errorf("the %s is %q", t.what, proc.Printable(t.text[:min(len(t.text), 80)]))
-		}
-	}
-	switch {
-	case i.CreatedAt.Year() < 1970 || i.CreatedAt.Year() > 9999:
-		return fmt.Errorf("it was made in the year %d", i.CreatedAt.Year())
-	case i.Pause < 0 || i.Pause > maxDuration || i.Duration < 0 || i.Duration > maxDuration:
-		return fmt.Errorf("the pause is %v, and the dump took %v", i.Pause, i.Duration)
-	case i.RootPID <= 0 || i.RootPID > 1<<22:
-		return fmt.Errorf("the root has pid %d", i.RootPID)
-	case i.Clocks.Monotonic < 0 || i.Clocks.Boottime < 0:
-		return fmt.Errorf("the clocks are %+v", i.Clocks)
-	case len(i.GPUs) > maxGPUs:
-		return fmt.Errorf("it has %d GPUs", len(i.GPUs))
-	}
-	seen := make(map[cudackpt.UUID]bool)
-	for _, gpu := range i.GPUs {
-		if gpu.UUID == (cudackpt.UUID{}) || seen[gpu.UUID] {
-			return fmt.Errorf("GPU %v is named twice or has no UUID", gpu.UUID)
-		}
-		seen[gpu.UUID] = true
-		if !isPrintable(gpu.Model) || !isPrintable(gpu.PCIBusID) || gpu.Minor < 0 {
-			return fmt.Errorf("GPU %v is a %q at %q", gpu.UUID, proc.Printable(gpu.Model), proc.Printable(gpu.PCIBusID))
-		}
+// checkName refuses what is not the name of a checkpoint.
+func (s *Store) checkName(name string) error {
+	if !checkpointName.MatchString(name) {
+		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
 	}
 	return nil
 }
 
-// isPrintable reports whether text is safe to show on terminals and in logs.
-func isPrintable(text string) bool { return len(text) <= maxText && text == proc.Printable(text) }
+// nameOf returns the name of the checkpoint with a number.
+func nameOf(number uint64) string { return fmt.Sprintf("%06d", number) }
 
-// isFileName reports whether a file of a checkpoint may have this name. It leads nowhere but
-// into the checkpoint's directory, and is not that of a file which the store writes there.
-func isFileName(name string) bool {
-	return name != "" && name != "." && len(name) <= maxName && isPrintable(name) && path.Clean(name) == name && filepath.IsLocal(name) &&
-		!strings.ContainsRune(name, '\\') && !isOwnFile(name)
+// number returns the number of a checkpoint, or 0.
+func number(name string) uint64 {
+	n, _ := strconv.ParseUint(name, 10, 64)
+	return n
 }
 
-// isOwnFile reports whether the store itself writes a file with this name.
-func isOwnFile(name string) bool {
-	return name == recordName || name == verifiedName || name == pinnedName || name == givenUpName || name == trialName
+// Checkpoints returns all checkpoints, the oldest first. One that cannot be used has its Err
+// set.
+func (s *Store) Checkpoints() ([]Checkpoint, error) {
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	var all []Checkpoint
+	for _, name := range names {
+		c, err := s.read(name)
+		if errors.Is(err, errGone) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			c = Checkpoint{Name: name, Dir: s.checkpointDir(name), Err: fmt.Errorf("checkpoint %s: %w", name, err)}
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// Checkpoint returns the checkpoint with a name.
+func (s *Store) Checkpoint(name string) (Checkpoint, error) {
+	if err := s.checkName(name); err != nil {
+		return Checkpoint{}, err
+	}
+	c, err := s.read(name)
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	return c, nil
+}
+
+// names returns the names of all checkpoints, the oldest first.
+func (s *Store) names() ([]string, error) {
+	entries, err := os.ReadDir(s.path(checkpointsDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpoints: %w", err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if checkpointName.MatchString(entry.Name()) {
+			names = append(names, entry.Name())
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(number(a), number(b)) })
+	return names, nil
+}
+
+// nextName returns a name that no checkpoint has, and none that is being written or removed.
+func (s *Store) nextName() (string, error) {
+	entries, err := os.ReadDir(s.path(checkpointsDir))
+	if err != nil {
+		return "", err
+	}
+	var last uint64
+	for _, entry := range entries {
+		last = max(last, number(strings.TrimPrefix(entry.Name(), partialPrefix)))
+	}
+	return nameOf(last + 1), nil
+}
+
+var errGone = errors.New("there is no such checkpoint")
+
+// read reads the record and the marks of a checkpoint, and counts which files it shares.
+func (s *Store) read(name string) (Checkpoint, error) {
+	dir := s.checkpointDir(name)
+	info, err := os.Lstat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Checkpoint{}, errGone
+	}
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	if !info.IsDir() {
+		return Checkpoint{}, errors.New("it is not a directory")
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	defer root.Close()
+	r, sum, err := readRecord(root)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	c := Checkpoint{Name: name, Dir: dir, Info: r.Info, Generation: r.Generation, New: r.NewBytes, Files: r.Files, sum: sum}
+	for _, f := range r.Files {
+		c.Bytes += f.Bytes
+		info, err := root.Lstat(f.Name)
+		if err == nil && info.Sys().(*syscall.Stat_t).Nlink > 1 {
+			c.Shared += f.Bytes
+		}
+	}
+	c.readMarks(root)
+	return c, nil
 }

@@ -32,6 +32,8 @@ func wantError(t testing.TB, err error, why string) {
 	}
 }
 
+func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
+
 const (
 	jobPID    = 7
 	baseChunk = 0x7f0000000000
@@ -94,7 +96,7 @@ func writePages(t testing.TB, dir string, id int, m memory) pages.Listing {
 	for i, data := range m {
 		chunk := pages.Chunk{Address: baseChunk + uint64(i)*pages.ChunkSize, Size: pages.ChunkSize, Codec: pages.Zero}
 		if data != nil {
-			chunk.Codec, chunk.Checksum, chunk.Data = pages.Raw, crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli)), data
+			chunk.Codec, chunk.Checksum, chunk.Data = pages.Raw, checksum(data), data
 		}
 		must(t, w.Put(i%2, chunk))
 	}
@@ -129,7 +131,7 @@ func publish(t testing.TB, s *Store, id int, m memory, others ...process) Checkp
 	t.Helper()
 	staged := filepath.Join(s.Dir(), "image") // on the same file system
 	stageMemory(t, stageImage(t, staged, id, m), others...)
-	c, err := s.Publish(t.Context(), staged, goodInfo(t), nil)
+	c, err := s.Publish(t.Context(), staged, goodInfo(t))
 	must(t, err)
 	must(t, os.RemoveAll(staged))
 	return c

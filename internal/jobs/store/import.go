@@ -1,21 +1,22 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+	"time"
 
 	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
 	"cucriu/internal/pages"
 )
 
-// Listed is a checkpoint as the store of another host is told of it. A checkpoint with the same
+// Listed is a checkpoint as it is announced to the store of another host. A checkpoint with the same
 // name and checksum there is the same.
 type Listed struct {
 	Name   string       `json:"name"`
@@ -42,23 +43,19 @@ func (s *Store) List(wanted func(name string, crc32c uint32) bool) ([]Listed, er
 	var listed []Listed
 	seen := make(map[pages.FileID]string)
 	for _, c := range all {
-		if c.Err != nil || c.GivenUp != "" || !wanted(c.Name, c.sum) {
+		if !c.usable() || !wanted(c.Name, c.sum) {
 			continue
 		}
 		l := Listed{Name: c.Name, CRC32C: c.sum, Pinned: c.Pinned}
-		names := []string{recordName}
-		for _, f := range c.Files {
-			names = append(names, f.Name)
-		}
-		for _, name := range names {
-			info, err := os.Lstat(filepath.Join(c.Dir, name))
+		for _, named := range append([]File{{Name: recordName}}, c.Files...) {
+			info, err := os.Lstat(filepath.Join(c.Dir, named.Name))
 			if err != nil {
 				return nil, fmt.Errorf("checkpoint %s: %w", c.Name, err)
 			}
-			f := ListedFile{Name: name, Bytes: info.Size()}
+			f := ListedFile{Name: named.Name, Bytes: info.Size()}
 			id := pages.Identify(info)
 			if f.SameAs = seen[id]; f.SameAs == "" {
-				seen[id] = c.Name + "/" + name
+				seen[id] = c.Name + "/" + f.Name
 			}
 			l.Files = append(l.Files, f)
 		}
@@ -73,101 +70,70 @@ func (s *Store) List(wanted func(name string, crc32c uint32) bool) ([]Listed, er
 func (s *Store) Import(ctx context.Context, l Listed, from func(number int) string) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if err := s.mayChange(); err != nil {
+	if err := errors.Join(s.mayChange(), s.checkName(l.Name)); err != nil {
 		return err
-	}
-	if err := l.validate(); err != nil {
-		return fmt.Errorf("import a checkpoint: %w", err)
 	}
 	if there, err := s.read(l.Name); err == nil && there.sum == l.CRC32C {
 		return nil
 	}
-	partial := s.checkpointDir(partialPrefix + l.Name)
-	err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700))
-	if err == nil {
-		err = s.fill(ctx, partial, l, from)
-	}
-	if err == nil { // one of that name is of a time line that is no more
-		err = os.RemoveAll(s.checkpointDir(l.Name))
-	}
-	if err == nil {
-		err = os.Rename(partial, s.checkpointDir(l.Name))
-	}
+	err := s.create(ctx, l.Name, func(partial string) error { return s.receive(ctx, partial, l, from) })
 	if err != nil {
-		return errors.Join(fmt.Errorf("import checkpoint %s: %w", l.Name, err), os.RemoveAll(partial))
-	}
-	return durable.Sync(s.path(checkpointsDir))
-}
-
-// validate refuses what leads out of the checkpoint's directory.
-func (l Listed) validate() error {
-	if !checkpointName.MatchString(l.Name) {
-		return fmt.Errorf("%.40q is not the name of a checkpoint", l.Name)
-	}
-	if len(l.Files) > maxFiles {
-		return fmt.Errorf("%s has %d files", l.Name, len(l.Files))
-	}
-	for _, f := range l.Files {
-		if f.Name != recordName && !isFileName(f.Name) {
-			return fmt.Errorf("a file of a checkpoint cannot be called %.80q", f.Name)
-		}
-		if f.SameAs == "" {
-			continue
-		}
-		name, file, _ := strings.Cut(f.SameAs, "/")
-		if !checkpointName.MatchString(name) || !isFileName(file) {
-			return fmt.Errorf("%.80q is no file of a checkpoint", f.SameAs)
-		}
+		return fmt.Errorf("import checkpoint %s: %w", l.Name, err)
 	}
 	return nil
 }
 
-// fill brings the files of a checkpoint into its partial directory, and waits until they are on
-// disk.
-func (s *Store) fill(ctx context.Context, partial string, l Listed, from func(number int) string) error {
+// receive brings the files of a checkpoint into its partial directory.
+func (s *Store) receive(ctx context.Context, partial string, l Listed, from func(number int) string) error {
 	root, err := os.OpenRoot(partial)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	dirs := []string{"."}
+	bytes := make(map[string]int64)
 	for i, f := range l.Files {
-		if err := ctx.Err(); err != nil {
+		if f.Name != recordName && !isFileName(f.Name) {
+			return fmt.Errorf("a file of a checkpoint cannot be called %.80q", f.Name)
+		}
+		if err := cmp.Or(ctx.Err(), root.MkdirAll(filepath.Dir(f.Name), 0o700)); err != nil {
 			return err
 		}
-		if dir := filepath.Dir(f.Name); !slices.Contains(dirs, dir) {
-			if err := root.MkdirAll(dir, 0o700); err != nil {
-				return err
-			}
-			dirs = append(dirs, dir)
+		path := filepath.Join(partial, f.Name)
+		if f.SameAs == "" {
+			err = os.Rename(from(i), path)
+		} else {
+			err = s.linkSame(partial, l.Name, f)
 		}
-		if err := s.place(partial, l.Name, f, from(i)); err != nil {
+		if err != nil {
 			return err
 		}
-		if err := durable.Sync(filepath.Join(partial, f.Name)); err != nil {
-			return err
+		bytes[f.Name] = f.Bytes
+	}
+	// The record must be the one that was announced, with these files.
+	r, sum, err := readRecord(root)
+	if err != nil {
+		return err
+	}
+	if sum != l.CRC32C || len(r.Files)+1 != len(l.Files) {
+		return errors.New("its record is another one than was announced")
+	}
+	for _, f := range r.Files {
+		if n, listed := bytes[f.Name]; !listed || n != f.Bytes {
+			return fmt.Errorf("%s is missing", f.Name)
 		}
 	}
 	if l.Pinned {
-		if err := putMark(filepath.Join(partial, pinnedName)); err != nil {
-			return err
-		}
+		return durable.WriteJSON(filepath.Join(partial, pinnedName), time.Now().UTC())
 	}
-	for _, dir := range dirs {
-		if err := durable.Sync(filepath.Join(partial, dir)); err != nil {
-			return err
-		}
-	}
-	return l.isRecordOf(root)
+	return nil
 }
 
-// place links or moves a file to where it belongs.
-func (s *Store) place(partial, checkpoint string, f ListedFile, from string) error {
-	to := filepath.Join(partial, f.Name)
-	if f.SameAs == "" {
-		return os.Rename(from, to)
-	}
+// linkSame makes a file another name of one that is here already.
+func (s *Store) linkSame(partial, checkpoint string, f ListedFile) error {
 	of, file, _ := strings.Cut(f.SameAs, "/")
+	if !checkpointName.MatchString(of) || !isFileName(file) {
+		return fmt.Errorf("%.80q is no file of a checkpoint", f.SameAs)
+	}
 	dir := s.checkpointDir(of)
 	if of == checkpoint {
 		dir = partial
@@ -185,26 +151,5 @@ func (s *Store) place(partial, checkpoint string, f ListedFile, from string) err
 	if info.Size() != f.Bytes {
 		return fmt.Errorf("%s has %d bytes, and not %d: %w", f.SameAs, info.Size(), f.Bytes, fs.ErrInvalid)
 	}
-	return os.Link(filepath.Join(dir, file), to)
-}
-
-// isRecordOf fails unless the record in a directory is the one that was listed, with these files.
-func (l Listed) isRecordOf(root *os.Root) error {
-	r, sum, err := readRecord(root)
-	if err != nil {
-		return err
-	}
-	if sum != l.CRC32C || len(r.Files)+1 != len(l.Files) {
-		return errors.New("its record is another one than was announced")
-	}
-	bytes := make(map[string]int64)
-	for _, f := range l.Files {
-		bytes[f.Name] = f.Bytes
-	}
-	for _, f := range r.Files {
-		if n, listed := bytes[f.Name]; !listed || n != f.Bytes {
-			return fmt.Errorf("%s is missing", f.Name)
-		}
-	}
-	return nil
+	return os.Link(filepath.Join(dir, file), filepath.Join(partial, f.Name))
 }

@@ -24,12 +24,10 @@ func restored(t testing.TB, dir string) memory {
 	t.Helper()
 	manifest, err := image.ReadManifest(dir)
 	must(t, err)
-	files, err := pages.OpenFiles(dir, jobPID, manifest.Processes[0].Pages)
-	must(t, err)
-	reader, err := pages.NewReader(files, jobPID, manifest.Processes[0].Pages)
+	reader, err := pages.Open(dir, jobPID, manifest.Processes[0].Pages)
 	must(t, err)
 	defer reader.Close()
-	must(t, reader.Verify(t.Context(), 1, func(int, string) error { return nil }))
+	must(t, reader.Verify(t.Context(), 1, func(int) {}))
 	var m memory
 	for i := range reader.Chunks() {
 		chunk, err := reader.Get(i, make([]byte, pages.ChunkSize))
@@ -198,7 +196,7 @@ func TestADamagedDumpIsNotPublished(t *testing.T) {
 	staged := stageImage(t, filepath.Join(t.TempDir(), "image"), 2, m)
 	shard := "cucriu-pages-" + dumpID(2) + "-7-1.img"
 	must(t, flip(filepath.Join(staged, shard), content(t, staged)[shard], 4096+100))
-	_, err := s.Publish(t.Context(), staged, goodInfo(t), nil)
+	_, err := s.Publish(t.Context(), staged, goodInfo(t))
 	wantError(t, err, "is damaged")
 	wantWhole(t, s, a.Name)
 }
@@ -324,23 +322,20 @@ func wantDecoded(t testing.TB, s *Store, c Checkpoint, want memory) {
 	t.Helper()
 	staged := t.TempDir()
 	listing := writePages(t, staged, 99, want)
-	files, err := pages.OpenFiles(staged, jobPID, &listing)
-	must(t, err)
-	reader, err := pages.NewReader(files, jobPID, &listing)
+	reader, err := pages.Open(staged, jobPID, &listing)
 	must(t, err)
 	defer reader.Close()
 	var pool pages.Pool
 	defer pool.Close()
 	must(t, pool.Add(c.Name, c.Dir, jobPID, readListing(t, c.Dir)))
 	same := pages.NewPlan(reader, &pool)
-	none := func(int) error { return nil }
 	dir := filepath.Join(s.Dir(), checkpointsDir) // on the same file system
-	got, err := pages.Rewrite(t.Context(), same, pages.RewriteOptions{Dir: dir, ID: dumpID(98), PID: jobPID, Read: none, Write: none})
+	got, err := pages.Rewrite(t.Context(), same, pages.RewriteOptions{Dir: dir, ID: dumpID(98), PID: jobPID})
 	must(t, err)
 	for _, name := range got.Listing.Names(jobPID) {
 		must(t, os.Remove(filepath.Join(dir, name)))
 	}
-	if len(got.Written) != 1 || len(got.Damaged) > 0 {
+	if len(got.Linked) != len(got.Listing.ShardBytes) || len(got.Damaged) > 0 {
 		t.Errorf("%s does not hold what was dumped: %+v", c.Name, got)
 	}
 }
@@ -365,7 +360,7 @@ func TestProcessesWithTheSameStateStoreItOnce(t *testing.T) {
 	twin.Pages = &listing
 	manifest.Processes = append(manifest.Processes, twin)
 	must(t, manifest.Write(staged))
-	c, err := s.Publish(t.Context(), staged, goodInfo(t), nil)
+	c, err := s.Publish(t.Context(), staged, goodInfo(t))
 	must(t, err)
 	if c.New > 33*chunk+rest {
 		t.Errorf("%d bytes are new", c.New)
@@ -421,7 +416,7 @@ func TestAnyHistoryKeepsEveryCheckpointWhole(t *testing.T) {
 			if rapid.Bool().Draw(r, "move") {
 				m = append(slices.Clone(m[chunks/3:]), m[:chunks/3]...)
 			}
-			c, err := s.Publish(t.Context(), stageImage(t, filepath.Join(dir, fmt.Sprint(dump)), dump, m), goodInfo(t), nil)
+			c, err := s.Publish(t.Context(), stageImage(t, filepath.Join(dir, fmt.Sprint(dump)), dump, m), goodInfo(t))
 			must(t, err)
 			want[c.Name] = m
 			listing := readListing(t, c.Dir)

@@ -57,7 +57,7 @@ func change(order string) error {
 		return err
 	}
 	info = all[0].Info
-	c, err := s.Publish(context.Background(), staged, info, nil)
+	c, err := s.Publish(context.Background(), staged, info)
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"cucriu/internal/proc"
 )
 
-// Marks say something about a checkpoint that was not known when it was made. They lie in its
+// Marks say something about a checkpoint that was not known when it was made. They are files in its
 // directory, so that they go with it.
 const (
 	verifiedName = "verified.json"
@@ -32,100 +32,68 @@ type verified struct {
 	CRC32C uint32    `json:"crc32c"` // of the record of the checkpoint
 }
 
-func isVerified(root *os.Root, sum uint32) bool {
-	f, _, err := criuimage.OpenIn(root, verifiedName)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	var v verified
-	data, err := readAll(f, maxMarkBytes)
-	return err == nil && json.Unmarshal(data, &v) == nil && v.CRC32C == sum && !v.At.IsZero()
-}
-
 // givenUp is what givenUpName holds.
 type givenUp struct {
 	At  time.Time `json:"at"`
 	Why string    `json:"why"`
 }
 
-func givenUpFor(root *os.Root) string {
-	f, _, err := criuimage.OpenIn(root, givenUpName)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
+// readMarks reads the marks in the directory of a checkpoint.
+func (c *Checkpoint) readMarks(root *os.Root) {
+	_, err := root.Lstat(pinnedName)
+	c.Pinned = err == nil
+	var v verified
+	c.Verified = readMark(root, verifiedName, &v) == nil && v.CRC32C == c.sum && !v.At.IsZero()
 	var g givenUp
-	data, err := readAll(f, maxMarkBytes)
-	if err != nil || json.Unmarshal(data, &g) != nil || g.Why == "" {
-		return "unknown"
+	if err := readMark(root, givenUpName, &g); err == nil && g.Why != "" {
+		c.GivenUp = proc.Printable(g.Why)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		c.GivenUp = "unknown"
 	}
-	return proc.Printable(g.Why)
+	var t image.Trial
+	if readMark(root, trialName, &t) == nil {
+		t.Outcome, t.Why = image.TrialOutcome(proc.Printable(string(t.Outcome))), proc.Printable(t.Why)
+		c.Trial = &t
+	}
 }
 
-// GiveUp says that the job has gone on from an older checkpoint, because this one did not restore.
-// Its files have changed since: this one might not restore any more, or set the job back.
-func (s *Store) GiveUp(name string, why error) error {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if err := s.mayChange(); err != nil {
+func readMark(root *os.Root, name string, mark any) error {
+	f, _, err := criuimage.OpenIn(root, name)
+	if err != nil {
 		return err
 	}
-	if !checkpointName.MatchString(name) {
-		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
+	defer f.Close()
+	data, err := durable.ReadAll(f, maxMarkBytes)
+	if err == nil {
+		err = json.Unmarshal(data, mark)
 	}
-	text := proc.Printable(why.Error())
-	mark := givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]}
-	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(name), givenUpName), mark); err != nil {
-		return fmt.Errorf("give up checkpoint %s: %w", name, err)
+	return err
+}
+
+// mark writes a mark of a checkpoint.
+func (s *Store) mark(checkpoint, name string, mark any) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if err := errors.Join(s.checkName(checkpoint), s.mayChange()); err != nil {
+		return err
+	}
+	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(checkpoint), name), mark); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", checkpoint, err)
 	}
 	return nil
 }
 
-// trialOf returns the trial restore of a checkpoint; nil if there was none.
-func trialOf(root *os.Root) *image.Trial {
-	f, _, err := criuimage.OpenIn(root, trialName)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	var t image.Trial
-	data, err := readAll(f, maxMarkBytes)
-	if err != nil || json.Unmarshal(data, &t) != nil {
-		return nil
-	}
-	t.Outcome, t.Why = image.TrialOutcome(proc.Printable(string(t.Outcome))), proc.Printable(t.Why)
-	return &t
+// GiveUp records that the job has resumed from an older checkpoint, because this one did not restore.
+// Its files have changed since: this one might not restore any more, or set the job back.
+func (s *Store) GiveUp(name string, why error) error {
+	text := proc.Printable(why.Error())
+	return s.mark(name, givenUpName, givenUp{At: time.Now().UTC(), Why: text[:min(len(text), maxText)]})
 }
 
 // NoteTrial records how the trial restore of a checkpoint went.
 func (s *Store) NoteTrial(name string, t image.Trial) error {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if err := s.mayChange(); err != nil {
-		return err
-	}
-	if !checkpointName.MatchString(name) {
-		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
-	}
 	t.Why = t.Why[:min(len(t.Why), maxText)]
-	if err := durable.WriteJSON(filepath.Join(s.checkpointDir(name), trialName), t); err != nil {
-		return fmt.Errorf("trial of checkpoint %s: %w", name, err)
-	}
-	return nil
-}
-
-func isPinned(root *os.Root) bool {
-	_, err := root.Lstat(pinnedName)
-	return err == nil
-}
-
-func (s *Store) markVerified(c Checkpoint) error {
-	return durable.WriteJSON(filepath.Join(s.checkpointDir(c.Name), verifiedName), verified{At: time.Now().UTC(), CRC32C: c.sum})
-}
-
-func (s *Store) unmarkVerified(c Checkpoint) error {
-	return removeMark(filepath.Join(s.checkpointDir(c.Name), verifiedName))
+	return s.mark(name, trialName, t)
 }
 
 // Pin says that a checkpoint is never pruned, or that it may be again.
@@ -134,31 +102,19 @@ func (s *Store) Pin(name string, pinned bool) error {
 	if err := s.Fenced(); err != nil {
 		return err
 	}
-	if _, err := s.Checkpoint(name); err != nil {
+	c, err := s.Checkpoint(name)
+	switch path := filepath.Join(c.Dir, pinnedName); {
+	case err != nil:
 		return err
-	}
-	path := filepath.Join(s.checkpointDir(name), pinnedName)
-	var err error
-	if pinned {
-		err = putMark(path)
-	} else {
+	case pinned && !c.Pinned:
+		err = durable.WriteJSON(path, time.Now().UTC())
+	case !pinned:
 		err = removeMark(path)
 	}
 	if err != nil {
 		return fmt.Errorf("pin checkpoint %s: %w", name, err)
 	}
 	return nil
-}
-
-func putMark(path string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close(), durable.Sync(filepath.Dir(path)))
 }
 
 func removeMark(path string) error {

@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -26,83 +27,59 @@ import (
 const parentDir = criuimage.ParentName
 
 // memory puts those images of memory into the partial directory that are stored as a difference,
-// and returns the names of the staged files that they stand for. The hosts of a job are set
-// up alike.
-func (d *drainer) memory(names []string) (put map[string]bool, err error) {
-	put = make(map[string]bool)
-	bases, err := d.store.memoryBases()
-	if err != nil || len(bases) == 0 {
-		return put, err
+// and adds the staged files that they replace to done. The hosts of a job are set up alike.
+func (p *publication) memory(names []string, done map[string]bool) error {
+	if len(p.bases) == 0 {
+		return nil
 	}
-	err = criuimage.Divide(d.from, names, criuimage.LargestArea(), func(staged *criuimage.Memory) error {
+	return criuimage.Divide(p.from, names, criuimage.LargestArea(), func(staged *criuimage.Memory) error {
 		defer staged.Close()
-		divided, err := d.difference(staged, bases)
+		divided, err := p.difference(staged)
 		if divided {
-			put[staged.Name], put[staged.PagesName] = true, true
+			done[staged.Name], done[staged.PagesName] = true, true
 		}
 		return err
 	})
-	return put, err
-}
-
-func hasFile(c Checkpoint, name string) bool {
-	return slices.ContainsFunc(c.Files, func(f File) bool { return f.Name == name })
 }
 
 // difference puts memory into the partial directory as a difference, if that pays.
-func (d *drainer) difference(staged *criuimage.Memory, bases []Checkpoint) (divided bool, err error) {
-	at := slices.IndexFunc(bases, func(c Checkpoint) bool { return hasFile(c, staged.Name) })
+func (p *publication) difference(staged *criuimage.Memory) (divided bool, err error) {
+	at := slices.IndexFunc(p.bases, func(c Checkpoint) bool { return c.file(staged.Name).Name != "" })
 	if at < 0 {
 		return false, nil
 	}
-	base, err := openMemoryBase(bases[at], staged.Name)
-	if err != nil {
-		d.warn((&DamageError{Checkpoint: bases[at].Name, Err: err}).Error())
-		return false, nil
+	base, err := openMemoryBase(p.bases[at], staged.Name)
+	var difference pagemap.Difference
+	if err == nil {
+		defer base.close()
+		difference, err = p.compare(staged, base)
 	}
-	defer base.close()
-	difference, err := d.compare(staged, base)
-	var damage *DamageError
 	switch {
 	case errors.Is(err, pagemap.ErrDiffers):
 		return false, nil
-	case errors.As(err, &damage):
-		d.warn(err.Error())
+	case errors.As(err, new(*DamageError)):
+		p.warn(err.Error())
 		return false, nil
 	case err != nil:
 		return false, err
 	}
-	linked, err := d.parent(staged, base)
-	if err != nil || !linked {
-		d.done -= staged.Bytes // it will be copied
+	if linked, err := p.parent(staged, base); err != nil || !linked {
 		return false, err
 	}
-	if err := d.changed(staged.Name, difference); err != nil {
-		return false, err
-	}
-	info, err := d.from.Lstat(staged.Name)
+	err = p.put(staged.PagesName, nil, func(to io.Writer) error { return difference.WriteChanged(p.ctx, to) })
 	if err == nil {
-		d.report(staged.Name, info.Size())
+		err = p.pagemap(staged.Name, difference.Map)
 	}
 	return true, err
 }
 
 // compare compares staged memory with a base. It fails with [pagemap.ErrDiffers] if too little is
 // the same, and with a [DamageError] if the base is not what was written.
-func (d *drainer) compare(staged *criuimage.Memory, base *memoryBase) (_ pagemap.Difference, err error) {
+func (p *publication) compare(staged *criuimage.Memory, base *memoryBase) (pagemap.Difference, error) {
 	if base.Validate() != nil {
 		return pagemap.Difference{}, pagemap.ErrDiffers
 	}
-	done := d.done
-	defer func() {
-		if err != nil {
-			d.done = done // all of it will be copied
-		}
-	}()
-	difference, err := pagemap.Compare(staged.Dump, base.Dump, staged.Own, staged.Bytes/2, func(n int) error {
-		d.report(staged.Name, min(int64(n), done+staged.Bytes-d.done))
-		return d.store.pay(d.ctx, n)
-	})
+	difference, err := pagemap.Compare(p.ctx, staged.Dump, base.Dump, staged.Own, staged.Bytes/2)
 	same := difference.Map.ParentBytes()
 	switch sum := base.pagesRecord.CRC32C; {
 	case errors.Is(err, pagemap.ErrUnreadable):
@@ -115,82 +92,112 @@ func (d *drainer) compare(staged *criuimage.Memory, base *memoryBase) (_ pagemap
 		err := fmt.Errorf("its CRC-32C is %08x, and %08x was written", difference.Checksum, sum)
 		return difference, &DamageError{Checkpoint: base.checkpoint, File: base.pagesRecord.Name, Err: err}
 	}
-	d.report(staged.Name, done+staged.Bytes-d.done)
 	return difference, nil
 }
 
 // parent links a base into the parent of the partial directory. It reports false where the file
-// system has no links.
-func (d *drainer) parent(staged *criuimage.Memory, base *memoryBase) (bool, error) {
-	if err := d.to.Mkdir(parentDir, 0o700); err == nil {
-		d.dirs = append(d.dirs, parentDir)
-	} else if !errors.Is(err, fs.ErrExist) {
+// system has no links, or if somebody has just removed the checkpoint.
+func (p *publication) parent(staged *criuimage.Memory, base *memoryBase) (bool, error) {
+	if err := p.store.step(p.ctx, stepLink); err != nil {
 		return false, err
 	}
-	pages := parentDir + "/" + staged.PagesName
-	linked, err := d.linkBase(base.File, pages)
+	if err := p.to.Mkdir(parentDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return false, err
+	}
+	name := parentDir + "/" + staged.Name
+	linked, err := p.linkBase(base.File, parentDir+"/"+staged.PagesName, base.pagesRecord)
 	if err != nil || !linked {
-		if d.to.Remove(parentDir) == nil {
-			d.dirs = slices.DeleteFunc(d.dirs, func(dir string) bool { return dir == parentDir })
-		}
-		return false, err
-	}
-	d.add(File{Name: pages, Bytes: base.pagesRecord.Bytes, CRC32C: base.pagesRecord.CRC32C}, 0)
-	if err := d.store.step(d.ctx, stepFile); err != nil {
+		_ = p.to.Remove(parentDir) // unless it holds others
 		return false, err
 	}
 	if base.Map.PagesID == staged.Map.PagesID {
-		if linked, err = d.linkBase(base.pagemap, parentDir+"/"+staged.Name); err != nil {
-			return false, err
-		}
-		if linked {
-			d.add(File{Name: parentDir + "/" + staged.Name, Bytes: base.pagemapRecord.Bytes, CRC32C: base.pagemapRecord.CRC32C}, 0)
-			return true, d.store.step(d.ctx, stepFile)
+		if linked, err = p.linkBase(base.pagemap, name, base.pagemapRecord); err != nil || linked {
+			return true, err
 		}
 	}
 	// The numbers are those of this dump. In parent there may be memory of several.
 	m := base.Map
 	m.PagesID = staged.Map.PagesID
-	return true, d.pagemap(parentDir+"/"+staged.Name, m)
+	return true, p.pagemap(name, m)
 }
 
-// linkBase is link. Somebody may have removed the checkpoint just now.
-func (d *drainer) linkBase(f *os.File, name string) (bool, error) {
-	linked, err := d.link(f, name)
+// linkBase gives a file of an earlier checkpoint a name in the partial directory.
+func (p *publication) linkBase(f *os.File, name string, record File) (bool, error) {
+	linked, err := p.link(f, name)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	return linked, err
+	if err != nil || !linked {
+		return false, err
+	}
+	p.add(File{Name: name, Bytes: record.Bytes, CRC32C: record.CRC32C}, 0)
+	return true, p.store.step(p.ctx, stepFile)
 }
 
-// changed writes a difference.
-func (d *drainer) changed(name string, difference pagemap.Difference) error {
-	if err := d.write(difference.Map.PagesName(), difference.Changed()); err != nil {
+func (p *publication) pagemap(name string, m pagemap.Map) error {
+	return p.put(name, nil, func(to io.Writer) error {
+		_, err := m.WriteTo(to)
 		return err
-	}
-	return d.pagemap(name, difference.Map)
+	})
 }
 
-func (d *drainer) pagemap(name string, m pagemap.Map) error {
-	r, w := io.Pipe()
-	go func() {
-		_, err := m.WriteTo(w)
-		w.CloseWithError(err)
-	}()
-	defer r.Close() // ends the writer
-	return d.write(name, r)
+// file returns what a checkpoint has recorded of a file; a zero File if it has none of that name.
+func (c Checkpoint) file(name string) File {
+	i := slices.IndexFunc(c.Files, func(f File) bool { return f.Name == name })
+	if i < 0 {
+		return File{}
+	}
+	return c.Files[i]
 }
 
-// write writes a file that is not in the staged directory as it is.
-func (d *drainer) write(name string, from io.Reader) error {
-	target, err := d.to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
+// memoryBase is the memory of a process in an earlier checkpoint.
+type memoryBase struct {
+	*criuimage.Memory
+	checkpoint    string
+	pagemap       *os.File
+	pagemapRecord File
+	pagesRecord   File
+}
+
+func (b *memoryBase) close() { _ = errors.Join(b.Close(), b.pagemap.Close()) }
+
+// openMemoryBase opens the memory that a checkpoint has for a pagemap: in its parent, if it is a
+// difference there. It fails with a [DamageError].
+func openMemoryBase(c Checkpoint, name string) (*memoryBase, error) {
+	if c.file(parentDir+"/"+name).Name != "" {
+		name = parentDir + "/" + name
 	}
-	f, err := d.copy(name, from, target, false, func(string, int64) {})
-	if err := errors.Join(err, target.Close()); err != nil {
-		return err
+	b := &memoryBase{checkpoint: c.Name, pagemapRecord: c.file(name)}
+	root, err := os.OpenRoot(c.Dir)
+	if err == nil {
+		defer root.Close()
+		b.pagemap, _, err = criuimage.OpenIn(root, name)
 	}
-	d.add(f, f.Bytes)
-	return d.store.step(d.ctx, stepFile)
+	if err == nil {
+		sum := crc32.New(castagnoli)
+		var n int64
+		n, err = io.Copy(sum, io.LimitReader(b.pagemap, b.pagemapRecord.Bytes+1))
+		if err == nil && (n != b.pagemapRecord.Bytes || sum.Sum32() != b.pagemapRecord.CRC32C) {
+			err = fmt.Errorf("%s is not what was written", name)
+		}
+	}
+	if err == nil {
+		b.Memory, err = criuimage.OpenMemory(root, name)
+	}
+	if err == nil {
+		b.pagesRecord = c.file(b.PagesName)
+		if b.Bytes != b.pagesRecord.Bytes {
+			err = fmt.Errorf("%s: it has %d bytes, and %d were written", b.PagesName, b.Bytes, b.pagesRecord.Bytes)
+		}
+	}
+	if err == nil {
+		return b, nil
+	}
+	if b.Memory != nil {
+		b.Close()
+	}
+	if b.pagemap != nil {
+		b.pagemap.Close()
+	}
+	return nil, &DamageError{Checkpoint: c.Name, Err: err}
 }

@@ -27,7 +27,7 @@ func TestMemoryThatDidNotChangeIsStoredOnce(t *testing.T) {
 				}
 				staged := stageMemory(t, filepath.Join(base, "image"), processes...)
 				defer os.RemoveAll(staged)
-				c, err := s.Publish(t.Context(), staged, goodInfo(t), nil)
+				c, err := s.Publish(t.Context(), staged, goodInfo(t))
 				must(t, err)
 				return c
 			}

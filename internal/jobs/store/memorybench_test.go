@@ -27,14 +27,14 @@ func BenchmarkPublishMemory(b *testing.B) {
 			s := openStore(b, filepath.Join(b.TempDir(), "job"))
 			memory := onTmpfs(b, "size=3g")
 			if percent >= 0 {
-				_, err := s.Publish(b.Context(), stageMemory(b, filepath.Join(memory, "first"), first), goodInfo(b), nil)
+				_, err := s.Publish(b.Context(), stageMemory(b, filepath.Join(memory, "first"), first), goodInfo(b))
 				must(b, err)
 				must(b, os.RemoveAll(filepath.Join(memory, "first")))
 			}
 			staged := stageMemory(b, filepath.Join(memory, "second"), now)
 			var written int64
 			for b.Loop() {
-				c, err := s.Publish(b.Context(), staged, goodInfo(b), nil)
+				c, err := s.Publish(b.Context(), staged, goodInfo(b))
 				must(b, err)
 				written = c.New
 				b.StopTimer()

@@ -1,9 +1,7 @@
 package store
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -12,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -87,7 +84,7 @@ func TestAnImageThatIsNotUnderstoodIsStoredAsItIs(t *testing.T) {
 			publishMemory(t, s, p)
 			staged := stageMemory(t, filepath.Join(s.Dir(), "image"), p)
 			change(t, staged)
-			c, err := s.Publish(t.Context(), staged, goodInfo(t), nil)
+			c, err := s.Publish(t.Context(), staged, goodInfo(t))
 			must(t, err)
 			got, want := content(t, c.Dir), content(t, staged)
 			delete(got, recordName)
@@ -116,11 +113,13 @@ func TestABaseThatIsRemovedMeanwhileIsNotNeeded(t *testing.T) {
 	p := newProcess("7", 1, 1, 4)
 	a := publishMemory(t, s, p)
 	staged := stageMemory(t, filepath.Join(s.Dir(), "image"), p.with(1, 3))
-	c, err := s.Publish(t.Context(), staged, goodInfo(t), func(now Progress) {
-		if now.Done > 2<<20 {
+	s.interrupt = func(step string) error {
+		if step == stepLink {
 			must(t, os.RemoveAll(a.Dir))
 		}
-	})
+		return nil
+	}
+	c, err := s.Publish(t.Context(), staged, goodInfo(t))
 	must(t, err)
 	wantMemory(t, c, 0, p.with(1, 3))
 	must(t, s.Verify(t.Context(), c, 1, nil))
@@ -193,7 +192,7 @@ func TestAFullDiskHarmsNoDifference(t *testing.T) {
 	_, err = io.Copy(fill, io.LimitReader(zeros{}, 5<<20))
 	must(t, err)
 	must(t, fill.Close())
-	if _, err := s.Publish(t.Context(), staged, goodInfo(t), nil); !errors.Is(err, unix.ENOSPC) {
+	if _, err := s.Publish(t.Context(), staged, goodInfo(t)); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error %v", err)
 	}
 	wantWhole(t, s, "000001")
@@ -207,23 +206,3 @@ func TestAFullDiskHarmsNoDifference(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
-func TestTheComparisonKeepsToItsRate(t *testing.T) {
-	s := openStore(t, quickDir(t))
-	p := newProcess("7", 1, 1, 4)
-	publishMemory(t, s, p)
-	staged := stageMemory(t, filepath.Join(s.Dir(), "image"), p)
-	var seen []string
-	s.SetRate(8 << 20)
-	ctx, cancel := withTimeout(t)
-	defer cancel()
-	_, err := s.Publish(ctx, staged, goodInfo(t), func(p Progress) { seen = append(seen, fmt.Sprint(p.Done>>20)) })
-	if err == nil || !isGivenUp(ctx, err) {
-		t.Errorf("4 MiB at 8 MiB/s took less than 0.2 s: %v %v", err, seen)
-	}
-	wantWhole(t, s, "000001")
-}
-
-func withTimeout(t testing.TB) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(t.Context(), 200*time.Millisecond)
-}

@@ -73,7 +73,7 @@ func (o Owner) String() string {
 
 // readOwner reads the owner of a store. A store that nobody has owned has the zero one.
 func readOwner(dir string) (Owner, error) {
-	data, err := readRegular(filepath.Join(dir, ownerName), maxOwnerBytes)
+	data, err := durable.ReadFile(filepath.Join(dir, ownerName), maxOwnerBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Owner{Released: true}, nil
 	}

@@ -146,7 +146,7 @@ func TestAnOwnerThatWasRobbedChangesNothing(t *testing.T) {
 	staged := stageImage(t, filepath.Join(t.TempDir(), "image"), 3, newMemory(3, 2))
 	for what, change := range map[string]func() error{
 		"look":      old.Fenced,
-		"publish":   func() error { _, err := old.Publish(t.Context(), staged, goodInfo(t), nil); return err },
+		"publish":   func() error { _, err := old.Publish(t.Context(), staged, goodInfo(t)); return err },
 		"prune":     func() error { _, err := old.Prune(t.Context(), Policy{Keep: 1}); return err },
 		"pin":       func() error { return old.Pin(c.Name, true) },
 		"remove":    func() error { return old.Remove(c.Name) },
@@ -199,7 +199,7 @@ func TestAPublicationIsFencedAtItsEnd(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := s.Publish(t.Context(), staged, goodInfo(t), nil); !errors.Is(err, ErrFenced) {
+	if _, err := s.Publish(t.Context(), staged, goodInfo(t)); !errors.Is(err, ErrFenced) {
 		t.Fatalf("error %v", err)
 	}
 	wantNothingLeft(t, s)
@@ -217,7 +217,7 @@ func TestAViewChangesNothingButPins(t *testing.T) {
 		t.Errorf("listed as %+v", all)
 	}
 	for what, change := range map[string]func() error{
-		"publish":   func() error { _, err := v.Publish(t.Context(), c.Dir, goodInfo(t), nil); return err },
+		"publish":   func() error { _, err := v.Publish(t.Context(), c.Dir, goodInfo(t)); return err },
 		"prune":     func() error { _, err := v.Prune(t.Context(), Policy{Keep: 1}); return err },
 		"remove":    func() error { return v.Remove(c.Name) },
 		"leftovers": func() error { _, err := v.RemoveLeftovers(); return err },

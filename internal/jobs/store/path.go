@@ -17,19 +17,19 @@ const maxLinks = 40
 
 // CheckDir fails if somebody else than root can change a directory, or put something else in its
 // place. what says in the error what it is.
-func CheckDir(what, dir string) error { return checkWay(what, dir, 0) }
+func CheckDir(what, dir string) error { return checkPath(what, dir, 0) }
 
-// checkWay fails if somebody else than root can put something else at a path: who owns a
-// directory on the way to it, or can write there, can rename what is in it. What does not exist
+// checkPath fails if somebody else than root can put something else at a path: who owns a
+// directory on the path, or can write there, can rename what is in it. What does not exist
 // yet can be made by root only. The last elements of the path are not looked at.
-func checkWay(what, path string, last int) error {
+func checkPath(what, path string, last int) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	at, rest := "/", split(path)
 	for links := 0; ; {
-		if err := checkStep(what, path, at); err != nil || len(rest) <= last {
+		if err := checkElement(what, path, at); err != nil || len(rest) <= last {
 			return err
 		}
 		next := filepath.Join(at, rest[0])
@@ -47,7 +47,7 @@ func checkWay(what, path string, last int) error {
 		if links++; links > maxLinks {
 			return fmt.Errorf("%s %s: %w", what, path, unix.ELOOP)
 		}
-		if err := checkStep(what, path, next); err != nil {
+		if err := checkElement(what, path, next); err != nil {
 			return err
 		}
 		if filepath.IsAbs(target) {
@@ -61,8 +61,8 @@ func split(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == filepath.Separator })
 }
 
-// checkStep checks one directory or symbolic link on the way to a path.
-func checkStep(what, path, at string) error {
+// checkElement checks one directory or symbolic link of a path.
+func checkElement(what, path, at string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(at, &stat); err != nil {
 		return fmt.Errorf("%s %s: %w", what, path, os.NewSyscallError("lstat", err))

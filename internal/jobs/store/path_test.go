@@ -84,7 +84,7 @@ func TestLinksThatLeadInACircleEnd(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Symlink("b", filepath.Join(dir, "a")))
 	must(t, os.Symlink("a", filepath.Join(dir, "b")))
-	if err := checkWay("job directory", filepath.Join(dir, "a", "job"), 1); err == nil {
+	if err := checkPath("job directory", filepath.Join(dir, "a", "job"), 1); err == nil {
 		t.Error("accepted")
 	}
 }

@@ -37,60 +37,42 @@ func (s *Store) Prune(ctx context.Context, policy Policy) ([]Checkpoint, error) 
 	}
 	var removed []Checkpoint
 	for i, candidate := range all {
-		rest := all[i:]
-		if !hasVerified(rest[1:]) {
+		newer := all[i+1:]
+		if !slices.ContainsFunc(newer, func(c Checkpoint) bool { return c.usable() && c.Verified }) {
 			break
 		}
 		if candidate.Pinned {
 			continue
 		}
-		tooMany := policy.Keep > 0 && countUsable(rest[1:]) >= policy.Keep
+		kept := 0
+		for _, c := range newer {
+			if c.usable() && !c.Pinned {
+				kept++
+			}
+		}
+		tooMany := policy.Keep > 0 && kept >= policy.Keep
 		if !tooMany && policy.MaxBytes > 0 {
-			if tooMany, err = s.exceeds(policy.MaxBytes, removed); err != nil {
+			bytes, err := s.diskBytes(removed)
+			if err != nil {
 				return removed, err
 			}
+			tooMany = bytes > policy.MaxBytes
 		}
-		if !tooMany {
+		if tooMany && !policy.DryRun {
+			err = s.remove(ctx, candidate.Name)
+		}
+		switch {
+		case !tooMany, errors.Is(err, errPinned):
 			continue
-		}
-		if !policy.DryRun {
-			if err := s.remove(ctx, candidate.Name); errors.Is(err, errPinned) {
-				continue
-			} else if err != nil {
-				return removed, err
-			}
+		case err != nil:
+			return removed, err
 		}
 		removed = append(removed, candidate)
 	}
 	return removed, nil
 }
 
-func hasVerified(all []Checkpoint) bool {
-	for _, c := range all {
-		if c.Err == nil && c.Verified && c.GivenUp == "" {
-			return true
-		}
-	}
-	return false
-}
-
-// countUsable counts the checkpoints that count for [Policy.Keep].
-func countUsable(all []Checkpoint) int {
-	n := 0
-	for _, c := range all {
-		if c.Err == nil && !c.Pinned && c.GivenUp == "" {
-			n++
-		}
-	}
-	return n
-}
-
-// exceeds reports whether the checkpoints, without those that are removed, take more room on the
-// disk. A file with several names counts once.
-func (s *Store) exceeds(limit int64, removed []Checkpoint) (bool, error) {
-	bytes, err := s.diskBytes(removed)
-	return bytes > limit, err
-}
+func (c Checkpoint) usable() bool { return c.Err == nil && c.GivenUp == "" }
 
 // DiskBytes returns how much room all checkpoints take on the disk. What they share counts
 // once.
@@ -116,9 +98,9 @@ func (s *Store) diskBytes(without []Checkpoint) (int64, error) {
 				return err
 			}
 			id := pages.Identify(info)
-			if stat, ok := info.Sys().(*syscall.Stat_t); ok && !seen[id] {
+			if !seen[id] {
 				seen[id] = true
-				total += stat.Blocks * 512
+				total += info.Sys().(*syscall.Stat_t).Blocks * 512
 			}
 			return nil
 		})
@@ -133,8 +115,8 @@ func (s *Store) diskBytes(without []Checkpoint) (int64, error) {
 func (s *Store) Remove(name string) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if !checkpointName.MatchString(name) {
-		return fmt.Errorf("job directory %s: %.40q is not the name of a checkpoint", s.dir, name)
+	if err := s.checkName(name); err != nil {
+		return err
 	}
 	return s.remove(context.Background(), name)
 }

@@ -87,7 +87,7 @@ func TestAPinnedCheckpointIsNotRemoved(t *testing.T) {
 	wantWhole(t, s, "000001 000002")
 	s.interrupt = func(step string) error { // a person pins it in the moment in which it is removed
 		if step == stepSetAside {
-			return putMark(filepath.Join(s.checkpointDir(partialPrefix+b.Name), pinnedName))
+			return os.WriteFile(filepath.Join(s.checkpointDir(partialPrefix+b.Name), pinnedName), nil, 0o600)
 		}
 		return nil
 	}

@@ -1,30 +1,35 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"cucriu/internal/criuimage"
 	"cucriu/internal/durable"
 	"cucriu/internal/failpoint"
+	"cucriu/internal/image"
 )
-
-// Progress says how far a publication or a verification is.
-type Progress struct {
-	Done, Total int64 // bytes
-	File        string
-}
 
 // The steps of a change, at which tests interrupt it.
 const (
 	stepBegin    = "store.begin"    // the partial directory exists
 	stepFile     = "store.file"     // a file is in it, or the pages of a process
+	stepLink     = "store.link"     // memory was compared with that of an earlier checkpoint
 	stepRecord   = "store.record"   // all files are in it
 	stepRename   = "store.rename"   // all of it is on disk
 	stepRenamed  = "store.renamed"  // it has its name
@@ -41,154 +46,307 @@ func (s *Store) step(ctx context.Context, step string) error {
 }
 
 // Publish makes a checkpoint of an image directory, which stays as it is. The checkpoint is
-// complete and on disk, or absent. progress may be nil; it is called from one goroutine at a
-// time.
+// complete and on disk, or absent.
 //
 // If the disk is nearly full, Publish fails with [unix.ENOSPC] before it is full: the job may
 // write to the same one.
-func (s *Store) Publish(ctx context.Context, staged string, info Info, progress func(Progress)) (Checkpoint, error) {
+func (s *Store) Publish(ctx context.Context, staged string, info Info) (Checkpoint, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if err := s.mayChange(); err != nil {
 		return Checkpoint{}, err
 	}
-	if err := info.Validate(); err != nil {
-		return Checkpoint{}, fmt.Errorf("publish a checkpoint: %w", err)
-	}
 	name, err := s.nextName()
-	var warnings []string
+	p := &publication{store: s, ctx: ctx, files: make(map[string]File), buffer: make([]byte, pieceBytes)}
 	if err == nil {
-		warnings, err = s.publish(ctx, name, staged, info, progress)
+		err = s.create(ctx, name, func(dir string) error { return p.fill(dir, staged, info) })
 	}
 	if err != nil {
 		return Checkpoint{}, fmt.Errorf("publish checkpoint %s: %w", name, err)
 	}
 	c, err := s.Checkpoint(name)
-	c.Warnings = warnings
+	c.Warnings = p.warnings
 	c.Shared = c.Bytes - c.New // the staged directory may still have other files of it
 	return c, err
 }
 
-func (s *Store) publish(ctx context.Context, name, staged string, info Info, progress func(Progress)) (warnings []string, err error) {
-	partial := s.checkpointDir(partialPrefix + name)
-	if err := os.Mkdir(partial, 0o700); err != nil {
-		return nil, err
-	}
-	warnings, err = s.drain(ctx, partial, staged, info, progress)
-	if err == nil {
-		err = s.step(ctx, stepRename)
-	}
-	if err == nil {
-		err = s.Fenced()
-	}
-	if err == nil {
-		err = os.Rename(partial, s.checkpointDir(name))
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(partial))
-	}
-	if err := s.step(ctx, stepRenamed); err != nil {
-		return nil, err
-	}
-	return warnings, durable.Sync(s.path(checkpointsDir))
-}
-
-// drain fills a partial directory, and waits until all of it is on disk.
-func (s *Store) drain(ctx context.Context, partial, staged string, info Info, progress func(Progress)) (warnings []string, err error) {
-	if err := s.step(ctx, stepBegin); err != nil {
-		return nil, err
-	}
-	from, err := os.OpenRoot(staged)
-	if err != nil {
-		return nil, err
-	}
-	defer from.Close()
-	to, err := os.OpenRoot(partial)
-	if err != nil {
-		return nil, err
-	}
-	defer to.Close()
-	files, dirs, total, err := listStaged(from)
-	if err != nil {
-		return nil, err
-	}
-	for _, dir := range dirs {
-		if err := to.Mkdir(dir, 0o700); err != nil {
-			return nil, err
+// create has fill write a checkpoint, waits until all of it is on disk, and gives it its name. An
+// earlier one of that name is replaced.
+func (s *Store) create(ctx context.Context, name string, fill func(dir string) error) error {
+	partial, dir := s.checkpointDir(partialPrefix+name), s.checkpointDir(name)
+	err := errors.Join(os.RemoveAll(partial), os.Mkdir(partial, 0o700))
+	for _, do := range []func() error{
+		func() error { return s.step(ctx, stepBegin) },
+		func() error { return fill(partial) },
+		func() error { return durable.SyncTree(ctx, partial) },
+		func() error { return s.step(ctx, stepRename) },
+		s.Fenced,
+		func() error { return os.RemoveAll(dir) },
+		func() error { return os.Rename(partial, dir) },
+	} {
+		if err == nil {
+			err = do()
 		}
 	}
-	d := &drainer{store: s, ctx: ctx, from: from, to: to, dir: partial, total: total, progress: progress, names: make(map[string]bool), dirs: []string{"."}}
-	if err := d.image(files); err != nil {
-		return nil, err
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(partial))
 	}
-	if err := d.sync(); err != nil {
-		return nil, err
-	}
-	r := record{Info: info, Generation: s.owner.Generation, NewBytes: d.written, Files: d.added}
-	if err := s.step(ctx, stepRecord); err != nil {
-		return nil, err
-	}
-	if err := writeRecord(to, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", recordName, err)
-	}
-	for _, dir := range append(dirs, d.dirs...) {
-		if err := durable.Sync(filepath.Join(partial, dir)); err != nil {
-			return nil, err
-		}
-	}
-	return d.warnings, nil
+	return cmp.Or(s.step(ctx, stepRenamed), durable.Sync(s.path(checkpointsDir)))
 }
 
-func writeRecord(to *os.Root, r record) error {
-	if err := r.validate(); err != nil {
+const (
+	pieceBytes = 1 << 20 // what is copied at once
+	// flushBytes is how much is written before the kernel is told to begin with the disk, so
+	// that little is left for the sync at the end.
+	flushBytes = 8 << 20
+)
+
+// publication puts the files of one checkpoint into its partial directory.
+type publication struct {
+	store    *Store
+	ctx      context.Context //nolint:containedctx // of one publication
+	from, to *os.Root
+	dir      string // the path of to
+	buffer   []byte
+	room     room
+	bases    []Checkpoint    // with which it is compared, the newest first
+	files    map[string]File // what is in the partial directory
+	written  int64           // bytes
+	warnings []string
+}
+
+// fill fills the partial directory.
+func (p *publication) fill(dir, staged string, info Info) (err error) {
+	p.dir = dir
+	if p.from, err = os.OpenRoot(staged); err != nil {
 		return err
 	}
-	data, _, err := r.encode()
+	defer p.from.Close()
+	if p.to, err = os.OpenRoot(dir); err != nil {
+		return err
+	}
+	defer p.to.Close()
+	if p.bases, err = p.store.bases(); err != nil {
+		return err
+	}
+	names, err := p.listStaged()
 	if err != nil {
 		return err
 	}
-	if len(data) > maxRecordBytes {
-		return fmt.Errorf("it has %d bytes", len(data))
-	}
-	f, err := to.OpenFile(recordName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	if err := p.image(names); err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	files := slices.SortedFunc(maps.Values(p.files), func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	if err := p.store.step(p.ctx, stepRecord); err != nil {
+		return err
+	}
+	record, err := record{Info: info, Generation: p.store.owner.Generation, NewBytes: p.written, Files: files}.encode()
 	if err == nil {
-		err = f.Sync()
+		err = os.WriteFile(filepath.Join(dir, recordName), record, 0o600)
 	}
-	return errors.Join(err, f.Close())
+	if err != nil {
+		return fmt.Errorf("%s: %w", recordName, err)
+	}
+	return nil
 }
 
-// listStaged returns the names of all files and directories below a directory, and how many
-// bytes the files have. It refuses everything else.
-func listStaged(from *os.Root) (files, dirs []string, total int64, err error) {
-	err = fs.WalkDir(from.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
+// baseCheckpoints is how many of the last checkpoints are looked at. State that goes back
+// and forth between two is found as well.
+const baseCheckpoints = 2
+
+// bases returns the checkpoints with which a new one is compared, the newest first.
+func (s *Store) bases() ([]Checkpoint, error) {
+	all, err := s.Checkpoints()
+	all = slices.DeleteFunc(all, func(c Checkpoint) bool { return !c.usable() })
+	slices.Reverse(all)
+	return all[:min(len(all), baseCheckpoints)], err
+}
+
+// listStaged returns the names of all files of the staged image, and makes its directories. It
+// refuses everything else.
+func (p *publication) listStaged() (names []string, err error) {
+	err = fs.WalkDir(p.from.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case name == ".":
-			return nil
 		case !isFileName(name):
 			return fmt.Errorf("the staged image: a file of a checkpoint cannot be called %.80q", name)
 		case entry.IsDir():
-			dirs = append(dirs, name)
-			return nil
+			return p.to.Mkdir(name, 0o700)
 		case !entry.Type().IsRegular():
 			return fmt.Errorf("the staged image: %s is neither a file nor a directory", name)
+		default:
+			names = append(names, name)
 		}
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		files = append(files, name)
-		total += info.Size()
 		return nil
 	})
-	slices.Sort(files)
-	if err == nil && len(files) == 0 {
+	if err == nil && len(names) == 0 {
 		err = fmt.Errorf("the staged image is empty: %w", unix.ENOENT)
 	}
-	return files, dirs, total, err
+	return names, err
+}
+
+// image puts all files into the partial directory. An image without CUDA processes has no
+// manifest.
+func (p *publication) image(names []string) error {
+	staged, err := image.ReadManifest(p.from.Name())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the staged image: %w", err)
+	}
+	m, err := p.pages(staged)
+	if err != nil {
+		return err
+	}
+	done := staged.PageNames()
+	if err := p.memory(names, done); err != nil {
+		return err
+	}
+	for _, name := range names {
+		switch {
+		case done[name]:
+			continue // pages or memory has put it there
+		case name == image.ManifestName && !reflect.DeepEqual(m, staged):
+			err = p.put(name, nil, func(to io.Writer) error {
+				encoder := json.NewEncoder(to)
+				encoder.SetIndent("", "\t")
+				return encoder.Encode(m)
+			})
+		default:
+			err = p.file(name)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (p *publication) warn(text string) {
+	p.warnings = append(p.warnings, text)
+	p.store.log.Warn("A checkpoint is damaged", "dir", p.store.dir, "what", text)
+}
+
+// file puts a file of the staged image into the partial directory. Where both directories are on
+// one file system it gets a second name, and is only read.
+func (p *publication) file(name string) error {
+	source, info, err := criuimage.OpenIn(p.from, name)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	linked, err := p.link(source, name)
+	if err != nil {
+		return err
+	}
+	var target *os.File
+	if linked {
+		target = source
+	}
+	return p.put(name, target, func(to io.Writer) error {
+		n, err := io.CopyBuffer(to, io.LimitReader(source, info.Size()+1), p.buffer)
+		if err == nil && n != info.Size() {
+			err = fmt.Errorf("it had %d bytes, and %d were read", info.Size(), n)
+		}
+		return err
+	})
+}
+
+// link reports whether the file has got a second name in the partial directory.
+func (p *publication) link(source *os.File, name string) (bool, error) {
+	opened := fmt.Sprintf("/proc/self/fd/%d", source.Fd())
+	err := unix.Linkat(unix.AT_FDCWD, opened, unix.AT_FDCWD, filepath.Join(p.dir, name), unix.AT_SYMLINK_FOLLOW)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EPERM), errors.Is(err, unix.EMLINK), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // another file system, or one without links
+	}
+	return false, os.NewSyscallError("linkat", err)
+}
+
+// put adds a file whose content write writes. One that is linked already only gets its checksum.
+func (p *publication) put(name string, linked *os.File, write func(io.Writer) error) (err error) {
+	o := &output{of: p, File: File{Name: name}, file: linked, linked: linked != nil}
+	if !o.linked {
+		if o.file, err = p.to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+			return err
+		}
+		defer o.file.Close()
+	}
+	if err := write(o); err != nil {
+		return err
+	}
+	p.add(o.File, o.Bytes)
+	return p.store.step(p.ctx, stepFile)
+}
+
+// add notes that a file is in the partial directory. Processes may share one.
+func (p *publication) add(f File, written int64) {
+	if _, added := p.files[f.Name]; !added {
+		p.files[f.Name] = f
+		p.written += written
+	}
+}
+
+// output is a file of the partial directory on its way there.
+type output struct {
+	File
+	of      *publication
+	file    *os.File
+	linked  bool
+	flushed int64
+}
+
+func (o *output) Write(piece []byte) (int, error) {
+	if err := o.of.ctx.Err(); err != nil {
+		return 0, err
+	}
+	if !o.linked {
+		if err := o.of.room.take(o.of.dir, len(piece)); err != nil {
+			return 0, err
+		}
+		if _, err := o.file.Write(piece); err != nil {
+			return 0, err
+		}
+	}
+	o.CRC32C = crc32.Update(o.CRC32C, castagnoli, piece)
+	o.Bytes += int64(len(piece))
+	if o.Bytes-o.flushed >= flushBytes {
+		// What this misses, the sync at the end does.
+		_ = unix.SyncFileRange(int(o.file.Fd()), o.flushed, o.Bytes-o.flushed, unix.SYNC_FILE_RANGE_WRITE)
+		o.flushed = o.Bytes
+	}
+	return len(piece), nil
+}
+
+// reserveBytes is how much room a publication leaves on the disk: a job that writes to the
+// same one must not find it full. On a small disk it is a 32nd of it.
+const reserveBytes = 64 << 20
+
+// room counts what is written to a disk, and looks now and then at how much is free.
+type room struct {
+	mutex sync.Mutex
+	left  int64 // may be written before the next look
+}
+
+// take fails if n more bytes would leave too little room.
+func (r *room) take(dir string, n int) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.left -= int64(n); r.left >= 0 {
+		return nil
+	}
+	r.left = flushBytes - int64(n)
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return os.NewSyscallError("statfs", err)
+	}
+	size, free := int64(disk.Blocks)*disk.Bsize, int64(disk.Bavail)*disk.Bsize
+	reserve := min(reserveBytes, size/32)
+	// Another process may write as well: the room is not taken up to the last byte.
+	if r.left = min(r.left, (free-reserve)/2-int64(n)); free-int64(n) < reserve {
+		return fmt.Errorf("%d MiB are free, and %d are kept: %w", free>>20, reserve>>20, unix.ENOSPC)
+	}
+	return nil
 }

@@ -7,10 +7,18 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"math"
 	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
-	"golang.org/x/sys/unix"
+	"cucriu/internal/criuimage"
+	"cucriu/internal/durable"
+	"cucriu/internal/proc"
 )
 
 // recordName is the name of the file that makes a directory a checkpoint.
@@ -19,6 +27,10 @@ const recordName = "checkpoint.json"
 const (
 	recordVersion  = 1
 	maxRecordBytes = 64 << 20
+	maxFiles       = 1 << 20
+	maxText        = 4096 // bytes
+	maxName        = 1024 // bytes
+	maxDuration    = 366 * 24 * time.Hour
 )
 
 // record is what recordName holds.
@@ -37,18 +49,41 @@ type sealed struct {
 	Checkpoint json.RawMessage `json:"checkpoint"`
 }
 
-// checksum is the CRC-32C of data that begins a file.
-func checksum(data []byte) uint32 { return crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli)) }
-
-// encode returns the content of the file, and the checksum in it.
-func (r record) encode() ([]byte, uint32, error) {
+// encode returns the content of the file.
+func (r record) encode() ([]byte, error) {
+	if err := r.validate(); err != nil {
+		return nil, err
+	}
 	inner, err := json.Marshal(r)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	s := sealed{Version: recordVersion, CRC32C: checksum(inner), Checkpoint: inner}
-	data, err := json.MarshalIndent(s, "", "\t")
-	return data, s.CRC32C, err
+	data, err := json.MarshalIndent(sealed{Version: recordVersion, CRC32C: crc32.Checksum(inner, castagnoli), Checkpoint: inner}, "", "\t")
+	if err == nil && len(data) > maxRecordBytes {
+		err = fmt.Errorf("it has %d bytes", len(data))
+	}
+	return data, err
+}
+
+// readRecord reads the record in the directory of a checkpoint, and returns the checksum in it.
+func readRecord(root *os.Root) (record, uint32, error) {
+	f, _, err := criuimage.OpenIn(root, recordName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, 0, fmt.Errorf("it is not complete: %s is missing", recordName)
+	}
+	if err != nil {
+		return record{}, 0, err
+	}
+	defer f.Close()
+	data, err := durable.ReadAll(f, maxRecordBytes)
+	if err != nil {
+		return record{}, 0, err
+	}
+	r, sum, err := parseRecord(data)
+	if err != nil {
+		return record{}, 0, fmt.Errorf("%s is %w", recordName, err)
+	}
+	return r, sum, nil
 }
 
 // parseRecord reads the content of the file, and refuses one that no supervisor can have
@@ -65,7 +100,7 @@ func parseRecord(data []byte) (record, uint32, error) {
 	if err := json.Compact(&compact, s.Checkpoint); err != nil {
 		return record{}, 0, fmt.Errorf("damaged: %w", err)
 	}
-	if sum := checksum(compact.Bytes()); sum != s.CRC32C {
+	if sum := crc32.Checksum(compact.Bytes(), castagnoli); sum != s.CRC32C {
 		return record{}, 0, fmt.Errorf("damaged: its CRC-32C is %08x, and %08x was written", sum, s.CRC32C)
 	}
 	var r record
@@ -94,10 +129,23 @@ func decode(data []byte, value any, strict bool) error {
 }
 
 func (r record) validate() error {
-	if err := r.Info.Validate(); err != nil {
-		return err
+	texts := []string{r.Reason, r.Command, r.Host, r.Kernel, r.Driver}
+	for _, gpu := range r.GPUs {
+		texts = append(texts, gpu.Model, gpu.PCIBusID)
 	}
-	if len(r.Files) == 0 || len(r.Files) > maxFiles {
+	if i := slices.IndexFunc(texts, func(text string) bool { return !isPrintable(text) }); i >= 0 {
+		return fmt.Errorf("it says %.80q", proc.Printable(texts[i]))
+	}
+	switch {
+	case r.CreatedAt.Year() < 1970 || r.CreatedAt.Year() > 9999:
+		return fmt.Errorf("it was made in the year %d", r.CreatedAt.Year())
+	case r.Pause < 0 || r.Pause > maxDuration || r.Duration < 0 || r.Duration > maxDuration:
+		return fmt.Errorf("the pause is %v, and the dump took %v", r.Pause, r.Duration)
+	case r.RootPID <= 0:
+		return fmt.Errorf("the root has pid %d", r.RootPID)
+	case r.Clocks.Monotonic < 0 || r.Clocks.Boottime < 0:
+		return fmt.Errorf("the clocks are %+v", r.Clocks)
+	case len(r.Files) == 0 || len(r.Files) > maxFiles:
 		return fmt.Errorf("it has %d files", len(r.Files))
 	}
 	seen := make(map[string]bool)
@@ -120,24 +168,12 @@ func (r record) validate() error {
 	return nil
 }
 
-// readRegular reads a file that may have been put there by somebody else. It follows no link,
-// waits for no pipe, and reads no more than limit bytes.
-func readRegular(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return readAll(f, limit)
-}
+// isPrintable reports whether text is safe to show on terminals and in logs.
+func isPrintable(text string) bool { return len(text) <= maxText && text == proc.Printable(text) }
 
-func readAll(f *os.File, limit int64) ([]byte, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", f.Name(), limit)
-	}
-	return io.ReadAll(io.LimitReader(f, limit))
+// isFileName reports whether a file of a checkpoint may have this name. It leads nowhere but
+// into the checkpoint's directory, and is not that of a file which the store writes there.
+func isFileName(name string) bool {
+	return name != "" && name != "." && len(name) <= maxName && isPrintable(name) && path.Clean(name) == name && filepath.IsLocal(name) &&
+		!strings.ContainsRune(name, '\\') && !slices.Contains([]string{recordName, verifiedName, pinnedName, givenUpName, trialName}, name)
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,32 +58,23 @@ func (s *Store) StageDir(base string, of *proc.Ident) (string, error) {
 	if err := s.mayChange(); err != nil {
 		return "", err
 	}
-	if base == "" {
-		base = s.path(stagedDir)
+	base, err := filepath.Abs(cmp.Or(base, s.path(stagedDir)))
+	var dir string
+	if err == nil {
+		dir, err = os.MkdirTemp(base, stagePrefix)
 	}
-	base, err := filepath.Abs(base)
-	if err != nil {
-		return "", fmt.Errorf("staging directory: %w", err)
-	}
-	record, err := s.makeStage(base, of)
-	if err != nil {
-		return "", fmt.Errorf("staging directory: %w", err)
-	}
-	s.staged[record.Path] = record
-	return record.Path, nil
-}
-
-func (s *Store) makeStage(base string, of *proc.Ident) (stage, error) {
-	dir, err := os.MkdirTemp(base, stagePrefix)
 	record := stage{Path: dir, Host: s.owner.Host, Machine: s.owner.Machine, BootID: s.owner.BootID, Of: of}
-	if err != nil || base == s.path(stagedDir) {
-		return record, err
+	if err == nil && base != s.path(stagedDir) {
+		// Killed here, it leaves an empty directory.
+		if err = durable.WriteJSON(s.stageRecord(dir), record); err != nil {
+			err = errors.Join(err, os.Remove(dir))
+		}
 	}
-	// Killed here, it leaves an empty directory.
-	if err := durable.WriteJSON(s.stageRecord(dir), record); err != nil {
-		return stage{}, errors.Join(err, os.Remove(dir))
+	if err != nil {
+		return "", fmt.Errorf("staging directory: %w", err)
 	}
-	return record, nil
+	s.staged[dir] = record
+	return dir, nil
 }
 
 func (s *Store) stageRecord(dir string) string { return s.path(stagedDir, filepath.Base(dir)+".json") }
@@ -110,25 +102,54 @@ func (s *Store) RemoveStage(dir string) error {
 // RemoveLeftovers removes what killed supervisors have left: checkpoints that were being
 // written or removed, and their staging directories on this host. It returns what it has
 // removed. No dump into a staging directory of theirs may run any more.
-func (s *Store) RemoveLeftovers() ([]string, error) {
+func (s *Store) RemoveLeftovers() (removed []string, err error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.stageMutex.Lock()
 	defer s.stageMutex.Unlock()
-	if err := s.mayChange(); err != nil {
+	left, err := s.leftStages()
+	if err != nil {
 		return nil, err
 	}
-	partial, err := s.removeIn(checkpointsDir, func(name string) (string, bool) {
-		return s.checkpointDir(name), strings.HasPrefix(name, partialPrefix)
-	})
-	staged, stagedErr := s.removeIn(stagedDir, s.leftStage)
-	return append(partial, staged...), errors.Join(err, stagedErr)
+	entries, err := os.ReadDir(s.path(checkpointsDir))
+	for _, entry := range entries {
+		if path := s.checkpointDir(entry.Name()); strings.HasPrefix(entry.Name(), partialPrefix) {
+			left[path] = path
+		}
+	}
+	errs := []error{err}
+	for entry, dir := range left {
+		err := os.RemoveAll(cmp.Or(dir, entry))
+		if err == nil {
+			err = os.RemoveAll(entry)
+		}
+		if err == nil && dir != "" {
+			removed = append(removed, dir)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return removed, fmt.Errorf("leftovers: %w", err)
+	}
+	return removed, nil
 }
 
 // LeftStages returns the staging directories that killed supervisors have left on this host.
-func (s *Store) LeftStages() ([]string, error) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
+func (s *Store) LeftStages() (dirs []string, err error) {
+	s.stageMutex.Lock()
+	defer s.stageMutex.Unlock()
+	left, err := s.leftStages()
+	for _, dir := range left {
+		if dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs, err
+}
+
+// leftStages returns which staging directory each leftover of D/staged is, or is the record of; ""
+// if it is gone.
+func (s *Store) leftStages() (map[string]string, error) {
 	if err := s.mayChange(); err != nil {
 		return nil, err
 	}
@@ -136,45 +157,13 @@ func (s *Store) LeftStages() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("leftovers: %w", err)
 	}
-	var dirs []string
+	left := make(map[string]string)
 	for _, entry := range entries {
-		if dir, is := s.leftStage(entry.Name()); is && dir != "" {
-			dirs = append(dirs, dir)
+		if dir, is := s.leftStage(entry.Name()); is {
+			left[s.path(stagedDir, entry.Name())] = dir
 		}
 	}
-	return dirs, nil
-}
-
-// removeIn removes the directories that left names for the entries of a directory of the
-// store, and the entries. One that is named "" is gone.
-func (s *Store) removeIn(dir string, left func(name string) (path string, is bool)) ([]string, error) {
-	entries, err := os.ReadDir(s.path(dir))
-	if err != nil {
-		return nil, fmt.Errorf("leftovers: %w", err)
-	}
-	var removed []string
-	var errs []error
-	for _, entry := range entries {
-		path, is := left(entry.Name())
-		if !is {
-			continue
-		}
-		missing := fs.ErrNotExist
-		var err error
-		if path != "" {
-			_, missing = os.Lstat(path)
-			err = os.RemoveAll(path)
-		}
-		if err == nil && path != s.path(dir, entry.Name()) {
-			err = os.Remove(s.path(dir, entry.Name())) // its record
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("leftovers: %w", err))
-		} else if missing == nil {
-			removed = append(removed, path)
-		}
-	}
-	return removed, errors.Join(errs...)
+	return left, nil
 }
 
 // leftStage returns the staging directory that an entry of D/staged is, or is the record of; ""
@@ -182,14 +171,15 @@ func (s *Store) removeIn(dir string, left func(name string) (path string, is boo
 func (s *Store) leftStage(name string) (dir string, is bool) {
 	own := s.path(stagedDir, name)
 	base, isRecord := strings.CutSuffix(name, ".json")
+	_, ours := s.staged[own]
 	switch {
-	case !stageName.MatchString(base) || s.isStaged(own):
+	case !stageName.MatchString(base) || ours:
 		return "", false
 	case !isRecord:
 		return own, true
 	}
 	var record stage
-	data, err := readRegular(own, maxStageBytes)
+	data, err := durable.ReadFile(own, maxStageBytes)
 	if err == nil {
 		err = json.Unmarshal(data, &record)
 	}
@@ -201,21 +191,16 @@ func (s *Store) leftStage(name string) (dir string, is bool) {
 		return "", false
 	}
 	of := Owner{Host: record.Host, Machine: record.Machine, BootID: record.BootID}
-	if s.isStaged(record.Path) || !of.onHostOf(s.owner) {
+	if _, ours := s.staged[record.Path]; ours || !of.onHostOf(s.owner) {
 		return "", false
 	}
-	if !record.isThere(s.owner.BootID) {
-		return "", true
-	}
 	var stat unix.Stat_t
-	if err := unix.Lstat(record.Path, &stat); err == nil && (stat.Uid != 0 || stat.Mode&unix.S_IFMT != unix.S_IFDIR) {
+	switch err := unix.Lstat(record.Path, &stat); {
+	case !record.isThere(s.owner.BootID) || errors.Is(err, unix.ENOENT):
+		return "", true
+	case err == nil && (stat.Uid != 0 || stat.Mode&unix.S_IFMT != unix.S_IFDIR):
 		s.log.Warn("A staging directory is not one", "path", record.Path, "record", own)
 		return "", false
 	}
 	return record.Path, true
-}
-
-func (s *Store) isStaged(path string) bool {
-	_, is := s.staged[path]
-	return is
 }

@@ -2,9 +2,9 @@ package store
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"cucriu/internal/durable"
 	"cucriu/internal/fault"
@@ -27,7 +26,6 @@ const (
 	checkpointsDir = "checkpoints"
 	stagedDir      = "staged"
 	partialPrefix  = ".partial-"
-	maxWorkers     = 64
 )
 
 var (
@@ -36,37 +34,31 @@ var (
 	// ErrFenced says that somebody else has become the owner of the store.
 	ErrFenced = errors.New("fenced")
 	// ErrReadOnly says that a store was opened by [View].
-	ErrReadOnly = errors.New("opened to look at only")
+	ErrReadOnly = errors.New("opened for reading only")
 )
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // OpenOptions are the options of [Open].
 type OpenOptions struct {
-	// Takeover takes the store away from a host that has not given it back.
+	// Takeover takes the store away from a host that has not released it.
 	Takeover bool
-	// BytesPerSecond limits how fast [Store.Publish] copies and [Store.Verify] reads; 0 is no
-	// limit.
-	BytesPerSecond int64
 	// Codec says how pages of GPUs that are not compressed yet are stored. The zero Codec leaves
 	// them as they are.
 	Codec pages.Codec
-	// Workers is how many threads compare and compress at a publication; 0 is 2. Each writes a
-	// file of its own.
-	Workers int
 	// Log is where takeovers and warnings go. Nil discards them.
 	Log *slog.Logger
 }
 
 // Store is the checkpoints of one job.
 type Store struct {
-	dir     string
-	log     *slog.Logger
-	owner   Owner        // zero in a view
-	before  Owner        // who owned it before; zero if nobody did, or if that is not known
-	lock    *flock.Flock // nil in a view
-	closed  atomic.Bool
-	limiter *rate.Limiter
-	codec   pages.Codec
-	workers int
+	dir    string
+	log    *slog.Logger
+	owner  Owner        // zero in a view
+	before Owner        // the previous owner; zero if there was none, or if it is not known
+	lock   *flock.Flock // nil in a view
+	closed atomic.Bool
+	codec  pages.Codec
 
 	mutex      sync.Mutex // one change of the checkpoints at a time
 	stageMutex sync.Mutex
@@ -82,12 +74,8 @@ func Open(dir string, o OpenOptions) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.SetRate(o.BytesPerSecond)
-	s.codec, s.workers = o.Codec, cmp.Or(o.Workers, 2)
-	if s.workers < 0 || s.workers > maxWorkers {
-		return nil, fmt.Errorf("job directory: %d workers", s.workers)
-	}
-	if err := checkWay("job directory", s.dir, 1); err != nil {
+	s.codec = o.Codec
+	if err := checkPath("job directory", s.dir, 1); err != nil {
 		return nil, err
 	}
 	if err := makeDir(s.dir); err != nil {
@@ -121,13 +109,10 @@ func newStore(dir string, log *slog.Logger) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("job directory: %w", err)
 	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return &Store{dir: dir, log: log, limiter: rate.NewLimiter(rate.Inf, pieceBytes), staged: make(map[string]stage)}, nil
+	return &Store{dir: dir, log: cmp.Or(log, slog.New(slog.DiscardHandler)), staged: make(map[string]stage)}, nil
 }
 
-// Close gives the store back. It waits for a change that is under way.
+// Close releases the store. It waits for a change that is under way.
 func (s *Store) Close() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -139,30 +124,6 @@ func (s *Store) Close() error {
 
 // Dir returns the directory, as an absolute path.
 func (s *Store) Dir() string { return s.dir }
-
-// SetRate changes how fast [Store.Publish] copies and [Store.Verify] reads, also while they do:
-// 0 is no limit.
-func (s *Store) SetRate(bytesPerSecond int64) {
-	limit := rate.Inf
-	if bytesPerSecond > 0 {
-		limit = rate.Limit(bytesPerSecond)
-	}
-	s.limiter.SetLimit(limit)
-}
-
-// pay waits until n bytes may be copied or read.
-func (s *Store) pay(ctx context.Context, n int) error {
-	err := s.limiter.WaitN(ctx, n)
-	if err != nil && ctx.Err() == nil { // the limiter does not wait for what comes after the deadline
-		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
-	}
-	return err
-}
-
-// isGivenUp reports whether an error says nothing but that somebody did not want to wait.
-func isGivenUp(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
 
 func (s *Store) path(elements ...string) string {
 	return filepath.Join(append([]string{s.dir}, elements...)...)

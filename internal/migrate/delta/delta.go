@@ -111,11 +111,7 @@ func plan(m image.Manifest, dir string, pool *pages.Pool) (plans []processPlan, 
 		if p.Pages == nil {
 			continue
 		}
-		files, err := pages.OpenFiles(dir, p.PID, p.Pages)
-		if err != nil {
-			return plans, err
-		}
-		reader, err := pages.NewReader(files, p.PID, p.Pages)
+		reader, err := pages.Open(dir, p.PID, p.Pages)
 		if err != nil {
 			return plans, err
 		}
@@ -130,7 +126,6 @@ func (d *Delta) write(ctx context.Context, id string, m image.Manifest, plans []
 		d.Replaced = append(d.Replaced, p.process.Pages.Names(p.process.PID)...)
 		rewritten, err := pages.Rewrite(ctx, p.plan, pages.RewriteOptions{
 			Dir: d.Dir, ID: id, PID: p.process.PID, Workers: runtime.NumCPU(),
-			Read: func(int) error { return ctx.Err() }, Write: func(int) error { return ctx.Err() },
 		})
 		if err != nil {
 			return fmt.Errorf("the GPU state of process %d (%s): %w", p.process.PID, p.process.Name, err)

@@ -62,14 +62,14 @@ func (d *Delta) divide(ctx context.Context, m, base *criuimage.Memory) (differs 
 	if base.Validate() != nil {
 		return true, nil
 	}
-	difference, err := pagemap.Compare(m.Dump, base.Dump, m.Own, m.Bytes/2, func(int) error { return ctx.Err() })
+	difference, err := pagemap.Compare(ctx, m.Dump, base.Dump, m.Own, m.Bytes/2)
 	if errors.Is(err, pagemap.ErrDiffers) || err == nil && difference.Map.ParentBytes() < criuimage.MinDivided {
 		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	pages := func(w io.Writer) (int64, error) { return io.Copy(w, whileWanted{ctx, difference.Changed()}) }
+	pages := func(w io.Writer) (int64, error) { return 0, difference.WriteChanged(ctx, w) }
 	return false, errors.Join(d.create(m.PagesName, pages), d.create(m.Name, difference.Map.WriteTo))
 }
 
@@ -80,19 +80,6 @@ func (d *Delta) create(name string, write func(io.Writer) (int64, error)) error 
 	}
 	_, err = write(f)
 	return errors.Join(err, f.Close())
-}
-
-// whileWanted is a reader that fails once its context has ended.
-type whileWanted struct {
-	ctx  context.Context
-	from io.Reader
-}
-
-func (w whileWanted) Read(buffer []byte) (int, error) {
-	if err := w.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return w.from.Read(buffer)
 }
 
 func namesIn(root *os.Root) ([]string, error) {
