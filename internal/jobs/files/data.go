@@ -10,7 +10,6 @@ import (
 	"iter"
 	"os"
 	"runtime"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -27,9 +26,10 @@ const (
 	endingSize = 4096 // bytes
 )
 
-func castagnoli() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// dataOf returns the parts of a file between two offsets that are not holes.
+// dataOf returns the parts of a file between two offsets that are not holes, in pieces that have one
+// checksum each.
 func dataOf(f *os.File, from, to int64) ([]extent, error) {
 	var all []extent
 	for at := from; at < to; {
@@ -57,7 +57,7 @@ func dataOf(f *os.File, from, to int64) ([]extent, error) {
 		}
 		at = end
 	}
-	return all, nil
+	return inPieces(all), nil
 }
 
 func (e extent) end() int64 { return e.Offset + e.Length }
@@ -72,14 +72,12 @@ func inPieces(parts []extent) (pieces []extent) {
 	return pieces
 }
 
-func length(parts []extent) (sum int64) {
-	for _, part := range parts {
-		sum += part.Length
+func (c *content) length() (sum int64) {
+	for _, e := range c.Extents {
+		sum += e.Length
 	}
 	return sum
 }
-
-func (c *content) length() int64 { return length(c.Extents) }
 
 // pieces goes through the parts of a content, with the offset of each in the checkpoint's file.
 func (c *content) pieces() iter.Seq2[int64, *extent] {
@@ -97,41 +95,34 @@ func (c *content) pieces() iter.Seq2[int64, *extent] {
 // inParallel calls do for each part of the contents, with the index of the content, the offset of
 // the part in the checkpoint's file, and a buffer.
 func inParallel(ctx context.Context, contents []*content, do func(i int, at int64, e *extent, buffer []byte) error) error {
-	type piece struct {
-		content int
-		at      int64
-		extent  *extent
-	}
-	var all []piece
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0))
 	for i, c := range contents {
 		for at, e := range c.pieces() {
-			all = append(all, piece{i, at, e})
-		}
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	var next atomic.Int64
-	for range min(runtime.GOMAXPROCS(0), len(all)) {
-		group.Go(func() error {
-			buffer := make([]byte, bufferSize)
-			for i := next.Add(1) - 1; i < int64(len(all)); i = next.Add(1) - 1 {
+			group.Go(func() error {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				if err := do(all[i].content, all[i].at, all[i].extent, buffer); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+				return do(i, at, e, make([]byte, min(bufferSize, e.Length)))
+			})
+		}
 	}
 	return group.Wait()
 }
 
-// transfer saves the data of a file.
+// transfer is a content that is to be saved.
 type transfer struct {
-	name    name // of the file, for messages
-	open    func() (*os.File, error)
+	name    name     // of the file, for messages
+	by      string   // who writes it, for messages
 	content *content // its extents get their checksums
+	open    func() (*os.File, error)
+}
+
+func bytesOf(transfers []transfer) (sum int64) {
+	for _, t := range transfers {
+		sum += t.content.length()
+	}
+	return sum
 }
 
 // copyAll copies the data of files to where their contents say it lies in dir.
@@ -141,30 +132,27 @@ func copyAll(ctx context.Context, dir *os.Root, transfers []transfer) error {
 		contents = append(contents, t.content)
 	}
 	return inParallel(ctx, contents, func(i int, at int64, e *extent, buffer []byte) error {
-		if err := transfers[i].copy(dir, at, e, buffer); err != nil {
-			return fmt.Errorf("%v: %w", transfers[i].name, err)
+		t := transfers[i]
+		from, err := t.open()
+		if err != nil {
+			return fmt.Errorf("%v: %w", t.name, err)
+		}
+		defer from.Close()
+		to, err := dir.OpenFile(t.content.Data, os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
+		}
+		e.CRC32C, err = copyPiece(io.NewOffsetWriter(to, at), io.NewSectionReader(from, e.Offset, e.Length), e.Length, buffer)
+		if err = errors.Join(err, to.Close()); err != nil {
+			return fmt.Errorf("%v: %w", t.name, err)
 		}
 		return nil
 	})
 }
 
-func (t transfer) copy(dir *os.Root, at int64, e *extent, buffer []byte) error {
-	from, err := t.open()
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	to, err := dir.OpenFile(t.content.Data, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	e.CRC32C, err = copyPiece(io.NewOffsetWriter(to, at), io.NewSectionReader(from, e.Offset, e.Length), e.Length, buffer)
-	return errors.Join(err, to.Close())
-}
-
 // copyPiece copies a number of bytes, and returns their checksum.
 func copyPiece(to io.Writer, from io.Reader, bytes int64, buffer []byte) (uint32, error) {
-	crc := crc32.New(castagnoli())
+	crc := crc32.New(castagnoli)
 	n, err := io.CopyBuffer(io.MultiWriter(crc, to), from, buffer)
 	if err == nil && n != bytes {
 		err = fmt.Errorf("%d of %d bytes are left: %w", n, bytes, io.ErrUnexpectedEOF)
@@ -271,7 +259,7 @@ func copyData(ctx context.Context, to, from *os.File, start, end, at int64) erro
 	if err != nil {
 		return err
 	}
-	for _, part := range inPieces(parts) {
+	for _, part := range parts {
 		_, err := to.Seek(part.Offset-start+at, io.SeekStart)
 		if err == nil {
 			_, err = from.Seek(part.Offset, io.SeekStart)
@@ -292,5 +280,5 @@ func endingOf(f *os.File, size int64) (*ending, error) {
 	if _, err := f.ReadAt(data, size-int64(len(data))); err != nil {
 		return nil, err
 	}
-	return &ending{Length: int64(len(data)), CRC32C: crc32.Checksum(data, castagnoli())}, nil
+	return &ending{Length: int64(len(data)), CRC32C: crc32.Checksum(data, castagnoli)}, nil
 }

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -45,17 +46,11 @@ func (p *putBack) fill(ctx context.Context, t tree) error {
 	}
 	defer data.Close()
 	for _, e := range t.Entries {
-		err := ctx.Err()
-		if err == nil {
-			err = e.make(ctx, root, data)
-		}
+		err := e.make(ctx, root, data)
 		if err == nil && e.Kind != kindDir {
 			err = e.finish(root)
 		}
-		if err == nil {
-			err = p.step("entry")
-		}
-		if err != nil {
+		if err := cmp.Or(err, ctx.Err(), p.step("entry")); err != nil {
 			return fmt.Errorf("put back %v: %w", t.full(e.Path), err)
 		}
 	}
@@ -71,7 +66,7 @@ func (p *putBack) fill(ctx context.Context, t tree) error {
 }
 
 // make makes an entry.
-func (e entry) make(ctx context.Context, root *os.Root, data *os.File) error {
+func (e *entry) make(ctx context.Context, root *os.Root, data *os.File) error {
 	path := string(e.Path)
 	switch e.Kind {
 	case kindDir:
@@ -100,7 +95,7 @@ func (e entry) make(ctx context.Context, root *os.Root, data *os.File) error {
 }
 
 // finish gives an entry its owner, mode and time.
-func (e entry) finish(root *os.Root) error {
+func (e *entry) finish(root *os.Root) error {
 	if e.Kind == kindLink {
 		return nil // the file has them
 	}

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,9 +24,9 @@ const listVersion = 1
 
 // list is what cucriu-files.json holds.
 type list struct {
-	Version int    `json:"version"`
-	Files   []file `json:"files"`
-	Trees   []tree `json:"trees"`
+	Version int     `json:"version"`
+	Files   []*file `json:"files"`
+	Trees   []tree  `json:"trees"`
 }
 
 // use says what the tree does with a file, and so what is put back.
@@ -91,9 +90,9 @@ type extent struct {
 
 // tree is a directory of the job's own.
 type tree struct {
-	Dir     name    `json:"dir"`
-	Data    string  `json:"data"`
-	Entries []entry `json:"entries"` // a directory before what is in it
+	Dir     name     `json:"dir"`
+	Data    string   `json:"data"`
+	Entries []*entry `json:"entries"` // a directory before what is in it
 }
 
 func (t tree) full(path name) name { return name(filepath.Join(string(t.Dir), string(path))) }
@@ -132,17 +131,17 @@ type sealed struct {
 	List   json.RawMessage `json:"list"`
 }
 
-// write puts the list into a checkpoint's directory, and waits until it is on disk.
+// write puts the list into a checkpoint's directory.
 func (l list) write(dir string) error {
 	raw, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(sealed{CRC32C: crc32.Checksum(raw, castagnoli()), List: raw})
+	data, err := json.Marshal(sealed{CRC32C: crc32.Checksum(raw, castagnoli), List: raw})
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(filepath.Join(dir, listName), append(data, '\n'), 0o600, renameio.WithTempDir(dir))
+	return os.WriteFile(filepath.Join(dir, listName), append(data, '\n'), 0o600)
 }
 
 // DamagedError says that a checkpoint's files cannot be put back, because what was saved of
@@ -163,7 +162,15 @@ func readList(dir string) (list, error) {
 	if err != nil {
 		return list{}, fmt.Errorf("the list of the job's files: %w", err)
 	}
-	l, err := unseal(data)
+	var l list
+	var s sealed
+	err = json.Unmarshal(data, &s)
+	if crc := crc32.Checksum(s.List, castagnoli); err == nil && crc != s.CRC32C {
+		err = fmt.Errorf("its checksum is %08x, not %08x", crc, s.CRC32C)
+	}
+	if err == nil {
+		l, err = decodeList(s.List)
+	}
 	if err != nil {
 		return list{}, &DamagedError{Path: path, Err: err}
 	}
@@ -174,26 +181,12 @@ func readList(dir string) (list, error) {
 // The error is [fs.ErrNotExist] if the image in dir has no list.
 func Covered(dir string) (func(path string) bool, error) {
 	l, err := readList(dir)
-	paths := make(map[string]bool)
-	for _, f := range l.Files {
-		for _, path := range f.Paths {
-			paths[string(path)] = true
-		}
-	}
-	return func(path string) bool {
-		return paths[path] || slices.ContainsFunc(l.Trees, func(t tree) bool { return path == string(t.Dir) || strings.HasPrefix(path, string(t.Dir)+"/") })
-	}, err
+	return l.covers, err
 }
 
-func unseal(data []byte) (list, error) {
-	var s sealed
-	if err := json.Unmarshal(data, &s); err != nil {
-		return list{}, err
-	}
-	if crc := crc32.Checksum(s.List, castagnoli()); crc != s.CRC32C {
-		return list{}, fmt.Errorf("its checksum is %08x, not %08x", crc, s.CRC32C)
-	}
-	return decodeList(s.List)
+func (l list) covers(path string) bool {
+	return slices.ContainsFunc(l.Files, func(f *file) bool { return slices.Contains(f.Paths, name(path)) }) ||
+		slices.ContainsFunc(l.Trees, func(t tree) bool { return path == string(t.Dir) || strings.HasPrefix(path, string(t.Dir)+"/") })
 }
 
 func decodeList(raw []byte) (l list, err error) {
@@ -209,7 +202,7 @@ func decodeList(raw []byte) (l list, err error) {
 // validate refuses a list that leads out of its files, or out of its directories.
 func (l list) validate() error {
 	for i, f := range l.Files {
-		if len(f.Paths) == 0 {
+		if f == nil || len(f.Paths) == 0 {
 			return fmt.Errorf("file %d has no path", i)
 		}
 		for _, path := range f.Paths {
@@ -226,6 +219,9 @@ func (l list) validate() error {
 			return err
 		}
 		for _, e := range t.Entries {
+			if e == nil {
+				return fmt.Errorf("%v has an empty entry", t.Dir)
+			}
 			if !filepath.IsLocal(string(e.Path)) || e.Path == "." {
 				return fmt.Errorf("%q is not a path in a directory", string(e.Path))
 			}

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -34,17 +35,15 @@ func (p *putBack) tell(path name, f *os.File, meta metadata) error {
 	return p.Making(Made{Path: path, Dev: uint64(st.Dev), Inode: st.Ino, Size: meta.Size, MTime: mtime(meta)})
 }
 
-// MakeDirectory makes a directory, and tells making of it beforehand. It follows no symbolic link. The
+// MakeDirectory makes a directory, and calls making beforehand. It follows no symbolic link. The
 // directory that is to hold it must be there, and itself must not.
-func MakeDirectory(path string, mode, uid, gid uint32, making func(Made) error) error {
-	if err := makeDirectory(name(path), mode, uid, gid, making); err != nil {
-		return fmt.Errorf("make the directory %v: %w", name(path), err)
-	}
-	return nil
-}
-
-func makeDirectory(path name, mode, uid, gid uint32, making func(Made) error) error {
-	t, err := openTarget(path)
+func MakeDirectory(path string, mode, uid, gid uint32, making func(Made) error) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("make the directory %v: %w", name(path), err)
+		}
+	}()
+	t, err := openTarget(name(path))
 	if err != nil {
 		return err
 	}
@@ -52,7 +51,7 @@ func makeDirectory(path name, mode, uid, gid uint32, making func(Made) error) er
 	if t.now != nil {
 		return fs.ErrExist
 	}
-	if err := making(Made{Path: path, Directory: true}); err != nil {
+	if err := making(Made{Path: name(path), Directory: true}); err != nil {
 		return err
 	}
 	if err := unix.Mkdirat(int(t.dir.Fd()), t.base, 0o700); err != nil {
@@ -63,13 +62,11 @@ func makeDirectory(path name, mode, uid, gid uint32, making func(Made) error) er
 		return err
 	}
 	defer made.Close()
-	if err = checkNew(made); err == nil {
-		err = made.Chown(int(uid), int(gid)) // first, as another owner takes away special permissions
+	if err := checkNew(made); err != nil {
+		return err
 	}
-	if err == nil {
-		err = made.Chmod(fileMode(mode))
-	}
-	return err
+	// The owner first, as another one takes away special permissions.
+	return cmp.Or(made.Chown(int(uid), int(gid)), made.Chmod(fileMode(mode)))
 }
 
 // checkNew refuses a directory that is not as it was just made: whoever may write to the one that

@@ -16,7 +16,7 @@ type action int
 
 const (
 	adjust  action = iota // its mode and its time only
-	goOn                  // it is another file, and the job goes on at its end
+	resume                // it is another file, and the job resumes at its end
 	cut                   // what follows its end at the checkpoint is newer
 	rewrite               // its content is another one
 	create                // it is missing
@@ -37,11 +37,10 @@ func (d *todo) writes() bool { return d.action == cut || d.action == rewrite }
 // plan lists what is to be done, and refuses what cannot be done.
 func (p *putBack) plan(ctx context.Context) error {
 	var problems []error
-	for i := range p.list.Files {
+	for _, f := range p.list.Files {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		f := &p.list.Files[i]
 		find := p.look
 		if f.Use == useRead || f.Use == useMapped {
 			find = checkRead
@@ -98,20 +97,22 @@ func (p *putBack) look(ctx context.Context, f *file) error {
 			now = t
 		}
 	}
+	after := f.Meta // of the file, whatever its names
 	if now == nil {
-		if now, missing = missing[0], missing[1:]; f.Use == useAppend && !f.MayBeShorter {
-			return fmt.Errorf("%v, to which the job only appends, is missing: its content is not in the checkpoint", now.path)
+		if now, missing = missing[0], missing[1:]; f.Use == useAppend {
+			if !f.MayBeShorter {
+				return fmt.Errorf("%v, to which the job only appends, is missing: its content is not in the checkpoint", now.path)
+			}
+			after.Size = 0
 		}
-		p.add(f, now, create)
+		p.add(f, now, create).After = after
 		if err := p.need(now, f.Content.length()); err != nil {
 			return err
 		}
-	} else if err := p.compare(ctx, f, now); err != nil {
+	} else if d, err := p.compare(ctx, f, now); err != nil {
 		return fmt.Errorf("%v: %w", now.path, err)
-	}
-	after := f.Meta
-	if n := len(p.todos); n > 0 && p.todos[n-1].file == f {
-		after = p.todos[n-1].After
+	} else if d != nil {
+		after = d.After
 	}
 	for _, t := range missing {
 		d := p.add(f, t, link)
@@ -125,39 +126,37 @@ func (p *putBack) add(f *file, t *target, a action) *todo {
 	d := &todo{undoPath: undoPath{Path: t.path, After: f.Meta}, file: f, action: a}
 	if t.now != nil {
 		d.Inode, d.Meta = t.stat.Ino, metadataOf(t.stat)
-	} else if f.Use == useAppend {
-		d.After.Size = 0
 	}
 	p.todos = append(p.todos, d)
 	return d
 }
 
-// compare finds out what is to be done about a file that is there.
-func (p *putBack) compare(ctx context.Context, f *file, t *target) error {
-	find := f.compareEnd
-	if f.Use == useContent {
-		find = func(now *os.File, size int64) (action, error) { return p.compareContent(ctx, f, now, size) }
-	}
+// compare finds out what is to be done about a file that is there; nil if nothing is.
+func (p *putBack) compare(ctx context.Context, f *file, t *target) (*todo, error) {
 	var a action
 	err := t.withFile(unix.O_RDONLY, func(now *os.File) (err error) {
-		a, err = find(now, t.stat.Size)
+		if f.Use == useContent {
+			a, err = p.compareContent(ctx, f, now, t.stat.Size)
+		} else {
+			a, err = f.compareEnd(now, t.stat.Size)
+		}
 		return err
 	})
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case a == adjust && (p.OnlyMissing || metadataOf(t.stat) == f.Meta):
-		return nil
+		return nil, nil
 	case p.OnlyMissing:
-		return errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
+		return nil, errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
 	}
 	d := p.add(f, t, a)
 	switch a {
-	case goOn:
+	case resume:
 		d.After.Size, d.After.MTime = d.Meta.Size, d.Meta.MTime
-		return nil
+		return d, nil
 	case adjust:
-		return nil
+		return d, nil
 	case cut:
 		d.From = f.Meta.Size
 	}
@@ -169,7 +168,7 @@ func (p *putBack) compare(ctx context.Context, f *file, t *target) error {
 	if err == nil { // opened as it will be: it may be in use as a program, or cannot be changed
 		err = t.withFile(unix.O_RDWR, func(*os.File) error { return nil })
 	}
-	return err
+	return d, err
 }
 
 // compareEnd looks at a file to which the job only appends.
@@ -188,7 +187,7 @@ func (f *file) compareEnd(now *os.File, size int64) (action, error) {
 	case same && size == f.Meta.Size:
 		return adjust, nil
 	case f.MayBeShorter:
-		return goOn, nil
+		return resume, nil
 	case size < f.Meta.Size:
 		return adjust, fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, and has %d now: the rest is not in the checkpoint", f.Meta.Size, size)
 	}
@@ -196,14 +195,14 @@ func (f *file) compareEnd(now *os.File, size int64) (action, error) {
 }
 
 func (p *putBack) compareContent(ctx context.Context, f *file, now *os.File, size int64) (action, error) {
-	if size != f.Meta.Size {
-		return rewrite, nil
-	}
 	then, err := p.openData(f.Content.Data)
 	if err != nil {
 		return rewrite, err
 	}
 	defer then.Close()
+	if size != f.Meta.Size {
+		return rewrite, nil
+	}
 	if same, err := f.Content.isIn(ctx, now, size, then); !same || err != nil {
 		return rewrite, err
 	}
@@ -225,13 +224,8 @@ func (p *putBack) freeName(t *target) (string, error) {
 		if i > 1 {
 			base += "-" + strconv.Itoa(i)
 		}
-		path := filepath.Join(t.dir.Name(), base)
-		if p.taken[path] {
-			continue
-		}
-		_, err := statPath(path)
+		_, err := statPath(filepath.Join(t.dir.Name(), base))
 		if errors.Is(err, unix.ENOENT) {
-			p.taken[path] = true
 			return base, nil
 		} else if err != nil {
 			return "", err

@@ -43,24 +43,18 @@ type putBack struct {
 	step    stepper
 	todos   []*todo
 	needs   map[uint64]need // by file system
-	taken   map[string]bool // the names that are chosen for what is kept
 	changes []Change
 }
 
 // Check fails with a [*DamagedError] or a [*RefusedError] if PutBack would fail for a reason
 // that can be known. It changes nothing. It does not look at the directories that the new
-// place of the job brings along, Shm and PrivateTmp.
+// sandbox of the job brings along, Shm and PrivateTmp.
 func Check(ctx context.Context, dir string) error {
-	p, err := open(ctx, dir, PutBackOptions{}, nil)
-	if err != nil {
-		return err
-	}
-	defer p.dir.Close()
-	return p.plan(ctx)
+	return withList(ctx, dir, PutBackOptions{}, func(string) error { return nil }, func(p *putBack) error { return p.plan(ctx) })
 }
 
 // PutBack makes the files what they were at the checkpoint in dir. It has to be called
-// before criu restores, in a place where Shm and PrivateTmp are empty. What is newer is kept
+// before criu restores, in a sandbox where Shm and PrivateTmp are empty. What is newer is kept
 // beside each file. It first checks everything: a [*DamagedError] or a [*RefusedError] says
 // that nothing was changed.
 //
@@ -101,13 +95,13 @@ func PutBackOnTrial(ctx context.Context, dir string) error {
 	return err
 }
 
-func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step stepper) ([]Change, error) {
-	p, err := open(ctx, dir, o, step)
-	if err != nil {
-		return nil, err
-	}
-	defer p.dir.Close()
-	return p.run(ctx)
+func putBackInSteps(ctx context.Context, dir string, o PutBackOptions, step stepper) (changes []Change, err error) {
+	err = withList(ctx, dir, o, step, func(p *putBack) error {
+		err := p.run(ctx)
+		changes = p.changes
+		return err
+	})
+	return changes, err
 }
 
 // CutBack cuts files to these sizes, by their paths. What follows is kept beside each file, as
@@ -120,71 +114,72 @@ func CutBack(ctx context.Context, sizes map[string]int64, o PutBackOptions) ([]C
 			return nil, &RefusedError{Problems: []error{err}}
 		}
 		t.Close()
-		f := file{Paths: []name{t.path}, Use: useAppend, Dev: uint64(t.stat.Dev), Inode: t.stat.Ino, Links: uint64(t.stat.Nlink), Meta: metadataOf(t.stat)}
+		f := &file{Paths: []name{t.path}, Use: useAppend, Dev: uint64(t.stat.Dev), Inode: t.stat.Ino, Links: uint64(t.stat.Nlink), Meta: metadataOf(t.stat)}
 		f.Meta.Size = size
 		p.list.Files = append(p.list.Files, f)
 	}
-	return p.run(ctx)
+	err := p.run(ctx)
+	return p.changes, err
 }
 
 func newPutBack(l list, dir *os.Root, o PutBackOptions, step stepper) *putBack {
 	if o.Time.IsZero() {
 		o.Time = time.Now()
 	}
-	return &putBack{list: l, dir: dir, PutBackOptions: o, step: step, needs: make(map[uint64]need), taken: make(map[string]bool)}
+	return &putBack{list: l, dir: dir, PutBackOptions: o, step: step, needs: make(map[uint64]need)}
 }
 
-// open reads the list, and checks the content against it.
-func open(ctx context.Context, dir string, o PutBackOptions, step stepper) (*putBack, error) {
+// withList reads the list of a checkpoint, and checks the content against it, for do.
+func withList(ctx context.Context, dir string, o PutBackOptions, step stepper, do func(*putBack) error) error {
 	l, err := readList(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	defer root.Close()
 	var contents []*content
-	for i := range l.Files {
-		contents = append(contents, &l.Files[i].Content)
+	for _, f := range l.Files {
+		contents = append(contents, &f.Content)
 	}
 	for _, t := range l.Trees {
-		for i := range t.Entries {
-			contents = append(contents, &t.Entries[i].Content)
+		for _, e := range t.Entries {
+			contents = append(contents, &e.Content)
 		}
 	}
 	if err := verifyAll(ctx, root, contents); err != nil {
-		root.Close()
-		return nil, err
+		return err
 	}
-	return newPutBack(l, root, o, step), nil
+	return do(newPutBack(l, root, o, step))
 }
 
 // run makes a list of what is to be done, notes how to undo it, and does it.
-func (p *putBack) run(ctx context.Context) ([]Change, error) {
+func (p *putBack) run(ctx context.Context) error {
 	if err := p.plan(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	if err := p.checkTrees(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := p.note(false); err != nil {
-		return nil, err
+		return err
 	}
 	// What is newer is on disk everywhere before anything is changed anywhere.
 	for _, do := range []func(context.Context, *todo) error{p.keep, p.change} {
 		for _, d := range p.todos {
 			if err := do(ctx, d); err != nil {
-				return p.changes, err
+				return err
 			}
 		}
 	}
 	for _, t := range p.list.Trees {
 		if err := p.fill(ctx, t); err != nil {
-			return p.changes, err
+			return err
 		}
 	}
-	return p.changes, p.note(true)
+	return p.note(true)
 }
 
 // keep copies what is newer than the checkpoint to a name beside the file.
@@ -245,7 +240,7 @@ func (p *putBack) change(ctx context.Context, d *todo) error {
 		err = p.create(ctx, t, d)
 	case link:
 		err = p.link(t, d)
-	case adjust, goOn:
+	case adjust, resume:
 		err = t.withFile(unix.O_RDONLY, func(now *os.File) error { return p.changeOpen(ctx, now, d) })
 	case cut, rewrite:
 		err = t.withFile(unix.O_RDWR, func(now *os.File) error { return p.changeOpen(ctx, now, d) })
@@ -267,8 +262,8 @@ func (p *putBack) changeOpen(ctx context.Context, now *os.File, d *todo) (err er
 	case rewrite:
 		p.say(d, "%v is what it was at the checkpoint again: the newer one is in %v", d.Path, d.keptName())
 		err = p.write(ctx, now, d.file)
-	case goOn:
-		p.say(d, "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job goes on at its end", d.Path, units.Size(d.file.Meta.Size), units.Size(d.Meta.Size))
+	case resume:
+		p.say(d, "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job resumes at its end", d.Path, units.Size(d.file.Meta.Size), units.Size(d.Meta.Size))
 	}
 	if err == nil {
 		err = setModeAndTime(now, d.After)

@@ -130,12 +130,12 @@ func TestWhatTheCheckpointDoesNotHoldMustBeThere(t *testing.T) {
 		"appended, shorter": {
 			order{Flags: unix.O_WRONLY | unix.O_APPEND},
 			func(path string) error { return os.Truncate(path, 3) }, "",
-			"PATH, to which the job only appends, is not the one of the checkpoint (7 B then, 3 B now): the job goes on at its end",
+			"PATH, to which the job only appends, is not the one of the checkpoint (7 B then, 3 B now): the job resumes at its end",
 		},
 		"appended, rotated": {
 			order{Flags: unix.O_WRONLY | unix.O_APPEND},
 			func(path string) error { return os.WriteFile(path, []byte("another log"), 0o600) }, "",
-			"PATH, to which the job only appends, is not the one of the checkpoint (7 B then, 11 B now): the job goes on at its end",
+			"PATH, to which the job only appends, is not the one of the checkpoint (7 B then, 11 B now): the job resumes at its end",
 		},
 		"appended and read back, rotated": {
 			order{Flags: unix.O_RDWR | unix.O_APPEND},

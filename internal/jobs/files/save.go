@@ -19,20 +19,18 @@ import (
 
 // Foresee refuses what Save would refuse, and touches nothing. The tree may run.
 func Foresee(ctx context.Context, root int, o Options) error {
-	s := &survey{Options: o}
-	return errors.Join(s.find(ctx, root), s.Close())
+	return (&survey{Options: o}).find(ctx, root)
 }
 
 // Save records the files of the tree below root, and copies their content into dir. All
-// processes of the tree must stand still. What it has written is not yet on disk, as the rest of
+// processes of the tree must be stopped. What it has written is not yet on disk, as the rest of
 // an image.
 func Save(ctx context.Context, root int, dir string, o Options) error {
 	s := &survey{Options: o}
-	defer s.Close()
 	if err := s.find(ctx, root); err != nil {
 		return err
 	}
-	if err := checkRoom(dir, s.bytes); err != nil {
+	if err := checkRoom(dir, bytesOf(s.transfers)); err != nil {
 		return err
 	}
 	target, err := os.OpenRoot(dir)
@@ -54,177 +52,119 @@ type survey struct {
 	Options
 	list      list
 	transfers []transfer
-	bytes     int64
-	links     []string   // where each file of the list can be opened, below /proc
-	roots     []*os.Root // the directories of the job's own
-}
-
-func (s *survey) Close() (err error) {
-	for _, root := range s.roots {
-		err = errors.Join(err, root.Close())
-	}
-	return err
-}
-
-// large is a file that counts for a limit.
-type large struct {
-	path  string
-	by    string // who writes it; "" if that is not known
-	bytes int64
 }
 
 func (s *survey) find(ctx context.Context, root int) error {
 	apart := make(map[inode]bool)
-	var found []large
 	for _, dir := range []string{s.Shm, s.PrivateTmp} {
 		if dir == "" {
 			continue
 		}
-		t, err := s.walk(ctx, dir, apart)
-		if err != nil {
+		if err := s.walk(ctx, dir, apart); err != nil {
 			return fmt.Errorf("%v: %w", name(dir), err)
 		}
-		for _, e := range t.Entries {
-			found = append(found, large{path: filepath.Join(dir, string(e.Path)), bytes: e.Content.length()})
-		}
-		s.list.Trees = append(s.list.Trees, t)
 	}
-	if err := checkLimit("the job's own directories", cmp.Or(s.TreeLimit, DefaultTreeLimit), found); err != nil {
+	if err := checkLimit("the job's own directories", cmp.Or(s.TreeLimit, DefaultTreeLimit), s.transfers); err != nil {
 		return err
 	}
-	holds, err := scanTree(ctx, root, s.Except, apart)
+	own := len(s.transfers)
+	open, err := scanTree(ctx, root, s.Except, apart)
 	if err != nil {
 		return err
 	}
-	for _, h := range holds {
-		if err := s.add(h); err != nil && !gone(err) {
+	for _, f := range open {
+		if err := s.add(f); err != nil && !gone(err) {
 			return err
 		}
 	}
-	what, found := "the files that the job has open for writing", nil
+	what := "the files that the job has open for writing"
 	if s.Elsewhere {
 		what = "the files that move with the job"
 	}
-	for _, f := range s.list.Files {
-		by := fmt.Sprintf(", written by process %d, %s", f.PID, f.Process)
-		if s.Elsewhere {
-			by = "" // it may only read the file
-		}
-		found = append(found, large{string(f.Paths[0]), by, f.Content.length()})
-	}
-	if err := checkLimit(what, cmp.Or(s.Limit, DefaultLimit), found); err != nil {
-		return err
-	}
-	for i, link := range s.links {
-		f := &s.list.Files[i]
-		s.saves(f.Paths[0], &f.Content, func() (*os.File, error) { return openHeld(link) })
-	}
-	for i, t := range s.list.Trees {
-		for j := range t.Entries {
-			e := &t.Entries[j]
-			s.saves(t.full(e.Path), &e.Content, func() (*os.File, error) { return openBelow(s.roots[i], string(e.Path)) })
-		}
-	}
-	return nil
-}
-
-// saves adds a content to what is to be copied.
-func (s *survey) saves(of name, c *content, open func() (*os.File, error)) {
-	if len(c.Extents) > 0 {
-		s.transfers = append(s.transfers, transfer{name: of, open: open, content: c})
-		s.bytes += c.length()
-	}
+	return checkLimit(what, cmp.Or(s.Limit, DefaultLimit), s.transfers[own:])
 }
 
 // checkLimit refuses files that are too large, and names the largest.
-func checkLimit(what string, limit int64, files []large) error {
-	sum := int64(0)
-	for _, f := range files {
-		sum += f.bytes
-	}
+func checkLimit(what string, limit int64, files []transfer) error {
+	sum := bytesOf(files)
 	if sum <= limit {
 		return nil
 	}
-	slices.SortStableFunc(files, func(a, b large) int { return cmp.Compare(b.bytes, a.bytes) })
+	files = slices.Clone(files)
+	slices.SortStableFunc(files, func(a, b transfer) int { return cmp.Compare(b.content.length(), a.content.length()) })
 	var named []string
 	for _, f := range files[:min(3, len(files))] {
-		if f.bytes == 0 {
-			break
-		}
-		named = append(named, fmt.Sprintf("%v (%s%s)", name(f.path), units.Size(f.bytes), f.by))
+		named = append(named, fmt.Sprintf("%v (%s%s)", f.name, units.Size(f.content.length()), f.by))
 	}
 	return fmt.Errorf("%s hold %s, which is more than the limit of %s: the largest is %s", what, units.Size(sum), units.Size(limit), strings.Join(named, ", then "))
 }
 
-// add adds a file that the tree holds.
-func (s *survey) add(h *held) error {
-	if len(h.paths) == 0 && (h.isRemoved() || !h.written) {
+// add adds a file that the tree has open.
+func (s *survey) add(o *openFile) error {
+	if len(o.paths) == 0 && (o.isRemoved() || !o.written) {
 		return nil // criu knows a way to it, or it fails
 	}
-	f := file{
-		Paths: h.paths, Use: h.use(s.Options), PID: h.pid, Process: h.process(),
-		Dev: uint64(h.stat.Dev), Inode: h.stat.Ino, Links: uint64(h.stat.Nlink),
-		Meta: metadataOf(h.stat), MayBeShorter: !h.sized,
+	f := &file{
+		Paths: o.paths, Use: o.use(s.Options), PID: o.pid, Process: o.process(),
+		Dev: uint64(o.stat.Dev), Inode: o.stat.Ino, Links: uint64(o.stat.Nlink),
+		Meta: metadataOf(o.stat), MayBeShorter: !o.sized,
 	}
+	by := fmt.Sprintf(", written by process %d, %s", f.PID, f.Process)
 	if s.Elsewhere {
 		f.Dev, f.Inode = 0, 0          // they may be those of any file there
 		f.Links = uint64(len(f.Paths)) // nor is another of its names the job's there
+		by = ""                        // it may only read the file
 	}
-	if len(h.paths) == 0 {
+	if len(o.paths) == 0 {
 		return fmt.Errorf("%v, which process %d (%s) has open for writing, cannot be reached by this path: something is mounted over it, or the process has another root directory",
-			h.hides, f.PID, f.Process)
+			o.hides, f.PID, f.Process)
 	}
 	if f.Use == useContent || f.Use == useAppend {
-		if err := f.readHeld(h.link); gone(err) {
+		if err := f.readOpen(o.link); gone(err) {
 			return err
 		} else if err != nil {
-			return fmt.Errorf("%v, which process %d (%s) has open, cannot be read: %w", h.name(), f.PID, f.Process, err)
+			return fmt.Errorf("%v, which process %d (%s) has open, cannot be read: %w", o.name(), f.PID, f.Process, err)
 		}
 	}
 	if len(f.Content.Extents) > 0 {
 		f.Content.Data = filePrefix + strconv.Itoa(len(s.list.Files))
+		s.transfers = append(s.transfers, transfer{f.Paths[0], by, &f.Content, func() (*os.File, error) { return reopen(o.link) }})
 	}
-	s.list.Files, s.links = append(s.list.Files, f), append(s.links, h.link)
+	s.list.Files = append(s.list.Files, f)
 	return nil
 }
 
-// readHeld finds out where a file has data, or what its end is.
-func (f *file) readHeld(link string) error {
-	from, err := openHeld(link)
+// readOpen finds out where a file has data, or what its end is.
+func (f *file) readOpen(link string) error {
+	from, err := reopen(link)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
 	if f.Use == useAppend {
 		f.End, err = endingOf(from, f.Meta.Size)
-	} else {
-		f.Content.Extents, err = dataOf(from, 0, f.Meta.Size)
-		f.Content.Extents = inPieces(f.Content.Extents)
+		return err
 	}
+	f.Content.Extents, err = dataOf(from, 0, f.Meta.Size)
 	return err
 }
 
-// openHeld opens a file that a process holds, by its link below /proc. This is the same
+// reopen opens a file that a process has open, by its link below /proc. This is the same
 // inode, whatever has become of its path.
-func openHeld(link string) (*os.File, error) {
+func reopen(link string) (*os.File, error) {
 	return os.OpenFile(link, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
 // walk lists a directory of the job's own, and adds its files to those that are known so.
-func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) (tree, error) {
-	t := tree{Dir: name(dir), Data: treePrefix + strconv.Itoa(len(s.roots))}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return t, err
-	}
-	s.roots = append(s.roots, root)
+func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) error {
+	t := tree{Dir: name(dir), Data: treePrefix + strconv.Itoa(len(s.list.Trees))}
 	var top unix.Stat_t
 	if err := unix.Stat(dir, &top); err != nil {
-		return t, err
+		return err
 	}
 	names := make(map[inode]name) // the first one of each file
 	start := int64(0)
-	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err == nil {
 			err = unix.Lstat(path, &st)
@@ -245,8 +185,9 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) (tr
 		case st.Dev != top.Dev:
 			return nil // something is mounted there
 		}
-		e := entry{Path: name(strings.TrimPrefix(path, dir+"/")), Meta: metadataOf(st)}
+		e := &entry{Path: name(strings.TrimPrefix(path, dir+"/")), Meta: metadataOf(st)}
 		e.Meta.Size = 0
+		open := func() (*os.File, error) { return openAt(unix.AT_FDCWD, path, unix.O_RDONLY|unix.O_NONBLOCK) }
 		switch first, known := names[inodeOf(st)]; {
 		case known:
 			e.Kind, e.Target = kindLink, first
@@ -254,11 +195,7 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) (tr
 			e.Kind = kindDir
 		case d.Type().IsRegular():
 			e.Kind, e.Meta.Size = kindFile, st.Size
-			e.Content.Extents, err = dataIn(root, string(e.Path), st)
-			if len(e.Content.Extents) > 0 {
-				e.Content.Data, e.Content.Start = t.Data, start
-				start += e.Content.length()
-			}
+			e.Content.Extents, err = dataIn(open, st)
 		case d.Type() == fs.ModeNamedPipe:
 			e.Kind = kindFIFO
 		case d.Type() == fs.ModeSymlink:
@@ -276,29 +213,29 @@ func (s *survey) walk(ctx context.Context, dir string, apart map[inode]bool) (tr
 		if apart[inodeOf(st)] = true; !d.IsDir() {
 			names[inodeOf(st)] = cmp.Or(names[inodeOf(st)], e.Path)
 		}
+		if len(e.Content.Extents) > 0 {
+			e.Content.Data, e.Content.Start = t.Data, start
+			start += e.Content.length()
+			s.transfers = append(s.transfers, transfer{name(path), "", &e.Content, open})
+		}
 		t.Entries = append(t.Entries, e)
 		return nil
 	})
-	return t, err
+	s.list.Trees = append(s.list.Trees, t)
+	return err
 }
 
-// dataIn returns the parts of a file in a directory that are not holes.
-func dataIn(root *os.Root, path string, st unix.Stat_t) ([]extent, error) {
+// dataIn returns the parts of a file that are not holes.
+func dataIn(open func() (*os.File, error), st unix.Stat_t) ([]extent, error) {
 	if st.Blocks*512 >= st.Size {
-		return inPieces([]extent{{Length: st.Size}}), nil // it has no holes
+		return inPieces([]extent{{Length: st.Size}}), nil
 	}
-	f, err := openBelow(root, path)
+	f, err := open()
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	parts, err := dataOf(f, 0, st.Size)
-	return inPieces(parts), err
-}
-
-// openBelow opens a file in a directory of the job's own.
-func openBelow(root *os.Root, path string) (*os.File, error) {
-	return root.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	return dataOf(f, 0, st.Size)
 }
 
 // checkRoom refuses to write more into a directory than fits.

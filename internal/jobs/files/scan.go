@@ -17,10 +17,10 @@ import (
 	"cucriu/internal/proc"
 )
 
-// held is a regular file that processes of the tree have open or mapped.
-type held struct {
+// openFile is a regular file that processes of the tree have open or mapped.
+type openFile struct {
 	stat  unix.Stat_t
-	paths []name // by which it is held, without those that lead to another file
+	paths []name // by which it is open, without those that lead to another file
 	hides name   // a path that leads to none, or to another file; "" if there is none
 	link  string // the file itself, below /proc
 	pid   int    // of a process that has it; if one can write it, of such a one
@@ -31,28 +31,28 @@ type held struct {
 	opened   bool // somebody has it open, not only mapped
 }
 
-func (h *held) use(o Options) use {
+func (f *openFile) use(o Options) use {
 	switch {
-	case h.written && (h.inserted || o.Elsewhere), h.isAmong(o.Also):
+	case f.written && (f.inserted || o.Elsewhere), f.isAmong(o.Also):
 		return useContent
-	case h.written:
+	case f.written:
 		return useAppend
-	case h.opened:
+	case f.opened:
 		return useRead
 	}
 	return useMapped
 }
 
-func (h *held) isAmong(wanted map[string]uint64) bool {
-	return slices.ContainsFunc(h.paths, func(path name) bool {
+func (f *openFile) isAmong(wanted map[string]uint64) bool {
+	return slices.ContainsFunc(f.paths, func(path name) bool {
 		ino, found := wanted[string(path)]
-		return found && ino == h.stat.Ino
+		return found && ino == f.stat.Ino
 	})
 }
 
-// scan finds the files that the processes of a tree hold.
+// scan finds the files that the processes of a tree have open.
 type scan struct {
-	files  map[inode]*held
+	files  map[inode]*openFile
 	except map[name]bool
 	apart  map[inode]bool // the files of Except, and of Shm and PrivateTmp
 	// What was seen already: a tree has the same libraries in each process.
@@ -61,9 +61,9 @@ type scan struct {
 }
 
 // scanTree looks at all processes of a tree. What ends or is closed meanwhile is left out.
-func scanTree(ctx context.Context, root int, except []string, apart map[inode]bool) ([]*held, error) {
+func scanTree(ctx context.Context, root int, except []string, apart map[inode]bool) ([]*openFile, error) {
 	s := scan{
-		files: make(map[inode]*held), except: make(map[name]bool), apart: apart,
+		files: make(map[inode]*openFile), except: make(map[name]bool), apart: apart,
 		mapped: make(map[inode]bool), ofKernel: make(map[uint64]bool),
 	}
 	for _, path := range except {
@@ -88,7 +88,7 @@ func scanTree(ctx context.Context, root int, except []string, apart map[inode]bo
 			return nil, err
 		}
 	}
-	return slices.SortedFunc(maps.Values(s.files), func(a, b *held) int { return cmp.Compare(a.name(), b.name()) }), nil
+	return slices.SortedFunc(maps.Values(s.files), func(a, b *openFile) int { return cmp.Compare(a.name(), b.name()) }), nil
 }
 
 func gone(err error) bool {
@@ -102,33 +102,33 @@ func (s *scan) descriptors(pid int) error {
 		return proc.GoneOr(pid, err)
 	}
 	for _, entry := range entries {
-		h, err := s.look(pid, filepath.Join(dir, entry.Name()))
+		f, err := s.look(pid, filepath.Join(dir, entry.Name()))
 		var info proc.DescriptorInfo
-		if err == nil && h != nil {
+		if err == nil && f != nil {
 			info, err = proc.ReadDescriptor(pid, entry.Name())
 		}
-		if gone(err) || err == nil && h == nil {
+		if gone(err) || err == nil && f == nil {
 			continue
 		}
 		if err != nil {
 			return err
 		}
 		appends, access := info.Flags&unix.O_APPEND != 0, info.Flags&unix.O_ACCMODE
-		h.opened = true
-		h.sized = h.sized || access != unix.O_WRONLY || !appends
+		f.opened = true
+		f.sized = f.sized || access != unix.O_WRONLY || !appends
 		if access != unix.O_RDONLY {
-			h.writes(pid, !appends)
+			f.writes(pid, !appends)
 		}
 	}
 	return nil
 }
 
-func (h *held) writes(pid int, inserts bool) {
-	if !h.written {
-		h.pid = pid
+func (f *openFile) writes(pid int, inserts bool) {
+	if !f.written {
+		f.pid = pid
 	}
-	h.written = true
-	h.inserted = h.inserted || inserts
+	f.written = true
+	f.inserted = f.inserted || inserts
 }
 
 func (s *scan) mappings(pid int) error {
@@ -137,38 +137,32 @@ func (s *scan) mappings(pid int) error {
 		return err
 	}
 	for _, m := range mappings {
-		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") {
-			continue
-		}
 		key := inode{m.Dev, m.Inode}
-		if !m.Perms.Shared && s.mapped[key] {
-			continue // another part of the same program or library
+		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") || !m.Perms.Shared && s.mapped[key] {
+			continue // no file, or another part of the same program or library
 		}
 		s.mapped[key] = true
 		link := filepath.Join("/proc", strconv.Itoa(pid), "map_files", fmt.Sprintf("%x-%x", m.StartAddr, m.EndAddr))
-		h, err := s.look(pid, link)
-		if gone(err) || err == nil && h == nil {
+		f, err := s.look(pid, link)
+		if gone(err) || err == nil && f == nil {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		h.sized = true
-		if !m.Perms.Shared {
-			continue
-		}
+		f.sized = true
 		// The link has the rights with which the file was opened for the mapping. A mapping
 		// that is read-only now may have been writable, and may be so again.
-		if info, err := os.Lstat(link); err == nil && info.Mode()&0o200 != 0 {
-			h.writes(pid, true)
+		if info, err := os.Lstat(link); m.Perms.Shared && err == nil && info.Mode()&0o200 != 0 {
+			f.writes(pid, true)
 		}
 	}
 	return nil
 }
 
-// look adds a file that a process holds. It returns nil if that does not belong to a
+// look adds a file that a process has open. It returns nil if that does not belong to a
 // checkpoint.
-func (s *scan) look(pid int, link string) (*held, error) {
+func (s *scan) look(pid int, link string) (*openFile, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(link, &st); err != nil {
 		return nil, fmt.Errorf("%s: %w", link, err)
@@ -185,55 +179,52 @@ func (s *scan) look(pid int, link string) (*held, error) {
 		}
 		s.ofKernel[uint64(st.Dev)] = kernel
 	}
-	if kernel {
-		return nil, nil
-	}
 	text, err := os.Readlink(link)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", link, err)
 	}
 	path := name(text)
-	if s.except[path] {
+	if kernel || s.except[path] {
 		return nil, nil
 	}
-	h := s.files[inodeOf(st)]
-	if h == nil {
-		h = &held{stat: st, link: link, pid: pid}
-		s.files[inodeOf(st)] = h
+	f := s.files[inodeOf(st)]
+	if f == nil {
+		f = &openFile{stat: st, link: link, pid: pid}
+		s.files[inodeOf(st)] = f
 	}
-	if slices.Contains(h.paths, path) || h.hides == path {
-		return h, nil
+	if slices.Contains(f.paths, path) || f.hides == path {
+		return f, nil
 	}
 	// A removed name may exist as "NAME (deleted)": then it was made so for criu.
 	if at, err := statPath(text); err == nil && inodeOf(at) == inodeOf(st) {
-		h.paths = append(h.paths, path)
-		slices.Sort(h.paths)
-		return h, nil
+		f.paths = append(f.paths, path)
+		slices.Sort(f.paths)
+		return f, nil
 	}
 	if text, err = os.Readlink(link); err != nil { // the name may have been removed meanwhile
 		return nil, fmt.Errorf("%s: %w", link, err)
 	}
-	h.hides = name(text)
-	return h, nil
+	f.hides = name(text)
+	return f, nil
 }
 
 // name names the file in messages.
-func (h *held) name() name {
-	if len(h.paths) > 0 {
-		return h.paths[0]
+func (f *openFile) name() name {
+	if len(f.paths) > 0 {
+		return f.paths[0]
 	}
-	return h.hides
+	return f.hides
 }
 
-// isRemoved reports whether all names by which the file is held were removed. It has others:
+// isRemoved reports whether all names by which the file is open were removed. It has others:
 // criu finds a way to it.
-func (h *held) isRemoved() bool {
-	return len(h.paths) == 0 && strings.HasSuffix(string(h.hides), " (deleted)")
+func (f *openFile) isRemoved() bool {
+	return len(f.paths) == 0 && strings.HasSuffix(string(f.hides), " (deleted)")
 }
 
-// process names the process that holds the file.
-func (h *held) process() string {
-	status, err := proc.ReadStatus(h.pid)
+// process names the process that has the file open.
+func (f *openFile) process() string {
+	status, err := proc.ReadStatus(f.pid)
 	if err != nil {
 		return ""
 	}

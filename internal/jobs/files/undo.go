@@ -64,11 +64,6 @@ type undoPath struct {
 	From int64  `json:"from,omitempty"`
 	// After is what PutBack left there, with Done, or is about to leave.
 	After metadata `json:"after"`
-
-	// Only earlier versions wrote these: the file itself was given the name Kept; it held nothing
-	// but zeros, which were not kept.
-	Moved bool `json:"moved,omitempty"`
-	Blank bool `json:"blank,omitempty"`
 }
 
 // note writes the record.
@@ -115,7 +110,7 @@ func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
 		r.Done = false
 		r.Paths = slices.DeleteFunc(r.Paths, func(u undoPath) bool {
 			st, err := statPath(string(u.Path))
-			if err == nil && metadataOf(st) == u.After && (u.Inode == 0 || u.Moved || st.Ino == u.Inode) {
+			if err == nil && metadataOf(st) == u.After && (u.Inode == 0 || st.Ino == u.Inode) {
 				return false
 			}
 			left = append(left, u.left())
@@ -184,12 +179,6 @@ func (u undoPath) undo(step stepper) (done bool, err error) {
 	}
 	at := int(t.dir.Fd())
 	switch {
-	case u.Moved:
-		err := unix.Renameat(at, u.Kept, at, t.base)
-		if errors.Is(err, unix.ENOENT) { // it was not yet moved, or is back
-			return true, nil
-		}
-		return true, cmp.Or(err, t.dir.Sync())
 	case u.Inode == 0 && t.now == nil:
 		return true, nil
 	case u.Inode == 0 && metadataOf(t.stat) == u.After:
@@ -203,15 +192,8 @@ func (u undoPath) undo(step stepper) (done bool, err error) {
 // writeBack writes what is newer into the file again, and removes where it was kept.
 func (u undoPath) writeBack(t *target, step stepper) error {
 	if u.Kept == "" {
-		flags := unix.O_RDONLY
-		if u.Blank {
-			flags = unix.O_RDWR
-		}
-		return t.withFile(flags, func(now *os.File) (err error) {
-			if u.Blank {
-				err = errors.Join(now.Truncate(0), now.Truncate(u.Meta.Size))
-			}
-			return errors.Join(err, setModeAndTime(now, u.Meta), now.Sync())
+		return t.withFile(unix.O_RDONLY, func(now *os.File) error {
+			return errors.Join(setModeAndTime(now, u.Meta), now.Sync())
 		})
 	}
 	kept, err := openTarget(u.keptName())
