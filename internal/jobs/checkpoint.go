@@ -177,7 +177,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	if err := files.Sync(ctx, made); err != nil {
 		return store.Checkpoint{}, err
 	}
-	c, err := s.store.Publish(ctx, made, info)
+	c, err := s.publish(ctx, made, info, end)
 	if err != nil && end {
 		return c, fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/jobs/files"
 	"cucriu/internal/jobs/inside"
 	"cucriu/internal/jobs/job"
 	"cucriu/internal/jobs/sandbox"
@@ -59,7 +60,7 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	err := s.resume(ctx, c)
 	refused := new(insideError)
 	switch {
-	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)):
+	case err == nil, ctx.Err() != nil, c.Err != nil, errors.As(err, new(*store.DamageError)), errors.As(err, new(*files.OtherNameError)):
 		return err
 	case errors.As(err, &refused) && refused.refused:
 		return err
@@ -85,6 +86,9 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 		return c.Err
 	}
 	if err := s.store.Check(ctx, c); err != nil {
+		return err
+	}
+	if err := s.checkNames(c.Dir); err != nil {
 		return err
 	}
 	if s.user != nil {
@@ -195,7 +199,7 @@ func (s *starter) save(ctx context.Context, images string, of inside.Staged) err
 	if err != nil {
 		return err
 	}
-	c, err := s.store.Publish(ctx, images, info)
+	c, err := s.publish(ctx, images, info, true)
 	if err == nil {
 		s.tell(Event{Event: EventCheckpoint, Checkpoint: c.Name, Bytes: c.Bytes, NewBytes: c.New, Message: fmt.Sprintf("checkpoint %s is what an earlier supervisor had staged", c.Name)})
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -374,7 +373,6 @@ func (s *soak) settle(t *testing.T) {
 			break
 		}
 		if ended {
-			s.deleteElsewhere(t)
 			whole, staged := s.whole(), len(glob(s.dir, "staged/*/image/cucriu-job.json")) > 0
 			s.note("cucriu run ended (%v): %s", s.now.cmd.ProcessState, lastLine(s.now.said()))
 			s.begin(t)
@@ -390,18 +388,6 @@ func (s *soak) settle(t *testing.T) {
 		t.Fatalf("the job found something wrong: %+v", r)
 	}
 	s.onlyOnce(t)
-}
-
-var madeElsewhere = regexp.MustCompile(`checkpoint (\d{6}) .*\.aside is missing`)
-
-// deleteElsewhere deletes, as a user would, a checkpoint that was made while the job directory had
-// another name: its image names the files in it by that, so it is refused.
-func (s *soak) deleteElsewhere(t *testing.T) {
-	t.Helper()
-	if refused := madeElsewhere.FindStringSubmatch(s.now.said()); refused != nil {
-		s.note("checkpoint %s was made while D was aside: deleted", refused[1])
-		must(t, os.RemoveAll(filepath.Join(s.dir, "checkpoints", refused[1])))
-	}
 }
 
 // sayResume waits until the supervisor has the job under care, or has ended, and fails the test if
