@@ -9,7 +9,7 @@ scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 . "$scripts/common.sh"
 cd "$repo"
 
-limit_mib=50
+limit_mib=60
 # criu's dynamic loader has a fixed path inside the binary. link-criu.sh makes that path a link to the bundle, wherever it lies.
 prefix=/tmp/cucriu-gpu
 
