@@ -52,7 +52,7 @@ func TestADirectoryThatADumpCannotUseIsForetold(t *testing.T) {
 			{filepath.Join(file, "images"), "is not a directory"},
 			{filepath.Join(readOnly, "images"), "read-only"},
 		} {
-			found := foretold(t, host, "dump", preflight.FindingImageDirectory, "-t", job.Root(), "-D", test.dir)
+			found := testenv.Foretold(t, host, "dump", preflight.FindingImageDirectory, "-t", job.Root(), "-D", test.dir)
 			if !strings.Contains(found.Message, test.says) {
 				t.Errorf("%s: %v does not say %q", test.dir, found, test.says)
 			}
@@ -63,7 +63,7 @@ func TestADirectoryThatADumpCannotUseIsForetold(t *testing.T) {
 		job.Runs()
 		images := filepath.Join(dir, "images")
 		testenv.NoErrors(t, host, "-t", job.Root(), "-D", images) // it does not exist yet
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 	})
 }
 
@@ -71,17 +71,17 @@ func TestASuspendedJobIsForetold(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
-		cucriu(t, host, 0, "suspend", "-p", job.Root())
-		found := foretold(t, host, "dump", preflight.FindingSession, "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
+		found := testenv.Foretold(t, host, "dump", preflight.FindingSession, "-t", job.Root(), "-D", images)
 		if !strings.Contains(found.Remedy, "cucriu resume -p "+job.Root()) {
 			t.Errorf("the remedy is not the resume: %v", found)
 		}
 		if run := host.TryDump(job, t.TempDir()); run.Err == nil || !strings.Contains(run.Log, found.Message+": "+found.Remedy) {
 			t.Errorf("criu dump says nothing of %q: %v\n%s", found.Message, run.Err, run.Lines())
 		}
-		cucriu(t, host, 0, "resume", "-p", job.Root())
-		notDumped(t, job, images)
+		testenv.Exits(t, host, 0, "resume", "-p", job.Root())
+		testenv.NotDumped(t, job, images)
 	})
 }
 
@@ -92,7 +92,7 @@ func TestADumpThatIsAtWorkIsForetold(t *testing.T) {
 		job := host.Start(1)
 		sessions := func() preflight.Findings {
 			t.Helper()
-			return slices.DeleteFunc(check(t, host, "-t", job.Root()), func(f preflight.Finding) bool { return f.Name != preflight.FindingSession })
+			return slices.DeleteFunc(testenv.Check(t, host, "-t", job.Root()), func(f preflight.Finding) bool { return f.Name != preflight.FindingSession })
 		}
 		if found := sessions(); len(found) > 0 {
 			t.Errorf("there is no other dump: %v", found)
@@ -112,11 +112,11 @@ func TestALockedJobIsForetold(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
-		cucriu(t, host, 0, "lock", "-p", job.Root())
-		foretold(t, host, "dump", preflight.FindingCUDAState, "-t", job.Root(), "-D", images)
-		cucriu(t, host, 0, "unlock", "-p", job.Root())
-		notDumped(t, job, images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "lock", "-p", job.Root())
+		testenv.Foretold(t, host, "dump", preflight.FindingCUDAState, "-t", job.Root(), "-D", images)
+		testenv.Exits(t, host, 0, "unlock", "-p", job.Root())
+		testenv.NotDumped(t, job, images)
 	})
 }
 
@@ -124,10 +124,10 @@ func TestWhatIsNoRunningProcessIsForetold(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		dump := func(name string, pid int) preflight.Finding {
 			t.Helper()
-			return foretold(t, host, "dump", name, "-t", strconv.Itoa(pid), "-D", images)
+			return testenv.Foretold(t, host, "dump", name, "-t", strconv.Itoa(pid), "-D", images)
 		}
 		dump(preflight.FindingNoProcess, 4194304)
 		tids, err := proc.Threads(job.PID)
@@ -151,20 +151,20 @@ func TestWhatIsNoRunningProcessIsForetold(t *testing.T) {
 		if err := zombie.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		notDumped(t, job, images)
+		testenv.NotDumped(t, job, images)
 	})
 }
 
 func TestADumpOfItsOwnAncestorIsForetold(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		program := testenv.Artefact(t, "make build", "bin", "cucriu")
 		words := make(map[string]string)
 		for _, verb := range []string{"check", "dump"} {
 			out, err := host.Command("/bin/sh", "-c", `"$0" "$@" -t $$; exit $?`, program, verb, "-D", images, "--criu", testenv.Criu(t)).CombinedOutput()
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.ExitCode() != turnedDown {
+			if !errors.As(err, &exit) || exit.ExitCode() != testenv.StatusRefused {
 				t.Fatalf("cucriu %s: %v\n%s", verb, err, out)
 			}
 			said := regexp.MustCompile(`is in the tree that is to be dumped[^:\n]*`).Find(out)

@@ -19,7 +19,7 @@ func TestTakenPIDsAreForetold(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := testenv.DumpAndLeave(t, host, job, "-R")
-		found := foretold(t, host, "restore", preflight.FindingPIDTaken, "-D", images)
+		found := testenv.Foretold(t, host, "restore", preflight.FindingPIDTaken, "-D", images)
 		if found.PID != job.PID || found.Process == "" || !strings.Contains(found.Message, "pid "+job.Root()) {
 			t.Errorf("neither the pid nor who has it is named: %v", found)
 		}
@@ -31,7 +31,7 @@ func TestTakenPIDsAreForetold(t *testing.T) {
 		job.Kill()
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		testenv.NoErrors(t, host, "-D", images)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -44,8 +44,8 @@ func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 		if err != nil || len(tids) < 2 {
 			t.Fatalf("threads %v: %v", tids, err)
 		}
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		names := []string{"pstree.img", "files.img", fmt.Sprintf("core-%d.img", slices.Max(tids))}
 		for _, kind := range []string{"core", "mm", "pagemap", "fs", "ids"} {
@@ -63,7 +63,7 @@ func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 			if err := os.Rename(path, images+".away"); err != nil {
 				t.Fatal(err)
 			}
-			found := foretold(t, host, "restore", preflight.FindingImage, "-D", images)
+			found := testenv.Foretold(t, host, "restore", preflight.FindingImage, "-D", images)
 			if !strings.Contains(found.Message, path) {
 				t.Errorf("%s is not named: %v", name, found)
 			}
@@ -71,7 +71,7 @@ func TestAnImageThatLacksFilesIsForetold(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -87,7 +87,7 @@ func TestADirectoryThatIsNoImageIsForetold(t *testing.T) {
 		for path, says := range map[string]string{
 			filepath.Join(dir, "nowhere"): "no such file", empty: "is empty", file: "not a directory", other: "neither an image of criu",
 		} {
-			if found := foretold(t, host, "restore", preflight.FindingImage, "-D", path); !strings.Contains(found.Message, says) {
+			if found := testenv.Foretold(t, host, "restore", preflight.FindingImage, "-D", path); !strings.Contains(found.Message, says) {
 				t.Errorf("%s: %v does not say %q", path, found, says)
 			}
 		}

@@ -10,24 +10,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// The words of the tests.
-var (
-	simulated = testenv.Simulated
-	cucriu    = testenv.Exits
-	check     = testenv.Check
-	foretold  = testenv.Foretold
-	refused   = testenv.Refused
-	newImages = testenv.NewImages
-	notDumped = testenv.NotDumped
-)
-
-const (
-	failed     = testenv.StatusFailed
-	usage      = testenv.StatusUsage
-	turnedDown = testenv.StatusRefused
-	ended      = testenv.StatusEnded
-)
-
 func TestMain(m *testing.M) {
 	if to := os.Getenv(connectVariable); to != "" {
 		connectAndExec(to)

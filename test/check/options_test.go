@@ -36,14 +36,14 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 		"a small ghost":     {`exec 3>ghost; rm ghost; head -c 1000 /dev/urandom >&3; `, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				if strings.Contains(test.script, "PORT") {
 					testenv.NeedsTCP(t)
 				}
 				host := testenv.NewHost(t, 1)
 				job := startNeedy(t, host, test.script)
-				images := newImages(t)
-				out := cucriu(t, host, 0, "check", "-t", job.Root(), "-D", images)
+				images := testenv.NewImages(t)
+				out := testenv.Exits(t, host, 0, "check", "-t", job.Root(), "-D", images)
 				for _, option := range test.options {
 					if !strings.Contains(out, option) {
 						t.Errorf("cucriu check does not name %s:\n%s", option, out)
@@ -55,9 +55,9 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 					}
 				}
 				if len(test.options) > 0 {
-					cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images, "--no-auto")
+					testenv.Exits(t, host, testenv.StatusFailed, "dump", "-t", job.Root(), "-D", images, "--no-auto")
 				}
-				out = cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+				out = testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 				for _, option := range test.options {
 					if option == "--link-remap" {
 						option = "name (deleted)" // the name that takes its place
@@ -70,7 +70,7 @@ func TestTheOptionsThatATreeNeedsAreFound(t *testing.T) {
 					t.Error(err)
 				}
 				testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-				cucriu(t, host, 0, "restore", "-D", images)
+				testenv.Exits(t, host, 0, "restore", "-D", images)
 				job.Runs()
 			})
 		})
@@ -120,20 +120,20 @@ func startNeedy(t *testing.T, host *testenv.Host, script string) *testenv.Job {
 
 // TestRecordedOptionsThatAreDamagedAreRefused, before criu is started.
 func TestRecordedOptionsThatAreDamagedAreRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		for _, text := range []string{"{", `{"network_lock": "iptables; rm -rf /"}`} {
 			testenv.WriteFile(t, filepath.Join(images, image.OptionsName), text)
-			cucriu(t, host, turnedDown, "restore", "-D", images)
+			testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)
 		}
 		if err := os.Remove(filepath.Join(images, image.OptionsName)); err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -141,19 +141,19 @@ func TestRecordedOptionsThatAreDamagedAreRefused(t *testing.T) {
 // TestAFileInUseByARemovedNameGetsANewOne, which a failed dump takes away again. The image
 // can be restored more than once, also that of a job that was left running.
 func TestAFileInUseByARemovedNameGetsANewOne(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := startNeedy(t, host, `exec 6>removed; ln removed kept; rm removed; `)
 		open, err := os.Readlink(filepath.Join("/proc", job.Root(), "fd", "6"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		out := cucriu(t, host, 0, "check", "-t", job.Root())
+		out := testenv.Exits(t, host, 0, "check", "-t", job.Root())
 		if !strings.Contains(out, "--link-remap") || !strings.Contains(out, strings.TrimSuffix(open, " (deleted)")) {
 			t.Errorf("cucriu check does not say what plain criu needs:\n%s", out)
 		}
 		host.UseFailpoint("dump.manifest=error")
-		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
+		testenv.Exits(t, host, testenv.StatusFailed, "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
 		host.UseFailpoint("")
 		if _, err := os.Lstat(open); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the dump failed, and %s is still there (%v)", open, err)
@@ -163,7 +163,7 @@ func TestAFileInUseByARemovedNameGetsANewOne(t *testing.T) {
 		job.Runs()
 		job.Kill()
 		for range 2 {
-			cucriu(t, host, 0, "restore", "-D", images)
+			testenv.Exits(t, host, 0, "restore", "-D", images)
 			job.Runs()
 			job.Kill()
 		}

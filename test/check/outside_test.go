@@ -81,14 +81,14 @@ func senderTo(t *testing.T, host *testenv.Host, network, path string) []string {
 
 // TestAStreamToAProcessOutsideIsForetold: criu cannot dump half of a connection.
 func TestAStreamToAProcessOutsideIsForetold(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		path, accept := listenStream(t)
 		job := host.StartUnder(senderTo(t, host, "unix", path), 1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		for i := range 2 {
 			// criu dumps a connection that is not accepted yet, and cannot restore it.
-			found := foretold(t, host, "dump", preflight.FindingUNIXSocket, "-t", job.Root(), "-D", images)
+			found := testenv.Foretold(t, host, "dump", preflight.FindingUNIXSocket, "-t", job.Root(), "-D", images)
 			if !strings.Contains(found.Message, path) {
 				t.Errorf("the socket is not named: %v", found)
 			}
@@ -96,30 +96,30 @@ func TestAStreamToAProcessOutsideIsForetold(t *testing.T) {
 				accept()
 			}
 		}
-		notDumped(t, job, images)
+		testenv.NotDumped(t, job, images)
 	})
 }
 
 // TestASocketThatIsGoneIsForetold: the job sends to a socket that does not exist where it is
 // restored.
 func TestASocketThatIsGoneIsForetold(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		path := listen(t)
 		job := host.StartUnder(senderTo(t, host, "unixgram", path), 1)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
 		if err := os.Rename(path, path+".away"); err != nil {
 			t.Fatal(err)
 		}
-		if found := foretold(t, host, "restore", preflight.FindingUNIXSocket, "-D", images); !strings.Contains(found.Message, path) {
+		if found := testenv.Foretold(t, host, "restore", preflight.FindingUNIXSocket, "-D", images); !strings.Contains(found.Message, path) {
 			t.Errorf("the socket is not named: %v", found)
 		}
 		if err := os.Rename(path+".away", path); err != nil {
 			t.Fatal(err)
 		}
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -163,16 +163,16 @@ func writingInto(t *testing.T, host *testenv.Host, noted string) *testenv.Job {
 // TestAJobThatWritesIntoAPipeWritesWhereTheRestoreWrites: criu restores the pipe without its
 // reader, and the job would die at its next write.
 func TestAJobThatWritesIntoAPipeWritesWhereTheRestoreWrites(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		noted := filepath.Join(t.TempDir(), "noted")
 		job := writingInto(t, host, noted)
-		images := newImages(t)
-		warned := check(t, host, "-t", job.Root(), "-D", images).Of(preflight.SeverityWarning)
+		images := testenv.NewImages(t)
+		warned := testenv.Check(t, host, "-t", job.Root(), "-D", images).Of(preflight.SeverityWarning)
 		if len(warned) != 1 || warned[0].Name != preflight.FindingOutsidePipe || !strings.Contains(warned[0].Message, filepath.Base(os.Args[0])) {
 			t.Errorf("want a warning about the pipe that names us: %+v", warned)
 		}
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
 
 		written := filepath.Join(t.TempDir(), "written")
@@ -190,22 +190,22 @@ func TestAJobThatWritesIntoAPipeWritesWhereTheRestoreWrites(t *testing.T) {
 		if text, err := os.ReadFile(written); err != nil || !strings.Contains(string(text), "line\n") {
 			t.Errorf("the job does not write where the restore wrote: %v\n%s", err, text)
 		}
-		again := newImages(t) // a file is as good as any
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", again)
+		again := testenv.NewImages(t) // a file is as good as any
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", again)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
 	})
 }
 
 // TestARestoreWhoseOutputIsReadEnds although the job goes on, which wrote into a pipe.
 func TestARestoreWhoseOutputIsReadEnds(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		noted := filepath.Join(t.TempDir(), "noted")
 		job := writingInto(t, host, noted)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images) // waits until its output is at its end
+		testenv.Exits(t, host, 0, "restore", "-D", images) // waits until its output is at its end
 		writesOn(t, job, noted)
 	})
 }
@@ -226,7 +226,7 @@ func writesOn(t *testing.T, job *testenv.Job, noted string) {
 
 // TestARestoreWithoutATerminalIsForetold, of a job that has one.
 func TestARestoreWithoutATerminalIsForetold(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		_, slave := testenv.NewTerminal(t)
 		job := host.StartWith(func(command []string) int {
@@ -240,10 +240,10 @@ func TestARestoreWithoutATerminalIsForetold(t *testing.T) {
 			t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) })
 			return cmd.Process.Pid
 		}, nil, 1)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		foretold(t, host, "restore", preflight.FindingTerminal, "-D", images)
+		testenv.Foretold(t, host, "restore", preflight.FindingTerminal, "-D", images)
 		_, other := testenv.NewTerminal(t)
 		restore := host.CucriuCommand("restore", "-D", images)
 		restore.Stdin, restore.Stdout, restore.Stderr = other, other, other
@@ -257,7 +257,7 @@ func TestARestoreWithoutATerminalIsForetold(t *testing.T) {
 
 // TestTheNetworkLockIsOneThatWorksHere: criu's default, or nftables, or none with a warning.
 func TestTheNetworkLockIsOneThatWorksHere(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		testenv.NeedsTCP(t)
 		host := testenv.NewHost(t, 1)
 		job := startNeedy(t, host, `exec 5<>/dev/tcp/127.0.0.1/PORT; `)
@@ -286,7 +286,7 @@ func TestTheNetworkLockIsOneThatWorksHere(t *testing.T) {
 			host := host.For(t)
 			host.Setenv("PATH", programs(test.iptables)+":"+os.Getenv("PATH"))
 			var said preflight.Finding
-			for _, f := range check(t, host, "-t", job.Root(), "--criu", test.criu) {
+			for _, f := range testenv.Check(t, host, "-t", job.Root(), "--criu", test.criu) {
 				if f.Name == preflight.FindingOptions {
 					said = f
 				}

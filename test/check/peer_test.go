@@ -42,7 +42,7 @@ func TestPeerAccessIsDumpedWhereItComesBackAndRefusedElsewhere(t *testing.T) {
 					if test.name == "host NUMA memory" {
 						name = preflight.FindingHostNUMA
 					}
-					refused(t, host, job, name, t.TempDir())
+					testenv.Refused(t, host, job, name, t.TempDir())
 				} else {
 					host.Restore(host.Dump(job))
 				}

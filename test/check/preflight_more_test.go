@@ -20,7 +20,7 @@ import (
 )
 
 func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--threads", "2")
 		tids, err := proc.Threads(job.PID)
@@ -33,7 +33,7 @@ func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
 		if err := tracer.Run(last); err != nil {
 			t.Fatal(err)
 		}
-		found := refused(t, host, job, preflight.FindingTraced, t.TempDir())
+		found := testenv.Refused(t, host, job, preflight.FindingTraced, t.TempDir())
 		if !strings.Contains(found.Message, strconv.Itoa(last)) {
 			t.Errorf("thread %d is not named: %v", last, found)
 		}
@@ -41,7 +41,7 @@ func TestATracedThreadThatIsNotTheLeaderIsFoundBeforehand(t *testing.T) {
 }
 
 func TestCriuInsideTheTreeIsFoundBeforehand(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		dir := t.TempDir()
 		images, begin, status := filepath.Join(dir, "images"), filepath.Join(dir, "begin"), filepath.Join(dir, "status")
@@ -74,7 +74,7 @@ func TestCriuInsideTheTreeIsFoundBeforehand(t *testing.T) {
 
 // The dev of the job is on a file system whose server never answers.
 func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s}\n"))
 		job := host.StartUnder([]string{"/usr/bin/unshare", "-m"}, 1)
@@ -108,7 +108,7 @@ func TestADevThatHangsEndsTheDumpAtTheDeadline(t *testing.T) {
 // Linux before 5.18 cannot drop locked memory, so criu writes it. This kernel can, so the
 // test makes the check fail.
 func TestLockedMemoryThatTheKernelCannotDropIsLeftToCriu(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.UseFailpoint("dump.drop-locked=error")
 		for _, test := range []struct {

@@ -74,9 +74,9 @@ func TestWhatCannotBeDumpedIsFoundBeforehandAndTheJobRunsOn(t *testing.T) {
 		}},
 	} {
 		t.Run(test.finding, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2)
-				refused(t, host, test.start(t, host), test.finding, t.TempDir())
+				testenv.Refused(t, host, test.start(t, host), test.finding, t.TempDir())
 			})
 		})
 	}
@@ -102,12 +102,12 @@ func memoryGroup(t *testing.T, job *testenv.Job) (dir, limitFile string, write f
 }
 
 func TestAControlGroupThatIsTooSmallIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
 		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "48M")
-		found := refused(t, host, job, preflight.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
+		found := testenv.Refused(t, host, job, preflight.FindingMemoryCgroup, t.TempDir(), "--manage-cgroups=ignore")
 		if !strings.Contains(found.Message, group) || !strings.Contains(found.Remedy, limitFile) {
 			t.Errorf("neither the group nor its limit is named: %v", found)
 		}
@@ -121,7 +121,7 @@ func TestAControlGroupThatIsTooSmallIsRefused(t *testing.T) {
 // only after all of it was copied. The group once had no room for both, and the OOM killer
 // came in the middle of the copy.
 func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "96")
 		group, limitFile, write := memoryGroup(t, job)
@@ -158,30 +158,30 @@ func TestAnImageInMemoryAndTheStagingMemoryAreAddedUp(t *testing.T) {
 // TestOwnMemoryIsCounted where the dump is made in the control group of the job, as by a job script:
 // the OOM killer once came in the middle of the checkpoint.
 func TestOwnMemoryIsCounted(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "96")
 		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "114M") // room for the GPU state, and for little else
 		program := testenv.Artefact(t, "make build", "bin", "cucriu")
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		out, err := host.Command("/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), program, "dump", "-t", job.Root(), "-D", images).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), preflight.FindingMemoryCgroup) || !strings.Contains(string(out), "that criu and cucriu need there") {
 			t.Errorf("%v\n%s", err, out)
 		}
-		notDumped(t, job, images)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images) // from outside of the group
+		testenv.NotDumped(t, job, images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images) // from outside of the group
 	})
 }
 
 // TestTheOutOfMemoryKillerIsNamed by a dump that it has failed, and that ends.
 func TestTheOutOfMemoryKillerIsNamed(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "96")
 		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "64M")
-		out := cucriu(t, host, ended, "dump", "-t", job.Root(), "-D", newImages(t), "--force", preflight.FindingMemoryCgroup)
+		out := testenv.Exits(t, host, testenv.StatusEnded, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--force", preflight.FindingMemoryCgroup)
 		if !strings.Contains(out, "the out-of-memory killer has struck in the control group "+group) {
 			t.Errorf("it does not say who ended the job:\n%s", out)
 		}
@@ -199,12 +199,12 @@ func keepsOnDisk(t *testing.T, dir string) bool {
 }
 
 func TestADiskThatIsTooSmallIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
 		images := t.TempDir()
 		testenv.SmallDisk(t, images, "32m")
-		refused(t, host, job, preflight.FindingDiskSpace, images)
+		testenv.Refused(t, host, job, preflight.FindingDiskSpace, images)
 	})
 }
 
@@ -216,33 +216,33 @@ func ncclJob(t *testing.T, host *testenv.Host, environment ...string) *testenv.J
 }
 
 func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.KernelModule("silent") // else it tells who shares memory
 		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=0")
-		refused(t, host, job, preflight.FindingNCCL, t.TempDir())
+		testenv.Refused(t, host, job, preflight.FindingNCCL, t.TempDir())
 
-		findings := check(t, host, "-t", job.Root(), "--force", preflight.FindingNCCL)
+		findings := testenv.Check(t, host, "-t", job.Root(), "--force", preflight.FindingNCCL)
 		if !slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Name == preflight.FindingNCCL && f.Forced }) {
 			t.Fatalf("forced, and the finding is gone: %+v", findings)
 		}
 		// Only one rank is dumped, so the other one is outside.
 		rank := strconv.Itoa(job.MustStatus(0).PID)
-		warnings := check(t, host, "-t", rank).Of(preflight.SeverityWarning)
+		warnings := testenv.Check(t, host, "-t", rank).Of(preflight.SeverityWarning)
 		if !slices.ContainsFunc(warnings, func(f preflight.Finding) bool {
 			return f.Name == preflight.FindingNCCL && strings.Contains(f.Message, "outside")
 		}) {
 			t.Fatalf("no warning of the rank outside: %+v", warnings)
 		}
 
-		images := newImages(t)
-		out := cucriu(t, host, 3, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		out := testenv.Exits(t, host, 3, "dump", "-t", job.Root(), "-D", images)
 		if !strings.Contains(out, "refused, nothing was touched: nccl-ipc") {
 			t.Errorf("cucriu dump does not say why:\n%s", out)
 		}
-		notDumped(t, job, images)
-		cucriu(t, host, usage, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingTraced)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingNCCL)
+		testenv.NotDumped(t, job, images)
+		testenv.Exits(t, host, testenv.StatusUsage, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingTraced)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--force", preflight.FindingNCCL)
 		testenv.WholeImage(t, images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		host.Restore(images)
@@ -251,10 +251,10 @@ func TestNCCLThatSharesMemoryIsRefused(t *testing.T) {
 }
 
 func TestNCCLOverSocketsIsDumped(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := ncclJob(t, host, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1")
-		if errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+		if errs := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}
 		host.Restore(host.Dump(job))
@@ -266,7 +266,7 @@ func TestALibraryThatWasNeverUsedNeedsNoDriver(t *testing.T) {
 	testenv.Parallel(t)
 	for _, driver := range []string{"old", "missing"} {
 		t.Run(driver, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1, "--driver", "550")
 				pid := host.Spawn(t.TempDir(), "/usr/bin/env", "LD_PRELOAD=libcuda.so.1", "/bin/sleep", "1000")
 				testenv.Eventually(t, testenv.Soon, "libcuda is mapped", func() bool {
@@ -341,7 +341,7 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 		}, false, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 2)
 				host.NVML(test.nvml)
 				if test.config != "" {
@@ -349,7 +349,7 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 				}
 				job := test.start(t, host)
 				if test.refused {
-					found := refused(t, host, job, preflight.FindingPeerMemory, t.TempDir())
+					found := testenv.Refused(t, host, job, preflight.FindingPeerMemory, t.TempDir())
 					if !strings.Contains(found.Remedy, test.remedy) {
 						t.Errorf("the remedy does not name %s: %v", test.remedy, found)
 					}
@@ -367,32 +367,32 @@ func TestOneProcessOnSeveralGPUsIsRefusedUnlessItIsHarmless(t *testing.T) {
 }
 
 func TestAnImageIsCheckedAgainstAHost(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
 		job := source.Start(1, "--gpus", "0,1", "--mib", "40")
 		images := source.Dump(job)
-		if errs := check(t, source, "-D", images).Of(preflight.SeverityError); len(errs) > 0 {
+		if errs := testenv.Check(t, source, "-D", images).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v on the host where it was made", errs)
 		}
 		source.Start(1, "--gpus", "1", "--mib", "40")
-		testenv.OnlyError(t, check(t, source, "-D", images), preflight.FindingGPUMemory)
-		testenv.OnlyError(t, check(t, testenv.NewHost(t, 1), "-D", images), preflight.FindingGPUMap)
-		testenv.OnlyError(t, check(t, testenv.NewHost(t, 2, "--driver", "570"), "-D", images), preflight.FindingDriverVersion)
-		testenv.OnlyError(t, check(t, testenv.NewHost(t, 2, "--driver", "550"), "-D", images), preflight.FindingDriverOld)
+		testenv.OnlyError(t, testenv.Check(t, source, "-D", images), preflight.FindingGPUMemory)
+		testenv.OnlyError(t, testenv.Check(t, testenv.NewHost(t, 1), "-D", images), preflight.FindingGPUMap)
+		testenv.OnlyError(t, testenv.Check(t, testenv.NewHost(t, 2, "--driver", "570"), "-D", images), preflight.FindingDriverVersion)
+		testenv.OnlyError(t, testenv.Check(t, testenv.NewHost(t, 2, "--driver", "550"), "-D", images), preflight.FindingDriverOld)
 	})
 }
 
 func TestCheckFindsNothingAgainstAStoppedJobOrATreeWithoutCUDA(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		pid := host.Spawn(t.TempDir(), "/bin/sleep", "1000")
-		if errs := check(t, host, "-t", strconv.Itoa(pid)).Of(preflight.SeverityError); len(errs) > 0 {
+		if errs := testenv.Check(t, host, "-t", strconv.Itoa(pid)).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}
 		job := host.Start(1)
 		job.Signal(unix.SIGSTOP)
 		testenv.Eventually(t, testenv.Soon, "the job stops", job.Stopped)
-		findings := check(t, host, "-t", job.Root())
+		findings := testenv.Check(t, host, "-t", job.Root())
 		if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}

@@ -33,24 +33,24 @@ func TestSharedDeviceMemoryIsRefused(t *testing.T) {
 				host := testenv.NewHost(t, 2)
 				job := host.Start(2, how)
 				exporter, importer := job.MustStatus(0).PID, job.MustStatus(1).PID
-				if found := check(t, host, "-t", job.Root()); !shared(found, exporter, importer, false) && !shared(found, importer, exporter, false) {
+				if found := testenv.Check(t, host, "-t", job.Root()); !shared(found, exporter, importer, false) && !shared(found, importer, exporter, false) {
 					t.Errorf("check finds %+v", found)
 				}
-				images := newImages(t)
-				if out := cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images); !strings.Contains(out, "refused, nothing was touched: "+preflight.FindingSharing) {
+				images := testenv.NewImages(t)
+				if out := testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", job.Root(), "-D", images); !strings.Contains(out, "refused, nothing was touched: "+preflight.FindingSharing) {
 					t.Errorf("cucriu dump:\n%s", out)
 				}
-				notDumped(t, job, images)
+				testenv.NotDumped(t, job, images)
 				if run := host.TryDump(job, t.TempDir()); run.Err == nil || !strings.Contains(run.Log, preflight.FindingSharing) {
 					t.Errorf("criu dump: %v\n%s", run.Err, run.Lines())
 				}
 				job.Runs()
 				// Of the two only one is dumped, so the other is outside.
 				for one, other := range map[int]int{exporter: importer, importer: exporter} {
-					if found := check(t, host, "-t", strconv.Itoa(one)); !shared(found, one, other, true) {
+					if found := testenv.Check(t, host, "-t", strconv.Itoa(one)); !shared(found, one, other, true) {
 						t.Errorf("of %d alone check finds %+v", one, found)
 					}
-					if out := cucriu(t, host, turnedDown, "suspend", "-p", strconv.Itoa(one)); !strings.Contains(out, preflight.FindingSharing) {
+					if out := testenv.Exits(t, host, testenv.StatusRefused, "suspend", "-p", strconv.Itoa(one)); !strings.Contains(out, preflight.FindingSharing) {
 						t.Errorf("cucriu suspend:\n%s", out)
 					}
 				}
@@ -78,10 +78,10 @@ func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
 						root = strconv.Itoa(job.MustStatus(0).PID)
 					}
 					share := testenv.Script(t, fmt.Sprintf("touch %[1]s/share\nuntil [ -e %[1]s/shared ]; do sleep 0.01; done", dir))
-					if errs := check(t, host, "-t", root).Of(preflight.SeverityError); len(errs) > 0 {
+					if errs := testenv.Check(t, host, "-t", root).Of(preflight.SeverityError); len(errs) > 0 {
 						t.Fatalf("before they share: %+v", errs)
 					}
-					images := newImages(t)
+					images := testenv.NewImages(t)
 					out, err := testenv.Failing(t, host, c.point+"=run "+share, "dump", "-t", root, "-D", images)
 					if err == nil || !strings.Contains(out, "it has come since the inspection: "+preflight.FindingSharing) {
 						t.Fatalf("cucriu dump: %v\n%s", err, out)
@@ -89,7 +89,7 @@ func TestSharingThatBeginsDuringADumpIsRefused(t *testing.T) {
 					if _, err := os.Stat(filepath.Join(dir, "shared")); err != nil {
 						t.Error("they do not share")
 					}
-					notDumped(t, job, images)
+					testenv.NotDumped(t, job, images)
 				})
 			})
 		}
@@ -103,7 +103,7 @@ func TestProcessesThatShareNothingAreDumped(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := ncclJob(t, host)
 		other := host.Start(2, "--ipc") // the memory of others is no matter of theirs
-		if errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+		if errs := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("found %+v", errs)
 		}
 		host.Restore(host.Dump(job))
@@ -114,16 +114,16 @@ func TestProcessesThatShareNothingAreDumped(t *testing.T) {
 
 // Whether processes share memory that cannot be told must be assumed.
 func TestSharingThatCannotBeToldIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.KernelModule("silent")
 		alone, pair := host.Start(1), host.Start(2, "--procs", "2")
-		if errs := check(t, host, "-t", alone.Root()).Of(preflight.SeverityError); len(errs) > 0 {
+		if errs := testenv.Check(t, host, "-t", alone.Root()).Of(preflight.SeverityError); len(errs) > 0 {
 			t.Fatalf("one process: %+v", errs)
 		}
-		refused(t, host, pair, preflight.FindingSharing, t.TempDir())
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", pair.Root(), "-D", images, "--force", preflight.FindingSharing)
+		testenv.Refused(t, host, pair, preflight.FindingSharing, t.TempDir())
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", pair.Root(), "-D", images, "--force", preflight.FindingSharing)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", pair.Gone)
 		host.Restore(images)
 		pair.Runs()
@@ -131,7 +131,7 @@ func TestSharingThatCannotBeToldIsRefused(t *testing.T) {
 }
 
 func TestADriverIsBelievedAfterItsCalibration(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		// A driver that nobody has compared.
 		file := filepath.Join(host.Dir, "proc/driver/nvidia/version")
@@ -145,14 +145,14 @@ func TestADriverIsBelievedAfterItsCalibration(t *testing.T) {
 		pair, sharers := host.Start(2, "--procs", "2"), host.Start(2, "--ipc")
 		verdict := func(job *testenv.Job, name string, refused bool) {
 			t.Helper()
-			errs := check(t, host, "-t", job.Root()).Of(preflight.SeverityError)
+			errs := testenv.Check(t, host, "-t", job.Root()).Of(preflight.SeverityError)
 			if (len(errs) == 1 && errs[0].Name == preflight.FindingSharing) != refused || !refused && len(errs) > 0 {
 				t.Errorf("%s: found %+v", name, errs)
 			}
 		}
 		calibrate := func(severity preflight.Severity) {
 			t.Helper()
-			if found := check(t, host, "--calibrate").Of(severity); !slices.ContainsFunc(found, func(f preflight.Finding) bool { return f.Name == preflight.FindingSharing }) {
+			if found := testenv.Check(t, host, "--calibrate").Of(severity); !slices.ContainsFunc(found, func(f preflight.Finding) bool { return f.Name == preflight.FindingSharing }) {
 				t.Errorf("calibration: %+v", found)
 			}
 		}

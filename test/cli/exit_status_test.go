@@ -13,23 +13,10 @@ import (
 
 // Tests of the exit statuses that need real criu, several hosts, or a fault.
 
-// The words of the tests.
-var (
-	simulated = testenv.Simulated
-	cucriu    = testenv.Exits
-	exits     = testenv.FailingExits
-)
-
-const (
-	failed     = testenv.StatusFailed
-	turnedDown = testenv.StatusRefused
-	notBack    = testenv.StatusNotBack
-)
-
 // TestAHostThatCannotTakeAnImage refuses it before criu has created anything. cucriu map
 // and cucriu check say the same.
 func TestAHostThatCannotTakeAnImage(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		source := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
 		job := source.Start(1, "--gpus", "0,1", "--mib", "40")
 		images := source.Dump(job)
@@ -64,7 +51,7 @@ func TestAHostThatCannotTakeAnImage(t *testing.T) {
 			t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
 				host := test.host(t)
 				for _, command := range []string{"restore", "map", "check"} {
-					exits(t, host, turnedDown, test.says, "", command, "-D", images)
+					testenv.FailingExits(t, host, testenv.StatusRefused, test.says, "", command, "-D", images)
 				}
 				if job.Alive() || len(host.Sessions()) > 0 {
 					t.Errorf("the restore has begun: sessions %+v", host.Sessions())
@@ -78,18 +65,18 @@ func TestAHostThatCannotTakeAnImage(t *testing.T) {
 
 // TestAResumeWithoutTheGPUMemoryIsRefused, and the job stays suspended.
 func TestAResumeWithoutTheGPUMemoryIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
 		job := host.Start(1, "--mib", "40")
-		cucriu(t, host, 0, "suspend", "-p", job.Root())
+		testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
 		other := host.Start(1, "--mib", "40")
-		exits(t, host, turnedDown, "MiB free and the restore needs", "", "resume", "-p", job.Root())
+		testenv.FailingExits(t, host, testenv.StatusRefused, "MiB free and the restore needs", "", "resume", "-p", job.Root())
 		if !job.Stopped() || host.Step() != "suspended" {
 			t.Errorf("the job is not suspended any more: %s", host.Step())
 		}
 		other.Kill()
 		testenv.Eventually(t, testenv.Soon, "the other is gone", other.Gone)
-		cucriu(t, host, 0, "resume", "-p", job.Root())
+		testenv.Exits(t, host, 0, "resume", "-p", job.Root())
 		job.Runs()
 	})
 }
@@ -97,19 +84,19 @@ func TestAResumeWithoutTheGPUMemoryIsRefused(t *testing.T) {
 // TestAResumeThatFailedAfterTheRestoreIsTriedAgain, although the job holds its GPU memory
 // again and there is no room for a second time as much.
 func TestAResumeThatFailedAfterTheRestoreIsTriedAgain(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
 		job := host.Start(1, "--mib", "40")
-		cucriu(t, host, 0, "suspend", "-p", job.Root())
-		exits(t, host, failed, "as requested", "suspend.back.unlock=error", "resume", "-p", job.Root())
-		cucriu(t, host, 0, "resume", "-p", job.Root())
+		testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
+		testenv.FailingExits(t, host, testenv.StatusFailed, "as requested", "suspend.back.unlock=error", "resume", "-p", job.Root())
+		testenv.Exits(t, host, 0, "resume", "-p", job.Root())
 		job.Runs()
 	})
 }
 
 // TestWhatIsFoundAfterTheLockIsAFailure, not a refusal, because something was touched.
 func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--gpus", "0,1")
 		images := testenv.NewImages(t)
@@ -124,7 +111,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 		host.NVML("add 752")
 		host.Faults()
 		text := <-out
-		if code := cmd.ProcessState.ExitCode(); code != failed || !strings.Contains(text, "it has come since the inspection: peer-memory") {
+		if code := cmd.ProcessState.ExitCode(); code != testenv.StatusFailed || !strings.Contains(text, "it has come since the inspection: peer-memory") {
 			t.Errorf("exit status %d\n%s", code, text)
 		}
 		testenv.NotDumped(t, job, images)
@@ -148,16 +135,16 @@ func TestAJobThatIsNotBackYet(t *testing.T) {
 				if test.command == "dump" {
 					args = []string{"dump", "-t", job.Root(), "-D", testenv.NewImages(t)}
 				}
-				exits(t, host, notBack, hooks.ErrNotBack.Error(), test.point, args...)
+				testenv.FailingExits(t, host, testenv.StatusNotBack, hooks.ErrNotBack.Error(), test.point, args...)
 				if got := host.LastOutcome(); got != "" {
 					t.Fatalf("the session is closed: %q", got)
 				}
 				host.KillWatcher()
-				exits(t, host, notBack, hooks.ErrNotBack.Error(), test.command+".back.unlock=error", "recover")
-				if out := cucriu(t, host, 0, "status"); !strings.Contains(out, "not back yet: ") {
+				testenv.FailingExits(t, host, testenv.StatusNotBack, hooks.ErrNotBack.Error(), test.command+".back.unlock=error", "recover")
+				if out := testenv.Exits(t, host, 0, "status"); !strings.Contains(out, "not back yet: ") {
 					t.Errorf("cucriu status does not say why:\n%s", out)
 				}
-				cucriu(t, host, 0, "recover")
+				testenv.Exits(t, host, 0, "recover")
 				job.Runs()
 			})
 		})
@@ -193,7 +180,7 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 			t.Errorf("exit status %d\n%s", code, out)
 		}
 		testenv.Eventually(t, testenv.Soon, "nothing of the job is left", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }

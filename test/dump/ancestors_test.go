@@ -78,7 +78,7 @@ func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
 		do   func(t *testing.T, host *testenv.Host, job *testenv.Job)
 	}{
 		{"cucriu dump -R", func(t *testing.T, host *testenv.Host, job *testenv.Job) {
-			cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "-R", "-j")
+			testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R", "-j")
 		}},
 		{"criu dump -R", func(t *testing.T, host *testenv.Host, job *testenv.Job) {
 			if run := host.TryDump(job, t.TempDir(), "-R", "-j"); run.Err != nil {
@@ -87,7 +87,7 @@ func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
 			host.WaitOutcome("running")
 		}},
 		{"a dump that fails", func(t *testing.T, host *testenv.Host, job *testenv.Job) {
-			if out, err := failing(t, host, "dump.release=error", "dump", "-t", job.Root(), "-D", newImages(t), "-j"); err == nil {
+			if out, err := testenv.Failing(t, host, "dump.release=error", "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-j"); err == nil {
 				t.Fatalf("the dump did not fail:\n%s", out)
 			}
 		}},
@@ -104,8 +104,8 @@ func TestAParentThatStopsWithTheJobGoesOnWithIt(t *testing.T) {
 			}
 		}},
 		{"suspended and resumed", func(t *testing.T, host *testenv.Host, job *testenv.Job) {
-			cucriu(t, host, 0, "suspend", "-p", job.Root())
-			cucriu(t, host, 0, "resume", "-p", job.Root())
+			testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
+			testenv.Exits(t, host, 0, "resume", "-p", job.Root())
 		}},
 	} {
 		for _, real := range []bool{false, true} {
@@ -164,7 +164,7 @@ func TestAnAncestorThatStoodStillBeforeStaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, testenv.Soon, "the parent stops", func() bool { return standsStill(t, parent) })
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "-R", "-j")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R", "-j")
 		job.Runs()
 		if !standsStill(t, parent) {
 			t.Error("a parent that was stopped before the dump was continued")
@@ -187,7 +187,7 @@ func TestAParentInsideTheTreeGoesOnWithTheJob(t *testing.T) {
 					testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 					host.Restore(images, "-j")
 				} else {
-					cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "-R", "-j")
+					testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R", "-j")
 				}
 				job.Runs()
 				testenv.Eventually(t, testenv.Soon, "the parent goes on", func() bool { return !standsStill(t, parent) })

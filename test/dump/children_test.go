@@ -74,7 +74,7 @@ func TestForkedChildrenAreDumpedWithoutTheDevices(t *testing.T) {
 		isOfChildren := func(f preflight.Finding) bool {
 			return f.Name == preflight.FindingForkedChild && f.Severity == preflight.SeverityOK
 		}
-		if findings := check(t, host, "-t", job.Root()); !slices.ContainsFunc(findings, isOfChildren) {
+		if findings := testenv.Check(t, host, "-t", job.Root()); !slices.ContainsFunc(findings, isOfChildren) {
 			t.Errorf("check says nothing of the children: %+v", findings)
 		}
 		images := host.Dump(job)
@@ -149,7 +149,7 @@ func TestDevicesThatWereOnlyLookedAtAreTaken(t *testing.T) {
 		isOfLook := func(f preflight.Finding) bool {
 			return f.Name == preflight.FindingNVIDIADevice && f.Severity == preflight.SeverityWarning
 		}
-		if findings := check(t, host, "-t", job.Root()); !slices.ContainsFunc(findings, isOfLook) {
+		if findings := testenv.Check(t, host, "-t", job.Root()); !slices.ContainsFunc(findings, isOfLook) {
 			t.Errorf("check says nothing of it: %+v", findings)
 		}
 		before := strings.Count(holds(job.PID), "/dev/nvidia")

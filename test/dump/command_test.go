@@ -22,8 +22,8 @@ func TestCommandDumpAndRestore(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(2, "--procs", "2", "--gpus", "0,1", "--spin", "stream-sync")
-		images := newImages(t)
-		out := cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		if job.Alive() || host.LastOutcome() != "dumped" {
 			t.Fatalf("the job is not dumped but %q\n%s", host.LastOutcome(), out)
 		}
@@ -58,10 +58,10 @@ func TestCommandDumpLeavesRunning(t *testing.T) {
 		images := testenv.DumpAndLeave(t, host, job, "-R")
 		job.Runs()
 		testenv.WholeImage(t, images)
-		cucriu(t, host, turnedDown, "dump", "-t", job.Root(), "-D", images) // never over an existing image
+		testenv.Exits(t, host, testenv.StatusRefused, "dump", "-t", job.Root(), "-D", images) // never over an existing image
 		job.Runs()
 		job.Kill()
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -77,7 +77,7 @@ func TestCommandLeavesStopped(t *testing.T) {
 		job.Signal(unix.SIGCONT)
 		job.Runs()
 		job.Kill()
-		cucriu(t, host, 0, "restore", "-D", images, "-s")
+		testenv.Exits(t, host, 0, "restore", "-D", images, "-s")
 		if !job.Stopped() {
 			t.Fatal("cucriu restore -s left the job running")
 		}
@@ -91,10 +91,10 @@ func TestCommandDumpsATreeWithoutCUDA(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_LIBCUDA", "/nonexistent/libcuda.so.1")
 		job := testenv.JobOf(t, host.Spawn(t.TempDir(), "/bin/sleep", "1000"))
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		if !job.Alive() {
 			t.Fatal("sleep is gone")
 		}
@@ -105,8 +105,8 @@ func TestCommandForegroundPassesSignalsAndTheStatus(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", `trap 'kill $!; exit 42' TERM; "$@" & wait`, "sh"}, 1)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		cmd := host.CucriuCommand("restore", "-D", images, "--foreground")
 		if err := cmd.Start(); err != nil {
@@ -128,14 +128,14 @@ func TestCommandBesideTheHookInCriusConfiguration(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		config := filepath.Join(t.TempDir(), "criu.conf")
 		if err := os.WriteFile(config, []byte("action-script "+host.HookBin+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--criu-config", config)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--criu-config", config)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images, "--criu-config", config)
+		testenv.Exits(t, host, 0, "restore", "-D", images, "--criu-config", config)
 		job.Runs()
 		if n := len(host.Sessions()); n != 2 {
 			t.Errorf("%d sessions for one dump and one restore", n)
@@ -151,28 +151,28 @@ func TestCommandRefuses(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(full, "precious"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		for _, test := range []struct {
 			status int
 			says   string
 			args   []string
 		}{
-			{usage, "-t", []string{"dump", "-D", images}},
-			{usage, "-D", []string{"dump", "-t", job.Root()}},
-			{usage, "unknown flag", []string{"dump", "--no-such-flag"}},
-			{usage, "-o", []string{"dump", "-t", job.Root(), "-D", images, "-o", "a/b"}},
-			{usage, "ghost-limit", []string{"dump", "-t", job.Root(), "-D", images, "--ghost-limit", "lots"}},
-			{turnedDown, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
-			{turnedDown, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
-			{turnedDown, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
-			{turnedDown, "99999", []string{"dump", "-t", "99999", "-D", images}},
-			{turnedDown, "no such file", []string{"restore", "-D", images}},
-			{usage, "foreground", []string{"restore", "-D", full, "--foreground", "-d"}},
+			{testenv.StatusUsage, "-t", []string{"dump", "-D", images}},
+			{testenv.StatusUsage, "-D", []string{"dump", "-t", job.Root()}},
+			{testenv.StatusUsage, "unknown flag", []string{"dump", "--no-such-flag"}},
+			{testenv.StatusUsage, "-o", []string{"dump", "-t", job.Root(), "-D", images, "-o", "a/b"}},
+			{testenv.StatusUsage, "ghost-limit", []string{"dump", "-t", job.Root(), "-D", images, "--ghost-limit", "lots"}},
+			{testenv.StatusRefused, "not empty", []string{"dump", "-t", job.Root(), "-D", full}},
+			{testenv.StatusRefused, "no such file", []string{"dump", "-t", job.Root(), "-D", "/nonexistent/images"}},
+			{testenv.StatusRefused, "criu", []string{"dump", "-t", job.Root(), "-D", images, "--criu", "/nonexistent/criu"}},
+			{testenv.StatusRefused, "99999", []string{"dump", "-t", "99999", "-D", images}},
+			{testenv.StatusRefused, "no such file", []string{"restore", "-D", images}},
+			{testenv.StatusUsage, "foreground", []string{"restore", "-D", full, "--foreground", "-d"}},
 		} {
-			if out := cucriu(t, host, test.status, test.args...); !strings.Contains(out, test.says) {
+			if out := testenv.Exits(t, host, test.status, test.args...); !strings.Contains(out, test.says) {
 				t.Errorf("cucriu %v says nothing of %q:\n%s", test.args, test.says, out)
 			}
-			notDumped(t, job, images)
+			testenv.NotDumped(t, job, images)
 		}
 		if names, _ := os.ReadDir(full); len(names) != 1 {
 			t.Errorf("a refused dump has left %v", names)
@@ -208,10 +208,10 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 		{"after pre-dump", unix.SIGTERM, stage("pre-dump")},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1)
-				images := newImages(t)
+				images := testenv.NewImages(t)
 				if err := os.MkdirAll(host.RunDir, 0o700); err != nil {
 					t.Fatal(err)
 				}
@@ -238,7 +238,7 @@ func TestCommandGivesUpOnASignal(t *testing.T) {
 				if code := cmd.ProcessState.ExitCode(); code != 128+int(test.signal) {
 					t.Fatalf("exit status %d\n%s", code, out)
 				}
-				notDumped(t, job, images)
+				testenv.NotDumped(t, job, images)
 				testenv.NoWatcher(t, host)
 			})
 		})
@@ -253,7 +253,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1, "--spin", "stream-sync")
-				images := newImages(t)
+				images := testenv.NewImages(t)
 				host.UseFailpoint(step + "=kill")
 				err := host.CucriuCommand("dump", "-t", job.Root(), "-D", images).Run()
 				var exit *exec.ExitError
@@ -287,7 +287,7 @@ func TestCommandIsKilledAtAStep(t *testing.T) {
 				}
 				if !job.Alive() {
 					testenv.Eventually(t, testenv.Soon, "the pid is free", job.Gone)
-					cucriu(t, host, 0, "restore", "-D", images)
+					testenv.Exits(t, host, 0, "restore", "-D", images)
 				}
 				job.Runs()
 				for _, s := range host.Sessions() {
@@ -304,13 +304,13 @@ func TestCommandDumpWhoseCriuIsKilled(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		script := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] && kill -9 $PPID; exit 0`)
 		config := filepath.Join(t.TempDir(), "criu.conf")
 		if err := os.WriteFile(config, []byte("action-script "+script+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images, "--criu-config", config)
+		testenv.Exits(t, host, testenv.StatusFailed, "dump", "-t", job.Root(), "-D", images, "--criu-config", config)
 		if got := host.LastOutcome(); got != "running" {
 			t.Fatalf("outcome %q", got)
 		}
@@ -324,7 +324,7 @@ func TestCommandSaysHowACriuEndedThatDidNotAnswer(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		// The crashing criu reads the request first.
 		crashing := testenv.Script(t, `[ "$1" != swrk ] || { dd bs=1 count=1 <&3 >/dev/null 2>&1; kill -SEGV $$; }
 exec `+testenv.Criu(t)+` "$@"`)
@@ -332,7 +332,7 @@ exec `+testenv.Criu(t)+` "$@"`)
 		if err == nil || !strings.Contains(out, "criu ended without an answer: criu: signal: segmentation fault") {
 			t.Errorf("%v\n%s", err, out)
 		}
-		notDumped(t, job, images)
+		testenv.NotDumped(t, job, images)
 		job.Runs()
 	})
 }
@@ -342,27 +342,27 @@ func TestCommandFailedDumpNamesCriusReason(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		// A deleted file that is too large for criu to dump by itself.
 		job := host.StartUnder([]string{"/bin/sh", "-c", `gone=$(mktemp) && exec 3>"$gone"; rm "$gone"; head -c 3000000 /dev/zero >&3; "$@" & wait`, "sh"}, 1)
-		images := newImages(t)
-		out := cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", images, "--no-auto")
+		images := testenv.NewImages(t)
+		out := testenv.Exits(t, host, testenv.StatusFailed, "dump", "-t", job.Root(), "-D", images, "--no-auto")
 		if !strings.Contains(out, "ghost") || !strings.Contains(out, "dump.log") {
 			t.Errorf("the error names neither criu's reason nor its log:\n%s", out)
 		}
-		notDumped(t, job, images)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--ghost-limit", "4M", "--no-auto")
+		testenv.NotDumped(t, job, images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--ghost-limit", "4M", "--no-auto")
 	})
 }
 
 func TestCommandRestoreThatFailsLateIsAnError(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
 		host.Faults("restore return 999")
-		cucriu(t, host, failed, "restore", "-D", images)
+		testenv.Exits(t, host, testenv.StatusFailed, "restore", "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is ended", job.Gone)
 		host.Faults("")
 		pidFile := filepath.Join(t.TempDir(), "pid")
-		cucriu(t, host, 0, "restore", "-D", images, "--pidfile", pidFile)
+		testenv.Exits(t, host, 0, "restore", "-D", images, "--pidfile", pidFile)
 		job.Runs()
 		if data, err := os.ReadFile(pidFile); err != nil || strings.TrimSpace(string(data)) != strconv.Itoa(job.PID) {
 			t.Errorf("pid file: %q %v", data, err)
@@ -385,13 +385,13 @@ func TestAnOrphanedJobIsBroughtBackByTheNextDump(t *testing.T) {
 		host.KillWatcher()
 		_ = criu.Process.Kill()
 		_ = criu.Wait()
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		if got := host.Sessions()[0].Outcome; got != journal.OutcomeRunning {
 			t.Errorf("the orphaned session ended as %q", got)
 		}
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -402,7 +402,7 @@ func TestADumpToTheSameNameBringsTheJobBackFirst(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		host.UseFailpoint("dump.dumping=kill-watcher+kill")
 		if err := host.CucriuCommand("dump", "-t", job.Root(), "-D", images).Run(); err == nil {
 			t.Fatal("a killed dump succeeded")
@@ -412,9 +412,9 @@ func TestADumpToTheSameNameBringsTheJobBackFirst(t *testing.T) {
 		}
 		host.Setenv("CUCRIU_FAILPOINT", "")
 		testenv.Eventually(t, testenv.Soon, "criu has let go of the job", job.Stopped)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }
@@ -436,7 +436,7 @@ func TestADirectoryFromWhichAJobMustYetBeBroughtBackIsRefused(t *testing.T) {
 		}
 		other.Runs()
 		host.Setenv("CUCRIU_FAILPOINT", "")
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		job.Runs()
 	})
 }
@@ -454,10 +454,10 @@ func TestRecoverEndsWhatAKilledRestoreHasLeftBehind(t *testing.T) {
 				t.Fatal("criu was never killed before the root had become the job")
 			}
 			_ = unix.Kill(job.PID, unix.SIGKILL)
-			cucriu(t, host, 0, "recover")
+			testenv.Exits(t, host, 0, "recover")
 			testenv.Eventually(t, testenv.Soon, "nothing is left", job.Gone)
 		}
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		testenv.Eventually(t, testenv.Soon, "nothing is left", job.Gone)
 		host.Restore(images)
 		job.Runs()
@@ -491,12 +491,12 @@ func killEarly(t *testing.T, host *testenv.Host, job *testenv.Job, images string
 
 // TestCommandShowsProgressOnATerminal in one line that it rewrites.
 func TestCommandShowsProgressOnATerminal(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "64")
 		host.Faults("checkpoint delay 700ms")
 		master, terminal := testenv.NewTerminal(t)
-		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", newImages(t), "-R")
+		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R")
 		cmd.Stderr = terminal
 		if out, err := cmd.Output(); err != nil {
 			t.Fatalf("cucriu dump: %v\n%s", err, out)
@@ -515,12 +515,12 @@ func TestCommandShowsProgressOnATerminal(t *testing.T) {
 // TestAReaderThatHasStoppedHoldsNoJob: neither its dump nor its restore waits until somebody reads what
 // is said.
 func TestAReaderThatHasStoppedHoldsNoJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_LOG", "debug")
 		job := host.Start(1, "--mib", "8")
-		images := newImages(t)
-		dump := host.CucriuCommand("dump", "-t", job.Root(), "-D", newImages(t), "-R")
+		images := testenv.NewImages(t)
+		dump := host.CucriuCommand("dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R")
 		dump.Stderr = testenv.StuckTerminal(t)
 		if out, err := dump.Output(); err != nil {
 			t.Fatalf("cucriu dump: %v\n%s", err, out)

@@ -43,7 +43,7 @@ func TestPlainCriusErrorsAboutAnImageSayWhatToDo(t *testing.T) {
 		})
 		job.Runs()
 		t.Run("empty directory", func(t *testing.T) {
-			logSays(t, restore(t, newImages(t)), "empty-image", "does not hold a whole image")
+			logSays(t, restore(t, testenv.NewImages(t)), "empty-image", "does not hold a whole image")
 		})
 		t.Run("something else in the place of an image", func(t *testing.T) {
 			damaged := filepath.Join(t.TempDir(), "images")
@@ -73,22 +73,22 @@ func TestCriusErrorAboutAFileThatHasChangedSaysWhatToDo(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "file")
 		testenv.WriteFile(t, file, "12345")
 		job := inShell(t, host, "exec 3<"+file)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		testenv.WriteFile(t, file, "123")
 		config := filepath.Join(t.TempDir(), "criu.conf") // it may say something about files, so criu alone looks at them
 		testenv.WriteFile(t, config, "")
-		criuFails(t, host, failed, "has bad size 3 (expect 5)", "has changed since the dump", "restore", "-D", images, "--criu-config", config)
+		criuFails(t, host, testenv.StatusFailed, "has bad size 3 (expect 5)", "has changed since the dump", "restore", "-D", images, "--criu-config", config)
 		testenv.WriteFile(t, file, "54321")
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 	})
 }
 
 func TestPlainCriusErrorAboutItselfSaysWhatToDo(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		dir := newImages(t)
+		dir := testenv.NewImages(t)
 		criu := host.CriuCommand("dump", dir)
 		cmd := host.Command("/bin/sh", append([]string{"-c", `"$@" -t $$; true`, "sh"}, criu.Args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -122,7 +122,7 @@ my $l = IO::Socket::UNIX->new(Local => $ARGV[0], Type => SOCK_STREAM, Listen => 
 		t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
 		testenv.Eventually(t, testenv.Soon, "somebody listens", func() bool { return testenv.Exists(at) })
 		job := shell(t, host, dir, "/usr/bin/perl", "-e", connects, "unix", at, dir)
-		criuFails(t, host, failed, "unix: ", "--ext-unix-sk", "dump", "-t", job.Root(), "-D", newImages(t))
+		criuFails(t, host, testenv.StatusFailed, "unix: ", "--ext-unix-sk", "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
 		if !job.Alive() {
 			t.Fatal("the job is gone")
 		}
@@ -148,11 +148,11 @@ my $c = IO::Socket::INET->new(PeerAddr => "127.0.0.1", PeerPort => $ARGV[0]) or 
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = client.Process.Kill(); _ = client.Wait() })
-		criuFails(t, host, failed, "In-flight connection", "--skip-in-flight", "dump", "-t", job.Root(), "-D", newImages(t))
+		criuFails(t, host, testenv.StatusFailed, "In-flight connection", "--skip-in-flight", "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
 		if !job.Alive() {
 			t.Fatal("the job is gone")
 		}
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "--no-auto", "--skip-in-flight")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--no-auto", "--skip-in-flight")
 	})
 }
 
@@ -161,7 +161,7 @@ my $c = IO::Socket::INET->new(PeerAddr => "127.0.0.1", PeerPort => $ARGV[0]) or 
 func TestCriusErrorAboutTheShellsNumbersSaysWhatToDo(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
-		dir, images := t.TempDir(), newImages(t)
+		dir, images := t.TempDir(), testenv.NewImages(t)
 		shell(t, host, dir, "/bin/sh", "-c", `sleep 1000 & echo $! >"$0/pid" && mv "$0/pid" "$0/ready" && wait`, dir)
 		data, err := os.ReadFile(filepath.Join(dir, "ready"))
 		if err != nil {
@@ -172,7 +172,7 @@ func TestCriusErrorAboutTheShellsNumbersSaysWhatToDo(t *testing.T) {
 			t.Fatal(err)
 		}
 		job := testenv.JobOf(t, pid)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-j")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-j")
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		// The leader of the session gets the job's pid, starts criu and ends.
 		criu := host.CriuCommand("restore", images, "-d", "-j")

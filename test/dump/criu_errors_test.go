@@ -18,7 +18,7 @@ func criuFails(t *testing.T, host *testenv.Host, status int, cause, remedy strin
 	if args[0] == "dump" {
 		args = append(args, "--no-auto") // else the option that criu misses would be found
 	}
-	out := cucriu(t, host, status, args...)
+	out := testenv.Exits(t, host, status, args...)
 	_, message, found := strings.Cut(out, "cucriu: error: ")
 	lines := strings.Split(message, "\n")
 	if !found || len(lines) < 2 || !strings.HasPrefix(lines[0], "criu failed: ") || !strings.Contains(lines[0], cause) {
@@ -29,7 +29,7 @@ func criuFails(t *testing.T, host *testenv.Host, status int, cause, remedy strin
 		t.Errorf("the second line does not advise %q:\n%s", remedy, out)
 	}
 	fate := map[string]string{"dump": "\nthe job runs on\n", "restore": "\nnothing of the job is left, the image is intact\n"}[args[0]]
-	if status == failed && !strings.HasSuffix(out, fate) {
+	if status == testenv.StatusFailed && !strings.HasSuffix(out, fate) {
 		t.Errorf("the error does not end with what became of the job, %q:\n%s", fate, out)
 	}
 	_, log, _ := strings.Cut(message, "its log: ")
@@ -60,8 +60,8 @@ func TestCriusErrorAboutATerminalSaysWhatToDo(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		_, slave := testenv.NewTerminal(t)
 		pid := sleepOn(t, host, slave, &syscall.SysProcAttr{Setsid: true, Setctty: true})
-		criuFails(t, host, failed, "tty", "give -j (--shell-job)", "dump", "-t", pid, "-D", newImages(t))
-		cucriu(t, host, 0, "dump", "-t", pid, "-D", newImages(t), "-j")
+		criuFails(t, host, testenv.StatusFailed, "tty", "give -j (--shell-job)", "dump", "-t", pid, "-D", testenv.NewImages(t))
+		testenv.Exits(t, host, 0, "dump", "-t", pid, "-D", testenv.NewImages(t), "-j")
 	})
 }
 
@@ -73,7 +73,7 @@ func TestCriusOwnHintIsOnALineOfItsOwn(t *testing.T) {
 		master, slave := testenv.NewTerminal(t)
 		sleepOn(t, host, slave, &syscall.SysProcAttr{Setsid: true, Setctty: true})
 		pid := sleepOn(t, host, master, &syscall.SysProcAttr{Setsid: true})
-		out := criuFails(t, host, failed, "tty: Found dangling tty", "give -j (--shell-job)", "dump", "-t", pid, "-D", newImages(t))
+		out := criuFails(t, host, testenv.StatusFailed, "tty: Found dangling tty", "give -j (--shell-job)", "dump", "-t", pid, "-D", testenv.NewImages(t))
 		if hint := "Task attached to shell terminal."; strings.Count(out, hint) != 1 || !strings.Contains(out, "\ncriu says: "+hint) {
 			t.Errorf("criu's own hint is not once on a line of its own:\n%s", out)
 		}
@@ -91,8 +91,8 @@ func TestCriusErrorsAboutASessionOfOthersSayWhatToDo(t *testing.T) {
 				t.Fatal(err)
 			}
 			pid := strings.TrimSpace(string(data))
-			criuFails(t, host.For(t), failed, "not a session leader", "give -j (--shell-job)", "dump", "-t", pid, "-D", newImages(t))
-			cucriu(t, host.For(t), 0, "dump", "-t", pid, "-D", newImages(t), "-j")
+			criuFails(t, host.For(t), testenv.StatusFailed, "not a session leader", "give -j (--shell-job)", "dump", "-t", pid, "-D", testenv.NewImages(t))
+			testenv.Exits(t, host.For(t), 0, "dump", "-t", pid, "-D", testenv.NewImages(t), "-j")
 		})
 		t.Run("outside of it", func(t *testing.T) {
 			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -100,8 +100,8 @@ func TestCriusErrorsAboutASessionOfOthersSayWhatToDo(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer null.Close()
-			criuFails(t, host.For(t), failed, "session leader", "with setsid", "dump", "-t", sleepOn(t, host, null, nil), "-D", newImages(t))
-			cucriu(t, host.For(t), 0, "dump", "-t", sleepOn(t, host, null, &syscall.SysProcAttr{Setsid: true}), "-D", newImages(t))
+			criuFails(t, host.For(t), testenv.StatusFailed, "session leader", "with setsid", "dump", "-t", sleepOn(t, host, null, nil), "-D", testenv.NewImages(t))
+			testenv.Exits(t, host.For(t), 0, "dump", "-t", sleepOn(t, host, null, &syscall.SysProcAttr{Setsid: true}), "-D", testenv.NewImages(t))
 		})
 	})
 }
@@ -129,12 +129,12 @@ func TestCriusErrorsAboutFilesSayWhatToDo(t *testing.T) {
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				job := inShell(t, host.For(t), test.script)
-				criuFails(t, host.For(t), failed, test.cause, test.remedy, "dump", "-t", job.Root(), "-D", newImages(t), "--force", "unsupported-file")
+				criuFails(t, host.For(t), testenv.StatusFailed, test.cause, test.remedy, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--force", "unsupported-file")
 				if !job.Alive() {
 					t.Fatal("the job is gone")
 				}
 				if test.option != "" {
-					cucriu(t, host.For(t), 0, "dump", "-t", job.Root(), "-D", newImages(t), test.option)
+					testenv.Exits(t, host.For(t), 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), test.option)
 				}
 			})
 		}
@@ -153,7 +153,7 @@ func TestCriusErrorsAboutConnectionsSayWhatToDo(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		dir := t.TempDir()
 		job := shell(t, host, dir, "/usr/bin/perl", "-e", connected, dir)
-		criuFails(t, host, failed, "Connected TCP socket", "give --tcp-established", "dump", "-t", job.Root(), "-D", newImages(t))
+		criuFails(t, host, testenv.StatusFailed, "Connected TCP socket", "give --tcp-established", "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
 
 		// An iptables that fails takes the place of the system's, if there is one.
 		tools := t.TempDir()
@@ -163,11 +163,11 @@ func TestCriusErrorsAboutConnectionsSayWhatToDo(t *testing.T) {
 			}
 		}
 		host.Setenv("PATH", tools+":"+os.Getenv("PATH"))
-		criuFails(t, host, failed, "", "try another --network-lock", "dump", "-t", job.Root(), "-D", newImages(t), "--tcp-established", "--network-lock", "iptables")
+		criuFails(t, host, testenv.StatusFailed, "", "try another --network-lock", "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--tcp-established", "--network-lock", "iptables")
 		if !job.Alive() {
 			t.Fatal("the job is gone")
 		}
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "--tcp-established", "--network-lock", "skip")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--tcp-established", "--network-lock", "skip")
 	})
 }
 
@@ -182,11 +182,11 @@ func TestCriusErrorAboutControlGroupsSaysWhatToDo(t *testing.T) {
 		}
 		t.Cleanup(func() { job.Kill(); _ = os.Remove(group) })
 		testenv.WriteFile(t, filepath.Join(group, "cgroup.procs"), job.Root())
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--manage-cgroups=soft")
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "--manage-cgroups=soft")
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-		criuFails(t, host, turnedDown, "cg: ", "--manage-cgroups=ignore", "restore", "-D", images, "--manage-cgroups=strict")
-		cucriu(t, host, 0, "restore", "-D", images, "--manage-cgroups=soft")
+		criuFails(t, host, testenv.StatusRefused, "cg: ", "--manage-cgroups=ignore", "restore", "-D", images, "--manage-cgroups=strict")
+		testenv.Exits(t, host, 0, "restore", "-D", images, "--manage-cgroups=soft")
 	})
 }
 
@@ -196,7 +196,7 @@ func TestAHarmlessErrorIsNotTheOneThatIsShown(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := inShell(t, host, "exec 3>file && flock 3")
-		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", newImages(t), "--no-auto")
+		cmd := host.CucriuCommand("dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--no-auto")
 		cmd.Args = append([]string{"sh", "-c", `ulimit -n 1024 && exec setpriv --bounding-set -sys_resource --inh-caps -sys_resource -- "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
 		cmd.Path = "/bin/sh"
 		out, err := cmd.CombinedOutput()
@@ -219,10 +219,10 @@ func TestStatusKeepsWhyCriuFailed(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		lock := filepath.Join(t.TempDir(), "lock")
 		job := host.StartUnder([]string{"/bin/sh", "-c", `exec 3>"$0"; flock 3; "$@" 3>&- & exec sleep 1000`, lock}, 1)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		kept := func(cause string) {
 			t.Helper()
-			status := cucriu(t, host, 0, "status")
+			status := testenv.Exits(t, host, 0, "status")
 			_, message, _ := strings.Cut(status, "; the cause: "+cause)
 			_, log, found := strings.Cut(message, "(criu's log: ")
 			log, _, _ = strings.Cut(log, ")")
@@ -233,13 +233,13 @@ func TestStatusKeepsWhyCriuFailed(t *testing.T) {
 				t.Errorf("cucriu status names an image that is not there:\n%s", status)
 			}
 		}
-		criuFails(t, host, failed, "Some file locks are hold", "give -l (--file-locks)", "dump", "-t", job.Root(), "-D", images)
-		notDumped(t, job, images)
+		criuFails(t, host, testenv.StatusFailed, "Some file locks are hold", "give -l (--file-locks)", "dump", "-t", job.Root(), "-D", images)
+		testenv.NotDumped(t, job, images)
 		kept("Some file locks are hold")
 
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-R", "-l")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images, "-R", "-l")
 		host.WaitOutcome("running")
-		if status := cucriu(t, host, 0, "status"); !strings.Contains(status, "dumped the processes into "+images+" ") {
+		if status := testenv.Exits(t, host, 0, "status"); !strings.Contains(status, "dumped the processes into "+images+" ") {
 			t.Errorf("cucriu status does not say where the image is:\n%s", status)
 		}
 		job.Runs()

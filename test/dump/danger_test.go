@@ -47,7 +47,7 @@ func TestWithoutTheStopTheyDie(t *testing.T) {
 }
 
 func TestRanksInACollectiveAreLockedTogether(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(2, "--ranks", "2", "--gpus", "0,1")
 		driver := host.Driver()

@@ -39,7 +39,7 @@ func dumpAndKill(t *testing.T, host *testenv.Host, job *testenv.Job, stop func(w
 // TestRecoverWaitsForAWatcherThatIsDying: a SIGKILL takes its time on a busy machine. Here a debugger
 // holds the watcher on its way out.
 func TestRecoverWaitsForAWatcherThatIsDying(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		runtime.LockOSThread() // the debugger is a thread
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
@@ -84,7 +84,7 @@ func TestRecoverWaitsForAWatcherThatIsDying(t *testing.T) {
 
 // TestRecoverNamesWhoIsAtWork: somebody who has stopped may go on.
 func TestRecoverNamesWhoIsAtWork(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		watcher := dumpAndKill(t, host, job, func(pid int) {
@@ -96,7 +96,7 @@ func TestRecoverNamesWhoIsAtWork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out := cucriu(t, host, notBack, "recover")
+		out := testenv.Exits(t, host, testenv.StatusNotBack, "recover")
 		if want := "process " + strconv.Itoa(watcher) + " (" + strings.TrimSpace(string(name)) + ") is at work on it"; !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
@@ -104,7 +104,7 @@ func TestRecoverNamesWhoIsAtWork(t *testing.T) {
 			t.Fatal(err)
 		}
 		host.WaitOutcome("running")
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		job.Runs()
 	})
 }

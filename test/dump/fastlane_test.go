@@ -84,7 +84,7 @@ func TestTheImageOfAFailedDumpIsRemovedAtOnce(t *testing.T) {
 			testenv.Isolated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "event-sync")
-				images := newImages(t)
+				images := testenv.NewImages(t)
 				test.dump(t, host, job, images)
 				if err := os.RemoveAll(images); err != nil {
 					t.Fatal(err)
@@ -101,7 +101,7 @@ func TestRecoverFillsFromTheDirectoryWhenTheWatcherWasKilled(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder(undumpable(t), 1, "--mib", "4", "--spin", "stream-sync")
 		host.UseFailpoint("dump.dumping=kill-watcher")
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		if run := host.TryDump(job, images); run.Err == nil {
 			t.Fatal("criu dumped a device")
 		}
@@ -110,7 +110,7 @@ func TestRecoverFillsFromTheDirectoryWhenTheWatcherWasKilled(t *testing.T) {
 		if len(chunkFiles(t, images)) == 0 || !host.Sessions()[0].Members[0].Pages.Dropped {
 			t.Fatal("the GPU state is not in files alone")
 		}
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		job.Runs()
 		if left := chunkFiles(t, images); len(left) > 0 {
 			t.Errorf("left of the dump that failed: %v", left)
@@ -145,17 +145,17 @@ func TestWhoBringsAJobBackIsKilledInTheMiddleOfAFill(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--mib", "4", "--spin", "stream-sync")
 		host.UseFailpoint("dump.freeze=error,dump.filling=kill-watcher+kill")
-		if run := host.TryDump(job, newImages(t)); run.Err == nil {
+		if run := host.TryDump(job, testenv.NewImages(t)); run.Err == nil {
 			t.Fatal("criu dumped although its hook was killed")
 		}
 		if host.Sessions()[0].Outcome != "" || !job.Stopped() {
 			t.Fatal("the hook was not killed in the middle of the way back")
 		}
-		if out, err := failing(t, host, "dump.filling=kill", "recover"); err == nil {
+		if out, err := testenv.Failing(t, host, "dump.filling=kill", "recover"); err == nil {
 			t.Fatalf("cucriu recover was not killed:\n%s", out)
 		}
 		host.Setenv("CUCRIU_FAILPOINT", "")
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		job.Runs()
 	})
 }
@@ -380,7 +380,7 @@ func TestTheLastOfSeveralDumpsIntoOneDirectoryRestores(t *testing.T) {
 		first := host.Dump(job, "--leave-running")
 		job.Runs()
 		old := chunkFiles(t, first)
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		testenv.Copy(t, first, images)
 		run := host.TryDump(job, images)
 		if run.Err != nil {
@@ -492,11 +492,11 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 		name, says string
 		status     int
 	}{
-		{"no room", "no space left on device", failed},
+		{"no room", "no space left on device", testenv.StatusFailed},
 		{"Ctrl-C", "undoing", 128 + int(unix.SIGINT)},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
-			simulated(t, func(t *testing.T) { // with the real driver, the image does not fit on such a small disk
+			testenv.Simulated(t, func(t *testing.T) { // with the real driver, the image does not fit on such a small disk
 				host := testenv.NewHost(t, 1)
 				job := host.Start(2, "--procs", "2", "--mib", "4", "--spin", "event-sync")
 				disk := t.TempDir()
@@ -526,7 +526,7 @@ func TestCommandRollsBackInTheMiddleOfACopy(t *testing.T) {
 				if code := cmd.ProcessState.ExitCode(); code != test.status || !strings.Contains(out.String(), test.says) {
 					t.Errorf("exit status %d\n%s", code, out)
 				}
-				notDumped(t, job, images)
+				testenv.NotDumped(t, job, images)
 				testenv.NoWatcher(t, host)
 			})
 		})

@@ -62,7 +62,7 @@ func TestTheHookIsKilledInTheMiddleOfACall(t *testing.T) {
 	testenv.Parallel(t)
 	for _, call := range []string{"lock", "checkpoint"} {
 		t.Run(call, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				host.Faults(call + " hang")
 				job := host.Start(1)
@@ -125,7 +125,7 @@ func TestTheHookIsKilledAtEachStepOfTheRestore(t *testing.T) {
 }
 
 func TestTheHookIsKilledWhileTheDriverRestores(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--gpus", "0")
 		images := host.Dump(job)
@@ -149,7 +149,7 @@ func TestTheHookIsKilledWhileTheDriverRestores(t *testing.T) {
 }
 
 func TestTheDriverFailsAtRestoreAndTheImageStaysGood(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(2, "--procs", "2")
 		images := host.Dump(job)
@@ -211,7 +211,7 @@ func TestAFailedDumpThatWasToLeaveTheJobStoppedLeavesItRunning(t *testing.T) {
 // TestTheJobIsStoppedDuringTheLock, as by Ctrl-Z: the lock returns only when the job runs
 // again.
 func TestTheJobIsStoppedDuringTheLock(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s}\n"))
 		host.Faults("lock hang")

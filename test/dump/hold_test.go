@@ -178,7 +178,7 @@ while kill -0 $worker 2>/dev/null; do
 done`
 
 func TestAParentThatMindsItsWorkersStandsStillWithThem(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Faults("checkpoint delay 2s", "restore delay 2s")
 		job := host.StartUnder([]string{"/bin/sh", "-c", minder, "sh"}, 1)
@@ -208,7 +208,7 @@ func TestAParentThatMindsItsWorkersStandsStillWithThem(t *testing.T) {
 const forker = `"$@" & while :; do [ -z "$done" ] && [ -e "$3/go" ] && { done=1; sleep 1000 & echo $! >"$3/late"; }; done`
 
 func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", forker, "sh"}, 1)
 		dir := job.Dirs[0]
@@ -235,7 +235,7 @@ func TestAProcessThatIsForkedAfterTheStopStandsStillWithTheOthers(t *testing.T) 
 // TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt: criu lives on with the
 // job, so the watcher must tell from the processes that it has to act.
 func TestARestoreWhoseHookIsCutOffComesBackAlthoughSomebodyContinuesIt(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--spin", "event-sync", "--threads", "3")
 		images := host.Dump(job)

@@ -10,24 +10,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// The words of the tests.
-var (
-	simulated = testenv.Simulated
-	cucriu    = testenv.Exits
-	failing   = testenv.Failing
-	check     = testenv.Check
-	newImages = testenv.NewImages
-	notDumped = testenv.NotDumped
-)
-
-const (
-	failed     = testenv.StatusFailed
-	usage      = testenv.StatusUsage
-	turnedDown = testenv.StatusRefused
-	notBack    = testenv.StatusNotBack
-	ended      = testenv.StatusEnded
-)
-
 func TestMain(m *testing.M) {
 	if os.Getenv(untracedVariable) != "" {
 		os.Exit(waitUntraced(os.Args[1:]))

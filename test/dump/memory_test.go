@@ -19,12 +19,12 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 	for _, view := range []string{"hide", "unknown"} {
 		for _, lane := range []string{"fast", "criu"} {
 			t.Run(view+", pages "+lane, func(t *testing.T) {
-				simulated(t, func(t *testing.T) {
+				testenv.Simulated(t, func(t *testing.T) {
 					host := testenv.NewHost(t, 2, "--mib-per-gpu", "64")
 					host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\npages: "+lane+"\n"))
 					host.NVML(view)
 					job := host.Start(1, "--gpus", "1", "--mib", "40")
-					findings := check(t, host, "-t", job.Root())
+					findings := testenv.Check(t, host, "-t", job.Root())
 					if errs := findings.Of(preflight.SeverityError); len(errs) > 0 {
 						t.Fatalf("refused for that alone: %+v", errs)
 					}
@@ -44,7 +44,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 					// Now a GPU that may have to take all of it is too full.
 					host.NVML("")
 					other := host.Start(1, "--gpus", "1", "--mib", "40")
-					testenv.OnlyError(t, check(t, host, "-D", images), preflight.FindingGPUMemory)
+					testenv.OnlyError(t, testenv.Check(t, host, "-D", images), preflight.FindingGPUMemory)
 					if run := host.TryRestore(images); run.Err == nil {
 						t.Fatal("restored into a GPU that has no room for it")
 					}
@@ -58,7 +58,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredAtTheCheckpoint(t *testing.T) {
 }
 
 func TestMemoryThatNVMLDoesNotTellIsMeasuredByWhoComesAfterAKilledHook(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
 		host.NVML("hide")
 		job := host.Start(1, "--mib", "40")
@@ -80,7 +80,7 @@ func TestMemoryThatNVMLDoesNotTellIsMeasuredByWhoComesAfterAKilledHook(t *testin
 }
 
 func TestASuspendedProcessWhoseMemoryNVMLDoesNotTellWaitsForRoom(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
 		host.NVML("hide")
 		job := host.Start(1, "--mib", "40")

@@ -39,7 +39,7 @@ func TestFilesInAFolderCalledDevNVIDIAAreNotTaken(t *testing.T) {
 
 // In some containers NVML lists nobody. Then it is not known that OpenCL computes nothing.
 func TestDevicesAreNotTakenIfNVMLTellsNothing(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := looker(t, host, "libnvidia-opencl.so.1", "hwloc_opencl.so")
 		host.NVML("hide")
@@ -56,7 +56,7 @@ func TestDevicesAreNotTakenIfNVMLTellsNothing(t *testing.T) {
 
 // A rank without a context at the inspection gets one, and shares it, before it is locked.
 func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.KernelModule("silent") // else it tells who shares memory
 		stub := testenv.Artefact(t, "make workload", "build", "workload", "libnccl.so.2")
@@ -73,7 +73,7 @@ func TestNCCLThatComesAfterTheInspectionIsRefused(t *testing.T) {
 			time.Sleep(1200 * time.Millisecond)
 			_ = os.WriteFile(filepath.Join(late, "context"), nil, 0o600)
 		}()
-		images := newImages(t)
+		images := testenv.NewImages(t)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images)
 		if err == nil || !strings.Contains(out, preflight.FindingNCCL) {
 			t.Fatalf("cucriu dump: %v\n%s", err, out)
@@ -126,10 +126,10 @@ func TestFileLocksThatNameNoProcessOfTheTreeAreFound(t *testing.T) {
 				dir := t.TempDir()
 				pid := host.Spawn(dir, "/bin/bash", "-c", "cd "+dir+"; "+script+"touch ready; while :; do sleep 0.1; done")
 				testenv.Eventually(t, testenv.Soon, "it is ready", func() bool { return testenv.Exists(filepath.Join(dir, "ready")) })
-				images := newImages(t)
-				cucriu(t, host, 0, "dump", "-t", strconv.Itoa(pid), "-D", images)
+				images := testenv.NewImages(t)
+				testenv.Exits(t, host, 0, "dump", "-t", strconv.Itoa(pid), "-D", images)
 				testenv.Eventually(t, testenv.Soon, "it is gone", testenv.JobOf(t, pid).Gone)
-				cucriu(t, host, 0, "restore", "-D", images)
+				testenv.Exits(t, host, 0, "restore", "-D", images)
 			})
 		})
 	}

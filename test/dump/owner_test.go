@@ -24,7 +24,7 @@ func startPlain(t *testing.T, host *testenv.Host) *testenv.Job {
 // TestAnotherDumpLeavesARestoreAlone: the dump comes after criu has released the processes
 // and before post-resume begins. Its time limit is shorter than the driver's restore.
 func TestAnotherDumpLeavesARestoreAlone(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)
@@ -78,7 +78,7 @@ func orphanedRestore(t *testing.T) (*testenv.Host, *testenv.Job) {
 }
 
 func TestARecoverThatIsInterruptedKillsNothing(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host, job := orphanedRestore(t)
 		host.Faults("restore delay 2s")
 		recovering := host.CucriuCommand("recover")
@@ -100,7 +100,7 @@ func TestARecoverThatIsInterruptedKillsNothing(t *testing.T) {
 			t.Fatalf("the session was closed: %s", outcome)
 		}
 		host.Faults()
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		host.WaitOutcome("running")
 		job.Runs()
 	})
@@ -109,7 +109,7 @@ func TestARecoverThatIsInterruptedKillsNothing(t *testing.T) {
 // TestADumpWhosePatienceEndsKillsNoOrphanedJob: the dump takes over an orphaned restore as
 // cucriu recover would, but does not wait as long.
 func TestADumpWhosePatienceEndsKillsNoOrphanedJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host, job := orphanedRestore(t)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 1s, try: 1s}\n"))
 		host.Faults("restore delay 2s times 1")
@@ -117,7 +117,7 @@ func TestADumpWhosePatienceEndsKillsNoOrphanedJob(t *testing.T) {
 		if !job.Alive() {
 			t.Fatal("the job is gone")
 		}
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		host.WaitOutcome("running")
 		job.Runs()
 	})
@@ -178,7 +178,7 @@ for CRTOOLS_SCRIPT_ACTION in pre-dump network-unlock post-dump; do export CRTOOL
 // TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped: post-dump comes before the pages
 // are sent, and criu ends the processes when the program that requested pages hangs up.
 func TestALazyDumpWhosePagesNobodyFetchedIsNotCalledDumped(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		port := testenv.FreePort(t)
@@ -209,7 +209,7 @@ func TestGPUStateGoesToDiskFirstWhereAWriteMayFailLater(t *testing.T) {
 	testenv.Parallel(t)
 	for filesystem, synced := range map[string]bool{"ramfs": true, "tmpfs": false} {
 		t.Run(filesystem, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nfast_lane: {sync: false}\n"))
 				marks, images := t.TempDir(), t.TempDir()

@@ -48,7 +48,7 @@ func frozenGroup(t *testing.T, job *testenv.Job) (dir string, write func(name, t
 }
 
 func TestAPausedJobThatIsRefusedHasNotRun(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1, "--share-files", "--tick-ms", "0")
 		dir, write := frozenGroup(t, job)
@@ -76,7 +76,7 @@ func TestAPausedJobStaysPausedIfTheHookEndsEarly(t *testing.T) {
 	testenv.Parallel(t)
 	for _, point := range []string{"dump.inspect=kill", "dump.inspect=error", "dump.thawed=kill", "dump.thawed=error"} {
 		t.Run(strings.ReplaceAll(point, "=", " "), func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1, "--tick-ms", "0")
 				dir, write := frozenGroup(t, job)

@@ -117,7 +117,7 @@ for (;;) {
 // CUDA are parked with the others, whatever they are doing, for longer than the periods of
 // their timers.
 func TestProgramsBesideCUDAGoOnAsIfNothingHadBeen(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Faults("checkpoint delay 50ms")
 		dir := t.TempDir()

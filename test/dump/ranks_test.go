@@ -42,7 +42,7 @@ func TestRanksOfWhichSomeRunAheadAreDumped(t *testing.T) {
 // TestARankWhoseWorkNeverEndsIsNamed, and no other rank is: the others were locked while it
 // was not. All of them run on.
 func TestARankWhoseWorkNeverEndsIsNamed(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\nlock: {timeout: 2s, try: 200ms}\n"))
 		job := host.Start(3, "--ranks", "3", "--ahead", "--hog-rank", "2", "--gpus", "0,1", "--tick-ms", "20", "--mib", "1")

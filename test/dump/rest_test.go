@@ -13,7 +13,7 @@ import (
 // TestWhatIsLeftOfATreeRunsOnAfterAFailedDump: the only CUDA process dies while criu dumps
 // it, and the parent must not stay stopped because of that.
 func TestWhatIsLeftOfATreeRunsOnAfterAFailedDump(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@"; while :; do sleep 0.05; done`, "sh"}, 1)
 		worker := job.MustStatus(0).PID
@@ -38,7 +38,7 @@ func TestWhatIsLeftOfATreeRunsOnAfterAFailedDump(t *testing.T) {
 // TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff while criu sends the pages: the CUDA
 // process is gone, and the parent must not stay stopped because of that.
 func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@"; while :; do sleep 0.05; done`, "sh"}, 1)
 		worker := job.MustStatus(0).PID
@@ -72,7 +72,7 @@ func TestNothingIsLeftStoppedOfALazyDumpThatIsCutOff(t *testing.T) {
 // TestAParentThatWaitsForItsVforkChildIsStopped: the parent waits in the kernel until the
 // child has executed a program or ended, so the child must not be kept stopped before that.
 func TestAParentThatWaitsForItsVforkChildIsStopped(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		vfork := testenv.Artefact(t, "make workload", "build", "workload", "vfork")
 		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & exec ` + vfork, "sh"}, 1)

@@ -18,12 +18,12 @@ func TestCtrlZWaitsUntilTheJobIsNotHeld(t *testing.T) {
 	testenv.Parallel(t)
 	for _, command := range []string{"dump", "restore", "suspend"} {
 		t.Run(command, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1)
 				marks := t.TempDir()
 				wait := "run " + testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.01; done", marks))
-				args, point := []string{"dump", "-t", job.Root(), "-D", newImages(t), "-R"}, "dump.manifest"
+				args, point := []string{"dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-R"}, "dump.manifest"
 				switch command {
 				case "restore":
 					args, point = []string{"restore", "-D", host.Dump(job)}, "restore.post-resume"

@@ -26,7 +26,7 @@ func TestADumpThatLeavesStoppedReturnsWhenEverythingStandsStill(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"/bin/sh", "-c", `(while :; do :; done) & "$@"; true`, "sh"}, 1, "--burn", "100", "--threads", "3")
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", newImages(t), "-s")
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "-s")
 		before := job.Ticks()
 		for range 20 {
 			pids, err := proc.Tree(job.PID)

@@ -42,11 +42,11 @@ func TestTheTimelineHasEveryProcessOfADumpAndItsRestore(t *testing.T) {
 // TestTheTimelineHasTheFailureAndTheWayBack checks that both the failed step and the way
 // back are in it.
 func TestTheTimelineHasTheFailureAndTheWayBack(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		host.Faults("checkpoint return 999")
-		cucriu(t, host, failed, "dump", "-t", job.Root(), "-D", newImages(t))
+		testenv.Exits(t, host, testenv.StatusFailed, "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
 		job.Runs()
 		s := host.Sessions()[0]
 		trace := sessionTimeline(t, host, s)

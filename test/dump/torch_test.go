@@ -148,11 +148,11 @@ func TestCommandPyTorchTrainingIsBitIdentical(t *testing.T) {
 		reference.waitDone()
 		run := startTraining(t, host, "train.py", 1, "--mib", "256", "--step-ms", "5")
 		run.waitSteps(trainingSteps / 4)
-		t.Log(cucriu(t, host, 0, "check", "-t", run.job.Root()))
-		cucriu(t, host, 0, "dump", "-t", run.job.Root(), "-D", newImages(t), "-R")
+		t.Log(testenv.Exits(t, host, 0, "check", "-t", run.job.Root()))
+		testenv.Exits(t, host, 0, "dump", "-t", run.job.Root(), "-D", testenv.NewImages(t), "-R")
 		run.waitSteps(run.lines(0) + 10)
-		images := newImages(t)
-		t.Log(cucriu(t, host, 0, "dump", "-t", run.job.Root(), "-D", images))
+		images := testenv.NewImages(t)
+		t.Log(testenv.Exits(t, host, 0, "dump", "-t", run.job.Root(), "-D", images))
 		if run.lines(0) >= trainingSteps {
 			t.Fatal("the dump came after the training had ended")
 		}
@@ -161,8 +161,8 @@ func TestCommandPyTorchTrainingIsBitIdentical(t *testing.T) {
 		if len(uuids) > 1 {
 			host.Setenv("CUCRIU_CONFIG", host.Config("version: 1\ngpus: {map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 0}}]}\n"))
 		}
-		t.Log(cucriu(t, host, 0, "inspect", images))
-		t.Log(cucriu(t, host, 0, "restore", "-D", images))
+		t.Log(testenv.Exits(t, host, 0, "inspect", images))
+		t.Log(testenv.Exits(t, host, 0, "restore", "-D", images))
 		run.waitDone()
 		if to := slices.Index(uuids, run.uuid(0)); to != min(1, len(uuids)-1) {
 			t.Fatalf("training ended on GPU %d of %v", to, uuids)
@@ -178,7 +178,7 @@ func TestPyTorchRanksThatShareMemoryAreRefused(t *testing.T) {
 		run := startTraining(t, host, "ranks.py", 2, "--step-ms", "5", "--share-memory")
 		run.waitSteps(20)
 		const refused = 3
-		out := cucriu(t, host, refused, "dump", "-t", run.job.Root(), "-D", newImages(t), "--tcp-established", "--network-lock", "skip")
+		out := testenv.Exits(t, host, refused, "dump", "-t", run.job.Root(), "-D", testenv.NewImages(t), "--tcp-established", "--network-lock", "skip")
 		if !strings.Contains(out, "shared-gpu-memory") {
 			t.Fatalf("refused for another reason:\n%s", out)
 		}

@@ -29,7 +29,7 @@ func TestAHookThatIsNamedTwiceDoesItsWorkOnce(t *testing.T) {
 }
 
 func TestAHookThatIsNamedTwiceFailsTwiceWithOneError(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		host.Faults("lock return 999")

@@ -46,9 +46,9 @@ func TestAFailedDumpSaysWhichProcessesHaveEnded(t *testing.T) {
 					host := testenv.NewHost(t, 1)
 					job := host.Start(test.processes, jobOf(test.processes)...)
 					victim := job.MustStatus(0).PID
-					out, err := failing(t, host, fmt.Sprintf("dump.%s=kill %d+error", step, victim), "dump", "-t", job.Root(), "-D", newImages(t))
-					if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != ended {
-						t.Errorf("cucriu dump: %v, want exit status %d", err, ended)
+					out, err := testenv.Failing(t, host, fmt.Sprintf("dump.%s=kill %d+error", step, victim), "dump", "-t", job.Root(), "-D", testenv.NewImages(t))
+					if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != testenv.StatusEnded {
+						t.Errorf("cucriu dump: %v, want exit status %d", err, testenv.StatusEnded)
 					}
 					wantVerdict(t, out, job, victim)
 					wantVerdict(t, lastMessage(host), job, victim)
@@ -122,11 +122,11 @@ func TestASuspendOrResumeSaysThatTheProcessHasEnded(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				job := host.Start(1)
 				if test.command == "resume" {
-					cucriu(t, host, 0, "suspend", "-p", job.Root())
+					testenv.Exits(t, host, 0, "suspend", "-p", job.Root())
 				}
-				out, err := failing(t, host, fmt.Sprintf(test.point, job.PID), test.command, "-p", job.Root())
-				if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != ended {
-					t.Errorf("cucriu %s: %v, want exit status %d", test.command, err, ended)
+				out, err := testenv.Failing(t, host, fmt.Sprintf(test.point, job.PID), test.command, "-p", job.Root())
+				if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != testenv.StatusEnded {
+					t.Errorf("cucriu %s: %v, want exit status %d", test.command, err, testenv.StatusEnded)
 				}
 				wantVerdict(t, out, job, job.PID)
 				wantVerdict(t, lastMessage(host), job, job.PID)
@@ -143,8 +143,8 @@ func TestAJobThatEndsAfterItsDumpWasNotEndedByIt(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
-		images := newImages(t)
-		out, err := failing(t, host, fmt.Sprintf("dump.back.stop=kill %d", job.PID), "dump", "-t", job.Root(), "-D", images, "-R")
+		images := testenv.NewImages(t)
+		out, err := testenv.Failing(t, host, fmt.Sprintf("dump.back.stop=kill %d", job.PID), "dump", "-t", job.Root(), "-D", images, "-R")
 		if err != nil || !strings.Contains(out, "has ended since") {
 			t.Fatalf("cucriu dump: %v\n%s", err, out)
 		}
@@ -162,7 +162,7 @@ func TestAJobThatEndsOnItsWayBackWasNotEndedByItsDump(t *testing.T) {
 		host.UseFailpoint(fmt.Sprintf("dump.dumped=kill-criu,dump.back.stop=kill %d+kill", job.PID))
 		_ = host.TryDump(job, t.TempDir())
 		testenv.Eventually(t, testenv.Soon, "the watcher is killed on the way back", func() bool { return job.Gone() && len(host.Watchers()) == 0 })
-		cucriu(t, host, 0, "recover")
+		testenv.Exits(t, host, 0, "recover")
 		host.WaitOutcome("gone")
 	})
 }

@@ -212,7 +212,7 @@ func (a *asked) gpuBytes() (bytes uint64) {
 
 // TestACheckpointOnRequest is made at once, and is in the job's directory when the command ends.
 func TestACheckpointOnRequest(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.cucriu(0, "checkpoint 000001: the job stood still for", "jobs", "checkpoint", "train")
 		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", a.dir)
@@ -227,7 +227,7 @@ func TestACheckpointOnRequest(t *testing.T) {
 
 // TestRequestsAtTheSameTime are served one after the other.
 func TestRequestsAtTheSameTime(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t, "--keep", "10")
 		var cmds []*exec.Cmd
 		for range 3 {
@@ -252,7 +252,7 @@ func TestRequestsAtTheSameTime(t *testing.T) {
 // TestAPausedJobStandsStill with all its processes, has no GPU memory, makes no checkpoints, and
 // goes on where it was.
 func TestAPausedJobStandsStill(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		if a.gpuBytes() == 0 {
 			t.Fatal("the job has no GPU memory to free")
@@ -285,7 +285,7 @@ func TestAPausedJobStandsStill(t *testing.T) {
 
 // TestAPausedJobMakesNoCheckpointsOnSchedule, and makes them again when it goes on.
 func TestAPausedJobMakesNoCheckpointsOnSchedule(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t, "--every", "1s")
 		a.cucriu(0, "", "jobs", "pause", "train")
 		before := a.checkpoints()
@@ -301,7 +301,7 @@ func TestAPausedJobMakesNoCheckpointsOnSchedule(t *testing.T) {
 
 // TestAPausedJobStaysPausedWithoutItsSupervisor, and with the next one.
 func TestAPausedJobStaysPausedWithoutItsSupervisor(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.cucriu(0, "", "jobs", "pause", "train")
 		_ = a.super.Process.Kill()
@@ -320,7 +320,7 @@ func TestAPausedJobStaysPausedWithoutItsSupervisor(t *testing.T) {
 
 // TestAPausedJobIsPreempted: it goes on first, because its last checkpoint needs its GPU memory.
 func TestAPausedJobIsPreempted(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.cucriu(0, "", "jobs", "pause", "train")
 		if err := a.super.Process.Signal(unix.SIGTERM); err != nil {
@@ -338,7 +338,7 @@ func TestAPausedJobIsPreempted(t *testing.T) {
 
 // TestAPauseThatFailsIsUndone: what was stopped goes on.
 func TestAPauseThatFailsIsUndone(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.Faults("checkpoint return 999 skip 1") // the first is for the checkpoint
 		a.cucriu(1, "train is not paused", "jobs", "pause", "train")
@@ -351,7 +351,7 @@ func TestAPauseThatFailsIsUndone(t *testing.T) {
 
 // TestAStoppedJobGoesOnFromItsLastCheckpoint, as soon as the command has ended.
 func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.cucriu(0, "checkpoint 000001", "jobs", "stop", "train")
 		ticks := a.job.Ticks()
@@ -369,7 +369,7 @@ func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
 
 // TestAJobThatCannotBeDumpedIsNotStopped: what it has since its last checkpoint would be lost.
 func TestAJobThatCannotBeDumpedIsNotStopped(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.Faults("checkpoint return 999")
 		a.cucriu(1, "train is not stopped, and goes on", "jobs", "stop", "train")
@@ -382,7 +382,7 @@ func TestAJobThatCannotBeDumpedIsNotStopped(t *testing.T) {
 
 // TestAJobWithoutCUDAIsPaused by a stop of all its processes.
 func TestAJobWithoutCUDAIsPaused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "written")
 		a := &asked{Host: testenv.NewHost(t, 1), t: t, dir: filepath.Join(t.TempDir(), "D"), command: []string{
 			"/bin/sh", "-c", `(while [ ! -e "$0".stop ]; do printf . >>"$0"; sleep 0.01; done) & wait`, file,

@@ -20,7 +20,7 @@ func TestAProcessHasOneSessionWhoeverLooks(t *testing.T) {
 		{"the host suspends", "suspend.lock", "suspend", "jobs checkpoint"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				marks := t.TempDir()
 				wait := testenv.Script(t, fmt.Sprintf("cd %s && touch reached && while ! [ -e go ]; do sleep 0.01; done", marks))
 				host := testenv.NewHost(t, 1)

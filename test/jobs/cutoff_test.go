@@ -24,7 +24,7 @@ func TestAPauseThatIsCutOff(t *testing.T) {
 		"the supervisor and its program in the sandbox": {true, "paused"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				a := newAsked(t)
 				a.Faults("checkpoint delay 4s skip 1") // the first is for the checkpoint
 				pause := a.CucriuCommand("jobs", "pause", "train")

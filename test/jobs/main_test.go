@@ -8,9 +8,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// The words of the tests.
-var simulated = testenv.Simulated
-
 func TestMain(m *testing.M) {
 	testenv.Main(m)
 }

@@ -15,7 +15,7 @@ import (
 // TestAJobFindsItsSignalsAsAProgramExpects: none is ignored or blocked, although the programs that
 // make its place are deaf to some.
 func TestAJobFindsItsSignalsAsAProgramExpects(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		self, err := proc.ReadStatus(os.Getpid())
 		if err != nil {
 			t.Fatal(err)
@@ -37,7 +37,7 @@ func TestAJobFindsItsSignalsAsAProgramExpects(t *testing.T) {
 
 // TestCtrlCEndsALongJob, as it ends any program.
 func TestCtrlCEndsALongJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := &asked{Host: testenv.NewHost(t, 1), t: t, dir: filepath.Join(t.TempDir(), "D"), command: []string{"sleep", "1000"}}
 		a.run()
 		if err := a.super.Process.Signal(unix.SIGINT); err != nil {

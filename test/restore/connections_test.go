@@ -111,13 +111,13 @@ func TestPortsWithClosedConnectionsAreBoundAtOnce(t *testing.T) {
 				if kept == 0 {
 					t.Fatal("the kernel keeps no connection")
 				}
-				images := newImages(t)
+				images := testenv.NewImages(t)
 				if test.plain {
 					host.Restore(host.Dump(job))
 				} else {
-					cucriu(t, host, 0, append([]string{"dump", "-t", job.Root(), "-D", images}, test.args...)...)
+					testenv.Exits(t, host, 0, append([]string{"dump", "-t", job.Root(), "-D", images}, test.args...)...)
 					testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
-					cucriu(t, host, 0, "restore", "-D", images)
+					testenv.Exits(t, host, 0, "restore", "-D", images)
 				}
 				job.Runs()
 			})

@@ -60,11 +60,11 @@ func (w *writer) wrote(t *testing.T) {
 
 // TestFilesThatDifferAreFoundBeforeTheRestore, and the restore works once they are as they were.
 func TestFilesThatDifferAreFoundBeforeTheRestore(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		w := startWriter(t, host)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", w.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", w.Root(), "-D", images)
 		must := func(err error) {
 			t.Helper()
 			if err != nil {
@@ -98,7 +98,7 @@ func TestFilesThatDifferAreFoundBeforeTheRestore(t *testing.T) {
 			},
 		} {
 			must(change.do())
-			for _, out := range []string{cucriu(t, host, turnedDown, "check", "-D", images), cucriu(t, host, turnedDown, "restore", "-D", images)} {
+			for _, out := range []string{testenv.Exits(t, host, testenv.StatusRefused, "check", "-D", images), testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)} {
 				if strings.Count(out, change.says) != 1 {
 					t.Errorf("want %q once:\n%s", change.says, out)
 				}
@@ -108,8 +108,8 @@ func TestFilesThatDifferAreFoundBeforeTheRestore(t *testing.T) {
 		if sessions := host.Sessions(); len(sessions) != 1 {
 			t.Errorf("a restore has begun: %+v", sessions)
 		}
-		cucriu(t, host, 0, "check", "-D", images)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "check", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		w.Runs()
 		w.wrote(t)
 	})
@@ -117,11 +117,11 @@ func TestFilesThatDifferAreFoundBeforeTheRestore(t *testing.T) {
 
 // TestALogThatHasGrownIsCutOnRequest, and is as before if the restore fails, whoever is killed.
 func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		w := startWriter(t, host)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", w.Root(), "-D", images, "--leave-running")
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", w.Root(), "-D", images, "--leave-running")
 		before := len(w.log(t)) // a job that runs on writes on
 		testenv.Eventually(t, testenv.Soon, "the log grows", func() bool { return len(w.log(t)) > before })
 		_ = unix.Kill(-w.PID, unix.SIGKILL)
@@ -134,14 +134,14 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 				t.Errorf("%s the log had %d bytes, and has %d; beside it are %v", when, len(grown), len(w.log(t)), kept)
 			}
 		}
-		for _, out := range []string{cucriu(t, host, turnedDown, "check", "-D", images), cucriu(t, host, turnedDown, "restore", "-D", images)} {
+		for _, out := range []string{testenv.Exits(t, host, testenv.StatusRefused, "check", "-D", images), testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)} {
 			if says := fmt.Sprintf("%s has %d bytes", w.at("log"), len(grown)); strings.Count(out, says) != 1 || !strings.Contains(out, "--cut-logs") {
 				t.Errorf("want %q once, and --cut-logs:\n%s", says, out)
 			}
 		}
 		as("refused,")
 		host.UseFailpoint("restore.back.fill=error")
-		cucriu(t, host, 1, "restore", "--cut-logs", "-D", images)
+		testenv.Exits(t, host, 1, "restore", "--cut-logs", "-D", images)
 		as("after a restore that failed")
 		kill := func(step string) {
 			t.Helper()
@@ -156,7 +156,7 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 		for _, step := range []string{"restore.pre-restore", "restore.pre-resume"} {
 			kill(step)
 			testenv.Eventually(t, testenv.Soon, "nothing of the job is left", w.Gone)
-			cucriu(t, host, turnedDown, "restore", "-D", images)
+			testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)
 			as("killed at " + step)
 		}
 		ends := func() {
@@ -167,7 +167,7 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 			testenv.Eventually(t, testenv.Soon, "the job is gone", w.Gone)
 		}
 		kill("restore.back.fill") // and brought to its end
-		cucriu(t, host, turnedDown, "restore", "-D", images)
+		testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)
 		ends()
 		kept, _ := filepath.Glob(w.at("log.cucriu-*"))
 		if len(kept) != 1 {
@@ -176,7 +176,7 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 		if newer, err := os.ReadFile(kept[0]); err != nil || !strings.HasSuffix(grown, string(newer)) || len(newer) == 0 {
 			t.Errorf("%s is not what was newer (%v)", kept[0], err)
 		}
-		cucriu(t, host, 0, "restore", "--cut-logs", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "--cut-logs", "-D", images)
 		ends()
 		if left, _ := filepath.Glob(filepath.Join(images, "*undo*")); len(left) > 0 {
 			t.Errorf("left over: %v", left)

@@ -133,7 +133,7 @@ func TestAJobIsRestoredIntoAnExistingPIDNamespace(t *testing.T) {
 }
 
 func TestARestoreIntoAnExistingPIDNamespaceThatFailsEndsTheJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		namespace := newPIDNamespace(t, host)
 		job := host.StartUnder(namespace.enter(), 1)

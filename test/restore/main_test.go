@@ -9,15 +9,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// The words of the tests.
-var (
-	simulated = testenv.Simulated
-	cucriu    = testenv.Exits
-	newImages = testenv.NewImages
-)
-
-const turnedDown = testenv.StatusRefused
-
 func TestMain(m *testing.M) {
 	testenv.Main(m)
 }

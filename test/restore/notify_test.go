@@ -47,7 +47,7 @@ func TestNotifyBringsTheJobBackWhenTheDumpFails(t *testing.T) {
 }
 
 func TestNotifyEndsAJobWhoseGPUStateCannotBeRestored(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.Start(1)
 		images := host.Dump(job)

@@ -88,7 +88,7 @@ func TestAJobGoesOnOnTheGPUsOfAnotherHost(t *testing.T) {
 		{"three GPUs by YAML", 3, true, []int{1, 0}},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "-"), func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				source, destination := testenv.NewHost(t, 2), testenv.NewHost(t, test.gpus)
 				a, b := source.UUIDs(), destination.UUIDs()
 				if slices.ContainsFunc(a, func(uuid string) bool { return slices.Contains(b, uuid) }) {
@@ -111,7 +111,7 @@ func TestAJobGoesOnOnTheGPUsOfAnotherHost(t *testing.T) {
 }
 
 func TestAMapThatCannotBeMetCreatesNothing(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		source, smaller := testenv.NewHost(t, 2), testenv.NewHost(t, 1)
 		job := source.Start(1, "--gpus", "0,1")
 		images := source.Dump(job)
@@ -128,7 +128,7 @@ func TestAMapThatCannotBeMetCreatesNothing(t *testing.T) {
 }
 
 func TestRestoreIsRefusedWhileMemoryIsShort(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "64")
 		job := host.Start(1, "--mib", "40")
 		images := host.Dump(job)
@@ -313,7 +313,7 @@ func TestTheExampleConfigurationOfCriuIsEnough(t *testing.T) {
 // TestProcessesWithoutCUDAWaitForTheGPUState: a process that ran earlier, and wrote to a
 // file of its own, would spoil the image in case the restore fails.
 func TestProcessesWithoutCUDAWaitForTheGPUState(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		written := filepath.Join(t.TempDir(), "written")
 		job := host.StartUnder([]string{"/bin/sh", "-c", `"$@" & exec >` + written + `; while :; do echo line; sleep 0.01; done`, "sh"}, 1)
@@ -373,8 +373,8 @@ func TestTheNameOfACUDASocketIsTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := fmt.Sprintf("@cuda-uvmfd-%d-%d\x00", namespace.Ino, job.PID)
-		images := newImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		images := testenv.NewImages(t)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		testenv.Eventually(t, testenv.Soon, "the job is reaped", job.Gone)
 		before, err := os.ReadFile(filepath.Join(images, "files.img"))
 		if err != nil {
@@ -387,14 +387,14 @@ func TestTheNameOfACUDASocketIsTaken(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 		job.Kill()
 		if after, err := os.ReadFile(filepath.Join(images, "files.img")); err != nil || string(after) != string(before) {
 			t.Errorf("the image is changed: %v", err)
 		}
 		holder.Close()
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 		if holder, err := net.Listen("unixpacket", name); err == nil {
 			holder.Close()

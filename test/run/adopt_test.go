@@ -57,7 +57,7 @@ func (w *world) adopts(pid int, flags ...string) *run {
 // TestAJobIsAdopted as it runs, and goes on in a place from its checkpoint, with all its processes,
 // its GPU and its files.
 func TestAJobIsAdopted(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		pid, ended := w.startsItself()
 		w.ticks(5)
@@ -101,7 +101,7 @@ func TestAJobIsAdopted(t *testing.T) {
 
 // TestAnAdoptedJobLeavesAtAPreemption with a last checkpoint.
 func TestAnAdoptedJobLeavesAtAPreemption(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		pid, ended := w.startsItself()
 		w.ticks(3)
@@ -121,7 +121,7 @@ func TestAnAdoptedJobLeavesAtAPreemption(t *testing.T) {
 
 // TestAnAdoptedJobIsNotEndedWithoutACheckpoint: nobody here could start it again.
 func TestAnAdoptedJobIsNotEndedWithoutACheckpoint(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
 		w.command = []string{"sh", "-c", `cd "$0"; until [ -e grow ]; do sleep 0.1; done; head -c 2000000 /dev/zero >big; exec 3<>big; : >grown; until [ -e stop ]; do sleep 0.1; done`, w.work}
 		pid, ended := w.startsItself()
@@ -145,7 +145,7 @@ func TestAnAdoptedJobIsNotEndedWithoutACheckpoint(t *testing.T) {
 
 // TestTheStatusOfAnAdoptedJob is that of the command, although another process is its parent.
 func TestTheStatusOfAnAdoptedJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		for _, status := range []int{7, 0} {
 			w := newWorld(t)
 			pid, ended := w.startsItself()
@@ -167,7 +167,7 @@ func TestTheStatusOfAnAdoptedJob(t *testing.T) {
 
 // TestAnAdoptedJobWithoutItsKeeper is not taken for gone: a second copy would be started.
 func TestAnAdoptedJobWithoutItsKeeper(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		pid, _ := w.startsItself()
 		w.ticks(3)
@@ -188,7 +188,7 @@ func TestAnAdoptedJobWithoutItsKeeper(t *testing.T) {
 
 // TestAnAdoptedJobEndsWhenItIsTakenOver, although its supervisor is gone.
 func TestAnAdoptedJobEndsWhenItIsTakenOver(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		pid, ended := w.startsItself()
 		w.ticks(3)
@@ -205,7 +205,7 @@ func TestAnAdoptedJobEndsWhenItIsTakenOver(t *testing.T) {
 
 // TestWhatCannotBeAdopted is refused, and not touched.
 func TestWhatCannotBeAdopted(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		refused := func(w *world, pid int, says string) {
 			t.Helper()
 			w.adopts(pid).ends(125, says)

@@ -7,11 +7,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"cucriu/internal/testenv"
 )
 
 // TestGPUMemoryIsCompressedOnItsWay, and comes back from there.
 func TestGPUMemoryIsCompressedOnItsWay(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		plain := newCUDAWorld(t, "--flat", "8")
 		r := plain.run()
 		r.verified(1)

@@ -14,7 +14,7 @@ import (
 // TestADamagedCheckpointIsNamedAndTheOneBeforeTaken, however it is damaged. It takes some of the files;
 // the store's own test has each of them damaged and named.
 func TestADamagedCheckpointIsNamedAndTheOneBeforeTaken(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		r := w.run()
 		r.verified(2)
@@ -58,7 +58,7 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeTaken(t *testing.T) {
 
 // TestWithoutAWholeCheckpointNothingIsStartedAnew.
 func TestWithoutAWholeCheckpointNothingIsStartedAnew(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(2)

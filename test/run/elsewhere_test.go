@@ -18,7 +18,7 @@ import (
 // TestAJobGoesOnAfterAReboot: the boot id is another one, the run directory is empty, and other
 // processes have the pids.
 func TestAJobGoesOnAfterAReboot(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -38,7 +38,7 @@ func TestAJobGoesOnAfterAReboot(t *testing.T) {
 
 // TestAPIDThatSomebodyElseHasNowIsNoPlace.
 func TestAPIDThatSomebodyElseHasNowIsNoPlace(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -50,7 +50,7 @@ func TestAPIDThatSomebodyElseHasNowIsNoPlace(t *testing.T) {
 
 // TestAJobThatRunsInAnotherContainerIsNotStartedTwice, and goes on here once it is gone there.
 func TestAJobThatRunsInAnotherContainerIsNotStartedTwice(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -79,7 +79,7 @@ func TestAJobThatRunsInAnotherContainerIsNotStartedTwice(t *testing.T) {
 // TestWhoeverLosesTheJobToAnotherHostEndsIt, and a copy that runs on without a supervisor is not
 // taken for the job.
 func TestWhoeverLosesTheJobToAnotherHostEndsIt(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -121,7 +121,7 @@ func TestTheLastImageOfAPreemptedJobIsSaved(t *testing.T) {
 	testenv.Parallel(t)
 	for _, step := range []string{"jobs.dumped", "jobs.staged", "store.record", "store.renamed"} {
 		t.Run(step, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newWorld(t)
 				w.flags = []string{"--every", "0"}
 				s := w.stopAt(step)
@@ -147,7 +147,7 @@ func TestTheLastImageOfAPreemptedJobIsSaved(t *testing.T) {
 
 // TestAClockThatIsADayAheadIsNotSeenByTheJob: its timers go on evenly.
 func TestAClockThatIsADayAheadIsNotSeenByTheJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		r := w.run()
@@ -177,7 +177,7 @@ func TestAClockThatIsADayAheadIsNotSeenByTheJob(t *testing.T) {
 
 // TestACheckpointThatFailsIsTriedAgain, and the job runs on.
 func TestACheckpointThatFailsIsTriedAgain(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		socket := filepath.Join(w.work, "socket")
 		listener, err := net.Listen("unix", socket)
@@ -200,7 +200,7 @@ func TestACheckpointThatFailsIsTriedAgain(t *testing.T) {
 
 // TestAFullDiskHarmsNeitherTheJobNorItsCheckpoints.
 func TestAFullDiskHarmsNeitherTheJobNorItsCheckpoints(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		testenv.SmallDisk(t, w.dir, "48m")
 		w.mounts = mounts(t)

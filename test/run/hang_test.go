@@ -11,7 +11,7 @@ import (
 
 // TestAProcessThatIsKilledUnderCriuHangsNobody: criu waits for ever for such a process.
 func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -33,7 +33,7 @@ func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
 
 // TestAHangIsTold after a minute, which is a tenth of that here, with what waits for what, and the checkpoint comes all the same.
 func TestAHangIsTold(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--every", "0")
 		w.ticks(1)

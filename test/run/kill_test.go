@@ -29,7 +29,7 @@ func TestNoKillLosesMoreThanAnInterval(t *testing.T) {
 	testenv.Parallel(t)
 	for i, step := range checkpointSteps {
 		t.Run(step, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				w.flags = []string{"--every", "1s", "--keep", "1"}
 				for _, k := range victimsOf(i) {
@@ -47,7 +47,7 @@ func TestNoKillDuringAResumeLosesTheJob(t *testing.T) {
 	testenv.Parallel(t)
 	for i, step := range resumeSteps {
 		t.Run(step, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				for _, k := range victimsOf(i) {
 					w.surviveKill(t, step, k, true)

@@ -9,12 +9,6 @@ import (
 	"cucriu/internal/testenv"
 )
 
-// The words of the tests.
-var (
-	simulated = testenv.Simulated
-	cucriu    = testenv.Exits
-)
-
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(jobVariable); dir != "" {
 		runJob(dir)

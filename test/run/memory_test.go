@@ -90,7 +90,7 @@ func (m *memory) tick(n int) (wrong string) {
 // TestMemoryThatDidNotChangeIsWrittenOnce: a checkpoint is a difference to an earlier one, and all
 // that a restore needs.
 func TestMemoryThatDidNotChangeIsWrittenOnce(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		// A resume gives shared memory another number, and it is stored once more.
 		const mib = 64
 		w := newMixedWorld(t)
@@ -125,7 +125,7 @@ func TestMemoryThatDidNotChangeIsWrittenOnce(t *testing.T) {
 
 // TestADifferenceComesBackWithoutItsConnections: what is restored then is a copy.
 func TestADifferenceComesBackWithoutItsConnections(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.host.Setenv(memoryVariable, "8")
 		w.host.Setenv(connectVariable, listen(t))

@@ -27,7 +27,7 @@ func (w *world) cudaSocket() string {
 // TestTwoLongJobsOnOneHost: the kernel gives the number of a pid namespace again, and jobs have the
 // same pids in theirs, so that what is named after both is the other job's when one is resumed.
 func TestTwoLongJobsOnOneHost(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		a := newCUDAWorld(t)
 		a.flags = []string{"--every", "0"}
 		r := a.run()

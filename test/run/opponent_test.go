@@ -15,7 +15,7 @@ import (
 
 // TestACopyOfTheDirectoryDoesNotTakeTheJob: a backup, or a clone on the same host.
 func TestACopyOfTheDirectoryDoesNotTakeTheJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -36,7 +36,7 @@ func TestACopyOfTheDirectoryDoesNotTakeTheJob(t *testing.T) {
 
 // TestNobodyHoldsWhatTheSupervisorInherited: a lock of flock(1), for example.
 func TestNobodyHoldsWhatTheSupervisorInherited(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		file := filepath.Join(w.work, "inherited")
@@ -77,7 +77,7 @@ func free(t *testing.T, r *run, file string) {
 
 // TestAReaderThatDoesNotReadKeepsNobodyWaiting: the status of a preempted job must be told.
 func TestAReaderThatDoesNotReadKeepsNobodyWaiting(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		cmd := w.host.CucriuCommand(append([]string{"run", "--dir", w.dir, "--every", "0", "--"}, w.command...)...)
 		cmd.Stdout = testenv.StuckPipe(t)
@@ -93,7 +93,7 @@ func TestAReaderThatDoesNotReadKeepsNobodyWaiting(t *testing.T) {
 
 // TestAWholeCheckpointIsTriedTwice before the one before it is taken.
 func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(2)
@@ -113,7 +113,7 @@ func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 
 // TestADirectoryThatWasMovedIsRefused: criu's images name the old path. Nothing is touched.
 func TestADirectoryThatWasMovedIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -140,7 +140,7 @@ func TestNobodyWhoDoesNotReadHoldsAJob(t *testing.T) {
 	testenv.Parallel(t)
 	for name, stuck := range map[string]func(testing.TB) *os.File{"pipe": testenv.StuckPipe, "terminal": testenv.StuckTerminal} {
 		t.Run(name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				w.host.Setenv("CUCRIU_LOG", "debug")
 				end := stuck(t)

@@ -18,7 +18,7 @@ const requeue = 75 // the default of --requeue-status
 
 // TestAPreemptedJobGoesOnWhereItWas, with CUDA, without, and again and again.
 func TestAPreemptedJobGoesOnWhereItWas(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		r := w.run()
@@ -44,7 +44,7 @@ func TestAPreemptedJobGoesOnWhereItWas(t *testing.T) {
 }
 
 func TestAPreemptedCUDAJobGoesOnWhereItWas(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newCUDAWorld(t, "--spin", "event-sync", "--loaders", "1")
 		r := w.run("--every", "0", "--preempt", "USR1", "--requeue-status", "99")
 		w.ticks(5)
@@ -65,7 +65,7 @@ func TestAPreemptedCUDAJobGoesOnWhereItWas(t *testing.T) {
 // TestASecondSignalEndsTheJobAtOnce, and what there is of its last image is kept: it is complete,
 // and nobody has answered for it.
 func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -102,7 +102,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 	for name, last := range map[string]bool{"of a checkpoint on the schedule": false, "of the last checkpoint": true} {
 		for _, step := range []string{"store.begin", "store.file", "store.rename"} {
 			t.Run(name+" at "+step, func(t *testing.T) {
-				simulated(t, func(t *testing.T) {
+				testenv.Simulated(t, func(t *testing.T) {
 					w := newWorld(t)
 					r := w.run()
 					r.verified(1)
@@ -150,7 +150,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 
 // TestAGraceThatIsTooShortKeepsTheNewestCheckpoint.
 func TestAGraceThatIsTooShortKeepsTheNewestCheckpoint(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--grace", "1ms")
 		r.verified(2)
@@ -181,7 +181,7 @@ func TestProgramsThatAreReplacedMeanwhile(t *testing.T) {
 			},
 		} {
 			t.Run(which+" "+how, func(t *testing.T) {
-				simulated(t, func(t *testing.T) {
+				testenv.Simulated(t, func(t *testing.T) {
 					w := newMixedWorld(t)
 					bin := t.TempDir()
 					copyOf := func(path string) string {

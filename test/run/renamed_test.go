@@ -12,7 +12,7 @@ import (
 // TestACheckpointMadeWhileTheDirectoryHadAnotherNameIsNotKeptAsGood: its image names the job's output
 // by that, and criu would not find it.
 func TestACheckpointMadeWhileTheDirectoryHadAnotherNameIsNotKeptAsGood(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		stage, aside := t.TempDir(), w.dir+".aside"
 		w.flags = []string{"--every", "0", "--stage", stage}

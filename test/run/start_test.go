@@ -17,7 +17,7 @@ import (
 
 // TestAJobThatHasFinishedIsNotStartedAgain by the same command.
 func TestAJobThatHasFinishedIsNotStartedAgain(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--every", "0")
 		w.ticks(3)
@@ -33,7 +33,7 @@ func TestAJobThatHasFinishedIsNotStartedAgain(t *testing.T) {
 
 // TestTheStatusOfTheJobIsTheStatusOfTheCommand, and a job that has failed may go on.
 func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)
@@ -118,7 +118,7 @@ func inOrderIn(t *testing.T, w *world, path string) (again int) {
 
 // TestACommandThatCannotBeStartedLeavesNothing, and may be corrected.
 func TestACommandThatCannotBeStartedLeavesNothing(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		right := w.command
 		w.command = []string{filepath.Join(w.work, "nothing")}
@@ -131,7 +131,7 @@ func TestACommandThatCannotBeStartedLeavesNothing(t *testing.T) {
 
 // TestOneDirectoryHasOneSupervisor and one command.
 func TestOneDirectoryHasOneSupervisor(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--every", "0")
 		w.ticks(1)
@@ -151,7 +151,7 @@ func TestOneDirectoryHasOneSupervisor(t *testing.T) {
 
 // TestADirectoryThatOthersCanChangeIsRefused before anything is started.
 func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		if err := os.Mkdir(w.dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -188,7 +188,7 @@ func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 
 // TestAStagingDirectoryIsCheckedAtTheStart, and not at the first checkpoint.
 func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		base := t.TempDir()
 		file, theirs, open, full, good := filepath.Join(base, "file"), filepath.Join(base, "theirs"), filepath.Join(base, "open"), filepath.Join(base, "full"), filepath.Join(base, "good")
@@ -229,7 +229,7 @@ func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
 
 // TestAJobIsNotDumpedFromOutsideOfItsSandbox: its mounts and pids are its own.
 func TestAJobIsNotDumpedFromOutsideOfItsSandbox(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newCUDAWorld(t)
 		r := w.run("--every", "0")
 		w.ticks(3)

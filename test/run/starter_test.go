@@ -69,7 +69,7 @@ func (s *started) ends(t *testing.T, status int, says string) {
 // TestAJobThatWouldUseAnIOUringIsDumpedUnderRun, and refused without. Its filter comes back
 // with it.
 func TestAJobThatWouldUseAnIOUringIsDumpedUnderRun(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		plain := host.Start(1, "--io-uring")
 		found := testenv.Refused(t, host, plain, preflight.FindingIOURing, t.TempDir())
@@ -82,17 +82,17 @@ func TestAJobThatWouldUseAnIOUringIsDumpedUnderRun(t *testing.T) {
 			t.Errorf("no %q:\n%s", line, job.stderr)
 		}
 		images := testenv.NewImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		job.ends(t, 128+int(unix.SIGKILL), "cucriu restore -D "+images)
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 		if status, err := proc.ReadStatus(job.PID); err != nil || !status.Seccomp {
 			t.Fatalf("the restored job has no filter: %+v %v", status, err)
 		}
 		again := testenv.NewImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", again)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", again)
 		testenv.Eventually(t, testenv.Soon, "the job is gone", job.Gone)
-		cucriu(t, host, 0, "restore", "-D", again)
+		testenv.Exits(t, host, 0, "restore", "-D", again)
 		job.Runs()
 		plain.Runs()
 	})
@@ -101,7 +101,7 @@ func TestAJobThatWouldUseAnIOUringIsDumpedUnderRun(t *testing.T) {
 // TestProcessesUnderAFilterAreParked, those that do not use CUDA as well: a SIGCONT after
 // the hook's part of a dump runs nothing of the job.
 func TestProcessesUnderAFilterAreParked(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		file := filepath.Join(t.TempDir(), "written")
 		job := startRun(t, host, []string{"/bin/sh", "-c", `(while :; do printf . ; sleep 0.01; done >"$0") & exec "$@"`, file},
@@ -121,7 +121,7 @@ func TestProcessesUnderAFilterAreParked(t *testing.T) {
 
 // TestTheStarterPassesSignalsOn, and ends as its job does.
 func TestTheStarterPassesSignalsOn(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := startRun(t, host, nil)
 		signal := func(s unix.Signal) {
@@ -145,7 +145,7 @@ func TestTheStarterPassesSignalsOn(t *testing.T) {
 
 // TestAJobUnderRunIsRestoredWithTheLogOfBoth: cucriu run writes nothing to it after the dump.
 func TestAJobUnderRunIsRestoredWithTheLogOfBoth(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		path := filepath.Join(t.TempDir(), "log")
 		log, err := os.Create(path)
@@ -155,9 +155,9 @@ func TestAJobUnderRunIsRestoredWithTheLogOfBoth(t *testing.T) {
 		defer log.Close()
 		job := startRunTo(t, host, log, nil)
 		images := testenv.NewImages(t)
-		cucriu(t, host, 0, "dump", "-t", job.Root(), "-D", images)
+		testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
 		_ = job.starter.Wait()
-		cucriu(t, host, 0, "restore", "-D", images)
+		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})
 }

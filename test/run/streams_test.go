@@ -71,7 +71,7 @@ func (r *run) gotAll(input string) {
 
 // TestAJobReadsItsInputFromAFile, and goes on where it was.
 func TestAJobReadsItsInputFromAFile(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w, input := newReaderWorld(t)
 		r := w.run()
 		r.readTo(500)
@@ -88,7 +88,7 @@ func TestAJobReadsItsInputFromAFile(t *testing.T) {
 
 // TestAJobThatAnEarlierVersionFeedsIsNotResumed: it would find no input.
 func TestAJobThatAnEarlierVersionFeedsIsNotResumed(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		r := w.run()
@@ -110,7 +110,7 @@ func TestAJobThatAnEarlierVersionFeedsIsNotResumed(t *testing.T) {
 
 // TestCtrlZStopsTheCommandAndNotTheJob.
 func TestCtrlZStopsTheCommandAndNotTheJob(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.runInGroup()
 		r.verified(1)

@@ -16,7 +16,7 @@ import (
 
 // TestConnectionsToTheOutsideComeBackClosed, and named; those inside of the job come back.
 func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		outside := listen(t)
@@ -42,7 +42,7 @@ func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
 // TestPortsWithClosedConnectionsAreBoundAtOnce: the job listens without SO_REUSEADDR, and the kernel
 // keeps connections that it has closed.
 func TestPortsWithClosedConnectionsAreBoundAtOnce(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		const closed = `
 import os, socket, sys
 listener = socket.socket(); listener.set_inheritable(True)
@@ -85,7 +85,7 @@ func listen(t *testing.T) string {
 
 // TestAJobSeesTheGPUsOfItsRun, and goes on with those of the next one.
 func TestAJobSeesTheGPUsOfItsRun(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newCUDAWorld(t)
 		bin := w.host.HookBin
 		w.host = testenv.NewHost(t, 3)
@@ -127,7 +127,7 @@ func TestAJobSeesTheGPUsOfItsRun(t *testing.T) {
 
 // TestAJobThatSawTwoGPUsIsNotResumedOnOne, and no older checkpoint is taken instead.
 func TestAJobThatSawTwoGPUsIsNotResumedOnOne(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newCUDAWorld(t)
 		bin := w.host.HookBin
 		w.host = testenv.NewHost(t, 3)
@@ -150,7 +150,7 @@ func TestAJobThatSawTwoGPUsIsNotResumedOnOne(t *testing.T) {
 
 // TestAPrivateTmpHidesNothingThatIsNeeded: what would be hidden is refused at the start.
 func TestAPrivateTmpHidesNothingThatIsNeeded(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		var err error
 		if w.dir, err = os.MkdirTemp("/tmp", "long-"); err != nil {
@@ -163,7 +163,7 @@ func TestAPrivateTmpHidesNothingThatIsNeeded(t *testing.T) {
 
 // TestAnotherUsersJobNeedsCapSysResource: criu cannot dump it without, and that is said at the start.
 func TestAnotherUsersJobNeedsCapSysResource(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
 		w.command = []string{"/bin/sleep", "600"}
 		w.flags = []string{"--every", "1s", "--user", "nobody"}

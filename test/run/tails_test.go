@@ -3,11 +3,13 @@ package run
 import (
 	"strings"
 	"testing"
+
+	"cucriu/internal/testenv"
 )
 
 // TestWhatResumesHaveKeptIsListedAndRemoved on demand, and only then.
 func TestWhatResumesHaveKeptIsListedAndRemoved(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		for range 2 {

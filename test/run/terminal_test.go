@@ -114,7 +114,7 @@ func modes(t *testing.T, terminal *os.File) unix.Termios {
 // TestAJobHasItsTerminalAgain with its modes, its foreground job and its stopped ones, on another
 // pseudo terminal of another size; and those who sit at it find their own as it was.
 func TestAJobHasItsTerminalAgain(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
 		w.command = []string{"bash", "--norc", "--noediting"}
 		w.flags = []string{"--every", "0"}
@@ -190,7 +190,7 @@ func continued(t *testing.T, command string) bool {
 
 // TestAJobHasATerminalAtWhichNobodySits, for example under a batch system.
 func TestAJobHasATerminalAtWhichNobodySits(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
 		w.command = []string{"sh", "-c", "tty; stty size; echo last; exit 3"}
 		r := w.run("--tty", "--every", "0")

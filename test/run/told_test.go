@@ -48,7 +48,7 @@ func TestASignalBeforeTheJobIsHere(t *testing.T) {
 		"another signal": {unix.SIGTERM, []string{"--preempt", "USR1"}, 128 + int(unix.SIGTERM)},
 	} {
 		t.Run("while it waits/"+name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := killed(newWorld(t))
 				newest := w.newest()
 				testenv.WriteFile(t, filepath.Join(w.dir, "host"), "another boot\n")
@@ -63,7 +63,7 @@ func TestASignalBeforeTheJobIsHere(t *testing.T) {
 	}
 	for _, step := range []string{"restore.pre-restore", "restore.pre-resume", "jobs.restored"} {
 		t.Run("while it hangs at "+step, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := killed(newMixedWorld(t))
 				newest := w.newest()
 				s := w.stopAt(step)
@@ -81,7 +81,7 @@ func TestASignalBeforeTheJobIsHere(t *testing.T) {
 
 // TestASignalDuringARestore is not forgotten: the job that has come back leaves.
 func TestASignalDuringARestore(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := killed(newWorld(t))
 		newest := w.newest()
 		s := w.stopAt("jobs.restored")
@@ -103,7 +103,7 @@ func TestASignalDuringARestore(t *testing.T) {
 // TestASignalWhileAJobIsTakenUnderCareAgain waits for what is under way in its place, but not
 // for longer than --grace.
 func TestASignalWhileAJobIsTakenUnderCareAgain(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run()
 		r.verified(1)

@@ -37,7 +37,7 @@ func (w *world) trials() map[string]image.Trial {
 
 // TestTheFirstCheckpointIsTried, and no other, as long as the job stays of one kind.
 func TestTheFirstCheckpointIsTried(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newMixedWorld(t)
 		w.host.Setenv(connectVariable, listen(t))
 		r := w.run("--keep", "10", "--every", "0")
@@ -65,7 +65,7 @@ func TestAJobWhoseCheckpointsCannotBeRestoredIsToldSo(t *testing.T) {
 	testenv.Parallel(t)
 	for _, kind := range unrestorable {
 		t.Run(kind.name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				s := w.stopAt("jobs.dumped")
 				r := w.runAs(s.host, "--stage", "disk", "--every", "0") // the next checkpoint would end the trial
@@ -99,7 +99,7 @@ func TestAJobWhoseCheckpointsCannotBeRestoredIsToldSo(t *testing.T) {
 // TestATrialHoldsNobody: neither the next checkpoint nor the end of the job waits for a trial that
 // hangs, and it ends with its supervisor.
 func TestATrialHoldsNobody(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		criu := filepath.Join(t.TempDir(), "criu")
 		// In the sandbox of a trial, its parent is the first process.
@@ -133,7 +133,7 @@ func TestATrialHoldsNobody(t *testing.T) {
 
 // TestNothingIsTriedIfItIsSwitchedOff by the option.
 func TestNothingIsTriedIfItIsSwitchedOff(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		r := w.run("--probe=off")
 		r.verified(2)

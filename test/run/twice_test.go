@@ -103,7 +103,7 @@ func TestAJobWhoseDirectoryVanishesIsNotStartedTwice(t *testing.T) {
 	testenv.Parallel(t)
 	for name, v := range vanishes() {
 		t.Run(name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newWorld(t)
 				w.flags = []string{"--every", "0"}
 				r := w.run()
@@ -166,7 +166,7 @@ func (w *world) checkpoint() {
 
 // TestABackupInThePlaceOfTheDirectoryEndsNothing: it has an earlier owner, and an earlier fence.
 func TestABackupInThePlaceOfTheDirectoryEndsNothing(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.flags = []string{"--every", "0"}
 		r := w.run()
@@ -201,7 +201,7 @@ func TestABackupInThePlaceOfTheDirectoryEndsNothing(t *testing.T) {
 
 // TestTheLaterOfTwoPlacesIsLeft although this host knows nothing of the earlier one.
 func TestTheLaterOfTwoPlacesIsLeft(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		w := emptyWorld(t)
 		w.flags, w.command = []string{"--every", "0"}, []string{"/bin/sleep", "1000"}
 		r := w.run()

@@ -104,7 +104,7 @@ func TestACheckpointThatNobodyCanRestoreGivesWayToAnOlderOne(t *testing.T) {
 	testenv.Parallel(t)
 	for _, kind := range unrestorable {
 		t.Run(kind.name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				r := w.run()
 				r.verified(1)
@@ -138,7 +138,7 @@ func TestARestoreThatFailsTakesNothingFromTheFiles(t *testing.T) {
 	testenv.Parallel(t)
 	for _, step := range []string{"restore.pre-restore", "restore.pre-resume", "restore.back.fill"} {
 		t.Run(step, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				r := w.run()
 				r.verified(1)
@@ -162,7 +162,7 @@ func TestARestoreThatFailsTakesNothingFromTheFiles(t *testing.T) {
 	}
 	for _, kind := range unrestorable {
 		t.Run(kind.name, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				w := newMixedWorld(t)
 				w.flags = []string{"--every", "1s", "--keep", "1"}
 				w.spoils(t, kind.edit)

@@ -58,7 +58,7 @@ func TestAJobRunsOnWhenItsSuspendIsKilledWhileMemoryIsMadeReady(t *testing.T) {
 // TestTheSuspendIsKilledWithItsWatcher in the middle of the checkpoint. A resume brings the
 // job back from there.
 func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		host.Faults("checkpoint hang")
 		job := host.Start(1, "--spin", "event-sync")
@@ -81,7 +81,7 @@ func TestTheSuspendIsKilledWithItsWatcher(t *testing.T) {
 }
 
 func TestAResumeThatIsKilledIsFinishedOnTheGPUsOfItsMap(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(1, "--gpus", "0", "--spin", "stream-query")
 		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
@@ -109,7 +109,7 @@ func TestAResumeThatIsKilledIsFinishedOnTheGPUsOfItsMap(t *testing.T) {
 }
 
 func TestRanksAreSuspendedTogether(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 2)
 		job := host.Start(2, "--ranks", "2", "--gpus", "0,1")
 		pids := []string{strconv.Itoa(job.MustStatus(0).PID), strconv.Itoa(job.MustStatus(1).PID)}
@@ -181,7 +181,7 @@ func TestAResumeWithoutTheRunDirectoryOfItsSuspendSaysSo(t *testing.T) {
 }
 
 func TestAResumeThatLacksMemoryChangesNothing(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1, "--mib-per-gpu", "256")
 		job := host.Start(1, "--mib", "150")
 		if out, err := host.Cucriu("suspend", "-p", job.Root()); err != nil {
@@ -204,7 +204,7 @@ func TestAnInterruptedSuspendIsUndone(t *testing.T) {
 	testenv.Parallel(t)
 	for _, step := range []string{"lock", "checkpoint"} {
 		t.Run(step, func(t *testing.T) {
-			simulated(t, func(t *testing.T) {
+			testenv.Simulated(t, func(t *testing.T) {
 				host := testenv.NewHost(t, 1)
 				host.Faults(step + " hang")
 				job := host.Start(1)
@@ -250,7 +250,7 @@ func TestThreadsThatSynchronizeSurviveASuspend(t *testing.T) {
 
 // TestStatusInsideAnotherPidNamespace shows the process by the pid that the caller sees.
 func TestStatusInsideAnotherPidNamespace(t *testing.T) {
-	simulated(t, func(t *testing.T) {
+	testenv.Simulated(t, func(t *testing.T) {
 		host := testenv.NewHost(t, 1)
 		job := host.StartUnder([]string{"unshare", "--pid", "--fork", "--kill-child"}, 1)
 		children, err := proc.Children(job.PID)
