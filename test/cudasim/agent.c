@@ -32,6 +32,7 @@ static struct {
 	bool lost; /* a restore failed in its middle: never again */
 	struct sim_process next; /* what a restore in progress will make of `sim` */
 	struct sim_host rules;	 /* whose fault rules hold: the controller's, the target's may be gone */
+	uint64_t rules_version;	 /* of those that the command in progress has read, or of earlier ones */
 } agent;
 
 /*
@@ -53,11 +54,8 @@ static void midway(const struct fault_plan *plan)
 	sleep_ns(plan->delay_ns);
 	if (plan->crash)
 		kill(getpid(), SIGKILL);
-	if (plan->hang) {
-		uint64_t version = faults_version(&agent.rules);
-		while (faults_version(&agent.rules) == version)
-			sleep_ns(10000000);
-	}
+	while (plan->hang && faults_version(&agent.rules) == agent.rules_version)
+		sleep_ns(10000000);
 }
 
 static CUresult lock(const struct sim_command *c, const struct fault_plan *plan)
@@ -238,6 +236,7 @@ static CUresult serve(const struct sim_command *c)
 	struct fault_plan plan = c->plan;
 	if (!c->root[0] || host_load(&agent.rules, c->root))
 		agent.rules = sim.host;
+	agent.rules_version = faults_version(&agent.rules);
 	faults_from_file(&plan, &agent.rules, SIDE_TARGET, (enum sim_op)c->op, c->pid, getpid(), false);
 	faults_from_env(&plan, SIDE_TARGET, (enum sim_op)c->op, c->pid, getpid());
 	if (plan.has_result && !plan.after) {
