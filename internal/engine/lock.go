@@ -116,3 +116,198 @@ func (s *Suspension) UnlockAll(ctx context.Context, timeout time.Duration) error
 	}
 	return BringBack(ctx, s.Driver, s.TakeOn(&journal.Session{Record: journal.Record{Kind: journal.KindSuspend, Step: journal.StepLock, Members: s.Members}}, session.ByCommand), s.Targets)
 }
+
+// locking locks processes that may wait for each other. A lock holds back new work at once, and ends
+// when the work in flight has ended. Among ranks that all-reduce, one that never synchronizes runs
+// ahead: its collectives end only when the others have launched theirs. So the first rank that is
+// locked stands in the way of those that are further on.
+//
+// Therefore a process whose lock does not end stays held, and those that are locked are let run until
+// it does, and are locked again at once. If some were too quick for that, they are held next. A held
+// process does not move, so they come closer with every round, until all are level.
+type locking struct {
+	*Suspension
+	since      time.Time
+	calls      int
+	pending    map[*Target]bool // whose lock call is under way
+	everLocked map[*Target]bool // those that were locked at some time
+	answers    chan lockAnswer
+	over       bool // no more calls
+}
+
+type lockAnswer struct {
+	*Target
+	gotIt bool
+	err   error
+}
+
+const (
+	// lockGrace is how much longer a call may take than it was told, past the deadline too. A call that
+	// takes longer waits for a thread that does not run.
+	lockGrace = 3 * time.Second
+	// leastTry is the least time from one call to the next. It keeps us from asking a driver that
+	// refuses at once without end.
+	leastTry = 10 * time.Millisecond
+)
+
+// lockAll locks all processes within ctx. After an error the caller must unlock those that are locked.
+func (s *Suspension) lockAll(ctx context.Context) error {
+	l := &locking{
+		Suspension: s, since: time.Now(),
+		pending: make(map[*Target]bool), everLocked: make(map[*Target]bool), answers: make(chan lockAnswer, len(s.Targets)),
+	}
+	err := l.level(ctx)
+	l.over = true
+	for len(l.pending) > 0 { // after an error: no call may lock a process later
+		err = errors.Join(err, l.takeAnswer(ctx, <-l.answers))
+	}
+	return err
+}
+
+func (l *locking) level(ctx context.Context) error {
+	window := l.Config.Lock.Try // for those that are let run to catch up
+	for round := 1; ; round++ {
+		for _, t := range l.unlocked() {
+			if !l.pending[t] {
+				l.ask(ctx, t)
+			}
+		}
+		if err := l.awaitLocks(ctx); err != nil || len(l.unlocked()) == 0 {
+			return err
+		}
+		l.Log.Debug("GPU work of some is still in flight: they are held, and the others run until they are locked", "round", round, "held", PidsOf(l.unlocked()))
+		if err := l.unlockAllLocked(ctx); err != nil {
+			return err
+		}
+		caughtUp, err := l.catchUp(ctx, window)
+		if err != nil {
+			return err
+		}
+		if caughtUp {
+			window = max(window/2, time.Millisecond) // but they are not level: take shorter steps
+		} else {
+			window = min(2*window, l.Config.Lock.Try)
+		}
+	}
+}
+
+// ask begins the lock of a process. It tells the driver to take no longer than lock.try: if we are
+// killed, the driver soon gives up by itself.
+func (l *locking) ask(ctx context.Context, t *Target) {
+	try := l.Config.Lock.Try
+	patience := try + lockGrace
+	if deadline, ok := ctx.Deadline(); ok {
+		left := max(time.Until(deadline), time.Millisecond)
+		try, patience = min(try, left), left+lockGrace
+	}
+	l.pending[t] = true
+	l.calls++
+	go func() {
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		soonest := time.After(min(leastTry, try))
+		answer := lockAnswer{Target: t}
+		answer.err = l.Session.SpanOf(t.PID, "lock", func() (err error) {
+			answer.gotIt, err = t.CUDA.TryLock(call, try)
+			return err
+		})
+		if !answer.gotIt && answer.err == nil {
+			<-soonest
+		}
+		l.answers <- answer
+	}()
+}
+
+// takeAnswer takes an answer, and asks again if the work has not ended.
+func (l *locking) takeAnswer(ctx context.Context, a lockAnswer) error {
+	delete(l.pending, a.Target)
+	if a.gotIt {
+		a.Target.locked, l.everLocked[a.Target] = true, true
+	}
+	if !a.gotIt && a.err == nil && !l.over && ctx.Err() == nil {
+		l.ask(ctx, a.Target)
+	}
+	return a.err
+}
+
+// awaitLocks waits until all are locked, or until those that are not have had their time since the last
+// one was locked: processes that are level are locked at about the same moment. That time grows,
+// because the last work of some may take longer.
+func (l *locking) awaitLocks(ctx context.Context) error {
+	var followed <-chan time.Time // never, while nobody is locked
+	giveTime := func() { followed = time.After(min(20*time.Millisecond+time.Since(l.since)/8, l.Config.Lock.Try)) }
+	if len(l.unlocked()) < len(l.Targets) {
+		giveTime()
+	}
+	for len(l.unlocked()) > 0 {
+		select {
+		case a := <-l.answers:
+			if err := l.takeAnswer(ctx, a); err != nil {
+				return err
+			}
+			if a.gotIt {
+				giveTime()
+			}
+		case <-followed:
+			return nil
+		case <-ctx.Done():
+			return l.tooLong(ctx)
+		}
+	}
+	return nil
+}
+
+// unlockAllLocked lets the locked processes run.
+func (l *locking) unlockAllLocked(ctx context.Context) error {
+	locked := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return !t.locked })
+	return Parallel(locked, func(t *Target) error {
+		t.locked = false
+		return t.CUDA.Unlock(context.WithoutCancel(ctx)) // past the deadline too
+	})
+}
+
+// catchUp lets the processes that are not held run until one that is held is locked, or until the
+// window is over.
+func (l *locking) catchUp(ctx context.Context, window time.Duration) (bool, error) {
+	over := time.After(window)
+	for {
+		select {
+		case a := <-l.answers:
+			if err := l.takeAnswer(ctx, a); err != nil || a.gotIt {
+				return true, err
+			}
+		case <-over:
+			return false, nil
+		case <-ctx.Done():
+			return false, l.tooLong(ctx)
+		}
+	}
+}
+
+func (l *locking) unlocked() []*Target {
+	return slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return t.locked })
+}
+
+// tooLong says which processes kept running: those that were never locked, whichever others were let
+// run. If there are none, it says that the processes never came level.
+func (l *locking) tooLong(ctx context.Context) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+	within := fmt.Sprintf("within lock.timeout (%v, %d calls)", l.Config.Lock.Timeout, l.calls)
+	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
+	if len(never) > 0 {
+		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between two long kernels", named(never), within)
+	}
+	return fmt.Errorf("%s wait for each other, and each was locked but never all at once %s, at last because GPU work of %s did not end: "+
+		"raise lock.timeout, or dump where all of them synchronize", named(l.Targets), within, named(l.unlocked()))
+}
+
+// named lists processes for a message.
+func named(targets []*Target) string {
+	members := make([]journal.Member, len(targets))
+	for i, t := range targets {
+		members[i] = *t.Member
+	}
+	return session.NamedMembers(members)
+}

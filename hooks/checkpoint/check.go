@@ -1,18 +1,111 @@
 package checkpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 	"golang.org/x/sys/unix"
 
+	"cucriu/hooks"
 	"cucriu/hooks/preflight"
 	"cucriu/internal/criuimage"
+	"cucriu/internal/image"
+	"cucriu/internal/inspect"
 )
+
+// CheckDump finds the reasons for which [Dump] would refuse to dump the tree below root, and what else
+// there is to say about it. It touches nothing. dir is the image directory, empty if it is not known;
+// criu is the path of the criu that is to dump, empty for the system's.
+func CheckDump(ctx context.Context, hook *hooks.Hook, root int, dir, criu string) (preflight.Findings, error) {
+	findings, err := rootFindings(hook, root)
+	if err != nil {
+		return nil, err
+	}
+	lookInside := findings.Err() == nil
+	if dir != "" {
+		findings = append(findings, inspect.DirectoryFindings(dir)...)
+	}
+	if !lookInside { // what else is found would only follow from it
+		return findings, nil
+	}
+	host := hook.Host()
+	host.Criu = criu
+	more, err := host.CheckJob(ctx, root, dir)
+	if findings.Has(preflight.FindingSession) {
+		// A dump waits until the session is over, and it is the reason for the state.
+		more = slices.DeleteFunc(more, func(f preflight.Finding) bool { return f.Name == preflight.FindingCUDAState })
+	}
+	return slices.Concat(findings, inspect.ContainerFindings(root), more), err
+}
+
+// refuseDump refuses a dump before a criu is started for it.
+func refuseDump(hook *hooks.Hook, root int, dir string) error {
+	findings, err := rootFindings(hook, root)
+	if err != nil {
+		return err
+	}
+	return hook.Judge(slices.Concat(findings, inspect.DirectoryFindings(dir), inspect.ContainerFindings(root))).Err()
+}
+
+// rootFindings finds what keeps the tree below root from being dumped, whatever is in it.
+func rootFindings(hook *hooks.Hook, root int) (preflight.Findings, error) {
+	findings, err := inspect.RootFindings(root)
+	if err != nil || findings.Err() != nil {
+		return findings, err
+	}
+	return hook.SessionFindings(root)
+}
+
+// CheckRestore finds the reasons for which [Restore] would refuse the image in dir, and what else there
+// is to say about it. It touches nothing. Files that except picks are not compared.
+func CheckRestore(ctx context.Context, hook *hooks.Hook, dir string, except func(path string) bool) (preflight.Findings, error) {
+	findings, err := imageFindings(ctx, dir, fileCheck{except: except})
+	if err != nil || findings.Has(preflight.FindingImage) {
+		return findings, err
+	}
+	recorded, err := image.ReadOptions(dir)
+	if err != nil {
+		return nil, err
+	}
+	more, err := hook.Host().CheckImage(ctx, dir)
+	return slices.Concat(findings, inspect.SurroundingsFindings(recorded, os.Stdin), more), err
+}
+
+// imageFindings finds what keeps criu from restoring an image on this host.
+func imageFindings(ctx context.Context, dir string, check fileCheck) (preflight.Findings, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if absent := inspect.PresentFindings(dir); len(absent) > 0 {
+		return absent, nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, "inventory.img")); errors.Is(err, os.ErrNotExist) {
+		return nil, nil // criu's images are streamed
+	}
+	if err := criuimage.CheckWhole(dir); err != nil {
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
+	}
+	tree, err := criuimage.ReadTree(dir)
+	if err == nil {
+		err = tree.CheckFiles(dir)
+	}
+	if err != nil {
+		return preflight.Findings{preflight.Found(preflight.FindingImage, err)}, nil
+	}
+	findings, err := check.findings(dir)
+	if err != nil || tree.OwnPIDs {
+		return findings, err
+	}
+	taken, err := inspect.TakenPIDs(ctx, tree.Numbers())
+	return append(taken, findings...), err
+}
 
 // FileFindings finds the files and directories of an image that are not here as they were at the dump.
 // criu finds that only when it has created processes. except are paths that are left out.
