@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,18 +21,15 @@ const (
 	roleTest     = "test"
 )
 
-// sideBySide is how many isolated tests of a package run at once, unless go test's -parallel says it:
-// they wait more than they compute, and `make test` runs two packages at once. On a real machine they
-// share its GPUs, and it is left to go test.
-const sideBySide = "3"
-
-// Main is the TestMain of packages whose tests call [Isolated].
-func Main(m *testing.M) {
+// Main is the TestMain of packages whose tests call [Isolated]. Three of these run at once, unless
+// sideBySide or go test's -parallel says it: they wait more than they compute, and `make test` runs two
+// packages at once. On a real machine they share its GPUs, and it is left to go test.
+func Main(m *testing.M, sideBySide ...int) {
 	if os.Getenv(roleVariable) == roleInit {
 		os.Exit(runInit())
 	}
 	if !RealDriver() {
-		if err := flag.Set("test.parallel", sideBySide); err != nil {
+		if err := flag.Set("test.parallel", strconv.Itoa(append(sideBySide, 3)[0])); err != nil {
 			panic(err)
 		}
 	}

@@ -13,5 +13,5 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(jobVariable); dir != "" {
 		runJob(dir)
 	}
-	testenv.Main(m)
+	testenv.Main(m, 5) // it is the longest, and mostly waits
 }
