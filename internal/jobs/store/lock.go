@@ -13,22 +13,14 @@ import (
 	"cucriu/internal/proc"
 )
 
-// OwnedError says that a host owns the store that has not given it back, and which cannot be
-// asked from here.
-type OwnedError struct {
-	explained
-	Owner Owner // zero if the record cannot be read
-}
-
-type explained = fault.Explained
-
-// newOwnedError is for an owner, or an error for which the owner's record cannot be read.
-func newOwnedError(owner Owner, err error) error {
-	meaning := fmt.Sprintf("it belongs to %v, which has not given it back", owner)
+// ownedBy says that a host owns the store that has not released it, and which cannot be asked from
+// here; err is why its record cannot be read.
+func ownedBy(owner Owner, err error) error {
+	meaning := fmt.Sprintf("it belongs to %v, which has not released it", owner)
 	if err != nil {
-		meaning = fmt.Sprintf("who owns it cannot be told: %v", err)
+		meaning = fmt.Sprintf("its owner is not known: %v", err)
 	}
-	return &OwnedError{*fault.Because(err, meaning, "make sure that the job runs there no more, and take the directory with --takeover"), owner}
+	return fault.Because(err, meaning, "make sure that the job no longer runs there, and take the directory with --takeover")
 }
 
 // acquire makes this process the owner of the store.
@@ -44,13 +36,13 @@ func (s *Store) acquire(takeover bool) error {
 	last, err := readOwner(s.dir)
 	switch {
 	case err != nil && !takeover:
-		return errors.Join(newOwnedError(Owner{}, err), lock.Close())
-	case err == nil && !last.Released && !last.onHostOf(self) && !takeover:
-		return errors.Join(newOwnedError(last, nil), lock.Close())
+		return errors.Join(ownedBy(Owner{}, err), lock.Close())
+	case err == nil && last.isElsewhere(self) && !takeover:
+		return errors.Join(ownedBy(last, nil), lock.Close())
 	case err != nil:
 		s.log.Warn("The job directory is taken over, although its last owner is not known", "dir", s.dir, "error", err)
 		last.Generation = uint64(time.Now().UnixNano()) // above any that was counted up
-	case !last.Released && !last.onHostOf(self):
+	case last.isElsewhere(self):
 		s.log.Warn("The job directory is taken over", "dir", s.dir, "from", last.String())
 	}
 	s.before = last
@@ -86,10 +78,10 @@ func (s *Store) takeLock(self Owner, takeover bool) (*flock.Flock, error) {
 		}
 		owner, err := readOwner(s.dir)
 		switch {
-		case err == nil && !owner.Released && !owner.onHostOf(self) && takeover:
+		case err == nil && owner.isElsewhere(self) && takeover:
 			return s.breakLock()
-		case err == nil && !owner.Released && !owner.onHostOf(self):
-			return nil, newOwnedError(owner, nil)
+		case err == nil && owner.isElsewhere(self):
+			return nil, ownedBy(owner, nil)
 		case err != nil || owner.Released:
 			err = fmt.Errorf("%w: another process has it open", ErrBusy)
 		default:

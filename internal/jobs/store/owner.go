@@ -66,6 +66,9 @@ func (o Owner) onHostOf(other Owner) bool {
 	return o.BootID == other.BootID || o.Host == other.Host && o.Machine == other.Machine && o.Machine != ""
 }
 
+// isElsewhere reports whether the owner is on another host than self, and has not released the store.
+func (o Owner) isElsewhere(self Owner) bool { return !o.Released && !o.onHostOf(self) }
+
 // String names the owner as a person would.
 func (o Owner) String() string {
 	return fmt.Sprintf("%s on host %s, since %s", o.Ident, proc.Printable(o.Host), o.Since.Format(time.RFC3339))
