@@ -33,7 +33,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 			}
 		}
 		done("lock", "-p", pid)
-		unlocks := "cucriu unlock -p " + pid + " lets it go on"
+		unlocks := "cucriu unlock -p " + pid + " lets it run again"
 		b.make(t,
 			mistake{"lock twice", []string{"lock", "-p", pid}, refused, unlocks},
 			mistake{"dump of what is locked", []string{"dump", "-t", pid, "-D", "images"}, refused, unlocks},
