@@ -53,7 +53,7 @@ func NewHost(t *testing.T, gpus int, options ...string) *Host {
 			}
 		})
 	}
-	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\n"))
+	h.Setenv("CUCRIU_CONFIG", h.Config("version: 1\nlock: {timeout: 60s}\n")) // for a busy machine
 	h.Setenv("CUCRIU_CRIU", Criu(t))
 	h.Setenv("COLUMNS", "1000") // for tests that look for text in one line
 	return h
