@@ -81,6 +81,7 @@ const (
 	FindingUserNamespace = "user-namespace"
 	FindingTCP           = "tcp-connection"
 	FindingTCPAddress    = "tcp-address"
+	FindingSharedSocket  = "shared-socket"
 )
 
 // Kind is what findings of one name have in common.
@@ -180,6 +181,7 @@ var topics = []Topic{
 		{FindingClock, warns, "a warning: the job's monotonic clock jumps, so programs that wait for a time of it may wait long, or not at all", "use `cucriu run`, whose jobs have clocks of their own", !forced},
 		{FindingTCP, refuses, "TCP connections with other programs, whose other ends do not move: see [migration](migration.md#tcp-connections)", "`--tcp close` or `keep`", !forced},
 		{FindingTCPAddress, refuses, "a program listens on the job's port there, or the host lacks the job's address; at a dump, an address that its own host has lost, or `IP_FREEBIND`. A warning with `--tcp keep`", "end that program, or give the host the address", forced},
+		{FindingSharedSocket, refuses, "the job has a UNIX socket in a directory that both hosts see. CRIU takes its path there, while the job may still go back", "bind it in a directory of its host's own, such as `/tmp`, or dump the job and restore it there", !forced},
 		{FindingFiles, informs, "how many files of the job exist there, how many are the very same, and how many are copied", "", !forced},
 	}},
 }

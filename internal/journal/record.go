@@ -254,15 +254,6 @@ type Hold struct {
 	KeepsConnections bool `json:"keeps_connections,omitempty"`
 	// Told says that the other side knows the decision. Until then it asks, or has to be told.
 	Told bool `json:"told,omitempty"`
-	// Sockets are the UNIX sockets of the job at its source that have a second name until it is known
-	// where the job goes on.
-	Sockets []Socket `json:"sockets,omitempty"`
-}
-
-// Socket is a UNIX socket that is bound to a path.
-type Socket struct {
-	Path  string `json:"path"`
-	Inode uint64 `json:"inode"`
 }
 
 // Undecided reports whether there is a hold and no decision yet.

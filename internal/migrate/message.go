@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"cucriu/internal/jobs/store"
-	"cucriu/internal/journal"
 	"cucriu/internal/migrate/commit"
 	"cucriu/internal/migrate/prepare"
 	"cucriu/internal/timeline"
@@ -99,9 +98,9 @@ type restoreMessage struct {
 	// Links names files of an earlier round that this image has as well.
 	Links []link      `json:"links,omitempty"`
 	TCP   prepare.TCP `json:"tcp"`
-	// Sockets are those of which the source keeps second names. A destination that sees these gives
-	// the paths back if its copy does not go on.
-	Sockets []journal.Socket `json:"sockets,omitempty"`
+	// Sockets are those in the image, which may be more than a description can know: those with a
+	// relative name.
+	Sockets []prepare.UNIXSocket `json:"sockets,omitempty"`
 }
 
 type link struct {

@@ -30,9 +30,8 @@ import (
 
 // heldTree is a process tree on its way to this host, as the journal of the hooks has it.
 type heldTree struct {
-	host    *hooks.Hook
-	id      string
-	sockets []journal.Socket
+	host *hooks.Hook
+	id   string
 }
 
 func (a *heldTree) state() (state commit.DestinationState, known bool, err error) {
@@ -61,9 +60,6 @@ func (a *heldTree) decide(ctx context.Context, next commit.DestinationState) (er
 	case commit.Dropped:
 		if _, err = watch.Decide(ctx, a.host, a.id, journal.DecisionEnd); errors.Is(err, os.ErrNotExist) {
 			err = nil
-		}
-		if err == nil { // its criu may have failed by itself
-			watch.ReleaseSockets(a.host, a.id, a.sockets)
 		}
 	}
 	return err
@@ -203,6 +199,11 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 	if d.receiver == nil || d.giveUp != nil {
 		return errors.New("nothing was received that could be restored")
 	}
+	for _, s := range asked.Sockets {
+		if s.SeenHere() {
+			return errors.New("the job " + prepare.SharedSocket(s.Path))
+		}
+	}
 	if err := reach(ctx, "receive.asked"); err != nil {
 		return err
 	}
@@ -217,8 +218,7 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	ctx, d.giveUp = context.WithCancelCause(ctx)
-	d.sockets = asked.Sockets
-	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.DecisionEnd, Sockets: asked.Sockets}
+	hold := &journal.Hold{ID: d.id, Peer: d.peer.Host, Holder: self, IfAbandoned: journal.DecisionEnd}
 	d.restoring = true
 	go func() { d.restored <- d.restoreHeld(ctx, d.stage.round(d.last), hold, asked.TCP) }()
 	return nil
@@ -254,9 +254,6 @@ func (d *treeArrival) linkEarlier(links []link) error {
 
 func (d *treeArrival) restoreHeld(ctx context.Context, dir string, hold *journal.Hold, tcp prepare.TCP) error {
 	if err := d.putFiles(ctx, dir); err != nil {
-		return err
-	}
-	if err := watch.ClaimSockets(d.id, d.sockets); err != nil {
 		return err
 	}
 	noting := *d.hook

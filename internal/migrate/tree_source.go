@@ -36,8 +36,6 @@ type treeSource struct {
 	of     *prepare.Job
 	// addressMoved says that the command that moves the address of the job has begun.
 	addressMoved bool
-	// asked says that the destination was asked to restore a job that has sockets with names.
-	asked bool
 	// begunClock is begun as time since boot.
 	begunClock time.Duration
 	clocks     clocks
@@ -235,17 +233,13 @@ func (s *treeSource) restoreThere(ctx context.Context, dir string, d *delta.Delt
 	if err != nil {
 		return err
 	}
-	asked := restoreMessage{TCP: s.options.TCP}
-	if asked.Sockets, err = watch.KeepSockets(ctx, s.hook, s.record.ID, paths); err != nil {
-		return err
-	}
+	asked := restoreMessage{TCP: s.options.TCP, Sockets: prepare.SocketsAt(paths)}
 	for _, name := range d.Links {
 		asked.Links = append(asked.Links, link{Round: 1, Name: name})
 	}
 	for _, name := range d.Parents {
 		asked.Links = append(asked.Links, link{Round: 1, Name: name, Parent: true})
 	}
-	s.asked = len(asked.Sockets) > 0
 	if err := s.remote.Send(sayRestore, asked); err != nil {
 		return err
 	}
@@ -391,10 +385,6 @@ func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error
 	if state == commit.Back {
 		name, decision = "bring back", journal.DecisionGo
 		s.moveAddressBack(ctx)
-		if s.asked && s.remote != nil { // the sooner it ends its copy, the sooner the job has its sockets
-			_ = s.remote.Send(sayAbort, nil)
-			s.asked = false
-		}
 	}
 	err := s.phase(name, func() error {
 		_, err := watch.Decide(ctx, s.hook, s.record.ID, decision)
@@ -442,7 +432,6 @@ func (s *treeSource) undelivered(state commit.SourceState, cause error) string {
 		return fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
 			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", s.record.Host, cause, s.record.ID)
 	}
-	watch.GiveBackSockets(s.hook, s.record.ID) // its criu may have been late
 	return fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
 		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", s.record.Host, cause, s.record.ID)
 }

@@ -90,10 +90,6 @@ func NoteTold(ctx context.Context, env *session.Env, id string) error {
 	}
 	defer s.LetGo()
 	s.Hold.Told = true
-	if s.Kind == journal.KindDump {
-		GiveBackSockets(env, id)
-		dropSockets(env, s.Hold)
-	}
 	return s.Save()
 }
 
@@ -232,14 +228,9 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 			return true, err
 		}
 		if s.Kind == journal.KindRestore {
-			ReleaseSockets(s.Env, s.Hold.ID, s.Hold.Sockets)
 			return true, s.Close(journal.OutcomeKilled, "the job does not go on here (migration "+s.Hold.ID+")")
 		}
-		dropSockets(s.Env, s.Hold)
 		return true, s.Close(journal.OutcomeMoved, "the job goes on at "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
-	}
-	if s.Kind == journal.KindDump {
-		takeBackSockets(s.Env, s.Hold)
 	}
 	return false, nil
 }

@@ -51,7 +51,7 @@ func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Jo
 	if err := j.addMounts(); err != nil {
 		return nil, err
 	}
-	if err := j.addSocketDirectories(used.sockets); err != nil {
+	if err := j.addUNIXSockets(used.sockets); err != nil {
 		return nil, err
 	}
 	if err := j.addSockets(used.sockets); err != nil {

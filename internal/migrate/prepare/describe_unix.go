@@ -24,8 +24,38 @@ type Directory struct {
 	GID  int    `json:"gid"`
 }
 
-// addSocketDirectories adds the directories of the UNIX sockets of the tree, as far as they exist.
-func (j *Job) addSocketDirectories(holders map[uint64]int) error {
+// UNIXSocket is a UNIX socket that is bound to a path.
+type UNIXSocket struct {
+	Path  string `json:"path"`
+	PID   int    `json:"pid"` // of a process that has the socket
+	Inode uint64 `json:"inode"`
+}
+
+// SocketsAt returns the sockets that have these paths on this host.
+func SocketsAt(paths []string) (sockets []UNIXSocket) {
+	for _, path := range paths {
+		var stat unix.Stat_t
+		if unix.Lstat(path, &stat) == nil {
+			sockets = append(sockets, UNIXSocket{Path: path, Inode: stat.Ino})
+		}
+	}
+	return sockets
+}
+
+// SeenHere reports whether this host sees the very socket of the source: criu would remove its path, and
+// bind that to a socket of the copy.
+func (s UNIXSocket) SeenHere() bool {
+	var stat unix.Stat_t
+	return unix.Lstat(s.Path, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFSOCK && stat.Ino == s.Inode
+}
+
+// SharedSocket says what is wrong with a socket that both hosts see.
+func SharedSocket(path string) string {
+	return "has a UNIX socket at " + path + ", which both hosts see: a copy's socket would take its path while the job may still have to go back"
+}
+
+// addUNIXSockets adds the UNIX sockets of the tree, and their directories, as far as they exist.
+func (j *Job) addUNIXSockets(holders map[uint64]int) error {
 	if len(holders) == 0 {
 		return nil
 	}
@@ -41,8 +71,14 @@ func (j *Job) addSocketDirectories(holders map[uint64]int) error {
 		if !filepath.IsAbs(s.Path) || holders[s.Inode] == 0 {
 			continue
 		}
-		path := filepath.Dir(filepath.Clean(s.Path))
+		name := filepath.Clean(s.Path)
+		path := filepath.Dir(name)
 		var stat unix.Stat_t
+		if unix.Lstat(name, &stat) == nil {
+			if socket := (UNIXSocket{Path: name, PID: holders[s.Inode], Inode: stat.Ino}); !slices.Contains(j.UNIXSockets, socket) {
+				j.UNIXSockets = append(j.UNIXSockets, socket)
+			}
+		}
 		known := slices.ContainsFunc(j.SocketDirectories, func(d Directory) bool { return d.Path == path })
 		if known || unix.Stat(path, &stat) != nil {
 			continue

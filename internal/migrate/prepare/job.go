@@ -30,6 +30,7 @@ type Job struct {
 	Directories []string `json:"directories,omitempty"` // working, root and open directories
 	// SocketDirectories are those in which the job has UNIX sockets.
 	SocketDirectories []Directory  `json:"socket_directories,omitempty"`
+	UNIXSockets       []UNIXSocket `json:"unix_sockets,omitempty"`
 	Mounts            []Mount      `json:"mounts,omitempty"` // of its own mount namespace, where the source has no such mount
 	Cgroup            string       `json:"cgroup,omitempty"` // of the root, in cgroup v2
 	Connections       []Connection `json:"connections,omitempty"`

@@ -61,6 +61,11 @@ func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findin
 	for n := range j.SocketDirectories {
 		l.socketDirectory(n)
 	}
+	for _, s := range j.UNIXSockets {
+		if !j.ownMount(s.Path) && s.SeenHere() {
+			l.problem(preflight.SeverityError, s.PID, preflight.FindingSharedSocket, SharedSocket(s.Path), "bind it in a directory of its host's own, or dump the job and restore it here")
+		}
+	}
 	l.parents()
 	return l.findings(), l, nil
 }

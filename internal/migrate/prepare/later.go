@@ -39,8 +39,8 @@ func Later(hook *hooks.Hook, j *Job) (*Job, error) {
 	}
 	slices.SortFunc(later.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
 	later.Directories = union(j.Directories, slices.Collect(maps.Keys(used.directories)))
-	later.SocketDirectories = slices.Clone(j.SocketDirectories)
-	if err := later.addSocketDirectories(used.sockets); err != nil {
+	later.SocketDirectories, later.UNIXSockets = slices.Clone(j.SocketDirectories), slices.Clone(j.UNIXSockets)
+	if err := later.addUNIXSockets(used.sockets); err != nil {
 		return nil, err
 	}
 	if !j.Own.PID {
@@ -58,7 +58,7 @@ func Later(hook *hooks.Hook, j *Job) (*Job, error) {
 
 // uses counts what [Later] may add to.
 func (j *Job) uses() int {
-	return len(j.Files) + len(j.Directories) + len(j.SocketDirectories) + len(j.Numbers)
+	return len(j.Files) + len(j.Directories) + len(j.SocketDirectories) + len(j.UNIXSockets) + len(j.Numbers)
 }
 
 func union[T cmp.Ordered](a, b []T) []T {

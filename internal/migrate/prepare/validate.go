@@ -62,7 +62,7 @@ func (j *Job) Validate() error {
 	err := checkCounts(
 		count{"processes", len(j.Processes), maxProcesses}, count{"GPUs", gpus, maxGPUs}, count{"numbers", len(j.Numbers), maxNumbers},
 		count{"files", len(j.Files), maxFiles}, count{"directories", len(j.Directories) + len(j.SocketDirectories), maxDirectories}, count{"mounts", len(j.Mounts), maxMounts},
-		count{"sockets", len(j.Connections) + len(j.Listening) + len(j.Options.Sockets) + len(j.Options.Pipes), maxSockets},
+		count{"sockets", len(j.Connections) + len(j.Listening) + len(j.UNIXSockets) + len(j.Options.Sockets) + len(j.Options.Pipes), maxSockets},
 		count{"features", len(j.Features) + len(j.Host.CPU.Features), maxFeatures}, count{"rules of the map", len(j.Map), maxRules})
 	if err != nil {
 		return err
@@ -114,6 +114,9 @@ func (j *Job) checkPaths() (err error) {
 	}
 	for _, d := range j.SocketDirectories {
 		err = cmp.Or(err, checkPath(d.Path))
+	}
+	for _, s := range j.UNIXSockets {
+		err = cmp.Or(err, checkPath(s.Path))
 	}
 	for _, m := range j.Mounts {
 		err = cmp.Or(err, checkPath(m.Path))
