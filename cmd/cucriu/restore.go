@@ -56,6 +56,11 @@ and the image is intact.`,
 			if asJSON(cmd) {
 				criu.Output = os.Stderr // nothing but JSON on the standard output
 			}
+			var signals chan os.Signal
+			if foreground { // from now on: one that comes too late to undo the restore is the job's
+				signals = make(chan os.Signal, 16)
+				signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
+			}
 			root, over := 0, deferStops(cmd)
 			err := drive(cmd, func(ctx context.Context, hook *hooks.Hook) (checkpoint.Result, error) {
 				result, err := jobs.RestoreCut(ctx, hook, criu.images, criu.Options, cutLogs)
@@ -68,7 +73,7 @@ and the image is intact.`,
 			}
 			writePID(pidFile, root)
 			if foreground {
-				return attach(root, criu.RPC.GetShellJob())
+				return attach(root, signals, criu.RPC.GetShellJob())
 			}
 			return nil
 		},
@@ -93,18 +98,15 @@ func writePID(file string, pid int) {
 	}
 }
 
-// attach stays with a restored job that is our child. It passes signals on to the job's root
-// process, and returns the root's exit status as an error. A shell job gets the terminal in the
-// meantime.
-func attach(root int, shellJob bool) error {
+// attach stays with a restored job that is our child. It passes signals to the job's root process, and
+// returns the root's exit status as an error. A shell job gets the terminal in the meantime.
+func attach(root int, signals <-chan os.Signal, shellJob bool) error {
 	process, err := os.FindProcess(root)
 	if err != nil {
 		return fmt.Errorf("the restored job: %w", err)
 	}
-	passed := make(chan os.Signal, 16)
-	signal.Notify(passed, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
 	go func() {
-		for s := range passed {
+		for s := range signals {
 			_ = process.Signal(s) // it may have ended
 		}
 	}()

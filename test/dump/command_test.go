@@ -121,6 +121,20 @@ func TestCommandForegroundPassesSignalsAndTheStatus(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != 42 {
 			t.Fatalf("exit status %d, and the job's is 42", code)
 		}
+
+		// A signal that comes while criu has not ended, when the job runs already.
+		pid, config := filepath.Join(t.TempDir(), "pid"), filepath.Join(t.TempDir(), "criu.conf")
+		early := testenv.Script(t, `[ "$CRTOOLS_SCRIPT_ACTION" = post-resume ] || exit 0; until [ -s `+pid+` ]; do sleep 0.01; done; kill -TERM $(cat `+pid+`)`)
+		testenv.WriteFile(t, config, "action-script "+early+"\n")
+		cmd = host.CucriuCommand("restore", "-D", images, "--foreground", "--criu-config", config)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WriteFile(t, pid, strconv.Itoa(cmd.Process.Pid))
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 42 {
+			t.Fatalf("exit status %d after an early signal, and the job's is 42", code)
+		}
 	})
 }
 
