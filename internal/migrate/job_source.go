@@ -144,7 +144,7 @@ func (s *jobSource) move(ctx context.Context) error {
 	if needed, err := s.needsFirst(ctx); err != nil {
 		return err
 	} else if needed {
-		if err := s.phase("first checkpoint", func() error { return s.askSupervisor(ctx, life.AskCheckpoint) }); err != nil {
+		if err := s.phase("first checkpoint", func() error { _, err := s.askSupervisor(ctx, life.AskCheckpoint); return err }); err != nil {
 			return err
 		}
 	}
@@ -156,7 +156,7 @@ func (s *jobSource) move(ctx context.Context) error {
 		return err
 	}
 	s.halted = time.Now()
-	if err := s.phase("last checkpoint", func() error { return s.askSupervisor(ctx, life.AskMove) }); err != nil {
+	if err := s.phase("last checkpoint", func() error { return s.last(ctx) }); err != nil {
 		return err
 	}
 	if err := reach(ctx, "job.stopped"); err != nil {
@@ -179,20 +179,30 @@ func (s *jobSource) needsFirst(ctx context.Context) (bool, error) {
 	return err != nil || findings.Err() != nil, nil
 }
 
-func (s *jobSource) askSupervisor(ctx context.Context, op life.Op) error {
-	_, err := jobs.Ask(ctx, s.hook.Config.RunDir, s.of, jobs.Request{Op: op}, nil)
+// last has the job end in a checkpoint, which must be the one that is sent: an older one has less of the
+// job's work.
+func (s *jobSource) last(ctx context.Context) error {
+	made, err := s.askSupervisor(ctx, life.AskMove)
+	if err != nil {
+		return err
+	}
+	newest, _, err := s.newest()
+	if err == nil && newest.Name != made.Checkpoint {
+		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why): it does not move", made.Checkpoint)
+	}
 	return err
+}
+
+func (s *jobSource) askSupervisor(ctx context.Context, op life.Op) (jobs.Answer, error) {
+	return jobs.Ask(ctx, s.hook.Config.RunDir, s.of, jobs.Request{Op: op}, nil)
 }
 
 // send sends the checkpoints that the destination has not: all of them while the job runs on, and
 // once it has ended the newest one, and the job's other files.
 func (s *jobSource) send(ctx context.Context, phase string) error {
-	manifest, paths, err := s.collect(!s.halted.IsZero())
-	if err != nil || len(manifest.Checkpoints)+len(manifest.Others) == 0 {
-		return err
-	}
-	content, err := json.Marshal(manifest)
-	if err != nil {
+	last := !s.halted.IsZero()
+	manifest, _, err := s.collect(last)
+	if err != nil || !last && len(manifest.Checkpoints) == 0 {
 		return err
 	}
 	s.round++
@@ -201,6 +211,14 @@ func (s *jobSource) send(ctx context.Context, phase string) error {
 		return err
 	}
 	defer data.close()
+	manifest, paths, err := s.collect(last) // again: the supervisor may have pruned one meanwhile
+	if err != nil {
+		return err
+	}
+	content, err := json.Marshal(manifest)
+	if err != nil {
+		return err
+	}
 	total := int64(len(content))
 	data.sender.Add(jobManifestName, bytes.NewReader(content)).Complete(total)
 	for i, path := range paths {
@@ -219,7 +237,7 @@ func (s *jobSource) send(ctx context.Context, phase string) error {
 		return err
 	}
 	answer := sayTaken
-	if manifest.Newest != "" {
+	if last {
 		answer = sayReady
 	}
 	if err := s.remote.expect(ctx, answer, nil); err != nil {
