@@ -12,8 +12,9 @@ import (
 	"cucriu/internal/proc"
 )
 
-// List returns all sessions of the run directory, the oldest first. It leaves out what cannot be read:
-// one that is just being made, or a damaged one, which must not hide the others.
+// List returns all sessions of the run directory, the oldest first. It leaves out one that is just being
+// made, and a damaged one, which must not hide the others. It fails if the system does not let it read
+// one: for want of descriptors, say.
 func List(runDir string) ([]*Session, error) {
 	sessions, _, err := list(runDir)
 	return sessions, err
@@ -34,6 +35,8 @@ func list(runDir string) (sessions []*Session, newer, err error) {
 			sessions = append(sessions, s)
 		case errors.Is(err, ErrNewer) && s.Outcome == "":
 			newer = err
+		case errors.As(err, new(unix.Errno)) && !errors.Is(err, os.ErrNotExist):
+			return nil, nil, err
 		}
 	}
 	slices.SortFunc(sessions, func(a, b *Session) int { return a.Created.Compare(b.Created) })

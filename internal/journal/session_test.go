@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"cucriu/cudackpt"
@@ -296,4 +297,19 @@ func TestASessionOfANewerVersionIsLeftToIt(t *testing.T) {
 	}
 	write(OutcomeRunning)
 	testSession(t, runDir, 2) // it is closed
+}
+
+// TestASessionThatCannotBeReadIsNotTakenForNone: somebody would believe that a job was never held.
+func TestASessionThatCannotBeReadIsNotTakenForNone(t *testing.T) {
+	runDir := t.TempDir()
+	sessions, err := MakeSessionsDir(runDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(sessions, "dump-1-1", recordFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FindHold(runDir, "a"); !errors.Is(err, syscall.EISDIR) || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
 }

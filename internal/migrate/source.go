@@ -180,7 +180,7 @@ func (s *sourceSession) say(ctx context.Context, state commit.SourceState) (comm
 	}
 	var r jobReturned
 	if err := answer.Decode(&r); err != nil {
-		return "", err
+		return "", &undeliveredError{s.job.undelivered(state, err), state, err}
 	}
 	return "", s.job.returned(ctx, printable(r.Why))
 }
@@ -204,8 +204,9 @@ func (e *undeliveredError) Is(target error) bool {
 const (
 	// settlePatience is how long a destination is tried that cannot be reached.
 	settlePatience = time.Minute
-	// answerPatience is how long it may take to do what it was told: it resumes a long job.
-	answerPatience = startPatience + time.Minute
+	// answerPatience is how long it may take to do what it was told: to let a tree run, or resume a
+	// long job.
+	answerPatience, resumePatience = 10 * time.Minute, startPatience + time.Minute
 )
 
 // deliver tells the destination a decision, over the connection that there is or, if that is lost,
@@ -241,7 +242,11 @@ func (s *sourceSession) ask(ctx context.Context, decision, kind string, body any
 	if err := reach(ctx, "migrate.told"); err != nil {
 		return wire.Message{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, wire.ErrSilent)
+	patience := answerPatience
+	if s.dir != "" {
+		patience = resumePatience
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, wire.ErrSilent)
 	defer cancel()
 	for {
 		m, err := s.remote.Receive(ctx)

@@ -379,7 +379,8 @@ func (s *treeSource) state() (commit.SourceState, error) {
 	return commit.Undecided, nil
 }
 
-// decide has the hooks write a decision down and do it. A job that was never held needs none.
+// decide has the hooks write a decision down and do it. A job that was never held
+// runs on.
 func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error {
 	name, decision := "end here", journal.DecisionEnd
 	if state == commit.Back {
@@ -388,11 +389,11 @@ func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error
 	}
 	err := s.phase(name, func() error {
 		_, err := watch.Decide(ctx, s.hook, s.record.ID, decision)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
 		return err
 	})
+	if state == commit.Back && errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	if err == nil && state == commit.Back && s.hasEnded() {
 		// The destination is not told to drop its copy: if it has one, that is the last. What it has not
 		// promised it drops by itself.
