@@ -35,6 +35,9 @@ func (w *rewriter) finish() (Rewritten, error) {
 		if s.file == nil {
 			continue
 		}
+		if err := s.file.Sync(); err != nil { // some file systems tell only the writer that a write failed
+			return Rewritten{}, fmt.Errorf("pages: %w", err)
+		}
 		own[number] = uint32(len(l.Origins))
 		l.Origins, l.ShardBytes = append(l.Origins, s.origin), append(l.ShardBytes, s.end)
 	}
@@ -52,7 +55,7 @@ func (w *rewriter) finish() (Rewritten, error) {
 		return Rewritten{}, err
 	}
 	_, err = index.Write(data)
-	if err = errors.Join(err, index.Close()); err != nil {
+	if err = errors.Join(err, index.Sync(), index.Close()); err != nil {
 		return Rewritten{}, fmt.Errorf("pages: %w", err)
 	}
 	result.Listing = l
