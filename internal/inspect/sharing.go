@@ -250,6 +250,9 @@ func askKernel(driver *cudackpt.Driver, runDir string, processes []Process, list
 		gap := nvrm.ShortGap
 		if len(listed[i]) != 1 && len(processes[i].GPUs) > 1 && !holdsNothing(listed, i) {
 			gap = widest
+			if len(known[processes[i].PID]) == 0 { // it has come since
+				gap = nvrm.WidestGap
+			}
 		}
 		pids, gaps, at = append(pids, processes[i].PID), append(gaps, gap), append(at, i)
 	}
