@@ -121,7 +121,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	}
 	ended := time.Now()
 	s, err := watch.Finish(ctx, hook, d.kind, d.criu.Ident, d.cause)
-	needed = err != nil && (s == nil || s.Outcome == "")
+	needed = s != nil && s.Outcome == "" || s == nil && err != nil // also while another program holds the job
 	if s != nil && s.Outcome == journal.OutcomeRunning {
 		ended = time.Now()
 		if !s.Ended.IsZero() {
@@ -139,7 +139,8 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 	if leavesRunning {
 		if err := publish(); err != nil {
 			if options.Hold != nil {
-				_, backErr := watch.Decide(ctx, hook, options.Hold.ID, journal.DecisionGo)
+				_, backErr := watch.Decide(context.WithoutCancel(ctx), hook, options.Hold.ID, journal.DecisionGo)
+				needed = backErr != nil
 				err = errors.Join(err, backErr)
 			}
 			return Result{Session: statusIf(s), Log: d.logPath()}, errors.Join(fmt.Errorf("the image could not be completed: %w", err), session.CheckEnded(s, root))
