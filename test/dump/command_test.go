@@ -24,7 +24,8 @@ func TestCommandDumpAndRestore(t *testing.T) {
 		job := host.Start(2, "--procs", "2", "--gpus", "0,1", "--spin", "stream-sync")
 		images := testenv.NewImages(t)
 		out := testenv.Exits(t, host, 0, "dump", "-t", job.Root(), "-D", images)
-		if job.Alive() || host.LastOutcome() != "dumped" {
+		testenv.Eventually(t, testenv.Soon, "the job has ended", func() bool { return !job.Alive() })
+		if host.LastOutcome() != "dumped" {
 			t.Fatalf("the job is not dumped but %q\n%s", host.LastOutcome(), out)
 		}
 		testenv.WholeImage(t, images)
