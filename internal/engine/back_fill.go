@@ -77,7 +77,7 @@ func (b filling) fillIn(ctx context.Context, t *Target) error {
 	}
 	ctx, stall := NewStall(ctx, b.Env.Config.Restore.Timeout)
 	defer stall.End(context.Canceled)
-	stall.Moved()
+	stall.Begin()
 	return b.SpanOf(t.PID, "fill", func() error {
 		done := make(chan error, 1)
 		go func() {

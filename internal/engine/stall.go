@@ -3,17 +3,21 @@ package engine
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"cucriu/internal/session"
 )
 
-// Stall ends a context when nothing has moved for too long since the first move. A copy may take as
+// Stall ends a context when copies are under way and nothing has moved for too long. A copy may take as
 // long as there is something to copy, but must not wait for a disk that hangs.
 type Stall struct {
 	patience time.Duration
 	timer    *time.Timer
 	cancel   context.CancelCauseFunc
+
+	mu     sync.Mutex
+	copies int // under way
 }
 
 func NewStall(ctx context.Context, patience time.Duration) (context.Context, *Stall) {
@@ -23,6 +27,24 @@ func NewStall(ctx context.Context, patience time.Duration) (context.Context, *St
 	})
 	timer.Stop()
 	return ctx, &Stall{patience: patience, timer: timer, cancel: cancel}
+}
+
+// Begin notes that a copy begins.
+func (s *Stall) Begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.copies++
+	s.timer.Reset(s.patience)
+}
+
+// Done notes that a copy is over. Where no other is under way, time does not count: the next one may be
+// waiting for a checkpoint.
+func (s *Stall) Done() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.copies--; s.copies == 0 {
+		s.timer.Stop()
+	}
 }
 
 // Moved starts the time anew.

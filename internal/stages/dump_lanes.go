@@ -176,9 +176,10 @@ func (d *lanes) beginCopy(ctx context.Context, t *engine.Target) error {
 		return l.leaveToCriu()
 	}
 	l.copied = make(chan struct{})
-	d.stall.Moved()
+	d.stall.Begin()
 	go func() {
 		defer close(l.copied)
+		defer d.stall.Done()
 		if l.err = d.Session.SpanOf(t.PID, "copy", func() error { return d.copyOut(l) }); l.err != nil {
 			d.stall.End(l.err)
 		}

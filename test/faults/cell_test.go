@@ -103,6 +103,7 @@ func (c *cell) runCriu() {
 	}
 	data, _ := os.ReadFile(filepath.Join(logs, "log"))
 	c.log = testenv.CriuRun{Log: string(data)}.Lines()
+	c.t.Logf("criu %s: %v\n%s", verb, c.err, c.log) // for an outcome that differs from the matrix
 	c.created = strings.Contains(string(data), "Forking task")
 }
 
