@@ -55,7 +55,7 @@ func CriuOf(imageDirVariable string) (*Criu, error) {
 func criuPID(imageDirVariable string) (int, error) {
 	match := imageDir.FindStringSubmatch(imageDirVariable)
 	if match == nil {
-		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR is %q, and criu sets it to /proc/PID/fd/N: was this started by criu?", imageDirVariable)
+		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR is %q, and criu sets it to /proc/PID/fd/N: was this program started by criu?", imageDirVariable)
 	}
 	pid, err := strconv.Atoi(match[1])
 	if err != nil {
@@ -70,7 +70,7 @@ func criuPID(imageDirVariable string) (int, error) {
 		return 0, err
 	}
 	if !ancestor {
-		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR names process %d, which is not an ancestor of this action script: was this started by criu?", pid)
+		return 0, fmt.Errorf("CRTOOLS_IMAGE_DIR names process %d, which is not an ancestor of this action script: was this program started by criu?", pid)
 	}
 	return pid, nil
 }

@@ -31,7 +31,7 @@ func TestTheErrorThatMattersIsFound(t *testing.T) {
 			"(00.017)     13: Error (criu/files-reg.c:2237): File tmp/log has bad size 12 (expect 6)\n(00.019) Error (criu/cr-restore.c:1548): 13 exited, status=1\n(00.020) Error (criu/cr-restore.c:2331): Restoring FAILED.\n",
 			Failure{
 				Cause:   "File tmp/log has bad size 12 (expect 6)",
-				Remedy:  "tmp/log has changed since the dump, and the job has it open: put back what it was (6 bytes), and restore again",
+				Remedy:  "tmp/log has changed since the dump, and the job has it open: put back its old content (6 bytes), and restore again",
 				Further: []string{"(criu/cr-restore.c:1548): 13 exited, status=1", "(criu/cr-restore.c:2331): Restoring FAILED."},
 			},
 		},
@@ -51,7 +51,7 @@ func TestTheErrorThatMattersIsFound(t *testing.T) {
 			},
 		},
 		"of the action script": {
-			"(00.01) Running pre-dump scripts\nError (cucriu-hook): lock: CUDA_ERROR_UNKNOWN\n  the job runs on\n(00.02) Error (criu/action-scripts.c:156): One of more action scripts failed\n(00.03) Error (criu/cr-dump.c:2011): Pre dump script failed with -1!\n",
+			"(00.01) Running pre-dump scripts\nError (cucriu-hook): lock: CUDA_ERROR_UNKNOWN\n  the job keeps running\n(00.02) Error (criu/action-scripts.c:156): One of more action scripts failed\n(00.03) Error (criu/cr-dump.c:2011): Pre dump script failed with -1!\n",
 			Failure{Cause: "lock: CUDA_ERROR_UNKNOWN", Further: []string{"(criu/action-scripts.c:156): One of more action scripts failed", "(criu/cr-dump.c:2011): Pre dump script failed with -1!"}},
 		},
 		"repeated, and more than can be shown": {

@@ -32,7 +32,7 @@ func LookCriu(name string) (string, error) {
 			return filepath.Abs(path)
 		}
 	}
-	return "", fault.New(names[0]+" is no program that can be run", "install CRIU 4.2 or newer, or name its path with --criu or CUCRIU_CRIU")
+	return "", fault.New(names[0]+" is not an executable program", "install CRIU 4.2 or newer, or name its path with --criu or CUCRIU_CRIU")
 }
 
 // FindCriu finds a criu as [LookCriu] does, asks it for its version and reads its
@@ -64,7 +64,7 @@ func CriuVersion(ctx context.Context, path string) (string, error) {
 			return strings.TrimSpace(version), nil
 		}
 	}
-	return "", fmt.Errorf("%s --version does not say a version: is it criu?", path)
+	return "", fmt.Errorf("%s --version does not print a version: is it criu?", path)
 }
 
 // CheckKernel runs criu check, which tells whether this kernel and the rights of this

@@ -14,13 +14,13 @@ type knownError struct {
 }
 
 const (
-	remedyTaken     = "the image needs the pid $1, which a process here has: wait until that process has ended, or end it (ps -p $1 shows it), or restore in a pid namespace of its own"
+	remedyTaken     = "the image needs the pid $1, which is in use here: wait until that process has ended, or end it (ps -p $1 shows it), or restore in a new pid namespace"
 	remedySession   = "the restoring shell has a number that the image needs for a process: restore from another session, as in: setsid -w cucriu restore …"
-	remedyNoImage   = "the directory does not hold a whole image of criu's: name the one that the dump has written (cucriu check -D DIR says what is missing)"
+	remedyNoImage   = "the directory does not hold a complete criu image: name the one that the dump has written (cucriu check -D DIR says what is missing)"
 	remedyShellJob  = "the job belongs to a shell's session or terminal: give -j (--shell-job) to the dump and to the restore; if it uses a terminal, restore from one"
-	remedyOutside   = "the job's session began outside its pid namespace: start the job inside with a session of its own (with setsid), or dump the tree from its session leader on"
-	remedyLinkRemap = "the job uses a file by a name that was removed: give --link-remap, if the dump ends the job (without -R) and the image is restored on this host"
-	remedyLock      = "criu could not hold back the packets of the job's TCP connections: try another --network-lock (iptables or nftables, as installed here), or --network-lock skip, with which the other end may break a connection if it sends anything before the restore"
+	remedyOutside   = "the job's session began outside its pid namespace: start the job inside in a new session (with setsid), or dump the tree from its session leader down"
+	remedyLinkRemap = "the job uses a file under a name that was removed: give --link-remap, if the dump ends the job (without -R) and the image is restored on this host"
+	remedyLock      = "criu could not block the packets of the job's TCP connections: try another --network-lock (iptables or nftables, whichever is installed here), or --network-lock skip, with which a connection may break if the other end sends anything before the restore"
 	remedyTCP       = "the job has established TCP connections: give --tcp-established to the dump and to the restore, or --tcp-close if it can do without them"
 	remedyUnix      = "the job is connected to a process outside the tree through a UNIX socket: give --ext-unix-sk to the dump and to the restore, or dump the tree that holds both ends"
 	remedyMount     = "the job has a file open that its mount namespace cannot reach: start the job with its input and output in /dev/null, pipes or files inside the namespace, or name the file with --external"
@@ -41,14 +41,14 @@ var known = []knownError{
 	{message: regexp.MustCompile(`^Can't dump ghost file (.*) of (\d+) size, increase limit`), advise: adviseGhostLimit},
 	{message: regexp.MustCompile(`^Iptables configuration failed|execvp\("?ip6?tables.* failed|^Locking (?:connection|network) failed using nftables|^tcp: Failed to lock TCP connection`), remedy: remedyLock},
 	{message: regexp.MustCompile(`^inet: Connected TCP socket`), remedy: remedyTCP},
-	{message: regexp.MustCompile(`^inet: In-flight connection`), remedy: "a client was just connecting to the job: try again, or give --skip-in-flight, with which such a connection is dropped"},
+	{message: regexp.MustCompile(`^inet: In-flight connection`), remedy: "a client was just connecting to the job: try again, or give --skip-in-flight, which drops such connections"},
 	{message: regexp.MustCompile(`^unix: (?:External socket|Can't dump name-less external socket|Unix socket \d+ with(?:out| unreachable) peer)`), remedy: remedyUnix},
 	{message: regexp.MustCompile(`^Some file locks are hold by dumping tasks`), remedy: "the job holds file locks: give -l (--file-locks) to the dump and to the restore"},
 	{message: regexp.MustCompile(`^Can't lookup mount=\d+ for fd=-?\d+ |^The \d+ mount is not found for ghost|doesn't have mnt_id|^Open files on overmounted mounts`), remedy: remedyMount},
 	{message: regexp.MustCompile(`^cg: |^Unable to freeze cgroup `), remedy: remedyCgroup},
-	{message: regexp.MustCompile(`^File (.*) has bad size \d+ \(expect (\d+)\)`), remedy: "$1 has changed since the dump, and the job has it open: put back what it was ($2 bytes), and restore again"},
+	{message: regexp.MustCompile(`^File (.*) has bad size \d+ \(expect (\d+)\)`), remedy: "$1 has changed since the dump, and the job has it open: put back its old content ($2 bytes), and restore again"},
 	{message: regexp.MustCompile(`^sfd: Can't chose service_fd_base: (\d+) (\d+)`), remedy: "the job's descriptors need a limit of $2 open files: raise it before the restore (ulimit -n), or restore with CAP_SYS_RESOURCE"},
-	{message: regexp.MustCompile(`^The criu itself is within dumped tree`), remedy: "the tree that is to be dumped holds this command itself: name the job's own root with -t, or run the command from outside the job"},
+	{message: regexp.MustCompile(`^The criu itself is within dumped tree`), remedy: "the tree to be dumped contains this command itself: name the job's own root with -t, or run the command from outside the job"},
 }
 
 // Remedy says what to do about an error that criu has logged, or "" if we do not know.
@@ -73,5 +73,5 @@ func adviseGhostLimit(match []string) string {
 	if err != nil {
 		return ""
 	}
-	return fmt.Sprintf("the job uses the removed file %s: give --ghost-limit %dM or more, and the image holds it", match[1], bytes/mebibyte+1)
+	return fmt.Sprintf("the job uses the deleted file %s: give --ghost-limit %dM or more to include it in the image", match[1], bytes/mebibyte+1)
 }

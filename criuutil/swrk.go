@@ -174,7 +174,7 @@ func FindSwrk(parent int, imageDir string) (int, error) {
 
 // ErrNoAnswer says that criu hung up instead of answering. [Swrk.Close] tells how criu
 // ended.
-var ErrNoAnswer = errors.New("criu ended without an answer")
+var ErrNoAnswer = errors.New("criu exited without answering")
 
 // maxResponse, in bytes, is far more than criu ever answers: a few error lines at most.
 const maxResponse = 1 << 20
@@ -195,13 +195,13 @@ func (s *Swrk) exchange(request *rpc.CriuReq) (*rpc.CriuResp, error) {
 	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET): // EOF if criu had read the request, else ECONNRESET
 		return nil, ErrNoAnswer
 	case err != nil:
-		return nil, fmt.Errorf("answer of criu: %w", err)
+		return nil, fmt.Errorf("criu's response: %w", err)
 	case flags&unix.MSG_TRUNC != 0:
-		return nil, fmt.Errorf("answer of criu: longer than %d bytes", maxResponse)
+		return nil, fmt.Errorf("criu's response: longer than %d bytes", maxResponse)
 	}
 	response := new(rpc.CriuResp)
 	if err := proto.Unmarshal(buffer[:n], response); err != nil {
-		return nil, fmt.Errorf("answer of criu: %w", err)
+		return nil, fmt.Errorf("criu's response: %w", err)
 	}
 	return response, nil
 }

@@ -66,7 +66,7 @@ func (e *InterruptedError) Error() string {
 	}
 	switch {
 	case e.Started:
-		return fmt.Sprintf("%s: %v: the driver call cannot be interrupted, the operation may still complete in the target: let it settle and read the state before deciding", what, e.Err)
+		return fmt.Sprintf("%s: %v: the driver call cannot be interrupted, so the operation may still complete in the target: wait until it settles, and read the state before deciding", what, e.Err)
 	case e.InTheWay != "":
 		return fmt.Sprintf("%s: not started: %v while an earlier %s was still under way", what, e.Err, e.InTheWay)
 	}

@@ -56,6 +56,6 @@ func ExampleError() {
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, cudackpt.ResultNotReady))
 	// Output:
-	// cuCheckpointProcessLock of process 4711: CUDA_ERROR_NOT_READY (600): GPU work was still in flight when the timeout ended, the process is running as before: give the lock more time; lock processes that wait for each other (NCCL ranks) at the same time
+	// cuCheckpointProcessLock of process 4711: CUDA_ERROR_NOT_READY (600): GPU work was still in flight when the timeout expired; the process is running as before: give the lock more time; lock processes that wait for each other (NCCL ranks) at the same time
 	// true
 }

@@ -55,7 +55,7 @@ type UninitializedError struct {
 
 func newUninitializedError(gpu GPU) error {
 	return &UninitializedError{
-		*fault.New("the GPU at "+gpu.PCIBusID+" has no UUID because it is not initialized", "switch persistence mode on (nvidia-smi -pm 1, or nvidia-persistenced)"),
+		*fault.New("the GPU at "+gpu.PCIBusID+" has no UUID because it is not initialized", "enable persistence mode (nvidia-smi -pm 1, or nvidia-persistenced)"),
 		gpu.PCIBusID,
 	}
 }
@@ -68,7 +68,7 @@ func newUninitializedError(gpu GPU) error {
 // [*UninitializedError]; other GPUs do not matter.
 func (d *Driver) VisibleGPUs(pid int) ([]GPU, error) {
 	if pid <= 0 {
-		return nil, fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
+		return nil, fmt.Errorf("%w: %d is not a process ID", ErrInvalidArgument, pid)
 	}
 	host, err := listHostGPUs(d.root)
 	if err != nil {
@@ -161,7 +161,7 @@ func parseInformation(text []byte) (GPU, error) {
 		return GPU{}, errors.New("no Bus Location")
 	}
 	if gpu.Minor, err = strconv.Atoi(fields["Device Minor"]); err != nil || gpu.Minor < 0 {
-		return GPU{}, fmt.Errorf("%q is no Device Minor", fields["Device Minor"])
+		return GPU{}, fmt.Errorf("%q is not a device minor number", fields["Device Minor"])
 	}
 	return gpu, nil
 }
@@ -196,5 +196,5 @@ func parseDriverVersion(text []byte) (string, error) {
 			}
 		}
 	}
-	return "", errors.New("no NVRM version in it")
+	return "", errors.New("it has no NVRM version line")
 }

@@ -49,7 +49,7 @@ func (e *LibraryMismatchError) Error() string {
 // libcuda mapped, the result is nil. CheckLibrary reads only /proc and does not ask the driver.
 func (d *Driver) CheckLibrary(pid int) error {
 	if pid <= 0 {
-		return fmt.Errorf("%w: %d is not the id of a process", ErrInvalidArgument, pid)
+		return fmt.Errorf("%w: %d is not a process ID", ErrInvalidArgument, pid)
 	}
 	ours, err := mappedAt("self", func(path string, from, to uint64) bool {
 		return from <= uint64(d.anchor) && uint64(d.anchor) < to
@@ -58,7 +58,7 @@ func (d *Driver) CheckLibrary(pid int) error {
 		return err
 	}
 	if ours == nil {
-		return errors.New("the driver's library is not in this program's own memory map")
+		return errors.New("the driver's library is not mapped in this program")
 	}
 	target, err := mappedAt(strconv.Itoa(pid), func(path string, from, to uint64) bool {
 		return isLibcuda(filepath.Base(path))
@@ -69,9 +69,9 @@ func (d *Driver) CheckLibrary(pid int) error {
 	if target == nil || ours.same(*target) {
 		return nil
 	}
-	meaning := fmt.Sprintf("uses %s, but this program would drive it with %s: the two must be one version of the driver's library", target.path, ours.path)
+	meaning := fmt.Sprintf("uses %s, but this program would drive it with %s: both must be the same version of the driver's library", target.path, ours.path)
 	return &LibraryMismatchError{
-		explained: *fault.New(meaning, "name the one that the process uses (a cuda-compat library in a container, as a rule)"),
+		explained: *fault.New(meaning, "name the one that the process uses (usually a cuda-compat library in a container)"),
 		PID:       pid, Target: target.path, Ours: ours.path,
 	}
 }

@@ -22,21 +22,21 @@ func (e *Error) meaning() meaning {
 // meanings says what the driver (580) was seen to do.
 var meanings = map[cause]meaning{
 	{callLock, ResultNotReady, false}: {
-		"GPU work was still in flight when the timeout ended, the process is running as before",
+		"GPU work was still in flight when the timeout expired; the process is running as before",
 		"give the lock more time; lock processes that wait for each other (NCCL ranks) at the same time",
 	},
 	{callLock, ResultIllegalState, false}:       {"the process is not running but locked, checkpointed or failed already", "read its state; unlock it, or restore and unlock it, first"},
 	{callCheckpoint, ResultIllegalState, false}: {"the process is not locked", "lock it first"},
 	{callCheckpoint, ResultNotSupported, false}: {
 		"the process uses something that the driver cannot checkpoint: managed memory (cudaMallocManaged), MIG, MPS or graphics",
-		"run it without these: with them it cannot be checkpointed",
+		"run it without these: it cannot be checkpointed with them",
 	},
 	{callCheckpoint, ResultOutOfMemory, false}: {
 		"there is not enough host memory for the content of its GPUs",
 		"free host memory, or raise its cgroup's memory limit by as much as it holds on its GPUs",
 	},
-	{callCheckpoint, ResultOperatingSystem, true}: {"the process died before its checkpoint was complete", "look for what killed it: the out-of-memory killer, or a thread that synchronized with the GPU (SIGSEGV)"},
-	{callRestore, ResultIllegalState, false}:      {"the process is not checkpointed", "read its state: it may have been restored already, then unlock it"},
+	{callCheckpoint, ResultOperatingSystem, true}: {"the process died before its checkpoint was complete", "find out what killed it: the out-of-memory killer, or a thread that synchronized with the GPU (SIGSEGV)"},
+	{callRestore, ResultIllegalState, false}:      {"the process is not checkpointed", "read its state: if it has already been restored, unlock it"},
 	{callRestore, ResultInvalidValue, false}: {
 		"the GPU map was refused, and nothing was restored: the old side must be exactly the GPUs that it could see when it was checkpointed, used or not, and the new side different GPUs that it can see now",
 		"restore it with a map that keeps this, or with none; if every map is refused, the process holds memory that this driver never restores: CUDA IPC memory (NCCL over P2P or SHM), or 512 MiB and more that another GPU accesses",
@@ -46,8 +46,8 @@ var meanings = map[cause]meaning{
 		"make as many /dev/nvidia* nodes of the same GPU type visible in its mount namespace and restore it again; IPC memory needs a driver of 610 or newer",
 	},
 	{callRestore, ResultOutOfMemory, false}: {
-		"there was not enough free memory on the GPUs, and the driver does not get over it: every further restore of this process fails, its GPU state is lost",
-		"kill it and restore it from an image; compare the free memory with what is needed before a restore",
+		"there was not enough free memory on the GPUs, and the driver cannot recover from that: every further restore of this process fails, and its GPU state is lost",
+		"kill it and restore it from an image; before a restore, check that there is enough free GPU memory",
 	},
 	{callRestore, ResultOperatingSystem, true}: {"the process died before it was restored", "restore it from an image"},
 	{callRestore, ResultOperatingSystem, false}: {
@@ -55,15 +55,15 @@ var meanings = map[cause]meaning{
 		"if there is no such process, check the pid; if it is checkpointed, kill it and restore it from an image",
 	},
 	{callUnlock, ResultIllegalState, false}: {"the process is not locked", "read its state: restore it first if it is checkpointed; if it is running there is nothing to do"},
-	{"", ResultInvalidValue, false}:         {"the driver does not accept the arguments", "report it with the driver's version: this should have been found before"},
+	{"", ResultInvalidValue, false}:         {"the driver does not accept the arguments", "report this with the driver version: it should have been detected earlier"},
 	{"", ResultOutOfMemory, false}:          {"the driver ran out of memory", "free memory on the host and on its GPUs"},
 	{"", ResultNotInitialized, false}:       {"the process has no CUDA: it never called cuInit, or it was forked from a process that did", "leave it to criu alone"},
-	{"", ResultNoDevice, false}:             {"the driver finds no GPU", "check nvidia-smi on this host"},
+	{"", ResultNoDevice, false}:             {"the driver finds no GPU", "run nvidia-smi on this host"},
 	{"", ResultInvalidContext, false}:       {"the target has no usable CUDA context", "check that the target is healthy"},
-	{"", ResultOperatingSystem, true}:       {"there is no such process, or it died", "check the pid: it must be one in this program's pid namespace"},
-	{"", ResultOperatingSystem, false}:      {"the process cannot be reached: it does not exist, died, or is another user's", "check the pid; run as root"},
-	{"", ResultIllegalState, false}:         {"the call is not legal from the state in which the process is", "read its state"},
-	{"", ResultNotFound, false}:             {"the driver does not find what it needs in the target", "check that target and controller use the same version of the driver's library"},
+	{"", ResultOperatingSystem, true}:       {"there is no such process, or it died", "check the pid: it must be from this program's pid namespace"},
+	{"", ResultOperatingSystem, false}:      {"the process cannot be reached: it does not exist, has died, or belongs to another user", "check the pid; run as root"},
+	{"", ResultIllegalState, false}:         {"the call is not allowed in the current state of the process", "read its state"},
+	{"", ResultNotFound, false}:             {"the driver did not find what it needs in the target", "check that target and controller use the same version of the driver's library"},
 	{"", ResultNotReady, false}:             {"the process is not ready", "try again"},
 	{"", ResultNotPermitted, false}:         {"the driver does not permit it", "run as root"},
 	{"", ResultNotSupported, false}:         {"the driver does not support it for this process or on this platform", "check the driver's release notes: MIG, MPS, managed memory and some arm64 platforms are excluded"},

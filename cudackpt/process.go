@@ -170,7 +170,7 @@ func (p Process) check(name string) error {
 		return err
 	}
 	if p.pid <= 0 || p.pid > math.MaxInt32 {
-		return fmt.Errorf("%w: %s: %d is not the id of a process", ErrInvalidArgument, name, p.pid)
+		return fmt.Errorf("%w: %s: %d is not a process ID", ErrInvalidArgument, name, p.pid)
 	}
 	return nil
 }
@@ -237,11 +237,11 @@ func (d *Driver) checkPairs(pairs []GPUPair) ([]cGPUPair, error) {
 	for i, pair := range pairs {
 		switch {
 		case pair.Old.IsZero() || pair.New.IsZero():
-			return nil, fmt.Errorf("%w: GPU pair %d (%v to %v) names no GPU on one side", ErrInvalidArgument, i, pair.Old, pair.New)
+			return nil, fmt.Errorf("%w: GPU pair %d (%v to %v) is missing a GPU on one side", ErrInvalidArgument, i, pair.Old, pair.New)
 		case olds[pair.Old]:
-			return nil, fmt.Errorf("%w: GPU pair %d: %v was paired before: each captured GPU goes to one GPU", ErrInvalidArgument, i, pair.Old)
+			return nil, fmt.Errorf("%w: GPU pair %d: %v is already paired: each captured GPU maps to one GPU", ErrInvalidArgument, i, pair.Old)
 		case news[pair.New]:
-			return nil, fmt.Errorf("%w: GPU pair %d: %v was paired before: two captured GPUs cannot share one", ErrInvalidArgument, i, pair.New)
+			return nil, fmt.Errorf("%w: GPU pair %d: %v is already paired: two captured GPUs cannot map to the same one", ErrInvalidArgument, i, pair.New)
 		}
 		olds[pair.Old], news[pair.New] = true, true
 		raw = append(raw, cGPUPair{oldUUID: pair.Old, newUUID: pair.New})

@@ -44,7 +44,7 @@ func (p Process) Resume(ctx context.Context, opts RestoreOptions) error {
 		return err
 	}
 	if err := p.Unlock(ctx); err != nil {
-		return fmt.Errorf("process %d has its GPU memory back but is still locked: %w", p.pid, err)
+		return fmt.Errorf("the GPU memory of process %d is restored, but it is still locked: %w", p.pid, err)
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (p Process) Toggle(ctx context.Context, opts ToggleOptions) (State, error) 
 		}
 		return StateRunning, nil
 	case StateLocked:
-		return state, &StateError{Op: "toggle", PID: p.pid, State: state, Hint: "someone is at work on it, or left it so: unlock it first"}
+		return state, &StateError{Op: "toggle", PID: p.pid, State: state, Hint: "another tool is working on it, or left it locked: unlock it first"}
 	}
 	return state, &StateError{Op: "toggle", PID: p.pid, State: state, Hint: "only a running or a checkpointed process can be toggled"}
 }
