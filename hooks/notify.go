@@ -59,7 +59,7 @@ func (n *Notify) PreRestore() error {
 	}
 	for _, p := range manifest.Processes {
 		if p.Running {
-			return preflight.AsRefusal(fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is back: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name))
+			return preflight.AsRefusal(fmt.Errorf("process %d (%s) was dumped from a container on control groups v1 and would run before its GPU state is restored: restore it with cucriu restore, or with cucriu-hook as criu's action script", p.PID, p.Name))
 		}
 	}
 	return n.do(criuutil.StagePreRestore)

@@ -162,22 +162,22 @@ func (c fileCheck) compare(f criuimage.File) (finding preflight.Finding) {
 	switch {
 	case err != nil && kind == unix.S_IFDIR:
 		finding.Name, finding.Remedy = preflight.FindingDirectory, "mkdir -p "+f.Path
-		finding.Message = fmt.Sprintf("%s, which the job has open or works in, cannot be found (%v)", f.Path, err)
+		finding.Message = fmt.Sprintf("%s, which the job has open or as its working directory, cannot be found (%v)", f.Path, err)
 	case err != nil:
-		finding.Name, finding.Remedy = preflight.FindingFileMissing, "put it back as it was"
+		finding.Name, finding.Remedy = preflight.FindingFileMissing, "restore it as it was"
 		finding.Message = fmt.Sprintf("%s, which the job uses, cannot be found (%v)", f.Path, err)
 	case now.Mode&unix.S_IFMT != kind:
-		finding.Name, finding.Remedy = preflight.FindingFileDiffers, "put it back as it was"
-		finding.Message = fmt.Sprintf("%s is %s, and was %s at the dump", f.Path, kindOf(now.Mode), kindOf(f.Mode))
+		finding.Name, finding.Remedy = preflight.FindingFileDiffers, "restore it as it was"
+		finding.Message = fmt.Sprintf("%s is %s, but was %s at the dump", f.Path, kindOf(now.Mode), kindOf(f.Mode))
 	case mode != then:
 		finding.Name, finding.Remedy = preflight.FindingFileDiffers, fmt.Sprintf("chmod %04o %s", f.Mode&0o7777, f.Path)
-		finding.Message = fmt.Sprintf("%s has the mode %04o, and had %04o at the dump", f.Path, now.Mode&0o7777, f.Mode&0o7777)
+		finding.Message = fmt.Sprintf("%s has mode %04o, but had %04o at the dump", f.Path, now.Mode&0o7777, f.Mode&0o7777)
 	case f.Size >= 0 && now.Size != f.Size:
-		finding.Name, finding.Remedy = preflight.FindingFileDiffers, "put it back as it was"
-		finding.Message = fmt.Sprintf("%s has %d bytes, and had %d at the dump", f.Path, now.Size, f.Size)
+		finding.Name, finding.Remedy = preflight.FindingFileDiffers, "restore it as it was"
+		finding.Message = fmt.Sprintf("%s has %d bytes, but had %d at the dump", f.Path, now.Size, f.Size)
 		if f.AtEnd && now.Size > f.Size {
 			finding.Message += ": it has grown"
-			finding.Remedy = "cucriu restore --cut-logs cuts it, and keeps what is newer beside it"
+			finding.Remedy = "cucriu restore --cut-logs truncates it, and keeps the newer content beside it"
 		}
 	}
 	return finding

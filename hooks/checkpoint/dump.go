@@ -107,10 +107,10 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 			}
 			trial = options.try(ctx, hook, partial, record)
 			if ctx.Err() != nil {
-				return fmt.Errorf("%w: given up during the trial restore", context.Cause(ctx))
+				return fmt.Errorf("%w: cancelled during the trial restore", context.Cause(ctx))
 			}
 			if trial.Outcome == image.TrialFails {
-				return fmt.Errorf("a trial restore shows that the image cannot be restored, so the job is not ended: %s", trial.Why)
+				return fmt.Errorf("the trial restore has shown that the image cannot be restored, so the job is not ended: %s", trial.Why)
 			}
 			return nil
 		}
@@ -148,13 +148,13 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		if s != nil {
 			s.Update(func() { s.CommittedDir = dir })
 			if err := s.Save(); err != nil { // the image is complete all the same
-				hook.Log.Warn("the journal does not say where the image is", "session", s.Name(), "error", err)
+				hook.Log.Warn("the journal does not record where the image is", "session", s.Name(), "error", err)
 			}
 		}
 	}
 	if d.criu.LeaveStopped {
 		if err := watch.AwaitStandstill(ctx, hook, int(options.RPC.GetPid())); err != nil {
-			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job does not stand still: %w", dir, err)
+			return Result{Session: statusIf(s), Log: d.logPath()}, fmt.Errorf("the image in %s is complete, but the job is not stopped: %w", dir, err)
 		}
 	}
 	for _, name := range []string{options.RPC.GetLogFile(), "stats-dump"} {

@@ -42,10 +42,10 @@ func giveNames(log *slog.Logger, removed []inspect.RemovedName) (settle func(kee
 		}
 		if err != nil {
 			settle(false)
-			return settle, fmt.Errorf("process %d uses %s by this name, which was removed, and the file cannot be given another: %w", name.PID, name.Path, err)
+			return settle, fmt.Errorf("process %d uses %s under this name, which was removed, and the file cannot be linked under another: %w", name.PID, name.Path, err)
 		}
 		given = append(given, settleOne)
-		log.Warn("a file is in use by a removed name: the image can be restored on this host only, as long as the file is there",
+		log.Warn("a file is in use under a removed name: the image can be restored on this host only, and only while the file exists",
 			"file", name.Path+deleted, "pid", name.PID)
 	}
 	return settle, nil

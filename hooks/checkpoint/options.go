@@ -40,9 +40,9 @@ func addNeeds(ctx context.Context, hook *hooks.Hook, options *Options) (needs []
 	found, needs := wanted.Options, slices.DeleteFunc(wanted.Needs, options.gives)
 	found.LinkRemap = false // see giveNames
 	for _, need := range needs {
-		hook.Log.Info("criu is told "+need.Option, "why", need.Why)
+		hook.Log.Info("passing "+need.Option+" to criu", "why", need.Why)
 		if need.Risk != "" {
-			hook.Log.Warn("criu is told "+need.Option+": "+need.Risk, "why", need.Why)
+			hook.Log.Warn("passing "+need.Option+" to criu: "+need.Risk, "why", need.Why)
 		}
 	}
 	add(options, found)

@@ -92,12 +92,12 @@ func Probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions) im
 
 // try tries the image of a dump before it is complete.
 func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorded *image.Options) *image.Trial {
-	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: "criu gets options by hand, which a trial does without"}
+	trial := image.Trial{At: time.Now().UTC(), Outcome: image.TrialNone, Why: "criu options were given by hand, which a trial restore does not use"}
 	if !o.ByHand && o.ConfigFile == "" && o.RPC.GetRoot() == "" && len(o.RPC.GetExternal()) == 0 {
 		trial = Probe(ctx, hook, dir, ProbeOptions{Command: o.ProbeCommand, Criu: o.Path, Recorded: recorded})
 	}
 	if trial.Outcome == image.TrialNone {
-		hook.Log.Warn("there was no trial restore, so whether the image can be restored is not shown", "why", trial.Why)
+		hook.Log.Warn("there was no trial restore, so it is not known whether the image can be restored", "why", trial.Why)
 	}
 	return &trial
 }
@@ -108,7 +108,7 @@ func probe(ctx context.Context, hook *hooks.Hook, dir string, o ProbeOptions, us
 		return t, errors.New(uses.Unsafe)
 	}
 	if len(o.Command) == 0 {
-		return t, errors.New("no command is named for the sandbox (checkpoint.Options.ProbeCommand)")
+		return t, errors.New("no command was given for the sandbox (checkpoint.Options.ProbeCommand)")
 	}
 	r := probeRequest{Paths: uses.Paths, Locked: uses.Locked, Terminal: o.Terminal}
 	if r.Size, err = probeRoom(uses); err != nil {
@@ -189,7 +189,7 @@ func probeRoom(uses criuimage.Uses) (int64, error) {
 		return 0, err
 	}
 	if uses.Threads+ourThreads > threads/2 {
-		return 0, fmt.Errorf("it has %d threads, and %d more are allowed (pids.max, kernel.pid_max), of which half are left to the job", uses.Threads, threads)
+		return 0, fmt.Errorf("it has %d threads, and %d more are allowed (pids.max, kernel.pid_max), half of them reserved for the job", uses.Threads, threads)
 	}
 	room, err := proc.System{}.AvailableMemory()
 	if err != nil {
@@ -204,7 +204,7 @@ func probeRoom(uses criuimage.Uses) (int64, error) {
 	}
 	left := int64(room/2) - uses.Bytes
 	if left < leastRoom {
-		return 0, fmt.Errorf("it takes %d MiB of memory, and %d MiB are available, of which half are left to the job", (uses.Bytes+leastRoom)>>20, room>>20)
+		return 0, fmt.Errorf("it takes %d MiB of memory, and %d MiB are available, half of it reserved for the job", (uses.Bytes+leastRoom)>>20, room>>20)
 	}
 	return min(left, mostWritten), nil
 }
@@ -222,7 +222,7 @@ func ProbeInside(ctx context.Context, in io.Reader, out io.Writer, putBack func(
 		os.Exit(1)
 	}()
 	if os.Getpid() != 1 {
-		return errors.New("this is a command for the first process of a sandbox")
+		return errors.New("this command is only for the first process of a sandbox")
 	}
 	trial, err := r.try(ctx, putBack)
 	if err != nil {
@@ -347,11 +347,11 @@ var ofSandbox = regexp.MustCompile(`^\((?:criu/|soccr/)?(?:sk-|sockets|net|tun|s
 func judgeTrial(failure criuutil.Failure, err error) image.Trial {
 	switch {
 	case failure.Cause == "":
-		return image.Trial{Outcome: image.TrialNone, Why: fmt.Sprintf("criu does not say why it failed: %v", err)}
+		return image.Trial{Outcome: image.TrialNone, Why: fmt.Sprintf("criu gave no reason for its failure: %v", err)}
 	case ofSandbox.MatchString(failure.Place + ": " + failure.Cause):
-		return image.Trial{Outcome: image.TrialNone, Why: "the sandbox may be what criu fails on: " + failure.Cause}
+		return image.Trial{Outcome: image.TrialNone, Why: "the sandbox may be why criu failed: " + failure.Cause}
 	}
-	return image.Trial{Outcome: image.TrialFails, Why: "criu fails on it: " + failure.Cause}
+	return image.Trial{Outcome: image.TrialFails, Why: "criu failed: " + failure.Cause}
 }
 
 // newTerminal makes a pseudo terminal in the sandbox. Its other end stays open as long as that.

@@ -170,7 +170,7 @@ func start(hook *hooks.Hook, kind journal.Kind, options Options, imagesDir strin
 // so it goes to a file, which [criuSession.said] reads.
 func (d *criuSession) startSwrk(path string, env []string) (err error) {
 	if d.output, err = os.CreateTemp(d.workDir, string(d.kind)+"-*.out"); err != nil {
-		return fmt.Errorf("folder for criu's log: %w", err)
+		return fmt.Errorf("directory for criu's log: %w", err)
 	}
 	if err = os.Remove(d.output.Name()); err == nil {
 		var files []*os.File
@@ -217,9 +217,9 @@ func (d *criuSession) prepareWorkDir() error {
 	if d.options.WorkDir != "" {
 		d.workDir = d.options.WorkDir
 		if info, err := os.Stat(d.workDir); err != nil {
-			return fmt.Errorf("folder for criu's log: %w", err)
+			return fmt.Errorf("directory for criu's log: %w", err)
 		} else if !info.IsDir() {
-			return fmt.Errorf("folder for criu's log: %s is not a directory", d.workDir)
+			return fmt.Errorf("directory for criu's log: %s is not a directory", d.workDir)
 		}
 		return nil
 	}
@@ -230,15 +230,15 @@ func (d *criuSession) prepareWorkDir() error {
 	// The names sort by time.
 	d.workDir = filepath.Join(logs, fmt.Sprintf("%s-%s-%d", d.begun.UTC().Format("20060102T150405.000"), d.kind, os.Getpid()))
 	if err := os.MkdirAll(d.workDir, 0o700); err != nil {
-		return fmt.Errorf("folder for criu's log: %w", err)
+		return fmt.Errorf("directory for criu's log: %w", err)
 	}
 	entries, err := os.ReadDir(logs)
 	if err != nil {
-		return fmt.Errorf("folder for criu's log: %w", err)
+		return fmt.Errorf("directory for criu's log: %w", err)
 	}
 	for _, entry := range entries[:max(0, len(entries)-keepLogs)] {
 		if err := os.RemoveAll(filepath.Join(logs, entry.Name())); err != nil {
-			return fmt.Errorf("drop an old log: %w", err)
+			return fmt.Errorf("remove an old log: %w", err)
 		}
 	}
 	return nil
@@ -266,7 +266,7 @@ func (d *criuSession) do(ctx context.Context) (_ *rpc.CriuResp, err error) {
 	defer images.Close()
 	work, err := os.Open(d.workDir)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("folder for criu's log: %w", err), d.swrk.Close())
+		return nil, errors.Join(fmt.Errorf("directory for criu's log: %w", err), d.swrk.Close())
 	}
 	defer work.Close()
 	for n, i := range d.options.Inherit {
@@ -332,7 +332,7 @@ func (d *criuSession) notified(ctx context.Context, action string, pid int) erro
 	}
 	abortable := []string{criuutil.StagePreDump, criuutil.StageNetworkLock, criuutil.StagePostDump, criuutil.StagePreRestore, criuutil.StageSetupNamespaces, criuutil.StagePostSetupNamespaces, criuutil.StagePostRestore}
 	if slices.Contains(abortable, action) && ctx.Err() != nil {
-		return fmt.Errorf("%w: given up at criu's stage %s", context.Cause(ctx), action)
+		return fmt.Errorf("%w: cancelled at criu's stage %s", context.Cause(ctx), action)
 	}
 	if !slices.Contains(abortable, action) {
 		ctx = context.WithoutCancel(ctx)
@@ -383,7 +383,7 @@ func (d *criuSession) logPath() string { return filepath.Join(d.workDir, d.optio
 
 // noCriu explains that what was run as criu does not answer.
 func (d *criuSession) noCriu(err error) error {
-	return fmt.Errorf("%w: is %s a CRIU of version 4.0 or newer (%s --version)?", err, d.path, d.path)
+	return fmt.Errorf("%w: is %s CRIU 4.0 or newer (%s --version)?", err, d.path, d.path)
 }
 
 // explained adds to the error of a request what criu has logged and said: the cause comes first, then

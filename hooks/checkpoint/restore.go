@@ -65,11 +65,11 @@ func restoreFate(s *journal.Session, answered bool) string {
 	case s == nil && !answered:
 		return "" // a tree without CUDA, and nobody looked
 	case s == nil || s.Outcome == journal.OutcomeKilled:
-		return "nothing of the job is left, the image is intact"
+		return "no process of the job is left, the image is intact"
 	case s.Outcome == journal.OutcomeRunning:
 		return "the job is restored and runs"
 	case s.Outcome == journal.OutcomeStopped:
-		return "the job is restored and is stopped"
+		return "the job is restored and stopped"
 	case s.Outcome == journal.OutcomeLeft:
 		return ""
 	}

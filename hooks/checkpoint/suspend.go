@@ -67,7 +67,7 @@ func Suspend(ctx context.Context, hook *hooks.Hook, pids []int) (_ hooks.Status,
 		return hooks.Status{}, err
 	}
 	if f := session.OutcomeOf(d.Members); len(f.Ended) > 0 {
-		return hooks.Status{}, errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend what is left again")
+		return hooks.Status{}, errors.New(session.NamedMembers(f.Ended) + " ended while it was suspended: suspend the remaining processes again")
 	}
 	err = noteSuspended(d.Session, "")
 	return session.StatusOf(d.Session.Session), err
@@ -192,8 +192,8 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 		case state == cudackpt.StateFailed:
 			return fmt.Errorf("process %d (%s) is %v: %s", t.PID, t.Member.Name, state, inspect.StateRemedy(t.PID, state))
 		case state == cudackpt.StateCheckpointed && !force:
-			return fmt.Errorf("process %d (%s) was checkpointed by something else than cucriu suspend, and how much GPU memory its restore takes is not known; "+
-				"if it ran out of it, the process would be lost: free its GPUs and use --force", t.PID, t.Member.Name)
+			return fmt.Errorf("process %d (%s) was not checkpointed by cucriu suspend, and the GPU memory that its restore needs is not known; "+
+				"if it ran out of memory, the process would be lost: free its GPUs and use --force", t.PID, t.Member.Name)
 		}
 		if state != cudackpt.StateRunning || t.Member.Stopped {
 			needed.Store(true)
@@ -230,7 +230,7 @@ func resumeSession(ctx context.Context, s *session.Session) (err error) {
 		return preflight.AsRefusal(err)
 	}
 	if err := ctx.Err(); err != nil {
-		return preflight.AsRefusal(fmt.Errorf("given up before anything was touched: %w", context.Cause(ctx)))
+		return preflight.AsRefusal(fmt.Errorf("cancelled before anything was touched: %w", context.Cause(ctx)))
 	}
 	ctx = context.WithoutCancel(ctx) // it is not given up half way: each step has its timeout
 	if err := session.KillWatcher(&s.Record); err != nil {
@@ -382,11 +382,11 @@ func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*inspect.
 		return nil, err
 	}
 	if len(frozen) > 0 {
-		return nil, fmt.Errorf("process %d is frozen by control group %s, and the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
+		return nil, fmt.Errorf("process %d is frozen by control group %s, so the driver cannot reach it: thaw it first", pid, frozen[0].Dir)
 	}
 	if parked, err := inject.LooksParked(pid); err != nil || parked {
 		if err == nil {
-			err = fmt.Errorf("process %d was suspended, half dumped, or restored by a criu without cucriu-hook, and what its threads need to go on is not in this run directory (%s): name the one of its suspend with CUCRIU_RUN_DIR; "+
+			err = fmt.Errorf("process %d was suspended, half dumped, or restored by a criu without cucriu-hook, and the state needed to continue its threads is not in this run directory (%s): set CUCRIU_RUN_DIR to the one used to suspend it; "+
 				"if it was restored, end it, and restore the image with cucriu restore, or with cucriu-hook as criu's action script", pid, s.Config.RunDir)
 		}
 		return nil, err
@@ -396,7 +396,7 @@ func inspectNamed(ctx context.Context, s *engine.Suspension, pid int) (*inspect.
 		err = seen.Findings.Err()
 	}
 	if err == nil && seen.Holder != nil {
-		err = fmt.Errorf("process %d (%s) holds GPU devices and has no CUDA state, as a child that was forked from a CUDA process: name the CUDA process itself (cucriu status lists them)", pid, seen.Name)
+		err = fmt.Errorf("process %d (%s) holds GPU devices but has no CUDA state, like a child that was forked from a CUDA process: name the CUDA process itself (cucriu status lists them)", pid, seen.Name)
 	} else if err == nil && seen.Process == nil {
 		err = fmt.Errorf("process %d uses no CUDA: name one that does (cucriu status lists them)", pid)
 	}

@@ -72,7 +72,7 @@ func (p *parser) override(env func(string) string) error {
 	level, format, both := strings.Cut(value, ",")
 	var err error
 	if p.cfg.Log.Level, err = parseLevel(level); err != nil {
-		return &Error{Source: EnvLog, Field: "log.level", Cause: err.Error(), Remedy: "write " + levelNames + ", and after a comma text or json"}
+		return &Error{Source: EnvLog, Field: "log.level", Cause: err.Error(), Remedy: "write " + levelNames + ", optionally followed by a comma and text or json"}
 	}
 	if both {
 		p.cfg.Log.Format = Format(format)

@@ -28,7 +28,7 @@ func readTrusted(path string) (data []byte, exists bool, err error) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			return nil, false, nil
 		}
-		return fail("it is a link to nothing", "restore what it points to, or remove it", nil)
+		return fail("it is a dangling symbolic link", "restore what it points to, or remove it", nil)
 	}
 	if err != nil {
 		return fail("it cannot be opened", "make it a file that this user can read", err)
@@ -41,7 +41,7 @@ func readTrusted(path string) (data []byte, exists bool, err error) {
 		return fail("it cannot be examined", "", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fail("it is not a regular file", "make it one; a link to one will do", nil)
+		return fail("it is not a regular file", "make it one, or a symbolic link to one", nil)
 	}
 	if cause, remedy := distrust(st, os.Geteuid()); cause != "" {
 		return fail("the file "+cause, remedy+" "+path, nil)
@@ -54,7 +54,7 @@ func readTrusted(path string) (data []byte, exists bool, err error) {
 		return fail("it cannot be read", "", err)
 	}
 	if len(data) > maxSize {
-		return fail(fmt.Sprintf("it is larger than %d bytes", maxSize), "a configuration has a few lines: is this the right file?", nil)
+		return fail(fmt.Sprintf("it is larger than %d bytes", maxSize), "a configuration has only a few lines: is this the right file?", nil)
 	}
 	return data, true, nil
 }
@@ -64,12 +64,12 @@ func readTrusted(path string) (data []byte, exists bool, err error) {
 func checkDirectories(path string, fd int) error {
 	resolved, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
-		return &Error{Source: path, Cause: "its place in the file system cannot be found", Remedy: "mount /proc", Err: err}
+		return &Error{Source: path, Cause: "its path in the file system cannot be found", Remedy: "mount /proc", Err: err}
 	}
 	for dir := filepath.Dir(resolved); ; dir = filepath.Dir(dir) {
 		var st unix.Stat_t
 		if err := unix.Lstat(dir, &st); err != nil {
-			return &Error{Source: path, Cause: fmt.Sprintf("the directory %s cannot be examined", dir), Remedy: "was the file replaced this moment? try again", Err: err}
+			return &Error{Source: path, Cause: fmt.Sprintf("the directory %s cannot be examined", dir), Remedy: "was the file replaced just now? try again", Err: err}
 		}
 		if cause, remedy := distrust(st, os.Geteuid()); cause != "" {
 			return &Error{Source: path, Cause: fmt.Sprintf("the directory %s %s", dir, cause), Remedy: remedy + " " + dir}
@@ -85,7 +85,7 @@ func checkDirectories(path string, fd int) error {
 // files can replace them.
 func distrust(st unix.Stat_t, euid int) (cause, remedy string) {
 	if st.Uid != 0 && int(st.Uid) != euid {
-		return fmt.Sprintf("belongs to user %d, and neither to root nor to the user that reads it", st.Uid), "run: chown root"
+		return fmt.Sprintf("belongs to user %d, and not to root or to the user that reads it", st.Uid), "run: chown root"
 	}
 	sticky := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
 	if st.Mode&0o022 != 0 && !sticky {

@@ -177,7 +177,7 @@ func TestLoadRefusesFilesThatItCannotTrust(t *testing.T) {
 		words []string
 	}{
 		{"absent", func(*testing.T, string, string) {}, []string{"no such file", EnvConfig}},
-		{"link to nothing", func(t *testing.T, _, path string) { link(t, "absent", path) }, []string{"link to nothing"}},
+		{"link to nothing", func(t *testing.T, _, path string) { link(t, "absent", path) }, []string{"dangling symbolic link"}},
 		{"link in a circle", func(t *testing.T, _, path string) { link(t, filepath.Base(path), path) }, []string{"cannot be opened"}},
 		{"directory", func(t *testing.T, _, path string) {
 			if err := os.Mkdir(path, 0o755); err != nil {

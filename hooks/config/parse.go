@@ -143,7 +143,7 @@ func (p *parser) document(data []byte) error {
 	var mistakes *yaml.TypeError
 	switch {
 	case f.Version != nil && *f.Version != "1":
-		return p.fail("version", fmt.Sprintf("version %q is not known here", *f.Version), `this program reads "version: 1"`)
+		return p.fail("version", fmt.Sprintf("unknown version %q", *f.Version), `this program reads "version: 1"`)
 	case errors.As(err, &mistakes):
 		return p.mistake(mistakes.Errors[0])
 	case err != nil:

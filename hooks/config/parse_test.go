@@ -192,7 +192,7 @@ func TestParseRefuses(t *testing.T) {
 		{"a list of hosts", "version: 1\nhosts:\n  - gpu-b\n", 3, []string{"hosts", "expected fields, found a list"}},
 		{"an unknown field of a host", "version: 1\nhosts:\n  gpu-b:\n    gpus: []\n", 4, []string{"hosts.gpu-b", `unknown field "gpus"`}},
 		{"a host twice", "version: 1\nhosts:\n  gpu-b: {}\n  gpu-b: {}\n", 4, []string{"hosts.gpu-b", "first on line 3"}},
-		{"a user beside a host", "version: 1\nhosts:\n  me@gpu-b: {map: []}\n", 3, []string{"hosts.me@gpu-b", "not the name of a host", "without a user"}},
+		{"a user beside a host", "version: 1\nhosts:\n  me@gpu-b: {map: []}\n", 3, []string{"hosts.me@gpu-b", "not a host name", "without a user"}},
 		{"half a rule for a host", "version: 1\nhosts:\n  gpu-b:\n    map:\n    - {from: {index: 0}}\n", 5, []string{"hosts.gpu-b.map[0]", "to: 0 of uuid"}},
 		{"a list as the name of a host", "version: 1\nhosts:\n  ? [a]\n  : {}\n", 3, []string{"hosts", "name of a field is a list"}},
 		{"an unknown selector", "version: 1\ngpus:\n  map:\n  - {from: {minor: 1}, to: {index: 0}}\n", 4, []string{"gpus.map[0].from", `unknown field "minor"`}},

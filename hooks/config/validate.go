@@ -75,7 +75,7 @@ func checkHosts(hosts map[string]Host) *Error {
 	for _, name := range slices.Sorted(maps.Keys(hosts)) {
 		field := "hosts." + name
 		if !hostName.MatchString(name) {
-			return invalid(field, "write it as cucriu migrate --to has it, without a user", "%q is not the name of a host", name)
+			return invalid(field, "write it as for cucriu migrate --to, without a user", "%q is not a host name", name)
 		}
 		if err := checkMap(field+".map", hosts[name].Map); err != nil {
 			return err
@@ -101,7 +101,7 @@ func checkTry(l Lock) *Error {
 func checkForce(names []string) *Error {
 	for i, name := range names {
 		if !slices.Contains(preflight.Forceable(), name) {
-			return invalid(entry("force", i), "name some of "+strings.Join(preflight.Forceable(), ", "), "%q cannot be forced", name)
+			return invalid(entry("force", i), "use some of "+strings.Join(preflight.Forceable(), ", "), "%q cannot be forced", name)
 		}
 	}
 	return nil
@@ -126,7 +126,7 @@ func checkLibrary(library string) *Error {
 	case strings.ContainsRune(library, '/'):
 		return checkPath(field, library)
 	case library == "" || library == "." || library == "..":
-		return invalid(field, "give its soname, as libcuda.so.1, or its absolute path", "%q names no library", library)
+		return invalid(field, "give its soname, such as libcuda.so.1, or its absolute path", "%q does not name a library", library)
 	}
 	return checkText(field, library)
 }
@@ -146,14 +146,14 @@ func checkPath(field, path string) *Error {
 	if err := checkText(field, path); err != nil || filepath.IsAbs(path) {
 		return err
 	}
-	return invalid(field, "give the path from / on: the hook runs in a working directory of CRIU's choice", "%q is not an absolute path", path)
+	return invalid(field, "give an absolute path: CRIU chooses the working directory of the hook", "%q is not an absolute path", path)
 }
 
 // checkText refuses a NUL, where the system would cut the text short, and other control
 // characters, which would break the lines of a log.
 func checkText(field, text string) *Error {
 	if strings.ContainsFunc(text, unicode.IsControl) {
-		return invalid(field, "remove it", "%q holds a control character", text)
+		return invalid(field, "remove it", "%q contains a control character", text)
 	}
 	return nil
 }
