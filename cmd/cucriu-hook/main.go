@@ -84,7 +84,7 @@ func run(args []string) error {
 		fmt.Print(usage)
 		return nil
 	case len(args) != 0 && !watches:
-		return usageError{fmt.Errorf("unknown arguments %q: criu starts this program without any (see --help)", args)}
+		return usageError{fmt.Errorf("unknown arguments %q: criu runs this program without arguments (see --help)", args)}
 	}
 	cfg, err := config.Load(os.Getenv)
 	if err != nil {

@@ -24,23 +24,23 @@ func checkCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Find out beforehand whether a dump or a restore would be refused",
+		Short: "Check whether a dump or a restore would be refused",
 		Long: `
-Without options this machine is looked at: the driver, criu, the kernel, and
-what this process may do. With -t the job below a process is looked at as well,
-as the dump looks at it; with -t and -D, whether its image can go there, and fits.
-With -D alone an image is looked at, and whether this machine can take it: its
-pids must be free. Nothing is touched.
+Without options it checks this machine: the driver, criu, the kernel, and the
+privileges of this process. With -t it also checks a process tree, as a dump would;
+with -t and -D, also whether the image can be written to DIR and fits. With -D alone
+it checks an image, and whether this machine can restore it: its pids must be free.
+Nothing is changed.
 
-With --calibrate two processes of cucriu's own use the first GPU for a moment, to
-find out whether NVIDIA's kernel module tells which processes share device memory.
-The result holds until the next boot. Only a driver that nobody has compared needs it.
+With --calibrate, two helper processes use the first GPU for a moment, to find out
+whether NVIDIA's kernel module reports which processes share device memory. The
+result is valid until the next boot. Only untested driver versions need it.
 
-Managed memory cannot be seen from outside: the checkpoint refuses it, and the
-job then runs on.
+Managed memory cannot be detected from outside: the driver refuses to checkpoint
+it, and the job keeps running.
 
-The exit status is 0 if nothing stands in the way, 3 if something does, and 1 if
-that could not be found out. --force turns an error into a warning; these can be
+The exit status is 0 if there is no blocking finding, 3 if there is one, and 1 if the
+check itself failed. --force turns an error into a warning; these can be
 forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 		Example: "  cucriu check\n  cucriu check -t 4711 -D /var/lib/images/job1\n  cucriu check -D /var/lib/images/job1",
 		Args:    noArguments,
@@ -85,10 +85,10 @@ forced: ` + strings.Join(preflight.Forceable(), ", ") + `.`,
 	}
 	flags := cmd.Flags()
 	pidFlag(cmd, &pid, "tree", "t", "the root process of a job")
-	folderFlag(cmd, &dir, "images-dir", "D", "with -t: where its images would go; alone: the image to look at")
-	criuFlag(cmd, &criu, "the criu to look at")
+	folderFlag(cmd, &dir, "images-dir", "D", "with -t: where the image would be written; alone: the image to check")
+	criuFlag(cmd, &criu, "path of the criu to check")
 	forceFlag(cmd, &force)
-	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two processes of its own, whether sharing of device memory can be seen")
+	flags.BoolVar(&calibrate, "calibrate", false, "find out, with two helper processes, whether sharing of device memory can be detected")
 	jsonFlag(cmd)
 	return cmd
 }
@@ -122,7 +122,7 @@ func verdict(findings preflight.Findings) error {
 	case 0:
 		return nil
 	case 1:
-		return preflight.AsRefusal(errors.New("1 finding stands in the way: " + names[0]))
+		return preflight.AsRefusal(errors.New("1 blocking finding: " + names[0]))
 	}
-	return preflight.AsRefusal(fmt.Errorf("%d findings stand in the way: %s", len(names), strings.Join(names, ", ")))
+	return preflight.AsRefusal(fmt.Errorf("%d blocking findings: %s", len(names), strings.Join(names, ", ")))
 }

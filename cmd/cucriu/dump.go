@@ -28,28 +28,27 @@ func dumpCommand() *cobra.Command {
 		Use:   "dump -t PID -D DIR",
 		Short: "Dump a process tree with its GPU state, with criu",
 		Long: `
-What cucriu check -t PID finds is looked at first; an error among it refuses the
-dump before anything is touched.
+The checks of cucriu check -t PID are made first; if one of them finds an error, the
+dump is refused before anything is touched.
 
 DIR is complete or absent at any time: it must not exist yet (or be empty), and
 appears once the whole image is on disk, before the job is ended. If anything
-fails, or the dump is interrupted (Ctrl-C), the job runs on as before; should it
-have ended meanwhile, the message says so.
+fails, or the dump is interrupted (Ctrl-C), the job keeps running as before; if it
+has ended meanwhile, the message says so.
 
-With --leave-stopped it returns when every thread stands still, with the GPU
-state back. (After criu dump -s the watcher brings it back when criu has ended,
-and the threads run for that moment: wait for the outcome "stopped" in cucriu
-status.)
+With --leave-stopped it returns when every thread is stopped and the GPU state is
+restored. (After criu dump -s the watcher restores it once criu has ended, and the
+threads run for that moment: wait for the outcome "stopped" in cucriu status.)
 
-What criu needs for the tree is found and set: --shell-job, --tcp-established, a
---network-lock that works here, --file-locks, a --ghost-limit and --ext-unix-sk. It
-is recorded in the image, so that a restore needs none of it by hand. What is
-given by hand counts, and --no-auto leaves it all to you. A file that is in use by a
-name which was removed, and has another one (a named semaphore), is linked to the
-name that the kernel tells of it, "NAME (deleted)", and stays until you remove it.
+The criu options that the tree needs are detected and set: --shell-job,
+--tcp-established, a --network-lock that works here, --file-locks, a --ghost-limit
+and --ext-unix-sk. They are recorded in the image, so a restore needs none of them
+by hand. Options given by hand take precedence, and --no-auto detects none. A file
+in use under a removed name that also has another name (a named semaphore) is linked
+to the name that the kernel reports, "NAME (deleted)", and stays until you remove it.
 
-The options are criu's; those that are not here can be given in a configuration
-file of criu with --criu-config. criu's default configuration files count too.`,
+The options are criu's; those not listed here can be given in a criu configuration
+file with --criu-config. criu's default configuration files apply too.`,
 		Example: `  cucriu dump -t 4711 -D /var/lib/images/job1
   cucriu dump -t 4711 -D /var/lib/images/job1 --leave-running
   cucriu dump -t 4711 -D /tmp/images -j --tcp-established --json`,
@@ -89,7 +88,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	p := newProgress()
 	hook.Progress = p.step
 	var result checkpoint.Result
-	err = atSignal(cmd, p.say, "undoing what was begun, as soon as criu comes to a point where it can be", func() (err error) {
+	err = atSignal(cmd, p.say, "undoing the dump as soon as criu reaches a point where that is possible", func() (err error) {
 		result, err = do(cmd.Context(), hook)
 		return err
 	})
@@ -112,10 +111,10 @@ type criuFlags struct {
 func (f *criuFlags) add(cmd *cobra.Command) {
 	flags, opts := cmd.Flags(), &rpc.CriuOpts{}
 	f.RPC = opts
-	criuFlag(cmd, &f.Path, "the criu to run")
+	criuFlag(cmd, &f.Path, "path of the criu to run")
 	folderFlag(cmd, &f.images, "images-dir", "D", "the image directory (required)")
 	folderFlag(cmd, &f.WorkDir, "work-dir", "W", "where criu's log and statistics go (default: a folder in the run directory)")
-	flags.VarP(text(&opts.LogFile), "log-file", "o", "name of criu's log in the work directory (default: "+cmd.Name()+".log)")
+	flags.VarP(text(&opts.LogFile), "log-file", "o", "name of criu's log file in the work directory (default: "+cmd.Name()+".log)")
 	opts.LogLevel = proto.Int32(2)
 	flags.VarP(&value{kind: "0-4", text: "2", set: func(text string) error {
 		if strings.Trim(text, "v") == "" && text != "" { // as criu has it: -vvvv
@@ -128,11 +127,11 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 		opts.LogLevel = proto.Int32(int32(level))
 		return nil
 	}}, "verbosity", "v", "how much criu logs: -v0 to -v4")
-	flags.StringVar(&f.ConfigFile, "criu-config", "", "a configuration file of criu, for every option of criu's that is not here")
-	flags.BoolVarP(&f.LeaveStopped, "leave-stopped", "s", false, "leave the processes stopped afterwards, with their GPU state")
+	flags.StringVar(&f.ConfigFile, "criu-config", "", "a criu configuration file, for criu options that are not listed here")
+	flags.BoolVarP(&f.LeaveStopped, "leave-stopped", "s", false, "leave the processes stopped afterwards, with their GPU state restored")
 	flags.BoolVarP(is(&opts.ShellJob), "shell-job", "j", false, "the job belongs to a shell's session and terminal")
 	flags.BoolVar(is(&opts.TcpEstablished), "tcp-established", false, "with established TCP connections")
-	flags.BoolVar(is(&opts.TcpClose), "tcp-close", false, "established TCP connections come back closed")
+	flags.BoolVar(is(&opts.TcpClose), "tcp-close", false, "restore established TCP connections as closed")
 	flags.BoolVarP(is(&opts.FileLocks), "file-locks", "l", false, "with file locks")
 	flags.BoolVar(is(&opts.ExtUnixSk), "ext-unix-sk", false, "with UNIX sockets whose other end is outside the tree")
 	flags.BoolVar(is(&opts.LinkRemap), "link-remap", false, "link unlinked files back where that is possible")
@@ -167,7 +166,7 @@ func (f *criuFlags) add(cmd *cobra.Command) {
 		opts.NetworkLock = rpc.CriuNetworkLockMethod(method).Enum()
 		return nil
 	}}, "network-lock", methods)
-	flags.BoolVar(&f.ByHand, "no-auto", false, "only the options given here: find none (dump), use none that the image records (restore)")
+	flags.BoolVar(&f.ByHand, "no-auto", false, "use only the options given here: detect none (dump), ignore those recorded in the image (restore)")
 	flags.VarP(text(&opts.Root), "root", "r", "another root file system, for a tree in a mount namespace")
 }
 
@@ -176,7 +175,7 @@ func (f *criuFlags) addDump(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.BoolVarP(is(&f.RPC.LeaveRunning), "leave-running", "R", false, "leave the job running afterwards")
 	f.ProbeCommand = []string{self.Path, checkpoint.CommandProbe}
-	flags.BoolVar(&f.Probe, "probe", false, "before the job is ended, restore the image on trial in a sandbox, without the GPUs; if that shows that it cannot be restored, the job runs on")
+	flags.BoolVar(&f.Probe, "probe", false, "before the job is ended, do a trial restore of the image in a sandbox, without the GPUs; if it shows that the image cannot be restored, the job keeps running")
 	flags.BoolVar(is(&f.RPC.TcpSkipInFlight), "skip-in-flight", false, "skip TCP connections that are not established yet")
 	flags.Var(&value{kind: "size", set: func(text string) error {
 		size, err := units.ParseSize(text)
@@ -185,8 +184,8 @@ func (f *criuFlags) addDump(cmd *cobra.Command) {
 		}
 		f.RPC.GhostLimit = proto.Uint32(uint32(size))
 		return nil
-	}}, "ghost-limit", "up to which size deleted files are dumped, such as 256M")
-	flags.Var(text(&f.RPC.FreezeCgroup), "freeze-cgroup", "the control group through which criu freezes the tree")
+	}}, "ghost-limit", "dump deleted files up to this size, such as 256M")
+	flags.Var(text(&f.RPC.FreezeCgroup), "freeze-cgroup", "the control group with which criu freezes the tree")
 }
 
 // is makes room for a truth value of a request.

@@ -30,8 +30,8 @@ const (
 func exitStatusTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-status",
-		Short: "What the exit statuses say of a job",
-		Long: `What the exit statuses say of a job, for all commands:
+		Short: "What the exit statuses say about a job",
+		Long: `What the exit statuses say about a job, for all commands:
 
   0      success
   1      failed: the job is as it was before, or its image is intact and complete
@@ -40,16 +40,16 @@ func exitStatusTopic() *cobra.Command {
          done
   3      refused, before anything was touched: a check has found that it cannot be
          done, or there is no such process, image or session. The error says why,
-         and cucriu check finds most of it beforehand
-  4      failed, and the job is not back yet: cucriu status says why, and cucriu
+         and cucriu check finds most causes beforehand
+  4      failed, and the job is not recovered yet: cucriu status says why, and cucriu
          recover tries again (after cucriu lock: cucriu unlock)
   5      failed, and the job, or a part of it, ended meanwhile; the error says
          which processes
-  128+n  given up on signal n: everything is undone. One that comes too late to
-         undo anything changes nothing, and the command says so
+  128+n  cancelled by signal n: everything was undone. A signal that arrives too late
+         to undo anything is ignored, and the command says so
 
-cucriu check ends with 3 if something stands in the way, and with 1 if that could
-not be found out. cucriu restore --foreground ends with the job's own status, and
+cucriu check ends with 3 if there is a blocking finding, and with 1 if the check
+itself failed. cucriu restore --foreground ends with the job's own status, and
 with 128+n if signal n has ended the job. So does cucriu run; it ends with 127 or
 126 if the command was not found or cannot be executed, with 125 if cucriu itself
 has failed, and with --requeue-status after a preemption or cucriu jobs stop.`,
@@ -113,7 +113,7 @@ func untilSignal() context.Context {
 }
 
 func deferStops(cmd *cobra.Command) (over func()) {
-	return job.DeferStops(func() { say(fmt.Sprintf("got SIGTSTP: this command stops when the %s is over", cmd.Name())) })
+	return job.DeferStops(func() { say(fmt.Sprintf("got SIGTSTP: this command will stop once the %s is over", cmd.Name())) })
 }
 
 // say tells people something beside the output of a command.

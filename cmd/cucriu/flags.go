@@ -51,7 +51,7 @@ func pidFlag(cmd *cobra.Command, to *int, name, short, usage string) {
 	cmd.Flags().VarP(&value{kind: "pid", set: func(text string) error {
 		pid, err := parsePID(text)
 		if err == nil && *to != 0 {
-			err = fmt.Errorf("it was given before, as %d, and can name one process only", *to)
+			err = fmt.Errorf("it was already given as %d, and takes one process only", *to)
 		}
 		if err == nil {
 			*to = pid
@@ -79,10 +79,10 @@ func pidsFlag(cmd *cobra.Command, to *[]int) {
 func timeoutFlag(cmd *cobra.Command, to *time.Duration, name, usage string) {
 	cmd.Flags().Var(&value{kind: "duration", set: func(text string) (err error) {
 		if *to, err = time.ParseDuration(text); err != nil {
-			return errors.New("it is no duration, such as 10s or 2m")
+			return errors.New("not a duration such as 10s or 2m")
 		}
 		if *to < time.Millisecond { // the driver counts in milliseconds, and takes 0 to mean no limit
-			return errors.New("it must be more than nothing, 1ms at least")
+			return errors.New("must be at least 1ms")
 		}
 		return nil
 	}}, name, usage)
@@ -92,10 +92,10 @@ func timeoutFlag(cmd *cobra.Command, to *time.Duration, name, usage string) {
 func folderFlag(cmd *cobra.Command, to *string, name, short, usage string) {
 	cmd.Flags().VarP(&value{kind: "folder", set: func(text string) error {
 		if text == "" {
-			return errors.New("it names no folder")
+			return errors.New("the directory name is empty")
 		}
 		if *to != "" {
-			return fmt.Errorf("it was given before, as %s, and can name one folder only", *to)
+			return fmt.Errorf("it was already given as %s, and takes one directory only", *to)
 		}
 		*to = text
 		return nil
@@ -146,12 +146,12 @@ func forceFlag(cmd *cobra.Command, to *[]string) {
 	cmd.Flags().Var(&value{kind: "stringArray", set: func(text string) error {
 		*to = append(*to, text)
 		return preflight.CheckForce(*to)
-	}}, "force", "override what a check refuses, by the finding's name (see cucriu check); may be repeated")
+	}}, "force", "override a finding that would refuse the operation, by its name (see cucriu check); may be repeated")
 }
 
 // jsonFlag adds the option that [show] looks at.
 func jsonFlag(cmd *cobra.Command) {
-	cmd.Flags().Bool("json", false, "print JSON for machines")
+	cmd.Flags().Bool("json", false, "print JSON")
 }
 
 func asJSON(cmd *cobra.Command) bool {

@@ -76,7 +76,7 @@ func gpusCommand() *cobra.Command {
 	}
 	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
-	pidFlag(cmd, &pid, "pid", "p", "the process whose view is shown (default: the host's)")
+	pidFlag(cmd, &pid, "pid", "p", "show the GPUs that this process can see (default: the host's)")
 	return cmd
 }
 
@@ -192,15 +192,16 @@ func mapCommand() *cobra.Command {
 	var uuids bool
 	cmd := &cobra.Command{
 		Use:   "map",
-		Short: "Explain which of this host's GPUs would take the place of each GPU of an image",
+		Short: "Show which of this host's GPUs would replace each GPU of an image",
 		Long: `
-The plan is made as the restore would make it, from the image's manifest, this
+The plan is the one a restore would use, made from the image's manifest, this
 host's GPUs and the configuration. Nothing is restored or changed. IMAGE is the
 position of a GPU among those that the job could see, HERE its index in cucriu
-gpus: the numbers that index takes in the configuration.
+gpus: the values of index in the configuration.
 
-The exit status is 3 if the restore would be refused: the map cannot be met, the
-driver is another, a GPU has too little free memory, or the manifest is damaged.`,
+The exit status is 3 if the restore would be refused: the map cannot be satisfied,
+the driver version differs, a GPU has too little free memory, or the manifest is
+damaged.`,
 		Example: "  cucriu map -D /var/lib/images/job1",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {

@@ -67,9 +67,9 @@ func receiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:    "receive",
 		Hidden: true, // people start cucriu migrate
-		Short:  "The destination's side of cucriu migrate, which starts it through ssh",
+		Short:  "The destination side of cucriu migrate, which starts it through ssh",
 		Long: `
-It talks with the source over its standard input and output. To give it options,
+It talks to the source over its standard input and output. To give it options,
 name them in --remote-cucriu at the source, or in a wrapper there.`,
 		Example: `  cucriu migrate -t 4711 --to gpu-b       # runs: ssh gpu-b cucriu receive`,
 		Args:    noArguments,
@@ -85,10 +85,10 @@ name them in --remote-cucriu at the source, or in a wrapper there.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&relay, "relay", "", "join the standard streams to this address of the host itself (cucriu migrate --via ssh says so itself)")
+	flags.StringVar(&relay, "relay", "", "connect the standard streams to this address of the host itself (cucriu migrate --via ssh sets this)")
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
-	flags.StringArrayVar(&o.Bind, "bind", nil, "an address to receive the data at (default: all); may be repeated")
-	flags.StringVar(&o.Ports, "ports", "", "a port to receive the data at, or a range, such as 7000-7010 (default: any)")
-	criuFlag(cmd, &o.Criu, "the criu to run")
+	flags.StringArrayVar(&o.Bind, "bind", nil, "an address on which to receive the data (default: all); may be repeated")
+	flags.StringVar(&o.Ports, "ports", "", "a port on which to receive the data, or a range such as 7000-7010 (default: any)")
+	criuFlag(cmd, &o.Criu, "path of the criu to run")
 	return cmd
 }

@@ -32,13 +32,12 @@ func inspectCommand() *cobra.Command {
 		Use:   "inspect DIR",
 		Short: "Show what an image directory holds: its processes, their memory, and their GPU state",
 		Long: `
-The images of criu and the manifest are read and compared, and nothing is
-changed. A damaged or incomplete image is refused, with an error that names the
-file.
+criu's images and the manifest are read and compared, and nothing is changed. A
+damaged or incomplete image is refused, with an error that names the file.
 
-With --timeline it draws where the time of the dump went, for the session and for
-each CUDA process; --session shows any dump or restore of this host by the name
-that cucriu status has for it. The JSON, and the file cucriu-timeline.json in the
+With --timeline it shows where the time of the dump was spent, for the session and
+for each CUDA process; --session shows any dump or restore of this host by the name
+that cucriu status lists for it. The JSON, and the file cucriu-timeline.json in the
 image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) opens.`,
 		Example: `  cucriu inspect /var/lib/images/job1
   cucriu inspect --json .
@@ -49,7 +48,7 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 				return oneArgument("an image directory")(cmd, args)
 			}
 			if !timeline {
-				return errors.New("--session goes with --timeline")
+				return errors.New("--session requires --timeline")
 			}
 			return noArguments(cmd, args)
 		},
@@ -71,8 +70,8 @@ image directory, are Chrome traces, which Perfetto (https://ui.perfetto.dev) ope
 			return show(cmd, report, func(out io.Writer) { report.write(out, uuids) })
 		},
 	}
-	cmd.Flags().BoolVar(&timeline, "timeline", false, "draw where the time of the dump went")
-	cmd.Flags().StringVar(&session, "session", "", "with --timeline: of this session, instead of an image directory")
+	cmd.Flags().BoolVar(&timeline, "timeline", false, "show where the time of the dump was spent")
+	cmd.Flags().StringVar(&session, "session", "", "with --timeline: show this session instead of an image directory")
 	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd
@@ -106,7 +105,7 @@ func inspectImage(dir string) (inspection, error) {
 	}
 	for _, process := range manifest.Processes {
 		if !held[process.PID] {
-			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which criu's images do not hold: it is of another dump", process.PID, process.Name)
+			return inspection{}, fmt.Errorf("the manifest names process %d (%s), which is not in criu's images: it belongs to another dump", process.PID, process.Name)
 		}
 	}
 	return report, manifest.CheckPages(dir)

@@ -25,10 +25,10 @@ func jobsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs",
 		Short: "Long jobs and their checkpoints: list, verify, prune, pin; checkpoint, pause, stop",
-		Long: `Long jobs and their checkpoints: those that cucriu run --dir DIR takes care of.
+		Long: `Long jobs and their checkpoints: those that cucriu run --dir DIR manages.
 
-A job is named by its directory or, on the host that runs it, by its name. What has
-a slash in it is a directory.`,
+A job is named by its directory or, on the host that runs it, by its name. An argument
+with a slash in it is a directory.`,
 		Example: "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs checkpoint /var/lib/jobs/train",
 	}
 	cmd.AddCommand(asRoot(jobsListCommand(), jobsShowCommand(), jobsVerifyCommand(), jobsPruneCommand(), jobsPinCommand(true), jobsPinCommand(false))...)
@@ -92,7 +92,7 @@ func viewJob(args []string) (v jobView, err error) {
 	for _, name := range args[1:] {
 		at := slices.IndexFunc(all, func(c store.Checkpoint) bool { return c.Name == name })
 		if at < 0 {
-			return v, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows those that there are", name))
+			return v, preflight.AsRefusal(fmt.Errorf("there is no checkpoint %q: cucriu jobs list JOB shows them all", name))
 		}
 		v.picked = append(v.picked, all[at])
 	}
@@ -153,22 +153,22 @@ func askCommands() []*cobra.Command {
 	return []*cobra.Command{
 		askCommand(life.AskCheckpoint, "Make a checkpoint of a long job now", `Make a checkpoint of a long job now, and wait until it is in the job's directory.
 
-If one is being made just now, this one follows it. If the command is given up,
-the checkpoint that was begun is made all the same.`),
-		askCommand(life.AskPause, "Let a long job stand still, with its GPUs free", `Let a long job stand still, with its GPU memory moved into host memory, so that
-somebody else can use its GPUs. A job without CUDA is only stopped.
+If one is already in progress, this one follows it. If the command is interrupted,
+the checkpoint that has begun is still completed.`),
+		askCommand(life.AskPause, "Pause a long job, and free its GPUs", `Pause a long job, with its GPU memory moved into host memory, so that others can
+use its GPUs. A job without CUDA is only stopped.
 
 A checkpoint is made first, because a paused job lives in the memory of this host
-only. Until cucriu jobs resume there are no more, and the job stays paused if its
+only. No more are made until cucriu jobs resume, and the job stays paused if its
 cucriu run is killed.`),
-		askCommand(life.AskResume, "Let a paused long job go on", `Let a paused long job go on. It is refused, and the job stays paused, if its GPUs
-lack the memory.`),
+		askCommand(life.AskResume, "Resume a paused long job", `Resume a paused long job. If its GPUs lack the memory, this is refused and the job
+stays paused.`),
 		askCommand(life.AskStop, "Make a last checkpoint of a long job, and end it", `Make a last checkpoint of a long job, and end it, as at a preemption: its cucriu run
-ends with --requeue-status, and the same command line goes on from there, on any
+ends with --requeue-status, and the same command line resumes it from there, on any
 host.
 
-If the checkpoint cannot be made, the job goes on, and the exit status is 1. To end
-it all the same, send its cucriu run a SIGTERM.`),
+If the checkpoint cannot be made, the job keeps running, and the exit status is 1. To
+end it anyway, send SIGTERM to its cucriu run.`),
 	}
 }
 
@@ -201,18 +201,18 @@ func askCommand(op life.Op, short, long string) *cobra.Command {
 func jobsPinCommand(pin bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "pin DIR|NAME CHECKPOINT",
-		Short:   "Never remove a checkpoint to make room",
+		Short:   "Keep a checkpoint from being pruned",
 		Example: "  cucriu jobs pin train 000012",
 	}
 	said := "checkpoint %s of %s is pinned\n"
 	if !pin {
-		cmd.Use, cmd.Short, cmd.Example = "unpin DIR|NAME CHECKPOINT", "Let a checkpoint be removed again to make room", "  cucriu jobs unpin train 000012"
+		cmd.Use, cmd.Short, cmd.Example = "unpin DIR|NAME CHECKPOINT", "Allow a checkpoint to be pruned again", "  cucriu jobs unpin train 000012"
 		said = "checkpoint %s of %s is not pinned\n"
 	}
 	cmd.Long = cmd.Short + `.
 
-A pinned checkpoint does not count among those that --keep keeps. It can be done
-while the job runs.`
+A pinned checkpoint is never removed to make room, and does not count towards --keep.
+This can be done while the job runs.`
 	cmd.Args = jobArgument(1, 1)
 	cmd.ValidArgsFunction = completeJob(true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -241,18 +241,18 @@ func jobsPruneCommand() *cobra.Command {
 		Use:   "prune DIR|NAME [--keep N] [--max-bytes SIZE]",
 		Short: "Remove the oldest checkpoints of a long job",
 		Long: `
-Only those are removed that are older than one which has been verified, and none
-that is pinned. If the job runs, its supervisor does it.
+Only checkpoints older than a verified one are removed, and never a pinned one. If
+the job runs, its supervisor does it.
 
---tails removes what resumes have kept of the job's files because it was newer than
-the checkpoint (*.cucriu-DATE); cucriu jobs show tells how much that is.`,
+--tails removes the backups of newer file content that were kept when the job was
+resumed from an older checkpoint (*.cucriu-DATE); cucriu jobs show reports their size.`,
 		Example:           "  cucriu jobs prune train --keep 2\n  cucriu jobs prune /var/lib/jobs/train --max-bytes 500G --dry-run\n  cucriu jobs prune train --tails",
 		Args:              jobArgument(0, 0),
 		ValidArgsFunction: completeJob(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case !cmd.Flags().Changed("keep") && maxBytes == 0 && !tails:
-				return usageError{errors.New("say what is to be kept, with --keep or --max-bytes, or --tails")}
+				return usageError{errors.New("give --keep or --max-bytes, or --tails")}
 			case cmd.Flags().Changed("keep") && keep < 1:
 				return usageError{fmt.Errorf("--keep %d: at least 1", keep)}
 			}
@@ -282,9 +282,9 @@ the checkpoint (*.cucriu-DATE); cucriu jobs show tells how much that is.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&keep, "keep", 0, "how many to keep, beside those that are pinned")
-	sizeFlag(cmd, &maxBytes, "max-bytes", "how much all of them may take on the disk, such as 500G")
-	flags.BoolVar(&tails, "tails", false, "remove what resumes have kept of the job's files")
+	flags.IntVar(&keep, "keep", 0, "how many to keep, not counting pinned ones")
+	sizeFlag(cmd, &maxBytes, "max-bytes", "how much disk space all of them may take, such as 500G")
+	flags.BoolVar(&tails, "tails", false, "remove the backups of the job's files that were kept at resumes")
 	flags.BoolVar(&dryRun, "dry-run", false, "remove nothing: show what would be removed")
 	jsonFlag(cmd)
 	return cmd
@@ -350,13 +350,13 @@ type verifyReport struct {
 func jobsVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify DIR|NAME [CHECKPOINT...]",
-		Short: "Read all of a long job's checkpoints, and find out whether they are as they were written",
-		Long: `Read all of a long job's checkpoints, or of those that are named, and find out
-whether they are as they were written.
+		Short: "Read all checkpoints of a long job and verify their checksums",
+		Long: `Read all checkpoints of a long job, or those that are named, and verify that they
+are intact.
 
-They are read from the disk, on all processors, and every byte is compared with
-its checksum. One that is whole is marked as verified. The exit status is 1 if
-something is damaged.`,
+They are read from disk, on all processors, and every byte is checked against its
+checksum. A checkpoint that is intact is marked as verified. The exit status is 1 if
+anything is damaged.`,
 		Example:           "  cucriu jobs verify train\n  cucriu jobs verify /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, -1),
 		ValidArgsFunction: completeJob(true),
@@ -370,10 +370,10 @@ something is damaged.`,
 			for _, c := range v.picked {
 				err := verifyCheckpoint(cmd, v.store, c)
 				if cmd.Context().Err() != nil {
-					return fmt.Errorf("checkpoint %s: given up", c.Name)
+					return fmt.Errorf("checkpoint %s: cancelled", c.Name)
 				}
 				r := verifyReport{Name: c.Name, Whole: err == nil, Bytes: c.Bytes}
-				text := fmt.Sprintf("checkpoint %s is whole: %s", c.Name, units.Size(c.Bytes))
+				text := fmt.Sprintf("checkpoint %s is intact: %s", c.Name, units.Size(c.Bytes))
 				if err != nil {
 					damaged++
 					r.Error, text = err.Error(), err.Error()
@@ -389,7 +389,7 @@ something is damaged.`,
 				}
 			})
 			if damaged > 0 {
-				err = errors.Join(err, fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run goes on from the newest that can", damaged, len(v.picked), v.job.Name))
+				err = errors.Join(err, fmt.Errorf("%d of %d checkpoints of %s cannot be used: cucriu run resumes from the newest usable one", damaged, len(v.picked), v.job.Name))
 			}
 			return err
 		},

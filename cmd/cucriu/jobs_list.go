@@ -26,10 +26,10 @@ func jobsListCommand() *cobra.Command {
 		Use:   "list [DIR|NAME]",
 		Short: "List the long jobs of this host, or the checkpoints of one",
 		Long: `
-ALONE is what the removal of a checkpoint would give back: the rest of its size it
-shares with others. NEW was written for it when it was made. HERE says whether this
-host can take it: driver version, GPU models and their number. Nothing is read but
-what describes the checkpoints; cucriu jobs verify reads all of them.`,
+ALONE is the space that removing a checkpoint would free: the rest of its size is
+shared with others. NEW was written for it when it was made. HERE says whether this
+host can restore it: driver version, GPU models and their number. Only the metadata
+of the checkpoints is read; cucriu jobs verify reads all of their data.`,
 		Example: "  cucriu jobs list\n  cucriu jobs list train\n  cucriu jobs list --json /shared/jobs/4711",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -83,7 +83,7 @@ func writeJobs(out io.Writer, all []jobs.Local) {
 		}
 		table.row(l.Name, string(l.State), pid, checkpoint, age, next, l.Dir)
 		if l.State == jobs.StateUnattended {
-			table.below("the same cucriu run takes it under care again")
+			table.below("run the same cucriu run command again to resume supervision")
 		}
 		if l.Trial != nil && l.Trial.Outcome != image.TrialRestores {
 			table.below(fmt.Sprintf("trial restore of %s: %v", l.Trial.At.Local().Format(time.DateTime), l.Trial))
@@ -235,9 +235,9 @@ func jobsShowCommand() *cobra.Command {
 		Use:   "show DIR|NAME [CHECKPOINT]",
 		Short: "Show a long job and one of its checkpoints: the newest, if none is named",
 		Long: `
-The checkpoint is looked at as cucriu run looks at it before it resumes it: all
-files but the GPU's pages are read and compared with their checksums, and whether
-this host can take it is found out. Nothing is touched.`,
+The checkpoint is checked as cucriu run checks it before resuming from it: all files
+except the GPU pages are read and compared with their checksums, and whether this
+host can restore it is determined. Nothing is changed.`,
 		Example:           "  cucriu jobs show train\n  cucriu jobs show /var/lib/jobs/train 000012",
 		Args:              jobArgument(0, 1),
 		ValidArgsFunction: completeJob(true),
@@ -288,7 +288,7 @@ func writeJob(out io.Writer, report jobReport) {
 		for _, kept := range report.Tails {
 			bytes += kept.Bytes
 		}
-		text := fmt.Sprintf("resumes have kept what was newer in the job's files: %s in %d files, the last %s; cucriu jobs prune --tails removes them",
+		text := fmt.Sprintf("backups of newer content of the job's files, kept at resumes: %s in %d files, the last %s; cucriu jobs prune --tails removes them",
 			units.Size(bytes), len(report.Tails), report.Tails[len(report.Tails)-1].Path)
 		fmt.Fprintln(out, strings.Join(wrap(text, widthOf(textColumns)), "\n"))
 	}

@@ -32,24 +32,24 @@ func migrateCommand() *cobra.Command {
 		Use:   "migrate {-t PID | --job DIR|NAME} --to HOST",
 		Short: "Move a running job to the GPUs of another host",
 		Long: `
-The way there is your own ssh: whatever makes "ssh HOST cucriu receive" work (its
-configuration, agent, jump hosts) counts here, and no service runs there
-beforehand. The data goes over several TLS connections of its own, whose
-certificates are exchanged through ssh, to a port that the destination opens for
-this migration alone.
+The destination is reached through your own ssh: whatever makes "ssh HOST cucriu
+receive" work (its configuration, agent, jump hosts) applies here, and no service has
+to run there. The data goes over several separate TLS connections, whose certificates
+are exchanged through ssh, to a port that the destination opens for this migration
+only.
 
 Both hosts are checked before anything is touched, and --dry-run ends there.
-Whatever fails after that, exactly one copy goes on: here, until the destination
+Whatever fails after that, exactly one copy survives: here, until the destination
 holds the complete job, stopped; there, once the copy here has been ended. If a
-host or the network fails in between, cucriu status on either host says what is
-where, and cucriu recover finishes it.
+host or the network fails in between, cucriu status on either host says which host
+has the job, and cucriu recover finishes the migration.
 
 The destination needs root, cucriu, criu, the same driver and GPUs of the same
 model, and the files that the job uses.
 
-With --job, a long job of cucriu run moves with its checkpoints: those that there
-are go ahead, then a last one ends the job here, and a supervisor there goes on from
-it, in the same directory. Its cucriu run here ends with --moved-status.`,
+With --job, a long job of cucriu run moves with its checkpoints: the existing ones
+are sent first, then a last one ends the job here, and a supervisor there resumes
+from it, in the same directory. Its cucriu run here ends with --moved-status.`,
 		Example: `  cucriu migrate -t 4711 --to gpu-b --dry-run
   cucriu migrate -t 4711 --to gpu-b
   cucriu migrate -t 4711 --to root@gpu-b --precopy --bandwidth 1G
@@ -74,7 +74,7 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 			p := newProgress()
 			o.Progress = p.migration
 			var result migrate.Result
-			err = atSignal(cmd, p.say, "the job goes on here, unless it is complete there already", func() (err error) {
+			err = atSignal(cmd, p.say, "the job stays here, unless it is already complete there", func() (err error) {
 				result, err = migrateOne(cmd.Context(), hook, pid, job, o)
 				return err
 			})
@@ -100,32 +100,32 @@ it, in the same directory. Its cucriu run here ends with --moved-status.`,
 	}
 	flags := cmd.Flags()
 	pidFlag(cmd, &pid, "tree", "t", "the root of the process tree")
-	flags.StringVar(&job, "job", "", "a long job of cucriu run, by its name or its directory, instead of -t")
+	flags.StringVar(&job, "job", "", "a long job of cucriu run, by name or directory, instead of -t")
 	flags.StringVar(&o.Start, "start", "", "with --job: the command that starts its cucriu run there, such as \"systemctl start cucriu-job@train\" (default: as it was run here)")
 	flags.StringVar(&o.Host, "to", "", "the destination, as ssh knows it: [USER@]HOST (required)")
 	flags.BoolVar(&o.DryRun, "dry-run", false, "only check both hosts")
-	choose(cmd, &o.Precopy, "precopy", "send the job's memory once before, while it runs on, and then what has changed: never, always, or where little is lost by it",
+	choose(cmd, &o.Precopy, "precopy", "send the job's memory once while it keeps running, and then only what has changed: never, always, or auto, where it costs little",
 		word[migrate.Precopy]{"auto", migrate.PrecopyAuto}, word[migrate.Precopy]{"never", migrate.PrecopyNever}, word[migrate.Precopy]{"always", migrate.PrecopyAlways})
 	flags.Lookup("precopy").NoOptDefVal = "always"
-	timeoutFlag(cmd, &o.MaxPause, "max-pause", "refuse, or give up, rather than have the job stand still for longer")
+	timeoutFlag(cmd, &o.MaxPause, "max-pause", "refuse or cancel the migration rather than pause the job for longer")
 	flags.StringVar(&rsh, "rsh", "ssh", "the command that reaches the destination")
 	flags.StringVar(&o.Remote, "remote-cucriu", "cucriu", "how cucriu is run there, such as \"sudo cucriu\"")
-	flags.StringArrayVar(&o.Bind, "bind", nil, "an address of the destination to receive the data at (default: all); may be repeated")
-	flags.StringVar(&o.Ports, "ports", "", "a port of the destination to receive the data at, or a range, such as 7000-7010 (default: any)")
-	choose(cmd, &o.ViaSSH, "via", "how the data goes: tls, over connections of its own; ssh, where no port is open", word[bool]{"tls", false}, word[bool]{"ssh", true})
-	flags.IntVar(&o.Streams, "streams", 0, "connections for the data (default: by the number of cores)")
-	sizeFlag(cmd, &o.BytesPerSecond, "bandwidth", "send no more than so many bytes in a second, such as 500M")
-	choose(cmd, &o.Compress, "compress", "compress the data: never, always, or what arrives sooner then",
+	flags.StringArrayVar(&o.Bind, "bind", nil, "an address of the destination on which to receive the data (default: all); may be repeated")
+	flags.StringVar(&o.Ports, "ports", "", "a port of the destination on which to receive the data, or a range such as 7000-7010 (default: any)")
+	choose(cmd, &o.ViaSSH, "via", "how the data is sent: tls, over separate connections; ssh, if no port is open", word[bool]{"tls", false}, word[bool]{"ssh", true})
+	flags.IntVar(&o.Streams, "streams", 0, "number of data connections (default: by the number of cores)")
+	sizeFlag(cmd, &o.BytesPerSecond, "bandwidth", "limit the data rate, in bytes per second, such as 500M")
+	choose(cmd, &o.Compress, "compress", "compress the data: never, always, or auto, where it then arrives sooner",
 		word[migrate.Compress]{"auto", migrate.CompressAuto}, word[migrate.Compress]{"never", migrate.CompressNever}, word[migrate.Compress]{"always", migrate.CompressAlways})
-	choose(cmd, &o.TCP, "tcp", "what becomes of TCP connections with other programs: refuse, close or keep",
+	choose(cmd, &o.TCP, "tcp", "what to do with TCP connections to other programs: refuse, close or keep",
 		word[prepare.TCP]{"refuse", prepare.TCPRefuse}, word[prepare.TCP]{"close", prepare.TCPClose}, word[prepare.TCP]{"keep", prepare.TCPKeep})
-	flags.StringVar(&moveAddress, "move-address", "", "with --tcp keep: a command that moves the address of the job, run here with \"there\" once the job stands still, and with \"back\" if it goes on here")
-	choose(cmd, &o.Copy, "copy-files", "which files of the job move with it: none, missing, or also changed ones",
+	flags.StringVar(&moveAddress, "move-address", "", "with --tcp keep: a command that moves the address of the job, run here with \"there\" once the job is stopped, and with \"back\" if it stays here")
+	choose(cmd, &o.Copy, "copy-files", "which of the job's files are copied to the destination: none, missing, or changed (and missing)",
 		word[prepare.Copy]{"none", prepare.CopyNone}, word[prepare.Copy]{"missing", prepare.CopyMissing}, word[prepare.Copy]{"changed", prepare.CopyChanged})
 	flags.StringVar(&o.Stage, "stage", "", "a directory for the image (default: /dev/shm, in memory)")
-	criuFlag(cmd, &o.Criu, "the criu to run here")
+	criuFlag(cmd, &o.Criu, "path of the criu to run here")
 	forceFlag(cmd, &force)
-	flags.BoolVar(&asTimeline, "timeline", false, "draw what both hosts did, and when; with --json, in Chrome's trace format")
+	flags.BoolVar(&asTimeline, "timeline", false, "show what both hosts did, and when; with --json, in Chrome's trace format")
 	jsonFlag(cmd)
 	return cmd
 }
@@ -140,9 +140,9 @@ type migrationSummary struct {
 
 // packets describes the way for data.
 func packets(r migrate.Result) string {
-	text := fmt.Sprintf(", a round trip %v", r.RoundTrip.Round(10*time.Microsecond))
+	text := fmt.Sprintf(", round trip %v", r.RoundTrip.Round(10*time.Microsecond))
 	if r.MTU > 0 {
-		text += fmt.Sprintf(", packets of %d bytes", r.MTU)
+		text += fmt.Sprintf(", MTU %d bytes", r.MTU)
 	}
 	return text
 }
@@ -159,9 +159,9 @@ func precopyPays(from float64) string {
 func predicted(r migrate.Result) string {
 	most := r.Predicted.Round(100 * time.Millisecond)
 	if !r.Precopied {
-		return fmt.Sprintf("for some %v", most)
+		return fmt.Sprintf("for about %v", most)
 	}
-	return fmt.Sprintf("for some %v to %v, by what changes meanwhile, once its memory has been sent ahead", r.Least.Round(100*time.Millisecond), most)
+	return fmt.Sprintf("for about %v to %v, depending on what changes meanwhile, once its memory has been sent ahead", r.Least.Round(100*time.Millisecond), most)
 }
 
 // writeMigration says how a migration went. The table of the checks is shown where nothing else
@@ -180,13 +180,13 @@ func writeMigration(out io.Writer, r migrate.Result, dryRun bool, err error) {
 	switch {
 	case err != nil:
 	case dryRun:
-		fmt.Fprintf(out, "the job can move to %s, and would stand still %s (the way there takes %s/s%s); %snothing was touched\n",
+		fmt.Fprintf(out, "the job can move to %s, and would be paused %s (bandwidth %s/s%s); %snothing was touched\n",
 			r.Host, predicted(r), units.Size(int64(r.Bandwidth)), packets(r), precopyPays(r.PrecopyPaysFrom))
 	default:
-		fmt.Fprintf(out, "the job runs at %s as process %d: it stood still for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
+		fmt.Fprintf(out, "the job runs at %s as process %d: it was paused for %v (predicted: %v); %s sent meanwhile", r.Host, r.PID,
 			r.Pause.Round(time.Millisecond), r.Predicted.Round(100*time.Millisecond), units.Size(r.Bytes))
 		if r.Ahead > 0 {
-			fmt.Fprintf(out, ", %s before, for which it stood still for %v", units.Size(r.Ahead), r.Before.Round(time.Millisecond))
+			fmt.Fprintf(out, ", %s before, for which it was paused for %v", units.Size(r.Ahead), r.Before.Round(time.Millisecond))
 		}
 		if all := r.Bytes + r.Ahead; r.Link < all*9/10 {
 			fmt.Fprintf(out, "; %s went over the link", units.Size(r.Link))
@@ -227,7 +227,7 @@ func writeMovedJob(out io.Writer, r migrate.Result, dryRun bool) {
 		fmt.Fprintf(out, "the job can move to %s; nothing was touched\n", r.Host)
 		return
 	}
-	fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it stood still for %v; %s sent meanwhile, %s before\n",
+	fmt.Fprintf(out, "the job runs at %s, where its cucriu run is process %d: it was paused for %v; %s sent meanwhile, %s before\n",
 		r.Host, r.PID, r.Pause.Round(time.Millisecond), units.Size(r.Bytes), units.Size(r.Ahead))
 }
 

@@ -23,8 +23,8 @@ func stateCommand() *cobra.Command {
 		Use:   "state -p PID",
 		Short: "Show the CUDA state of processes: running, locked, checkpointed or failed",
 		Long: `
-Of a process that is stopped, the thread through which the driver works is let
-run for the moment of the answer, unless a dump or restore is at work on it.
+If a process is stopped, the thread through which the driver works runs briefly to
+answer, unless a dump or restore is working on the process.
 GPUs are shown by their index in cucriu gpus.`,
 		Example: "  cucriu state -p 4711\n  cucriu state -p 4711 -p 4712 --json",
 		Args:    noArguments,
@@ -64,9 +64,9 @@ func lockCommand() *cobra.Command {
 		Use:   "lock -p PID",
 		Short: "Keep processes from submitting work to their GPUs",
 		Long: `
-What runs on the GPUs has ended when this command returns, and calls that submit
-more wait for cucriu unlock. Several processes are locked all or none, which is
-the only way for ranks that wait for each other.`,
+When this command returns, all GPU work has finished, and calls that submit more
+block until cucriu unlock. Several processes are locked all or none, which is the
+only way to lock ranks that wait for each other.`,
 		Example: "  cucriu lock -p 4711\n  cucriu lock -p 4711 -p 4712 --timeout 1m",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
@@ -77,7 +77,7 @@ the only way for ranks that wait for each other.`,
 					return usageError{fmt.Errorf("--timeout: %w", err)}
 				}
 			}
-			return atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() error {
+			return atSignal(cmd, say, "undoing it as soon as the driver answers", func() error {
 				return checkpoint.Lock(cmd.Context(), hook, pids)
 			})
 		}),
@@ -95,7 +95,7 @@ func unlockCommand() *cobra.Command {
 		Example: "  cucriu unlock -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
-			return atSignal(cmd, say, "an unlock that has begun goes on", func() error { return checkpoint.Unlock(cmd.Context(), hook, pids) })
+			return atSignal(cmd, say, "an unlock that has begun is not interrupted", func() error { return checkpoint.Unlock(cmd.Context(), hook, pids) })
 		}),
 	}
 	pidsFlag(cmd, &pids)
@@ -108,15 +108,16 @@ func suspendCommand() *cobra.Command {
 		Use:   "suspend -p PID",
 		Short: "Free the GPUs of processes: move their GPU memory into host memory and stop them",
 		Long: `
-They stand still until cucriu resume, even if somebody sends them SIGCONT. (One
-that cannot be held so, as a warning says, must not be continued: a thread that
-synchronizes with the GPU while its process is checkpointed dies.) What they need
-to go on is in the run directory. If this command fails or is killed, they run on.`,
+They stay stopped until cucriu resume, even if they are sent SIGCONT. (A process that
+cannot be held that way, as a warning says, must not be continued: a thread that
+synchronizes with the GPU while its process is checkpointed dies.) The state needed
+to resume them is in the run directory. If this command fails or is killed, they keep
+running.`,
 		Example: "  cucriu suspend -p 4711\n  cucriu resume -p 4711",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
 			var s hooks.Status
-			if err := atSignal(cmd, say, "undoing what was begun, as soon as the driver answers", func() (err error) {
+			if err := atSignal(cmd, say, "undoing it as soon as the driver answers", func() (err error) {
 				s, err = checkpoint.Suspend(cmd.Context(), hook, processes)
 				return err
 			}); err != nil {
@@ -124,7 +125,7 @@ to go on is in the run directory. If this command fails or is killed, they run o
 			}
 			return show(cmd, s, func(out io.Writer) {
 				for _, pid := range s.PIDs() {
-					fmt.Fprintf(out, "process %d is checkpointed and stopped; cucriu resume -p %d brings it back\n", pid, pid)
+					fmt.Fprintf(out, "process %d is checkpointed and stopped; cucriu resume -p %d resumes it\n", pid, pid)
 				}
 			})
 		}),
@@ -140,11 +141,11 @@ func resumeCommand() *cobra.Command {
 	var pairs []string
 	cmd := &cobra.Command{
 		Use:   "resume -p PID",
-		Short: "Bring processes back that were suspended, from whatever state they are in",
+		Short: "Resume processes that were suspended, from whatever state they are in",
 		Long: `
-Processes that were suspended together are resumed together. They go to the GPUs
-that the configuration maps theirs to, or --map in its place; without either,
-back to their own. If a GPU lacks the memory, nothing is changed.`,
+Processes that were suspended together are resumed together. They are restored to the
+GPUs that the configuration or, instead of it, --map maps theirs to; without either,
+to their own. If a GPU lacks the memory, nothing is changed.`,
 		Example: "  cucriu resume -p 4711\n  cucriu resume -p 4711 --map '{from: {index: 0}, to: {index: 1}}'",
 		Args:    noArguments,
 		RunE: withHook(func(cmd *cobra.Command, hook *hooks.Hook, _ []string) error {
@@ -156,7 +157,7 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 				hook.Config.GPUs.Map = cfg.GPUs.Map
 			}
 			var resumed []hooks.Status
-			err := atSignal(cmd, say, "a resume that has begun goes on, until the processes run or it fails", func() (err error) {
+			err := atSignal(cmd, say, "a resume that has begun is not interrupted: it continues until the processes run or it fails", func() (err error) {
 				resumed, err = checkpoint.Resume(cmd.Context(), hook, processes, force)
 				return err
 			})
@@ -165,14 +166,14 @@ back to their own. If a GPU lacks the memory, nothing is changed.`,
 					fmt.Fprintf(out, "%v: %s\n", s.PIDs(), s.Message)
 				}
 				if len(resumed) == 0 && err == nil {
-					fmt.Fprintln(out, "nothing to resume: running already")
+					fmt.Fprintln(out, "nothing to resume: already running")
 				}
 			}))
 		}),
 	}
 	pidsFlag(cmd, &processes)
-	cmd.Flags().StringArrayVar(&pairs, "map", nil, "a pair as in gpus.map of the configuration, in whose place it is used")
-	cmd.Flags().BoolVar(&force, "force", false, "restore also what something else has checkpointed, without knowing that the GPU memory suffices")
+	cmd.Flags().StringArrayVar(&pairs, "map", nil, "a pair as in gpus.map of the configuration, which it replaces")
+	cmd.Flags().BoolVar(&force, "force", false, "also restore processes checkpointed by another tool, without knowing whether the GPU memory suffices")
 	jsonFlag(cmd)
 	return cmd
 }

@@ -46,13 +46,13 @@ func newProgress() *progress {
 
 // phases describes in words the steps that may take long.
 var phases = map[string]string{
-	string(journal.StepLock):       "waiting until the GPU is idle",
+	string(journal.StepLock):       "waiting for the GPU to become idle",
 	string(journal.StepCheckpoint): "moving GPU memory into the processes",
 	string(journal.StepCopy):       "copying GPU memory into the image",
-	string(journal.StepDumping):    "criu writes the image",
-	checkpoint.StepTrial:           "restoring the image on trial",
-	string(journal.StepPublish):    "waiting until the image is on disk",
-	string(journal.StepPreRestore): "criu restores the processes",
+	string(journal.StepDumping):    "criu is writing the image",
+	checkpoint.StepTrial:           "doing a trial restore of the image",
+	string(journal.StepPublish):    "waiting for the image to be on disk",
+	string(journal.StepPreRestore): "criu is restoring the processes",
 	engine.StepRestoreGPU:          "moving GPU memory back to the GPUs",
 }
 
@@ -88,14 +88,14 @@ func (p *progress) measured(phase string, measure func() (done, total int64)) {
 // migrationPhases describes in words the phases of a migration that are no steps of a session.
 var migrationPhases = map[string]string{
 	"prepare": "checking both hosts",
-	"ahead":   "sending its memory while the job runs on",
+	"ahead":   "sending its memory while the job keeps running",
 	"compare": "comparing its memory with what was sent ahead",
 	"send":    "sending the job",
-	"restore": "restoring the job there",
+	"restore": "restoring the job at the destination",
 
-	"first checkpoint": "making a checkpoint while the job runs on",
+	"first checkpoint": "making a checkpoint while the job keeps running",
 	"last checkpoint":  "making a last checkpoint",
-	"bring back":       "bringing the job back here",
+	"bring back":       "resuming the job here",
 }
 
 // migration is called when a phase of a migration begins.

@@ -19,17 +19,17 @@ func recoverCommand() *cobra.Command {
 	var take, drop string
 	cmd := &cobra.Command{
 		Use:   "recover",
-		Short: "Bring back every job whose dump or restore was cut off and that nobody watches",
+		Short: "Recover every job whose dump or restore was interrupted and that has no watcher",
 		Long: `
-After a dump that failed, the watcher brings the job back by itself. If the
-watcher, too, was killed, this command does what it would have done. It waits
-for a program that was killed and is not gone yet. Sessions whose criu, hook or
-watcher is still at work are named, and left alone. It can be run at any time,
-and again. The exit status is 4 if a job is still not back.
+After a failed dump, the watcher restores the job by itself. If the watcher was
+killed, too, this command does what it would have done. It waits for killed programs
+that have not exited yet. Sessions whose criu, hook or watcher is still working are
+listed and left alone. It can be run at any time, and repeatedly. The exit status is
+4 if a job is still not recovered.
 
-Of a migration that was cut off, it tells the destination what the source has
-decided. A destination that was promised a decision and cannot get one, because
-the source is out of reach, keeps its copy stopped. A person may decide there:
+For a migration that was interrupted, it tells the destination what the source has
+decided. A destination that awaits a decision and cannot get one, because the source
+is unreachable, keeps its copy stopped. The administrator may decide there:
   --take ID  lets the job run here. ` + upper(commit.WhenToTake) + `.
   --drop ID  ends the copy here. ` + upper(commit.WhenToDrop) + `.`,
 		Example: "  cucriu recover\n  cucriu recover --take 5c3a9be0d1f24c77",
@@ -40,7 +40,7 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 			}
 			var recovered []hooks.Status
 			var lines []string
-			err := atSignal(cmd, say, "what is not back yet is left to the next cucriu recover", func() (err error) {
+			err := atSignal(cmd, say, "jobs that are not recovered yet are left to the next cucriu recover", func() (err error) {
 				recovered, err = watch.Recover(cmd.Context(), hook)
 				for _, s := range recovered {
 					if s.Outcome != "" { // otherwise the error reports it
@@ -58,8 +58,8 @@ the source is out of reach, keeps its copy stopped. A person may decide there:
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&take, "take", "", "let the copy of this migration run here, in place of its source's decision")
-	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, in place of its source's decision")
+	flags.StringVar(&take, "take", "", "let the copy of this migration run here, instead of waiting for its source's decision")
+	flags.StringVar(&drop, "drop", "", "end the copy of this migration here, instead of waiting for its source's decision")
 	jsonFlag(cmd)
 	return cmd
 }

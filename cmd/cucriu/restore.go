@@ -27,17 +27,17 @@ func restoreCommand() *cobra.Command {
 		Use:   "restore -D DIR",
 		Short: "Restore a process tree with its GPU state, with criu",
 		Long: `
-It returns once the job runs, and leaves it running; with --foreground it stays,
-passes signals on to the job's root process and ends with its exit status.
+It returns once the job runs, and leaves it running; with --foreground it waits,
+forwards signals to the job's root process and exits with its exit status.
 
-A job that wrote into a pipe to a process outside of its tree writes to the
-standard output of this command; if that is a pipe, only with --foreground, else
+A job that wrote into a pipe to a process outside its tree writes to the standard
+output of this command instead; if that is a pipe, only with --foreground, otherwise
 to /dev/null.
 
-The checks that can be made beforehand (whether the image is whole, whether its
-pids are free, whether its files and directories are as they were, driver version,
-GPU map, free GPU memory) are made before criu creates anything. If the restore fails later, what exists of the job is ended,
-and the image is intact.`,
+The checks that can be made beforehand (whether the image is complete, whether its
+pids are free, whether its files and directories are unchanged, driver version, GPU
+map, free GPU memory) are made before criu creates anything. If the restore fails
+later, the restored processes are killed, and the image is intact.`,
 		Example: `  cucriu restore -D /var/lib/images/job1
   cucriu restore -D /var/lib/images/job1 -j --foreground
   CUCRIU_CONFIG=/root/swap.yaml cucriu restore -D /var/lib/images/job1 --pidfile /run/job1.pid`,
@@ -47,7 +47,7 @@ and the image is intact.`,
 				return usageError{errors.New("either --foreground or -d")}
 			}
 			if !detached {
-				return usageError{errors.New("-d=false: to stay is --foreground")}
+				return usageError{errors.New("-d=false: use --foreground to wait for the job")}
 			}
 			if err := criu.check(); err != nil {
 				return err
@@ -80,9 +80,9 @@ and the image is intact.`,
 	}
 	criu.add(cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&foreground, "foreground", false, "stay, pass signals on, and end with the job's exit status")
+	flags.BoolVar(&foreground, "foreground", false, "wait, forward signals, and exit with the job's exit status")
 	flags.BoolVarP(&detached, "restore-detached", "d", true, "return once the job runs (the default)")
-	flags.BoolVar(&cutLogs, "cut-logs", false, "cut files that the job was writing at their end, and that have grown since, back to their size at the dump; what is newer is kept beside them")
+	flags.BoolVar(&cutLogs, "cut-logs", false, "truncate files that the job was appending to and that have grown since back to their size at the dump; the newer content is kept beside them")
 	flags.StringVar(&pidFile, "pidfile", "", "write the pid of the root process to this file")
 	jsonFlag(cmd)
 	return cmd

@@ -24,14 +24,14 @@ func rootCommand() *cobra.Command {
 		Short: "Dump, restore and migrate processes that use NVIDIA GPUs, with stock CRIU",
 		Long: `cucriu lets stock CRIU dump and restore processes that use NVIDIA GPUs.
 
-cucriu dump and cucriu restore drive criu by themselves. For those who drive it
-otherwise (by hand, runc, Podman, Kubernetes) there is cucriu-hook, criu's action
-script. The other commands show what became of jobs, bring back those whose dump
-was cut off, and explain how the GPUs of an image map to this host's.
+cucriu dump and cucriu restore run criu themselves. Where something else runs it (by
+hand, runc, Podman, Kubernetes), cucriu-hook serves as criu's action script. The
+other commands show what became of jobs, recover those whose dump was interrupted,
+and show how the GPUs of an image map to this host's.
 
 The exit status says what became of the job: cucriu help exit-status. The
-configuration is /etc/cucriu/config.yaml, or what CUCRIU_CONFIG names; one that
-cannot be used is wrong usage.`,
+configuration is /etc/cucriu/config.yaml, or the file that CUCRIU_CONFIG names; an
+invalid one is wrong usage.`,
 		Example:       "  cucriu check -t 4711\n  cucriu dump -t 4711 -D /var/lib/images/job1\n  cucriu restore -D /var/lib/images/job1",
 		Version:       version.Version,
 		SilenceUsage:  true,

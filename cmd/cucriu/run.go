@@ -30,33 +30,33 @@ func runCommand() *cobra.Command {
 	var check func(args []string) error
 	cmd := &cobra.Command{
 		Use:   "run --dir DIR [--] COMMAND [ARG...]",
-		Short: "Run a long job: start it, make checkpoints of it, go on from the newest",
-		Long: `Run a long job. If DIR holds no checkpoint of it, COMMAND is started; else the job
-goes on from the newest checkpoint that is whole. So the same command line serves
-the first start and every start after a failure, a preemption or a reboot.
+		Short: "Run a long job: start it, checkpoint it, resume from the newest checkpoint",
+		Long: `Run a long job. If DIR holds no checkpoint of it, COMMAND is started; otherwise the
+job resumes from the newest complete checkpoint. So the same command line serves the
+first start and every start after a failure, a preemption or a reboot.
 
 The job runs in pid, mount and time namespaces of its own: its pids are always free
-and its clocks go on evenly. If cucriu run is killed, the job runs on, and the same
-command line takes it under care again. The job's output is kept in DIR/output.log,
+and its clocks do not jump. If cucriu run is killed, the job keeps running, and the
+same command line resumes supervising it. The job's output is kept in DIR/output.log,
 and shown here.
 
-A checkpoint is made every --every. The job stands still only until its memory has
-been copied. At a signal of --preempt (SIGTERM) a last checkpoint is made, the job is
-ended, and the exit status is --requeue-status; a second signal ends it at once.
-Other signals are passed on: to the whole process group what a terminal sends there
+A checkpoint is made every --every. The job is paused only until its memory has been
+copied. On a --preempt signal (SIGTERM) a last checkpoint is made, the job is ended,
+and the exit status is --requeue-status; a second signal ends it at once. Other
+signals are forwarded: to the whole process group those that a terminal sends there
 (Ctrl-C, Ctrl-\), to the first process SIGUSR1, SIGUSR2 and SIGALRM. Ctrl-Z stops
-cucriu run, and the job runs on. With --tty the job has a terminal of its own, at which Ctrl-C
-and Ctrl-Z mean what they mean at any terminal.
+cucriu run, and the job keeps running. With --tty the job has a terminal of its own,
+on which Ctrl-C and Ctrl-Z work as usual.
 
 criu cannot dump an io_uring. Some programs open one if they can: torchrun and
-PyTorch's TCPStore (by libuv), uvloop, Node.js. The job runs under a seccomp filter
-under which io_uring_setup fails with ENOSYS, and these programs do without.
+PyTorch's TCPStore (through libuv), uvloop, Node.js. The job runs under a seccomp
+filter that makes io_uring_setup fail with ENOSYS, and these programs do without.
 
 The exit status is the job's, and 128+n if signal n has ended it. It is 127 if COMMAND
 was not found, 126 if it cannot be executed, and 125 if cucriu itself has failed.
 
-With --adopt PID a job is taken under care that runs already. It runs where it was
-started until it goes on from a checkpoint.
+With --adopt PID a job that is already running is adopted. It stays where it was
+started until it is resumed from a checkpoint.
 
 With --no-checkpoints the job is only started so that cucriu dump -t PID can dump it:
 under that filter, in a session of its own, with the standard streams of cucriu run,
@@ -76,7 +76,7 @@ Without CAP_SYS_ADMIN, set-user-id programs such as sudo gain no rights then.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if noCheckpoints == (long.Dir != "") {
-				return usageError{errors.New("name the directory of the job with --dir, or say --no-checkpoints and dump the job with cucriu dump")}
+				return usageError{errors.New("name the directory of the job with --dir, or give --no-checkpoints and dump the job with cucriu dump")}
 			}
 			hook, err := newHook()
 			if err != nil {
@@ -154,40 +154,40 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string) error) {
 	var tty bool
 	flags := cmd.Flags()
-	folderFlag(cmd, &o.Dir, "dir", "", "holds the checkpoints of the job and its output; made if it is missing")
+	folderFlag(cmd, &o.Dir, "dir", "", "directory for the job's checkpoints and output; created if missing")
 	flags.StringVar(&o.Name, "name", "", "the job's name (default: the last part of DIR)")
-	flags.StringVar(&o.User, "user", "", "whose the job is, by name or number (default: root's)")
-	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing belongs to a checkpoint, such as 512M (default 1G)")
-	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "a /tmp of the job's own, in memory, which belongs to its checkpoints")
-	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "a file of the job that is left as it is when the job goes on from a checkpoint; may be repeated")
-	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 is none on a schedule")
+	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
+	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M (default 1G)")
+	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
+	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "a file of the job that is left as it is when the job is resumed from a checkpoint; may be repeated")
+	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 disables scheduled checkpoints")
 	flags.Var(&value{kind: "percent", set: func(text string) error {
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
 		if err != nil || !strings.HasSuffix(text, "%") || !(percent > 0 && percent <= 50) {
-			return errors.New("it is more than 0% and at most 50%")
+			return errors.New("must be more than 0% and at most 50%")
 		}
 		o.Overhead = percent / 100
 		return nil
-	}}, "overhead", "make checkpoints so often that the job stands still for this part of its time, such as 1%; --every counts until their cost is known")
-	flags.DurationVar(&o.MaxPause, "max-pause", 0, "leave out a checkpoint for which the job would probably stand still for longer; 0 is no limit")
-	flags.StringVar(&o.Stage, "stage", "", "where an image is written while the job stands still: a directory, memory, or disk (in DIR); default: memory if it fits, else disk")
+	}}, "overhead", "make checkpoints as often as the job may be paused for this share of its time, such as 1%; --every applies until their cost is known")
+	flags.DurationVar(&o.MaxPause, "max-pause", 0, "skip a checkpoint that would probably pause the job for longer; 0 is no limit")
+	flags.StringVar(&o.Stage, "stage", "", "where an image is written while the job is paused: a directory, memory, or disk (in DIR); default: memory if it fits, else disk")
 	flags.StringArrayVar(&o.Settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
 	flags.StringArrayVar(&o.NoSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&o.Keep, "keep", 3, "how many checkpoints to keep")
-	sizeFlag(cmd, &o.MaxBytes, "max-bytes", "how much room the checkpoints may take together, such as 500G; the newest verified one and pinned ones stay")
+	sizeFlag(cmd, &o.MaxBytes, "max-bytes", "how much space the checkpoints may take in total, such as 500G; the newest verified one and pinned ones are kept")
 	choose(cmd, &o.Compress, "compress", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)",
 		word[pages.Codec]{"none", 0}, word[pages.Codec]{"s2", pages.S2}, word[pages.Codec]{"zstd", pages.Zstd})
-	choose(cmd, &o.Probe, "probe", "try whether the first checkpoint can be restored, and others once there are new kinds of processes or files in the job: beside it, in a sandbox, without the GPUs: auto or off",
+	choose(cmd, &o.Probe, "probe", "do trial restores of the first checkpoint, and of later ones when the job has new kinds of processes or files: beside the job, in a sandbox, without the GPUs: auto or off",
 		word[bool]{"auto", true}, word[bool]{"off", false})
-	flags.BoolVar(&o.Takeover, "takeover", false, "take the job over from a host that has not given it back, because that host is known to be down")
-	preempt := flags.StringSlice("preempt", []string{"TERM"}, "the signals after which the job is to leave this host, such as TERM,USR1")
-	flags.DurationVar(&o.Grace, "grace", 0, "how long that may take, with the last checkpoint; 0 is as long as it takes")
-	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "the exit status then")
-	flags.IntVar(&o.MovedStatus, "moved-status", 0, "the exit status once the job has moved to another host (cucriu migrate --job)")
-	flags.IntVar(&o.Adopt, "adopt", 0, "take a job under care that runs already: the pid of its first process")
-	flags.BoolVar(&tty, "tty", false, "the job has a terminal of its own, joined to ours")
-	criuFlag(cmd, &o.Criu, "the criu to run")
-	flags.StringVar(&o.Metrics, "metrics", "", "a file for Prometheus, which its node exporter reads (name it *.prom)")
+	flags.BoolVar(&o.Takeover, "takeover", false, "take the job over from a host that has not released it and is known to be down")
+	preempt := flags.StringSlice("preempt", []string{"TERM"}, "signals that ask the job to leave this host, such as TERM,USR1")
+	flags.DurationVar(&o.Grace, "grace", 0, "how long leaving may take, including the last checkpoint; 0 is no limit")
+	flags.IntVar(&o.RequeueStatus, "requeue-status", 75, "exit status after leaving")
+	flags.IntVar(&o.MovedStatus, "moved-status", 0, "exit status once the job has moved to another host (cucriu migrate --job)")
+	flags.IntVar(&o.Adopt, "adopt", 0, "adopt a job that is already running: the pid of its first process")
+	flags.BoolVar(&tty, "tty", false, "give the job a terminal of its own, connected to this one")
+	criuFlag(cmd, &o.Criu, "path of the criu to run")
+	flags.StringVar(&o.Metrics, "metrics", "", "a file for the textfile collector of Prometheus's node exporter (name it *.prom)")
 	return func(args []string) error {
 		o.Command, o.Output, o.Messages, o.Flags = args, os.Stdout, logging.Stderr(), givenFlags(flags)
 		if tty {
@@ -212,7 +212,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Adopt < 0:
 			return errors.New("--adopt: a pid is a positive number")
 		case o.Adopt != 0 && len(args) > 0:
-			return errors.New("--adopt: the job runs already, so leave out the command")
+			return errors.New("--adopt: the job is already running, so leave out the command")
 		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || len(o.Settings)+len(o.NoSettings) > 0):
 			return errors.New("--adopt: --tty, --user, --private-tmp, --setting and --no-setting are for a job that is started")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
@@ -222,7 +222,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Stage != "" && o.Stage != jobs.StageMemory && o.Stage != jobs.StageDisk && !filepath.IsAbs(o.Stage):
 			return fmt.Errorf("--stage %s: memory, disk, or an absolute path", o.Stage)
 		case o.Metrics != "" && existing(filepath.Dir(o.Metrics)) == "":
-			return fmt.Errorf("--metrics %s: there is no such folder", o.Metrics)
+			return fmt.Errorf("--metrics %s: no such directory", o.Metrics)
 		case o.Keep < 1:
 			return fmt.Errorf("--keep %d: at least 1", o.Keep)
 		case o.RequeueStatus < 0 || o.RequeueStatus > 255:

@@ -42,8 +42,8 @@ what became of them.
 GPUs are shown by their index in cucriu gpus. The last dumps and restores that
 were refused are shown until the same one is begun, for a week at most.
 
-With -D, only what is about an image is shown. The exit status is 0 then if the
-last dump into it, or restore from it, has succeeded, whoever drove criu; 1 if
+With -D, only the sessions of an image are shown. The exit status is 0 then if the
+last dump into it, or restore from it, has succeeded, no matter who ran criu; 1 if
 not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 		Example: "  cucriu status\n  cucriu status --json\n  cucriu status -D /var/lib/images/job1",
 		Args:    noArguments,
@@ -83,7 +83,7 @@ not; 3 if it was refused or none is known; 4 if it is not over within 10 s.`,
 			}), err)
 		}),
 	}
-	folderFlag(cmd, &dir, "images-dir", "D", "only what is about this image, and its exit status")
+	folderFlag(cmd, &dir, "images-dir", "D", "show only this image's sessions, and exit with its status")
 	jsonFlag(cmd)
 	uuidFlag(cmd, &uuids)
 	return cmd
@@ -99,7 +99,7 @@ func writeSessions(out io.Writer, sessions []hooks.Status) {
 		}
 		table.row(s.Begun.Local().Format(time.DateTime), s.Session, somePIDs(s.PIDs()), outcome)
 		if s.Elsewhere {
-			table.below("left alone: of another pid namespace")
+			table.below("left alone: in another pid namespace")
 		}
 		if dir := existing(s.ImageDir); dir != "" && !strings.Contains(s.Message, dir) {
 			table.below("image " + dir)
@@ -214,7 +214,7 @@ func (r statusReport) verdict(dir string) error {
 	case refusal.Last.After(last.Begun):
 		return preflight.AsRefusal(fmt.Errorf("the last %s was refused, %s: %s", refusal.Kind, refusal.Last.Local().Format(time.DateTime), refusal.Text()))
 	case last.Session == "":
-		return preflight.AsRefusal(fmt.Errorf("no dump into %s and no restore from it is known on this host: a job without CUDA is criu's alone", dir))
+		return preflight.AsRefusal(fmt.Errorf("no dump into %s and no restore from it is known on this host: jobs without CUDA are left to criu alone", dir))
 	case last.Outcome == "":
 		return fmt.Errorf("%s: %w: it is at step %s", last.Session, hooks.ErrNotBack, last.Step)
 	case last.Kind == journal.KindDump && last.Step == journal.StepDumped, last.Kind == journal.KindRestore && last.Outcome == journal.OutcomeRunning,

@@ -64,11 +64,11 @@ func (s summary) String() string {
 	state := ""
 	switch {
 	case s.Outcome == "running" && s.stopped:
-		state = ", it is stopped as before"
+		state = ", left stopped as before"
 	case s.Outcome == "stopped":
-		state = ", it is stopped"
+		state = ", left stopped"
 	case s.Outcome == "running":
-		state = ", it runs on"
+		state = ", left running"
 	case s.Outcome == "gone":
 		state = ", it was left alive and has ended since"
 	}

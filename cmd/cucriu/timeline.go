@@ -26,7 +26,7 @@ func timelineOf(dir, session string) (timeline.Trace, error) {
 	if session == "" {
 		trace, err := image.ReadTimeline(dir)
 		if errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("%s has no %s: it is no image directory, or no process in it uses CUDA; a session's timeline is shown with --session (cucriu status has their names)", dir, image.TimelineName)
+			err = fmt.Errorf("%s has no %s: it is not an image directory, or no process in it uses CUDA; --session shows the timeline of a session (cucriu status lists their names)", dir, image.TimelineName)
 		}
 		if err != nil {
 			return timeline.Trace{}, preflight.AsRefusal(err)

@@ -82,7 +82,7 @@ func extendHelp(root *cobra.Command) {
 // noArguments refuses arguments that do not belong to an option.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		err := fmt.Errorf("argument %q: %s takes none but its options", args[0], cmd.CommandPath())
+		err := fmt.Errorf("argument %q: %s takes no arguments, only options", args[0], cmd.CommandPath())
 		if _, notPID := parsePID(args[0]); notPID == nil {
 			for _, name := range []string{"tree", "pid"} {
 				if flag := cmd.Flags().Lookup(name); flag != nil {
@@ -130,7 +130,7 @@ func advice(cmd *cobra.Command, err error) string {
 	case drivesCriu && name == "libdir":
 		return ": it is not needed, " + cmd.CommandPath() + " gives criu no plugins"
 	case drivesCriu && slices.Contains(criuOnly, name):
-		return ": an option of criu's that is not here goes into a file, for --criu-config"
+		return ": put criu options that cucriu does not have into a file, and give it with --criu-config"
 	}
 	// cobra knows which of several names are near.
 	names := &cobra.Command{SuggestionsMinimumDistance: 2}
