@@ -37,7 +37,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.timers.startGrace(s.Grace)
 	case life.Kill:
 		if e.Kind == life.Tick {
-			s.say("the job was killed while criu was at work on it, and criu waits for it: both are ended")
+			s.say("the job was killed while criu was working on it, and criu is waiting for it: both are being killed")
 		}
 		_ = s.sandbox.Kill() // the end of the supervisor tries it again
 	case life.KillRest:
@@ -53,7 +53,7 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 		s.status.runs(s.life.Paused, s.timers.next)
 	case life.Skip:
 		pause, _ := s.checkpointer.tooLong()
-		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would stand still for about %v, and may for %v (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
+		s.tell(Event{Event: EventSkipped, Message: fmt.Sprintf("no checkpoint: the job would be paused for about %v, and %v is allowed (--max-pause)", pause.Round(time.Millisecond), s.MaxPause)})
 		s.checkpointer.costs = s.checkpointer.costs[1:] // so that it is tried again some time
 	case life.Pass:
 		s.pass(e.signal, s.life.Paused)
@@ -62,15 +62,15 @@ func (s *supervisor) do(ctx context.Context, a life.Action) {
 	case life.Answer:
 		s.control.answer(s.control.result(e, s.life.Phase == life.Over))
 	case life.AnswerAtEnd:
-		s.tell(Event{Event: EventPreempted, Message: s.name + " is stopped, as was asked for"})
+		s.tell(Event{Event: EventPreempted, Message: s.name + " is stopped, as requested"})
 		s.control.answerAtEnd()
 	case life.Refuse:
 		s.control.answer(Answer{}, s.control.refusal(s.life, s.move.Peer, e.err))
 	case life.TellNoLast:
 		expected, _ := s.checkpointer.costs.expected()
-		why := fmt.Errorf("it would take %v, and %v of --grace are left", expected.total.Round(time.Second), s.timers.left(s.Grace).Round(time.Second))
+		why := fmt.Errorf("it would take %v, but %v of --grace is left", expected.total.Round(time.Second), s.timers.left(s.Grace).Round(time.Second))
 		if s.life.Hurry {
-			why = cmp.Or(s.cause, fmt.Errorf("the %v of --grace are over", s.Grace))
+			why = cmp.Or(s.cause, fmt.Errorf("the %v of --grace have expired", s.Grace))
 		}
 		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("no last checkpoint: %v", why)})
 	default:
@@ -251,11 +251,11 @@ func (s *supervisor) readExit(e *event) (err error) {
 func (s *supervisor) end(a life.Action) (status int, err error) {
 	switch e := s.event; a {
 	case life.EndMoved:
-		s.tell(Event{Event: EventMoved, Message: fmt.Sprintf("%s goes on at %s", s.name, e.move.Peer)})
+		s.tell(Event{Event: EventMoved, Message: fmt.Sprintf("%s has moved to %s", s.name, e.move.Peer)})
 		return s.MovedStatus, nil
 	case life.EndUndecided:
 		sig := cmp.Or(e.signal, s.told)
-		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s while %s is being moved; if it does not move, the same command goes on from its last checkpoint", unix.SignalName(sig), s.name)})
+		s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s while %s is being moved; if it does not move, the same command resumes from its last checkpoint", unix.SignalName(sig), s.name)})
 		return s.RequeueStatus, nil
 	case life.EndFinished:
 		return s.sayFinished(), nil
@@ -265,7 +265,7 @@ func (s *supervisor) end(a life.Action) (status int, err error) {
 		return 0, errors.Join(fmt.Errorf("%s was ended here: %w", s.name, e.err), s.endSandbox())
 	case life.EndAsTold:
 		s.setLeaving()
-		s.tell(Event{Event: EventPreempted, Message: s.name + " ended when it was told to leave this host, and is not taken for finished"})
+		s.tell(Event{Event: EventPreempted, Message: s.name + " ended when it was asked to leave this host, and is not considered finished"})
 		return s.endLeaving()
 	case life.EndLeave:
 		return s.endLeaving()
@@ -287,8 +287,8 @@ func (s *supervisor) endLeaving() (int, error) {
 // known may be half there.
 func (s *supervisor) endGivenUp() (int, error) {
 	name := unix.SignalName(s.told)
-	s.hook.Log.Info("The job is given up before it was here", "signal", name, "error", s.event.err)
-	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s before %s was here: it leaves this host as it came", name, s.name)})
+	s.hook.Log.Info("Giving up the job before it was started or resumed", "signal", name, "error", s.event.err)
+	s.tell(Event{Event: EventPreempted, Message: fmt.Sprintf("got %s before %s was started or resumed: it leaves this host unchanged", name, s.name)})
 	if err := s.endSandbox(); err != nil {
 		return 0, err
 	}
@@ -304,7 +304,7 @@ func (s *supervisor) endJob() (int, error) {
 	status := s.exit.Code()
 	message := fmt.Sprintf("%s has ended with exit status %d", s.name, status)
 	if s.exit.Unknown {
-		message = s.name + " has ended, and this kernel has told only its parent how: if it has finished, remove this directory"
+		message = s.name + " has ended, but on this kernel only its parent learns how: if it has finished, remove this directory"
 	}
 	if s.exit.Status.Signaled() {
 		message = fmt.Sprintf("%s was killed by %v", s.name, unix.SignalName(s.exit.Status.Signal()))
@@ -314,7 +314,7 @@ func (s *supervisor) endJob() (int, error) {
 			return 0, err
 		}
 	} else if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 {
-		message += fmt.Sprintf("; the same command goes on from checkpoint %s", all[len(all)-1].Name)
+		message += fmt.Sprintf("; the same command resumes from checkpoint %s", all[len(all)-1].Name)
 	}
 	s.tell(Event{Event: EventEnded, Status: status, Message: message})
 	return status, s.endSandbox()

@@ -42,7 +42,7 @@ func adoptedRecord(o Options) (record, error) {
 // refused before anything is touched.
 func (s *starter) adopt(ctx context.Context) error {
 	if s.Adopt == 0 {
-		return fmt.Errorf("%s has ended, and there was no checkpoint of it yet: start it, and adopt it once more (--adopt PID)", s.record.Name)
+		return fmt.Errorf("%s has ended, and there was no checkpoint of it yet: start it again, and adopt it again (--adopt PID)", s.record.Name)
 	}
 	root, err := proc.IdentOf(s.Adopt)
 	if err == nil {
@@ -63,7 +63,7 @@ func (s *starter) adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: process %d is under care: %s", s.record.Name, s.Adopt, strings.Join(s.record.Command, " "))})
+	s.tell(Event{Event: EventStarted, Message: fmt.Sprintf("%s: process %d is now supervised: %s", s.record.Name, s.Adopt, strings.Join(s.record.Command, " "))})
 	return s.openRoot()
 }
 
@@ -82,7 +82,7 @@ func checkAdoptable(ctx context.Context, s *core) error {
 	}
 	err = s.hook.Refuse(wanted.Findings)
 	if wanted.Options.Terminal {
-		err = errors.Join(err, errors.New("it has a terminal open, which it would not have where it goes on: start it with its streams in files (nohup COMMAND <FILE >FILE 2>&1), or by cucriu run --dir DIR --tty"))
+		err = errors.Join(err, errors.New("it has a terminal open, which it would not have when resumed from a checkpoint: start it with its streams in files (nohup COMMAND <FILE >FILE 2>&1), or by cucriu run --dir DIR --tty"))
 	}
 	pids, treeErr := proc.Tree(s.Adopt)
 	err = errors.Join(err, treeErr, files.Foresee(ctx, s.Adopt, s.files()))
@@ -90,7 +90,7 @@ func checkAdoptable(ctx context.Context, s *core) error {
 		err = errors.Join(err, checkNamespaces(pid))
 	}
 	if session, _ := unix.Getsid(s.Adopt); session == 0 {
-		err = errors.Join(err, errors.New("its session began outside of this pid namespace, and criu cannot dump such a process: start it with setsid"))
+		err = errors.Join(err, errors.New("its session began outside this pid namespace, and criu cannot dump such a process: start it with setsid"))
 	}
 	return err
 }

@@ -24,9 +24,9 @@ func NoSupervisor(job Local) error {
 	remedy := "run this where it runs (cucriu jobs show says which host has it), or start it with the same cucriu run"
 	switch job.State {
 	case StateUnattended:
-		meaning, remedy = "runs without a supervisor", "the same cucriu run takes it under care again"
+		meaning, remedy = "runs without a supervisor", "run the same cucriu run command again to resume supervision"
 	case StateFinished:
-		meaning, remedy = "has finished", "there is nothing to ask for"
+		meaning, remedy = "has finished", "there is nothing to do"
 	}
 	return preflight.AsRefusal(fault.Because(ErrNoSupervisor, fmt.Sprintf("%s (%s) %s", job.Name, job.Dir, meaning), remedy))
 }
@@ -43,7 +43,7 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	if err := json.NewEncoder(conn).Encode(r); err != nil {
-		return Answer{}, fmt.Errorf("ask the supervisor of %s: %w", job.Name, err)
+		return Answer{}, fmt.Errorf("contact the supervisor of %s: %w", job.Name, err)
 	}
 	decoder := json.NewDecoder(conn)
 	for {
@@ -51,7 +51,7 @@ func Ask(ctx context.Context, runDir string, job Local, r Request, progress func
 		err := decoder.Decode(&a)
 		switch {
 		case ctx.Err() != nil:
-			return a, fmt.Errorf("%w: not waited for any longer; what the supervisor of %s has begun goes on", context.Cause(ctx), job.Name)
+			return a, fmt.Errorf("%w: no longer waiting; the supervisor of %s still completes what it has begun", context.Cause(ctx), job.Name)
 		case err != nil:
 			return a, fmt.Errorf("the supervisor of %s ended before it answered, see cucriu status: %w", job.Name, err)
 		case a.Progress != "":
@@ -102,11 +102,11 @@ func Find(runDir, arg string) (Local, error) {
 	case len(named) == 1:
 		return named[0], nil
 	case len(named) > 1:
-		return Local{}, notFound(fmt.Sprintf("%d jobs are called %s", len(named), arg), "name the directory, one of "+strings.Join(dirs, ", "))
+		return Local{}, notFound(fmt.Sprintf("%d jobs are named %s", len(named), arg), "give the directory, one of "+strings.Join(dirs, ", "))
 	case err == nil:
 		return findDir(runDir, arg)
 	}
-	return Local{}, notFound(fmt.Sprintf("no job of this host is called %q", arg), "see cucriu jobs list, or name the directory of the job")
+	return Local{}, notFound(fmt.Sprintf("no job on this host is named %q", arg), "see cucriu jobs list, or give the directory of the job")
 }
 
 // findDir finds the job of a directory. There may be several paths to it.
@@ -117,7 +117,7 @@ func findDir(runDir, dir string) (Local, error) {
 	}
 	r, err := loadRecord(filepath.Join(dir, recordName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Local{}, notFound(dir+" is not the directory of a job", "name the one that cucriu run --dir was given")
+		return Local{}, notFound(dir+" is not the directory of a job", "give the one that was passed to cucriu run --dir")
 	}
 	if err != nil {
 		return Local{}, err

@@ -55,7 +55,7 @@ func TestJobsAreFoundByNameAndByDirectory(t *testing.T) {
 		"link/D":   train,
 		"foreign":  foreign,
 		"./one/..": "is not the directory of a job",
-		"nobody":   "no job of this host is called",
+		"nobody":   "no job on this host is named",
 		"./nobody": "is not the directory of a job",
 	} {
 		found, err := Find(runDir, arg)
@@ -114,7 +114,7 @@ func TestWhatIsKnownOfAJobIsLookedAtAgain(t *testing.T) {
 func TestThereIsNoSupervisorToAsk(t *testing.T) {
 	runDir := t.TempDir()
 	for state, says := range map[State]string{
-		StateUnattended: "the same cucriu run takes it under care again",
+		StateUnattended: "run the same cucriu run command again to resume supervision",
 		StateFinished:   "has finished",
 		StateGone:       "does not run on this host",
 		"":              "does not run on this host",

@@ -43,7 +43,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 	if err == nil {
 		s.removeLeftovers(saved)
 	} else if !attached {
-		return fmt.Errorf("%w: make room, and give this command again", err)
+		return fmt.Errorf("%w: free some space, and run this command again", err)
 	} else {
 		s.tell(Event{Event: EventFailed, Message: err.Error()})
 	}
@@ -77,7 +77,7 @@ func (s *starter) begin(ctx, told context.Context) error {
 func (s *starter) removeLeftovers(saved []string) {
 	left, err := s.store.RemoveLeftovers()
 	if err != nil {
-		s.say(fmt.Sprintf("not all is removed that an earlier supervisor has left: %v", err))
+		s.say(fmt.Sprintf("not all leftovers of an earlier supervisor could be removed: %v", err))
 	}
 	for _, path := range left {
 		if !slices.Contains(saved, path) {
@@ -107,7 +107,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if of := s.store.Previous(); of.BootID != "" && !of.IsOfThisBoot() {
-		s.say(fmt.Sprintf("%s was taken over by %v: what runs here is older, and is ended", s.record.Name, of))
+		s.say(fmt.Sprintf("%s was taken over by %v: the older copy running here is being ended", s.record.Name, of))
 		return false, s.endSandbox()
 	}
 	// What the last supervisor had begun is finished, or undone, first.
@@ -115,7 +115,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 	_, err = s.ask(ctx, inside.Request{Op: inside.Recover})
 	over()
 	if err != nil && p.Alive() {
-		return false, fmt.Errorf("the job runs, but what was cut off cannot be finished: %w", err)
+		return false, fmt.Errorf("the job runs, but an interrupted operation on it cannot be finished: %w", err)
 	}
 	s.root, err = p.OpenRoot()
 	switch {
@@ -126,7 +126,7 @@ func (s *starter) attach(ctx context.Context) (bool, error) {
 		if err := s.attachPaused(ctx); err != nil {
 			return false, err
 		}
-		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s runs, its supervisor had gone: it is under care again", s.record.Name)})
+		s.tell(Event{Event: EventAttached, Message: fmt.Sprintf("%s was running without a supervisor: it is supervised again", s.record.Name)})
 		return true, nil
 	case !errors.Is(err, proc.ErrGone):
 		return false, err
@@ -152,7 +152,7 @@ func (s *starter) attachPaused(ctx context.Context) (err error) {
 		return err
 	}
 	if _, err := s.ask(ctx, inside.Request{Op: inside.Pause, Root: s.sandbox.Root}); err != nil {
-		s.say(fmt.Sprintf("the pause of %s was cut off and is undone: %v", s.record.Name, err))
+		s.say(fmt.Sprintf("the pause of %s was interrupted and is being undone: %v", s.record.Name, err))
 		if err := s.unpause(ctx); err != nil {
 			s.tell(Event{Event: EventFailed, Message: err.Error()})
 			return nil
@@ -160,7 +160,7 @@ func (s *starter) attachPaused(ctx context.Context) (err error) {
 		s.paused = false
 		return nil
 	}
-	s.say(s.record.Name + " is paused: cucriu jobs resume lets it go on")
+	s.say(s.record.Name + " is paused: resume it with cucriu jobs resume")
 	return nil
 }
 
@@ -175,7 +175,7 @@ func (s *starter) start(ctx context.Context) error {
 		s.say(note)
 	}
 	if s.record.Input == inputFile {
-		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), and this version cannot start it so: start it anew in another --dir")
+		return errors.New("the job reads a file that was the standard input of an earlier version of cucriu run (--stdin), which this version does not support: start it anew in another --dir")
 	}
 	start := &sandbox.Start{Args: s.record.Command, Env: env, Dir: s.record.WorkDir, Output: s.outputPath()}
 	if s.user != nil {
@@ -244,7 +244,7 @@ func (s *starter) noteSandbox() {
 // no supervisor goes on from its newest checkpoint.
 func (s *starter) setRunning() {
 	if err := s.sandbox.SetRunning(); err != nil {
-		s.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
+		s.say(fmt.Sprintf("the sandbox's record could not be written: %v", err))
 	}
 	s.forgetUndo()
 }

@@ -78,7 +78,7 @@ const lookAfter = time.Minute
 func (s *checkpointer) look(ctx context.Context) {
 	_, err := s.ask(ctx, inside.Request{Op: inside.Check, Root: s.sandbox.Root, Files: s.files()})
 	if err != nil && ctx.Err() == nil && s.root != nil && s.root.Alive() {
-		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the job runs, but no checkpoint could be made of it as it is now: %v", err)})
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("the job runs, but in its current state it could not be checkpointed: %v", err)})
 	}
 }
 
@@ -93,7 +93,7 @@ func (s *checkpointer) tellCheckpoint(c store.Checkpoint) {
 }
 
 func sayCheckpoint(c store.Checkpoint) string {
-	return fmt.Sprintf("checkpoint %s: the job stood still for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
+	return fmt.Sprintf("checkpoint %s: the job was paused for %v; %s, of which %s new", c.Name, c.Pause.Round(time.Millisecond), units.Size(c.Bytes), units.Size(c.New))
 }
 
 // makeCheckpoint dumps the job into a staging directory and brings the image to the store. With
@@ -173,13 +173,13 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	if err := failpoint.Hit(ctx, "jobs.staged", 0); err != nil {
 		return store.Checkpoint{}, err
 	}
-	defer s.tellIfSlow("the way of a checkpoint to the store", expected.total, inUs)()
+	defer s.tellIfSlow("moving a checkpoint to the store", expected.total, inUs)()
 	if err := files.Sync(ctx, made); err != nil {
 		return store.Checkpoint{}, err
 	}
 	c, err := s.publish(ctx, made, info, end)
 	if err != nil && end {
-		return c, fmt.Errorf("%w; the image is whole, and the same command on this host makes a checkpoint of it", err)
+		return c, fmt.Errorf("%w; the image is complete, and the same command on this host makes a checkpoint of it", err)
 	}
 	if err == nil {
 		keep, dumped = false, false
@@ -225,7 +225,7 @@ func (s *checkpointer) verify(c store.Checkpoint) error {
 	err := s.store.Verify(s.tidy, c, verifiers, nil)
 	over()
 	if err != nil && s.tidy.Err() == nil {
-		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s is not what was written: %v", c.Name, err)})
+		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s does not match what was written: %v", c.Name, err)})
 	}
 	return err
 }
@@ -247,7 +247,7 @@ func (s *checkpointer) tidyUp() {
 func (s *checkpointer) prune() {
 	_, err := s.store.Prune(s.tidy, store.Policy{Keep: s.Keep, MaxBytes: s.MaxBytes})
 	if err != nil && s.tidy.Err() == nil {
-		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("old checkpoints are not removed: %v", err)})
+		s.tell(Event{Event: EventFailed, Message: fmt.Sprintf("old checkpoints could not be removed: %v", err)})
 	}
 }
 
@@ -279,10 +279,10 @@ func checkStage(s *core) error {
 	}
 	room := int64(disk.Bavail) * disk.Bsize
 	if room < leastStage {
-		return fmt.Errorf("--stage %s: %s are free there, and an image needs more", s.Stage, units.Size(room))
+		return fmt.Errorf("--stage %s: only %s is free there, and an image needs more", s.Stage, units.Size(room))
 	}
 	if all, err := s.store.Checkpoints(); err == nil && len(all) > 0 && all[len(all)-1].Bytes > room {
-		s.say(fmt.Sprintf("--stage %s: %s are free there, and the newest checkpoint has %s: images go straight to %s until there is more", s.Stage, units.Size(room), units.Size(all[len(all)-1].Bytes), s.Dir))
+		s.say(fmt.Sprintf("--stage %s: only %s is free there, but the newest checkpoint has %s: images go straight to %s until there is more", s.Stage, units.Size(room), units.Size(all[len(all)-1].Bytes), s.Dir))
 	}
 	return nil
 }

@@ -201,39 +201,39 @@ func (c *control) result(e event, over bool) (a Answer, err error) {
 		}
 		return a, err
 	case life.AskResume:
-		return Answer{Message: c.name + " goes on"}, e.err
+		return Answer{Message: c.name + " is resumed"}, e.err
 	case life.AskPrune:
 		for _, old := range e.removed {
 			a.Removed = append(a.Removed, old.Name)
 		}
 		return a, e.err
 	}
-	what := "is not stopped, and goes on"
+	what := "was not stopped, and keeps running"
 	switch {
 	case e.of == life.EndSandbox: // all of it is gone
 		return Answer{Message: sayCheckpoint(c.made), Checkpoint: c.made.Name}, errors.Join(c.lastErr, e.err)
 	case over: // its image is whole, and is not yet a checkpoint
 		return a, e.err
 	case c.asked.Op == life.AskMove:
-		what = "does not move, and goes on here"
+		what = "did not move, and keeps running here"
 	}
 	return a, fmt.Errorf("%s %s: %w", c.name, what, e.err)
 }
 
 // refusal says why a request is not served.
 func (c *control) refusal(at life.State, peer string, cause error) error {
-	why := "the supervisor of %s does not know " + strconv.Quote(string(c.asked.Op)) + ": it is of another version than this cucriu"
+	why := "the supervisor of %s does not support " + strconv.Quote(string(c.asked.Op)) + ": its version differs from this cucriu"
 	switch op := c.asked.Op; {
 	case at.Phase == life.Undecided:
 		return preflight.AsRefusal(fmt.Errorf("%s is being moved to %s", c.name, peer))
 	case at.Phase != life.Running || at.Leave || at.Gone:
 		return errOver
 	case op == life.AskMove:
-		return errors.Join(fmt.Errorf("%s does not move, and goes on here: nobody moves it: cucriu migrate --job does", c.name), cause)
+		return errors.Join(fmt.Errorf("%s did not move, and keeps running here: no move is under way: move it with cucriu migrate --job", c.name), cause)
 	case op == life.AskCheckpoint:
-		why = "%s is paused, and makes no checkpoints: cucriu jobs resume lets it go on"
+		why = "%s is paused, and makes no checkpoints: resume it with cucriu jobs resume"
 	case op == life.AskPause:
-		why = "%s is paused already: cucriu jobs resume lets it go on"
+		why = "%s is already paused: resume it with cucriu jobs resume"
 	case op == life.AskResume:
 		why = "%s is not paused"
 	}

@@ -108,7 +108,7 @@ func (s *core) endSandbox() error {
 func (s *core) leave() error {
 	all, err := s.store.Checkpoints()
 	if err == nil && len(all) == 0 && s.sandbox.IsAdopted() && s.sandbox.Alive() {
-		return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs without care", s.record.Name, s.sandbox.Root)
+		return fmt.Errorf("there is no checkpoint of %s: process %d is not ended, and runs unsupervised", s.record.Name, s.sandbox.Root)
 	}
 	return errors.Join(s.endSandbox(), err)
 }
@@ -123,7 +123,7 @@ func (s *core) sayNext() error {
 		s.say("there is no checkpoint: the same command starts the job anew")
 	} else {
 		newest := all[len(all)-1]
-		s.say(fmt.Sprintf("the same command goes on from checkpoint %s of %s", newest.Name, age(newest)))
+		s.say(fmt.Sprintf("the same command resumes from checkpoint %s of %s", newest.Name, age(newest)))
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (s *core) sayNext() error {
 func (s *core) finish(status int, at time.Time) error {
 	s.record.Finished = &finished{Status: status, At: at}
 	if err := s.record.write(s.Dir); err != nil {
-		return fmt.Errorf("%s has finished, but that cannot be written down: %w", s.record.Name, err)
+		return fmt.Errorf("%s has finished, but that could not be recorded: %w", s.record.Name, err)
 	}
 	s.status.is(StateFinished)
 	return nil
@@ -167,15 +167,15 @@ func (s *core) pause(ctx context.Context) (bool, error) {
 		paused, _ := inside.IsPaused(s.sandbox.RunDir) // it was cut off, and cucriu jobs resume brings the job back
 		return paused, err
 	}
-	s.tell(Event{Event: EventPaused, Message: s.record.Name + " is paused: it stands still, and its GPU memory is in host memory"})
+	s.tell(Event{Event: EventPaused, Message: s.record.Name + " is paused: it is stopped, and its GPU memory is in host memory"})
 	return true, nil
 }
 
 // unpause lets a paused job go on.
 func (s *core) unpause(ctx context.Context) error {
 	if _, err := s.ask(ctx, inside.Request{Op: inside.Unpause, Root: s.sandbox.Root}); err != nil {
-		return fmt.Errorf("%s does not go on, and is still paused: %w", s.record.Name, err)
+		return fmt.Errorf("%s could not be resumed, and is still paused: %w", s.record.Name, err)
 	}
-	s.tell(Event{Event: EventUnpaused, Message: s.record.Name + " goes on after its pause"})
+	s.tell(Event{Event: EventUnpaused, Message: s.record.Name + " was resumed after its pause"})
 	return nil
 }

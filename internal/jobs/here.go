@@ -26,7 +26,7 @@ func checkHere(ctx context.Context, s *core) error {
 	if s.PrivateTmp {
 		for _, path := range []string{s.Dir, s.Stage, s.hook.Config.RunDir, s.record.WorkDir, s.Criu} {
 			if strings.HasPrefix(filepath.Clean(path)+"/", tmp+"/") {
-				return fmt.Errorf("--private-tmp hides %s: name another place for it", path)
+				return fmt.Errorf("--private-tmp hides %s: choose another location for it", path)
 			}
 		}
 	}
@@ -62,7 +62,7 @@ func checkHere(ctx context.Context, s *core) error {
 	findings = findings.Soften(preflight.FindingDriverMissing, preflight.FindingDriverOld)
 	findings = s.hook.Judge(findings)
 	if _, err := os.Stat("/proc/self/ns/time_for_children"); err != nil {
-		s.say("this kernel has no time namespaces: the job's monotonic clock jumps when it goes on from a checkpoint")
+		s.say("this kernel has no time namespaces: the job's monotonic clock jumps when it resumes from a checkpoint")
 	}
 	return findings.Err()
 }

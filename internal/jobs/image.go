@@ -114,7 +114,7 @@ func putBackFindings(ctx context.Context, dir string) (findings preflight.Findin
 	case errors.As(err, &refused):
 		for _, problem := range refused.Problems {
 			findings = append(findings, preflight.Finding{
-				Name: preflight.FindingFileDiffers, Severity: preflight.SeverityError, Message: problem.Error(), Remedy: "put it back as it was",
+				Name: preflight.FindingFileDiffers, Severity: preflight.SeverityError, Message: problem.Error(), Remedy: "restore it as it was",
 			})
 		}
 	case err != nil:

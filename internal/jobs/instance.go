@@ -53,7 +53,7 @@ func (in *instance) isExiting() bool { return in.root == nil || in.root.Exiting(
 // setLeaving records that what ends the job next is no fault of it.
 func (in *instance) setLeaving() {
 	if err := in.sandbox.SetLeaving(); err != nil {
-		in.say(fmt.Sprintf("the sandbox's record cannot be written: %v", err))
+		in.say(fmt.Sprintf("the sandbox's record could not be written: %v", err))
 	}
 }
 
@@ -160,7 +160,7 @@ func (in *instance) awaitExit() (sandbox.Exit, error) {
 		case !alive:
 			return sandbox.Exit{Status: unix.WaitStatus(unix.SIGKILL), At: time.Now()}, nil
 		case time.Now().After(deadline):
-			return sandbox.Exit{}, fmt.Errorf("the job has ended, and its init does not tell how: %w", proc.ErrGone)
+			return sandbox.Exit{}, fmt.Errorf("the job has ended, but its init did not report how: %w", proc.ErrGone)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

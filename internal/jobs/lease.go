@@ -146,7 +146,7 @@ func findKnown(runDir, dir string, where []string) (folder string, known Local, 
 			continue
 		}
 		if err != nil {
-			return own, Local{}, fmt.Errorf("whether the job of %s runs cannot be told: %w: if none of this host runs, remove that file", dir, err)
+			return own, Local{}, fmt.Errorf("cannot tell whether the job of %s runs: %w: if no job of this host runs, remove that file", dir, err)
 		}
 		isSame := f == own || slices.ContainsFunc(l.Where, func(w string) bool { return slices.Contains(where, w) })
 		if isSame && (l.alive || l.PID != 0) {
@@ -177,11 +177,11 @@ func findAlive(o Options, folder string, known Local) (*sandbox.Sandbox, error) 
 	if p != nil {
 		p.Close()
 	}
-	who := "its first process is not known"
+	who := "its first process is unknown"
 	if known.Init != nil {
 		who = fmt.Sprintf("kill -9 %d", known.Init.PID)
 	}
-	return nil, fmt.Errorf("the job of %s runs on this host, and what is at %s now is not the directory that it runs in, which was removed, replaced, or is hidden by a mount: bring that back, or end the job first (%s)", known.Dir, o.Dir, who)
+	return nil, fmt.Errorf("the job of %s runs on this host, but %s is no longer the directory that it runs in, which was removed, replaced, or is hidden by a mount: restore that directory, or end the job first (%s)", known.Dir, o.Dir, who)
 }
 
 // RequireGone fails unless the job of a directory is known not to run on this host.
@@ -198,7 +198,7 @@ func RequireGone(runDir, dir string) error {
 	if p == nil {
 		return err
 	}
-	return errors.Join(errors.New("it runs without a supervisor: the same cucriu run takes it under care again"), err, p.Close())
+	return errors.Join(errors.New("it runs without a supervisor: run the same cucriu run command again to resume supervision"), err, p.Close())
 }
 
 // whereIs returns what a directory is recognized by, also when it is not there any more, or by another
@@ -271,7 +271,7 @@ func (s *lease) raiseFence(ctx context.Context) (fence sandbox.Fence, err error)
 	if left, err := sandboxDirs(s.Dir); err != nil || wait <= 0 || len(left) == 0 {
 		return fence, err
 	}
-	s.say(fmt.Sprintf("%s: waiting for %v, until it must have ended", why, wait.Round(time.Second)))
+	s.say(fmt.Sprintf("%s: waiting %v, after which it must have ended", why, wait.Round(time.Second)))
 	select {
 	case <-ctx.Done():
 		return fence, context.Cause(ctx)
@@ -326,7 +326,7 @@ func findSandbox(o Options) (*sandbox.Sandbox, *sandbox.Exit, error) {
 		case errors.Is(err, sandbox.ErrElsewhere) && o.Takeover: // it ends when the fence is raised
 			gone = errors.Join(sandbox.ErrGone, err)
 		case errors.Is(err, sandbox.ErrElsewhere):
-			return nil, nil, fmt.Errorf("%w: run this command there, or say --takeover, and what the job has done since its last checkpoint is lost", err)
+			return nil, nil, fmt.Errorf("%w: run this command there, or give --takeover, which loses what the job has done since its last checkpoint", err)
 		case !errors.Is(err, sandbox.ErrGone):
 			return p, nil, err
 		}

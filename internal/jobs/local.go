@@ -105,7 +105,7 @@ func Locals(runDir string) ([]Local, error) {
 func readLocal(folder string) (Local, error) {
 	var l Local
 	if err := durable.ReadJSON(filepath.Join(folder, localName), &l); err != nil {
-		return l, fmt.Errorf("what the run directory says of a job: %w", err)
+		return l, fmt.Errorf("record of a job in the run directory: %w", err)
 	}
 	if l.alive, _ = sandbox.IsAlive(folder); !l.alive && l.Init != nil { // an adopted job may have lost its keeper
 		init, err := proc.Reopen(*l.Init)

@@ -35,20 +35,20 @@ func newMetrics(path, job string, last *Made) (*metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
 		return factory.NewCounter(prometheus.CounterOpts{Name: "cucriu_job_" + name, Help: help})
 	}
-	m.success = gauge("last_checkpoint_timestamp_seconds", "When the newest checkpoint was made, in Unix time; 0 if there is none.")
-	m.lastPause = gauge("last_checkpoint_pause_seconds", "How long the job stood still for the last checkpoint.")
+	m.success = gauge("last_checkpoint_timestamp_seconds", "Unix time at which the newest checkpoint was made; 0 if there is none.")
+	m.lastPause = gauge("last_checkpoint_pause_seconds", "How long the job was paused for the last checkpoint.")
 	m.bytes = gauge("last_checkpoint_bytes", "Size of the last checkpoint.")
-	m.newBytes = gauge("last_checkpoint_new_bytes", "How much of the last checkpoint was written; the rest is shared with earlier ones.")
-	m.unchanged = gauge("last_checkpoint_unchanged_ratio", "Which part of the last checkpoint is shared with earlier ones.")
+	m.newBytes = gauge("last_checkpoint_new_bytes", "Bytes of the last checkpoint that were newly written; the rest is shared with earlier ones.")
+	m.unchanged = gauge("last_checkpoint_unchanged_ratio", "Fraction of the last checkpoint that is shared with earlier ones.")
 	m.running = gauge("running", "1 while the job is on this host under a supervisor.")
 	m.pauses = factory.NewHistogram(prometheus.HistogramOpts{
-		Name: "cucriu_job_checkpoint_pause_seconds", Help: "How long the job stood still for each checkpoint.",
+		Name: "cucriu_job_checkpoint_pause_seconds", Help: "How long the job was paused for each checkpoint.",
 		Buckets: prometheus.ExponentialBuckets(0.125, 2, 12), // up to 4 min
 	})
 	m.checkpoints = counter("checkpoints_total", "Checkpoints made.")
 	m.failures = counter("failures_total", "Checkpoints that could not be made, kept or restored.")
-	m.resumes = counter("resumes_total", "How often the job was resumed from a checkpoint.")
-	m.preemptions = counter("preemptions_total", "How often the job was told to leave this host.")
+	m.resumes = counter("resumes_total", "How many times the job was resumed from a checkpoint.")
+	m.preemptions = counter("preemptions_total", "How many times the job was asked to leave this host.")
 	m.running.Set(1)
 	if last != nil {
 		m.success.Set(unixSeconds(last.At))

@@ -75,7 +75,7 @@ func ReadMove(dir string) (m Move, err error) {
 		err = fmt.Errorf("%s names no move", path)
 	}
 	if err != nil {
-		return m, fmt.Errorf("where the job of %s runs cannot be told: %w", dir, err)
+		return m, fmt.Errorf("cannot tell where the job of %s runs: %w", dir, err)
 	}
 	return m, nil
 }
@@ -102,7 +102,7 @@ func RemoveMove(dir string) error {
 type MoveLock struct{ lock *flock.Flock }
 
 // ErrMoving says that another program is at work on the move of a job.
-var ErrMoving = errors.New("another program is at work on the move of this job")
+var ErrMoving = errors.New("another program is working on the move of this job")
 
 // LockMove takes the lock of the record. It waits for it until ctx ends.
 func LockMove(ctx context.Context, dir string) (*MoveLock, error) {
@@ -142,15 +142,15 @@ func (m Move) elsewhere(dir string) string {
 	case m.State == MoveLeft && m.Returned != "":
 		return fmt.Sprintf("the job of %s was given back to %s on %s, because it could not be resumed here: %s", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime), proc.Printable(m.Returned))
 	case m.State == MoveLeft:
-		text := fmt.Sprintf("the job of %s has moved to %s on %s, and goes on there", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime))
+		text := fmt.Sprintf("the job of %s has moved to %s on %s, and runs there now", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime))
 		if !m.Known {
 			text += "; that host may not know it yet: run cucriu recover here"
 		}
 		return text + fmt.Sprintf("; if it can never run there again, cucriu recover --take %s lets it run here", m.ID)
 	case m.State == MoveArriving:
-		return fmt.Sprintf("the job of %s is on its way here from %s, and not complete: it goes on there", dir, proc.Printable(m.Peer))
+		return fmt.Sprintf("the job of %s has not fully arrived from %s: it keeps running there", dir, proc.Printable(m.Peer))
 	case m.State == MovePromised:
-		return fmt.Sprintf("the job of %s is complete here, and whether it goes on here is decided by %s: run cucriu recover there; or, if that host cannot be reached, here: cucriu recover --take %s (if it has said that the job left) or --drop %[3]s (if the job goes on there)", dir, proc.Printable(m.Peer), m.ID)
+		return fmt.Sprintf("the job of %s is complete here, but %s decides whether it will run here: run cucriu recover there; or, if that host cannot be reached, here: cucriu recover --take %s (if it has reported that the job left) or --drop %[3]s (if the job keeps running there)", dir, proc.Printable(m.Peer), m.ID)
 	}
 	return ""
 }
@@ -172,7 +172,7 @@ const flagsName = "flags.json"
 // noteFlags keeps the options of the supervisor for the one of the host to which the job may move.
 func noteFlags(s *core) {
 	if err := durable.WriteJSON(filepath.Join(s.Dir, flagsName), append([]string{}, s.Flags...)); err != nil {
-		s.say(fmt.Sprintf("the options are not noted for a host to which the job may move: %v", err))
+		s.say(fmt.Sprintf("the options could not be saved for a host to which the job may move: %v", err))
 	}
 }
 
@@ -227,7 +227,7 @@ func (s *core) lookAtMove(ctx context.Context) (Move, error) {
 		if err := m.Write(s.Dir); err != nil {
 			return m, err
 		}
-		s.say(fmt.Sprintf("the move to %s was cut off: %s goes on here; cucriu recover tells that host", m.Peer, s.record.Name))
+		s.say(fmt.Sprintf("the move to %s was interrupted: %s stays here; cucriu recover notifies that host", m.Peer, s.record.Name))
 	}
 	return m, nil
 }

@@ -28,7 +28,7 @@ func (s *core) publish(ctx context.Context, images string, info store.Info, ende
 	}
 	c, err := s.store.Publish(ctx, images, info)
 	if err == nil && wrong != nil {
-		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: "checkpoint " + c.Name + " is given up: " + wrong.Error()})
+		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: "checkpoint " + c.Name + " is set aside: " + wrong.Error()})
 		err = s.store.GiveUp(c.Name, wrong)
 	}
 	return c, err

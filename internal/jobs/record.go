@@ -55,7 +55,7 @@ func openRecord(o Options) (record, error) {
 func loadRecord(path string) (r record, err error) {
 	err = durable.ReadJSON(path, &r)
 	if err == nil && (r.Version != recordVersion || len(r.Command) == 0) {
-		err = fmt.Errorf("it is of version %d, and this cucriu reads version %d", r.Version, recordVersion)
+		err = fmt.Errorf("it has version %d, but this cucriu reads version %d", r.Version, recordVersion)
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("the job's record %s: %w", path, err)
@@ -74,7 +74,7 @@ func readRecord(o Options) (r record, change bool, err error) {
 		return record{}, false, err
 	}
 	if len(o.Command) > 0 && !slices.Equal(o.Command, r.Command) {
-		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to go on with that job", o.Dir, strings.Join(r.Command, " "))
+		return record{}, false, fmt.Errorf("%s is the directory of another job: %s: name another --dir, or leave out the command to continue that job", o.Dir, strings.Join(r.Command, " "))
 	}
 	if r.Dir != "" && !isSame(r.Dir, o.Dir) {
 		return record{}, false, fmt.Errorf("%s was moved or copied: the job's checkpoints can be restored as %s: move it back, or mount it there (mount --bind)", o.Dir, r.Dir)
@@ -147,9 +147,9 @@ func (o Options) input() input {
 func (i input) check(o Options) error {
 	switch {
 	case i == inputStream:
-		return errors.New("the job reads what an earlier version of cucriu run passes on to it (--stdin), and this version cannot: resume it with the version that started it")
+		return errors.New("the job reads input that an earlier version of cucriu run forwards to it (--stdin), which this version does not support: resume it with the version that started it")
 	case o.Terminal != nil && i != inputTerminal:
-		return errors.New("the job was started without --tty, and goes on without a terminal: leave out --tty, or start it anew in another --dir")
+		return errors.New("the job was started without --tty, and has no terminal: leave out --tty, or start it anew in another --dir")
 	}
 	return nil
 }

@@ -147,20 +147,20 @@ func inSandbox(pid int, job *proc.Process) string {
 		}
 	}
 	if stuck := waiting(all, true); stuck != "" {
-		return stuck + ", which no signal ends; a disk or file system may hang"
+		return stuck + " and ignores signals; a disk or file system may be hung"
 	}
 	if idle := waiting(ours[len(ours)-1:], false); idle != "" {
 		return idle
 	}
-	return "its programs are at work"
+	return "its programs are working"
 }
 
 // inUs says what this program waits for.
 func inUs() string {
 	if stuck := waiting([]int{os.Getpid()}, true); stuck != "" {
-		return stuck + ", which no signal ends; a disk or file system may hang"
+		return stuck + " and ignores signals; a disk or file system may be hung"
 	}
-	return "it is at work, or waits for its turn"
+	return "it is working, or waiting for its turn"
 }
 
 // mostWaiting is how many threads are named.
@@ -187,7 +187,7 @@ func waiting(pids []int, uninterruptible bool) string {
 			if len(where) <= 1 { // the kernel does not say
 				where = []byte("the kernel")
 			}
-			named = append(named, fmt.Sprintf("%s (process %d) waits in %s", proc.Printable(stat.Comm), pid, where))
+			named = append(named, fmt.Sprintf("%s (process %d) is waiting in %s", proc.Printable(stat.Comm), pid, where))
 			if !uninterruptible {
 				break
 			}

@@ -82,7 +82,7 @@ func TestWhatAProgramWaitsForIsNamed(t *testing.T) {
 		text = inSandbox(outer.Process.Pid, nil)
 		time.Sleep(10 * time.Millisecond)
 	}
-	if !strings.HasPrefix(text, "sleep (process ") || !strings.Contains(text, " waits in ") {
+	if !strings.HasPrefix(text, "sleep (process ") || !strings.Contains(text, " is waiting in ") {
 		t.Errorf("it says %q", text)
 	}
 	inner, err := proc.Children(outer.Process.Pid)

@@ -42,7 +42,7 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 			return err
 		}
 		if preflight.Refused(err) {
-			return fmt.Errorf("checkpoint %s is whole, but cannot be restored here: %w", called(c), err)
+			return fmt.Errorf("checkpoint %s is intact, but cannot be restored here: %w", called(c), err)
 		}
 		failed[c.Name] = err
 		next := "and there is no other"
@@ -51,7 +51,7 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 		}
 		s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s cannot be restored, %s: %v", called(c), next, err)})
 	}
-	return fmt.Errorf("%s is not resumed, and not started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
+	return fmt.Errorf("%s was neither resumed nor started anew: %w", s.record.Name, errors.Join(slices.Collect(maps.Values(failed))...))
 }
 
 // resumeTwice tries a checkpoint a second time if it is not known to be damaged: to take the
@@ -65,7 +65,7 @@ func (s *starter) resumeTwice(ctx context.Context, c store.Checkpoint) error {
 	case errors.As(err, &refused) && refused.refused:
 		return err
 	}
-	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s was not restored, trying it again: %v", called(c), err)})
+	s.tell(Event{Event: EventFailed, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s could not be restored, trying again: %v", called(c), err)})
 	return s.resume(ctx, c)
 }
 
@@ -127,7 +127,7 @@ func (s *starter) resume(ctx context.Context, c store.Checkpoint) error {
 	}
 	s.tellChanges(a.Changes)
 	s.setRunning()
-	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s goes on from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
+	s.tell(Event{Event: EventResumed, Checkpoint: c.Name, Message: fmt.Sprintf("%s resumes from checkpoint %s of %s", s.record.Name, c.Name, age(c))})
 	return s.openRoot()
 }
 
@@ -150,7 +150,7 @@ const imageName = "image"
 func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 	dirs, err := s.store.LeftStages()
 	if err != nil {
-		return nil, fmt.Errorf("what an earlier supervisor has left cannot be looked at: %w", err)
+		return nil, fmt.Errorf("leftovers of an earlier supervisor could not be examined: %w", err)
 	}
 	found := make(map[string]inside.Staged)
 	for _, dir := range dirs {
@@ -159,12 +159,12 @@ func (s *starter) saveStaged(ctx context.Context) (saved []string, err error) {
 		if err == nil {
 			found[images] = of
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			s.say(fmt.Sprintf("%s is no image: %v", images, err))
+			s.say(fmt.Sprintf("%s is not an image: %v", images, err))
 		}
 	}
 	for _, images := range slices.SortedFunc(maps.Keys(found), func(a, b string) int { return found[a].Begun.Compare(found[b].Begun) }) {
 		if err := s.save(ctx, images, found[images]); err != nil {
-			err = fmt.Errorf("the image that an earlier supervisor has left in %s does not become a checkpoint: %w", images, err)
+			err = fmt.Errorf("the image that an earlier supervisor left in %s could not be made a checkpoint: %w", images, err)
 			if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) || ctx.Err() != nil {
 				return saved, err
 			}
@@ -184,7 +184,7 @@ func (s *starter) save(ctx context.Context, images string, of inside.Staged) err
 	}
 	// One in the job's directory is on the disk, complete: it had got its name.
 	if of.BootID != boot && !strings.HasPrefix(images, s.Dir+"/") {
-		return errors.New("the host was booted since, and it may not be whole")
+		return errors.New("the host was rebooted since, and it may be incomplete")
 	}
 	all, err := s.store.Checkpoints()
 	if err != nil {

@@ -35,7 +35,7 @@ func openConsole(ours *os.File, p *sandbox.Sandbox) (*console, error) {
 	c := &console{ours: ours, jobs: other}
 	c.enter()
 	if !c.isRaw() {
-		return nil, errors.Join(errors.New("this terminal cannot be joined to the job's"), other.Close())
+		return nil, errors.Join(errors.New("this terminal could not be connected to the job's"), other.Close())
 	}
 	go func() { _, _ = io.Copy(other, c.ours) }() // as long as this program lives
 	return c, nil

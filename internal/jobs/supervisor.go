@@ -212,7 +212,7 @@ func (s *supervisor) next(ctx context.Context) event {
 		return s.lookAround()
 	case <-s.timers.timeUp:
 		e := happened(life.TimeUp)
-		e.err = fmt.Errorf("the %v of --grace are over", s.Grace)
+		e.err = fmt.Errorf("the %v of --grace have expired", s.Grace)
 		return e
 	case a := <-requests:
 		return s.request(a)

@@ -24,7 +24,7 @@ type tails struct {
 func readTails(dir string) (t tails, err error) {
 	err = durable.ReadJSON(filepath.Join(dir, tailsName), &t)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return t, fmt.Errorf("list of what resumes have kept: %w", err)
+		return t, fmt.Errorf("list of the backups kept at resumes: %w", err)
 	}
 	return t, nil
 }

@@ -93,9 +93,9 @@ func (s *checkpointer) noteTrial(c store.Checkpoint, t image.Trial) {
 	e := Event{Event: EventTrial, Checkpoint: c.Name, Message: fmt.Sprintf("checkpoint %s: a trial restore without the GPUs has shown that it can be restored", c.Name)}
 	switch t.Outcome {
 	case image.TrialFails:
-		e.Event, e.Message = EventFailed, fmt.Sprintf("checkpoint %s cannot be restored, as a trial restore shows, nor can others of the job as it is now: %s", c.Name, t.Why)
+		e.Event, e.Message = EventFailed, fmt.Sprintf("checkpoint %s cannot be restored, as a trial restore has shown, and neither can others made in the current state of the job: %s", c.Name, t.Why)
 	case image.TrialNone:
-		e.Message = fmt.Sprintf("checkpoint %s: whether it can be restored was not tried: %s", c.Name, t.Why)
+		e.Message = fmt.Sprintf("checkpoint %s: there was no trial restore: %s", c.Name, t.Why)
 	}
 	if err != nil { // the directory may be another one now
 		s.say(fmt.Sprintf("%s (%v)", e.Message, err))

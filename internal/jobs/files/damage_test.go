@@ -61,12 +61,12 @@ func TestAListThatSaveDoesNotWriteIsRefused(t *testing.T) {
 		change func(l *list)
 		says   string
 	}{
-		"another version":      {func(l *list) { l.Version = 2 }, "its version is 2: this program knows version 1"},
+		"another version":      {func(l *list) { l.Version = 2 }, "it has version 2: this program supports version 1"},
 		"a relative path":      {func(l *list) { l.Files[0].Paths[0] = "etc/passwd" }, `file 0: "etc/passwd" is not the path of a file`},
 		"a path that goes up":  {func(l *list) { l.Files[0].Paths[0] = "/tmp/../etc/passwd" }, `file 0: "/tmp/../etc/passwd" is not the path of a file`},
 		"no path":              {func(l *list) { l.Files[0].Paths = nil }, "file 0 has no path"},
 		"a negative size":      {func(l *list) { l.Files[0].Meta.Size = -1 }, "does not fit into it"},
-		"content elsewhere":    {func(l *list) { l.Files[contentOf(l)].Content.Data = "../pages" }, `"../pages" are no content`},
+		"content elsewhere":    {func(l *list) { l.Files[contentOf(l)].Content.Data = "../pages" }, `"../pages" are not valid content`},
 		"a part behind":        {func(l *list) { l.Files[contentOf(l)].Content.Extents[0].Offset = 1 << 62 }, "does not fit into it"},
 		"an entry above":       {func(l *list) { l.Trees[0].Entries[0].Path = "../x" }, `"../x" is not a path in a directory`},
 		"a tree of everything": {func(l *list) { l.Trees[0].Dir = "/" }, `"/" is not the path of a file`},

@@ -155,7 +155,7 @@ func copyPiece(to io.Writer, from io.Reader, bytes int64, buffer []byte) (uint32
 	crc := crc32.New(castagnoli)
 	n, err := io.CopyBuffer(io.MultiWriter(crc, to), from, buffer)
 	if err == nil && n != bytes {
-		err = fmt.Errorf("%d of %d bytes are left: %w", n, bytes, io.ErrUnexpectedEOF)
+		err = fmt.Errorf("only %d of %d bytes are left: %w", n, bytes, io.ErrUnexpectedEOF)
 	}
 	return crc.Sum32(), err
 }

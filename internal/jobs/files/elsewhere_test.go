@@ -57,16 +57,16 @@ func TestOnlyWhatIsMissingIsMade(t *testing.T) {
 	}{
 		"another content": {
 			func(path, _ string) error { return os.WriteFile(path, []byte("another"), 0o600) },
-			"DIR: it is there already, is another than at the checkpoint, and is not to be changed",
+			"DIR: it already exists, differs from the checkpoint, and must not be changed",
 		},
 		"no content": {
 			func(path, _ string) error { return os.Truncate(path, 0) },
-			"DIR: it is there already, is another than at the checkpoint, and is not to be changed",
+			"DIR: it already exists, differs from the checkpoint, and must not be changed",
 		},
 		"the same content": {func(path, _ string) error { return os.Chmod(path, 0o600) }, ""},
 		"a name is another file": {
 			func(_, other string) error { return errors.Join(os.Remove(other), os.WriteFile(other, nil, 0o600)) },
-			"DIR-2 is another file than DIR now, and was the same one at the checkpoint: move one of them away",
+			"DIR-2 and DIR are different files now, but were the same one at the checkpoint: move one of them away",
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestWhatHasOtherNamesElsewhereIsNotChanged(t *testing.T) {
 	checkpoint := save(t, startJob(t, jobFile(path, unix.O_RDWR)), Options{Elsewhere: true})
 	write(t, path, "another")
 	_, err := PutBack(t.Context(), checkpoint, PutBackOptions{})
-	checkRefused(t, path, "DIR: it is another file than at the checkpoint, and has 2 names, not 1", err)
+	checkRefused(t, path, "DIR: it is not the file of the checkpoint, and has 2 names, not 1", err)
 	must(t, os.Remove(path+"-2"))
 	_, err = PutBack(t.Context(), checkpoint, PutBackOptions{})
 	must(t, err)

@@ -194,7 +194,7 @@ func decodeList(raw []byte) (l list, err error) {
 		return list{}, err
 	}
 	if l.Version != listVersion {
-		return list{}, fmt.Errorf("its version is %d: this program knows version %d", l.Version, listVersion)
+		return list{}, fmt.Errorf("it has version %d: this program supports version %d", l.Version, listVersion)
 	}
 	return l, l.validate()
 }
@@ -242,7 +242,7 @@ func (c *content) validate(size int64) error {
 		end = e.end()
 	}
 	if size < 0 || c.Data != filepath.Base(c.Data) && c.Data != "" {
-		return fmt.Errorf("%d bytes in %q are no content", size, c.Data)
+		return fmt.Errorf("%d bytes in %q are not valid content", size, c.Data)
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func checkNew(dir *os.File) error {
 		return err
 	}
 	if _, err := dir.Readdirnames(1); st.Uid != uint32(os.Geteuid()) || st.Mode&0o777 != 0o700 || !errors.Is(err, io.EOF) {
-		return errors.New("another directory was put in its place")
+		return errors.New("it was replaced by another directory")
 	}
 	return nil
 }

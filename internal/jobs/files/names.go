@@ -14,7 +14,7 @@ import (
 type OtherNameError struct{ Output, Path string }
 
 func (e *OtherNameError) Error() string {
-	return fmt.Sprintf("it was made while the job directory had another name: it names %s as %s, which is missing: to restore it all the same, mount the directory there (mount --bind)", e.Output, e.Path)
+	return fmt.Sprintf("it was made while the job directory had another name: it names %s as %s, which is missing: to restore it anyway, mount the directory there (mount --bind)", e.Output, e.Path)
 }
 
 // CheckNames fails with an [*OtherNameError] if the checkpoint in dir names the output of the job by

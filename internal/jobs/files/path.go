@@ -34,7 +34,7 @@ func openTarget(path name) (*target, error) {
 	case errors.Is(err, unix.ENOENT):
 		return nil, goneError{fmt.Errorf("%v: its directory %v is missing", path, name(folder))}
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return nil, goneError{fmt.Errorf("%v: its directory %v is another one than at the checkpoint: a part of this path is no directory any more, or a symbolic link", path, name(folder))}
+		return nil, goneError{fmt.Errorf("%v: its directory %v is not the one of the checkpoint: a part of this path is no longer a directory, or is a symbolic link", path, name(folder))}
 	case err != nil:
 		return nil, fmt.Errorf("%v: its directory %v: %w", path, name(folder), err)
 	}

@@ -88,7 +88,7 @@ func (p *putBack) look(ctx context.Context, f *file) error {
 			missing = append(missing, t)
 			continue
 		case now != nil && inodeOf(t.stat) != inodeOf(now.stat):
-			return fmt.Errorf("%v is another file than %v now, and was the same one at the checkpoint: move one of them away", path, now.path)
+			return fmt.Errorf("%v and %v are different files now, but were the same one at the checkpoint: move one of them away", path, now.path)
 		}
 		if err := f.checkSame(t.stat); err != nil {
 			return fmt.Errorf("%v: %w", path, err)
@@ -148,7 +148,7 @@ func (p *putBack) compare(ctx context.Context, f *file, t *target) (*todo, error
 	case a == adjust && (p.OnlyMissing || metadataOf(t.stat) == f.Meta):
 		return nil, nil
 	case p.OnlyMissing:
-		return nil, errors.New("it is there already, is another than at the checkpoint, and is not to be changed")
+		return nil, errors.New("it already exists, differs from the checkpoint, and must not be changed")
 	}
 	d := p.add(f, t, a)
 	switch a {
@@ -189,9 +189,9 @@ func (f *file) compareEnd(now *os.File, size int64) (action, error) {
 	case f.MayBeShorter:
 		return resume, nil
 	case size < f.Meta.Size:
-		return adjust, fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, and has %d now: the rest is not in the checkpoint", f.Meta.Size, size)
+		return adjust, fmt.Errorf("the job only appends to it; it had %d bytes at the checkpoint, but has %d now: the rest is not in the checkpoint", f.Meta.Size, size)
 	}
-	return adjust, errors.New("the job only appends to it; it has other content now than at the checkpoint, which does not hold it")
+	return adjust, errors.New("the job only appends to it; its content differs from that at the checkpoint, which does not include it")
 }
 
 func (p *putBack) compareContent(ctx context.Context, f *file, now *os.File, size int64) (action, error) {
@@ -239,11 +239,11 @@ func (p *putBack) freeName(t *target) (string, error) {
 func (f *file) checkSame(now unix.Stat_t) error {
 	switch {
 	case !isRegular(now):
-		return fmt.Errorf("it is %s now, and was a regular file at the checkpoint", what(now))
+		return fmt.Errorf("it is %s now, but was a regular file at the checkpoint", what(now))
 	case now.Uid != f.Meta.UID:
-		return fmt.Errorf("it belongs to user %d now, and belonged to user %d at the checkpoint", now.Uid, f.Meta.UID)
+		return fmt.Errorf("it belongs to user %d now, but belonged to user %d at the checkpoint", now.Uid, f.Meta.UID)
 	case uint64(now.Nlink) > f.Links && inodeOf(now) != (inode{f.Dev, f.Inode}):
-		return fmt.Errorf("it is another file than at the checkpoint, and has %d names, not %d", now.Nlink, f.Links)
+		return fmt.Errorf("it is not the file of the checkpoint, and has %d names, not %d", now.Nlink, f.Links)
 	}
 	return nil
 }
@@ -266,9 +266,9 @@ func checkRead(_ context.Context, f *file) error {
 		case !isRegular(now):
 			return fmt.Errorf("%v, %s is %s now", path, subject, what(now))
 		case now.Size != f.Meta.Size:
-			return fmt.Errorf("%v, %s had %d bytes at the checkpoint, and has %d now", path, subject, f.Meta.Size, now.Size)
+			return fmt.Errorf("%v, %s had %d bytes at the checkpoint, but has %d now", path, subject, f.Meta.Size, now.Size)
 		case now.Mode&0o7777 != f.Meta.Mode:
-			return fmt.Errorf("%v, %s had the mode %04o at the checkpoint, and has %04o now", path, subject, f.Meta.Mode, now.Mode&0o7777)
+			return fmt.Errorf("%v, %s had mode %04o at the checkpoint, but has %04o now", path, subject, f.Meta.Mode, now.Mode&0o7777)
 		}
 	}
 	return nil

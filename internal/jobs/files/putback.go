@@ -199,7 +199,7 @@ func (p *putBack) keep(ctx context.Context, d *todo) error {
 		return t.writeBeside(d.Kept, meta, p.step, func(to *os.File) error { return copyData(ctx, to, now, d.From, d.Meta.Size, 0) })
 	})
 	if err != nil {
-		return fmt.Errorf("keep what is newer of %v: %w", d.Path, err)
+		return fmt.Errorf("keep the newer content of %v: %w", d.Path, err)
 	}
 	return p.step("kept")
 }
@@ -213,7 +213,7 @@ func (d *todo) open() (*target, error) {
 	case d.Inode == 0:
 		return t, nil // nothing may be there, which its creation will find
 	case t.now == nil || t.stat.Ino != d.Inode:
-		err = fmt.Errorf("%v has just been removed, or is another file", d.Path)
+		err = fmt.Errorf("%v has just been removed or replaced", d.Path)
 	case d.writes() && metadataOf(t.stat) != d.Meta:
 		err = fmt.Errorf("%v was changed just now: %w", d.Path, errInUse)
 	default:
@@ -246,7 +246,7 @@ func (p *putBack) change(ctx context.Context, d *todo) error {
 		err = t.withFile(unix.O_RDWR, func(now *os.File) error { return p.changeOpen(ctx, now, d) })
 	}
 	if err != nil && d.Kept != "" {
-		err = fmt.Errorf("%w; what is newer is in %v", err, d.keptName())
+		err = fmt.Errorf("%w; the newer content is in %v", err, d.keptName())
 	}
 	if err != nil {
 		return fmt.Errorf("put back %v: %w", d.Path, err)
@@ -257,13 +257,13 @@ func (p *putBack) change(ctx context.Context, d *todo) error {
 func (p *putBack) changeOpen(ctx context.Context, now *os.File, d *todo) (err error) {
 	switch d.action {
 	case cut:
-		p.say(d, "%v had grown by %s since the checkpoint: what is newer is in %v", d.Path, units.Size(d.Meta.Size-d.From), d.keptName())
+		p.say(d, "%v had grown by %s since the checkpoint: the newer content is in %v", d.Path, units.Size(d.Meta.Size-d.From), d.keptName())
 		err = now.Truncate(d.From)
 	case rewrite:
-		p.say(d, "%v is what it was at the checkpoint again: the newer one is in %v", d.Path, d.keptName())
+		p.say(d, "%v was restored to its content at the checkpoint: the newer version is in %v", d.Path, d.keptName())
 		err = p.write(ctx, now, d.file)
 	case resume:
-		p.say(d, "%v, to which the job only appends, is not the one of the checkpoint (%s then, %s now): the job resumes at its end", d.Path, units.Size(d.file.Meta.Size), units.Size(d.Meta.Size))
+		p.say(d, "%v, to which the job only appends, is not the file of the checkpoint (%s then, %s now): the job continues at its end", d.Path, units.Size(d.file.Meta.Size), units.Size(d.Meta.Size))
 	}
 	if err == nil {
 		err = setModeAndTime(now, d.After)
@@ -308,9 +308,9 @@ func (p *putBack) create(ctx context.Context, t *target, d *todo) error {
 		return err
 	}
 	if d.file.Use == useAppend {
-		p.say(d, "%v was missing: it is there again, but empty, since a file to which the job only appends is not in the checkpoint", d.Path)
+		p.say(d, "%v was missing: it was recreated empty, because a file to which the job only appends is not in the checkpoint", d.Path)
 	} else {
-		p.say(d, "%v was missing: it is there again, as it was at the checkpoint", d.Path)
+		p.say(d, "%v was missing: it was recreated as it was at the checkpoint", d.Path)
 	}
 	return nil
 }
@@ -331,7 +331,7 @@ func (p *putBack) link(t *target, d *todo) error {
 	if err := unix.Linkat(int(of.dir.Fd()), of.base, int(t.dir.Fd()), t.base, 0); err != nil {
 		return err
 	}
-	p.say(d, "%v was missing: it is another name of %v again", d.Path, d.of)
+	p.say(d, "%v was missing: it was recreated as a link to %v", d.Path, d.of)
 	return t.dir.Sync()
 }
 

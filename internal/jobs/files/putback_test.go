@@ -54,9 +54,9 @@ func TestFilesArePutBackAndWhatIsNewerIsKept(t *testing.T) {
 		said = append(said, strings.ReplaceAll(change.String(), dir+"/", ""))
 	}
 	if diff := cmp.Diff([]string{
-		"gone was missing: it is there again, as it was at the checkpoint",
-		"log had grown by 7 B since the checkpoint: what is newer is in log" + ofNoon,
-		"state is what it was at the checkpoint again: the newer one is in state" + ofNoon,
+		"gone was missing: it was recreated as it was at the checkpoint",
+		"log had grown by 7 B since the checkpoint: the newer content is in log" + ofNoon,
+		"state was restored to its content at the checkpoint: the newer version is in state" + ofNoon,
 	}, said); diff != "" {
 		t.Error(diff)
 	}

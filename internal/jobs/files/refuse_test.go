@@ -24,12 +24,12 @@ func TestWhatIsNotTheJobsFileAnyMoreIsNotWrittenTo(t *testing.T) {
 		"a symbolic link": {
 			func(t *testing.T, dir, secret string) {
 				must(t, errors.Join(os.Remove(dir+"/below/state"), os.Symlink(secret, dir+"/below/state")))
-			}, "DIR/below/state: it is a symbolic link now, and was a regular file at the checkpoint",
+			}, "DIR/below/state: it is a symbolic link now, but was a regular file at the checkpoint",
 		},
 		"a symbolic link on the way": {
 			func(t *testing.T, dir, secret string) {
 				must(t, errors.Join(os.Rename(dir+"/below", dir+"/moved"), os.Symlink("moved", dir+"/below")))
-			}, "DIR/below/state: its directory DIR/below is another one than at the checkpoint: a part of this path is no directory any more, or a symbolic link",
+			}, "DIR/below/state: its directory DIR/below is not the one of the checkpoint: a part of this path is no longer a directory, or is a symbolic link",
 		},
 		"a directory that is missing": {
 			func(t *testing.T, dir, secret string) { must(t, os.RemoveAll(dir+"/below")) },
@@ -38,22 +38,22 @@ func TestWhatIsNotTheJobsFileAnyMoreIsNotWrittenTo(t *testing.T) {
 		"a directory": {
 			func(t *testing.T, dir, secret string) {
 				must(t, errors.Join(os.Remove(dir+"/below/state"), os.Mkdir(dir+"/below/state", 0o755)))
-			}, "DIR/below/state: it is a directory now, and was a regular file at the checkpoint",
+			}, "DIR/below/state: it is a directory now, but was a regular file at the checkpoint",
 		},
 		"a named pipe": {
 			func(t *testing.T, dir, secret string) {
 				must(t, errors.Join(os.Remove(dir+"/below/state"), unix.Mkfifo(dir+"/below/state", 0o644)))
-			}, "DIR/below/state: it is a named pipe now, and was a regular file at the checkpoint",
+			}, "DIR/below/state: it is a named pipe now, but was a regular file at the checkpoint",
 		},
 		"another name of root's file": {
 			func(t *testing.T, dir, secret string) {
 				must(t, errors.Join(os.Remove(dir+"/below/state"), os.Link(secret, dir+"/below/state")))
-			}, "DIR/below/state: it belongs to user 0 now, and belonged to user 12 at the checkpoint",
+			}, "DIR/below/state: it belongs to user 0 now, but belonged to user 12 at the checkpoint",
 		},
 		"another name of the user's file": {
 			func(t *testing.T, dir, secret string) {
 				must(t, errors.Join(os.Remove(dir+"/below/state"), os.Chown(secret, user, user), os.Link(secret, dir+"/below/state")))
-			}, "DIR/below/state: it is another file than at the checkpoint, and has 2 names, not 1",
+			}, "DIR/below/state: it is not the file of the checkpoint, and has 2 names, not 1",
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -102,14 +102,14 @@ func TestWhatTheCheckpointDoesNotHoldMustBeThere(t *testing.T) {
 		says   string // "" if the job can go on
 		notes  string
 	}{
-		"read, larger":      {order{}, func(path string) error { return os.Truncate(path, 9) }, "PATH, which the job has open for reading, had 7 bytes at the checkpoint, and has 9 now", ""},
+		"read, larger":      {order{}, func(path string) error { return os.Truncate(path, 9) }, "PATH, which the job has open for reading, had 7 bytes at the checkpoint, but has 9 now", ""},
 		"read, missing":     {order{}, os.Remove, "PATH, which the job has open for reading, is missing", ""},
-		"read, other mode":  {order{}, func(path string) error { return os.Chmod(path, 0o600) }, "PATH, which the job has open for reading, had the mode 0644 at the checkpoint, and has 0600 now", ""},
+		"read, other mode":  {order{}, func(path string) error { return os.Chmod(path, 0o600) }, "PATH, which the job has open for reading, had mode 0644 at the checkpoint, but has 0600 now", ""},
 		"read, a directory": {order{}, func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o755)) }, "PATH, which the job has open for reading, is a directory now", ""},
 		"mapped, smaller": {
 			order{Map: unix.PROT_READ, Close: true},
 			func(path string) error { return os.Truncate(path, 1) },
-			"PATH, a program or a library of the job, had 7 bytes at the checkpoint, and has 1 now", "",
+			"PATH, a program or a library of the job, had 7 bytes at the checkpoint, but has 1 now", "",
 		},
 		"read, by a link on the way": {
 			order{}, func(path string) error {
@@ -120,27 +120,27 @@ func TestWhatTheCheckpointDoesNotHoldMustBeThere(t *testing.T) {
 		"appended and read back, shorter": {
 			order{Flags: unix.O_RDWR | unix.O_APPEND},
 			func(path string) error { return os.Truncate(path, 3) },
-			"PATH: the job only appends to it; it had 7 bytes at the checkpoint, and has 3 now: the rest is not in the checkpoint", "",
+			"PATH: the job only appends to it; it had 7 bytes at the checkpoint, but has 3 now: the rest is not in the checkpoint", "",
 		},
 		"appended, missing": {
 			order{Flags: unix.O_WRONLY | unix.O_APPEND},
 			os.Remove, "",
-			"PATH was missing: it is there again, but empty, since a file to which the job only appends is not in the checkpoint",
+			"PATH was missing: it was recreated empty, because a file to which the job only appends is not in the checkpoint",
 		},
 		"appended, shorter": {
 			order{Flags: unix.O_WRONLY | unix.O_APPEND},
 			func(path string) error { return os.Truncate(path, 3) }, "",
-			"PATH, to which the job only appends, is not the one of the checkpoint (7 B then, 3 B now): the job resumes at its end",
+			"PATH, to which the job only appends, is not the file of the checkpoint (7 B then, 3 B now): the job continues at its end",
 		},
 		"appended, rotated": {
 			order{Flags: unix.O_WRONLY | unix.O_APPEND},
 			func(path string) error { return os.WriteFile(path, []byte("another log"), 0o600) }, "",
-			"PATH, to which the job only appends, is not the one of the checkpoint (7 B then, 11 B now): the job resumes at its end",
+			"PATH, to which the job only appends, is not the file of the checkpoint (7 B then, 11 B now): the job continues at its end",
 		},
 		"appended and read back, rotated": {
 			order{Flags: unix.O_RDWR | unix.O_APPEND},
 			func(path string) error { return os.WriteFile(path, []byte("another log"), 0o600) },
-			"PATH: the job only appends to it; it has other content now than at the checkpoint, which does not hold it", "",
+			"PATH: the job only appends to it; its content differs from that at the checkpoint, which does not include it", "",
 		},
 		"appended, other mode": {order{Flags: unix.O_WRONLY | unix.O_APPEND}, func(path string) error { return os.Chmod(path, 0o600) }, "", ""},
 	} {
@@ -225,7 +225,7 @@ func TestADiskThatFillsUpMeanwhileLosesNothing(t *testing.T) {
 				must(t, err)
 			case !errors.Is(err, unix.ENOSPC):
 				t.Errorf("%s: %v", at, err)
-			case at != "partial" && !strings.HasSuffix(err.Error(), "what is newer is in "+state+ofNoon):
+			case at != "partial" && !strings.HasSuffix(err.Error(), "the newer content is in "+state+ofNoon):
 				t.Errorf("%s: %v", at, err)
 			}
 			must(t, os.Remove(ballast))

@@ -79,10 +79,10 @@ func (p *putBack) note(done bool) error {
 		r.Paths = append(r.Paths, d.undoPath)
 	}
 	if _, err := os.Lstat(p.Undo.at()); err == nil && !done {
-		return fmt.Errorf("%s says that something is yet to be undone", p.Undo.at())
+		return fmt.Errorf("%s says that an undo is pending", p.Undo.at())
 	}
 	if err := p.Undo.write(r); err != nil {
-		return fmt.Errorf("record of how to undo what is done to the job's files: %w", err)
+		return fmt.Errorf("undo record of the job's files: %w", err)
 	}
 	return p.step("noted")
 }
@@ -104,7 +104,7 @@ func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("record of how to undo what was done to the job's files: %w", err)
+		return nil, fmt.Errorf("undo record of the job's files: %w", err)
 	}
 	if r.Done { // those that others have not changed since are undone from now on, whoever is killed
 		r.Done = false
@@ -129,7 +129,7 @@ func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
 			left = append(left, u.left())
 		}
 		if err := cmp.Or(err, step("undone")); err != nil {
-			return left, fmt.Errorf("make %v again what it was: %w", u.Path, err)
+			return left, fmt.Errorf("undo the changes to %v: %w", u.Path, err)
 		}
 	}
 	return left, Forget(record)
@@ -156,10 +156,10 @@ func (u undoPath) keptName() name {
 
 // left says that a file is left alone.
 func (u undoPath) left() Change {
-	c := Change{Text: fmt.Sprintf("%v was changed meanwhile, and is left as it is", u.Path)}
+	c := Change{Text: fmt.Sprintf("%v has been changed since, and is left as it is", u.Path)}
 	if kept, err := FindKept(string(u.keptName())); err == nil {
 		c.Kept = kept.Path
-		c.Text += "; what is newer than the checkpoint is in " + u.keptName().String()
+		c.Text += "; the content newer than the checkpoint is in " + u.keptName().String()
 	}
 	return c
 }
@@ -205,7 +205,7 @@ func (u undoPath) writeBack(t *target, step stepper) error {
 		return nil // it was not yet changed, or is back
 	}
 	if !isRegular(kept.stat) || kept.stat.Uid != u.Meta.UID || kept.stat.Size != u.Meta.Size-u.From {
-		return fmt.Errorf("%v is not what was kept of it", u.keptName())
+		return fmt.Errorf("%v is not the backup that was kept", u.keptName())
 	}
 	err = kept.withFile(unix.O_RDONLY, func(from *os.File) error {
 		return t.withFile(unix.O_RDWR, func(now *os.File) error {

@@ -28,7 +28,7 @@ import (
 	"cucriu/internal/watch"
 )
 
-var errGivenUp = errors.New("the supervisor of the job has given it up")
+var errGivenUp = errors.New("the supervisor of the job has cancelled it")
 
 // Serve serves one request, after those that an earlier supervisor has made. It reads it from its
 // standard input, and writes an answer to its standard output. The end of the input means that the
@@ -83,7 +83,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 	case Unpause:
 		err = unpause(ctx, hook)
 	default:
-		err = fmt.Errorf("request %q is not known", r.Op)
+		err = fmt.Errorf("unknown request %q", r.Op)
 	}
 	if err != nil {
 		a.Error, a.Refused, a.NotBack = err.Error(), preflight.Refused(err), errors.Is(err, hooks.ErrNotBack)
@@ -137,13 +137,13 @@ func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a A
 		return a, err // the image is damaged, and another one may not be
 	}
 	for _, c := range outside {
-		a.Notes = append(a.Notes, fmt.Sprintf("the connection from %v leads out of the job and comes back closed", c))
+		a.Notes = append(a.Notes, fmt.Sprintf("the connection from %v leads out of the job and is restored closed", c))
 	}
 	if a.Changes, err = files.PutBack(ctx, r.Images, files.PutBackOptions{Undo: r.Undo}); err != nil {
 		return a, preflight.AsRefusal(err)
 	}
 	if r.Undo.InSpare() {
-		hook.Log.Warn("the job's disk is full: what this restore does to the job's files is not undone if the host goes down before the job runs")
+		hook.Log.Warn("the job's disk is full: if the host goes down before the job runs, this restore's changes to the job's files are not undone")
 	}
 	// Whoever was at the other end has gone on, or gone.
 	options := checkpoint.Options{Path: criu, RPC: &rpc.CriuOpts{LogLevel: proto.Int32(2)}, Output: os.Stderr, CloseOutside: true}
@@ -194,7 +194,7 @@ func terminalFor(r Request) (*checkpoint.Inherited, error) {
 		return nil, err
 	}
 	if here == nil {
-		return nil, errors.New("the job had a terminal, and its sandbox has none")
+		return nil, errors.New("the job had a terminal, but its sandbox has none")
 	}
 	file, err := os.OpenFile(here.Path, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

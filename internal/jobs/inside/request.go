@@ -34,8 +34,8 @@ const (
 // What says what is done, to people.
 func (o Op) What() string {
 	return map[Op]string{
-		Dump: "the dump", Restore: "the restore", Recover: "what an earlier supervisor had begun",
-		Pause: "the pause", Unpause: "the end of the pause", Check: "the look at the job", Probe: "the trial restore",
+		Dump: "the dump", Restore: "the restore", Recover: "recovery of what an earlier supervisor had begun",
+		Pause: "the pause", Unpause: "the resume", Check: "the inspection of the job", Probe: "the trial restore",
 	}[o]
 }
 

@@ -61,16 +61,16 @@ func (a *Account) Check(dir string) error {
 	for _, c := range all {
 		for _, id := range c.UIDs {
 			if id != a.Credential.Uid {
-				return fmt.Errorf("process %d of the checkpoint has the rights of user %d, and the job is to be %s's (--user)", c.PID, id, a.name)
+				return fmt.Errorf("process %d of the checkpoint has the credentials of user %d, but the job should run as %s (--user)", c.PID, id, a.name)
 			}
 		}
 		for _, id := range append(slices.Clone(c.GIDs), c.Groups...) {
 			if id != a.Credential.Gid && !slices.Contains(a.Credential.Groups, id) {
-				return fmt.Errorf("process %d of the checkpoint is in group %d, and %s is not (--user)", c.PID, id, a.name)
+				return fmt.Errorf("process %d of the checkpoint is in group %d, but %s is not (--user)", c.PID, id, a.name)
 			}
 		}
 		if a.Credential.Uid != 0 && c.Capabilities != 0 {
-			return fmt.Errorf("process %d of the checkpoint has capabilities %#x, and the job is to be %s's (--user)", c.PID, c.Capabilities, a.name)
+			return fmt.Errorf("process %d of the checkpoint has capabilities %#x, but the job should run as %s (--user)", c.PID, c.Capabilities, a.name)
 		}
 	}
 	return nil

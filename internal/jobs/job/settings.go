@@ -41,7 +41,7 @@ func Settings() []Setting {
 		},
 		{
 			Name: "jax-no-preallocation", Variables: []string{"XLA_PYTHON_CLIENT_PREALLOCATE=false"}, Costs: true,
-			What: "JAX allocates as it needs, and not most of the GPU at once; for JAX on several GPUs",
+			What: "JAX allocates as needed, not most of the GPU at once; for JAX on several GPUs",
 		},
 	}
 }
@@ -57,7 +57,7 @@ func CheckSettings(names ...string) error {
 	}
 	for _, name := range names {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("there is no setting %q: there are %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("unknown setting %q: known settings are %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
@@ -74,7 +74,7 @@ func (c Choice) Apply(env []string, gpus int) (_ []string, notes []string) {
 			name, _, _ := strings.Cut(variable, "=")
 			if has := slices.IndexFunc(env, func(v string) bool { return strings.HasPrefix(v, name+"=") }); has >= 0 {
 				if env[has] != variable {
-					notes = append(notes, fmt.Sprintf("%s is yours, so the setting %s is left out (%s)", env[has], s.Name, s.What))
+					notes = append(notes, fmt.Sprintf("you set %s yourself, so the setting %s is left out (%s)", env[has], s.Name, s.What))
 				}
 				continue
 			}

@@ -19,7 +19,7 @@ func TestSettings(t *testing.T) {
 		{"one GPU", Choice{}, []string{"A=1"}, 1, []string{"A=1", mptcp}, mptcp + " is set"},
 		{"several GPUs", Choice{}, []string{mptcp}, 2, []string{mptcp, segments}, segments + " is set"},
 		{"left out", Choice{Without: []string{"torch-segments", "go-no-mptcp"}}, nil, 2, nil, ""},
-		{"the user's own", Choice{}, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, 2, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, "is yours"},
+		{"the user's own", Choice{}, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, 2, []string{mptcp, "PYTORCH_CUDA_ALLOC_CONF=backend:native"}, "you set "},
 		{"the user's own, the same", Choice{}, []string{mptcp, segments}, 2, []string{mptcp, segments}, ""},
 		{"what costs speed, asked for", Choice{With: []string{"nccl-no-p2p"}}, []string{mptcp}, 1, []string{mptcp, "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"}, "NCCL_P2P_DISABLE=1 is set"},
 	} {

@@ -117,7 +117,7 @@ func (p *Sandbox) Keep(ctx context.Context) error {
 		}
 	}
 	text, _ := os.ReadFile(said.Name())
-	return errors.Join(context.Cause(ctx), fmt.Errorf("keeper of the job: it does not begin: %s", text))
+	return errors.Join(context.Cause(ctx), fmt.Errorf("keeper of the job: it did not start: %s", text))
 }
 
 // killAdopted ends an adopted job and its keeper.
@@ -198,7 +198,7 @@ func Keep(dir string) error {
 		return err
 	}
 	if spec.Adopted == nil {
-		return errors.New("this is a command for the keeper of an adopted job")
+		return errors.New("this command is only for the keeper of an adopted job")
 	}
 	known, err := holdAlive(spec.HostDir)
 	if err != nil {

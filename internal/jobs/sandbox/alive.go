@@ -61,7 +61,7 @@ func awaitUnrecorded(dir string) error {
 			return ErrGone
 		}
 		if time.Since(begin) > unrecordedPatience {
-			return fmt.Errorf("%s: a job is being started there by somebody else", dir)
+			return fmt.Errorf("%s: another program is starting a job there", dir)
 		}
 	}
 }

@@ -61,7 +61,7 @@ func Init(dir string) error {
 		return err
 	}
 	if _, err := io.ReadFull(recorded, make([]byte, 1)); err != nil {
-		return fmt.Errorf("whoever made the sandbox has gone: %w", err)
+		return fmt.Errorf("the program that made the sandbox has gone: %w", err)
 	}
 	go func() {
 		begun.fence.watch()
@@ -83,7 +83,7 @@ type begun struct {
 // begin makes what is inside a sandbox, and starts the job there if that is to be started.
 func begin(dir string, spec Spec) (b begun, err error) {
 	if os.Getpid() != 1 {
-		return b, errors.New("this is a command for the first process of a job's sandbox")
+		return b, errors.New("this command is only for the first process of a job's sandbox")
 	}
 	if err := furnish(dir, spec); err != nil {
 		return b, err

@@ -31,7 +31,7 @@ var (
 	ErrElsewhere = errors.New("the job may still run on this host, in another container or pid namespace")
 	// ErrCopied says that the records are a copy, and the job runs in the sandbox that the
 	// original is about.
-	ErrCopied = errors.New("this is a copy of the directory of a job that runs: go on with the original, or end the job first")
+	ErrCopied = errors.New("this is a copy of the directory of a running job: use the original, or end the job first")
 )
 
 // Sandbox is the sandbox of a job, seen from outside.

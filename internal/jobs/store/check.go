@@ -65,7 +65,7 @@ func (s *Store) Verify(ctx context.Context, c Checkpoint, workers int, read func
 	}
 	err = durable.WriteJSON(mark, verified{At: time.Now().UTC(), CRC32C: c.sum})
 	if durable.IsFull(err) {
-		s.log.Warn("A checkpoint is complete, but the disk has no room to note that", "checkpoint", c.Name)
+		s.log.Warn("A checkpoint is complete, but the disk has no room to record that", "checkpoint", c.Name)
 		err = nil
 	}
 	return err
@@ -100,7 +100,7 @@ func (s *Store) check(ctx context.Context, c Checkpoint, workers int, read func(
 	if r, sum, err := readRecord(root); err != nil {
 		return damage("", err)
 	} else if sum != c.sum {
-		return damage(recordName, fmt.Errorf("it was exchanged for one of %v", r.CreatedAt))
+		return damage(recordName, fmt.Errorf("it was replaced by one of %v", r.CreatedAt))
 	}
 	m, err := image.ReadManifest(root.Name())
 	if err != nil && (!errors.Is(err, fs.ErrNotExist) || c.file(image.ManifestName).Name != "") {
@@ -114,7 +114,7 @@ func (s *Store) check(ctx context.Context, c Checkpoint, workers int, read func(
 		delete(isPage, f.Name)
 	}
 	for name := range isPage {
-		return damage(name, errors.New("the manifest names it, and the checkpoint was made without it"))
+		return damage(name, errors.New("the manifest names it, but the checkpoint was made without it"))
 	}
 	for _, p := range m.Processes {
 		if err := checkPages(ctx, root.Name(), p, workers, read); err != nil {
@@ -132,7 +132,7 @@ func checkFile(ctx context.Context, root *os.Root, want File, all bool, read fun
 	}
 	defer f.Close()
 	if info.Size() != want.Bytes {
-		return fmt.Errorf("it has %d bytes, and %d were written", info.Size(), want.Bytes)
+		return fmt.Errorf("it has %d bytes, but %d were written", info.Size(), want.Bytes)
 	}
 	if !all {
 		return nil
@@ -151,7 +151,7 @@ func checkFile(ctx context.Context, root *os.Root, want File, all bool, read fun
 		return err
 	}
 	if got := sum.Sum32(); got != want.CRC32C {
-		return fmt.Errorf("its CRC-32C is %08x, and %08x was written", got, want.CRC32C)
+		return fmt.Errorf("its CRC-32C is %08x, but %08x was written", got, want.CRC32C)
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func (s *Store) receive(ctx context.Context, partial string, l Listed, from func
 	bytes := make(map[string]int64)
 	for i, f := range l.Files {
 		if f.Name != recordName && !isFileName(f.Name) {
-			return fmt.Errorf("a file of a checkpoint cannot be called %.80q", f.Name)
+			return fmt.Errorf("invalid name of a checkpoint file: %.80q", f.Name)
 		}
 		if err := cmp.Or(ctx.Err(), root.MkdirAll(filepath.Dir(f.Name), 0o700)); err != nil {
 			return err
@@ -115,7 +115,7 @@ func (s *Store) receive(ctx context.Context, partial string, l Listed, from func
 		return err
 	}
 	if sum != l.CRC32C || len(r.Files)+1 != len(l.Files) {
-		return errors.New("its record is another one than was announced")
+		return errors.New("its record is not the one that was announced")
 	}
 	for _, f := range r.Files {
 		if n, listed := bytes[f.Name]; !listed || n != f.Bytes {
@@ -132,7 +132,7 @@ func (s *Store) receive(ctx context.Context, partial string, l Listed, from func
 func (s *Store) linkSame(partial, checkpoint string, f ListedFile) error {
 	of, file, _ := strings.Cut(f.SameAs, "/")
 	if !checkpointName.MatchString(of) || !isFileName(file) {
-		return fmt.Errorf("%.80q is no file of a checkpoint", f.SameAs)
+		return fmt.Errorf("%.80q is not a file of the checkpoint", f.SameAs)
 	}
 	dir := s.checkpointDir(of)
 	if of == checkpoint {

@@ -18,9 +18,9 @@ import (
 func ownedBy(owner Owner, err error) error {
 	meaning := fmt.Sprintf("it belongs to %v, which has not released it", owner)
 	if err != nil {
-		meaning = fmt.Sprintf("its owner is not known: %v", err)
+		meaning = fmt.Sprintf("its owner is unknown: %v", err)
 	}
-	return fault.Because(err, meaning, "make sure that the job no longer runs there, and take the directory with --takeover")
+	return fault.Because(err, meaning, "make sure that the job no longer runs there, and take over the directory with --takeover")
 }
 
 // acquire makes this process the owner of the store.
@@ -40,7 +40,7 @@ func (s *Store) acquire(takeover bool) error {
 	case err == nil && last.isElsewhere(self) && !takeover:
 		return errors.Join(ownedBy(last, nil), lock.Close())
 	case err != nil:
-		s.log.Warn("The job directory is taken over, although its last owner is not known", "dir", s.dir, "error", err)
+		s.log.Warn("The job directory is taken over, although its last owner is unknown", "dir", s.dir, "error", err)
 		last.Generation = uint64(time.Now().UnixNano()) // above any that was counted up
 	case last.isElsewhere(self):
 		s.log.Warn("The job directory is taken over", "dir", s.dir, "from", last.String())
@@ -128,7 +128,7 @@ func (s *Store) breakLock() (*flock.Flock, error) {
 	lock := newLock(path)
 	locked, err := lock.TryLock()
 	if err == nil && !(locked && isCurrent(lock)) {
-		err = fmt.Errorf("%w: somebody else takes it over just now", ErrBusy)
+		err = fmt.Errorf("%w: another program is taking it over", ErrBusy)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("break the lock: %w", err), lock.Close())

@@ -89,7 +89,7 @@ func (p *publication) compare(staged *criuimage.Memory, base *memoryBase) (pagem
 	case same < criuimage.MinDivided || 2*same < base.Bytes:
 		return difference, pagemap.ErrDiffers
 	case difference.Checksum != sum:
-		err := fmt.Errorf("its CRC-32C is %08x, and %08x was written", difference.Checksum, sum)
+		err := fmt.Errorf("its CRC-32C is %08x, but %08x was written", difference.Checksum, sum)
 		return difference, &DamageError{Checkpoint: base.checkpoint, File: base.pagesRecord.Name, Err: err}
 	}
 	return difference, nil
@@ -178,7 +178,7 @@ func openMemoryBase(c Checkpoint, name string) (*memoryBase, error) {
 		var n int64
 		n, err = io.Copy(sum, io.LimitReader(b.pagemap, b.pagemapRecord.Bytes+1))
 		if err == nil && (n != b.pagemapRecord.Bytes || sum.Sum32() != b.pagemapRecord.CRC32C) {
-			err = fmt.Errorf("%s is not what was written", name)
+			err = fmt.Errorf("%s does not match what was written", name)
 		}
 	}
 	if err == nil {
@@ -187,7 +187,7 @@ func openMemoryBase(c Checkpoint, name string) (*memoryBase, error) {
 	if err == nil {
 		b.pagesRecord = c.file(b.PagesName)
 		if b.Bytes != b.pagesRecord.Bytes {
-			err = fmt.Errorf("%s: it has %d bytes, and %d were written", b.PagesName, b.Bytes, b.pagesRecord.Bytes)
+			err = fmt.Errorf("%s: it has %d bytes, but %d were written", b.PagesName, b.Bytes, b.pagesRecord.Bytes)
 		}
 	}
 	if err == nil {

@@ -126,11 +126,11 @@ func (s *Store) Fenced() error {
 	now, err := readOwner(s.dir)
 	switch {
 	case err != nil:
-		return fmt.Errorf("job directory %s: who owns it cannot be told: %w", s.dir, err)
+		return fmt.Errorf("job directory %s: cannot tell who owns it: %w", s.dir, err)
 	case now.Generation == 0:
 		return fmt.Errorf("job directory %s: %s was removed", s.dir, ownerName)
 	case now.Generation < s.owner.Generation && (now.Released || now.onHostOf(s.owner)):
-		return fmt.Errorf("job directory %s: an earlier copy is in its place (%s is of generation %d, and not %d): bring it back", s.dir, ownerName, now.Generation, s.owner.Generation)
+		return fmt.Errorf("job directory %s: it was replaced by an earlier copy (%s has generation %d, not %d): restore the right one", s.dir, ownerName, now.Generation, s.owner.Generation)
 	case now.Generation != s.owner.Generation || now.Token != s.owner.Token:
 		return fmt.Errorf("job directory %s: %w: it was taken over by %v", s.dir, ErrFenced, now)
 	}

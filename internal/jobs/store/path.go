@@ -75,12 +75,12 @@ func checkElement(what, path, at string) error {
 	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("%s %s: %s: %w", what, path, at, unix.ENOTDIR)
 	case stat.Mode&0o022 != 0 && stat.Mode&unix.S_ISVTX == 0:
-		who = fmt.Sprintf("can be written by others than root (mode %#o)", stat.Mode&0o7777)
+		who = fmt.Sprintf("can be written by users other than root (mode %#o)", stat.Mode&0o7777)
 	}
 	if who == "" {
 		return nil
 	}
 	return fault.New(
-		fmt.Sprintf("%s %s can be replaced by others than root, which restores what it holds: %s %s", what, path, at, who),
-		"name one that only root can change, all the way up")
+		fmt.Sprintf("%s %s can be replaced by users other than root, and root restores its content: %s %s", what, path, at, who),
+		"name one that only root can change, including all parent directories")
 }

@@ -171,7 +171,7 @@ func (p *publication) listStaged() (names []string, err error) {
 			return err
 		case name == ".":
 		case !isFileName(name):
-			return fmt.Errorf("the staged image: a file of a checkpoint cannot be called %.80q", name)
+			return fmt.Errorf("the staged image: invalid name of a checkpoint file: %.80q", name)
 		case entry.IsDir():
 			return p.to.Mkdir(name, 0o700)
 		case !entry.Type().IsRegular():
@@ -246,7 +246,7 @@ func (p *publication) file(name string) error {
 	return p.put(name, target, func(to io.Writer) error {
 		n, err := io.CopyBuffer(to, io.LimitReader(source, info.Size()+1), p.buffer)
 		if err == nil && n != info.Size() {
-			err = fmt.Errorf("it had %d bytes, and %d were read", info.Size(), n)
+			err = fmt.Errorf("it had %d bytes, but %d were read", info.Size(), n)
 		}
 		return err
 	})
@@ -346,7 +346,7 @@ func (r *room) take(dir string, n int) error {
 	reserve := min(reserveBytes, size/32)
 	// Another process may write as well: the room is not taken up to the last byte.
 	if r.left = min(r.left, (free-reserve)/2-int64(n)); free-int64(n) < reserve {
-		return fmt.Errorf("%d MiB are free, and %d are kept: %w", free>>20, reserve>>20, unix.ENOSPC)
+		return fmt.Errorf("%d MiB are free, and %d MiB are reserved: %w", free>>20, reserve>>20, unix.ENOSPC)
 	}
 	return nil
 }

@@ -94,14 +94,14 @@ func parseRecord(data []byte) (record, uint32, error) {
 		return record{}, 0, fmt.Errorf("damaged: %w", err)
 	}
 	if s.Version != recordVersion {
-		return record{}, 0, fmt.Errorf("of version %d, and this cucriu reads version %d", s.Version, recordVersion)
+		return record{}, 0, fmt.Errorf("of version %d, but this cucriu reads version %d", s.Version, recordVersion)
 	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, s.Checkpoint); err != nil {
 		return record{}, 0, fmt.Errorf("damaged: %w", err)
 	}
 	if sum := crc32.Checksum(compact.Bytes(), castagnoli); sum != s.CRC32C {
-		return record{}, 0, fmt.Errorf("damaged: its CRC-32C is %08x, and %08x was written", sum, s.CRC32C)
+		return record{}, 0, fmt.Errorf("damaged: its CRC-32C is %08x, but %08x was written", sum, s.CRC32C)
 	}
 	var r record
 	err := decode(s.Checkpoint, &r, true)
@@ -123,7 +123,7 @@ func decode(data []byte, value any, strict bool) error {
 		return err
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("it goes on after its end")
+		return errors.New("trailing data")
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (r record) validate() error {
 		texts = append(texts, gpu.Model, gpu.PCIBusID)
 	}
 	if i := slices.IndexFunc(texts, func(text string) bool { return !isPrintable(text) }); i >= 0 {
-		return fmt.Errorf("it says %.80q", proc.Printable(texts[i]))
+		return fmt.Errorf("it has the invalid text %.80q", proc.Printable(texts[i]))
 	}
 	switch {
 	case r.CreatedAt.Year() < 1970 || r.CreatedAt.Year() > 9999:
@@ -153,9 +153,9 @@ func (r record) validate() error {
 	for _, f := range r.Files {
 		switch {
 		case !isFileName(f.Name):
-			return fmt.Errorf("a file is called %.80q", f.Name)
+			return fmt.Errorf("invalid file name %.80q", f.Name)
 		case seen[f.Name]:
-			return fmt.Errorf("%s is named twice", f.Name)
+			return fmt.Errorf("%s is listed twice", f.Name)
 		case f.Bytes < 0 || f.Bytes > math.MaxInt64-total:
 			return fmt.Errorf("%s has %d bytes", f.Name, f.Bytes)
 		}

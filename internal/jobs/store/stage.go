@@ -85,7 +85,7 @@ func (s *Store) RemoveStage(dir string) error {
 	defer s.stageMutex.Unlock()
 	record, is := s.staged[dir]
 	if !is {
-		return fmt.Errorf("%s is no staging directory of this store", dir)
+		return fmt.Errorf("%s is not a staging directory of this store", dir)
 	}
 	if record.isThere(s.owner.BootID) {
 		if err := os.RemoveAll(dir); err != nil {
@@ -199,7 +199,7 @@ func (s *Store) leftStage(name string) (dir string, is bool) {
 	case !record.isThere(s.owner.BootID) || errors.Is(err, unix.ENOENT):
 		return "", true
 	case err == nil && (stat.Uid != 0 || stat.Mode&unix.S_IFMT != unix.S_IFDIR):
-		s.log.Warn("A staging directory is not one", "path", record.Path, "record", own)
+		s.log.Warn("Ignoring a staging directory that is not a directory of root's", "path", record.Path, "record", own)
 		return "", false
 	}
 	return record.Path, true

@@ -160,9 +160,9 @@ func checkDir(dir string) error {
 	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fault.New(fmt.Sprintf("job directory %s is not a directory", dir), "name a new one")
 	case stat.Uid != 0:
-		return fault.New(fmt.Sprintf("job directory %s belongs to user %d, and root restores what it holds", dir, stat.Uid), "name a new one, or chown root it and what is in it, if all of that can be trusted")
+		return fault.New(fmt.Sprintf("job directory %s belongs to user %d, but root restores its content", dir, stat.Uid), "name a new one, or chown root it and what is in it, if all of its content can be trusted")
 	case stat.Mode&0o077 != 0:
-		return fault.New(fmt.Sprintf("job directory %s is open to others (mode %#o), and it holds the memory of the job", dir, stat.Mode&0o7777), "chmod 700 it")
+		return fault.New(fmt.Sprintf("job directory %s is accessible to other users (mode %#o), and it holds the memory of the job", dir, stat.Mode&0o7777), "chmod 700 it")
 	}
 	return nil
 }
