@@ -51,7 +51,7 @@ func (s *treeSource) later(ctx context.Context) error {
 		return err
 	}
 	if err := errors.Join(there.Validate(job), there.Err()); err != nil {
-		return fmt.Errorf("what the job uses has changed since it was checked: %w", err)
+		return fmt.Errorf("the resources of the job have changed since they were checked: %w", err)
 	}
 	s.of, s.result.Report.Destination.Copies = job, there.Copies
 	return nil

@@ -59,7 +59,7 @@ func (s *treeSource) forecast(ctx context.Context) error {
 		s.result.Least = max(prediction.Round.Sum(), prediction.Least.Sum())
 	}
 	if s.options.MaxPause > 0 && s.result.Least > s.options.MaxPause {
-		return preflight.AsRefusal(fmt.Errorf("the job would stand still for some %v at least, and --max-pause allows %v: the way to %s takes %.1f MB/s",
+		return preflight.AsRefusal(fmt.Errorf("the job would be paused for at least about %v, but --max-pause allows %v: the bandwidth to %s is %.1f MB/s",
 			s.result.Least.Round(100*time.Millisecond), s.options.MaxPause, s.options.Host, rates.Bandwidth/1e6))
 	}
 	return nil

@@ -189,7 +189,7 @@ func (d *jobArrival) welcome(m wire.Message) error {
 	}
 	room, err := prepare.Free(inspect.Existing(d.dir))
 	if err == nil && room < d.of.Bytes && len(has.Have) == 0 {
-		err = fmt.Errorf("the job's newest checkpoint has %d bytes, and the disk of %s has room for %d", d.of.Bytes, d.dir, room)
+		err = fmt.Errorf("the job's newest checkpoint has %d bytes, but the disk of %s has room for %d only", d.of.Bytes, d.dir, room)
 	}
 	if err != nil {
 		return preflight.AsRefusal(err)
@@ -228,7 +228,7 @@ func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
 		return before, err
 	}
 	if owner, err := view.Owner(); err == nil && owner.Token != "" && owner.Token == d.of.Owner {
-		return before, fmt.Errorf("both hosts see the same %s: end the job with cucriu jobs stop there, and give the same cucriu run here; nothing has to be sent", d.dir)
+		return before, fmt.Errorf("both hosts see the same %s: end the job with cucriu jobs stop there, and run the same cucriu run command here; nothing has to be sent", d.dir)
 	}
 	if before, err = jobs.ReadMove(d.dir); err != nil {
 		return before, err
@@ -241,10 +241,10 @@ func (d *jobArrival) mayArrive() (before jobs.Move, err error) {
 	}
 	of, err := jobs.Describe(d.dir)
 	if err != nil || !of.Begun.Equal(d.of.Begun) {
-		return before, fmt.Errorf("%s is not empty, and not the directory of this job: remove it, if it is not needed", d.dir)
+		return before, fmt.Errorf("%s is not empty, and not the directory of this job: remove it if it is not needed", d.dir)
 	}
 	if before.State != jobs.MoveLeft {
-		return before, fmt.Errorf("%s has the same job, which has not left from here (see cucriu jobs show %[1]s): end it and remove the directory, if it is not needed", d.dir)
+		return before, fmt.Errorf("%s has the same job, which has not left this host (see cucriu jobs show %[1]s): end it and remove the directory, if it is not needed", d.dir)
 	}
 	return before, nil
 }
@@ -258,12 +258,12 @@ func isEmptyStore(dir string) error {
 	}
 	for _, entry := range entries {
 		if !slices.Contains([]string{"lock", "owner.json", "checkpoints", "staged", "move.lock"}, entry.Name()) {
-			return fmt.Errorf("%s is not empty any more: there is %s", dir, entry.Name())
+			return fmt.Errorf("%s is no longer empty: it has %s", dir, entry.Name())
 		}
 	}
 	all, err := have(dir)
 	if err == nil && len(all) > 0 {
-		err = fmt.Errorf("%s is not empty any more: it has checkpoints", dir)
+		err = fmt.Errorf("%s is no longer empty: it has checkpoints", dir)
 	}
 	return err
 }
@@ -285,9 +285,9 @@ func checkParents(dir string) error {
 		case !info.IsDir():
 			return fmt.Errorf("job directory: %s is not a directory", dir)
 		case known && stat.Uid != 0:
-			return fmt.Errorf("job directory: %s belongs to user %d, who could exchange what root restores", dir, stat.Uid)
+			return fmt.Errorf("job directory: %s belongs to user %d, who could replace what root restores", dir, stat.Uid)
 		case info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0:
-			return fmt.Errorf("job directory: others may write to %s, and could exchange what root restores", dir)
+			return fmt.Errorf("job directory: others may write to %s, and could replace what root restores", dir)
 		}
 	}
 	return nil
@@ -386,7 +386,7 @@ func (d *jobArrival) take(ctx context.Context) error {
 	}
 	for _, c := range manifest.Checkpoints {
 		if len(c.Sent) != len(c.Files) {
-			return fmt.Errorf("checkpoint %.40q: %d files were announced, and %d sent", c.Name, len(c.Files), len(c.Sent))
+			return fmt.Errorf("checkpoint %.40q: %d files were announced, but %d were sent", c.Name, len(c.Files), len(c.Sent))
 		}
 		if err := d.store.Import(ctx, c.Listed, func(i int) string { return d.received(c.Sent[i]) }); err != nil {
 			return err
@@ -430,7 +430,7 @@ func (d *jobArrival) readManifest() (m jobManifest, err error) {
 		err = json.Unmarshal(data, &m)
 	}
 	if err != nil {
-		return m, fmt.Errorf("invalid list of what was sent: %w", err)
+		return m, fmt.Errorf("invalid list of sent files: %w", err)
 	}
 	return m, nil
 }
@@ -447,7 +447,7 @@ func (d *jobArrival) takeOther(f jobFile) error {
 			return err
 		}
 		if !d.isRecordOf(of) {
-			return errors.New("the record that was sent is that of another job")
+			return errors.New("the record that was sent belongs to another job")
 		}
 	}
 	if err := durable.Sync(from); err != nil {
@@ -472,7 +472,7 @@ func (d *jobArrival) verify(ctx context.Context) error {
 			continue
 		}
 		if err := d.store.Verify(ctx, c, jobVerifiers, nil); err != nil {
-			return fmt.Errorf("checkpoint %s is not what was sent: %w", c.Name, err)
+			return fmt.Errorf("checkpoint %s does not match what was sent: %w", c.Name, err)
 		}
 	}
 	findings, err := jobs.CheckRestore(ctx, d.hook, all[len(all)-1].Dir)

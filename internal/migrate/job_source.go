@@ -80,7 +80,7 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if of.Attached {
-		return fmt.Errorf("%s reads from its cucriu run here (--tty): it would read nothing there", s.of.Name)
+		return fmt.Errorf("%s reads from its cucriu run here (--tty): it would have no input there", s.of.Name)
 	}
 	if s.lock, err = jobs.TryLockMove(s.dir); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (s *jobSource) prepare(ctx context.Context) (err error) {
 	if m, err := jobs.ReadMove(s.dir); err != nil {
 		return err
 	} else if m.State == jobs.MoveLeaving || m.State == jobs.MoveStays {
-		return fmt.Errorf("an earlier move of %s, to %s, was cut off, and that host is yet to be told: run cucriu recover", s.of.Name, m.Peer)
+		return fmt.Errorf("an earlier move of %s, to %s, was interrupted, and that host has yet to be notified: run cucriu recover", s.of.Name, m.Peer)
 	}
 	if s.view, err = store.View(s.dir); err != nil {
 		return err
@@ -306,7 +306,7 @@ func (s *jobSource) collect(last bool) (m jobManifest, paths []string, err error
 func (s *jobSource) read() (jobs.Move, error) {
 	m, err := jobs.ReadMove(s.dir)
 	if err == nil && m.ID != s.result.ID {
-		err = errors.New("the record of the move was exchanged")
+		err = errors.New("the record of the move was replaced")
 	}
 	return m, err
 }
@@ -384,21 +384,21 @@ func (s *jobSource) awaitBack(_ context.Context) error {
 		case local.PID != 0:
 			missing = time.Now()
 		case time.Since(missing) > missingPatience:
-			text := "its cucriu run has ended meanwhile: the same command goes on from its newest checkpoint"
+			text := "its cucriu run has ended meanwhile: the same command resumes from its newest checkpoint"
 			if local.Failure != nil {
 				text += "; it said: " + local.Failure.Message
 			}
 			return fmt.Errorf("%w: %s does not run here: %s", hooks.ErrNotBack, s.of.Name, text)
 		}
 	}
-	return fmt.Errorf("%w: %s is not back after %v: see cucriu jobs list", hooks.ErrNotBack, s.of.Name, backPatience)
+	return fmt.Errorf("%w: %s was not resumed within %v: see cucriu jobs list", hooks.ErrNotBack, s.of.Name, backPatience)
 }
 
 // returnedError says that the destination could not resume a job, which goes on here.
 type returnedError struct{ host, name, why string }
 
 func (e *returnedError) Error() string {
-	return fmt.Sprintf("%s could not resume %s: %s; it goes on here", e.host, e.name, e.why)
+	return fmt.Sprintf("%s could not resume %s: %s; it stays here", e.host, e.name, e.why)
 }
 
 // Refused returns false: the job was stopped.
@@ -413,7 +413,7 @@ func (s *jobSource) returned(ctx context.Context, why string) error {
 		return fmt.Errorf("%w: %w", hooks.ErrNotBack, err)
 	}
 	err := s.bringBack(ctx)
-	return errors.Join(s.notBack, err, &returnedError{s.options.Host, s.of.Name, cmp.Or(why, "it does not say why")})
+	return errors.Join(s.notBack, err, &returnedError{s.options.Host, s.of.Name, cmp.Or(why, "it gave no reason")})
 }
 
 func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
@@ -429,14 +429,14 @@ func (s *jobSource) told(_ context.Context, state commit.SourceState) error {
 }
 
 func (s *jobSource) forgotten() error {
-	return fmt.Errorf("%w: %s has moved to %s, which does not know it any more: was its directory removed there? cucriu recover --take %s lets it go on here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
+	return fmt.Errorf("%w: %s has moved to %s, which no longer knows it: was its directory removed there? cucriu recover --take %s lets it run here", hooks.ErrNotBack, s.of.Name, s.options.Host, s.result.ID)
 }
 
 func (s *jobSource) undelivered(state commit.SourceState, cause error) string {
 	if state == commit.End {
-		return fmt.Sprintf("%s has left this host, and %s, which has it complete, has not said that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
+		return fmt.Sprintf("%s has left this host, but %s, which has it complete, has not confirmed that it runs there: %v; run cucriu recover here when it can be reached; or there: cucriu recover --take %s",
 			s.of.Name, s.options.Host, cause, s.result.ID)
 	}
-	return fmt.Sprintf("%s goes on here, but %s could not be told so: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached",
+	return fmt.Sprintf("%s stays here, but %s could not be notified: %v; if it has the job's checkpoints, they do no harm; run cucriu recover here when it can be reached",
 		s.of.Name, s.options.Host, cause)
 }

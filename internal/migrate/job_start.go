@@ -24,7 +24,7 @@ import (
 const supervisorLog = "supervisor.log"
 
 // errUnclear says that it cannot be told whether a job runs or has run.
-var errUnclear = errors.New("whether the job runs cannot be told")
+var errUnclear = errors.New("cannot tell whether the job runs")
 
 const (
 	// startPatience is how long a job may take to be resumed.
@@ -94,7 +94,7 @@ func startJob(ctx context.Context, hook *hooks.Hook, dir string, m jobs.Move) er
 		case <-time.After(startLook):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: it is not there after %v, see cucriu jobs list and %s there", errUnclear, startPatience, supervisorLog)
+			return fmt.Errorf("%w: it was not up after %v, see cucriu jobs list and %s there", errUnclear, startPatience, supervisorLog)
 		}
 	}
 }

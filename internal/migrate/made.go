@@ -37,7 +37,7 @@ const madeSuffix = ".made"
 func (r *madeRecord) note(m files.Made) error {
 	if r.file == nil {
 		if err := r.create(); err != nil {
-			return fmt.Errorf("the record of what is made for the job: %w", err)
+			return fmt.Errorf("the record of files made for the job: %w", err)
 		}
 	}
 	return r.write(madeLine{Made: &m})
@@ -92,7 +92,7 @@ func removeMade(hook *hooks.Hook) error {
 	var errs []error
 	for _, path := range paths {
 		if err := removeMadeOf(hook, path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove what was made for a job (%s): %w", path, err))
+			errs = append(errs, fmt.Errorf("remove files that were made for a job (%s): %w", path, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -130,7 +130,7 @@ func removeMadeOf(hook *hooks.Hook, path string) error {
 	}
 	for _, m := range slices.Backward(made) {
 		if err := files.Unmake(m); err != nil {
-			hook.Log.Warn("what was made for a job that does not go on here is still there", "error", err)
+			hook.Log.Warn("files that were made for a job that does not run here could not be removed", "error", err)
 		}
 	}
 	return os.Remove(path)

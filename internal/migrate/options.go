@@ -135,13 +135,13 @@ const defaultStage = "/dev/shm"
 
 func (o *Options) fill() error {
 	if o.Host == "" || strings.HasPrefix(o.Host, "-") {
-		return errors.New("name the host to which the job is to move")
+		return errors.New("name the host to which the job should move")
 	}
 	if len(o.RSH) == 0 {
 		o.RSH = []string{"ssh"}
 	}
 	if len(o.MoveAddress) > 0 && o.TCP != prepare.TCPKeep {
-		return errors.New("an address is moved for connections that are kept: --move-address goes with --tcp keep")
+		return errors.New("--move-address requires --tcp keep: an address is only moved for connections that are kept")
 	}
 	if o.Remote == "" {
 		o.Remote = "cucriu"
@@ -165,7 +165,7 @@ func checkStage(dir string) error {
 		return fmt.Errorf("directory for the image: %s is not the absolute path of a directory", dir)
 	}
 	if info.Mode().Perm()&0o022 != 0 && info.Mode()&os.ModeSticky == 0 {
-		return fmt.Errorf("directory for the image: others may write to %s: name one of root's alone", dir)
+		return fmt.Errorf("directory for the image: others may write to %s: name one that only root can write to", dir)
 	}
 	return nil
 }

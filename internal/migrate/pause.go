@@ -23,7 +23,7 @@ func (l *pauseLimit) begin() {
 	defer l.mu.Unlock()
 	if l.most > 0 && l.timer == nil {
 		l.timer = time.AfterFunc(l.most, func() {
-			l.giveUp(fmt.Errorf("the job has stood still for %v, which --max-pause allows", l.most))
+			l.giveUp(fmt.Errorf("the job has been paused for %v, the limit of --max-pause", l.most))
 		})
 	}
 }

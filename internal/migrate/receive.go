@@ -37,7 +37,7 @@ type arrival interface {
 // givenBackError says that a job cannot be resumed here, and belongs to its source again.
 type givenBackError struct{ why string }
 
-func (e *givenBackError) Error() string { return "it is given back: " + e.why }
+func (e *givenBackError) Error() string { return "it is returned to the source: " + e.why }
 
 // answerEvent has an arrival answer an event, and returns what the source is to be told. There is
 // nothing if the migration is not known here, or has no copy any more.
@@ -160,7 +160,7 @@ func (d *destination) greet(ctx context.Context) (err error) {
 		return err
 	}
 	if m.Kind != sayHello {
-		return fmt.Errorf("the source says %.40q where %q was expected", m.Kind, sayHello)
+		return fmt.Errorf("the source sent %.40q where %q was expected", m.Kind, sayHello)
 	}
 	if err := m.Decode(&d.peer); err != nil {
 		return err
@@ -194,7 +194,7 @@ func (d *destination) handle(ctx context.Context, m wire.Message) error {
 		return d.Send(sayClock, clockMessage{timeline.SinceBoot()})
 	case sayPrepare, sayJob:
 		if d.job != nil {
-			return errors.New("a job was described before")
+			return errors.New("a job was already described")
 		}
 		if m.Kind == sayPrepare {
 			d.job = newTreeArrival(d)

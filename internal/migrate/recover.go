@@ -106,7 +106,7 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 	case jobs.MovePromised:
 		return "", m, &jobs.ElsewhereError{Dir: job.Dir, Move: m}
 	case jobs.MoveArriving:
-		message = "what had arrived of " + job.Name + " was removed: it goes on at " + m.Peer
+		message = "the partial copy of " + job.Name + " was removed: it stays at " + m.Peer
 	case jobs.MoveArrived:
 		ran, err := jobs.Resumed(job.Dir, m.Events)
 		if err != nil || ran || job.PID != 0 || job.State == jobs.StateUnattended {
@@ -118,7 +118,7 @@ func recoverJob(hook *hooks.Hook, job jobs.Local) (message string, m jobs.Move, 
 	}
 	_, err = answerEvent(context.Background(), &movedJob{host: hook, dir: job.Dir, id: m.ID}, commit.Recover)
 	if errors.As(err, new(*givenBackError)) {
-		return job.Name + " could not be resumed here, and is given back; run cucriu recover at " + m.Peer, m, nil
+		return job.Name + " could not be resumed here, and is returned; run cucriu recover at " + m.Peer, m, nil
 	}
 	return message, m, err
 }
@@ -134,13 +134,13 @@ func tellDestination(hook *hooks.Hook, job jobs.Local, m jobs.Move) (string, err
 	var returned *returnedError
 	switch err := s.handleEvent(commit.Recover); {
 	case errors.As(err, &returned):
-		return fmt.Sprintf("%s could not be resumed at %s (%s): the same cucriu run here goes on with it", job.Name, m.Peer, returned.why), nil
+		return fmt.Sprintf("%s could not be resumed at %s (%s): the same cucriu run command resumes it here", job.Name, m.Peer, returned.why), nil
 	case err != nil:
 		return "", err
 	case m.State == jobs.MoveLeft:
 		return fmt.Sprintf("%s runs at %s", job.Name, m.Peer), nil
 	}
-	return fmt.Sprintf("%s stays here, and %s knows it", job.Name, m.Peer), nil
+	return fmt.Sprintf("%s stays here, and %s was notified", job.Name, m.Peer), nil
 }
 
 // Settle decides about a migration in place of a host that cannot be asked: take lets the job run
@@ -174,7 +174,7 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	case err != nil:
 		return "", err
 	case m.State == jobs.MoveLeft && take:
-		return "the same cucriu run goes on with the job here", jobs.RemoveMove(dir)
+		return "the same cucriu run command resumes the job here", jobs.RemoveMove(dir)
 	case m.State == jobs.MoveArriving && !take:
 		e = commit.Recover
 	case m.State != jobs.MovePromised:
@@ -183,10 +183,10 @@ func Settle(ctx context.Context, hook *hooks.Hook, name string, take bool) (mess
 	job := &movedJob{host: hook, dir: dir, id: m.ID, taken: take}
 	_, err = answerEvent(ctx, job, e)
 	if !take {
-		return "what had arrived was removed", err
+		return "the partial copy was removed", err
 	}
 	if state, _, stateErr := job.state(); err != nil && stateErr == nil && state == commit.Go {
-		err = fmt.Errorf("%w: the job belongs here now, and does not run: %w; the same cucriu run tries again", hooks.ErrNotBack, err)
+		err = fmt.Errorf("%w: the job belongs here now, but does not run: %w; the same cucriu run command tries again", hooks.ErrNotBack, err)
 	}
 	return "the job runs here", err
 }

@@ -190,7 +190,7 @@ func (r *remote) expect(ctx context.Context, kind string, body any) error {
 		case sayFailed:
 			return failureOf(m)
 		default:
-			return fmt.Errorf("the other host says %.40q where %q was expected", m.Kind, kind)
+			return fmt.Errorf("the other host sent %.40q where %q was expected", m.Kind, kind)
 		}
 	}
 }

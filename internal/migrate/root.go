@@ -30,7 +30,7 @@ func (s *treeSource) checkRoot() error {
 		case within(s.root, job.Init.PID):
 			return fmt.Errorf("process %d belongs to the long job %s, which moves as a whole: cucriu migrate --job %[2]s --to %s", s.root, job.Name, s.options.Host)
 		case within(job.Init.PID, s.root):
-			return fmt.Errorf("the long job %s is below process %d, and moves by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, s.root, s.options.Host)
+			return fmt.Errorf("the long job %s is below process %d, and must be moved by itself: cucriu migrate --job %[1]s --to %[3]s", job.Name, s.root, s.options.Host)
 		}
 	}
 	return nil

@@ -108,7 +108,7 @@ func (s *sourceSession) giveUp(cause error) error {
 	case err == nil && refused:
 		return preflight.AsRefusal(cause)
 	case err == nil:
-		return preflight.AsFailure(fmt.Errorf("%w; the job goes on here", cause))
+		return preflight.AsFailure(fmt.Errorf("%w; the job keeps running here", cause))
 	}
 	return errors.Join(preflight.AsFailure(cause), err)
 }

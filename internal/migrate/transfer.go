@@ -146,7 +146,7 @@ func (t *transfer) send(name, path string) (size int64, err error) {
 		return 0, err
 	}
 	if now, err := os.Stat(path); err != nil || !os.SameFile(own, now) {
-		return 0, fmt.Errorf("%s was exchanged while it was sent", path)
+		return 0, fmt.Errorf("%s was replaced while it was being sent", path)
 	}
 	f.sent.Complete(own.Size())
 	return own.Size(), nil

@@ -197,7 +197,7 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	if d.receiver == nil || d.giveUp != nil {
-		return errors.New("nothing was received that could be restored")
+		return errors.New("nothing that could be restored was received")
 	}
 	for _, s := range asked.Sockets {
 		if s.SeenHere() {
@@ -227,7 +227,7 @@ func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 // linkEarlier gives the last round the files that it has in common with earlier ones.
 func (d *treeArrival) linkEarlier(links []link) error {
 	if len(links) > maxFiles {
-		return errors.New("too many files of earlier rounds are named")
+		return errors.New("too many files of earlier rounds are listed")
 	}
 	root, err := os.OpenRoot(d.stage.dir)
 	if err != nil {
@@ -301,7 +301,7 @@ func (d *treeArrival) onRestored(err error) error {
 	d.restoring = false
 	d.giveUp(nil)
 	if err == nil && isDropped(d.hook, d.id) {
-		err = errors.New("the source has given the migration up meanwhile")
+		err = errors.New("the source has cancelled the migration meanwhile")
 	}
 	if err == nil {
 		err = d.made.promise()
@@ -339,7 +339,7 @@ func (d *treeArrival) abort() error {
 	if err := noteDropped(d.hook, d.id); err != nil {
 		return err
 	}
-	d.stop(errors.New("the source goes on with its own copy"))
+	d.stop(errors.New("the source keeps its own copy"))
 	return nil
 }
 
@@ -352,7 +352,7 @@ func (d *treeArrival) running() running {
 }
 
 func (d *treeArrival) inDoubt() error {
-	return fmt.Errorf("the job of migration %s stays stopped here until that host says what it has decided (cucriu recover there); "+
+	return fmt.Errorf("the job of migration %s stays stopped here until the source reports its decision (cucriu recover there); "+
 		"otherwise decide here with cucriu recover --take %[1]s (%[2]s) or --drop %[1]s (%[3]s)", d.id, commit.WhenToTake, commit.WhenToDrop)
 }
 

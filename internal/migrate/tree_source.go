@@ -221,7 +221,7 @@ func (s *treeSource) compare(ctx context.Context, last int) (d *delta.Delta, err
 		return cmp.Or(context.Cause(ctx), err)
 	})
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		s.hook.Log.Warn("there is no room to write down what has changed, so all of the image is sent", "error", err)
+		s.hook.Log.Warn("there is no room to record what has changed, so the whole image is sent", "error", err)
 		return new(delta.Delta), os.RemoveAll(dir)
 	}
 	return d, err
@@ -359,7 +359,7 @@ func (s *treeSource) moveAddressBack(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, addressPatience)
 	defer cancel()
 	if err := s.moveAddress(ctx, addressBack); err != nil {
-		s.hook.Log.Warn("the address of the job may be at the other host, and its connections stand still without it", "migration", s.record.ID, "error", err)
+		s.hook.Log.Warn("the address of the job may be at the other host, and its connections stall without it", "migration", s.record.ID, "error", err)
 	}
 }
 
@@ -397,7 +397,7 @@ func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error
 	if err == nil && state == commit.Back && s.hasEnded() {
 		// The destination is not told to drop its copy: if it has one, that is the last. What it has not
 		// promised it drops by itself.
-		return errors.Join(fmt.Errorf("%w: process %d (%s) has ended here meanwhile; if %s holds a complete copy, as cucriu status says there, it can go on there: cucriu recover --take %s",
+		return errors.Join(fmt.Errorf("%w: process %d (%s) has ended here meanwhile; if %s holds a complete copy, as cucriu status reports there, it can run there: cucriu recover --take %s",
 			hooks.ErrEnded, s.record.RootPID, s.record.Name, s.record.Host, s.record.ID), s.record.remove())
 	}
 	return err
@@ -414,25 +414,25 @@ func (s *treeSource) hasEnded() bool {
 }
 
 func (s *treeSource) returned(_ context.Context, why string) error {
-	return fmt.Errorf("%s says of a process tree that it cannot be resumed: %s", s.record.Host, why)
+	return fmt.Errorf("%s reports that a process tree cannot be resumed: %s", s.record.Host, why)
 }
 
 func (s *treeSource) told(ctx context.Context, _ commit.SourceState) error {
 	if err := watch.NoteTold(ctx, s.hook, s.record.ID); err != nil { // then it is kept for longer
-		s.hook.Log.Warn("the journal does not say that the destination knows", "migration", s.record.ID, "error", err)
+		s.hook.Log.Warn("the journal could not record that the destination was notified", "migration", s.record.ID, "error", err)
 	}
 	return s.record.remove()
 }
 
 func (s *treeSource) forgotten() error {
-	return errors.Join(fmt.Errorf("%w: %s has no copy of the job any more, and the one here was ended after it had said that it had one: was it restarted?", hooks.ErrEnded, s.record.Host), s.record.remove())
+	return errors.Join(fmt.Errorf("%w: %s no longer has a copy of the job, and the one here was ended after that host had confirmed its copy: was it restarted?", hooks.ErrEnded, s.record.Host), s.record.remove())
 }
 
 func (s *treeSource) undelivered(state commit.SourceState, cause error) string {
 	if state == commit.End {
-		return fmt.Sprintf("the job has left this host, and %s, which holds it complete and stopped, could not be told to let it run: %v; "+
+		return fmt.Sprintf("the job has left this host, but %s, which holds it complete and stopped, could not be asked to let it run: %v; "+
 			"when it can be reached, run here: cucriu recover; or there: cucriu recover --take %s", s.record.Host, cause, s.record.ID)
 	}
-	return fmt.Sprintf("the job goes on here, but %s could not be told so: %v; if it holds a copy, that stays stopped; "+
+	return fmt.Sprintf("the job keeps running here, but %s could not be notified: %v; if it holds a copy, that copy stays stopped; "+
 		"when it can be reached, run here: cucriu recover; or there: cucriu recover --drop %s", s.record.Host, cause, s.record.ID)
 }

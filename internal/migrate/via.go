@@ -55,7 +55,7 @@ func (o *Options) dataDialer(at listening, config *tls.Config) func(context.Cont
 	}
 	return func(ctx context.Context) (net.Conn, error) {
 		if len(at.Addresses) == 0 {
-			return nil, errors.New("the destination has told no address")
+			return nil, errors.New("the destination has sent no address")
 		}
 		address, err := loopback(at.Addresses[0])
 		if err != nil {

@@ -119,7 +119,7 @@ func events() []Event {
 func TestTheRulesNameWhatAPersonSees(t *testing.T) {
 	for rule, sees := range map[string][]string{
 		WhenToTake: {"copy has ended", "host is destroyed"},
-		WhenToDrop: {"goes on there"},
+		WhenToDrop: {"keeps running there"},
 	} {
 		for _, one := range sees {
 			if !strings.Contains(rule, one) {

@@ -51,7 +51,7 @@ func (s UNIXSocket) SeenHere() bool {
 
 // SharedSocket says what is wrong with a socket that both hosts see.
 func SharedSocket(path string) string {
-	return "has a UNIX socket at " + path + ", which both hosts see: a copy's socket would take its path while the job may still have to go back"
+	return "has a UNIX socket at " + path + ", which both hosts see: a copy's socket would claim its path while the job may still have to be rolled back"
 }
 
 // addUNIXSockets adds the UNIX sockets of the tree, and their directories, as far as they exist.

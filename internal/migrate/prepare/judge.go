@@ -125,7 +125,7 @@ func gpuFindings(ctx context.Context, host inspect.Host, j *Job) preflight.Findi
 	case errors.As(err, &version):
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingDriverVersion, Severity: preflight.SeverityError,
-			Message: fmt.Sprintf("the job runs with driver %s and this host has %s", version.Image, version.Host),
+			Message: fmt.Sprintf("the job runs with driver %s, but this host has %s", version.Image, version.Host),
 			Remedy:  "move it to a host with driver " + version.Image + ": the driver's own state moves with the job, so both must be the same version",
 		})
 	case err != nil:
@@ -155,26 +155,26 @@ func hostFindings(j *Job, here Host) preflight.Findings {
 	}
 	there := j.Host
 	if here.Architecture != there.Architecture {
-		add(preflight.FindingArchitecture, preflight.SeverityError, fmt.Sprintf("the job runs on %s, and this host is %s", there.Architecture, here.Architecture), "move it to a host of the same architecture")
+		add(preflight.FindingArchitecture, preflight.SeverityError, fmt.Sprintf("the job runs on %s, but this host is %s", there.Architecture, here.Architecture), "move it to a host of the same architecture")
 		return findings
 	}
 	lacks := slices.DeleteFunc(slices.Clone(there.CPU.Features), func(name string) bool { return slices.Contains(here.CPU.Features, name) })
 	if len(lacks) > 0 {
 		add(preflight.FindingCPU, preflight.SeverityError,
-			fmt.Sprintf("this host's processor (%s) lacks what the job's (%s) has: %s", here.CPU.Model, there.CPU.Model, strings.Join(lacks, ", ")),
-			"programs choose their code by the processor when they start, and end with SIGILL on a lesser one: move the job to a host with such a processor, or force this if the job uses none of it")
+			fmt.Sprintf("this host's processor (%s) lacks features of the job's (%s): %s", here.CPU.Model, there.CPU.Model, strings.Join(lacks, ", ")),
+			"programs select code for the processor when they start, and die with SIGILL on one that lacks its features: move the job to a host with such a processor, or force this if the job uses none of them")
 	} else {
-		add(preflight.FindingCPU, preflight.SeverityOK, here.CPU.Model+" has all that the job's processor has", "")
+		add(preflight.FindingCPU, preflight.SeverityOK, here.CPU.Model+" has all features of the job's processor", "")
 	}
 	if older(here.Kernel, there.Kernel) {
-		add(preflight.FindingKernel, preflight.SeverityWarning, fmt.Sprintf("this host's kernel %s is older than the job's, %s", here.Kernel, there.Kernel), "a program may use what only the newer kernel has")
+		add(preflight.FindingKernel, preflight.SeverityWarning, fmt.Sprintf("this host's kernel %s is older than the job's, %s", here.Kernel, there.Kernel), "a program may use features that only the newer kernel has")
 	}
 	if older(here.Criu, there.Criu) {
 		add(preflight.FindingCriuVersion, preflight.SeverityError, fmt.Sprintf("CRIU %s is older than the one that would make the image, %s", here.Criu, there.Criu), "install the same CRIU here")
 	}
 	if jump := here.Monotonic - there.Monotonic; !j.Own.Time && here.BootID != there.BootID && jump.Abs() > clockTolerance {
 		add(preflight.FindingClock, preflight.SeverityWarning, fmt.Sprintf("the job's monotonic clock jumps by %v", jump.Round(time.Second)),
-			"a program that waits for a time of this clock may wait long, or not at all: a job of cucriu run has clocks of its own")
+			"a program that waits for a point in time on this clock may wait too long, or not at all: jobs of cucriu run have their own clocks")
 	}
 	return findings
 }
@@ -193,8 +193,8 @@ func featureFindings(ctx context.Context, j *Job, criu string) preflight.Finding
 		if !criuutil.HasFeature(ctx, criu, feature) {
 			findings = append(findings, preflight.Finding{
 				Name: preflight.FindingCriuFeature, Severity: preflight.SeverityError,
-				Message: "criu check --feature " + feature + " fails on this host, and the job needs it",
-				Remedy:  "install the criu and the kernel of the job's host",
+				Message: "criu check --feature " + feature + " fails on this host, but the job needs it",
+				Remedy:  "install the same criu and kernel as on the job's host",
 			})
 		}
 	}
@@ -226,7 +226,7 @@ func pidFindings(ctx context.Context, j *Job) (preflight.Findings, error) {
 	if highest := slices.Max(append(slices.Clone(j.Numbers), 0)); highest >= most {
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingPIDTaken, Severity: preflight.SeverityError,
-			Message: fmt.Sprintf("the job has the pid %d, and this host's pids end at %d", highest, most-1),
+			Message: fmt.Sprintf("the job has the pid %d, but this host's pids end at %d", highest, most-1),
 			Remedy:  fmt.Sprintf("sysctl kernel.pid_max=%d", maxPID),
 		})
 	}

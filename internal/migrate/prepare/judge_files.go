@@ -63,7 +63,7 @@ func fileFindings(j *Job, bootID string, policy Copy) (findings preflight.Findin
 	}
 	for _, s := range j.UNIXSockets {
 		if !j.ownMount(s.Path) && s.SeenHere() {
-			l.problem(preflight.SeverityError, s.PID, preflight.FindingSharedSocket, SharedSocket(s.Path), "bind it in a directory of its host's own, or dump the job and restore it here")
+			l.problem(preflight.SeverityError, s.PID, preflight.FindingSharedSocket, SharedSocket(s.Path), "bind it in a directory that is local to its host, or dump the job and restore it here")
 		}
 	}
 	l.parents()
@@ -112,7 +112,7 @@ func (l *fileLook) file(n int) {
 		l.copy(n)
 	case f.AppendOnly && uint32(stat.Mode) == f.Mode:
 		l.there++
-		l.problem(preflight.SeverityWarning, f.PID, preflight.FindingFileDiffers, f.Path+" is another file here, to which the job will append",
+		l.problem(preflight.SeverityWarning, f.PID, preflight.FindingFileDiffers, f.Path+" is a different file here, to which the job will append",
 			"keep it on a file system that both hosts have mounted, or --copy-files=changed replaces this host's")
 	default:
 		remedy := "put the job's file there, or move the job to a host that has it"
@@ -143,20 +143,20 @@ func (l *fileLook) isSame(f *File, here Identity) bool {
 // it or the job would notice; empty if in nothing.
 func (l *fileLook) difference(f *File, stat unix.Statx_t) string {
 	if uint32(stat.Mode) != f.Mode {
-		return fmt.Sprintf("has the mode %o, and the job's has %o", stat.Mode, f.Mode)
+		return fmt.Sprintf("has mode %o, but the job's has %o", stat.Mode, f.Mode)
 	}
 	if f.Pipe {
 		return ""
 	}
 	if int64(stat.Size) != f.Size && !f.AppendOnly {
-		return fmt.Sprintf("has %d bytes, and the job's has %d", stat.Size, f.Size)
+		return fmt.Sprintf("has %d bytes, but the job's has %d", stat.Size, f.Size)
 	}
 	if f.Written {
-		return "is another file here than the one into which the job writes"
+		return "is not the file into which the job writes"
 	}
 	if f.BuildID != "" {
 		if here := buildID(f.Path); here != f.BuildID {
-			return fmt.Sprintf("is another build (%s) than the job's (%s)", here, f.BuildID)
+			return fmt.Sprintf("is a different build (%s) than the job's (%s)", here, f.BuildID)
 		}
 	}
 	return ""
@@ -166,18 +166,18 @@ func (l *fileLook) missing(n int, err error) {
 	f := &l.job.Files[n]
 	cause := "does not exist here"
 	if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-		cause = "cannot be looked at: " + err.Error()
+		cause = "cannot be examined: " + err.Error()
 	}
 	remedy := "put it there"
 	switch {
 	case f.Pipe:
-		remedy = "make the pipe: mkfifo " + f.Path
+		remedy = "create the pipe: mkfifo " + f.Path
 	case f.Shared:
 		remedy = "other programs write into it too: keep it on a file system that both hosts have mounted"
 	case !l.job.mayBring(f):
-		remedy = fmt.Sprintf("it belongs to user %d, who runs nothing of the job, so --copy-files does not copy it: put it there", f.UID)
+		remedy = fmt.Sprintf("it belongs to user %d, who runs no process of the job, so --copy-files does not copy it: put it there", f.UID)
 	case !l.job.copyable(f):
-		remedy = fmt.Sprintf("it has %s, and --copy-files copies what has up to %s: put it there, or keep it on a file system that both hosts have mounted", size(uint64(f.Size)), size(maxCopied))
+		remedy = fmt.Sprintf("it has %s, but --copy-files copies only files of up to %s: put it there, or keep it on a file system that both hosts have mounted", size(uint64(f.Size)), size(maxCopied))
 	case l.policy != CopyNone:
 		l.copy(n)
 		return
@@ -203,7 +203,7 @@ func (l *fileLook) directory(path string) {
 	case err == nil && info.IsDir():
 		return
 	case err == nil:
-		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is not a directory here", "make it one")
+		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" is not a directory here", "make it a directory")
 	default:
 		l.problem(preflight.SeverityError, 0, preflight.FindingDirectory, path+" does not exist here, and the job has it open or works in it", "mkdir -p "+path)
 	}
@@ -237,9 +237,9 @@ func (l *fileLook) parent(path string, pid int, known map[string]bool) {
 	case err == nil:
 		_ = unix.Close(fd)
 	case errors.Is(err, unix.ENOENT):
-		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, dir+" does not exist here, and "+path+" is to be made in it", "mkdir -p "+dir)
+		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, dir+" does not exist here, and "+path+" is to be created in it", "mkdir -p "+dir)
 	default:
-		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, fmt.Sprintf("%s is to be made in %s, which is not a directory here, or a symbolic link leads there (%v)", path, dir, err),
+		l.problem(preflight.SeverityError, pid, preflight.FindingDirectory, fmt.Sprintf("%s is to be created in %s, which is not a directory here, or is reached through a symbolic link (%v)", path, dir, err),
 			"put it there yourself, or make "+dir+" a directory as it is at the source")
 	}
 }
@@ -257,7 +257,7 @@ func (l *fileLook) problem(severity preflight.Severity, pid int, name, message, 
 func (l *fileLook) findings() preflight.Findings {
 	message := fmt.Sprintf("%d of the job's %d files are here", l.there, len(l.job.Files))
 	if l.same > 0 {
-		message += fmt.Sprintf(", %d of them the very same", l.same)
+		message += fmt.Sprintf(", %d of them the very same file", l.same)
 	}
 	if len(l.copies) > 0 {
 		message += fmt.Sprintf("; %d are copied, %s", len(l.copies), size(l.copied))
@@ -266,7 +266,7 @@ func (l *fileLook) findings() preflight.Findings {
 	for _, severity := range []preflight.Severity{preflight.SeverityWarning, preflight.SeverityError} {
 		problems := l.problems[severity]
 		if more := l.more[severity]; more > 0 {
-			problems[maxNamed-1].Message += fmt.Sprintf("; and so it is with %d more files and directories", more)
+			problems[maxNamed-1].Message += fmt.Sprintf("; and likewise %d more files and directories", more)
 		}
 		findings = append(findings, problems...)
 	}
@@ -277,8 +277,8 @@ func (l *fileLook) findings() preflight.Findings {
 		}
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingMounts, Severity: preflight.SeverityWarning,
-			Message: fmt.Sprintf("the job has %d mounts that its host has not (%s): what is below them, %d files, is not looked for here", len(l.job.Mounts), strings.Join(paths, ", "), l.inMount),
-			Remedy:  "mount the same for the job on this host",
+			Message: fmt.Sprintf("the job has %d mounts that its host does not have (%s): the %d files below them are not checked here", len(l.job.Mounts), strings.Join(paths, ", "), l.inMount),
+			Remedy:  "make the same mounts for the job on this host",
 		})
 	}
 	return findings

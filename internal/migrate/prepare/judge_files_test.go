@@ -32,7 +32,7 @@ var fileChanges = []change{
 			missing(j)
 			missing(j).Path = "/nonexistent/another"
 		},
-		want: []string{"error directory-missing"}, words: []string{"/nonexistent does not exist here, and /nonexistent/file is to be made in it", "mkdir -p /nonexistent"}, copies: 2,
+		want: []string{"error directory-missing"}, words: []string{"/nonexistent does not exist here, and /nonexistent/file is to be created in it", "mkdir -p /nonexistent"}, copies: 2,
 	},
 	{
 		name: "a file that is copied into a directory that is made", change: func(t *testing.T, j *Job, room *Room) {
@@ -48,7 +48,7 @@ var fileChanges = []change{
 			room.Copy = CopyMissing
 			j.SocketDirectories = append(j.SocketDirectories, Directory{Path: "/nonexistent/made", PID: j.RootPID, Mode: 0o700})
 		},
-		want: []string{"error directory-missing"}, words: []string{"/nonexistent does not exist here, and /nonexistent/made is to be made in it"},
+		want: []string{"error directory-missing"}, words: []string{"/nonexistent does not exist here, and /nonexistent/made is to be created in it"},
 	},
 	{
 		name: "a file that is copied to where a symbolic link leads", change: func(t *testing.T, j *Job, room *Room) {
@@ -59,7 +59,7 @@ var fileChanges = []change{
 			}
 			missing(j).Path = dir + "/link/file"
 		},
-		want: []string{"error directory-missing"}, words: []string{"a symbolic link leads there"}, copies: 1,
+		want: []string{"error directory-missing"}, words: []string{"is reached through a symbolic link"}, copies: 1,
 	},
 	{
 		name: "root's file, which a user's job reads", change: func(t *testing.T, j *Job, room *Room) {
@@ -73,7 +73,7 @@ var fileChanges = []change{
 			missing(j).Path = t.TempDir() + "/own"
 			j.Files[len(j.Files)-1].UID = 1000
 		},
-		want: []string{"error file-missing"}, words: []string{"belongs to user 0, who runs nothing of the job"}, copies: 2,
+		want: []string{"error file-missing"}, words: []string{"belongs to user 0, who runs no process of the job"}, copies: 2,
 	},
 	{
 		name: "a file that is not there, and is too large", change: func(_ *testing.T, j *Job, room *Room) {
@@ -109,7 +109,7 @@ var fileChanges = []change{
 				missing(j).Path = fmt.Sprintf("/nonexistent/%d", n)
 			}
 		},
-		want: repeat("error file-missing", maxNamed), words: []string{"so it is with 5 more files"},
+		want: repeat("error file-missing", maxNamed), words: []string{"likewise 5 more files"},
 	},
 	{
 		name: "a file of another size", change: func(t *testing.T, j *Job, _ *Room) {
@@ -117,7 +117,7 @@ var fileChanges = []change{
 			file(t, j, "text").Size = 5
 			j.Files[len(j.Files)-1].Identity.Inode++
 		},
-		want: []string{"error file-differs"}, words: []string{"has 4 bytes, and the job's has 5"},
+		want: []string{"error file-differs"}, words: []string{"has 4 bytes, but the job's has 5"},
 	},
 	{
 		name: "a file of another mode", change: func(t *testing.T, j *Job, _ *Room) {
@@ -138,7 +138,7 @@ var fileChanges = []change{
 			elsewhere(j)
 			program(t, j).BuildID = "0123456789abcdef"
 		},
-		want: []string{"error file-differs"}, words: []string{"is another build"},
+		want: []string{"error file-differs"}, words: []string{"is a different build"},
 	},
 	{name: "libraries of the same build", change: func(_ *testing.T, j *Job, _ *Room) { elsewhere(j) }},
 	{

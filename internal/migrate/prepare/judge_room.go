@@ -63,7 +63,7 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 	if err != nil {
 		return nil, err
 	}
-	what := fmt.Sprintf("on its way the job takes %s of this host's memory: %s for what is on its GPUs", size(need), size(j.GPUBytes()))
+	what := fmt.Sprintf("during the migration the job takes %s of this host's memory: %s for the content of its GPUs", size(need), size(j.GPUBytes()))
 	if end == arriving {
 		what += fmt.Sprintf(", %s for its own memory", size(j.HostBytes()))
 	}
@@ -82,7 +82,7 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 	if stat.Blocks > 0 && image > free { // some file systems do not say how large they are
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingDiskSpace, Severity: preflight.SeverityError,
-			Message: fmt.Sprintf("the image takes at least %s, and the file system of %s has %s free", size(image), dir, size(free)),
+			Message: fmt.Sprintf("the image takes at least %s, but the file system of %s has %s free", size(image), dir, size(free)),
 			Remedy:  fmt.Sprintf("free %s on it, or name a directory on another file system", size(image-free)),
 		})
 	}
@@ -94,7 +94,7 @@ func roomFindings(j *Job, dir string, end direction, images uint64) (preflight.F
 		if need > group.Room() {
 			findings = append(findings, preflight.Finding{
 				Name: preflight.FindingMemoryCgroup, Severity: preflight.SeverityError,
-				Message: fmt.Sprintf("%s, and the control group %s of who receives it has %s left of its limit of %s", what, group.Dir, size(group.Room()), size(group.Limit)),
+				Message: fmt.Sprintf("%s, but the control group %s of the receiver has %s left of its limit of %s", what, group.Dir, size(group.Room()), size(group.Limit)),
 				Remedy:  fmt.Sprintf("raise its %s by %s", group.LimitFile(), size(need-group.Room())),
 			})
 		}

@@ -20,7 +20,7 @@ func surroundingsFindings(j *Job) (preflight.Findings, error) {
 	findings := inspect.SurroundingsFindings(j.Options, os.Stdin)
 	for i := range findings {
 		if findings[i].Name == preflight.FindingTerminal {
-			findings[i].Message, findings[i].Remedy = "the job uses a terminal, and a terminal does not move", "start the job without one: with its output in a file, or by cucriu run --dir"
+			findings[i].Message, findings[i].Remedy = "the job uses a terminal, which cannot be migrated", "start the job without one: with its output in a file, or by cucriu run --dir"
 		}
 	}
 	findings = append(findings, userFindings(j, lookupUser)...)
@@ -31,7 +31,7 @@ func surroundingsFindings(j *Job) (preflight.Findings, error) {
 		}
 		if most := strings.TrimSpace(string(data)); most == "" || most == "0" {
 			findings = append(findings, preflight.Finding{
-				Name: preflight.FindingUserNamespace, Severity: preflight.SeverityError, Message: "the job is in a user namespace, and this host makes none",
+				Name: preflight.FindingUserNamespace, Severity: preflight.SeverityError, Message: "the job is in a user namespace, which this host does not allow",
 				Remedy: "sysctl user.max_user_namespaces=10000",
 			})
 		}
@@ -45,8 +45,8 @@ func surroundingsFindings(j *Job) (preflight.Findings, error) {
 	}
 	if !there {
 		findings = append(findings, preflight.Finding{
-			Name: preflight.FindingCgroup, Severity: preflight.SeverityWarning, Message: "the job's control group " + j.Cgroup + " is not here",
-			Remedy: "the job will be in that of who receives it, with other limits: make the group first if it matters",
+			Name: preflight.FindingCgroup, Severity: preflight.SeverityWarning, Message: "the job's control group " + j.Cgroup + " does not exist here",
+			Remedy: "the job will run in the receiver's, with other limits: create the group first if that matters",
 		})
 	}
 	return findings, nil
@@ -80,7 +80,7 @@ func userFindings(j *Job, lookup func(uid int) string) preflight.Findings {
 		}
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingUser, Severity: preflight.SeverityWarning, PID: p.PID, Process: p.Name,
-			Message: fmt.Sprintf("belongs to user %d, named %s on the source; %s", p.UID, p.User, is), Remedy: "the job keeps the number: see whose files it writes",
+			Message: fmt.Sprintf("belongs to user %d, named %s on the source; %s", p.UID, p.User, is), Remedy: "the job keeps the numeric ID: check whose files it writes",
 		})
 	}
 	return findings

@@ -41,12 +41,12 @@ func connectionFindings(j *Job, tcp TCP) preflight.Findings {
 			return nil
 		}
 		return preflight.Findings{{
-			Name: preflight.FindingTCP, Severity: preflight.SeverityOK, Message: fmt.Sprintf("the job has %d ends of TCP connections, all of them with itself", len(j.Connections)),
+			Name: preflight.FindingTCP, Severity: preflight.SeverityOK, Message: fmt.Sprintf("the job has %d ends of TCP connections, all of them internal", len(j.Connections)),
 		}}
 	}
 	f := preflight.Finding{
 		Name: preflight.FindingTCP, Severity: preflight.SeverityError, PID: first.PID, Process: j.nameOf(first.PID),
-		Message: fmt.Sprintf("has a TCP connection from %v to %v, outside of the job", first.Local, first.Remote),
+		Message: fmt.Sprintf("has a TCP connection from %v to %v, outside the job", first.Local, first.Remote),
 		Remedy:  "--tcp close closes such connections, --tcp keep keeps them if you move the address " + first.Local.Addr().String() + " with the job",
 	}
 	if n > 1 {
@@ -54,12 +54,12 @@ func connectionFindings(j *Job, tcp TCP) preflight.Findings {
 	}
 	switch tcp {
 	case TCPClose:
-		f.Severity, f.Remedy = preflight.SeverityWarning, "it is closed: the job must connect again"
+		f.Severity, f.Remedy = preflight.SeverityWarning, "it will be closed: the job must reconnect"
 		if inside := len(j.Connections) - n; inside > 0 {
-			f.Remedy += fmt.Sprintf(", and so are the %d ends of connections inside of the job", inside)
+			f.Remedy += fmt.Sprintf(", and so will the %d ends of connections inside the job", inside)
 		}
 	case TCPKeep:
-		f.Severity, f.Remedy = preflight.SeverityWarning, fmt.Sprintf("it is kept: move the address %v to the destination before the job goes on", first.Local.Addr())
+		f.Severity, f.Remedy = preflight.SeverityWarning, fmt.Sprintf("it will be kept: move the address %v to the destination before the job resumes", first.Local.Addr())
 	}
 	return preflight.Findings{f}
 }
@@ -94,11 +94,11 @@ func socketFindings(j *Job, tcp TCP, own []netip.Addr, listening []netip.AddrPor
 		for _, taken := range listening {
 			a, b := s.Local.Addr(), taken.Addr()
 			if s.Local.Port() == taken.Port() && (a == b || a.IsUnspecified() || b.IsUnspecified()) {
-				f.Message, f.Remedy = fmt.Sprintf("listens on %v, and a program of this host listens on %v", s.Local, taken), "end that program"
+				f.Message, f.Remedy = fmt.Sprintf("listens on %v, but a program of this host listens on %v", s.Local, taken), "end that program"
 			}
 		}
 		if !isHere(s.Local.Addr()) {
-			f.Message, f.Remedy = fmt.Sprintf("listens on %v, and this host has no such address", s.Local), "let the job listen on all addresses, or give this host that one"
+			f.Message, f.Remedy = fmt.Sprintf("listens on %v, but this host has no such address", s.Local), "let the job listen on all addresses, or give this host that address"
 		}
 		if f.Message != "" {
 			findings = append(findings, f)
@@ -113,7 +113,7 @@ func socketFindings(j *Job, tcp TCP, own []netip.Addr, listening []netip.AddrPor
 		seen[address] = true
 		findings = append(findings, preflight.Finding{
 			Name: preflight.FindingTCPAddress, Severity: preflight.SeverityWarning, PID: c.PID, Process: j.nameOf(c.PID),
-			Message: fmt.Sprintf("is connected from %v, an address that this host has not", address), Remedy: "move it here once the job stands still at its source",
+			Message: fmt.Sprintf("is connected from %v, an address that this host does not have", address), Remedy: "move it here once the job is stopped at its source",
 		})
 	}
 	return findings

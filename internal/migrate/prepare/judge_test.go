@@ -181,7 +181,7 @@ var gpuChanges = []change{
 			third.UUID[0]++
 			j.Processes[0].GPUs = append(j.Processes[0].GPUs, third)
 		},
-		want: []string{"error gpu-map"}, words: []string{"no fewer GPUs"},
+		want: []string{"error gpu-map"}, words: []string{"at least as many GPUs"},
 	},
 	{
 		name: "more GPU memory than is free", change: func(_ *testing.T, j *Job, _ *Room) {
@@ -227,7 +227,7 @@ var gpuChanges = []change{
 var surroundingsChanges = []change{
 	{
 		name: "a terminal", change: func(_ *testing.T, j *Job, _ *Room) { j.Options.Terminal = true },
-		want: []string{"error terminal"}, words: []string{"a terminal does not move"},
+		want: []string{"error terminal"}, words: []string{"a terminal, which cannot be migrated"},
 	},
 	{
 		name: "a UNIX socket", change: func(_ *testing.T, j *Job, _ *Room) { j.Options.Sockets = []string{"/nonexistent/log"} },

@@ -56,12 +56,12 @@ func (j *Judgement) Validate(of *Job) error {
 	err := checkCounts(count{"findings", len(j.Findings), maxFindings}, count{"copies", len(j.Copies), len(of.Files)}, count{"directories to make", len(j.Makes), len(of.SocketDirectories)})
 	for _, n := range j.Copies {
 		if n < 0 || n >= len(of.Files) {
-			err = fmt.Errorf("file %d of the job is asked for, which has %d", n, len(of.Files))
+			err = fmt.Errorf("file %d of the job was requested, but it has %d", n, len(of.Files))
 		}
 	}
 	for _, n := range j.Makes {
 		if n < 0 || n >= len(of.SocketDirectories) {
-			err = fmt.Errorf("directory %d of the job is asked for, which has %d", n, len(of.SocketDirectories))
+			err = fmt.Errorf("directory %d of the job was requested, but it has %d", n, len(of.SocketDirectories))
 		}
 	}
 	return err

@@ -61,7 +61,7 @@ func TestTheSourceHoldsWhatItHasUntilTheJobRunsElsewhere(t *testing.T) {
 			t.Fatal(findings)
 		}
 		text, _, _ := strings.Cut(findings[0].Message, " of this host's memory")
-		return strings.TrimPrefix(text, "on its way the job takes ")
+		return strings.TrimPrefix(text, "during the migration the job takes ")
 	}
 	// 16 GiB on the GPU, 1 GiB and 1 MiB of its own.
 	for what, want := range map[string]string{

@@ -38,7 +38,7 @@ type count struct {
 func checkCounts(counts ...count) error {
 	for _, c := range counts {
 		if c.n > c.most {
-			return fmt.Errorf("%d %s, and at most %d are possible", c.n, c.what, c.most)
+			return fmt.Errorf("%d %s, but at most %d are allowed", c.n, c.what, c.most)
 		}
 	}
 	return nil

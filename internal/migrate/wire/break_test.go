@@ -151,7 +151,7 @@ func TestConnectionsThatBringNothingAreGivenUp(t *testing.T) {
 		_, err = s.Connect(t.Context())
 		must(t, err)
 		_, err = sendAll(t.Context(), s, map[string][]byte{"a": bytes.Repeat([]byte("x"), 4<<20)})
-		if err == nil || !strings.Contains(err.Error(), "nothing has got through to the other host for 30s: the data connection broke: it has made no progress") {
+		if err == nil || !strings.Contains(err.Error(), "no data has reached the other host for 30s: the data connection broke: it has made no progress") {
 			t.Fatalf("finished with %v", err)
 		}
 	})
@@ -196,7 +196,7 @@ func TestPatienceEndsWithoutAConnection(t *testing.T) {
 		if took := time.Since(began); took < time.Minute || took > time.Minute+2*backoffLast {
 			t.Errorf("given up after %v", took)
 		}
-		if _, err := s.Finish(t.Context()); !errors.Is(err, unreachable) || !strings.Contains(err.Error(), "nothing has got through to the other host for 1m0s") {
+		if _, err := s.Finish(t.Context()); !errors.Is(err, unreachable) || !strings.Contains(err.Error(), "no data has reached the other host for 1m0s") {
 			t.Errorf("finished with %v", err)
 		}
 	})
@@ -233,7 +233,7 @@ func TestASenderThatIsRefusedGivesUp(t *testing.T) {
 	if _, err := s.Connect(t.Context()); err == nil {
 		t.Error("a stranger was answered")
 	}
-	if _, err := s.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "nothing has got through") {
+	if _, err := s.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "no data has reached the other host") {
 		t.Fatalf("finished with %v", err)
 	}
 }
@@ -335,7 +335,7 @@ func TestMistakesOfTheCallerAreRefused(t *testing.T) {
 		s, err := NewSender(t.Context(), SendOptions{Dial: l.dial})
 		must(t, err)
 		s.Add(name, strings.NewReader("x")).Complete(1)
-		if _, err := s.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "not a valid name") {
+		if _, err := s.Finish(t.Context()); err == nil || !strings.Contains(err.Error(), "not a valid file name") {
 			t.Errorf("the name %q: %v", name, err)
 		}
 	}

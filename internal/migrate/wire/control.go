@@ -57,7 +57,7 @@ func encode(kind string, body any) ([]byte, error) {
 	}{kind, body}
 	line, err := jsonlines.Encode(m)
 	if err == nil && len(line) > maxMessage {
-		err = fmt.Errorf("it has %d bytes, and %d are allowed", len(line), maxMessage)
+		err = fmt.Errorf("it has %d bytes, but %d are allowed", len(line), maxMessage)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("control: the message %.40q: %w", kind, err)
@@ -171,7 +171,7 @@ func (c *Control) end(err error) {
 // read hands out messages until the stream ends.
 func (c *Control) read() {
 	dead := failpoint.Patience(silentDead)
-	silence := time.AfterFunc(dead, func() { c.end(fmt.Errorf("%w: nothing has come for %v", ErrSilent, dead)) })
+	silence := time.AfterFunc(dead, func() { c.end(fmt.Errorf("%w: nothing received for %v", ErrSilent, dead)) })
 	silence.Stop()
 	for first := true; ; first = false {
 		var m Message
@@ -201,10 +201,10 @@ func readError(err error, first bool) error {
 	case !errors.As(err, &invalid):
 		return fmt.Errorf("%w: %w", ErrClosed, err)
 	case invalid.Foreign && first:
-		return fmt.Errorf("control: instead of cucriu, %+q came from the other host: a remote shell must print nothing for non-interactive commands; "+
-			"look at its ~/.bashrc and /etc/profile.d until `ssh HOST true` prints nothing, and whether the remote command is cucriu, of the same version", invalid.Found)
+		return fmt.Errorf("control: expected cucriu, but received %+q from the other host: a remote shell must print nothing for non-interactive commands; "+
+			"check its ~/.bashrc and /etc/profile.d until `ssh HOST true` prints nothing, and that the remote command is cucriu, of the same version", invalid.Found)
 	case invalid.Foreign:
-		return fmt.Errorf("control: between two messages came %+q: the connection is damaged, or something else writes to it", invalid.Found)
+		return fmt.Errorf("control: unexpected data between messages, %+q: the connection is damaged, or something else writes to it", invalid.Found)
 	}
 	return fmt.Errorf("control: %w", err)
 }

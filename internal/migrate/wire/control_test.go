@@ -72,12 +72,12 @@ func framed(content string) string { return content + "\n" }
 func TestWhatIsNoMessageIsRefused(t *testing.T) {
 	good := framed(`{"kind":"good"}`)
 	for name, c := range map[string]struct{ stream, says string }{
-		"no object":            {framed(`[]`), "instead of cucriu"},
+		"no object":            {framed(`[]`), "expected cucriu, but received"},
 		"an earlier version":   {"\x00cuc\x00\x00\x00\x0e" + `{"kind":"good"}`, "same version"},
 		"two values":           {framed(`{"kind":"a"}{}`), "invalid line"},
 		"no JSON":              {framed(`{"kind"`), "invalid line"},
 		"too long":             {framed(`{"kind":"` + strings.Repeat("k", maxMessage) + `"}`), "more than 4194304 bytes"},
-		"something in between": {good + "Killed by signal 15.\r\n", `between two messages came "Killed by signal 15.\r\n"`},
+		"something in between": {good + "Killed by signal 15.\r\n", `unexpected data between messages, "Killed by signal 15.\r\n"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c0 := NewControl(strings.NewReader(c.stream), io.Discard)

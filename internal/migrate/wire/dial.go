@@ -40,7 +40,7 @@ type Dialer struct {
 func (d *Dialer) Dial(ctx context.Context) (net.Conn, error) {
 	addresses := d.order(ctx)
 	if len(addresses) == 0 {
-		return nil, errors.New("dial: the other host has told no address")
+		return nil, errors.New("dial: the other host has sent no address")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -30,7 +30,7 @@ type ListenOptions struct {
 // called.
 func Receive(ctx context.Context, l ListenOptions, o ReceiveOptions) (*Receiver, error) {
 	if l.Config == nil {
-		return nil, errors.New("listen: nobody is pinned")
+		return nil, errors.New("listen: no peer certificate is pinned")
 	}
 	listeners, err := bind(ctx, l.Bind, l.Ports)
 	if err != nil {

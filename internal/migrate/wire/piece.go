@@ -42,7 +42,7 @@ var (
 
 func checkName(name string) error {
 	if !namePlain.MatchString(name) {
-		return fmt.Errorf("%.80q is not a valid name of a file to send", name)
+		return fmt.Errorf("%.80q is not a valid file name to send", name)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (u *unpacker) next(from io.Reader, size int64) (content []byte, err error) 
 	}
 	stored := int64(binary.LittleEndian.Uint32(u.head[:]))
 	if stored > size {
-		return nil, fmt.Errorf("%d bytes were announced for a piece of %d", stored, size)
+		return nil, fmt.Errorf("invalid length: %d bytes were announced for a piece of %d", stored, size)
 	}
 	content = u.read[:stored]
 	if _, err := io.ReadFull(from, content); err != nil {
@@ -137,12 +137,12 @@ func (u *unpacker) next(from io.Reader, size int64) (content []byte, err error) 
 			err = fmt.Errorf("it has %d bytes, not %d", len(content), size)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("a piece came damaged: %w", err)
+			return nil, fmt.Errorf("a damaged piece was received: %w", err)
 		}
 	}
 	u.sum = crc32.Update(u.sum, castagnoli, content)
 	if sent := binary.LittleEndian.Uint32(u.head[4:]); sent != u.sum {
-		return nil, fmt.Errorf("a piece came damaged: its CRC-32C is %08x, and %08x was sent", u.sum, sent)
+		return nil, fmt.Errorf("a damaged piece was received: its CRC-32C is %08x, but %08x was sent", u.sum, sent)
 	}
 	if stored == 0 {
 		return nil, nil

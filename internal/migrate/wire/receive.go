@@ -163,7 +163,7 @@ func (r *Receiver) put(q *http.Request) error {
 	}
 	switch _, err := io.ReadFull(q.Body, u.head[:1]); { // only its end shows that all of it came
 	case err == nil:
-		return errors.New("more came than was announced")
+		return errors.New("more data was received than announced")
 	case !errors.Is(err, io.EOF):
 		return fmt.Errorf("%w: %w", errBroken, err)
 	}
@@ -247,7 +247,7 @@ func (r *Receiver) finish(q *http.Request) error {
 	}
 	for name := range r.files {
 		if _, listed := sizes[name]; !listed {
-			return fmt.Errorf("%s came, and is not listed", name)
+			return fmt.Errorf("%s was received, but is not listed", name)
 		}
 	}
 	for name, size := range sizes {
@@ -271,7 +271,7 @@ func (r *Receiver) check(name string, size int64) (err error) {
 		n++
 	}
 	if missing > 0 || n != int64(len(there)) || size < 0 {
-		return fmt.Errorf("%.80q: %d of %d bytes are missing, and %d pieces came of %d", name, missing, size, len(there), n)
+		return fmt.Errorf("%.80q: %d of %d bytes are missing, and %d of %d pieces were received", name, missing, size, len(there), n)
 	}
 	var f *os.File
 	if known {

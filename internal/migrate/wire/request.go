@@ -61,7 +61,7 @@ func (c *stream) request(ctx context.Context, method, ranges string, b *body) er
 	case err != nil:
 		return fmt.Errorf("%w: %w", errBroken, err)
 	case answer.StatusCode != http.StatusNoContent:
-		return fmt.Errorf("the other host cannot receive: it says %+q", reason)
+		return fmt.Errorf("the other host cannot receive: it replied %+q", reason)
 	}
 	return nil
 }

@@ -305,7 +305,7 @@ func (s *Sender) persist(do func() error) error {
 			s.end(err)
 			return err
 		case time.Since(failing) >= s.options.Patience:
-			err = fmt.Errorf("send: nothing has got through to the other host for %v: %w", s.options.Patience, err)
+			err = fmt.Errorf("send: no data has reached the other host for %v: %w", s.options.Patience, err)
 			s.end(err)
 			return err
 		}
@@ -398,7 +398,7 @@ func (c *stream) put(ranges []fileRange) error {
 		size := min(r.Size, PieceSize)
 		if n, err := r.file.reader.ReadAt(c.packer.plain[headSize:headSize+size], r.Offset); int64(n) < size {
 			if errors.Is(err, io.EOF) {
-				return nil, fmt.Errorf("send: %s ends at %d, before the part that was to be sent", r.Name, r.Offset+int64(n))
+				return nil, fmt.Errorf("send: %s ends at %d, before the part to be sent", r.Name, r.Offset+int64(n))
 			}
 			return nil, fmt.Errorf("send: %s: %w", r.Name, err)
 		}
