@@ -41,7 +41,7 @@ func ReadAreas(dir string, pid int) (Areas, error) {
 		isPrivate := a.GetStatus()&regular != 0 && a.GetStatus()&(filePrivate|anonPrivate) != 0
 		switch {
 		case a.GetStart() >= a.GetEnd():
-			return Areas{}, damaged(dir, addressSpaceName(pid), fmt.Errorf("an area begins at %#x and ends at %#x", a.GetStart(), a.GetEnd()))
+			return Areas{}, damaged(dir, addressSpaceName(pid), fmt.Errorf("invalid memory area: it begins at %#x and ends at %#x", a.GetStart(), a.GetEnd()))
 		case a.GetFlags()&unix.MAP_HUGETLB != 0 || a.GetStatus()&plugin != 0:
 			areas.Own = append(areas.Own, pagemap.Range{Start: a.GetStart(), End: a.GetEnd()})
 		case isPrivate && a.GetProt()&unix.PROT_WRITE == 0 && a.GetFlags()&unix.MAP_NORESERVE == 0:

@@ -27,7 +27,7 @@ func readFrames(dir, name, kind string) (head []byte, entries [][]byte, err erro
 	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxImageBytes) {
-		err = fmt.Errorf("it is no regular file of at most %d bytes", maxImageBytes)
+		err = fmt.Errorf("it is not a regular file of at most %d bytes", maxImageBytes)
 	}
 	var data []byte
 	if err == nil {
@@ -63,7 +63,7 @@ func divideFrames(data []byte, kind string) (head []byte, entries [][]byte, err 
 	switch found := known.ByValue[number]; {
 	case err != nil || found == kind:
 	case found == "":
-		err = errors.New("it does not begin as an image")
+		err = errors.New("it has no image header")
 	default:
 		err = fmt.Errorf("it is of kind %s, not %s", found, kind)
 	}
@@ -107,7 +107,7 @@ func readEntry[T proto.Message](dir, name, kind string) (entry T, err error) {
 	return entries[0], nil
 }
 
-var errCutOff = errors.New("it is cut off")
+var errCutOff = errors.New("it is truncated")
 
 func open(dir, name string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block

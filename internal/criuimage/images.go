@@ -60,7 +60,7 @@ func Read(dir string) (Info, error) {
 	known := map[int]bool{0: true}
 	for i, task := range tasks {
 		if known[task.PID] || !known[task.PPID] || (i == 0) != (task.PPID == 0) {
-			return Info{}, damaged(dir, "pstree.img", fmt.Errorf("its process %d, child of %d, has no place in the tree", task.PID, task.PPID))
+			return Info{}, damaged(dir, "pstree.img", fmt.Errorf("its process %d, child of %d, is not part of the process tree", task.PID, task.PPID))
 		}
 		known[task.PID] = true
 		process, err := readProcess(dir, task)

@@ -61,7 +61,7 @@ func checkPages(dir, sub string, m pagemap.Map) ([]string, error) {
 		return nil, missing(dir, name, err)
 	}
 	if info.Size() < want {
-		return nil, damaged(dir, name, fmt.Errorf("it has %d bytes, and its pagemap needs %d", info.Size(), want))
+		return nil, damaged(dir, name, fmt.Errorf("it has %d bytes, but its pagemap needs %d", info.Size(), want))
 	}
 	return []string{name}, nil
 }

@@ -25,7 +25,7 @@ func OpenIn(root *os.Root, name string) (*os.File, os.FileInfo, error) {
 	}
 	opened, err := f.Stat()
 	if err == nil && !os.SameFile(info, opened) {
-		err = fmt.Errorf("%s is exchanged just now", name)
+		err = fmt.Errorf("%s was replaced while it was being opened", name)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())

@@ -40,5 +40,5 @@ func gapIn(used []int, first, most int) (int, error) {
 		}
 		at = max(at, n+1)
 	}
-	return 0, fmt.Errorf("the job has so many pids that no %d in a row are free below %d (kernel.pid_max)", pidsForUs, most)
+	return 0, fmt.Errorf("the job has so many pids that there are no %d consecutive free ones below %d (kernel.pid_max)", pidsForUs, most)
 }

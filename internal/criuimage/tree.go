@@ -52,7 +52,7 @@ func ReadTree(dir string) (t Tree, err error) {
 func readTasks(dir string) ([]Task, error) {
 	entries, err := readImage[*pstree.PstreeEntry](dir, "pstree.img", "PSTREE")
 	if err == nil && len(entries) == 0 {
-		err = damaged(dir, "pstree.img", errors.New("it holds no process"))
+		err = damaged(dir, "pstree.img", errors.New("it contains no process"))
 	}
 	var tasks []Task
 	for _, e := range entries {

@@ -29,7 +29,7 @@ type Uses struct {
 	Unsafe string
 }
 
-const hugePages = "it has huge pages, which come out of the host's pool"
+const hugePages = "it has huge pages, which are allocated from the host's pool"
 
 // ReadUses reads what a restore uses.
 func ReadUses(dir string) (u Uses, err error) {
@@ -82,7 +82,7 @@ func ReadUses(dir string) (u Uses, err error) {
 	return u, errors.Join(err, eachEntry(dir, "filelocks.img", "FILE_LOCKS", func(lock *file_lock.FileLockEntry) {
 		u.Locked = true
 		if lock.GetFlag()&lease != 0 {
-			u.Unsafe = "it holds a lease on a file, which is broken when somebody else opens it"
+			u.Unsafe = "it holds a lease on a file, which is broken when another process opens it"
 		}
 	}), eachEntry(dir, "tty-info.img", "TTY_INFO", func(terminal *tty.TtyInfoEntry) {
 		if !slices.Contains([]tty.TtyType{tty.TtyType_PTY, tty.TtyType_CTTY, tty.TtyType_EXT_TTY}, terminal.GetType()) {

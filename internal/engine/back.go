@@ -77,7 +77,7 @@ func (b *wayBack) restoreState(ctx context.Context) error {
 }
 
 // ErrHeld ends the way back at the point where a held restore waits for its decision.
-var ErrHeld = errors.New("the job is complete, and held until it is decided what becomes of it")
+var ErrHeld = errors.New("the job is complete, and held until the migration is decided")
 
 // StepRestoreGPU is the step of the way back that may take long: [session.Env.Progress] is told of it.
 const StepRestoreGPU = "restore"
@@ -248,7 +248,7 @@ func (b *wayBack) releaseConnections(ctx context.Context) error {
 		locks.Close()
 	}
 	if err != nil {
-		b.Env.Log.Warn("TCP connections of the job may be held back still", "session", b.Name(), "error", err)
+		b.Env.Log.Warn("TCP connections of the job may still be blocked", "session", b.Name(), "error", err)
 	}
 	return nil
 }
@@ -270,7 +270,7 @@ func CompleteRestore(ctx context.Context, s *session.Session) error {
 	}
 	defer CloseTargets(targets)
 	if len(targets) != len(s.Members) {
-		return errors.New("a restored CUDA process has ended before its GPU state was back")
+		return errors.New("a restored CUDA process has ended before its GPU state was restored")
 	}
 	if len(targets) > 0 {
 		if err := PlanPairs(driver, s); err != nil {

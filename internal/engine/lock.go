@@ -73,7 +73,7 @@ func (s *Suspension) lookAgain() error {
 		return err
 	}
 	if errs := findings.Force(slices.Concat(s.Force, s.Config.Force)).Of(preflight.SeverityError); len(errs) > 0 {
-		return fmt.Errorf("it has come since the inspection: %s", errs[0])
+		return fmt.Errorf("it was started after the inspection: %s", errs[0])
 	}
 	return nil
 }
@@ -297,9 +297,9 @@ func (l *locking) tooLong(ctx context.Context) error {
 	within := fmt.Sprintf("within lock.timeout (%v, %d calls)", l.Config.Lock.Timeout, l.calls)
 	never := slices.DeleteFunc(slices.Clone(l.Targets), func(t *Target) bool { return l.everLocked[t] })
 	if len(never) > 0 {
-		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between two long kernels", named(never), within)
+		return fmt.Errorf("GPU work of %s did not end %s: raise lock.timeout, or dump between long kernels", named(never), within)
 	}
-	return fmt.Errorf("%s wait for each other, and each was locked but never all at once %s, at last because GPU work of %s did not end: "+
+	return fmt.Errorf("%s wait for each other: each was locked, but never all at once, %s, most recently because GPU work of %s did not end: "+
 		"raise lock.timeout, or dump where all of them synchronize", named(l.Targets), within, named(l.unlocked()))
 }
 

@@ -60,7 +60,7 @@ func (s *Suspension) ParkedOrStopped(ctx context.Context, process *proc.Process,
 	if half, fileErr := inject.IsParked(s.Session.ParkedFile(process.PID)); half || fileErr != nil {
 		return errors.Join(err, fileErr)
 	}
-	s.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until the dump is over", "pid", process.PID, "error", err)
+	s.Log.Warn("a process is held only by SIGSTOP: it must not be sent SIGCONT until the dump is over", "pid", process.PID, "error", err)
 	return nil
 }
 
@@ -72,7 +72,7 @@ func (t *Target) requireHeld() error {
 	}
 	stopped, err := proc.Stopped(t.PID)
 	if err == nil && !stopped {
-		err = fmt.Errorf("%v: %w, and it could not be parked: see that nobody continues it, and dump again", t.Process, inject.ErrNotStopped)
+		err = fmt.Errorf("%v: %w, and it could not be parked: make sure that nothing sends it SIGCONT, and dump again", t.Process, inject.ErrNotStopped)
 	}
 	return err
 }
@@ -95,7 +95,7 @@ func (b *wayBack) parkUnparked(ctx context.Context) error {
 		}
 		t.Parked, err = Park(ctx, b.Session, t.Process, tid)
 		if err != nil && !errors.Is(err, proc.ErrGone) && ctx.Err() == nil {
-			b.Env.Log.Warn("a process is held by a stop alone: nobody may send it SIGCONT until it is back", "pid", t.PID, "error", err)
+			b.Env.Log.Warn("a process is held only by SIGSTOP: it must not be sent SIGCONT until it is restored", "pid", t.PID, "error", err)
 		}
 		return ctx.Err()
 	})
@@ -146,7 +146,7 @@ func RearmTimers(log *slog.Logger, pids ...int) {
 			err = errors.Join(process.RearmTimers(), process.Close())
 		}
 		if err != nil && !errors.Is(err, proc.ErrGone) {
-			log.Warn("a periodic timer (timerfd) of a process may stand still from now on", "pid", pid, "error", err)
+			log.Warn("a periodic timer (timerfd) of a process may have stopped for good", "pid", pid, "error", err)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func (p *prefault) advise(ctx context.Context, r proc.Range) (err error) {
 }
 
 func (p *prefault) warn(err error) {
-	p.Log.Warn("the memory for the checkpoint could not be made ready by several threads; it takes longer", "pid", p.target.PID, "error", err)
+	p.Log.Warn("the memory for the checkpoint could not be prefaulted by several threads; it takes longer", "pid", p.target.PID, "error", err)
 }
 
 // end waits until all is ready or ctx ends, and gives the threads back.

@@ -28,7 +28,7 @@ func (s *Suspension) undo(cause error) (session.JobOutcome, error) {
 	}
 	if s.Session.Step != "" { // else the watcher did not start
 		if err := BringBack(ctx, s.Driver, s.Session, s.Targets); err != nil {
-			return session.JobOutcome{}, fmt.Errorf("the job is not back yet, the watcher goes on trying (cucriu status shows it): %w", err)
+			return session.JobOutcome{}, fmt.Errorf("the job is not recovered yet, the watcher keeps trying (cucriu status shows it): %w", err)
 		}
 		step := string(s.Session.Step)
 		message = "the " + string(s.Session.Kind) + " failed at step " + step + ": " + strings.TrimPrefix(why, step+": ") + "; "
@@ -37,9 +37,9 @@ func (s *Suspension) undo(cause error) (session.JobOutcome, error) {
 	}
 	// Use the directory's own name: criu's descriptor of it may have ended with criu.
 	if err := session.RemovePages(&s.Session.Record); err != nil {
-		s.Log.Warn("files of the fast lane are left in the image directory", "error", err)
+		s.Log.Warn("files of the fast lane were left in the image directory", "error", err)
 	}
-	f, err := s.Session.CloseAlive(journal.OutcomeRunning, message, "runs on")
+	f, err := s.Session.CloseAlive(journal.OutcomeRunning, message, "keeps running")
 	if err != nil {
 		return f, err
 	}
@@ -111,17 +111,17 @@ func (s *Suspension) Failed(err error) error {
 		return preflight.AsFailure(err)
 	}
 	err = preflight.AsFailure(err)
-	if ended := f.Err("runs on"); ended != nil {
+	if ended := f.Err("keeps running"); ended != nil {
 		return errors.Join(err, ended, s.oomKilled())
 	}
-	return fmt.Errorf("%w; %s", err, f.Text("runs on"))
+	return fmt.Errorf("%w; %s", err, f.Text("keeps running"))
 }
 
 // oomKilled says whether the out-of-memory killer has struck since they were counted first.
 func (s *Suspension) oomKilled() error {
 	for _, counter := range s.OOMKills {
 		if counter.Kills() > 0 {
-			return fmt.Errorf("the out-of-memory killer has struck in the control group %s meanwhile: raise its memory limit, or that of a group above it", counter.Dir)
+			return fmt.Errorf("the out-of-memory killer has killed processes in the control group %s meanwhile: raise its memory limit, or that of a group above it", counter.Dir)
 		}
 	}
 	return nil

@@ -54,7 +54,7 @@ func TestARefusalAfterTheLockIsAFailure(t *testing.T) {
 		if errors.As(err, new(*preflight.RefusedError)) != untouched || strings.Contains(err.Error(), "nothing was touched") != untouched {
 			t.Errorf("refused at step %q: %v", step, err)
 		}
-		if strings.Contains(err.Error(), "the job runs on") == untouched || !strings.Contains(err.Error(), "a child") {
+		if strings.Contains(err.Error(), "the job keeps running") == untouched || !strings.Contains(err.Error(), "a child") {
 			t.Errorf("refused at step %q: %v", step, err)
 		}
 		if strings.Contains(s.Message, "nothing was touched") != untouched || s.Outcome != journal.OutcomeRunning {

@@ -11,8 +11,8 @@ import (
 // The reasons for which there may be no map. errors.Is finds them in the
 // errors of [Make].
 var (
-	ErrInvalidSet    = errors.New("the list of GPUs is not usable")
-	ErrInvalidRule   = errors.New("a rule is not usable")
+	ErrInvalidSet    = errors.New("invalid list of GPUs")
+	ErrInvalidRule   = errors.New("invalid rule")
 	ErrTooFew        = errors.New("fewer GPUs are visible than were captured")
 	ErrConflict      = errors.New("two rules contradict each other")
 	ErrNotVisible    = errors.New("the destination of a rule is not visible")

@@ -70,7 +70,7 @@ func (m *maker) checkCount() error {
 		return nil
 	}
 	return refuse(ErrTooFew, "make more device nodes (/dev/nvidiaN) visible to the restored processes, or restore on a host with as many GPUs",
-		"the driver restores onto no fewer GPUs than were captured, used or not: captured were %d (%s), visible are %d (%s)",
+		"the driver needs at least as many GPUs as were captured, used or not: %d were captured (%s), %d are visible (%s)",
 		len(m.captured), describeAll(m.captured), len(m.visible), describeAll(m.visible))
 }
 
@@ -94,17 +94,17 @@ func (m *maker) obey(rules []Rule) error {
 		old := m.captured[from]
 		if to == none {
 			return refuse(ErrNotVisible, "name a visible GPU in the rule, or make that GPU's device node visible to them",
-				"%v sends %s to a GPU that the restored processes cannot see; visible: %s", r, describe(old), describeAll(m.visible))
+				"%v maps %s to a GPU that the restored processes cannot see; visible: %s", r, describe(old), describeAll(m.visible))
 		}
 		if first := m.placed[from].Rule; first != nil {
-			return conflict(*first, r, "both place the captured GPU "+describe(old))
+			return conflict(*first, r, "both map the captured GPU "+describe(old))
 		}
 		if first := owner[to]; first != nil {
-			return conflict(*first, r, "both fill the visible GPU "+describe(m.visible[to]))
+			return conflict(*first, r, "both map to the visible GPU "+describe(m.visible[to]))
 		}
 		if !sameModel(old, m.visible[to]) {
 			return refuse(ErrModelMismatch, "name a GPU of the same model in the rule; visible: "+describeAll(m.visible),
-				"%v sends %s to %s, and the driver restores a GPU only onto one of the same model", r, describe(old), describe(m.visible[to]))
+				"%v maps %s to %s, but the driver restores a GPU only onto one of the same model", r, describe(old), describe(m.visible[to]))
 		}
 		m.place(from, to, ByRule)
 		m.placed[from].Rule, owner[to] = &r, &r
@@ -163,7 +163,7 @@ func (m *maker) fill() error {
 		}
 	}
 	return refuse(ErrNoSameModel, "make GPUs of that model visible to the restored processes, or restore on a host that has them",
-		"the driver restores a GPU only onto one of the same model, and none is left for %s; still free: %s", describeAll(rest), describeAll(free))
+		"the driver restores a GPU only onto one of the same model, and none is free for %s; still free: %s", describeAll(rest), describeAll(free))
 }
 
 func (m *maker) pass(reason Reason, match func(old, now cudackpt.GPU) bool) {

@@ -143,18 +143,18 @@ func TestMakeRefuses(t *testing.T) {
 	}{
 		{
 			name: "fewer visible", captured: set(gpuA, gpuB), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4)},
-			kind: ErrTooFew, words: []string{"no fewer GPUs", gpuA.UUID.String(), gpuB.UUID.String(), "/dev/nvidiaN"},
+			kind: ErrTooFew, words: []string{"at least as many GPUs", gpuA.UUID.String(), gpuB.UUID.String(), "/dev/nvidiaN"},
 		},
 		{
-			name: "none visible", captured: set(gpuA), kind: ErrTooFew, words: []string{"visible are 0 (none)"},
+			name: "none visible", captured: set(gpuA), kind: ErrTooFew, words: []string{"0 are visible (none)"},
 		},
 		{
 			name: "two old on one new", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuC, 4), rule(ByIndex(1), ByPCI("81:00.0"), 7)},
-			kind: ErrConflict, words: []string{"line 4", "line 7", gpuC.UUID.String(), "both fill"},
+			kind: ErrConflict, words: []string{"line 4", "line 7", gpuC.UUID.String(), "both map to the visible GPU"},
 		},
 		{
 			name: "one old twice", captured: set(gpuA, gpuB), visible: set(gpuA, gpuB, gpuC), rules: []Rule{move(gpuA, gpuB, 4), rule(ByPCI("41:00.0"), ByIndex(2), 5)},
-			kind: ErrConflict, words: []string{"line 4", "line 5", gpuA.UUID.String(), "both place"},
+			kind: ErrConflict, words: []string{"line 4", "line 5", gpuA.UUID.String(), "both map the captured GPU"},
 		},
 		{
 			name: "one old twice, in agreement", captured: set(gpuA), visible: set(gpuB), rules: []Rule{move(gpuA, gpuB, 4), move(gpuA, gpuB, 5)},

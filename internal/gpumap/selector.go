@@ -45,7 +45,7 @@ func (s Selector) Validate() error {
 		}
 	}
 	if kinds != 1 {
-		return fmt.Errorf("%d of uuid, pci and index are given; a GPU is named by exactly one", kinds)
+		return fmt.Errorf("%d of uuid, pci and index are given; give exactly one to name a GPU", kinds)
 	}
 	return nil
 }

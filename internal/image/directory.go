@@ -85,9 +85,9 @@ func checkParent(parent string) error {
 	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fault.New("image directory: it is to lie in "+parent+": no such file or directory", "make that directory first (mkdir -p)")
+		return fault.New("parent of the image directory: "+parent+": no such file or directory", "create that directory first (mkdir -p)")
 	case err != nil:
-		return fault.New(fmt.Sprintf("image directory: it is to lie in %s: %v", parent, err), "name one in a directory that can be written")
+		return fault.New(fmt.Sprintf("parent of the image directory: %s: %v", parent, err), "name one in a writable directory")
 	case !info.IsDir():
 		return fault.New("image directory: "+parent+" is not a directory", "name another one")
 	}
@@ -120,7 +120,7 @@ func removeStalePartials(dir string, needed func(string) bool) error {
 			continue
 		}
 		if err := os.RemoveAll(partial); err != nil {
-			return fmt.Errorf("remove what a killed dump has left: %w", err)
+			return fmt.Errorf("remove the leftovers of a killed dump: %w", err)
 		}
 	}
 	return nil

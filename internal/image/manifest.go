@@ -84,7 +84,7 @@ func RemoveEarlier(dir string) error {
 	for _, name := range []string{ManifestName, TimelineName, OptionsName} {
 		err := os.Remove(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("remove what an earlier dump has left: %w", err)
+			return fmt.Errorf("remove the leftovers of an earlier dump: %w", err)
 		}
 	}
 	return Manifest{}.RemoveOtherPages(dir)
@@ -117,7 +117,7 @@ func ParseManifest(data []byte) (Manifest, error) {
 		return Manifest{}, fmt.Errorf("damaged: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return Manifest{}, errors.New("damaged: it goes on after its end")
+		return Manifest{}, errors.New("damaged: trailing data")
 	}
 	if err := m.Validate(); err != nil {
 		return Manifest{}, err
@@ -138,7 +138,7 @@ func (m Manifest) MatchImages(dir string) error {
 	}
 	for _, pid := range pids {
 		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("core-%d.img", pid))); err != nil {
-			return fmt.Errorf("the manifest names process %d, which criu's images do not hold: it is damaged or of another dump", pid)
+			return fmt.Errorf("the manifest names process %d, which is not in criu's images: it is damaged or belongs to another dump", pid)
 		}
 	}
 	return nil
@@ -148,15 +148,15 @@ func (m Manifest) MatchImages(dir string) error {
 func (m Manifest) Validate() error {
 	switch {
 	case m.Version < 1 || m.Version > ScheduledVersion:
-		return fmt.Errorf("is of version %d, and this cucriu reads versions 1 to %d", m.Version, ScheduledVersion)
+		return fmt.Errorf("has version %d, but this cucriu reads versions 1 to %d", m.Version, ScheduledVersion)
 	case len(m.Scheduling) > 0 && m.Version < ScheduledVersion:
-		return fmt.Errorf("damaged: it has the scheduling of threads, and is of version %d", m.Version)
+		return fmt.Errorf("damaged: it has thread scheduling data, but version %d", m.Version)
 	case m.DriverVersion == "" && len(m.Processes) > 0:
 		return errors.New("damaged: no driver version")
 	case !isPrintable(m.DriverVersion):
 		return fmt.Errorf("damaged: the driver version is %q", m.DriverVersion)
 	case m.RootPID <= 0:
-		return fmt.Errorf("damaged: the root has pid %d", m.RootPID)
+		return fmt.Errorf("damaged: the root has the invalid pid %d", m.RootPID)
 	case len(m.StoppedOthers) > maxProcesses:
 		return fmt.Errorf("damaged: %d stopped processes", len(m.StoppedOthers))
 	case len(m.Processes) == 0 && len(m.Parked) == 0 || len(m.Processes) > maxProcesses:
@@ -175,10 +175,10 @@ func (m Manifest) Validate() error {
 	pids := make(map[int]bool)
 	for _, p := range m.Processes {
 		if p.PID <= 0 || pids[p.PID] {
-			return fmt.Errorf("damaged: process %d is named twice or has no valid pid", p.PID)
+			return fmt.Errorf("damaged: process %d is listed twice or has an invalid pid", p.PID)
 		}
 		if !isPrintable(p.Name) {
-			return fmt.Errorf("damaged: process %d has the name %q", p.PID, p.Name)
+			return fmt.Errorf("damaged: process %d has the invalid name %q", p.PID, p.Name)
 		}
 		pids[p.PID] = true
 		if len(p.GPUs) == 0 || len(p.GPUs) > maxGPUs {
@@ -199,7 +199,7 @@ func (m Manifest) Validate() error {
 				return fmt.Errorf("damaged: process %d: %w", p.PID, err)
 			}
 			if len(p.Pages.Origins) > 0 && m.Version < RewrittenVersion {
-				return fmt.Errorf("damaged: process %d has pages of other dumps, and the manifest is of version %d", p.PID, m.Version)
+				return fmt.Errorf("damaged: process %d has pages of other dumps, but the manifest has version %d", p.PID, m.Version)
 			}
 		}
 		for uuid, size := range p.MemoryBytes {

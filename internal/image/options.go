@@ -86,7 +86,7 @@ func ReadOptions(dir string) (Options, error) {
 		err = o.Validate()
 	}
 	if err != nil {
-		return Options{}, fmt.Errorf("the recorded options of criu in %s are damaged: %w: remove the file, and give the options by hand", filepath.Join(dir, OptionsName), err)
+		return Options{}, fmt.Errorf("the recorded criu options in %s are damaged: %w: remove the file, and give the options by hand", filepath.Join(dir, OptionsName), err)
 	}
 	return o, nil
 }
@@ -96,11 +96,11 @@ var pipeName = regexp.MustCompile(`^pipe:\[\d+\]$`)
 // Validate checks options that were read.
 func (o Options) Validate() error {
 	if !slices.Contains([]string{"", "nftables", "skip"}, o.NetworkLock) {
-		return fmt.Errorf("the network lock is %q", o.NetworkLock)
+		return fmt.Errorf("invalid network lock %q", o.NetworkLock)
 	}
 	for _, pipe := range o.Pipes {
 		if !pipeName.MatchString(pipe.Name) {
-			return fmt.Errorf("a pipe is called %q", pipe.Name)
+			return fmt.Errorf("invalid pipe name %q", pipe.Name)
 		}
 	}
 	return nil

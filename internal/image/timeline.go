@@ -24,7 +24,7 @@ func ReadTimeline(dir string) (timeline.Trace, error) {
 	}
 	t, err := timeline.Parse(data)
 	if err != nil {
-		return timeline.Trace{}, fmt.Errorf("timeline %s is damaged: %w: the image does without it", path, err)
+		return timeline.Trace{}, fmt.Errorf("timeline %s is damaged: %w: the image does not need it", path, err)
 	}
 	return t, nil
 }

@@ -65,7 +65,7 @@ func (w *Written) CheckWhole(dir, path string, streamed bool) error {
 			return fmt.Errorf("image directory %s: %w", path, err)
 		}
 		if pages.Identify(info) != w.Dir {
-			return fmt.Errorf("image directory %s is another one than at the beginning of the dump", path)
+			return fmt.Errorf("image directory %s was replaced during the dump", path)
 		}
 	}
 	sum, err := manifestSum(dir)
@@ -73,7 +73,7 @@ func (w *Written) CheckWhole(dir, path string, streamed bool) error {
 		return err
 	}
 	if sum != w.Manifest {
-		return fmt.Errorf("%s is not the one that this dump has written", filepath.Join(path, ManifestName))
+		return fmt.Errorf("%s is not the one that this dump wrote", filepath.Join(path, ManifestName))
 	}
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -82,7 +82,7 @@ func (w *Written) CheckWhole(dir, path string, streamed bool) error {
 	for name, id := range w.Pages {
 		info, err := os.Lstat(filepath.Join(dir, name))
 		if err == nil && pages.Identify(info) != id {
-			err = errors.New("it is not the file that this dump has written")
+			err = errors.New("it is not the file that this dump wrote")
 		}
 		if err != nil {
 			return fmt.Errorf("GPU state %s: %w", name, err)

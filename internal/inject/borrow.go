@@ -33,7 +33,7 @@ import (
 type Borrowed struct{ loan *loan }
 
 // ErrNotStopped says that a process is not, or no longer, in the group-stop.
-var ErrNotStopped = errors.New("the process is not stopped, or somebody has sent it SIGCONT")
+var ErrNotStopped = errors.New("the process is not stopped, or was sent SIGCONT")
 
 // Borrow seizes threads of a stopped process. All threads of the process must be in the
 // group-stop, except those that another tracer lets run; these cannot be borrowed. Borrow
@@ -76,10 +76,10 @@ func lend(ctx context.Context, pid int, tids []int, saved string, at func(string
 func startTaking(process *proc.Process, tids []int, saved string, find func(*proc.Process) (uint64, error), at func(string)) (*loan, error) {
 	pid := process.PID
 	if len(tids) == 0 {
-		return nil, fmt.Errorf("process %d: no threads to borrow were named", pid)
+		return nil, fmt.Errorf("process %d: no threads to borrow were given", pid)
 	}
 	if _, err := os.Lstat(saved); err == nil {
-		return nil, fmt.Errorf("process %d: %s holds the registers of threads that somebody borrowed and was killed: they must be returned first", pid, saved)
+		return nil, fmt.Errorf("process %d: %s holds the registers of threads borrowed by a program that was killed: they must be returned first", pid, saved)
 	} else if !errors.Is(err, fs.ErrNotExist) { // the empty name gives fs.ErrNotExist, too
 		return nil, fmt.Errorf("process %d: borrow threads: %w", pid, err)
 	}
@@ -123,7 +123,7 @@ func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCal
 	page := uint64(os.Getpagesize())
 	for _, r := range ranges {
 		if r.Start%page != 0 || r.End%page != 0 || r.End < r.Start {
-			return fmt.Errorf("process %d: %v of %#x-%#x, which are no whole pages: %w", b.loan.pid, what, r.Start, r.End, unix.EINVAL)
+			return fmt.Errorf("process %d: %v of %#x-%#x, which is not aligned to pages: %w", b.loan.pid, what, r.Start, r.End, unix.EINVAL)
 		}
 	}
 	return b.loan.do(func() error { return b.loan.callAll(ctx, ranges, what) })

@@ -62,7 +62,7 @@ func (l *loan) putBack() error {
 	}
 	l.at("all put back")
 	if err := os.Remove(l.saved); err != nil && !errors.Is(err, fs.ErrNotExist) { // the empty name gives fs.ErrNotExist, too
-		return fmt.Errorf("they are whole but still noted as borrowed: %w", err)
+		return fmt.Errorf("they are restored, but still recorded as borrowed: %w", err)
 	}
 	l.at("removed")
 	l.letGo()

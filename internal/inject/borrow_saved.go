@@ -35,7 +35,7 @@ func (s savedThreads) write(path string) error {
 		err = renameio.WriteFile(path, append(data, '\n'), 0o600, renameio.WithTempDir(filepath.Dir(path)))
 	}
 	if err != nil {
-		return fmt.Errorf("note the registers of process %d: %w", s.PID, err)
+		return fmt.Errorf("save the registers of process %d: %w", s.PID, err)
 	}
 	return nil
 }

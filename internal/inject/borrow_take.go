@@ -52,7 +52,7 @@ func (l *loan) requireGroupStop() error {
 		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
 		default:
 			if t.state != ended {
-				return fmt.Errorf("thread %d of process %d: %w: it would run on if we were killed", t.TID, l.pid, ErrNotStopped)
+				return fmt.Errorf("thread %d of process %d: %w: it would keep running if we were killed", t.TID, l.pid, ErrNotStopped)
 			}
 		}
 	}
@@ -140,7 +140,7 @@ func (l *loan) setOptions(tid int) error {
 		return statusErr
 	}
 	if status.Seccomp {
-		return fmt.Errorf("%w: it might kill the thread for a system call of ours, and cannot be suspended: %w", ErrFiltered, err)
+		return fmt.Errorf("%w: it might kill the thread for our system call, and cannot be suspended: %w", ErrFiltered, err)
 	}
 	return unix.PtraceSetOptions(tid, wanted)
 }

@@ -44,7 +44,7 @@ func findInCode(process *proc.Process, wanted ...func(*procfs.ProcMap) bool) (ui
 			return address, err
 		}
 	}
-	return 0, fmt.Errorf("process %d: no code in it enters the kernel: is it a process of this architecture?", process.PID)
+	return 0, fmt.Errorf("process %d: no system call instruction was found in it: is it a process of this architecture?", process.PID)
 }
 
 var errNotFound = errors.New("no such instruction")

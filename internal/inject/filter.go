@@ -23,7 +23,7 @@ func (l *loan) requireWaitAllowed(seccomp bool) error {
 		regs := l.waiting(t)
 		filtered, err := requireAllowed(t.TID, regs.seccompData())
 		if err == nil && !filtered && seccomp && t.TID == l.pid {
-			err = fmt.Errorf("%w: it is strict", ErrFiltered)
+			err = fmt.Errorf("%w: it is in strict mode", ErrFiltered)
 		}
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("thread %d of process %d: %w", t.TID, l.pid, err)
@@ -65,7 +65,7 @@ func requireAllowed(tid int, data []byte) (filtered bool, err error) {
 		}
 		answer, err := judge(program, data)
 		if err != nil {
-			return true, fmt.Errorf("%w, and is not understood: %w", ErrFiltered, err)
+			return true, fmt.Errorf("%w, and could not be evaluated: %w", ErrFiltered, err)
 		}
 		if action := answer & unix.SECCOMP_RET_ACTION_FULL; action != unix.SECCOMP_RET_ALLOW && action != unix.SECCOMP_RET_LOG {
 			return true, fmt.Errorf("%w: it answers %#x to futex(2)", ErrFiltered, answer)

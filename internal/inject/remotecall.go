@@ -55,7 +55,7 @@ func (l *loan) callAll(ctx context.Context, ranges []proc.Range, what remoteCall
 		t.slice = proc.Range{}
 	}
 	if err != nil {
-		return fmt.Errorf("%v in threads of process %d is not finished: %w", what, l.pid, err)
+		return fmt.Errorf("%v in threads of process %d has not finished: %w", what, l.pid, err)
 	}
 	return failed
 }

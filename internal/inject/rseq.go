@@ -28,7 +28,7 @@ func leaveRestartableSequence(process *proc.Process, tid int, regs *registers) e
 		}
 		inCall, err := regs.inCall(process)
 		if err == nil && !inCall {
-			err = errors.New("this kernel has restartable sequences and does not tell whether it is in one: Linux 5.13 does")
+			err = errors.New("this kernel has restartable sequences and does not report whether the thread is in one: Linux 5.13 does")
 		}
 		return err
 	}

@@ -23,7 +23,7 @@ type tracing struct {
 	tick     *time.Ticker   // in case a signal is missed
 }
 
-var errTracingEnded = errors.New("the threads have been let go of")
+var errTracingEnded = errors.New("the threads have been released")
 
 // start starts the OS thread. It polls whenever a tracee may have something to report, even
 // when no request is being served: a thread that waits in a stop for us may keep others

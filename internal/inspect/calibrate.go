@@ -75,7 +75,7 @@ func (h Host) Calibrate(ctx context.Context, helper []string) (preflight.Finding
 	f := preflight.Fine(preflight.FindingSharing, "the kernel module of driver "+c.Driver+" reports which processes share device memory")
 	if c.Failure != "" {
 		f = preflight.Warning(preflight.FindingSharing, "the kernel module of driver "+c.Driver+" does not report which processes share device memory: "+c.Failure,
-			"two processes with device memory are refused from now on, until they are forced")
+			"two processes with device memory are refused from now on, unless forced")
 	}
 	data, err := json.Marshal(c)
 	if err == nil {
@@ -111,7 +111,7 @@ func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) (f
 		}
 		return ""
 	}
-	if failure := expect(false, "two processes that share nothing are said to share memory"); failure != "" {
+	if failure := expect(false, "two processes that share nothing are reported to share memory"); failure != "" {
 		return failure, nil
 	}
 	_, err = fmt.Fprintln(pair[0].in, handle) // of the second
@@ -121,7 +121,7 @@ func calibrate(ctx context.Context, driver *cudackpt.Driver, helper []string) (f
 	if err != nil {
 		return "", err
 	}
-	return expect(true, "two processes that share memory are said to share none"), nil
+	return expect(true, "two processes that share memory are reported to share none"), nil
 }
 
 // helperProcess is one process of the pair.

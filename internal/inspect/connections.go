@@ -47,7 +47,7 @@ func (s *snapshot) outside(w *Wanted) error {
 		}
 		if !w.Options.ExtUnixSk {
 			w.Options.ExtUnixSk = true
-			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside of the tree", socket.of.pid, socket.peerName), "")
+			w.add("--ext-unix-sk", fmt.Sprintf("process %d sends to %s, a UNIX socket outside the tree", socket.of.pid, socket.peerName), "")
 		}
 		if socket.reachableHere() && !slices.Contains(w.Options.Sockets, socket.peerName) {
 			w.Options.Sockets = append(w.Options.Sockets, socket.peerName)
@@ -124,11 +124,11 @@ func (s *snapshot) oneSidedPipes() []oneSidedPipe {
 func (p oneSidedPipe) finding(other *file) preflight.Finding {
 	if p.writes {
 		return p.of.about(preflight.New(preflight.FindingOutsidePipe,
-			fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes where that command writes", p.number, processName(other.of.pid)),
-			fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', or the job dies at its next write", p.link)))
+			fmt.Sprintf("writes into a pipe (descriptor %s) that %s reads, which is not in the tree: after cucriu restore it writes to the output of that command", p.number, processName(other.of.pid)),
+			fmt.Sprintf("plain criu restore needs --inherit-fd 'fd[1]:%s', otherwise the job dies at its next write", p.link)))
 	}
 	return p.of.about(preflight.New(preflight.FindingOutsidePipe,
-		fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore the pipe is at its end", p.number, processName(other.of.pid)),
+		fmt.Sprintf("reads from a pipe (descriptor %s) into which %s writes, which is not in the tree: after a restore it reads end of file", p.number, processName(other.of.pid)),
 		"if the job needs more of that input, let it read from a file"))
 }
 
@@ -163,9 +163,9 @@ func (s outsideSocket) reachableHere() bool {
 
 // finding refuses a connection that criu cannot dump. others have its other end.
 func (s outsideSocket) finding(others []*file) preflight.Finding {
-	to := "a socket outside of the tree"
+	to := "a socket outside the tree"
 	if len(others) > 0 {
-		to = processName(others[0].of.pid) + " outside of the tree"
+		to = processName(others[0].of.pid) + " outside the tree"
 	}
 	if name := s.peerName + s.address; name != "" {
 		to += " (" + name + ")"

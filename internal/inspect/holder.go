@@ -206,11 +206,11 @@ func (h *Holder) judge(ctx context.Context, driver *cudackpt.Driver, cuda []Proc
 		f = h.lookedFinding()
 	default:
 		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("holds %v", h.held.devices)+h.held.through()+", and no CUDA state that the driver could save: a user of NVML or of graphics, "+
-			"a process that begins to use CUDA just now, or a child that was forked from a CUDA process that has been suspended since, or is not in the tree; criu cannot dump it", ""), nil
+			"a process that is just starting to use CUDA, or a child forked from a CUDA process that has since been suspended or is not in the tree; criu cannot dump it", ""), nil
 	}
 	if null, err := proc.IsNull(filepath.Join("/proc", strconv.Itoa(h.PID), "root", os.DevNull)); err != nil || !null {
-		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("has no %s, which is to take the place of the GPU devices that it holds", os.DevNull),
-			"make that device in its /dev"), nil
+		return preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("has no %s, which is to replace the GPU devices that it holds", os.DevNull),
+			"create that device in its /dev"), nil
 	}
 	return f, nil
 }
@@ -231,8 +231,8 @@ func (h *Holder) hasOnlyLooked(ctx context.Context, driver *cudackpt.Driver) boo
 }
 
 func (h *Holder) lookedFinding() preflight.Finding {
-	return h.about(preflight.Warning(preflight.FindingNVIDIADevice, "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump takes them from it, and OpenCL does not work in it any more",
-		"nothing needs to be done if it does not use OpenCL; with HWLOC_COMPONENTS=-opencl in its environment hwloc does not ask OpenCL"))
+	return h.about(preflight.Warning(preflight.FindingNVIDIADevice, "has looked for GPUs with OpenCL, as hwloc does for Open MPI, and keeps their devices open: a dump removes them, and OpenCL no longer works in it",
+		"nothing needs to be done if it does not use OpenCL; with HWLOC_COMPONENTS=-opencl in its environment hwloc does not use OpenCL"))
 }
 
 const withoutThat = "run it without that"
@@ -253,7 +253,7 @@ func (h *Holder) JudgeLeftover(ctx context.Context, driver *cudackpt.Driver, lis
 	if listed && h.hasOnlyLooked(ctx, driver) {
 		return h.lookedFinding()
 	}
-	return h.about(preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU with something else than CUDA, which the driver does not save, and criu cannot dump", h.held.devices, h.held.through()), withoutThat))
+	return h.about(preflight.New(preflight.FindingNVIDIADevice, fmt.Sprintf("still holds %v after its checkpoint%s: it uses the GPU through something other than CUDA, which the driver does not save and criu cannot dump", h.held.devices, h.held.through()), withoutThat))
 }
 
 // besideFinding warns of a library in a CUDA process that may hold device files of its own.
@@ -264,7 +264,7 @@ func (h *Holder) besideFinding() preflight.Findings {
 	case h.held.lookedByOpenCL():
 		return preflight.Findings{h.lookedFinding()}
 	}
-	return preflight.Findings{h.about(preflight.Warning(preflight.FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then runs on", h.held.openers), withoutThat))}
+	return preflight.Findings{h.about(preflight.Warning(preflight.FindingNVIDIADevice, fmt.Sprintf("has %v loaded beside CUDA: if it holds GPU devices through that, the driver does not save them, and the dump fails; the job then keeps running", h.held.openers), withoutThat))}
 }
 
 // ends reports whether the process has ended or is ending.

@@ -262,7 +262,7 @@ func (l *look) askAbout(ctx context.Context, driver *cudackpt.Driver, m *Process
 	case err != nil:
 		return failed(err)
 	case len(gpus) == 0:
-		findings = append(findings, m.about(preflight.New(preflight.FindingNoGPU, "uses CUDA but no GPU's device node is in its /dev", "")))
+		findings = append(findings, m.about(preflight.New(preflight.FindingNoGPU, "uses CUDA, but its /dev has no GPU device node", "")))
 	}
 	m.GPUs = slices.Concat([]cudackpt.GPU{}, gpus) // not nil
 	return findings, nil
@@ -313,7 +313,7 @@ func (h Host) CheckJob(ctx context.Context, root int, imageDir string) (prefligh
 		driver, _ := open() // it was opened to find this process
 		state, err := driver.Process(m.PID).State(ctx)
 		if err != nil {
-			findings = append(findings, m.about(preflight.New(preflight.FindingCUDAState, err.Error(), "look whether something else checkpoints it")))
+			findings = append(findings, m.about(preflight.New(preflight.FindingCUDAState, err.Error(), "check whether another tool is checkpointing it")))
 			continue
 		}
 		findings = append(findings, StateFindings(m, state)...)
@@ -330,10 +330,10 @@ func haltedFindings(hierarchies *proc.Hierarchies, m *Process) (preflight.Findin
 	}
 	var findings preflight.Findings
 	for _, freezer := range frozen {
-		findings = append(findings, m.about(preflight.Fine(preflight.FindingFrozen, "is frozen by control group "+freezer.Dir+", which a dump thaws while it works")))
+		findings = append(findings, m.about(preflight.Fine(preflight.FindingFrozen, "is frozen by control group "+freezer.Dir+", which a dump thaws temporarily")))
 	}
 	if m.Stopped && len(frozen) == 0 {
-		findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped, "is stopped, and stays so through dump and restore")))
+		findings = append(findings, m.about(preflight.Fine(preflight.FindingStopped, "is stopped, and stays stopped through dump and restore")))
 	}
 	return findings, nil
 }

@@ -102,7 +102,7 @@ func InsideFindings(pids []int, criu int) preflight.Findings {
 	if !slices.Contains(pids, criu) {
 		return nil
 	}
-	return preflight.Findings{aboutProcess(criu, preflight.New(preflight.FindingCriuInside, "is in the tree that is to be dumped, and criu cannot dump itself", ""))}
+	return preflight.Findings{aboutProcess(criu, preflight.New(preflight.FindingCriuInside, "is in the tree to be dumped, and criu cannot dump itself", ""))}
 }
 
 // aboutProcess marks a finding as one about a process that was not looked at.

@@ -165,10 +165,10 @@ func pluginFindings(libdir string, given bool, path string) preflight.Findings {
 	}
 	for _, dir := range filepath.SplitList(path) {
 		if tool, err := exec.LookPath(filepath.Join(dir, cudaCheckpoint)); err == nil {
-			return preflight.Findings{preflight.New(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which works with %s on the same processes", plugin, tool), "")}
+			return preflight.Findings{preflight.New(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which uses %s on the same processes", plugin, tool), "")}
 		}
 	}
-	return preflight.Findings{preflight.Warning(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which does nothing only as long as there is no cuda-checkpoint in criu's PATH", plugin), "")}
+	return preflight.Findings{preflight.Warning(preflight.FindingCUDAPlugin, fmt.Sprintf("criu would load its own CUDA plugin, %s, which is inactive only as long as there is no cuda-checkpoint in criu's PATH", plugin), "")}
 }
 
 // capabilityFinding is about the effective capabilities. Root in a container may lack some.
@@ -184,7 +184,7 @@ func capabilityFinding(effective uint64) preflight.Finding {
 	}
 	switch {
 	case len(missing) == 0:
-		return preflight.Fine(preflight.FindingCapabilities, "has all capabilities that are needed")
+		return preflight.Fine(preflight.FindingCapabilities, "has all required capabilities")
 	case missing[0] == "CAP_NET_ADMIN":
 		return preflight.Warning(preflight.FindingCapabilities, "lacks CAP_NET_ADMIN, which criu needs for processes that have TCP connections", "run with it")
 	}

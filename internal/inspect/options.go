@@ -94,7 +94,7 @@ func (s *snapshot) optionsOf(ctx context.Context, asked Asked) (Wanted, error) {
 	if len(w.Removed) > 0 {
 		o.LinkRemap = true
 		w.add("--link-remap", fmt.Sprintf("process %d uses %s, which was removed, while the file has another name", w.Removed[0].PID, w.Removed[0].Path),
-			"an image made so restores once, and only where the file is; cucriu dump does without this option, and links the file to \"NAME (deleted)\"")
+			"such an image can be restored only once, and only where the file exists; cucriu dump does not need this option: it links the file to \"NAME (deleted)\"")
 	}
 	return w, s.outside(&w)
 }
@@ -212,7 +212,7 @@ func (s *snapshot) optionsFindings(ctx context.Context, asked Asked) (preflight.
 	return append(preflight.Findings{f}, w.Findings...), nil
 }
 
-const riskOfSkip = "a packet that comes in while the job is dumped may end its connection: install iptables, or a criu that was built with nftables, to hold such packets back"
+const riskOfSkip = "a packet that arrives during the dump may break its connection: install iptables, or a criu built with nftables, to block such packets"
 
 // networkLock finds a way to hold back the packets of TCP connections where criu's default, iptables,
 // does not work: nftables, which is in criu if it was built with it; else none.

@@ -137,7 +137,7 @@ func (u peerUse) findings() preflight.Findings {
 	}
 	return preflight.Findings{u.of.about(preflight.New(preflight.FindingPeerMemory, fmt.Sprintf("uses %d GPUs (%s), and may have peer access between them: the driver would checkpoint that, "+
 		"and could never restore it if one allocation takes 512 MiB or more", u.contexts(), strings.Join(parts, ", ")),
-		u.advice()+"; override this if it has no peer access (it cannot be seen from outside), or no allocation of that size"))}
+		u.advice()+"; override this if it has no peer access (which cannot be detected from outside), or no allocation of that size"))}
 }
 
 // holdingFindings judges what the kernel module says about a process.
@@ -152,7 +152,7 @@ func (u peerUse) holdingFindings() preflight.Findings {
 		add(preflight.New(preflight.FindingPeerMemory, "has a memory pool that another GPU accesses: a restore would lose that access without an error, and the next access would fail", u.advice()))
 	}
 	if h.HostNUMA > 0 && u.contexts() == 1 { // with contexts on two GPUs the driver has 4 or 5 duplicates of its own
-		add(preflight.New(preflight.FindingHostNUMA, "has memory of the driver's in a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it", ""))
+		add(preflight.New(preflight.FindingHostNUMA, "has driver memory on a NUMA node of the host (CU_MEM_LOCATION_TYPE_HOST_NUMA): the driver would checkpoint it, and could never restore it", ""))
 	}
 	if h.FabricShared == 0 && h.Fabric > 0 && len(u.of.GPUs) > 1 {
 		add(preflight.Warning(preflight.FindingPeerMemory, "has allocations of 512 MiB or more: after a restore no other GPU can be given access to them (a first copy between two GPUs fails)", u.advice()))

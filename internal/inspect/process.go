@@ -64,7 +64,7 @@ func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) preflight.Findi
 	if len(listed) > 0 {
 		message = "NVML does not report how much GPU memory it holds"
 	}
-	return preflight.Findings{p.about(preflight.New(preflight.FindingMemoryUnknown, message+"; what a restore needs is measured when the checkpoint has moved it to the host, and counted for every GPU that it sees", ""))}
+	return preflight.Findings{p.about(preflight.New(preflight.FindingMemoryUnknown, message+"; the memory needed for a restore is measured once the checkpoint has moved it to the host, and assumed for every GPU that it sees", ""))}
 }
 
 // askNVML asks NVML how many bytes the process holds on each GPU. It notes what its checkpoint
@@ -74,7 +74,7 @@ func (p *Process) memoryFinding(listed map[cudackpt.UUID]uint64) preflight.Findi
 func (p *Process) askNVML(ctx context.Context, driver *cudackpt.Driver) (listed map[cudackpt.UUID]uint64, err error) {
 	listed, err = driver.ProcessMemory(ctx, p.PID)
 	if err != nil {
-		return nil, fmt.Errorf("cannot find out how much GPU memory is in use, and so whether there is room for a restore: %w", err)
+		return nil, fmt.Errorf("cannot determine how much GPU memory is in use, and so whether there is enough for a restore: %w", err)
 	}
 	p.MemoryBytes = nil
 	if len(listed) > 0 && !slices.Contains(slices.Collect(maps.Values(listed)), cudackpt.UnknownMemory) {
@@ -137,7 +137,7 @@ func StateFindings(m *Process, state cudackpt.State) preflight.Findings {
 	if state == cudackpt.StateRunning {
 		return nil
 	}
-	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, fmt.Sprintf("is already %v, by no dump or suspend that is known here", state), StateRemedy(m.PID, state)))}
+	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, fmt.Sprintf("is already %v, but not by any dump or suspend known here", state), StateRemedy(m.PID, state)))}
 }
 
 // StateRemedy says how a process comes back from a CUDA state in which no session of ours holds
@@ -145,9 +145,9 @@ func StateFindings(m *Process, state cudackpt.State) preflight.Findings {
 func StateRemedy(pid int, state cudackpt.State) string {
 	switch state {
 	case cudackpt.StateLocked:
-		return fmt.Sprintf("cucriu unlock -p %d lets it run again; if another tool is at work on it, wait for that", pid)
+		return fmt.Sprintf("cucriu unlock -p %d lets it run again; if another tool is working on it, wait for that", pid)
 	case cudackpt.StateCheckpointed:
-		return fmt.Sprintf("let the tool that did it restore it; else free its GPUs, and cucriu resume -p %d --force tries", pid)
+		return fmt.Sprintf("restore it with the tool that did it; otherwise free its GPUs, and try cucriu resume -p %d --force", pid)
 	case cudackpt.StateFailed:
 		return "the driver cannot restore it: end it, and restore it from an image"
 	}
@@ -184,7 +184,7 @@ func (n MemoryNeed) Require(ctx context.Context, driver *cudackpt.Driver) error 
 	for _, uuid := range slices.SortedFunc(maps.Keys(n), cudackpt.UUID.Compare) {
 		memory, err := driver.Memory(ctx, uuid)
 		if err != nil {
-			return fmt.Errorf("cannot find out how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
+			return fmt.Errorf("cannot determine how much memory of %v is free, and a restore that runs out of it would lose the process: %w", uuid, err)
 		}
 		if memory.Free < n[uuid] {
 			return fault.New(fmt.Sprintf("%v has %d MiB free and the restore needs %d MiB", uuid, memory.Free>>20, n[uuid]>>20), "free memory on it, or map to another GPU")

@@ -31,7 +31,7 @@ func (in *Inspection) resourceFindings(s *snapshot, imageDir string) (preflight.
 	}
 	findings, err := stagingFindings(proc.System{}, in.Processes, image)
 	if free := stat.Bfree * uint64(stat.Bsize); need > free && stat.Blocks > 0 { // some file systems do not say how large they are
-		findings = append(findings, preflight.New(preflight.FindingDiskSpace, fmt.Sprintf("the image takes at least %s, and the file system of the image directory has %s free", mib(need), mib(free)),
+		findings = append(findings, preflight.New(preflight.FindingDiskSpace, fmt.Sprintf("the image takes at least %s, but the file system of the image directory has %s free", mib(need), mib(free)),
 			fmt.Sprintf("free %s on it, or dump to another file system", mib(need-free))))
 	}
 	return findings, err
@@ -155,7 +155,7 @@ func stagingFindings(system proc.System, members []Process, image memoryImage) (
 			f.Remedy += orToDisk
 		}
 		if need.first == nil { // only the writer is in this group
-			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of who writes it%s", mib(need.image), need.Dir, limit)
+			f.Message = fmt.Sprintf("the image takes %s in memory, and is charged to the control group %s of the writer%s", mib(need.image), need.Dir, limit)
 		} else {
 			f = need.first.about(f)
 			f.Message = fmt.Sprintf("the checkpoint moves %s of GPU memory into its control group %s", mib(need.staged), need.Dir)

@@ -33,7 +33,7 @@ func (h Host) PlanRestore(ctx context.Context, driver *cudackpt.Driver, manifest
 		return gpumap.Plan{}, err
 	}
 	if made := manifest.DriverVersion; version != made {
-		return gpumap.Plan{}, &DriverVersionError{fault.New(fmt.Sprintf("the image was made with driver %s and this host has %s", made, version),
+		return gpumap.Plan{}, &DriverVersionError{fault.New(fmt.Sprintf("the image was made with driver %s, but this host has %s", made, version),
 			"restore it on a host with driver "+made+": the driver's own state is part of the image, so both must be the same version"), made, version}
 	}
 	visible, err := driver.OwnGPUs()
@@ -93,7 +93,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, e
 	}
 	manifest, err := image.ReadManifest(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return fine(preflight.FindingImage, "holds no CUDA process: criu restores it by itself"), nil
+		return fine(preflight.FindingImage, "contains no CUDA process: criu restores it by itself"), nil
 	}
 	if err == nil {
 		err = manifest.MatchImages(dir)
@@ -121,7 +121,7 @@ func (h Host) CheckImage(ctx context.Context, dir string) (preflight.Findings, e
 
 // PresentFindings refuses a directory that holds no image.
 func PresentFindings(dir string) preflight.Findings {
-	remedy := "name the directory of an image"
+	remedy := "name an image directory"
 	entries, err := os.ReadDir(dir)
 	switch {
 	case errors.Is(err, os.ErrPermission):
@@ -132,7 +132,7 @@ func PresentFindings(dir string) preflight.Findings {
 	case len(entries) == 0:
 		err = fmt.Errorf("image directory %s is empty", dir)
 	case !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == image.ManifestName }):
-		err = fmt.Errorf("neither an image of criu (inventory.img) nor a manifest of cucriu is in %s", dir)
+		err = fmt.Errorf("%s contains neither a criu image (inventory.img) nor a cucriu manifest", dir)
 	default:
 		return nil
 	}
@@ -151,7 +151,7 @@ func SurroundingsFindings(o image.Options, input *os.File) preflight.Findings {
 		}
 	}
 	if _, err := unix.IoctlGetTermios(int(input.Fd()), unix.TCGETS); err != nil && o.Terminal {
-		findings = append(findings, preflight.New(preflight.FindingTerminal, "the job uses a terminal, and the restore has none on its standard input", ""))
+		findings = append(findings, preflight.New(preflight.FindingTerminal, "the job uses a terminal, but the restore has none on its standard input", ""))
 	}
 	return findings
 }
@@ -212,12 +212,12 @@ func takenFindings(holders map[int]proc.Holder) preflight.Findings {
 			first = pid
 		}
 		holder := holders[first]
-		message, remedy := fmt.Sprintf("has the %s %d, which a process of the image must get again", holder.As, first), ""
+		message, remedy := fmt.Sprintf("has the %s %d, which a process of the image needs", holder.As, first), ""
 		if n := len(ids) - 1; n > 0 {
-			message += fmt.Sprintf(" (and %d more numbers of the image)", n)
+			message += fmt.Sprintf(" (and %d more IDs of the image)", n)
 		}
 		if holder.Ended {
-			message = fmt.Sprintf("has ended, but keeps the %s %d, which a process of the image must get again, until its parent, process %d, waits for it", holder.As, first, holder.PPID)
+			message = fmt.Sprintf("has ended, but keeps the %s %d, which a process of the image needs, until its parent, process %d, reaps it", holder.As, first, holder.PPID)
 			remedy = "wait for that, or end the parent"
 		}
 		f := preflight.New(preflight.FindingPIDTaken, message, remedy)

@@ -48,7 +48,7 @@ func ProcessFindings(root int) (preflight.Findings, error) {
 		if ended := endedFindings(root); ended != nil {
 			return ended, nil
 		}
-		f = preflight.New(preflight.FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not waited for it: nothing of it is left", status.PPID), "")
+		f = preflight.New(preflight.FindingZombie, fmt.Sprintf("has ended, and its parent, process %d, has not reaped it", status.PPID), "")
 	case kernel:
 		f = preflight.New(preflight.FindingKernelThread, "is a kernel thread, not a process", "")
 	default:

@@ -64,7 +64,7 @@ func partner(processes []Process, pid int) string {
 	}
 	name := processName(pid)
 	if !slices.ContainsFunc(processes, func(p Process) bool { return p.PID == pid }) {
-		name += ", outside of what is dumped"
+		name += ", outside the dumped tree"
 	}
 	return name
 }
@@ -104,7 +104,7 @@ func unknownFindings(having []ncclUse, why error) preflight.Findings {
 			sharers = append(sharers, use)
 		}
 	}
-	cause := fmt.Sprintf(", which the driver would checkpoint and could never restore; whether it does is not known: %v", why)
+	cause := fmt.Sprintf(", which the driver would checkpoint and could never restore; whether it does could not be determined: %v", why)
 	var f preflight.Finding
 	switch {
 	case len(sharers) > 0 && len(users) > 1:
@@ -113,7 +113,7 @@ func unknownFindings(having []ncclUse, why error) preflight.Findings {
 		f = having[0].of.about(preflight.New(preflight.FindingSharing, "may share device memory with "+processName(having[1].of.PID)+cause,
 			"run cucriu check --calibrate, once after each boot; override this if they share none"))
 	case len(sharers) > 0:
-		f = sharers[0].of.about(preflight.Warning(preflight.FindingNCCL, sharers[0].how()+", and may share device memory with processes outside of the tree"+cause, ""))
+		f = sharers[0].of.about(preflight.Warning(preflight.FindingNCCL, sharers[0].how()+", and may share device memory with processes outside the tree"+cause, ""))
 	default:
 		return nil
 	}

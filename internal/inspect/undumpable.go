@@ -95,7 +95,7 @@ func (l *look) memoryPolicy(found found) {
 func (l *look) otherNamespace(found found) {
 	root := l.of.looks[0]
 	if l == root && l.spaces["user"] != namespaceOf("self", "user") && l.inOurs("mnt") {
-		found("is in a user namespace of its own ("+l.spaces["user"]+"), but not in a mount namespace, and criu could not mount there what a restore needs",
+		found("is in a user namespace of its own ("+l.spaces["user"]+"), but not in a mount namespace, and criu could not make the mounts that a restore needs there",
 			"run the job without the user namespace")
 	}
 	for _, kind := range namespaceKinds {
@@ -103,7 +103,7 @@ func (l *look) otherNamespace(found found) {
 		its, roots, ours := l.spaces[kind], root.spaces[common], namespaceOf("self", common)
 		nests := (kind == "mnt" || kind == "net") && roots != ours && its != ours
 		if its != "" && its != roots && !nests {
-			found(fmt.Sprintf("is in another namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, roots), "")
+			found(fmt.Sprintf("is in a different namespace (%s) than the root of the tree (%s), and criu could not restore it there", its, roots), "")
 			return
 		}
 	}
@@ -202,7 +202,7 @@ func (f *file) unsupportedDescriptor() string {
 		}
 		pid, err := strconv.Atoi(f.info().Field("Pid"))
 		if err == nil && pid != -1 && !slices.ContainsFunc(f.of.of.looks, func(l *look) bool { return l.pid == pid }) { // -1: it has ended
-			return "a pidfd of a process outside of the tree"
+			return "a pidfd of a process outside the tree"
 		}
 	case kind == "anon_inode" && slices.Contains(dumpableInodes, name):
 	case namespaceLink.MatchString(f.link):

@@ -19,7 +19,7 @@ import (
 // This file finds what criu puts into an image without an error and never restores. Each of these
 // was tried with criu 4.2.
 
-const neverRestored = ", which criu dumps and never restores"
+const neverRestored = ", which criu dumps but cannot restore"
 
 func (l *look) programInMemory(found found) {
 	if program := l.program(); strings.HasPrefix(program, "/memfd:") {
@@ -48,7 +48,7 @@ func (l *look) oddThread(found found) {
 		}
 		own := ""
 		if tid != l.pid && lasts(func() bool { own = l.ownOf(tid); return own != "" }) {
-			found(fmt.Sprintf("has a thread, %d, with %s of its own", tid, own)+neverRestored, "run the job without what calls unshare(2) or setns(2) in a thread")
+			found(fmt.Sprintf("has a thread, %d, with %s of its own", tid, own)+neverRestored, "run the job without the code that calls unshare(2) or setns(2) in a thread")
 			return
 		}
 	}
@@ -99,7 +99,7 @@ func (l *look) oddFile(found found) {
 func (f *file) unrestorable() (why, remedy string) {
 	if f.link == "anon_inode:[eventpoll]" {
 		if closed := f.closedDuplicate(); closed != "" {
-			return ", an epoll set that holds one file twice, the second time by the closed descriptor " + closed,
+			return ", an epoll set that contains one file twice, the second time by the closed descriptor " + closed,
 				"let the program remove a descriptor from the set before it closes it"
 		}
 		return "", ""
@@ -119,7 +119,7 @@ func (f *file) unrestorable() (why, remedy string) {
 	case !writes && onlyPath:
 		return " with O_PATH", ""
 	case writes && kind == unix.S_IFREG && (fixed&unix.STATX_ATTR_IMMUTABLE != 0 || appended):
-		return " for writing, which nobody may open for it any more (chattr)", "chattr -i -a " + f.link
+		return " for writing, which can no longer be opened for writing (chattr)", "chattr -i -a " + f.link
 	}
 	return "", ""
 }
@@ -260,7 +260,7 @@ func (f *file) unusable(known map[string]uint64) string {
 	}
 	parent, err := os.Stat(filepath.Dir(at))
 	if errors.Is(err, unix.ENOTDIR) || err == nil && !parent.IsDir() {
-		return "a part of its path is no directory any more"
+		return "a part of its path is no longer a directory"
 	}
 	if len(filepath.Base(at)) > 235 { // criu appends ".cr.ID.ghost"
 		return "its name is too long"
@@ -269,10 +269,10 @@ func (f *file) unusable(known map[string]uint64) string {
 		return ""
 	}
 	if _, err := os.Lstat(at); err == nil {
-		return "something else has this name now"
+		return "another file has this name now"
 	}
 	if other, is := known[at]; is && other != f.stat().Ino {
-		return "it is the second of this name"
+		return "another removed file has the same name"
 	}
 	known[at] = f.stat().Ino
 	return ""

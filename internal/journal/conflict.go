@@ -28,7 +28,7 @@ func (s *Session) Conflict() error {
 	}
 	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
 	if s.Stuck {
-		return fault.New(begun+" has ended, and its job is "+s.Message, "its watcher goes on trying; if that is gone, cucriu recover tries again")
+		return fault.New(begun+" has ended, and its job is "+s.Message, "its watcher keeps trying; if that is gone, cucriu recover tries again")
 	}
 	return fault.New(
 		fmt.Sprintf("%s is not over (step %s)", begun, s.Step),
@@ -43,11 +43,11 @@ func (s *Session) suspendConflict() error {
 		}
 		return fault.New(
 			meaning,
-			fmt.Sprintf("cucriu resume -p %d brings them back", s.Members[0].PID))
+			fmt.Sprintf("cucriu resume -p %d resumes them", s.Members[0].PID))
 	}
 	return fault.New(
 		fmt.Sprintf("processes %v are being suspended or resumed by process %d (step %s)", pidsOf(s.Members), s.Criu.PID, s.Step),
-		fmt.Sprintf("wait for it; if it is gone, cucriu resume -p %d brings them back", s.Members[0].PID))
+		fmt.Sprintf("wait for it; if it is gone, cucriu resume -p %d resumes them", s.Members[0].PID))
 }
 
 // ClaimConflict returns an error that says that this session has claimed the image directory of

@@ -100,7 +100,7 @@ func (r *Record) parse(data []byte) error {
 		return err
 	}
 	if r.Version < 0 || r.Version > recordVersion {
-		return fmt.Errorf("%w: it is of version %d, and this cucriu reads versions 0 to %d", ErrNewer, r.Version, recordVersion)
+		return fmt.Errorf("%w: it has version %d, but this cucriu reads versions 0 to %d", ErrNewer, r.Version, recordVersion)
 	}
 	for _, member := range r.Members {
 		if err := member.Pages.validate(); err != nil {
@@ -119,11 +119,11 @@ func (r *Record) parse(data []byte) error {
 	}
 	switch {
 	case r.Kind == KindRestore && r.Manifest == nil:
-		return errors.New("it is of a restore and has no manifest")
+		return errors.New("it records a restore, but has no manifest")
 	case r.Kind == KindSuspend && len(r.Members) == 0:
-		return errors.New("it suspends no process")
+		return errors.New("it records a suspend of no process")
 	case r.Kind != KindDump && r.Kind != KindRestore && r.Kind != KindSuspend:
-		return fmt.Errorf("it is of kind %q", r.Kind)
+		return fmt.Errorf("it has the invalid kind %q", r.Kind)
 	case r.Manifest != nil:
 		return r.Manifest.Validate()
 	}
@@ -263,13 +263,13 @@ func (h *Hold) validate() error {
 	switch h.IfAbandoned {
 	case DecisionGo, DecisionEnd, DecisionWait:
 	default:
-		return fmt.Errorf("its hold is to be %q if it is abandoned", h.IfAbandoned)
+		return fmt.Errorf("its hold has the invalid default decision %q", h.IfAbandoned)
 	}
 	switch h.Decision {
 	case DecisionNone, DecisionGo, DecisionEnd:
 		return nil
 	}
-	return fmt.Errorf("its hold has the decision %q", h.Decision)
+	return fmt.Errorf("its hold has the invalid decision %q", h.Decision)
 }
 
 // Held reports whether the session's processes are held now, and wait for a decision.

@@ -52,7 +52,7 @@ func (w *Writer) pass() {
 	for {
 		w.mutex.Lock()
 		if w.dropped > 0 {
-			fmt.Fprintf(&w.waiting, "cucriu: %d messages are left out here: nobody read them in time\n", w.dropped)
+			fmt.Fprintf(&w.waiting, "cucriu: %d messages were dropped here: they were not read in time\n", w.dropped)
 		}
 		text := bytes.Clone(w.waiting.Bytes())
 		w.waiting.Reset()

@@ -41,7 +41,7 @@ func TestNobodyWaitsForAReader(t *testing.T) {
 		var n int
 		if text == line {
 			lines++
-		} else if _, err := fmt.Sscanf(text, "cucriu: %d messages are left out here", &n); err == nil {
+		} else if _, err := fmt.Sscanf(text, "cucriu: %d messages were dropped here", &n); err == nil {
 			dropped += n
 		}
 	}

@@ -26,7 +26,7 @@ func (d Dump) Validate() error {
 		return errors.New("it needs a parent")
 	}
 	if want := d.Map.Bytes(); d.Bytes != want {
-		return fmt.Errorf("%s has %d bytes, and %d belong to its pagemap", d.Map.PagesName(), d.Bytes, want)
+		return fmt.Errorf("%s has %d bytes, but its pagemap describes %d", d.Map.PagesName(), d.Bytes, want)
 	}
 	return nil
 }

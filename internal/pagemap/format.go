@@ -78,7 +78,7 @@ var (
 	// ErrUnknown says that a pagemap has parts that this package does not know.
 	ErrUnknown = errors.New("it has an unknown part")
 
-	errCutOff = errors.New("it is cut off")
+	errCutOff = errors.New("it is truncated")
 )
 
 // Read reads a pagemap. It refuses one of which this package does not know every part, so that
@@ -89,7 +89,7 @@ func Read(f *os.File) (Map, error) {
 		return Map{}, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxBytes {
-		return Map{}, fmt.Errorf("it is no regular file of at most %d bytes", maxBytes)
+		return Map{}, fmt.Errorf("it is not a regular file of at most %d bytes", maxBytes)
 	}
 	return parse(io.NewSectionReader(f, 0, info.Size()))
 }
@@ -101,7 +101,7 @@ func parse(from io.Reader) (Map, error) {
 		return Map{}, errCutOff
 	}
 	if binary.LittleEndian.Uint32(magic[:]) != magicCommon || binary.LittleEndian.Uint32(magic[4:]) != magicPagemap {
-		return Map{}, errors.New("it does not begin as a pagemap")
+		return Map{}, errors.New("it has no pagemap header")
 	}
 	buffer := make([]byte, maxFrame)
 	head, err := readFrame(r, buffer)
@@ -131,7 +131,7 @@ func parse(from io.Reader) (Map, error) {
 		if n := len(m.Entries); n == 0 {
 			m.wide = isWide
 		} else if m.wide != isWide {
-			return Map{}, fmt.Errorf("entries of two kinds: %w", ErrUnknown)
+			return Map{}, fmt.Errorf("mixed kinds of entries: %w", ErrUnknown)
 		} else if e.Address < m.Entries[n-1].end() {
 			return Map{}, fmt.Errorf("its entry at %#x is not in order", e.Address)
 		}

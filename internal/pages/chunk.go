@@ -50,7 +50,7 @@ func ParseCodec(name string) (Codec, error) {
 			return c, nil
 		}
 	}
-	return 0, fmt.Errorf("%q is not a way to compress", name)
+	return 0, fmt.Errorf("unsupported codec %q", name)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -127,14 +127,14 @@ func (c *coder) decode(chunk Chunk) ([]byte, error) {
 			memory, err = s2.Decode(c.buffer[:ChunkSize], chunk.Data)
 		}
 	default:
-		err = fmt.Errorf("stored with %v, which is not known here", chunk.Codec)
+		err = fmt.Errorf("stored with the unsupported %v", chunk.Codec)
 	}
 	switch {
 	case err != nil:
 	case len(memory) != int(chunk.Size):
 		err = fmt.Errorf("%d bytes instead of %d", len(memory), chunk.Size)
 	case checksum(memory) != chunk.Checksum:
-		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", checksum(memory), chunk.Checksum)
+		err = fmt.Errorf("its CRC-32C is %08x, but %08x was written", checksum(memory), chunk.Checksum)
 	}
 	if err == nil {
 		return memory, nil

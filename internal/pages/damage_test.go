@@ -264,7 +264,7 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 		"in the header":         {func(r []byte) { u64(r[offset:], headerSize-1) }, "at 4095 of shard 0", false},
 		"before the file":       {func(r []byte) { u64(r[offset:], 1<<63) }, "at -9223372036854775808 of", false},
 		"far behind the file":   {func(r []byte) { u64(r[offset:], 1<<63-1) }, "at 9223372036854775807 of", false},
-		"stored zeros":          {func(r []byte) { r[codec] = byte(Zero) }, "a chunk of zeros that is stored", false},
+		"stored zeros":          {func(r []byte) { r[codec] = byte(Zero) }, "a stored chunk of zeros", false},
 
 		"less":            {func(r []byte) { u32(r[bytes:], chunkBytes-1) }, "instead of", true},
 		"less stored":     {func(r []byte) { u32(r[stored:], chunkBytes-1) }, "instead of", true},
@@ -273,7 +273,7 @@ func TestAnIndexThatLiesIsRefused(t *testing.T) {
 		"another offset":  {func(r []byte) { r[offset]++ }, "its CRC-32C is", true},
 		"zstd":            {func(r []byte) { r[codec] = byte(Zstd) }, "is damaged: ", true},
 		"s2":              {func(r []byte) { r[codec] = byte(S2) }, "is damaged: ", true},
-		"unknown codec":   {func(r []byte) { r[codec] = 4 }, "codec 4, which is not known here", true},
+		"unknown codec":   {func(r []byte) { r[codec] = 4 }, "unsupported codec 4", true},
 		"unmapped memory": {func(r []byte) { u64(r[address:], pageSize) }, unix.EFAULT.Error(), true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -330,7 +330,7 @@ func TestTooFewFilesAreRefused(t *testing.T) {
 	files, err := openFiles(dir, m.pid, &m.listing)
 	must(t, err)
 	_, err = newReader(slices.Clone(files[:2]), m.pid, &m.listing)
-	wantError(t, err, "2 files of pages, and 3 were written")
+	wantError(t, err, "2 files of pages, but 3 were written")
 	if files[0].Close() == nil || files[1].Close() == nil || files[2].Close() != nil {
 		t.Error("not exactly the files that it was given are closed")
 	}

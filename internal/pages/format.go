@@ -117,7 +117,7 @@ func (x index) check(shardBytes []int64) error {
 		end = r.address + uint64(r.size)
 		if r.codec == Zero {
 			if r.stored != 0 {
-				return errors.New("it has a chunk of zeros that is stored")
+				return errors.New("it has a stored chunk of zeros")
 			}
 		} else if r.stored == 0 || r.stored > ChunkSize || int(r.shard) >= len(shardBytes) || r.offset < headerSize || r.offset > shardBytes[r.shard]-int64(r.stored) {
 			return fmt.Errorf("it has a chunk of %d stored bytes at %d of shard %d", r.stored, r.offset, r.shard)

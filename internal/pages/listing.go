@@ -70,7 +70,7 @@ func (l *Listing) ValidateNames() error {
 	case len(l.ShardBytes) == 0 || len(l.ShardBytes) > maxShards:
 		return fmt.Errorf("the pages are in %d shards", len(l.ShardBytes))
 	case len(l.Origins) > 0 && len(l.Origins) != len(l.ShardBytes):
-		return fmt.Errorf("the pages are in %d shards, and %d are named", len(l.ShardBytes), len(l.Origins))
+		return fmt.Errorf("the pages are in %d shards, but %d are listed", len(l.ShardBytes), len(l.Origins))
 	}
 	seen := make(map[Origin]bool)
 	for _, o := range l.Origins {
@@ -78,7 +78,7 @@ func (l *Listing) ValidateNames() error {
 			return err
 		}
 		if seen[o] {
-			return fmt.Errorf("%s is named twice", o.name())
+			return fmt.Errorf("%s is listed twice", o.name())
 		}
 		seen[o] = true
 	}

@@ -43,7 +43,7 @@ func (r *Reader) readIndex(pid int, l *Listing) error {
 	}
 	sizes := l.Sizes()
 	if len(r.files) != len(sizes) {
-		return fmt.Errorf("%d files of pages, and %d were written", len(r.files), len(sizes))
+		return fmt.Errorf("%d files of pages, but %d were written", len(r.files), len(sizes))
 	}
 	for i, f := range r.files {
 		want := l.indexHeader(pid)
@@ -61,7 +61,7 @@ func (r *Reader) readIndex(pid int, l *Listing) error {
 	r.index = file[headerSize:]
 	err := r.index.check(l.ShardBytes)
 	if sum := checksum(file); sum != l.IndexChecksum {
-		err = fmt.Errorf("its CRC-32C is %08x, and %08x was written", sum, l.IndexChecksum)
+		err = fmt.Errorf("its CRC-32C is %08x, but %08x was written", sum, l.IndexChecksum)
 	}
 	if err != nil {
 		return fmt.Errorf("%s is damaged: %w", filepath.Base(r.files[0].Name()), err)
@@ -79,7 +79,7 @@ func checkFile(f *os.File, size int64, want []byte) error {
 		return errors.New("is not a regular file")
 	}
 	if info.Size() != size {
-		return fmt.Errorf("is damaged: it has %d bytes, and %d were written", info.Size(), size)
+		return fmt.Errorf("is damaged: it has %d bytes, but %d were written", info.Size(), size)
 	}
 	got := make([]byte, headerSize)
 	if _, err := f.ReadAt(got, 0); err != nil {

@@ -39,7 +39,7 @@ type Process struct {
 // it has ended.
 func Open(pid int) (*Process, error) {
 	if pid <= 0 {
-		return nil, fmt.Errorf("pid %d: a pid is a positive number", pid)
+		return nil, fmt.Errorf("pid %d: a pid must be positive", pid)
 	}
 	// Nonblocking, so that the Go runtime can wait for the end of the process with epoll.
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
@@ -82,7 +82,7 @@ func Reopen(id Ident) (*Process, error) {
 	}
 	if p.StartTime != id.StartTime {
 		p.Close()
-		return nil, fmt.Errorf("%v: %w: its pid now names another process", id, ErrGone)
+		return nil, fmt.Errorf("%v: %w: its pid now belongs to another process", id, ErrGone)
 	}
 	return p, nil
 }

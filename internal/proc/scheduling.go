@@ -100,12 +100,12 @@ func (s Scheduling) Apply(tid int) error {
 	}
 	if s.IOPriority != 0 {
 		if _, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, ioPriorityOfThread, uintptr(tid), uintptr(s.IOPriority)); errno != 0 {
-			errs = append(errs, fmt.Errorf("its I/O priority is not set: %w", errno))
+			errs = append(errs, fmt.Errorf("its I/O priority could not be set: %w", errno))
 		}
 	}
 	if s.SlackNanos != 0 {
 		if err := os.WriteFile(slackFile(tid), []byte(strconv.Itoa(s.SlackNanos)), 0); err != nil {
-			errs = append(errs, fmt.Errorf("its timer slack is not set: %w", err))
+			errs = append(errs, fmt.Errorf("its timer slack could not be set: %w", err))
 		}
 	}
 	return errors.Join(errs...)
@@ -120,11 +120,11 @@ func (s Scheduling) bind(tid int) error {
 		gets[i] = s.CPUs[i] & may[i]
 	}
 	if gets.Count() == 0 {
-		return fmt.Errorf("it was bound to %d CPUs, and may run on none of them here: it is not bound", s.CPUs.Count())
+		return fmt.Errorf("it was bound to %d CPUs, but may run on none of them here: it is not bound", s.CPUs.Count())
 	}
 	err := unix.SchedSetaffinity(tid, &gets)
 	if err == nil && gets != *s.CPUs {
-		err = fmt.Errorf("it was bound to %d CPUs, and may run on %d of them here: it is bound to these", s.CPUs.Count(), gets.Count())
+		err = fmt.Errorf("it was bound to %d CPUs, but may run on %d of them here: it is bound to these", s.CPUs.Count(), gets.Count())
 	}
 	return err
 }

@@ -24,8 +24,8 @@ func TestCPUsThatAreMissingAreNamed(t *testing.T) {
 		warning, has string
 	}{
 		{[]int{first}, "", strconv.Itoa(first)},
-		{[]int{first, 1000, 1001}, "3 CPUs, and may run on 1 of them here: it is bound to these", strconv.Itoa(first)},
-		{[]int{1000, 1001}, "2 CPUs, and may run on none of them here: it is not bound", ""},
+		{[]int{first, 1000, 1001}, "3 CPUs, but may run on 1 of them here: it is bound to these", strconv.Itoa(first)},
+		{[]int{1000, 1001}, "2 CPUs, but may run on none of them here: it is not bound", ""},
 	} {
 		cmd := exec.Command("sleep", "1000")
 		if err := cmd.Start(); err != nil {

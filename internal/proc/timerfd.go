@@ -41,7 +41,7 @@ func (p *Process) rearmTimer(fd int) error {
 	var timer unix.ItimerSpec
 	if _, err := fmt.Sscanf(text, "%d\nticks: %d\nsettime flags: %o\nit_value: (%d, %d)\nit_interval: (%d, %d)",
 		&clock, &ticks, &flags, &timer.Value.Sec, &timer.Value.Nsec, &timer.Interval.Sec, &timer.Interval.Nsec); err != nil {
-		return fmt.Errorf("its fdinfo is not understood: %w: %q", err, info)
+		return fmt.Errorf("its fdinfo could not be parsed: %w: %q", err, info)
 	}
 	if ticks == 0 || timer.Value != (unix.Timespec{}) || timer.Interval == (unix.Timespec{}) {
 		return nil // disarmed by the program, a one-shot timer, or still running

@@ -61,7 +61,7 @@ func (c *ImageClaim) Take(ctx context.Context, last bool) error {
 			c.File = dir
 			return nil
 		case !errors.Is(err, unix.EWOULDBLOCK):
-			c.Log.Debug("the file system of the image directory has no locks: the journals alone tell of another dump into it", "error", err)
+			c.Log.Debug("the file system of the image directory does not support locks: other dumps into it are detected only through the journals", "error", err)
 			c.File = dir
 			return nil
 		}

@@ -127,7 +127,7 @@ func (env *Env) NewPartial(dir string) (string, error) {
 		if err == nil && session == "" {
 			return false
 		}
-		env.Log.Info("what a killed dump has left stays for now: its job is not back yet", "directory", partial, "session", session, "error", err)
+		env.Log.Info("leftovers of a killed dump are kept for now: its job is not recovered yet", "directory", partial, "session", session, "error", err)
 		return true
 	})
 }
@@ -171,6 +171,6 @@ func (env *Env) KeepRefusal(r journal.Refusal, err error, rename ...string) {
 		r.Process = status.Name
 	}
 	if err := journal.KeepRefusal(env.Config.RunDir, r); err != nil {
-		env.Log.Debug("the reason is not kept", "error", err)
+		env.Log.Debug("the reason could not be recorded", "error", err)
 	}
 }

@@ -80,7 +80,7 @@ func neededBy(runDir, dir string) (string, error) {
 func CheckUnneeded(runDir, dir string) error {
 	session, err := neededBy(runDir, dir)
 	if err == nil && session != "" {
-		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not back yet (session %s): bring it back with cucriu recover, or dump into another directory", session)
+		err = fmt.Errorf("the image directory holds the only copy of the GPU state of an earlier dump's job, which is not recovered yet (session %s): recover it with cucriu recover, or dump into another directory", session)
 	}
 	return err
 }

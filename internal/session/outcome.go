@@ -16,7 +16,7 @@ import (
 
 // ErrNotBack is wrapped by an error that left the job in a state that is not good yet. Its watcher goes
 // on trying, and the status command shows why.
-var ErrNotBack = errors.New("the job is not back yet")
+var ErrNotBack = errors.New("the job is not recovered yet")
 
 // notBackError is an [ErrNotBack] that says so in words of its own.
 type notBackError struct{ error }
@@ -31,7 +31,7 @@ func NotBack(err error) error { return &notBackError{err} }
 // have ended.
 var ErrEnded = errors.New("the job is not as it was")
 
-// JobOutcome is what became of the CUDA processes of a session. It says that a process runs on only if
+// JobOutcome is what became of the CUDA processes of a session. It says that a process keeps running only if
 // it was seen to.
 type JobOutcome struct{ Alive, Ended []journal.Member }
 
@@ -55,11 +55,11 @@ func (o JobOutcome) recorded(ofTheLiving journal.Outcome) journal.Outcome {
 	return ofTheLiving
 }
 
-// Text says what became of the job. livingDo is what the living processes do, as in "runs on". Those
+// Text says what became of the job. livingDo is what the living processes do, as in "keeps running". Those
 // that were stopped before we came stay so.
 func (o JobOutcome) Text(livingDo string) string {
 	running := slices.ContainsFunc(o.Alive, func(m journal.Member) bool { return !m.Stopped })
-	if len(o.Alive) > 0 && !running && strings.HasPrefix(livingDo, "runs") {
+	if len(o.Alive) > 0 && !running && strings.Contains(livingDo, "run") {
 		livingDo = "is stopped, as it was before"
 	}
 	switch {
@@ -114,9 +114,9 @@ func OutcomeText(s *journal.Session, root *proc.Process) string {
 	case s != nil && s.Outcome != journal.OutcomeRunning:
 		return ""
 	case s != nil:
-		return OutcomeOf(s.Members).Text("runs on")
+		return OutcomeOf(s.Members).Text("keeps running")
 	case root != nil && !root.Exiting():
-		return "the job runs on"
+		return "the job keeps running"
 	}
 	return ""
 }
@@ -125,7 +125,7 @@ func OutcomeText(s *journal.Session, root *proc.Process) string {
 // the session or, where there is none, at the root.
 func CheckEnded(s *journal.Session, root *proc.Process) error {
 	if s != nil {
-		return OutcomeOf(s.Members).Err("runs on")
+		return OutcomeOf(s.Members).Err("keeps running")
 	}
 	if root != nil && root.Exiting() {
 		return fmt.Errorf("%w: %v has ended", ErrEnded, root)
@@ -200,7 +200,7 @@ func StatusOf(s *journal.Session) Status {
 		status.Message = strings.ReplaceAll(s.Message, s.ImageDir, s.CommittedDir)
 	}
 	if s.Kind == journal.KindDump && s.Held() && s.Message == "" {
-		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it goes on (migration %s)", s.Hold.Peer, s.Hold.ID)
+		status.Message = fmt.Sprintf("on its way to %s, and stopped until it is decided where it will run (migration %s)", s.Hold.Peer, s.Hold.ID)
 	}
 	if s.Root != nil {
 		status.RootPID = s.Root.PID

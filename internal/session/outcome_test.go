@@ -20,8 +20,8 @@ func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
 		text    string
 		ended   bool
 	}{
-		{"all live", []int{1, 2}, journal.OutcomeRunning, "the job runs on", false},
-		{"one lives", []int{2}, journal.OutcomeRunning, "a part of the job has ended: process 1 (a); the rest runs on", true},
+		{"all live", []int{1, 2}, journal.OutcomeRunning, "the job keeps running", false},
+		{"one lives", []int{2}, journal.OutcomeRunning, "a part of the job has ended: process 1 (a); the rest keeps running", true},
 		{"none lives", nil, journal.OutcomeGone, "the job has ended: process 1 (a), process 2 (b)", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -33,10 +33,10 @@ func TestTheVerdictSaysWhatBecameOfEveryProcess(t *testing.T) {
 					f.Ended = append(f.Ended, m)
 				}
 			}
-			if f.recorded(journal.OutcomeRunning) != test.outcome || f.Text("runs on") != test.text {
-				t.Errorf("%s: %q", f.recorded(journal.OutcomeRunning), f.Text("runs on"))
+			if f.recorded(journal.OutcomeRunning) != test.outcome || f.Text("keeps running") != test.text {
+				t.Errorf("%s: %q", f.recorded(journal.OutcomeRunning), f.Text("keeps running"))
 			}
-			if err := f.Err("runs on"); errors.Is(err, ErrEnded) != test.ended {
+			if err := f.Err("keeps running"); errors.Is(err, ErrEnded) != test.ended {
 				t.Errorf("error: %v", err)
 			}
 		})

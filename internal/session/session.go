@@ -70,12 +70,12 @@ func LatestSessionOf(env *Env, kind journal.Kind, criu proc.Ident, by string, wa
 // Note writes the journal if it can be written: a full disk must not keep a job from coming back.
 func (s *Session) Note() {
 	if err := s.Save(); err != nil {
-		s.Env.Log.Warn("the run directory cannot be written; the job is brought back all the same", "error", err)
+		s.Env.Log.Warn("the run directory cannot be written; the job is restored anyway", "error", err)
 	}
 }
 
 // StuckPrefix begins the message of a session whose job is not back yet.
-const StuckPrefix = "not back yet: "
+const StuckPrefix = "not recovered yet: "
 
 // NoteStuck notes why a job is not back yet, for everybody who waits for it or asks.
 func (s *Session) NoteStuck(err error) {
@@ -139,11 +139,11 @@ func GivenUp(ctx context.Context, err error) error {
 	isCall := errors.As(err, &call)
 	switch {
 	case isCall && ctx.Err() != nil:
-		return fmt.Errorf("%w: %s of process %d was given up", context.Cause(ctx), call.Call, call.PID)
+		return fmt.Errorf("%w: %s of process %d was cancelled", context.Cause(ctx), call.Call, call.PID)
 	case isCall:
 		return fmt.Errorf("%s of process %d did not end in time: %w", call.Call, call.PID, call.Err)
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		return fmt.Errorf("%w: given up", context.Cause(ctx))
+		return fmt.Errorf("%w: cancelled", context.Cause(ctx))
 	}
 	return err
 }

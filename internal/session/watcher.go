@@ -31,7 +31,7 @@ func FindWatcher() ([]string, error) {
 			return []string{found, "watch"}, nil
 		}
 	}
-	return nil, fmt.Errorf("%s, which watches over a job that is dumped, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
+	return nil, fmt.Errorf("%s, which watches over a job during its dump, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
 }
 
 // StartWatcher starts the watcher and waits until it has hold of criu. From then on the job comes back,

@@ -308,7 +308,7 @@ func (d *dump) countOOMKills() {
 		}
 	}
 	if err != nil {
-		d.Log.Debug("nobody counts what the out-of-memory killer ends", "error", err)
+		d.Log.Debug("kills by the out-of-memory killer cannot be counted", "error", err)
 	}
 }
 

@@ -146,7 +146,7 @@ func (d leftovers) disconnect(ctx context.Context, process *proc.Process, holder
 	}
 	lent, err := borrowOne(ctx, process, d.Session.BorrowedFile(process.PID))
 	if err != nil {
-		return fmt.Errorf("process %d (%s) cannot be rid of GPU devices that it does not use: %w", process.PID, holder.Name, err)
+		return fmt.Errorf("GPU devices that process %d (%s) does not use could not be closed in it: %w", process.PID, holder.Name, err)
 	}
 	err = d.Session.Failpoint(ctx, "dump.borrow-child")
 	if err == nil {

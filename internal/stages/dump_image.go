@@ -39,10 +39,10 @@ func (c *call) postDump(ctx context.Context) error {
 		return err
 	}
 	if err := c.checkWhole(&s.Record); err != nil {
-		return fmt.Errorf("the image is not whole, and the job is not ended; dump again into a directory that nobody else changes: %w", err)
+		return fmt.Errorf("the image is incomplete, so the job is not ended; dump again into a directory that nothing else modifies: %w", err)
 	}
 	if err := s.Timeline().Write(filepath.Join(c.stage.ImageDir, image.TimelineName)); err != nil {
-		c.Log.Warn("the image is without a timeline", "error", err)
+		c.Log.Warn("the image has no timeline", "error", err)
 	}
 	if err := s.DoStep(journal.StepPublish, commit); err != nil {
 		return err
@@ -66,7 +66,7 @@ func requireAllMembers(members []journal.Member) error {
 			process.Close()
 		}
 		if err != nil {
-			return fmt.Errorf("process %d (%s) is not there for the whole dump, and the image could not be restored without it (what is left of the job runs on): dump again: %w", member.PID, member.Name, err)
+			return fmt.Errorf("process %d (%s) ended during the dump, and the image could not be restored without it (the rest of the job keeps running): dump again: %w", member.PID, member.Name, err)
 		}
 	}
 	return nil
@@ -116,7 +116,7 @@ func (d *dump) describe() (image.Manifest, error) {
 	}
 	m.StoppedOthers = d.stoppedOthers
 	if m.Scheduling, err = schedulingOf(d.Root); err != nil {
-		d.Log.Warn("the threads will not be scheduled as they are: what they may have been given was not found out", "error", err)
+		d.Log.Warn("the scheduling of the threads could not be determined, and will not be restored", "error", err)
 	}
 	if len(m.Scheduling) > 0 {
 		m.Version = image.ScheduledVersion

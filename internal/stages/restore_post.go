@@ -36,7 +36,7 @@ func (c *call) postResume(ctx context.Context) error {
 		return c.killForeign(ctx)
 	}
 	if len(s.Members) == 0 && len(s.Others) == 0 {
-		return watch.KillOrLeaveAndFail(s, errors.New("pre-resume was cut off before it had stopped the processes: they may have run without their GPU state"))
+		return watch.KillOrLeaveAndFail(s, errors.New("pre-resume was interrupted before it had stopped the processes: they may have run without their GPU state"))
 	}
 	if err := watch.RefuseEnded(ctx, s); err != nil {
 		return err
@@ -60,7 +60,7 @@ func reportEnded(s *session.Session) error {
 		s.Env.Log.Info("the restore was completed before post-resume", "session", s.Name(), "message", s.Message)
 		return nil
 	}
-	s.Env.Log.Error("the restore was ended before post-resume, whatever criu says of it", "session", s.Name(), "outcome", s.Outcome, "message", s.Message, "image", s.ImageDir)
+	s.Env.Log.Error("the restore was ended before post-resume, whatever criu reports", "session", s.Name(), "outcome", s.Outcome, "message", s.Message, "image", s.ImageDir)
 	return fmt.Errorf("the restore was ended before post-resume (outcome %s, session %s): %s", s.Outcome, s.Name(), s.Message)
 }
 
@@ -98,7 +98,7 @@ func (c *call) killForeign(ctx context.Context) error {
 			return err
 		}
 		if _, err := driver.Process(pid).RestoreThreadID(ctx); err == nil {
-			return c.killRestored(fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that tells how to restore it: was the image directory copied without it?", pid, image.ManifestName))
+			return c.killRestored(fmt.Errorf("process %d uses CUDA, but the image has no manifest (%s) that says how to restore it: was the image directory copied without it?", pid, image.ManifestName))
 		}
 	}
 	return nil

@@ -23,7 +23,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	defer func() { err = preflight.AsRefusal(err) }()
 	manifest, err := image.ReadManifest(c.stage.ImageDir)
 	if errors.Is(err, os.ErrNotExist) {
-		c.Log.Info("the image holds no CUDA process")
+		c.Log.Info("the image contains no CUDA process")
 		return freeAddresses(ctx, c.Log, c.stage.ImageDir)
 	}
 	if err == nil {
@@ -60,7 +60,7 @@ func (c *call) preRestore(ctx context.Context) (err error) {
 	}
 	mark, err := c.criu.MarkChildren()
 	if err != nil {
-		c.Log.Debug("what criu creates will not be known by its mark", "error", err)
+		c.Log.Debug("processes that criu creates cannot be identified by a mark", "error", err)
 		mark = 0
 	}
 	s, err := c.NewSession(journal.Record{
@@ -101,13 +101,13 @@ func freeAddresses(ctx context.Context, log *slog.Logger, imageDir string) error
 		return nil // criu itself judges its images, which may be streamed
 	}
 	n, err := netlock.FreeAddresses(ctx, addresses, func(n int) {
-		log.Warn("waiting up to 75 seconds for ports of the image: this kernel keeps closed connections of theirs (TIME_WAIT) and does not let them be removed", "connections", n)
+		log.Warn("waiting up to 75 seconds for ports of the image: they have closed connections (TIME_WAIT), which this kernel does not allow to be removed", "connections", n)
 	})
 	if n > 0 && err == nil {
-		log.Info("ports of the image are free again: closed connections of theirs (TIME_WAIT) are removed", "connections", n)
+		log.Info("ports of the image are free again: their closed connections (TIME_WAIT) were removed", "connections", n)
 	}
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		log.Debug("connections that are over cannot be looked for", "error", err)
+		log.Debug("closed connections (TIME_WAIT) could not be listed", "error", err)
 		return nil
 	}
 	return err

@@ -218,7 +218,7 @@ func (c *call) checkRestored() error {
 		return err
 	}
 	if root.StartTime < c.criu.StartTime {
-		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this started by criu?", pid, c.criu.PID)
+		return fmt.Errorf("CRTOOLS_INIT_PID names process %d, which is older than criu process %d and was not restored by it: was this program started by criu?", pid, c.criu.PID)
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ func reschedule(s *session.Session) {
 	}
 	pids, err := proc.Tree(s.Root.PID)
 	if err != nil {
-		s.Env.Log.Warn("the threads are not scheduled as they were", "error", err)
+		s.Env.Log.Warn("the scheduling of the threads was not restored", "error", err)
 	}
 	for _, pid := range pids {
 		tids, err := proc.Threads(pid)
@@ -284,7 +284,7 @@ func reschedule(s *session.Session) {
 				continue
 			}
 			if err := had[status.ImagePID()].Apply(tid); err != nil {
-				s.Env.Log.Warn("a thread is not scheduled as it was", "pid", pid, "tid", tid, "name", status.Name, "error", err)
+				s.Env.Log.Warn("the scheduling of a thread was not restored", "pid", pid, "tid", tid, "name", status.Name, "error", err)
 			}
 		}
 	}

@@ -53,7 +53,7 @@ func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) e
 	if beginsRequest(stage.Action) {
 		mark, err := criu.MarkRequest(stage.ImageDir)
 		if err != nil {
-			env.Log.Debug("criu's request cannot be marked", "error", err)
+			env.Log.Debug("criu's request could not be marked", "error", err)
 			mark = 0
 		}
 		call.Mark = mark
@@ -62,12 +62,12 @@ func once(env *session.Env, criu *criuutil.Criu, stage Stage, do func() error) e
 	}
 	switch {
 	case again && before.Ended && before.Error == "":
-		env.Log.Info("criu calls the hook a second time at this stage, where there is nothing left to do: it is named twice in criu's configuration, or criu is older than 4.2")
+		env.Log.Info("criu called the hook a second time at this stage, where nothing is left to do: it is configured twice in criu's configuration, or criu is older than 4.2")
 		return nil
 	case again && before.Ended:
 		return errors.New(before.Error)
 	case again && slices.Contains([]string{criuutil.StagePreDump, criuutil.StagePostDump, criuutil.StagePreRestore}, stage.Action):
-		return fmt.Errorf("the first call of the hook at stage %s was cut off", stage.Action)
+		return fmt.Errorf("the first call of the hook at stage %s was interrupted", stage.Action)
 	}
 	writeStageCall(env.Log, path, call)
 	err = do()
@@ -135,6 +135,6 @@ func writeStageCall(log *slog.Logger, path string, call stageCall) {
 	}
 	if err != nil {
 		_ = os.Remove(path + ".new")
-		log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be known", "error", err)
+		log.Warn("the run directory cannot be written: a second call of this stage by the same criu would not be detected", "error", err)
 	}
 }

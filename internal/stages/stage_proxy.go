@@ -54,7 +54,7 @@ func runInside(ctx context.Context, env *session.Env, stage Stage) error {
 	}
 	answer, err := askWatcher(ctx, s.Dir(), stage)
 	if err != nil {
-		return fmt.Errorf("criu restores into a pid namespace that exists already, where the watcher does this stage, and it does not answer: %w", err)
+		return fmt.Errorf("criu restores into a pid namespace that exists already, where the watcher runs this stage, but it does not answer: %w", err)
 	}
 	if answer.Error != "" {
 		return errors.New(answer.Error)
@@ -124,7 +124,7 @@ func serveStage(ctx context.Context, s *session.Session, conn net.Conn) error {
 		return fmt.Errorf("stage: %w", err)
 	}
 	if !slices.Contains(insideStages, stage.Action) {
-		return fmt.Errorf("stage %q is not one for the watcher", stage.Action)
+		return fmt.Errorf("the watcher does not handle stage %q", stage.Action)
 	}
 	criu, err := criuutil.OpenCriu(s.Criu.PID)
 	if err != nil {

@@ -140,7 +140,7 @@ func (e Event) validate() error {
 	case e.Type != spanType && e.Type != rowType:
 		return fmt.Errorf("it is of type %.100q", e.Type)
 	case e.Start < 0 || e.Duration < 0 || e.Start > maxTime || e.Duration > maxTime:
-		return fmt.Errorf("it begins at %d µs and takes %d µs", e.Start, e.Duration)
+		return fmt.Errorf("it has an invalid time: it begins at %d µs and takes %d µs", e.Start, e.Duration)
 	case e.PID <= 0:
 		return fmt.Errorf("it is of process %d", e.PID)
 	}

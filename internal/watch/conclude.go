@@ -20,7 +20,7 @@ func conclude(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if err := session.RemovePages(&s.Record); err != nil {
-		s.Env.Log.Warn("files of the fast lane are left in the image directory", "session", s.Name(), "error", err)
+		s.Env.Log.Warn("files of the fast lane were left in the image directory", "session", s.Name(), "error", err)
 	}
 	return session.DropPartial(&s.Record)
 }
@@ -62,7 +62,7 @@ func finishSuspend(ctx context.Context, s *session.Session) error {
 	if err := engine.BringBack(ctx, driver, s, targets); err != nil {
 		return err
 	}
-	_, err = s.CloseAlive(journal.OutcomeRunning, "the command was cut off at step "+string(s.Step)+"; ", "runs")
+	_, err = s.CloseAlive(journal.OutcomeRunning, "the command was interrupted at step "+string(s.Step)+"; ", "runs")
 	return err
 }
 
@@ -132,7 +132,7 @@ func endDumped(ctx context.Context, s *session.Session) error {
 		err = session.KillTree(&s.Record)
 	}
 	if ruleErr := errors.Join(findErr, removeErr); ruleErr != nil {
-		s.Env.Log.Warn("rules that hold back the job's TCP connections may be left", "session", s.Name(), "error", ruleErr)
+		s.Env.Log.Warn("rules that block the job's TCP connections may be left", "session", s.Name(), "error", ruleErr)
 	}
 	return err
 }
@@ -188,7 +188,7 @@ func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.
 	for ; errors.Is(err, journal.ErrBusy); s, err = session.LatestSessionOf(env, kind, criu, session.ByCommand, false) {
 		// Its watcher is at work, and gives the lock back once it has succeeded.
 		if now := failedTry(env.Config.RunDir, kind, criu); now != nil && time.Now().After(deadline) {
-			return now, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %s", session.ErrNotBack, strings.TrimPrefix(now.Message, session.StuckPrefix))
+			return now, fmt.Errorf("%w, its watcher keeps trying (cucriu status shows it): %s", session.ErrNotBack, strings.TrimPrefix(now.Message, session.StuckPrefix))
 		}
 		time.Sleep(5 * time.Millisecond) // there is no event for a try that has failed
 	}
@@ -201,12 +201,12 @@ func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.
 	defer s.LetGo()
 	if err := conclude(ctx, s); err != nil {
 		s.NoteStuck(err)
-		return s.Session, fmt.Errorf("%w, its watcher goes on trying (cucriu status shows it): %w", session.ErrNotBack, err)
+		return s.Session, fmt.Errorf("%w, its watcher keeps trying (cucriu status shows it): %w", session.ErrNotBack, err)
 	}
 	if cause != "" && s.Outcome != journal.OutcomeDumped {
 		s.Message += "; the cause: " + cause
 		if err := s.Save(); err != nil { // the job is at its good end all the same
-			env.Log.Warn("the journal does not say why criu failed", "session", s.Name(), "error", err)
+			env.Log.Warn("the journal does not record why criu failed", "session", s.Name(), "error", err)
 		}
 	}
 	return s.Session, nil

@@ -15,7 +15,7 @@ import (
 )
 
 // nothingLeft is said of a restore whose criu has ended, with every process that it may have created.
-const nothingLeft = "nothing of the job is left, the image is intact"
+const nothingLeft = "no process of the job is left, the image is intact"
 
 // finishRestore brings a restore that was cut off to a good end: forward if criu has completed its
 // part, else the half-restored tree is ended. Once criu has ended, only the step post-resume tells that
@@ -37,7 +37,7 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 		}
 		err := engine.CompleteRestore(ctx, s)
 		if err == nil {
-			message := "restored from " + s.ImageDir + ", after the hook was cut off"
+			message := "restored from " + s.ImageDir + ", after the hook was interrupted"
 			if s.Hold != nil {
 				message = "came from " + s.Hold.Peer + " (migration " + s.Hold.ID + ")"
 			}
@@ -51,7 +51,7 @@ func finishRestore(ctx context.Context, s *session.Session) error {
 		}
 		if ctx.Err() != nil {
 			// Somebody gave up waiting, which says nothing about the job.
-			return fmt.Errorf("the restore was interrupted, the next cucriu recover goes on with it: %w", err)
+			return fmt.Errorf("the restore was interrupted, the next cucriu recover continues it: %w", err)
 		}
 		return killOrLeave(s, err)
 	}

@@ -17,7 +17,7 @@ import (
 // decides with [Decide]. If it ends without a decision, the watcher does what the hold says.
 
 // ErrDecided is wrapped by the error of a decision that comes too late: another has been made.
-var ErrDecided = errors.New("it has been decided otherwise")
+var ErrDecided = errors.New("the migration was decided otherwise")
 
 // Decide says what becomes of a held job, and does it. With the same decision it may be called again,
 // and goes on with what is not finished. It wraps [session.ErrNotBack] as [Recover] does, and is
@@ -41,7 +41,7 @@ func Decide(ctx context.Context, env *session.Env, id string, decision journal.D
 			return session.StatusOf(s.Session), err
 		}
 		// What happens without a decision may happen without a record of it.
-		env.Log.Warn("the run directory cannot be written; the job is brought to its end all the same", "migration", id, "error", err)
+		env.Log.Warn("the run directory cannot be written; the decision about the job is carried out anyway", "migration", id, "error", err)
 	}
 	if s, err = awaitCriuOf(ctx, s); err != nil {
 		return session.StatusOf(s.Session), fmt.Errorf("%w: %w", session.ErrNotBack, err)
@@ -73,7 +73,7 @@ func Promise(ctx context.Context, env *session.Env, id string) error {
 		return err
 	}
 	s.Hold.IfAbandoned = journal.DecisionWait
-	s.Message = fmt.Sprintf("complete, and stopped until %s says what it has decided (migration %s)", s.Hold.Peer, id)
+	s.Message = fmt.Sprintf("complete, and stopped until %s reports its decision (migration %s)", s.Hold.Peer, id)
 	return s.Save()
 }
 
@@ -184,7 +184,7 @@ func RefuseEnded(ctx context.Context, s *session.Session) error {
 func decidedText(r *journal.Record) string {
 	switch {
 	case r.Hold.Decision == journal.DecisionGo:
-		return "the job goes on here"
+		return "the job runs here"
 	case r.Hold.Decision == journal.DecisionEnd:
 		return "the job was ended here"
 	case r.Message != "":
@@ -228,9 +228,9 @@ func concludeHeld(ctx context.Context, s *session.Session) (done bool, err error
 			return true, err
 		}
 		if s.Kind == journal.KindRestore {
-			return true, s.Close(journal.OutcomeKilled, "the job does not go on here (migration "+s.Hold.ID+")")
+			return true, s.Close(journal.OutcomeKilled, "the copy here was ended (migration "+s.Hold.ID+")")
 		}
-		return true, s.Close(journal.OutcomeMoved, "the job goes on at "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
+		return true, s.Close(journal.OutcomeMoved, "the job has moved to "+s.Hold.Peer+" (migration "+s.Hold.ID+")")
 	}
 	return false, nil
 }

@@ -63,9 +63,9 @@ func (e *AtWorkError) Error() string { return e.text }
 // atWork returns an error that says that somebody is at work on the session.
 func atWork(s *journal.Record, who string) error {
 	if s.Stuck {
-		return &AtWorkError{"its watcher goes on trying: " + strings.TrimPrefix(s.Message, session.StuckPrefix)}
+		return &AtWorkError{"its watcher keeps trying: " + strings.TrimPrefix(s.Message, session.StuckPrefix)}
 	}
-	return &AtWorkError{fmt.Sprintf("%s is at work on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
+	return &AtWorkError{fmt.Sprintf("%s is working on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
 }
 
 // RecoverFirst brings orphaned jobs back before another session begins: the job of that session may be
@@ -89,10 +89,10 @@ func RecoverFirst(ctx context.Context, env *session.Env) {
 		if s.Outcome == "" {
 			continue // the error tells of it
 		}
-		env.Log.Info("brought an orphaned job to its end first", "session", s.Session, "outcome", s.Outcome)
+		env.Log.Info("recovered an orphaned job first", "session", s.Session, "outcome", s.Outcome)
 	}
 	if err != nil {
-		env.Log.Warn("an earlier job is not back yet: cucriu status shows it", "error", err)
+		env.Log.Warn("an earlier job is not recovered yet: cucriu status shows it", "error", err)
 	}
 }
 
@@ -176,9 +176,9 @@ func owned(ctx context.Context, s *session.Session) (elsewhere bool, err error) 
 		if !owner.Exiting() {
 			return false, atWork(&s.Record, who)
 		}
-		s.Env.Log.Warn("waiting for the end of a process that was killed", "process", who, "session", s.Name())
+		s.Env.Log.Warn("waiting for a killed process to exit", "process", who, "session", s.Name())
 		if err := owner.WaitExit(ctx); err != nil {
-			return false, fmt.Errorf("%s was killed and does not end: %w", who, err)
+			return false, fmt.Errorf("%s was killed, but does not exit: %w", who, err)
 		}
 	}
 	return false, nil

@@ -10,7 +10,7 @@ type verdict struct {
 	kill    bool
 	outcome journal.Outcome
 	message string
-	// livingDo says, for the message, what the living processes do then, as in "runs on". It is empty
+	// livingDo says, for the message, what the living processes do then, as in "keeps running". It is empty
 	// if the message says all.
 	livingDo string
 }
@@ -34,16 +34,16 @@ func dumpVerdict(r *journal.Record, alive int) verdict {
 	case alive == 0 && ended:
 		return verdict{kill: kill, outcome: journal.OutcomeDumped, message: "criu dumped the processes into " + r.ImageDir + " and ended them"}
 	case alive == 0:
-		return verdict{outcome: journal.OutcomeGone, message: "the processes ended by themselves or with a dump that failed; ", livingDo: "runs on"}
+		return verdict{outcome: journal.OutcomeGone, message: "the processes ended by themselves or with a dump that failed; ", livingDo: "keeps running"}
 	case kill && sent:
-		return verdict{kill: true, outcome: journal.OutcomeGone, message: "criu had sent all pages, and was cut off while it ended the processes: the job is where these have been fetched"}
+		return verdict{kill: true, outcome: journal.OutcomeGone, message: "criu had sent all pages, and was interrupted while it was ending the processes: the job is where these have been fetched"}
 	case kill:
-		return verdict{kill: true, outcome: journal.OutcomeDumped, message: "criu dumped the processes into " + r.ImageDir + " and was cut off while it ended them"}
+		return verdict{kill: true, outcome: journal.OutcomeDumped, message: "criu dumped the processes into " + r.ImageDir + " and was interrupted while it was ending them"}
 	}
-	v := verdict{outcome: journal.OutcomeRunning, message: "criu did not complete the dump; ", livingDo: "runs on"}
+	v := verdict{outcome: journal.OutcomeRunning, message: "criu did not complete the dump; ", livingDo: "keeps running"}
 	switch {
 	case sent:
-		v.message = "criu did not send all pages of the job, and a restore that has begun to fetch them must not go on; "
+		v.message = "criu did not send all pages of the job, and a restore that has begun to fetch them must not continue; "
 	case dumped:
 		v.message = "criu dumped the processes into " + r.ImageDir + " and left them alive; "
 	}

@@ -59,7 +59,7 @@ func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages)
 		if stop, err := serve(ctx, s, isOver); err == nil {
 			defer stop()
 		} else { // only a restore into an existing pid namespace needs it
-			env.Log.Warn("the watcher does no stages in the hook's place", "error", err)
+			env.Log.Warn("the watcher cannot run stages in place of the hook", "error", err)
 		}
 	}
 	_, err = os.Stdout.Write([]byte{1})
@@ -99,7 +99,7 @@ func watch(ctx context.Context, env *session.Env, dir string, serve ServeStages)
 		if err == nil {
 			return nil
 		}
-		env.Log.Error("the job is not back yet", "session", filepath.Base(dir), "retry", pause, "error", err)
+		env.Log.Error("the job is not recovered yet", "session", filepath.Base(dir), "retry", pause, "error", err)
 		s.NoteStuck(err)
 		select {
 		case <-ctx.Done():
@@ -237,7 +237,7 @@ func awaitResume(ctx context.Context, s *session.Session) error {
 			break
 		}
 		if s.Message == "" {
-			s.Message = "the container is paused as it was before the dump; its GPU state comes back when it is resumed"
+			s.Message = "the container is paused as it was before the dump; its GPU state is restored when it is resumed"
 			s.Env.Log.Info(s.Message, "session", s.Name())
 			if err := s.Save(); err != nil {
 				return err
