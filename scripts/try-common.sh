@@ -115,7 +115,7 @@ beyond() { (($(tick) > before + 50)); }
 goes_on() {
 	await 30 "the workload goes on after $1" beyond
 	right_result
-	say "after $1 it goes on: tick $before before, $(tick) now; $(grep -E 'goes on from checkpoint' "$log" | tail -1 | sed 's/^cucriu: //; s/.*"message":"\([^"]*\)".*/\1/')"
+	say "after $1 it goes on: tick $before before, $(tick) now; $(grep -E 'resumes from checkpoint' "$log" | tail -1 | sed 's/^cucriu: //; s/.*"message":"\([^"]*\)".*/\1/')"
 }
 
 right_result() { grep -q '"bad":0' "$work/status" || fail "wrong content: $(cat "$work/status")"; }

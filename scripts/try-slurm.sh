@@ -95,7 +95,7 @@ last_checkpoint_made() {
 	(($(grep -c 'got SIGTERM' "$log") == $1 && $(grep -c 'no last checkpoint' "$log") == 0))
 }
 
-resumed() { [[ $(grep -c "$job goes on from checkpoint" "$log") == "$1" ]]; }
+resumed() { [[ $(grep -c "$job resumes from checkpoint" "$log") == "$1" ]]; }
 
 inside() {
 	make_host

@@ -167,7 +167,7 @@ func TestADumpOfItsOwnAncestorIsForetold(t *testing.T) {
 			if !errors.As(err, &exit) || exit.ExitCode() != testenv.StatusRefused {
 				t.Fatalf("cucriu %s: %v\n%s", verb, err, out)
 			}
-			said := regexp.MustCompile(`is in the tree that is to be dumped[^:\n]*`).Find(out)
+			said := regexp.MustCompile(`is in the tree to be dumped[^:\n]*`).Find(out)
 			if !strings.Contains(string(out), preflight.FindingCriuInside) || said == nil {
 				t.Fatalf("cucriu %s:\n%s", verb, out)
 			}

@@ -182,7 +182,7 @@ func TestTheOutOfMemoryKillerIsNamed(t *testing.T) {
 		group, limitFile, write := memoryGroup(t, job)
 		write(limitFile, "64M")
 		out := testenv.Exits(t, host, testenv.StatusEnded, "dump", "-t", job.Root(), "-D", testenv.NewImages(t), "--force", preflight.FindingMemoryCgroup)
-		if !strings.Contains(out, "the out-of-memory killer has struck in the control group "+group) {
+		if !strings.Contains(out, "the out-of-memory killer has killed processes in the control group "+group) {
 			t.Errorf("it does not say who ended the job:\n%s", out)
 		}
 	})

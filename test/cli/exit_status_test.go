@@ -111,7 +111,7 @@ func TestWhatIsFoundAfterTheLockIsAFailure(t *testing.T) {
 		host.NVML("add 752")
 		host.Faults()
 		text := <-out
-		if code := cmd.ProcessState.ExitCode(); code != testenv.StatusFailed || !strings.Contains(text, "it has come since the inspection: peer-memory") {
+		if code := cmd.ProcessState.ExitCode(); code != testenv.StatusFailed || !strings.Contains(text, "it was started after the inspection: peer-memory") {
 			t.Errorf("exit status %d\n%s", code, text)
 		}
 		testenv.NotDumped(t, job, images)
@@ -141,7 +141,7 @@ func TestAJobThatIsNotBackYet(t *testing.T) {
 				}
 				host.KillWatcher()
 				testenv.FailingExits(t, host, testenv.StatusNotBack, hooks.ErrNotBack.Error(), test.command+".back.unlock=error", "recover")
-				if out := testenv.Exits(t, host, 0, "status"); !strings.Contains(out, "not back yet: ") {
+				if out := testenv.Exits(t, host, 0, "status"); !strings.Contains(out, "not recovered yet: ") {
 					t.Errorf("cucriu status does not say why:\n%s", out)
 				}
 				testenv.Exits(t, host, 0, "recover")
@@ -179,7 +179,7 @@ func TestARestoreThatIsGivenUpOnASignal(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != 128+int(unix.SIGTERM) {
 			t.Errorf("exit status %d\n%s", code, out)
 		}
-		testenv.Eventually(t, testenv.Soon, "nothing of the job is left", job.Gone)
+		testenv.Eventually(t, testenv.Soon, "no process of the job is left", job.Gone)
 		testenv.Exits(t, host, 0, "restore", "-D", images)
 		job.Runs()
 	})

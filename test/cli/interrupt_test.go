@@ -27,13 +27,13 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 			"dump, while it locks", "lock delay 3s",
 			[]string{"dump", "-t", "JOB", "-D", "images"},
 			nil, atStep("lock"),
-			128 + int(unix.SIGINT), "got SIGINT; the job runs on\n",
+			128 + int(unix.SIGINT), "got SIGINT; the job keeps running\n",
 		},
 		{
 			"dump, while the driver checkpoints", "checkpoint delay 3s",
 			[]string{"dump", "-t", "JOB", "-D", "images"},
 			nil, atStep("checkpoint"),
-			128 + int(unix.SIGINT), "got SIGINT: cuCheckpointProcessCheckpoint of process JOB was given up; the job runs on\n",
+			128 + int(unix.SIGINT), "got SIGINT: cuCheckpointProcessCheckpoint of process JOB was cancelled; the job keeps running\n",
 		},
 		{
 			"dump -R, when it is dumped", "unlock delay 3s",
@@ -45,13 +45,13 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 			"suspend, while it locks", "lock delay 3s",
 			[]string{"suspend", "-p", "JOB"},
 			nil, atStep("lock"),
-			128 + int(unix.SIGINT), "got SIGINT; the job runs on\n",
+			128 + int(unix.SIGINT), "got SIGINT; the job keeps running\n",
 		},
 		{
 			"suspend, while the driver checkpoints", "checkpoint delay 3s",
 			[]string{"suspend", "-p", "JOB"},
 			nil, atStep("checkpoint"),
-			128 + int(unix.SIGINT), "was given up; the job runs on\n",
+			128 + int(unix.SIGINT), "was cancelled; the job keeps running\n",
 		},
 		{
 			"lock", "lock delay 3s",
@@ -101,7 +101,7 @@ func TestCtrlCSaysWhatItDid(t *testing.T) {
 	}
 }
 
-// TestCtrlCDuringARestore: nothing of the job is left, and the image is intact; or it was too
+// TestCtrlCDuringARestore: no process of the job is left, and the image is intact; or it was too
 // late, and the job runs.
 func TestCtrlCDuringARestore(t *testing.T) {
 	testenv.Isolated(t, func(t *testing.T) {
@@ -114,9 +114,9 @@ func TestCtrlCDuringARestore(t *testing.T) {
 		testenv.Eventually(t, testenv.Soon, "criu restores", atStepOf(b, "pre-restore"))
 		interrupt(t, cmd)
 		_ = cmd.Wait()
-		const says = "got SIGINT: given up at criu's stage "
+		const says = "got SIGINT: cancelled at criu's stage "
 		if status := cmd.ProcessState.ExitCode(); status != 128+int(unix.SIGINT) || !strings.Contains(output.String(), says) ||
-			!strings.Contains(output.String(), "; nothing of the job is left, the image is intact\n") {
+			!strings.Contains(output.String(), "; no process of the job is left, the image is intact\n") {
 			t.Errorf("exit status %d, want one that says %q\n%s", status, says, output)
 		}
 		testenv.Eventually(t, testenv.Soon, "nothing is left", other.Gone)

@@ -171,7 +171,7 @@ func TestStatusKeepsWhyTheHookFailed(t *testing.T) {
 		}
 		b.Faults()
 		if message := b.status(t).Sessions[0].Message; !strings.HasPrefix(message, "the dump failed at step checkpoint: cuCheckpointProcessCheckpoint of process "+b.job.Root()+": CUDA_ERROR_UNKNOWN (999)") ||
-			!strings.HasSuffix(message, "; the job runs on") {
+			!strings.HasSuffix(message, "; the job keeps running") {
 			t.Errorf("the session says %q", message)
 		}
 		if _, stderr, status := b.run(t, "suspend", "-p", b.job.Root()); status != 0 {
@@ -200,11 +200,11 @@ func TestRecoverNamesAFailingWatcher(t *testing.T) {
 		b.Setenv("CUCRIU_CONFIG", b.Config("version: 1\nlock: {timeout: 2s, try: 1s}\n"))
 		b.Faults("checkpoint return 999", "unlock return 999")
 		_, stderr, status := b.run(t, "dump", "-t", b.job.Root(), "-D", "images")
-		if status != 4 || !strings.Contains(stderr, "the job is not back yet") {
+		if status != 4 || !strings.Contains(stderr, "the job is not recovered yet") {
 			t.Fatalf("exit status %d\n%s", status, stderr)
 		}
 		stdout, stderr, status := b.run(t, "recover")
-		oneError(t, stderr, "its watcher goes on trying: unlock: ")
+		oneError(t, stderr, "its watcher keeps trying: unlock: ")
 		if status != 4 || strings.Contains(stdout, "nothing to recover") {
 			t.Errorf("exit status %d\n%s", status, stdout)
 		}

@@ -50,19 +50,19 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 		}
 		restore := func(dir string, more ...string) []string { return append([]string{"restore", "-D", dir}, more...) }
 		b.make(t,
-			mistake{"nothing", restore("nowhere"), refused, "open " + b.path("nowhere") + ": no such file or directory: name the directory of an image"},
-			mistake{"a file", restore("file"), refused, "not a directory: name the directory of an image"},
-			mistake{"an empty directory", restore("empty"), refused, b.path("empty") + " is empty: name the directory of an image"},
-			mistake{"a foreign directory", restore("foreign"), refused, "neither an image of criu (inventory.img) nor a manifest of cucriu is in "},
-			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from where it was made"},
-			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from where it was made"},
+			mistake{"nothing", restore("nowhere"), refused, "open " + b.path("nowhere") + ": no such file or directory: name an image directory"},
+			mistake{"a file", restore("file"), refused, "not a directory: name an image directory"},
+			mistake{"an empty directory", restore("empty"), refused, b.path("empty") + " is empty: name an image directory"},
+			mistake{"a foreign directory", restore("foreign"), refused, " contains neither a criu image (inventory.img) nor a cucriu manifest"},
+			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from its source"},
+			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from its source"},
 			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
-			mistake{"map of nothing", []string{"map", "-D", "nowhere"}, refused, "nowhere: no such file or directory: name the directory of an image"},
-			mistake{"map of an empty directory", []string{"map", "-D", "empty"}, refused, "empty is empty: name the directory of an image"},
-			mistake{"inspect of a file", []string{"inspect", "file"}, refused, "not a directory: name the directory of an image"},
-			mistake{"inspect of a foreign directory", []string{"inspect", "foreign"}, refused, "neither an image of criu"},
-			mistake{"check of an empty directory", []string{"check", "-D", "empty"}, refused, "1 finding stands in the way: image"},
-			mistake{"timeline of a foreign directory", []string{"inspect", "--timeline", "foreign"}, refused, "it is no image directory"},
+			mistake{"map of nothing", []string{"map", "-D", "nowhere"}, refused, "nowhere: no such file or directory: name an image directory"},
+			mistake{"map of an empty directory", []string{"map", "-D", "empty"}, refused, "empty is empty: name an image directory"},
+			mistake{"inspect of a file", []string{"inspect", "file"}, refused, "not a directory: name an image directory"},
+			mistake{"inspect of a foreign directory", []string{"inspect", "foreign"}, refused, "neither a criu image"},
+			mistake{"check of an empty directory", []string{"check", "-D", "empty"}, refused, "1 blocking finding: image"},
+			mistake{"timeline of a foreign directory", []string{"inspect", "--timeline", "foreign"}, refused, "it is not an image directory"},
 		)
 		if stdout, stderr, status := b.run(t, "restore", "-D", "images"); status != 0 {
 			t.Fatalf("the image, after all that: %s%s", stdout, stderr)
@@ -71,8 +71,8 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 		taken := "pid-taken: process " + other.Root() + " (cudawork): has the pid " + other.Root()
 		b.make(t,
 			mistake{"twice", restore("images"), refused, taken},
-			mistake{"twice, relative", restore("./images/"), refused, "if it is the job itself, which still runs, end it first"},
-			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 finding stands in the way: pid-taken"},
+			mistake{"twice, relative", restore("./images/"), refused, "if it is the job itself, still running, end it first"},
+			mistake{"check of what still runs", []string{"check", "-D", "images"}, refused, "1 blocking finding: pid-taken"},
 		)
 		other.Runs()
 	})
@@ -99,8 +99,8 @@ func TestMistakesAboutTheMap(t *testing.T) {
 			{"negative index", "{map: [{from: {index: -1}, to: {index: 1}}]}", 2, "-1"},
 			{"no target", "{map: [{from: {index: 0}}]}", 2, "to"},
 			{"wrong policy", "{unmapped: maybe}", 2, "use fill or error"},
-			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both place the captured GPU"},
-			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both fill the visible GPU"},
+			{"the same GPU twice", "{map: [{from: {index: 0}, to: {index: 0}}, {from: {index: 0}, to: {index: 1}}]}", refused, "contradict each other: both map the captured GPU"},
+			{"two onto one", "{map: [{from: {index: 0}, to: {index: 1}}, {from: {index: 1}, to: {index: 1}}]}", refused, "contradict each other: both map to the visible GPU"},
 			{"a GPU that is not here", "{map: [{from: {index: 1}, to: {index: 7}}]}", refused, "index 7"},
 			{"not all are named", "{map: [{from: {index: 1}, to: {index: 0}}], unmapped: error}", refused, "add a rule for each"},
 		} {

@@ -51,11 +51,11 @@ func TestMistakesAboutWhatToDump(t *testing.T) {
 		root, thread := b.job.Root(), another(t, b.job)
 		b.make(t,
 			mistake{"init", []string{"dump", "-t", "1", "-D", "images"}, refused, "criu-in-tree: process "},
-			mistake{"who dumps", []string{"dump", "-t", strconv.Itoa(os.Getpid()), "-D", "images"}, refused, "start the dump from outside of the tree"},
+			mistake{"who dumps", []string{"dump", "-t", strconv.Itoa(os.Getpid()), "-D", "images"}, refused, "start the dump from outside the tree"},
 			mistake{"nobody", []string{"dump", "-t", "4194303", "-D", "images"}, refused, "process 4194303: does not exist: name a process of the job"},
 			mistake{"thread", []string{"dump", "-t", thread, "-D", "images"}, refused, "is a thread of process " + root + ": name process " + root},
 			mistake{"zombie", []string{"dump", "-t", zombie(t), "-D", "images"}, refused, "has ended, and its parent, process " + strconv.Itoa(os.Getpid())},
-			mistake{"check of nobody", []string{"check", "-t", "4194303"}, refused, "1 finding stands in the way: no-process"},
+			mistake{"check of nobody", []string{"check", "-t", "4194303"}, refused, "1 blocking finding: no-process"},
 			mistake{"suspend of a thread", []string{"suspend", "-p", thread}, refused, "is a thread of process " + root + ": name process " + root},
 			mistake{"resume of a thread", []string{"resume", "-p", thread}, refused, "name process " + root},
 			mistake{"lock of nobody", []string{"lock", "-p", root, "-p", "4194303"}, refused, "process 4194303 does not exist"},
@@ -105,7 +105,7 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			return append([]string{"dump", "-t", b.job.Root(), "-D", dir}, more...)
 		}
 		b.make(t,
-			mistake{"below nothing", dump("nowhere/images"), refused, "make that directory first (mkdir -p)"},
+			mistake{"below nothing", dump("nowhere/images"), refused, "create that directory first (mkdir -p)"},
 			mistake{"a file", dump("file"), refused, b.path("file") + " is not a directory: name a new one"},
 			mistake{"below a file", dump("file/images"), refused, "image-directory: "},
 			mistake{"not empty", dump("full"), refused, b.path("full") + " is not empty, and a dump never overwrites another"},
@@ -113,11 +113,11 @@ func TestMistakesAboutWhereTheImageGoes(t *testing.T) {
 			mistake{"a link", dump("link"), refused, "is not a directory"},
 			mistake{"a mount point", dump("small"), refused, "is a mount point: name a new directory inside it"},
 			mistake{"too small a disk", dump("small/images"), refused, "disk-space: the image takes at least "},
-			mistake{"read-only", dump("readonly/images"), refused, "name one in a directory that can be written"},
-			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "folder for criu's log: stat nowhere: no such file"},
-			mistake{"a file for the folder of the log", dump("images", "-W", "file"), refused, "folder for criu's log: file is not a directory"},
+			mistake{"read-only", dump("readonly/images"), refused, "name one in a writable directory"},
+			mistake{"no folder for the log", dump("images", "-W", "nowhere"), refused, "directory for criu's log: stat nowhere: no such file"},
+			mistake{"a file for the folder of the log", dump("images", "-W", "file"), refused, "directory for criu's log: file is not a directory"},
 			mistake{"no configuration of criu", dump("images", "--criu-config", "nowhere"), refused, "criu's configuration: open nowhere: no such file"},
-			mistake{"check says the same", []string{"check", "-t", b.job.Root(), "-D", "full"}, refused, "1 finding stands in the way: image-directory"},
+			mistake{"check says the same", []string{"check", "-t", b.job.Root(), "-D", "full"}, refused, "1 blocking finding: image-directory"},
 		)
 	})
 }
@@ -135,13 +135,13 @@ func TestMistakesAboutCriu(t *testing.T) {
 		dump := func(criu string) []string {
 			return []string{"dump", "-t", b.job.Root(), "-D", "images", "--criu", criu}
 		}
-		const install = "is no program that can be run: install CRIU 4.2 or newer, or name its path with --criu"
+		const install = "is not an executable program: install CRIU 4.2 or newer, or name its path with --criu"
 		b.make(t,
 			mistake{"none", dump("nowhere/criu"), refused, "nowhere/criu " + install},
 			mistake{"not executable", dump("./script"), refused, "./script " + install},
-			mistake{"something else", dump("/bin/true"), refused, "is /bin/true a CRIU of version 4.0 or newer (/bin/true --version)?"},
+			mistake{"something else", dump("/bin/true"), refused, "is /bin/true CRIU 4.0 or newer (/bin/true --version)?"},
 			mistake{"restore without", []string{"restore", "-D", ".", "--criu", "nowhere/criu"}, refused, "image"},
-			mistake{"check of none", []string{"check", "--criu", "nowhere/criu"}, refused, "1 finding stands in the way: criu-missing"},
+			mistake{"check of none", []string{"check", "--criu", "nowhere/criu"}, refused, "1 blocking finding: criu-missing"},
 			mistake{"check of something else", []string{"check", "--criu", "/bin/true"}, refused, "criu-missing"},
 			mistake{"check of an old one", []string{"check", "--criu", "./old"}, refused, "criu-version"},
 		)

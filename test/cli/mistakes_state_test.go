@@ -19,7 +19,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 		b := newBench(t)
 		root := b.job.Root()
 		b.make(t,
-			mistake{"resume of what runs", []string{"resume", "-p", root}, 0, "nothing to resume: running already"},
+			mistake{"resume of what runs", []string{"resume", "-p", root}, 0, "nothing to resume: already running"},
 			mistake{"unlock of what runs", []string{"unlock", "-p", root}, 0, ""},
 			mistake{"recover of nothing", []string{"recover"}, 0, "nothing to recover"},
 			mistake{"timeline of no session", []string{"inspect", "--timeline", "--session", "nobody"}, refused, "cucriu status lists them"},
@@ -43,7 +43,7 @@ func TestMistakesAboutWhatIsSuspendedOrLocked(t *testing.T) {
 		other.Runs()
 
 		done("suspend", "-p", pid)
-		resumes := "cucriu resume -p " + pid + " brings them back"
+		resumes := "cucriu resume -p " + pid + " resumes them"
 		b.make(t,
 			mistake{"suspend twice", []string{"suspend", "-p", pid}, refused, resumes},
 			mistake{"lock of what is suspended", []string{"lock", "-p", pid}, refused, resumes},
@@ -72,7 +72,7 @@ func TestSomethingElseHasCheckpointedIt(t *testing.T) {
 				t.Fatal(step)
 			}
 		}
-		forces := "cucriu resume -p " + pid + " --force tries"
+		forces := "cucriu resume -p " + pid + " --force"
 		b.make(t,
 			mistake{"dump", []string{"dump", "-t", pid, "-D", "images"}, refused, forces},
 			mistake{"suspend", []string{"suspend", "-p", pid}, refused, forces},
@@ -95,7 +95,7 @@ func TestManagedMemoryIsNotSaidToBeLocked(t *testing.T) {
 		for _, args := range [][]string{{"dump", "-t", managed.Root(), "-D", "images"}, {"suspend", "-p", managed.Root()}} {
 			_, stderr, status := b.run(t, args...)
 			oneError(t, stderr, "managed memory (cudaMallocManaged)")
-			if status != 1 || strings.Contains(stderr, "lock it") || !strings.HasSuffix(stderr, "; the job runs on\n") {
+			if status != 1 || strings.Contains(stderr, "lock it") || !strings.HasSuffix(stderr, "; the job keeps running\n") {
 				t.Errorf("%s: exit status %d\n%s", args[0], status, stderr)
 			}
 			managed.Runs()
@@ -115,7 +115,7 @@ func TestAJobThatWasStoppedIsNotSaidToRun(t *testing.T) {
 		oneError(t, stderr, "; the job is stopped, as it was before")
 		b.Faults()
 		stdout, _, leftRunning := b.run(t, "dump", "-t", other.Root(), "-D", "images", "-R")
-		if status != 1 || leftRunning != 0 || !strings.Contains(stdout, "it is stopped as before") {
+		if status != 1 || leftRunning != 0 || !strings.Contains(stdout, "left stopped as before") {
 			t.Errorf("exit status %d, then %d\n%s", status, leftRunning, stdout)
 		}
 		if !other.Stopped() {

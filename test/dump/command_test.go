@@ -344,7 +344,7 @@ func TestCommandSaysHowACriuEndedThatDidNotAnswer(t *testing.T) {
 		crashing := testenv.Script(t, `[ "$1" != swrk ] || { dd bs=1 count=1 <&3 >/dev/null 2>&1; kill -SEGV $$; }
 exec `+testenv.Criu(t)+` "$@"`)
 		out, err := host.Cucriu("dump", "-t", job.Root(), "-D", images, "--criu", crashing)
-		if err == nil || !strings.Contains(out, "criu ended without an answer: criu: signal: segmentation fault") {
+		if err == nil || !strings.Contains(out, "criu exited without answering: criu: signal: segmentation fault") {
 			t.Errorf("%v\n%s", err, out)
 		}
 		testenv.NotDumped(t, job, images)
@@ -518,7 +518,7 @@ func TestCommandShowsProgressOnATerminal(t *testing.T) {
 		}
 		terminal.Close()
 		shown, _ := io.ReadAll(master) // the read ends with EIO
-		for _, want := range []string{"\r\x1b[Kmoving GPU memory into the processes", "\r\x1b[Kwaiting until the GPU is idle"} {
+		for _, want := range []string{"\r\x1b[Kmoving GPU memory into the processes", "\r\x1b[Kwaiting for the GPU to become idle"} {
 			if !strings.Contains(string(shown), want) {
 				t.Errorf("not shown: %q in %q", want, shown)
 			}

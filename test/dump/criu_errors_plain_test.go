@@ -43,13 +43,13 @@ func TestPlainCriusErrorsAboutAnImageSayWhatToDo(t *testing.T) {
 		})
 		job.Runs()
 		t.Run("empty directory", func(t *testing.T) {
-			logSays(t, restore(t, testenv.NewImages(t)), "empty-image", "does not hold a whole image")
+			logSays(t, restore(t, testenv.NewImages(t)), "empty-image", "does not hold a complete criu image")
 		})
 		t.Run("something else in the place of an image", func(t *testing.T) {
 			damaged := filepath.Join(t.TempDir(), "images")
 			testenv.Copy(t, images, damaged)
 			testenv.WriteFile(t, filepath.Join(damaged, "pstree.img"), strings.Repeat("x", 100))
-			logSays(t, restore(t, damaged), "doesn't match", "does not hold a whole image")
+			logSays(t, restore(t, damaged), "doesn't match", "does not hold a complete criu image")
 		})
 		job.Kill()
 		t.Run("no pages", func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestPlainCriusErrorsAboutAnImageSayWhatToDo(t *testing.T) {
 			if err := os.Remove(filepath.Join(cut, "pages-1.img")); err != nil {
 				t.Fatal(err)
 			}
-			logSays(t, restore(t, cut), "pages", "does not hold a whole image")
+			logSays(t, restore(t, cut), "pages", "does not hold a complete criu image")
 		})
 		host.Restore(images)
 		job.Runs()

@@ -66,7 +66,7 @@ func TestRecoverWaitsForAWatcherThatIsDying(t *testing.T) {
 		waits, text := false, ""
 		for lines := bufio.NewScanner(says); !waits && lines.Scan(); {
 			text += lines.Text() + "\n"
-			waits = strings.Contains(lines.Text(), "waiting for the end") && strings.Contains(lines.Text(), strconv.Itoa(watcher))
+			waits = strings.Contains(lines.Text(), "waiting for a killed process to exit") && strings.Contains(lines.Text(), strconv.Itoa(watcher))
 		}
 		if !waits {
 			t.Fatalf("it does not wait for process %d: %v\n%s", watcher, recovering.Wait(), text)
@@ -97,7 +97,7 @@ func TestRecoverNamesWhoIsAtWork(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := testenv.Exits(t, host, testenv.StatusNotBack, "recover")
-		if want := "process " + strconv.Itoa(watcher) + " (" + strings.TrimSpace(string(name)) + ") is at work on it"; !strings.Contains(out, want) {
+		if want := "process " + strconv.Itoa(watcher) + " (" + strings.TrimSpace(string(name)) + ") is working on it"; !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
 		if err := unix.Kill(watcher, unix.SIGCONT); err != nil {

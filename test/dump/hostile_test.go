@@ -40,7 +40,7 @@ func TestAHostileManifestIsRefusedBeforeAnythingIsCreated(t *testing.T) {
 				return errors.Join(err, marshalErr, write(data))
 			}
 		}
-		outside := "which criu's images do not hold"
+		outside := "which is not in criu's images"
 		for _, test := range []struct {
 			name string
 			put  func() error

@@ -27,7 +27,7 @@ func wantVerdict(t *testing.T, text string, job *testenv.Job, gone ...int) {
 	}
 	all := len(gone) == len(job.Dirs)
 	if !strings.Contains(text, "the job has ended") || strings.Contains(text, "a part of the job has ended") == all ||
-		strings.Contains(text, "the job runs") || strings.Contains(text, "the job goes on") {
+		strings.Contains(text, "the job runs") || strings.Contains(text, "the job keeps running") {
 		t.Errorf("it does not say what became of the job (all of it has ended: %v):\n%s", all, text)
 	}
 }

@@ -214,7 +214,7 @@ func (a *asked) gpuBytes() (bytes uint64) {
 func TestACheckpointOnRequest(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
-		a.cucriu(0, "checkpoint 000001: the job stood still for", "jobs", "checkpoint", "train")
+		a.cucriu(0, "checkpoint 000001: the job was paused for", "jobs", "checkpoint", "train")
 		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", a.dir)
 		if n := len(a.checkpoints()); n != 2 {
 			t.Errorf("%d checkpoints", n)
@@ -265,7 +265,7 @@ func TestAPausedJobStandsStill(t *testing.T) {
 			t.Errorf("%d bytes of GPU memory are not free", n)
 		}
 		before := a.job.Ticks()
-		a.cucriu(3, "is paused already", "jobs", "pause", "train")
+		a.cucriu(3, "is already paused", "jobs", "pause", "train")
 		a.cucriu(3, "makes no checkpoints", "jobs", "checkpoint", "train")
 		if err := a.super.Process.Signal(unix.SIGCONT); err != nil { // a shell's fg
 			t.Fatal(err)
@@ -275,7 +275,7 @@ func TestAPausedJobStandsStill(t *testing.T) {
 		if after := a.job.Ticks(); !slices.Equal(before, after) {
 			t.Errorf("the job went on from %v to %v", before, after)
 		}
-		a.cucriu(0, "train goes on", "jobs", "resume", "train")
+		a.cucriu(0, "train is resumed", "jobs", "resume", "train")
 		a.is("running")
 		a.job.Runs()
 		a.cucriu(0, "checkpoint 000002", "jobs", "checkpoint", "train") // the first was made for the pause
@@ -308,7 +308,7 @@ func TestAPausedJobStaysPausedWithoutItsSupervisor(t *testing.T) {
 		_ = a.super.Wait()
 		a.is("no supervisor")
 		a.standsStill()
-		a.cucriu(3, "the same cucriu run takes it under care again", "jobs", "resume", "train")
+		a.cucriu(3, "run the same cucriu run command again to resume supervision", "jobs", "resume", "train")
 		a.cucriu(3, "runs without a supervisor", "jobs", "prune", "train", "--keep", "1")
 		a.run()
 		a.is("paused")
@@ -360,7 +360,7 @@ func TestAStoppedJobGoesOnFromItsLastCheckpoint(t *testing.T) {
 		a.cucriu(3, "does not run on this host", "jobs", "checkpoint", "train")
 		a.run()
 		a.job.WaitTicks(ticks[0] + 1)
-		if text := "goes on from checkpoint 000001"; !strings.Contains(a.said.String(), text) {
+		if text := "resumes from checkpoint 000001"; !strings.Contains(a.said.String(), text) {
 			t.Errorf("no %q:\n%s", text, a.said)
 		}
 		a.finish()
@@ -372,7 +372,7 @@ func TestAJobThatCannotBeDumpedIsNotStopped(t *testing.T) {
 	testenv.Simulated(t, func(t *testing.T) {
 		a := newAsked(t)
 		a.Faults("checkpoint return 999")
-		a.cucriu(1, "train is not stopped, and goes on", "jobs", "stop", "train")
+		a.cucriu(1, "train was not stopped, and keeps running", "jobs", "stop", "train")
 		a.Faults()
 		a.is("running")
 		a.job.Runs()

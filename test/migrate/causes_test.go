@@ -168,7 +168,7 @@ func TestOneOperationHasAJob(t *testing.T) {
 		t.Logf("the second migration said: %s", second.out.String())
 		recovery := w.from.Command(t.Context(), "cucriu", "recover")
 		out, err = recovery.CombinedOutput()
-		if status := recovery.ProcessState.ExitCode(); status != 4 || !strings.Contains(string(out), "is at work on it") {
+		if status := recovery.ProcessState.ExitCode(); status != 4 || !strings.Contains(string(out), "is working on it") {
 			t.Errorf("cucriu recover, which names who is at work: %v: %s", err, out)
 		}
 		first.goOn()
@@ -413,7 +413,7 @@ func TestAJobStandsStillForNoLongerThanAllowed(t *testing.T) {
 		w.Prepare(p.B)
 		p.B.UseFailpoint("receive.asked=run " + testenv.Script(t, "sleep 12"))
 		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b", "--copy-files", "changed", "--max-pause", "6s")
-		if err == nil || !strings.Contains(out, "stood still for 6s") {
+		if err == nil || !strings.Contains(out, "paused for 6s") {
 			t.Errorf("want it given up after 6 s, got %v: %s", err, out)
 		}
 		w.Is(p.A)

@@ -161,7 +161,7 @@ func TestRootIsNotLedElsewhere(t *testing.T) {
 		lead := fmt.Sprintf("mkdir -p /tmp/elsewhere && rmdir %[1]s && ln -s /tmp/elsewhere %[1]s", c.work.Dir)
 		c.B.Run("sh", "-c", lead)
 		out, err := c.migrate("")
-		if err == nil || !strings.Contains(out, "a symbolic link leads there") {
+		if err == nil || !strings.Contains(out, "is reached through a symbolic link") {
 			t.Errorf("%v: %s", err, out)
 		}
 		c.staysHere("the refusal")

@@ -67,7 +67,7 @@ func TestALongJobWhoseSupervisorIsKilledMeanwhile(t *testing.T) {
 		j := startJob(t, p, p.A)
 		j.Prepare(p.B)
 		p.A.UseFailpoint("job.stopped=kill " + supervisorOf(t, p.A) + "+error")
-		j.cucriuFails(p.A, 4, []string{"migrate", "--job", "train", "--to", "b"}, "the same command goes on from its newest checkpoint")
+		j.cucriuFails(p.A, 4, []string{"migrate", "--job", "train", "--to", "b"}, "the same command resumes from its newest checkpoint")
 		p.A.Setenv("CUCRIU_FAILPOINT", "")
 		j.again(p.A)
 		j.is(p.A)
@@ -103,7 +103,7 @@ func TestALongJobAndADiskThatIsFullThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := j.fails(p.A, p.B, 3, "has room for")
-		if strings.Contains(out, "goes on here") {
+		if strings.Contains(out, "stays here") {
 			t.Errorf("it was touched: %s", out)
 		}
 		j.is(p.A)

@@ -18,7 +18,7 @@ func TestALongJobThatCannotBeResumedThereGoesOnHere(t *testing.T) {
 		j := startJob(t, p, p.A)
 		stop := j.watch()
 		p.B.Setenv("CUCRIU_CRIU", "/bin/false")
-		out := j.fails(p.A, p.B, 1, "could not resume", "goes on here")
+		out := j.fails(p.A, p.B, 1, "could not resume", "stays here")
 		if !strings.Contains(out, "its supervisor has ended") {
 			t.Errorf("the cause is missing: %s", out)
 		}
@@ -56,7 +56,7 @@ func TestAPersonDecidesAboutALongJob(t *testing.T) {
 		}
 		p.A.Setenv("CUCRIU_FAILPOINT", "")
 		testenv.Eventually(t, testenv.Soon, "its supervisor ends", func() bool { return len(p.A.Find("run", j.dir)) == 0 })
-		out := j.cucriuFails(p.B, 125, append(j.args, "--every", "0"), "is decided by a", "recover --take")
+		out := j.cucriuFails(p.B, 125, append(j.args, "--every", "0"), "a decides whether it will run here", "recover --take")
 		id := after(out, "recover --take ")
 		p.B.Run("cucriu", "recover", "--take", id)
 		j.is(p.B)
@@ -167,7 +167,7 @@ func (j *longJob) again(on *hosts.Host) {
 	on.Run("sh", append([]string{"-c", `setsid cucriu "$@" </dev/null >/dev/null 2>>"$0" &`, filepath.Join(j.dir, "supervisor.log")}, j.args...)...)
 	testenv.Eventually(j.t, testenv.Soon, "the job has a supervisor", func() bool {
 		said := log()[before:] // what is listed may be of the supervisor before
-		if !strings.Contains(said, "under care again") && !strings.Contains(said, "goes on from checkpoint") {
+		if !strings.Contains(said, "supervised again") && !strings.Contains(said, "resumes from checkpoint") {
 			return false
 		}
 		out, err := on.Try("cucriu", "jobs", "list")
@@ -194,7 +194,7 @@ func TestALongJobThatLacksAFileThereIsNotStopped(t *testing.T) {
 		for _, step := range []struct{ there, says string }{
 			{"true", "/tmp/here"},
 			{"mkdir -p /tmp/here && echo longer >/tmp/here/data && chmod 640 /tmp/here/data", "/tmp/here/data"},
-			{"echo data >/tmp/here/data && chmod 600 /tmp/here/data", "had the mode 0640 at the checkpoint, and has 0600 now"},
+			{"echo data >/tmp/here/data && chmod 600 /tmp/here/data", "had mode 0640 at the checkpoint, but has 0600 now"},
 		} {
 			p.B.Run("sh", "-c", step.there)
 			out := j.fails(p.A, p.B, 3, "the job cannot be resumed here", step.says)

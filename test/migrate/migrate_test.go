@@ -116,7 +116,7 @@ func TestAhead(t *testing.T) {
 		if first.Ahead < 128<<20 || first.Bytes > 64<<20 {
 			t.Errorf("%d bytes were sent ahead and %d at the standstill; most of the 128 MiB does not change", first.Ahead, first.Bytes)
 		}
-		_, ahead, _ := strings.Cut(first.said, "sending its memory while the job runs on\n")
+		_, ahead, _ := strings.Cut(first.said, "sending its memory while the job keeps running\n")
 		if ahead, _, _ = strings.Cut(ahead, "comparing its memory"); ahead == "" || strings.Contains(ahead, "sending the job") {
 			t.Errorf("it says that the job is sent before it stands still:\n%s", first.said)
 		}
@@ -257,12 +257,12 @@ func TestWhatAJobComesToUseBeforeItStandsStillMovesToo(t *testing.T) {
 		}
 		p.B.Run("sh", "-c", "mkdir -p "+w.work.Dir+"/own && printf text > "+w.work.Dir+"/own/text")
 		m := more("migrate.opened", "--copy-files", "none", "--force", "file-differs")
-		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "/late/text does not exist here") || !strings.Contains(m.out.String(), "the job goes on here") {
+		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "/late/text does not exist here") || !strings.Contains(m.out.String(), "the job keeps running here") {
 			t.Errorf("exit status %d:\n%s", status, m.out.String())
 		}
 		w.work.WaitTicks(p.A, 3)
 		m = more("receive.later=kill,migrate.opened")
-		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "the job goes on here") {
+		if status := m.status(); status != 1 || !strings.Contains(m.out.String(), "the job keeps running here") {
 			t.Errorf("exit status %d:\n%s", status, m.out.String())
 		}
 		w.work.WaitTicks(p.A, 3)

@@ -40,8 +40,8 @@ func TestWhatCannotMoveIsRefused(t *testing.T) {
 			"a child":                  {[]string{"-t", strconv.Itoa(child.PID), "--to", "b"}, 3, "nothing was touched"},
 			"an ancestor":              {[]string{"-t", "1", "--to", "b"}, 3, "the long job train is below process 1"},
 			"a process of a long job":  {[]string{"-t", strconv.Itoa(inPlace.PID), "--to", "b"}, 3, "belongs to the long job train, which moves as a whole: cucriu migrate --job train --to b\n"},
-			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and moves by itself: cucriu migrate --job train --to b\n"},
-			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job of this host is called "nothing"`},
+			"who runs a long job":      {[]string{"-t", supervisorOf(t, p.A), "--to", "b"}, 3, "and must be moved by itself: cucriu migrate --job train --to b\n"},
+			"no long job":              {[]string{"--job", "nothing", "--to", "b"}, 3, `no job on this host is named "nothing"`},
 			"nobody reachable":         {[]string{"-t", w.Root(), "--to", "nobody"}, 3, "no cucriu answers at nobody"},
 			"without cucriu there":     {[]string{"-t", w.Root(), "--to", "b", "--remote-cucriu", "/nothing/cucriu"}, 3, "no cucriu answers at b"},
 			"a thread":                 {[]string{"-t", strconv.Itoa(w.PID + 1), "--to", "b"}, 3, "is a thread of process " + w.Root()},
@@ -69,8 +69,8 @@ func TestStatusShowsAHeldJob(t *testing.T) {
 			t.Fatal("the migration ended before")
 		}
 		for h, want := range map[*hosts.Host]string{
-			w.from: "on its way to b, and stopped until it is decided where it goes on (migration ",
-			w.to:   "complete, and stopped until a says what it has decided (migration ",
+			w.from: "on its way to b, and stopped until it is decided where it will run (migration ",
+			w.to:   "complete, and stopped until a reports its decision (migration ",
 		} {
 			if said := h.Run("cucriu", "status"); !strings.Contains(said, want) {
 				t.Errorf("cucriu status on host %s says:\n%s", h.Name, said)
@@ -80,7 +80,7 @@ func TestStatusShowsAHeldJob(t *testing.T) {
 		if status := m.status(); status != 0 {
 			t.Errorf("exit status %d", status)
 		}
-		for h, want := range map[*hosts.Host]string{w.from: "the job goes on at b (migration ", w.to: "came from a (migration "} {
+		for h, want := range map[*hosts.Host]string{w.from: "the job has moved to b (migration ", w.to: "came from a (migration "} {
 			if said := h.Run("cucriu", "status"); !strings.Contains(said, want) {
 				t.Errorf("cucriu status on host %s says afterwards:\n%s", h.Name, said)
 			}

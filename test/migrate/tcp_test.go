@@ -230,7 +230,7 @@ func TestConnectionsWithOtherProgramsAreRefusedOrClosed(t *testing.T) {
 		w.Prepare(p.B)
 
 		out, err := p.A.Try("cucriu", "migrate", "-t", w.Root(), "--to", "b")
-		for _, want := range []string{"tcp-connection", fmt.Sprintf("from %v:", p.A.Addr), fmt.Sprintf("to %v, outside of the job", s.Addr()), "--tcp close", "--tcp keep"} {
+		for _, want := range []string{"tcp-connection", fmt.Sprintf("from %v:", p.A.Addr), fmt.Sprintf("to %v, outside the job", s.Addr()), "--tcp close", "--tcp keep"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("it does not say %q", want)
 			}

@@ -76,12 +76,12 @@ func TestFilesThatDifferAreFoundBeforeTheRestore(t *testing.T) {
 			do, undo func() error
 		}{
 			{
-				w.at("data") + " has 8 bytes, and had 4 at the dump",
+				w.at("data") + " has 8 bytes, but had 4 at the dump",
 				func() error { return os.WriteFile(w.at("data"), []byte("new data"), 0) },
 				func() error { return os.WriteFile(w.at("data"), []byte("data"), 0) },
 			},
 			{
-				w.at("data") + " has the mode 0600, and had 0644 at the dump",
+				w.at("data") + " has mode 0600, but had 0644 at the dump",
 				func() error { return os.Chmod(w.at("data"), 0o600) }, func() error { return os.Chmod(w.at("data"), 0o644) },
 			},
 			{
@@ -89,11 +89,11 @@ func TestFilesThatDifferAreFoundBeforeTheRestore(t *testing.T) {
 				func() error { return os.Rename(w.at("data"), w.at("away")) }, func() error { return os.Rename(w.at("away"), w.at("data")) },
 			},
 			{
-				w.at("open") + " has the mode 0700, and had 0755 at the dump",
+				w.at("open") + " has mode 0700, but had 0755 at the dump",
 				func() error { return os.Chmod(w.at("open"), 0o700) }, func() error { return os.Chmod(w.at("open"), 0o755) },
 			},
 			{
-				w.at("work") + ", which the job has open or works in, cannot be found",
+				w.at("work") + ", which the job has open or as its working directory, cannot be found",
 				func() error { return os.Rename(w.at("work"), w.at("away")) }, func() error { return os.Rename(w.at("away"), w.at("work")) },
 			},
 		} {
@@ -155,7 +155,7 @@ func TestALogThatHasGrownIsCutOnRequest(t *testing.T) {
 		}
 		for _, step := range []string{"restore.pre-restore", "restore.pre-resume"} {
 			kill(step)
-			testenv.Eventually(t, testenv.Soon, "nothing of the job is left", w.Gone)
+			testenv.Eventually(t, testenv.Soon, "no process of the job is left", w.Gone)
 			testenv.Exits(t, host, testenv.StatusRefused, "restore", "-D", images)
 			as("killed at " + step)
 		}

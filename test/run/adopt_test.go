@@ -62,13 +62,13 @@ func TestAJobIsAdopted(t *testing.T) {
 		pid, ended := w.startsItself()
 		w.ticks(5)
 		r := w.adopts(pid)
-		r.says("D: process " + strconv.Itoa(pid) + " is under care")
+		r.says("D: process " + strconv.Itoa(pid) + " is now supervised")
 		r.verified(2)
 		w.ticks(5)
 		r.kill()
 		w.ticks(5)
 		r = w.adopts(pid)
-		r.says("it is under care again")
+		r.says("it is supervised again")
 		r.verified(1)
 
 		// It is killed, with everything that belongs to it.
@@ -107,9 +107,9 @@ func TestAnAdoptedJobLeavesAtAPreemption(t *testing.T) {
 		w.ticks(3)
 		w.flags = []string{"--every", "0"}
 		r := w.adopts(pid)
-		r.says("is under care")
+		r.says("is now supervised")
 		r.signal(unix.SIGTERM)
-		r.ends(75, "the same command goes on from checkpoint 000001")
+		r.ends(75, "the same command resumes from checkpoint 000001")
 		<-ended
 		w.nothingLeft()
 		r = w.adopts(pid)
@@ -127,13 +127,13 @@ func TestAnAdoptedJobIsNotEndedWithoutACheckpoint(t *testing.T) {
 		pid, ended := w.startsItself()
 		w.flags = []string{"--every", "0", "--files-limit", "1M"}
 		r := w.adopts(pid)
-		r.says("is under care")
+		r.says("is now supervised")
 		testenv.WriteFile(t, filepath.Join(w.work, "grow"), "")
 		r.awaits("the job has a large file open", func() bool { return testenv.Exists(filepath.Join(w.work, "grown")) })
 		r.signal(unix.SIGTERM)
-		r.ends(125, "no last checkpoint: ", "is not ended, and runs without care")
+		r.ends(125, "no last checkpoint: ", "is not ended, and runs unsupervised")
 		r = w.adopts(pid)
-		r.says("it is under care again")
+		r.says("it is supervised again")
 		w.stop(0)
 		r.ends(0)
 		if status := <-ended; status != 0 {
@@ -177,7 +177,7 @@ func TestAnAdoptedJobWithoutItsKeeper(t *testing.T) {
 		w.kills(keeperKilled)
 		testenv.Eventually(t, testenv.Soon, "the keeper is gone", func() bool { return len(w.victims(keeperKilled)) == 0 })
 		r = w.adopts(pid)
-		r.says("it is under care again")
+		r.says("it is supervised again")
 		if now := w.victims(keeperKilled); len(now) != 1 {
 			t.Errorf("it has the keepers %v, want one", now)
 		}
@@ -239,7 +239,7 @@ func TestWhatCannotBeAdopted(t *testing.T) {
 		})
 		cmd = exec.Command("sleep", "1000")
 		start(t, cmd)
-		refused(newWorld(t), cmd.Process.Pid, "its session began outside of this pid namespace")
+		refused(newWorld(t), cmd.Process.Pid, "its session began outside this pid namespace")
 		refused(newWorld(t), inner, "is in a mount namespace of its own")
 
 		// Its directory is another job's.

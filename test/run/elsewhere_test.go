@@ -90,7 +90,7 @@ func TestWhoeverLosesTheJobToAnotherHostEndsIt(t *testing.T) {
 		}
 		// A record that cannot be read is no reason to end a job.
 		testenv.WriteFile(t, owner, "")
-		r.says("who owns it cannot be told")
+		r.says("cannot tell who owns it")
 		w.ticks(10)
 		testenv.WriteFile(t, owner, string(good))
 		r.verified(1)
@@ -109,7 +109,7 @@ func TestWhoeverLosesTheJobToAnotherHostEndsIt(t *testing.T) {
 		r.kill()
 		takeOver(true)
 		r = w.run()
-		r.says("what runs here is older, and is ended")
+		r.says("the older copy running here is being ended")
 		r.resumed(w.newest())
 		w.onlyOnce(t)
 		w.finish(r)

@@ -25,7 +25,7 @@ func TestAProcessThatIsKilledUnderCriuHangsNobody(t *testing.T) {
 				t.Fatalf("round %d: cucriu run does not end", i)
 			}
 			r = w.run()
-			r.says("D goes on from checkpoint")
+			r.says("D resumes from checkpoint")
 		}
 		w.finish(r)
 	})
@@ -49,7 +49,7 @@ func TestAHangIsTold(t *testing.T) {
 		e, _ := w.last(jobs.EventWaiting)
 		rest, found := strings.CutPrefix(e.Message, "D: the dump has not ended after ")
 		after, waits, _ := strings.Cut(rest, ": ")
-		if d, err := time.ParseDuration(after); !found || err != nil || d < 6*time.Second || !strings.Contains(waits, " waits in ") {
+		if d, err := time.ParseDuration(after); !found || err != nil || d < 6*time.Second || !strings.Contains(waits, " is waiting in ") {
 			t.Errorf("the log says %q", e.Message)
 		}
 		r.says(e.Message)

@@ -109,9 +109,9 @@ func (w *world) survives(t *testing.T, r *run) {
 	case <-r.done:
 		newest := w.newest()
 		r = w.run()
-		resumed := "D goes on from checkpoint"
+		resumed := "D resumes from checkpoint"
 		r.awaits("the job goes on", func() bool {
-			return strings.Contains(r.said(), resumed) || strings.Contains(r.said(), "is under care again")
+			return strings.Contains(r.said(), resumed) || strings.Contains(r.said(), "is supervised again")
 		})
 		if strings.Contains(r.said(), resumed) {
 			r.awaits("the log has it", func() bool { e, _ := w.last(jobs.EventResumed); return strings.Contains(r.said(), e.Message) })

@@ -137,7 +137,7 @@ func TestADifferenceComesBackWithoutItsConnections(t *testing.T) {
 			t.Fatal("the newest checkpoint has no parent, so the test shows nothing")
 		}
 		r = w.goesOn(w.newest())
-		r.says("leads out of the job and comes back closed")
+		r.says("leads out of the job and is restored closed")
 		w.finish(r)
 	})
 }

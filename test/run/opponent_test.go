@@ -27,7 +27,7 @@ func TestACopyOfTheDirectoryDoesNotTakeTheJob(t *testing.T) {
 		other.run().ends(125, "was moved or copied")
 		// Nor does it where the path is that of the original.
 		edit(t, filepath.Join(other.dir, "job.json"), func(r map[string]any) { r["dir"] = other.dir })
-		other.run().ends(125, "copy of the directory of a job that runs")
+		other.run().ends(125, "copy of the directory of a running job")
 		w.onlyOnce(t)
 		w.ticks(3)
 		w.finish(r)
@@ -104,7 +104,7 @@ func TestAWholeCheckpointIsTriedTwice(t *testing.T) {
 		s.await(r)
 		w.kills(insideKilled)
 		s.goOn()
-		r.says("trying it again")
+		r.says("trying again")
 		r.resumed(newest)
 		w.finish(r)
 		inOrder(t, w)

@@ -25,7 +25,7 @@ func TestAPreemptedJobGoesOnWhereItWas(t *testing.T) {
 		w.ticks(5)
 		for i := range 3 {
 			r.signal(unix.SIGTERM)
-			r.ends(requeue, "leaves this host", fmt.Sprintf("the same command goes on from checkpoint 00000%d", i+1))
+			r.ends(requeue, "leaves this host", fmt.Sprintf("the same command resumes from checkpoint 00000%d", i+1))
 			w.nothingLeft()
 			ticks := w.report().Tick
 			r = w.goesOn(w.newest())
@@ -74,7 +74,7 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 		// A dump that never ends.
 		s := w.stopAt("jobs.dumped")
 		r = w.runAs(s.host, "--every", "0")
-		r.says("under care again")
+		r.says("supervised again")
 		r.signal(unix.SIGTERM)
 		s.await(r)
 		begun := time.Now()
@@ -86,7 +86,7 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 		w.noProcesses()
 		r = w.run("--every", "0")
 		r.says("is what an earlier supervisor had staged")
-		r.says("goes on from checkpoint ")
+		r.says("resumes from checkpoint ")
 		if e, _ := w.last(jobs.EventResumed); e.Checkpoint <= newest {
 			t.Errorf("it goes on from %s, and there was %s", e.Checkpoint, newest)
 		}
@@ -114,7 +114,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 					hangs := func() bool { return testenv.Exists(filepath.Join(marks, step)) }
 					if last {
 						r = w.runAs(host, "--every", "0", "--stage", "disk")
-						r.says("under care again")
+						r.says("supervised again")
 					} else {
 						r = w.runAs(host, "--stage", "disk")
 						r.awaits("the image is on its way", hangs)
@@ -133,7 +133,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 					}
 					r = w.run("--every", "0")
 					r.says("is what an earlier supervisor had staged")
-					r.says("goes on from checkpoint ")
+					r.says("resumes from checkpoint ")
 					if strings.Contains(r.said(), "never became a checkpoint") {
 						t.Error("it says of a checkpoint that it is none")
 					}

@@ -37,19 +37,19 @@ func TestACheckpointMadeWhileTheDirectoryHadAnotherNameIsNotKeptAsGood(t *testin
 		r.kill()
 		reached := filepath.Join(t.TempDir(), "reached")
 		r = runAndThen("touch " + reached + " && sleep 2")
-		r.says("under care again")
+		r.says("supervised again")
 		go func() { _, _ = w.host.Cucriu("jobs", "checkpoint", w.dir) }()
 		r.awaits("the image is staged", func() bool { return testenv.Exists(reached) })
 		r.killsAll()
 		r = w.goesOn(good)
-		if bad := w.newest(); bad <= good || !strings.Contains(r.said(), "checkpoint "+bad+" is given up") {
+		if bad := w.newest(); bad <= good || !strings.Contains(r.said(), "checkpoint "+bad+" is set aside") {
 			t.Errorf("the newest is %s, and it says %s", bad, r.said())
 		}
 
 		// An earlier version kept such a checkpoint, as one does for which the other name is there.
 		r.kill()
 		r = runAndThen("mkdir " + aside + " && touch " + aside + "/output.log")
-		r.says("under care again")
+		r.says("supervised again")
 		w.checkpoint()
 		must(t, os.RemoveAll(aside))
 		r.killsAll()

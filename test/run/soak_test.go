@@ -358,7 +358,7 @@ func (s *soak) whole() []string {
 	return names
 }
 
-// settle has the job run under care again, and checks the promise.
+// settle has the job run supervised again, and checks the promise.
 func (s *soak) settle(t *testing.T) {
 	t.Helper()
 	begun := time.Now()
@@ -400,13 +400,13 @@ func (s *soak) sayResume(t *testing.T, whole []string, staged bool) {
 		case <-s.now.done:
 			return true
 		default:
-			return strings.Contains(said, "D goes on from checkpoint") || strings.Contains(said, "is under care again")
+			return strings.Contains(said, "D resumes from checkpoint") || strings.Contains(said, "is supervised again")
 		}
 	}
 	testenv.Eventually(t, 4*testenv.Soon, "the job is under care", over)
 	said := s.now.said()
 	s.note("%s", strings.TrimSpace(said))
-	_, rest, resumed := strings.Cut(said, "D goes on from checkpoint ")
+	_, rest, resumed := strings.Cut(said, "D resumes from checkpoint ")
 	if !resumed {
 		return
 	}

@@ -38,7 +38,7 @@ func TestTheStatusOfTheJobIsTheStatusOfTheCommand(t *testing.T) {
 		r := w.run()
 		r.verified(1)
 		w.stop(7)
-		r.ends(7, "has ended with exit status 7; the same command goes on from checkpoint")
+		r.ends(7, "has ended with exit status 7; the same command resumes from checkpoint")
 		w.nothingLeft()
 		if err := os.Remove(filepath.Join(w.work, "stop")); err != nil {
 			t.Fatal(err)
@@ -144,7 +144,7 @@ func TestOneDirectoryHasOneSupervisor(t *testing.T) {
 		other.run().ends(125, "is the directory of another job")
 		w.ticks(1)
 		r = w.run()
-		r.says("it is under care again")
+		r.says("it is supervised again")
 		w.finish(r)
 	})
 }
@@ -178,7 +178,7 @@ func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 		if err := os.Chown(filepath.Dir(w.dir), 1000, 1000); err != nil {
 			t.Fatal(err)
 		}
-		w.run().ends(125, "belongs to user 1000", "all the way up")
+		w.run().ends(125, "belongs to user 1000", "including all parent directories")
 		if testenv.Exists(filepath.Join(w.work, "status")) {
 			t.Error("the job was started")
 		}
@@ -210,8 +210,8 @@ func TestAStagingDirectoryIsCheckedAtTheStart(t *testing.T) {
 			filepath.Join(base, "nothing"): "no such file",
 			file:                           "not a directory",
 			theirs:                         "belongs to user 1000",
-			open:                           "can be written by others",
-			full:                           "are free there",
+			open:                           "can be written by users other than root",
+			full:                           "is free there",
 		} {
 			w.run("--stage", dir).ends(125, "--stage "+dir, says)
 		}

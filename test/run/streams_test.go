@@ -81,7 +81,7 @@ func TestAJobReadsItsInputFromAFile(t *testing.T) {
 		w.killAll(r)
 		w.lets("finish")
 		r = w.run()
-		r.says("D goes on from checkpoint")
+		r.says("D resumes from checkpoint")
 		r.gotAll(input)
 	})
 }

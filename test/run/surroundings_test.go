@@ -30,7 +30,7 @@ func TestConnectionsToTheOutsideComeBackClosed(t *testing.T) {
 		r.ends(requeue)
 		before := w.report()
 		r = w.goesOn("000001")
-		r.says(" to " + outside + " leads out of the job and comes back closed")
+		r.says(" to " + outside + " leads out of the job and is restored closed")
 		w.ticks(5)
 		if after := w.report(); after.Outside || after.Echoes <= before.Echoes {
 			t.Errorf("before %+v, after %+v", before, after)
@@ -139,10 +139,10 @@ func TestAJobThatSawTwoGPUsIsNotResumedOnOne(t *testing.T) {
 		r.ends(requeue)
 		newest := w.newest()
 		w.host.Setenv("CUDA_VISIBLE_DEVICES", "0")
-		w.run().ends(125, "checkpoint "+newest, "is whole, but cannot be restored here", "no fewer GPUs")
+		w.run().ends(125, "checkpoint "+newest, "is intact, but cannot be restored here", "at least as many GPUs")
 		w.host.Setenv("CUDA_VISIBLE_DEVICES", "2,0")
 		r = w.run()
-		r.says("goes on from checkpoint " + newest)
+		r.says("resumes from checkpoint " + newest)
 		w.stop(0)
 		r.ends(0)
 	})
@@ -180,6 +180,6 @@ func TestAnotherUsersJobNeedsCapSysResource(t *testing.T) {
 		r.signal(unix.SIGTERM)
 		r.ends(requeue)
 		w.flags = []string{"--every", "1s", "--user", "root"}
-		w.run().ends(125, "has the rights of user ", "and the job is to be root's")
+		w.run().ends(125, "has the credentials of user ", "but the job should run as root")
 	})
 }

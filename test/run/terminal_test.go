@@ -141,7 +141,7 @@ func TestAJobHasItsTerminalAgain(t *testing.T) {
 		sitDown(t) // takes a number
 		p.resize(25, 80)
 		r = w.runOn(terminal)
-		r.says("goes on from checkpoint 000001")
+		r.says("resumes from checkpoint 000001")
 		r.awaits("the terminal is joined to the job's", func() bool { return modes(t, terminal) != before })
 		p.types("\x03") // ends what is in the foreground
 		p.asks("stty size; echo \"is $X\"; jobs\r", `(?s)25 80\r.*is kept\r.*Stopped +sleep 1000\r`)
@@ -155,7 +155,7 @@ func TestAJobHasItsTerminalAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		r = w.runOn(terminal)
-		r.says("it is under care again")
+		r.says("it is supervised again")
 		p.asks("echo \"is $X\"\r", `is kept\r`)
 		p.types("\rkill %1 2>/dev/null; exit 7\r")
 		r.ends(7)

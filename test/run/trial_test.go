@@ -48,7 +48,7 @@ func TestTheFirstCheckpointIsTried(t *testing.T) {
 		w.checkpoint()
 		r.kill()
 		r = w.run("--keep", "10", "--every", "0")
-		r.says("under care again")
+		r.says("supervised again")
 		w.checkpoint()
 		first := w.trials()["000001"]
 		if first.Outcome != image.TrialRestores {
@@ -81,7 +81,7 @@ func TestAJobWhoseCheckpointsCannotBeRestoredIsToldSo(t *testing.T) {
 				if err := <-made; err != nil {
 					t.Error(err)
 				}
-				r.says("checkpoint 000001 cannot be restored, as a trial restore shows")
+				r.says("checkpoint 000001 cannot be restored, as a trial restore has shown")
 				if why := w.trials()["000001"]; why.Outcome != image.TrialFails {
 					t.Errorf("it is shown as %v", why)
 				}

@@ -98,7 +98,7 @@ func must(t *testing.T, err error) {
 }
 
 // TestAJobWhoseDirectoryVanishesIsNotStartedTwice, with its supervisor and without; and it is taken
-// under care again once its directory is back.
+// supervised again once its directory is back.
 func TestAJobWhoseDirectoryVanishesIsNotStartedTwice(t *testing.T) {
 	testenv.Parallel(t)
 	for name, v := range vanishes() {
@@ -132,7 +132,7 @@ func TestAJobWhoseDirectoryVanishesIsNotStartedTwice(t *testing.T) {
 				v.undo(t, w)
 				w.dir = dir
 				r = w.run()
-				r.says("it is under care again")
+				r.says("it is supervised again")
 				w.onlyOnce(t)
 				w.checkpoint()
 				w.finish(r)
@@ -183,7 +183,7 @@ func TestABackupInThePlaceOfTheDirectoryEndsNothing(t *testing.T) {
 		rename(t, backup, w.dir)
 		// Both the supervisor and the place look every few seconds.
 		out, err := w.host.Cucriu("jobs", "checkpoint", w.dir)
-		if err == nil || !strings.Contains(out, "an earlier copy is in its place") {
+		if err == nil || !strings.Contains(out, "it was replaced by an earlier copy") {
 			t.Errorf("%v: %s", err, out)
 		}
 		begun := w.report().UpMS

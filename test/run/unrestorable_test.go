@@ -155,7 +155,7 @@ func TestARestoreThatFailsTakesNothingFromTheFiles(t *testing.T) {
 				for _, name := range w.checkpoints() {
 					damages[1].do(t, filepath.Join(w.dir, "checkpoints", name, "pages-1.img"))
 				}
-				w.run().ends(125, "is not resumed, and not started anew")
+				w.run().ends(125, "was neither resumed nor started anew")
 				w.sameFiles(t, before)
 			})
 		})
@@ -167,7 +167,7 @@ func TestARestoreThatFailsTakesNothingFromTheFiles(t *testing.T) {
 				w.flags = []string{"--every", "1s", "--keep", "1"}
 				w.spoils(t, kind.edit)
 				before := w.filesOfJob(t)
-				w.run().ends(125, "is not resumed, and not started anew")
+				w.run().ends(125, "was neither resumed nor started anew")
 				w.sameFiles(t, before)
 			})
 		})

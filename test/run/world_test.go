@@ -349,7 +349,7 @@ func (w *world) goesOn(from string) *run {
 // resumed waits until the job goes on from a checkpoint, with nothing lost.
 func (r *run) resumed(from string) {
 	r.w.t.Helper()
-	r.says("D goes on from checkpoint " + from)
+	r.says("D resumes from checkpoint " + from)
 	r.w.ticks(3)
 }
 

@@ -46,7 +46,7 @@ func TestATrialRestoreTellsWhatTheRestoreWillTell(t *testing.T) {
 					if out, status := cucriu(t, host, "restore", "-D", images); status != 0 {
 						t.Fatalf("LOST: a trial restored it, and cucriu restore ends with %d\n%s", status, out)
 					}
-				case status != failed || !strings.Contains(out, "a trial restore shows") || testenv.Exists(images):
+				case status != failed || !strings.Contains(out, "the trial restore has shown") || testenv.Exists(images):
 					t.Fatalf("cucriu dump: %d\n%s", status, out)
 				}
 				p.asItWas()
