@@ -100,7 +100,7 @@ func (p Process) WaitForState(ctx context.Context, want State) error {
 			return nil
 		}
 		if state == StateFailed {
-			return &StateError{Op: "wait for " + want.String(), PID: p.pid, State: state, Hint: "it cannot be checkpointed or restored any more: restart it, from an image if there is one"}
+			return &StateError{Op: "wait for " + want.String(), PID: p.pid, State: state, Hint: "it can no longer be checkpointed or restored: restart it, from an image if there is one"}
 		}
 		select {
 		case <-time.After(pause):

@@ -102,7 +102,7 @@ var migrationPhases = map[string]string{
 func (p *progress) migration(m migrate.Progress) {
 	text, known := migrationPhases[m.Phase]
 	if host, found := strings.CutPrefix(m.Phase, "tell "); found {
-		text, known = "telling "+host+" what was decided", true
+		text, known = "notifying "+host+" of the decision", true
 	}
 	if !known {
 		text, known = phases[m.Phase]

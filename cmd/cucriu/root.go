@@ -92,7 +92,7 @@ func requireRoot(cmd *cobra.Command) error {
 	if has, err := proc.Capabilities(); err == nil && has&needed == needed {
 		return nil
 	}
-	return preflight.AsRefusal(fmt.Errorf("run as root: %s is not for user %d", cmd.CommandPath(), os.Geteuid()))
+	return preflight.AsRefusal(fmt.Errorf("run as root: user %[2]d cannot use %[1]s", cmd.CommandPath(), os.Geteuid()))
 }
 
 // withHook is a command that begins with the configuration.

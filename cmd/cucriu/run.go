@@ -146,7 +146,7 @@ func sayWhyKilled(runDir string, pid int, begun time.Time) {
 			return
 		}
 	}
-	say("the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by somebody")
+	say("the job was killed (SIGKILL): by a dump that does not leave it running, for lack of memory, or by a user")
 }
 
 // addLongFlags adds the options of a long job. What it returns finds what is wrong with them
@@ -159,7 +159,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 	flags.StringVar(&o.User, "user", "", "user to run the job as, by name or number (default: root)")
 	sizeFlag(cmd, &o.FilesLimit, "files-limit", "how much content of files that the job has open for writing may be saved in a checkpoint, such as 512M (default 1G)")
 	flags.BoolVar(&o.PrivateTmp, "private-tmp", false, "give the job a /tmp of its own, in memory, which is saved in its checkpoints")
-	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "a file of the job that is left as it is when the job is resumed from a checkpoint; may be repeated")
+	flags.StringArrayVar(&o.NotSaved, "not-saved", nil, "leave this file of the job as it is when the job is resumed from a checkpoint; may be repeated")
 	flags.DurationVar(&o.Every, "every", 30*time.Minute, "time between checkpoints; 0 disables scheduled checkpoints")
 	flags.Var(&value{kind: "percent", set: func(text string) error {
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
@@ -214,7 +214,7 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		case o.Adopt != 0 && len(args) > 0:
 			return errors.New("--adopt: the job is already running, so leave out the command")
 		case o.Adopt != 0 && (tty || o.User != "" || o.PrivateTmp || len(o.Settings)+len(o.NoSettings) > 0):
-			return errors.New("--adopt: --tty, --user, --private-tmp, --setting and --no-setting are for a job that is started")
+			return errors.New("--adopt: --tty, --user, --private-tmp, --setting and --no-setting apply only to a job that cucriu run starts")
 		case o.Every < 0 || o.Grace < 0 || o.MaxPause < 0:
 			return errors.New("duration must not be negative")
 		case o.Every > 0 && o.Every < time.Second:

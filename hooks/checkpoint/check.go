@@ -192,5 +192,5 @@ func kindOf(mode uint32) string {
 	case unix.S_IFIFO:
 		return "a named pipe"
 	}
-	return "something else"
+	return "another kind of file"
 }

@@ -116,7 +116,7 @@ func (s *sandbox) mount(n, below int, point, kind, root string) error {
 	case kind == "mqueue":
 		return unix.Mount("mqueue", at, "mqueue", 0, "")
 	case kind == "hugetlbfs" || !isDir && !isFile || s.locked && stat.Mode&unix.S_IFMT == unix.S_IFREG:
-		return errors.New("its files are the same for everybody")
+		return errors.New("its files would be shared with the job")
 	case isFile || slices.Contains(seenReadOnly, kind):
 		return unix.Mount(from, at, "", unix.MS_BIND, "")
 	}

@@ -115,7 +115,7 @@ func checkOneOf[T comparable](field string, value T, allowed ...T) *Error {
 	for _, a := range allowed {
 		names = append(names, strings.ToLower(fmt.Sprint(a)))
 	}
-	return invalid(field, "use "+strings.Join(names, " or "), "%q is not known here", fmt.Sprint(value))
+	return invalid(field, "use "+strings.Join(names, " or "), "unknown value %q", fmt.Sprint(value))
 }
 
 // checkLibrary accepts a bare file name, because the loader looks it up as a soname. A relative

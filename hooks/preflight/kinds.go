@@ -169,7 +169,7 @@ var topics = []Topic{
 	{"**Migration** (and files at a restore)", []Kind{
 		{FindingArchitecture, refuses, "the destination's processor has another architecture", "use another host", !forced},
 		{FindingCPU, refuses, "the destination's processor lacks instructions or registers, named in the message. A program that uses them ends with SIGILL", "use another host. *Can be forced* if the job uses none of them", forced},
-		{FindingCriuFeature, refuses, "the destination's CRIU or kernel lacks what the job needs: time namespaces (long jobs), or nftables (TCP, without iptables)", "install what the source has", !forced},
+		{FindingCriuFeature, refuses, "the destination's CRIU or kernel lacks what the job needs: time namespaces (long jobs), or nftables (TCP, without iptables)", "install the versions that the source has", !forced},
 		{FindingHostMemory, refuses, "a host has too little memory: both need room for the content of the job's GPUs, the destination also for the job's own memory, and, in `/dev/shm`, for the image", "free memory, or name a directory on a disk with `--stage`", forced},
 		{FindingFileMissing, refuses, "a file that the job executes, or has open or mapped, does not exist: [more](#file-missing-and-file-differs)", "put it there, use a shared file system, or `--copy-files missing`", !forced},
 		{FindingFileDiffers, refuses, "a different file has that name: [more](#file-missing-and-file-differs)", "as above, or `--copy-files changed`; `cucriu restore --cut-logs` for logs that have grown. *Can be forced* in a migration", forced},

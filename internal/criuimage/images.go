@@ -144,7 +144,7 @@ func readStats(dir string) (*DumpStats, error) {
 	}
 	dump := entry.GetDump()
 	if dump == nil {
-		return nil, damaged(dir, name, errors.New("it holds no statistics of a dump"))
+		return nil, damaged(dir, name, errors.New("it contains no dump statistics"))
 	}
 	return &DumpStats{
 		Freezing: time.Duration(dump.GetFreezingTime()) * time.Microsecond,

@@ -125,7 +125,7 @@ func VisibleGPUs(ctx context.Context, driver *cudackpt.Driver, pid int) ([]cudac
 func DifferentGPUs(processes []Process) preflight.Findings {
 	for i := range processes {
 		if m := &processes[i]; !slices.Equal(m.GPUs, processes[0].GPUs) {
-			return preflight.Findings{m.about(preflight.New(preflight.FindingDifferentGPUs, fmt.Sprintf("sees other GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
+			return preflight.Findings{m.about(preflight.New(preflight.FindingDifferentGPUs, fmt.Sprintf("sees different GPUs (%d) than process %d (%s) beside it (%d), and a restore could not map them together",
 				len(m.GPUs), processes[0].PID, processes[0].Name, len(processes[0].GPUs)), ""))}
 		}
 	}

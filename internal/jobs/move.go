@@ -140,7 +140,7 @@ const moveLook = 100 * time.Millisecond
 func (m Move) elsewhere(dir string) string {
 	switch {
 	case m.State == MoveLeft && m.Returned != "":
-		return fmt.Sprintf("the job of %s was given back to %s on %s, because it could not be resumed here: %s", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime), proc.Printable(m.Returned))
+		return fmt.Sprintf("the job of %s was returned to %s on %s, because it could not be resumed here: %s", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime), proc.Printable(m.Returned))
 	case m.State == MoveLeft:
 		text := fmt.Sprintf("the job of %s has moved to %s on %s, and runs there now", dir, proc.Printable(m.Peer), m.At.Local().Format(time.DateTime))
 		if !m.Known {

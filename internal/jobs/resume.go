@@ -201,7 +201,7 @@ func (s *starter) save(ctx context.Context, images string, of inside.Staged) err
 	}
 	c, err := s.publish(ctx, images, info, true)
 	if err == nil {
-		s.tell(Event{Event: EventCheckpoint, Checkpoint: c.Name, Bytes: c.Bytes, NewBytes: c.New, Message: fmt.Sprintf("checkpoint %s is what an earlier supervisor had staged", c.Name)})
+		s.tell(Event{Event: EventCheckpoint, Checkpoint: c.Name, Bytes: c.Bytes, NewBytes: c.New, Message: fmt.Sprintf("checkpoint %s was made from the image that an earlier supervisor had staged", c.Name)})
 	}
 	return err
 }

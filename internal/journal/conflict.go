@@ -24,7 +24,7 @@ func (s *Session) Conflict() error {
 	if s.Held() {
 		return fault.New(
 			fmt.Sprintf("process %d is held by migration %s (the other copy is at %s), begun %s", s.rootPID(), s.Hold.ID, s.Hold.Peer, s.Created.Local().Format(time.TimeOnly)),
-			"wait for it; if its programs are gone, cucriu status says what decides")
+			"wait for it; if its programs are gone, cucriu status says which host decides")
 	}
 	begun := fmt.Sprintf("a %s by criu process %d, begun %s,", s.Kind, s.Criu.PID, s.Created.Local().Format(time.TimeOnly))
 	if s.Stuck {

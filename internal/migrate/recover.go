@@ -56,7 +56,7 @@ func recoverTrees(ctx context.Context, hook *hooks.Hook) (done []string, err err
 		if err := recoverTree(hook, r); err != nil {
 			errs = append(errs, fmt.Errorf("migration %s: %w", r.ID, err))
 		} else {
-			done = append(done, fmt.Sprintf("migration %s of process %d (%s): %s knows what was decided", r.ID, r.RootPID, r.Name, r.Host))
+			done = append(done, fmt.Sprintf("migration %s of process %d (%s): %s was notified of the decision", r.ID, r.RootPID, r.Name, r.Host))
 		}
 		r.unlock()
 	}

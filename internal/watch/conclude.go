@@ -193,7 +193,7 @@ func Finish(ctx context.Context, env *session.Env, kind journal.Kind, criu proc.
 		time.Sleep(5 * time.Millisecond) // there is no event for a try that has failed
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w, as far as can be told: %w", session.ErrNotBack, err)
+		return nil, fmt.Errorf("%w, as far as can be determined: %w", session.ErrNotBack, err)
 	}
 	if s == nil {
 		return nil, nil

@@ -164,7 +164,7 @@ func TestMistakesOfAUserWhoIsNotRoot(t *testing.T) {
 				cmd.Env = append(b.Env, "HOME="+home) // CUCRIU_CONFIG is root's, and cannot be read
 				cmd.Dir = "/"
 				_, stderr, status := result(t, cmd)
-				if want := "cucriu: error: run as root: cucriu " + args[0] + " is not for user 12345\n"; status != refused || stderr != want {
+				if want := "cucriu: error: run as root: user 12345 cannot use cucriu " + args[0] + "\n"; status != refused || stderr != want {
 					t.Errorf("exit status %d, and it says\n%swant\n%s", status, stderr, want)
 				}
 			})

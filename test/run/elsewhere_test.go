@@ -133,7 +133,7 @@ func TestTheLastImageOfAPreemptedJobIsSaved(t *testing.T) {
 				s.goOn()
 				r = w.run()
 				r.resumed("")
-				if saved := strings.Contains(r.said(), "is what an earlier supervisor had staged"); saved == (step == "store.renamed") {
+				if saved := strings.Contains(r.said(), "was made from the image that an earlier supervisor had staged"); saved == (step == "store.renamed") {
 					t.Errorf("saved: %v", saved)
 				}
 				w.finish(r)

@@ -116,7 +116,7 @@ func (w *world) survives(t *testing.T, r *run) {
 		if strings.Contains(r.said(), resumed) {
 			r.awaits("the log has it", func() bool { e, _ := w.last(jobs.EventResumed); return strings.Contains(r.said(), e.Message) })
 			e, _ := w.last(jobs.EventResumed)
-			saved := strings.Contains(r.said(), "is what an earlier supervisor had staged")
+			saved := strings.Contains(r.said(), "was made from the image that an earlier supervisor had staged")
 			if e.Checkpoint != newest && !(saved && e.Checkpoint > newest) {
 				t.Fatalf("it goes on from %s, and the newest was %s", e.Checkpoint, newest)
 			}

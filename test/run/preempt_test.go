@@ -85,7 +85,7 @@ func TestASecondSignalEndsTheJobAtOnce(t *testing.T) {
 		}
 		w.noProcesses()
 		r = w.run("--every", "0")
-		r.says("is what an earlier supervisor had staged")
+		r.says("was made from the image that an earlier supervisor had staged")
 		r.says("resumes from checkpoint ")
 		if e, _ := w.last(jobs.EventResumed); e.Checkpoint <= newest {
 			t.Errorf("it goes on from %s, and there was %s", e.Checkpoint, newest)
@@ -132,7 +132,7 @@ func TestASecondSignalCutsOffTheWayToTheStore(t *testing.T) {
 						t.Errorf("left over: %v", left)
 					}
 					r = w.run("--every", "0")
-					r.says("is what an earlier supervisor had staged")
+					r.says("was made from the image that an earlier supervisor had staged")
 					r.says("resumes from checkpoint ")
 					if strings.Contains(r.said(), "never became a checkpoint") {
 						t.Error("it says of a checkpoint that it is none")

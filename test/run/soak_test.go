@@ -413,7 +413,7 @@ func (s *soak) sayResume(t *testing.T, whole []string, staged bool) {
 	s.resumes++
 	from := strings.Fields(rest)[0]
 	want := whole[len(whole)-1]
-	if from != want && !(staged && from > want && strings.Contains(said, from+" is what an earlier supervisor had staged")) {
+	if from != want && !(staged && from > want && strings.Contains(said, from+" was made from the image that an earlier supervisor had staged")) {
 		t.Fatalf("it goes on from %s, and the newest that is whole was %s", from, want)
 	}
 }
