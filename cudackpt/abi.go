@@ -27,7 +27,7 @@ const argsSize = 64
 
 // lockArgs is CUcheckpointLockArgs. The reserved bytes must be zero.
 type lockArgs struct {
-	timeoutMillis uint32   // 0 = wait for ever
+	timeoutMillis uint32   // 0 = wait forever
 	_             [60]byte // reserved
 }
 

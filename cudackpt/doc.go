@@ -19,9 +19,9 @@
 //     cudaStreamSynchronize or a similar call) while the process is checkpointed dies with
 //     SIGSEGV. So stop the target between Checkpoint and the completed Restore.
 //   - The driver works through one thread of the target, [Process.RestoreThreadID]. While that
-//     thread is stopped or frozen, the calls wait for ever. So stop the others, not this one.
+//     thread is stopped or frozen, the calls wait forever. So stop the others, not this one.
 //   - A driver call cannot be interrupted. When its context ends, the method returns an
-//     [*InterruptedError] and the call goes on. Later calls to the same process wait for it.
+//     [*InterruptedError] and the call continues. Later calls to the same process wait for it.
 //   - A restore that runs out of GPU memory loses the process. So compare [Driver.Memory] with
 //     what is needed before.
 //

@@ -70,7 +70,7 @@ func (p Process) RestoreThreadID(ctx context.Context) (int, error) {
 // LockOptions are the options of Lock.
 type LockOptions struct {
 	// Timeout is how long the driver may wait for GPU work in flight, rounded up to whole
-	// milliseconds. With 0 it waits until the context's deadline, or for ever if there is none.
+	// milliseconds. With 0 it waits until the context's deadline, or forever if there is none.
 	// The context's deadline limits the wait in any case, so that the driver gives up when the
 	// caller does.
 	Timeout time.Duration
@@ -195,7 +195,7 @@ func checkTimeout(timeout time.Duration) error {
 	return nil
 }
 
-// roundUpMillis rounds up, because 0 would mean to wait for ever.
+// roundUpMillis rounds up, because 0 would mean to wait forever.
 func roundUpMillis(timeout time.Duration) int64 {
 	millis := int64(timeout / time.Millisecond)
 	if timeout%time.Millisecond > 0 {

@@ -48,7 +48,7 @@
 //	            SIGCONT
 //	manifest    write it into the image directory, atomically
 //
-// criu then seizes and dumps. At post-dump, before criu ends the processes or lets them go on,
+// criu then seizes and dumps. At post-dump, before criu ends the processes or lets them continue,
 // every process of the manifest must still be there, and the image must be as it was written. At
 // post-dump and at network-unlock, before criu lets go of the processes, they get a SIGSTOP: a
 // process that was only frozen must not run checkpointed when it is thawed.
@@ -57,9 +57,9 @@
 // processes stay stopped until a resume takes them the one way back.
 //
 // The watcher waits until criu has ended. A process that has gone was dumped; one that lives is
-// brought back, or ended if criu was cut off while it ended the job beside a complete image. It is
+// restored, or ended if criu was interrupted while it ended the job beside a complete image. It is
 // started before the first process is touched, because this program, too, may be killed at any
-// step. It leaves a paused container paused, and brings the GPU state back when the engine resumes
+// step. It leaves a paused container paused, and restores the GPU state when the engine resumes
 // it.
 //
 // # Restore
@@ -76,7 +76,7 @@
 //
 // # The one way back
 //
-// It is the same for everybody (internal/engine/back.go): a dump that fails, post-resume, the
+// It is the same foreverybody (internal/engine/back.go): a dump that fails, post-resume, the
 // watcher, and the commands unlock, resume and recover take it, from whatever state the processes
 // are in. After a restore or a resume there are GPU pairs.
 //

@@ -155,7 +155,7 @@ func precopyPays(from float64) string {
 	return fmt.Sprintf("--precopy pays if more than %.0f %% of its memory stays the same while it is sent; ", 100*from)
 }
 
-// predicted says how long a job would stand still.
+// predicted says how long a job would be paused.
 func predicted(r migrate.Result) string {
 	most := r.Predicted.Round(100 * time.Millisecond)
 	if !r.Precopied {

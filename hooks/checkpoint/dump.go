@@ -21,7 +21,7 @@ import (
 // Dump has criu dump the tree of options.RPC.Pid into dir, which is complete or absent at any time:
 // what criu writes beside it gets its name once it is on disk, and before the processes are ended.
 //
-// After an error the job runs on as before, unless the error wraps [hooks.ErrNotBack] or
+// After an error the job keeps running as before, unless the error wraps [hooks.ErrNotBack] or
 // [hooks.ErrEnded]. [preflight.Refused] tells whether the job was touched. If ctx ends, the dump fails
 // at the next point where everything can be undone.
 func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (Result, error) {
@@ -43,7 +43,7 @@ func Dump(ctx context.Context, hook *hooks.Hook, dir string, options Options) (R
 		return refused(err)
 	}
 	complete := false // whether there is an image
-	needed := false   // whether the job must yet be brought back from partial
+	needed := false   // whether the job has yet to be restored from partial
 	defer func() {
 		if !needed {
 			os.RemoveAll(partial) // after a success it has the name of dir

@@ -66,7 +66,7 @@ type Options struct {
 	Written func(f *os.File, offset, size int64)
 
 	// Probe has a dump try whether its image can be restored, before criu lets go of the job. If it
-	// cannot, the dump fails and the job runs on. ProbeCommand is what calls [ProbeInside].
+	// cannot, the dump fails and the job keeps running. ProbeCommand is what calls [ProbeInside].
 	Probe        bool
 	ProbeCommand []string
 

@@ -93,7 +93,7 @@ func noteSuspended(s *session.Session, message string) error {
 	return session.KillWatcher(&s.Record)
 }
 
-// Resume brings processes back from whatever state they are in. Those that were suspended together are
+// Resume resumes processes from whatever state they are in. Those that were suspended together are
 // resumed together, on the GPUs to which the configuration maps them. It returns the sessions that it
 // has closed. After an error the processes are as they were, and Resume can be tried again. If
 // something else has checkpointed a process, nobody knows how much GPU memory its restore takes, and a
@@ -168,7 +168,7 @@ func suspendedSession(ctx context.Context, hook *hooks.Hook, pid int) (*session.
 	}
 	if s.Outcome != "" {
 		s.LetGo()
-		return nil, nil // it has been brought back meanwhile
+		return nil, nil // it has been resumed meanwhile
 	}
 	return hook.TakeOn(s, session.ByCommand), nil
 }
@@ -209,7 +209,7 @@ func adopt(ctx context.Context, hook *hooks.Hook, pids []int, force bool) (*sess
 	return beginSuspend(hook, d.Members, journal.StepSuspended)
 }
 
-// resumeSession brings the processes of a locked session back, and closes it.
+// resumeSession resumes the processes of a locked session, and closes it.
 func resumeSession(ctx context.Context, s *session.Session) (err error) {
 	defer s.LetGo()
 	driver, err := s.Env.OpenDriver()

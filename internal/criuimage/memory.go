@@ -28,7 +28,7 @@ func readPagemap(dir, name string) (pagemap.Map, error) {
 }
 
 // pagesOf returns the images with the memory of a process that its pagemap names. It refuses files
-// of pages that are too short: criu waits for ever for what is missing there.
+// of pages that are too short: criu waits forever for what is missing there.
 func pagesOf(dir string, pid int) ([]string, error) {
 	name := fmt.Sprintf("pagemap-%d.img", pid)
 	m, err := readPagemap(dir, name)

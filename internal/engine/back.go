@@ -120,7 +120,7 @@ func (b *wayBack) do(ctx context.Context, name string, step func(context.Context
 }
 
 // findCUDA finds the processes that have CUDA state. A process that has executed another program since
-// has none to bring back, and only needs to go on.
+// has none to bring back, and only needs to continue.
 func (b *wayBack) findCUDA(ctx context.Context) error {
 	b.all = slices.DeleteFunc(slices.Clone(b.all), func(t *Target) bool { return !t.Alive() })
 	for _, t := range b.all {
@@ -224,7 +224,7 @@ func (b *wayBack) letOthersRun(context.Context) error {
 // pause freezes a container again if it was paused before.
 func (b *wayBack) pause(ctx context.Context) error { return FreezeAll(ctx, b.toPause) }
 
-// parallel does a step for every process with CUDA state. A process that ends meanwhile has no way back
+// parallel does a step forevery process with CUDA state. A process that ends meanwhile has no way back
 // and needs none; only on a restore is its end an error.
 func (b *wayBack) parallel(do func(*Target) error) error {
 	return Parallel(b.cuda, func(t *Target) error {
@@ -237,7 +237,7 @@ func (b *wayBack) parallel(do func(*Target) error) error {
 }
 
 // releaseConnections gives the tree back the TCP connections that criu held back for its dump, if criu
-// was killed or was to leave the tree stopped. Without them, the job goes on all the same.
+// was killed or was to leave the tree stopped. Without them, the job resumes all the same.
 func (b *wayBack) releaseConnections(ctx context.Context) error {
 	if b.Kind != journal.KindDump {
 		return nil
@@ -317,7 +317,7 @@ func (b *wayBack) memoryNeed(ctx context.Context) (inspect.MemoryNeed, error) {
 			need.Add(t.Member.MemoryBytes, t.Member.Pairs)
 			continue
 		}
-		// A checkpoint or restore goes on by itself after the program that began it was killed. The
+		// A checkpoint or restore continues by itself after the program that began it was killed. The
 		// driver answers when it is through.
 		state, err := t.CUDA.State(ctx)
 		if err != nil {

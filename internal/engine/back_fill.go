@@ -18,7 +18,7 @@ import (
 // lacksMemory reports whether some of the process's memory is in files only.
 func (t *Target) lacksMemory() bool { return t.Member.Pages != nil && t.Member.Pages.Dropped }
 
-// filling is what of the way back brings dropped memory back.
+// filling is the part of the rollback that restores dropped memory.
 type filling struct{ *wayBack }
 
 // checkDropped asks the driver whether a process that lacks memory, by the journal, is still

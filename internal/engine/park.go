@@ -64,7 +64,7 @@ func (s *Suspension) ParkedOrStopped(ctx context.Context, process *proc.Process,
 	return nil
 }
 
-// requireHeld fails if a process that is not parked no longer stands still: with its GPU state out it
+// requireHeld fails if a process that is not parked is no longer stopped: with its GPU state out it
 // would die.
 func (t *Target) requireHeld() error {
 	if t.Parked != nil {

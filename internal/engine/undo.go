@@ -11,8 +11,8 @@ import (
 	"cucriu/internal/session"
 )
 
-// undo brings the processes back to where they were before the dump. What it cannot do now, the watcher
-// goes on trying once criu has gone. The journal keeps the cause.
+// undo rolls the processes back to where they were before the dump. What it cannot do now, the watcher
+// keeps trying once criu has gone. The journal keeps the cause.
 func (s *Suspension) undo(cause error) (session.JobOutcome, error) {
 	ctx := context.Background()
 	if err := s.releaseTracers(ctx); err != nil {

@@ -42,7 +42,7 @@ type Manifest struct {
 	// StoppedOthers are the pids, as in the image, of processes without CUDA that were already
 	// stopped before the dump. They stay stopped after the restore.
 	StoppedOthers []int `json:"stopped_others,omitempty"`
-	// Parked are the threads that wait in criu's image, and what they need to go on. Without it
+	// Parked are the threads that wait in criu's image, and what they need to continue. Without it
 	// the restored processes never run.
 	Parked []inject.Parked `json:"parked,omitempty"`
 	// Scheduling is what criu does not restore of the threads of any process.

@@ -134,7 +134,7 @@ func (b *Borrowed) call(ctx context.Context, ranges []proc.Range, what remoteCal
 // called a second time.
 //
 // Return fails, for example, if ctx ends while a call is still under way. With a file, it
-// then releases the threads as if we had been killed, and ReturnBorrowed brings them back.
+// then releases the threads as if we had been killed, and ReturnBorrowed returns them.
 // Without a file, they stay borrowed.
 func (b *Borrowed) Return(ctx context.Context) error {
 	l := b.loan

@@ -15,7 +15,7 @@ import (
 )
 
 // Parked describes threads that wait in the kernel instead of running their program, and
-// holds what each of them needs to go on.
+// holds what each of them needs to continue.
 //
 // A stop alone does not hold a process, because any SIGCONT ends it. A parked thread that
 // is continued enters an endless futex(2) wait with its signals blocked, and executes no
@@ -29,7 +29,7 @@ type Parked struct {
 }
 
 // Park parks the threads of a process except those in except. It first writes what they
-// need to go on into the file saved, for [ReturnBorrowed], which unparks them. The file must not
+// need to continue into the file saved, for [ReturnBorrowed], which unparks them. The file must not
 // exist yet. The process must be as [Borrow] requires, but need not be stopped.
 //
 // Park fails with [proc.ErrGone] if the process has ended, and with [ErrFiltered] if a
@@ -106,7 +106,7 @@ func threadsBut(pid int, except []int) ([]int, error) {
 	return slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(except, tid) }), err
 }
 
-// pointAtWait gives a thread registers that make it wait for ever.
+// pointAtWait gives a thread registers that make it wait forever.
 func (l *loan) pointAtWait(t *borrowedThread) error {
 	regs := l.waiting(t)
 	return regs.write(t.TID)

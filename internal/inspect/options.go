@@ -33,7 +33,7 @@ type Asked struct {
 type Wanted struct {
 	Options image.Options
 	Needs   []preflight.Need // the options, with their reasons
-	// Findings are what no option helps against, and what comes back otherwise than it was.
+	// Findings are what no option helps against, and what is restored otherwise than it was.
 	Findings preflight.Findings
 	// Removed are the removed names by which the processes use files.
 	Removed []RemovedName

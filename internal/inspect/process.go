@@ -140,7 +140,7 @@ func StateFindings(m *Process, state cudackpt.State) preflight.Findings {
 	return preflight.Findings{m.about(preflight.New(preflight.FindingCUDAState, fmt.Sprintf("is already %v, but not by any dump or suspend known here", state), StateRemedy(m.PID, state)))}
 }
 
-// StateRemedy says how a process comes back from a CUDA state in which no session of ours holds
+// StateRemedy says how a process is recovered from a CUDA state in which no session of ours holds
 // it.
 func StateRemedy(pid int, state cudackpt.State) string {
 	switch state {

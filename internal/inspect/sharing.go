@@ -196,7 +196,7 @@ func ncclIsHarmless(environment []string) bool {
 	return isOn("NCCL_P2P_DISABLE") && isOn("NCCL_SHM_DISABLE")
 }
 
-// Some objects in NVIDIA's resource manager decide whether a process comes back, because a
+// Some objects in NVIDIA's resource manager decide whether a process can be restored, because a
 // restore forgets them (measured on driver 580.159.04). An allocation of 512 MiB or more has an
 // address in the fabric that links the GPUs; if another GPU was given access to it, the restore
 // answers INVALID_VALUE. A memory pool loses the access of other GPUs without any error. Memory

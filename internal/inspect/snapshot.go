@@ -171,7 +171,7 @@ func lookAt(pid int) (*look, error) {
 }
 
 // readMappings reads the mappings that have a name. A program of PyTorch has thousands, and its workers
-// are looked at while the job stands still, so they are not parsed any further.
+// are looked at while the job is paused, so they are not parsed any further.
 func (l *look) readMappings() error {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", l.pid))
 	if err != nil {

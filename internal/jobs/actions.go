@@ -275,7 +275,7 @@ func (s *supervisor) end(a life.Action) (status int, err error) {
 	return 0, s.event.err // of EndFailed or Abandon
 }
 
-// endLeaving ends what is left of the job here, and says how it goes on.
+// endLeaving ends what is left of the job here, and says from where it resumes.
 func (s *supervisor) endLeaving() (int, error) {
 	if err := s.leave(); err != nil {
 		return 0, err

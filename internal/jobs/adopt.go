@@ -38,7 +38,7 @@ func adoptedRecord(o Options) (record, error) {
 	return r, nil
 }
 
-// adopt takes a job under care that runs already. What could not go on from a checkpoint is
+// adopt adopts a job that already runs. What could not resume from a checkpoint is
 // refused before anything is touched.
 func (s *starter) adopt(ctx context.Context) error {
 	if s.Adopt == 0 {

@@ -33,7 +33,7 @@ func NoSupervisor(job Local) error {
 
 // Ask asks the supervisor of a job of this host for something, and waits until it is done.
 // progress is told what is under way; it may be nil. When ctx ends, Ask returns at once; what the
-// supervisor has begun goes on.
+// supervisor has begun is still completed.
 func Ask(ctx context.Context, runDir string, job Local, r Request, progress func(string)) (Answer, error) {
 	conn, err := dial(localDir(runDir, job.Dir))
 	if err != nil {

@@ -25,7 +25,7 @@ const firstPID = 1000
 type starter struct {
 	*lease
 	fence  sandbox.Fence
-	paused bool // the job runs already, and stands still
+	paused bool // the job already runs, and is paused
 }
 
 // begin brings the job to run, or finds that it has finished. told ends, at the latest with ctx, when a
@@ -241,7 +241,7 @@ func (s *starter) noteSandbox() {
 }
 
 // setRunning records that the job runs. If a full disk prevents that, a job that ends while it has
-// no supervisor goes on from its newest checkpoint.
+// no supervisor resumes from its newest checkpoint.
 func (s *starter) setRunning() {
 	if err := s.sandbox.SetRunning(); err != nil {
 		s.say(fmt.Sprintf("the sandbox's record could not be written: %v", err))

@@ -158,7 +158,7 @@ func (s *checkpointer) checkpointBy(ctx context.Context, base, reason string, en
 	})
 	if err != nil {
 		// The image has its name before the job is ended, and one that is not complete may hold
-		// what the job must be brought back from.
+		// what the job must be restored from.
 		_, readErr := inside.ReadStaged(made)
 		keep = a.NotBack || end && readErr == nil
 		return store.Checkpoint{}, err
@@ -360,7 +360,7 @@ func (s *checkpointer) untilNext(err error) time.Duration {
 	return min(interval, retryFirst<<min(s.failures-1, 10))
 }
 
-// tooLong reports whether the job would stand still for longer than it may.
+// tooLong reports whether the job would be paused for longer than it may.
 func (s *checkpointer) tooLong() (time.Duration, bool) {
 	expected, known := s.costs.expected()
 	return expected.pause, known && s.MaxPause > 0 && expected.pause > s.MaxPause

@@ -74,7 +74,7 @@ func (s *core) undoFiles() error {
 	return err
 }
 
-// forgetUndo notes that the job goes on with its files as they are.
+// forgetUndo notes that the job keeps its files as they are.
 func (s *core) forgetUndo() { s.sayError(files.Forget(s.undoFile())) }
 
 // UndoFiles undoes what a restore did to the files of a job that is not resumed here.
@@ -113,7 +113,7 @@ func (s *core) leave() error {
 	return errors.Join(s.endSandbox(), err)
 }
 
-// sayNext says from where the job goes on.
+// sayNext says from where the job resumes.
 func (s *core) sayNext() error {
 	all, err := s.store.Checkpoints()
 	if err != nil {
@@ -158,20 +158,20 @@ func newestOf(all []store.Checkpoint) *Made {
 	return nil
 }
 
-// A paused job stands still, and its GPU memory is in host memory. That it is paused is written in
+// A paused job is stopped, and its GPU memory is in host memory. That it is paused is written in
 // its sandbox, so that the next supervisor knows it as well.
 
-// pause lets the job stand still, and reports whether it does.
+// pause stops the job, and reports whether it is paused.
 func (s *core) pause(ctx context.Context) (bool, error) {
 	if _, err := s.ask(ctx, inside.Request{Op: inside.Pause, Root: s.sandbox.Root}); err != nil {
-		paused, _ := inside.IsPaused(s.sandbox.RunDir) // it was cut off, and cucriu jobs resume brings the job back
+		paused, _ := inside.IsPaused(s.sandbox.RunDir) // it was cut off, and cucriu jobs resume resumes the job
 		return paused, err
 	}
 	s.tell(Event{Event: EventPaused, Message: s.record.Name + " is paused: it is stopped, and its GPU memory is in host memory"})
 	return true, nil
 }
 
-// unpause lets a paused job go on.
+// unpause resumes a paused job.
 func (s *core) unpause(ctx context.Context) error {
 	if _, err := s.ask(ctx, inside.Request{Op: inside.Unpause, Root: s.sandbox.Root}); err != nil {
 		return fmt.Errorf("%s could not be resumed, and is still paused: %w", s.record.Name, err)

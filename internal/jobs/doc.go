@@ -14,7 +14,7 @@
 //	supervisor    the loop: takes events, has them decided, begins actions (actions.go)
 //	starter       attach to the job; or resume the newest checkpoint that restores, in a new
 //	              sandbox; or start the command in a new sandbox; or adopt a process
-//	checkpointer  dump into a staging directory while the job stands still; then, while it runs
+//	checkpointer  dump into a staging directory while the job is paused; then, while it runs
 //	              on, the way to the store; verify, try and remove checkpoints
 //	instance      the job as it runs here: its sandbox, its root process, and what is done in the
 //	              sandbox by a program of ours that is started there (jobs/inside)

@@ -35,7 +35,7 @@ func (in *instance) openRoot() (err error) {
 	return err
 }
 
-// close closes what is held of the job, and notes whether the job runs on.
+// close closes what is held of the job, and notes whether the job keeps running.
 func (in *instance) close() {
 	if in.root != nil {
 		in.root.Close()

@@ -31,8 +31,8 @@ type MoveState string
 // The states of a move. Left is final until a person or the destination gives the job back.
 const (
 	MoveNone    MoveState = ""
-	MoveLeaving MoveState = "leaving" // source: undecided, and the job goes on here if its program is gone
-	MoveStays   MoveState = "stays"   // source: the job goes on here, and the destination is yet to be told
+	MoveLeaving MoveState = "leaving" // source: undecided, and the job stays here if its program is gone
+	MoveStays   MoveState = "stays"   // source: the job stays here, and the destination is yet to be told
 	MoveLeft    MoveState = "left"    // the job belongs to the other host: the commit point
 
 	MoveArriving MoveState = "arriving" // destination: not complete
@@ -203,7 +203,7 @@ func (s *lease) hasLeft() (bool, error) {
 }
 
 // lookAtMove reads the record of the move. While the program that moves the job lives, a job that
-// has left may yet be given back. If it was killed before it has decided, the job goes on here.
+// has left may yet be given back. If it was killed before it has decided, the job stays here.
 func (s *core) lookAtMove(ctx context.Context) (Move, error) {
 	lock, err := TryLockMove(s.Dir)
 	moves := errors.Is(err, ErrMoving)

@@ -13,23 +13,23 @@ import (
 // Options say how a long job is run.
 type Options struct {
 	Dir     string   // holds all that is known of the job; root's alone
-	Name    string   // how people call the job; empty is the last part of Dir
+	Name    string   // the name of the job; empty is the last part of Dir
 	Command []string // what to start; empty is what was started before
 	Env     []string // nil is ours
-	// Adopt is the root process of a job that runs already, and is taken under care; 0 is none.
+	// Adopt is the root process of a running job to be adopted; 0 is none.
 	Adopt int
 
 	// User is whose the job is, by name or number; empty is root's.
 	User string
 
 	Every time.Duration // between checkpoints; 0 is none on a schedule
-	// Overhead is for which part of its time the job may stand still for checkpoints, once
+	// Overhead is for which part of its time the job may be paused for checkpoints, once
 	// their cost is known; 0 leaves it at Every.
 	Overhead float64
-	// MaxPause leaves out a checkpoint for which the job would probably stand still for longer;
+	// MaxPause leaves out a checkpoint for which the job would probably be paused for longer;
 	// 0 is no limit.
 	MaxPause time.Duration
-	// Stage is where images are written while the job stands still: a directory, [StageMemory],
+	// Stage is where images are written while the job is paused: a directory, [StageMemory],
 	// [StageDisk] (the job's directory), or empty for memory if it fits, else disk.
 	Stage string
 	Keep  int // how many checkpoints to keep, at least
@@ -76,7 +76,7 @@ type Options struct {
 	Messages io.Writer // gets what the supervisor says
 }
 
-// Where images are written while the job stands still.
+// Where images are written while the job is paused.
 const (
 	StageMemory = "memory"
 	StageDisk   = "disk"

@@ -214,7 +214,7 @@ func NoteLocal(runDir, dir string, state State) error {
 	}
 	folder := localDir(runDir, dir)
 	if l, err := readLocal(folder); err == nil && (l.alive || l.PID != 0) {
-		return nil // it is under care, or to be found
+		return nil // it is supervised, or to be found
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return fmt.Errorf("run directory: %w", err)

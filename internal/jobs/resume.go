@@ -32,7 +32,7 @@ func (s *starter) resumeNewest(ctx context.Context, all []store.Checkpoint) erro
 	for i, c := range all {
 		err := s.resumeTwice(ctx, c)
 		if err == nil {
-			// The job goes on from an older one, which has put back its files further.
+			// The job resumes from an older one, which has put back its files further.
 			for name, why := range failed {
 				s.sayError(s.store.GiveUp(name, why))
 			}

@@ -11,7 +11,7 @@ import (
 	"cucriu/internal/jobs/files"
 )
 
-// What is newer in the job's files than the checkpoint from which it goes on is kept beside them.
+// What is newer in the job's files than the checkpoint from which it resumes is kept beside them.
 // Nobody but the user knows whether it is of use, so it is listed here, and removed on demand.
 
 const tailsName = "tails.json" // in the directory of the job

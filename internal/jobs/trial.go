@@ -11,7 +11,7 @@ import (
 	"cucriu/internal/jobs/store"
 )
 
-// trial is the trial restore that goes on beside the job, if there is one.
+// trial is the trial restore that runs beside the job, if there is one.
 type trial struct {
 	end   context.CancelFunc // nil if there was none
 	ended chan struct{}
@@ -39,7 +39,7 @@ func (t *trial) await() {
 const mostAttempts = 3
 
 // try tries whether a checkpoint can be restored, unless one with the same kinds of processes and
-// files was tried before. That goes on beside the job, until the next checkpoint at the latest.
+// files was tried before. It runs beside the job, until the next checkpoint at the latest.
 func (s *checkpointer) try(c store.Checkpoint) {
 	if !s.Probe {
 		return
@@ -52,7 +52,7 @@ func (s *checkpointer) try(c store.Checkpoint) {
 	ctx, end := context.WithCancel(s.tidy)
 	ended := make(chan struct{})
 	s.trial.end, s.trial.ended = end, ended
-	at := *s.instance // which may be closed while this goes on
+	at := *s.instance // which may be closed while this runs
 	go func() {
 		defer close(ended)
 		defer end()

@@ -41,7 +41,7 @@ const (
 	OutcomeKilled  Outcome = "killed"  // a restore failed: its processes were killed, and the image is intact
 	OutcomeGone    Outcome = "gone"    // the processes ended by themselves, or together with a criu that failed
 	OutcomeLeft    Outcome = "left"    // a restore failed: its processes are left stopped for inspection, as configured
-	OutcomeMoved   Outcome = "moved"   // the job goes on at another host: its processes here were ended
+	OutcomeMoved   Outcome = "moved"   // the job has moved to another host: its processes here were ended
 )
 
 // Record is what is on disk of one dump, restore or suspend. It is written ahead of every step, so that
@@ -71,7 +71,7 @@ type Record struct {
 	BackBegun    bool          `json:"back"`                  // criu has ended, and bringing back what it left alive has begun
 	Restored     bool          `json:"restored"`              // no process is checkpointed any more, so none has to be stopped
 	Members      []Member      `json:"members"`               // the CUDA processes
-	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that stood still before
+	Ancestors    []proc.Ident  `json:"ancestors,omitempty"`   // processes above the members, without those that were already stopped
 	// Others are the processes without CUDA that a restore holds back until the GPU state is restored.
 	Others []proc.Ident `json:"others,omitempty"`
 	// Children are the processes of which a dump borrows a thread, to take from them what they
@@ -232,7 +232,7 @@ const (
 	DecisionNone Decision = ""
 	// DecisionGo lets the processes here run.
 	DecisionGo Decision = "go"
-	// DecisionEnd ends the processes here: the job goes on elsewhere, or not at all.
+	// DecisionEnd ends the processes here: the job runs elsewhere, or not at all.
 	DecisionEnd Decision = "end"
 	// DecisionWait is no decision, and only for [Hold.IfAbandoned]: the processes stay held until
 	// somebody decides.
@@ -249,7 +249,7 @@ type Hold struct {
 	// IfAbandoned is what happens if the holder ends without a decision.
 	IfAbandoned Decision `json:"if_abandoned"`
 	Decision    Decision `json:"decision,omitempty"`
-	// KeepsConnections says that the TCP connections of a dumped job go on elsewhere, with the job's
+	// KeepsConnections says that the TCP connections of a dumped job continue elsewhere, with the job's
 	// address: no packet reaches them here before the processes have ended.
 	KeepsConnections bool `json:"keeps_connections,omitempty"`
 	// Told says that the other side knows the decision. Until then it asks, or has to be told.

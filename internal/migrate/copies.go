@@ -36,7 +36,7 @@ func (s *treeSource) foreseeFiles(ctx context.Context) error {
 	return files.Foresee(ctx, s.of.RootPID, s.moving())
 }
 
-// later has the destination judge what the job, which stands still, uses and did not use when it was
+// later has the destination judge what the job, which is paused, uses and did not use when it was
 // described.
 func (s *treeSource) later(ctx context.Context) error {
 	job, err := prepare.Later(s.hook, s.of)
@@ -57,7 +57,7 @@ func (s *treeSource) later(ctx context.Context) error {
 	return nil
 }
 
-// saveFiles adds the files to the image. The job stands still.
+// saveFiles adds the files to the image. The job is paused.
 func (s *treeSource) saveFiles(ctx context.Context, dir string) error {
 	if s.options.Copy == prepare.CopyNone {
 		return nil

@@ -1,4 +1,4 @@
-// Package migrate moves a running job to another host. Whatever fails, exactly one copy goes on.
+// Package migrate moves a running job to another host. Whatever fails, exactly one copy survives.
 //
 //	source (cucriu migrate)                    destination (cucriu receive)
 //	begin     ssh DESTINATION cucriu receive   hello: versions, certificates
@@ -9,7 +9,7 @@
 //	finish                                     restore it and hold it, promise: ready
 //	confirm   end the copy here: commit        let it run: running
 //
-// Package commit knows who may do what, and proves that one copy goes on. Each side has one driver
+// Package commit knows who may do what, and proves that one copy survives. Each side has one driver
 // of it, for process trees and for long jobs: source.go and receive.go. The states of a process tree
 // are the holds of the hooks' sessions: see [hooks.Hook.Decide]. A program that is killed leaves the
 // decision to its watcher or, once the destination has promised, to the source: [Recover] tells the

@@ -22,7 +22,7 @@ const (
 // with driver 580. It is not in an image.
 const contextBytes = 518 << 20
 
-// forecast measures the way to the destination and predicts how long the job will stand still.
+// forecast measures the way to the destination and predicts how long the job will be paused.
 // It refuses what would take too long.
 func (s *treeSource) forecast(ctx context.Context) error {
 	rates := predict.DefaultRates()

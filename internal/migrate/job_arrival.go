@@ -508,7 +508,7 @@ func (d *jobArrival) promise(ctx context.Context, newest string) error {
 	return d.handleEvent(commit.Complete)
 }
 
-// Nothing of a move goes on beside the messages.
+// No part of a move runs beside the messages.
 func (d *jobArrival) abort() error { return nil }
 func (d *jobArrival) stop(error)   {}
 

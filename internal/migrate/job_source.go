@@ -22,7 +22,7 @@ import (
 //
 //	source (cucriu migrate --job)              destination (cucriu receive)
 //	job        describe it                     may it come: nothing is touched yet
-//	round 1    its checkpoints go ahead, while the job runs on; verified there
+//	round 1    its checkpoints go ahead, while the job keeps running; verified there
 //	stop       a last checkpoint ends the job; its supervisor waits
 //	round 2    the last checkpoint, as far as
 //	           it is new, and the job's other
@@ -50,8 +50,8 @@ func newJobSource(hook *hooks.Hook, job jobs.Local, o Options) *jobSource {
 	return s
 }
 
-// MigrateJob moves a long job with its checkpoints to another host, where a supervisor goes on with
-// it. After an error the job goes on here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
+// MigrateJob moves a long job with its checkpoints to another host, where a supervisor continues with
+// it. After an error the job stays here, unless the error wraps [hooks.ErrNotBack]. If ctx ends
 // before the destination is ready, the move is given up.
 func MigrateJob(ctx context.Context, hook *hooks.Hook, job jobs.Local, o Options) (Result, error) {
 	s := newJobSource(hook, job, o)
@@ -197,7 +197,7 @@ func (s *jobSource) askSupervisor(ctx context.Context, op life.Op) (jobs.Answer,
 	return jobs.Ask(ctx, s.hook.Config.RunDir, s.of, jobs.Request{Op: op}, nil)
 }
 
-// send sends the checkpoints that the destination has not: all of them while the job runs on, and
+// send sends the checkpoints that the destination has not: all of them while the job keeps running, and
 // once it has ended the newest one, and the job's other files.
 func (s *jobSource) send(ctx context.Context, phase string) error {
 	last := !s.halted.IsZero()
@@ -394,7 +394,7 @@ func (s *jobSource) awaitBack(_ context.Context) error {
 	return fmt.Errorf("%w: %s was not resumed within %v: see cucriu jobs list", hooks.ErrNotBack, s.of.Name, backPatience)
 }
 
-// returnedError says that the destination could not resume a job, which goes on here.
+// returnedError says that the destination could not resume a job, which stays here.
 type returnedError struct{ host, name, why string }
 
 func (e *returnedError) Error() string {
@@ -404,7 +404,7 @@ func (e *returnedError) Error() string {
 // Refused returns false: the job was stopped.
 func (e *returnedError) Refused() bool { return false }
 
-// returned lets a job go on here that the destination has given back.
+// returned lets a job run here that the destination has given back.
 func (s *jobSource) returned(ctx context.Context, why string) error {
 	if err := reach(ctx, "job.takeback"); err != nil {
 		return err

@@ -18,14 +18,14 @@ import (
 )
 
 // madeRecord is what the destination keeps of the files and directories that it makes for a job,
-// until it is decided whether the job goes on here. Whoever makes them has it locked.
+// until it is decided whether the job stays here. Whoever makes them has it locked.
 type madeRecord struct {
 	path string
 	file *os.File // nil as long as nothing is made
 }
 
 // madeLine is a line of a record: something that is made or, at last, that the source may let the
-// job go on here.
+// job run here.
 type madeLine struct {
 	Made     *files.Made `json:"made,omitempty"`
 	Promised bool        `json:"promised,omitempty"`
@@ -65,7 +65,7 @@ func (r *madeRecord) create() error {
 	}
 }
 
-// promise notes that the job may go on here from now on.
+// promise notes that the job may run here from now on.
 func (r *madeRecord) promise() error {
 	if r.file == nil {
 		return nil
@@ -83,7 +83,7 @@ func (r *madeRecord) close() {
 	}
 }
 
-// removeMade removes what was made at this host for jobs that do not go on here.
+// removeMade removes what was made at this host for jobs that do not run here.
 func removeMade(hook *hooks.Hook) error {
 	paths, err := filepath.Glob(filepath.Join(recordsDir(hook.Config.RunDir), "*"+madeSuffix))
 	if err != nil {

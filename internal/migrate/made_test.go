@@ -33,7 +33,7 @@ func TestWhatWasMadeGoesUnlessTheJobMayRunHere(t *testing.T) {
 		"at work":                             {working: true, stays: true, recorded: true},
 		"being restored":                      {hold: &journal.Hold{IfAbandoned: end}, stays: true, recorded: true},
 		"promised":                            {hold: &journal.Hold{IfAbandoned: wait}, promised: true, stays: true, recorded: true},
-		"stays here":                        {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.DecisionGo}, promised: true, stays: true},
+		"stays here":                          {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.DecisionGo}, promised: true, stays: true},
 		"went on here, and has ended":         {hold: &journal.Hold{IfAbandoned: wait, Decision: journal.DecisionGo}, outcome: journal.OutcomeRunning, promised: true, stays: true},
 		"went on here long ago":               {promised: true, stays: true},
 		"about to be ended":                   {hold: &journal.Hold{IfAbandoned: wait, Decision: end}, promised: true, stays: true, recorded: true},

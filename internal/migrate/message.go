@@ -21,7 +21,7 @@ const protocolVersion = 4
 const (
 	sayHello   = "hello"   // the destination answers with its own
 	sayPrepare = "prepare" // a process tree: the destination answers with its judgement
-	sayLater   = "later"   // as sayPrepare, once the job stands still and uses more than it did then
+	sayLater   = "later"   // as sayPrepare, once the job is paused and uses more than it did then
 	sayJob     = "job"     // a long job: the destination answers what it has of it
 	sayClock   = "clock"   // the destination answers with its own
 	sayRound   = "round"   // the destination answers where it listens

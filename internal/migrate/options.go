@@ -44,8 +44,8 @@ type Options struct {
 	// TCP says what becomes of the job's connections with other programs.
 	TCP prepare.TCP
 	// MoveAddress is a command that moves the address of the job, for connections that are kept. It
-	// is run here, with one more argument: "there" once the job stands still, before it is restored
-	// at the destination, and "back" if it goes on here after that, or may have.
+	// is run here, with one more argument: "there" once the job is paused, before it is restored
+	// at the destination, and "back" if it stays here after that, or may have.
 	MoveAddress []string
 	// Copy says which of its files move with it.
 	Copy prepare.Copy
@@ -57,7 +57,7 @@ type Options struct {
 }
 
 // Precopy says whether the memory of a job is sent once while it runs on, so that less is to be
-// sent while it stands still. For that, it stands still once more: see package predict.
+// sent while it is paused. For that, it is paused once more: see package predict.
 type Precopy string
 
 // The choices.

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// pauseLimit gives a migration up if the job stands still for too long. The time that it takes to
-// bring the job back comes on top.
+// pauseLimit gives a migration up if the job is paused for too long. The time that it takes to
+// restore the job comes on top.
 type pauseLimit struct {
 	most   time.Duration // 0 is no limit
 	giveUp context.CancelCauseFunc
 
 	mu    sync.Mutex
-	timer *time.Timer // while the job stands still
+	timer *time.Timer // while the job is paused
 }
 
-// begin says that the job stands still from now on, unless it did already.
+// begin says that the job is paused from now on, unless it did already.
 func (l *pauseLimit) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -28,7 +28,7 @@ type leaving interface {
 
 	// state is what is written down of the decision.
 	state() (commit.SourceState, error)
-	// decide writes a decision down, unless it is, and then brings the copy here back or ends it. Again,
+	// decide writes a decision down, unless it is, and then resumes the copy here or ends it. Again,
 	// it does what an earlier call has not finished.
 	decide(ctx context.Context, s commit.SourceState) error
 	// returned takes back a job that the destination cannot resume.
@@ -100,7 +100,7 @@ func (s *sourceSession) run(ctx context.Context) error {
 	return nil
 }
 
-// giveUp lets the job go on here, and says why it did not move.
+// giveUp lets the job run here, and says why it did not move.
 func (s *sourceSession) giveUp(cause error) error {
 	refused := preflight.Refused(cause) && s.halted.IsZero() && s.result.Before == 0
 	err := s.handleEvent(commit.Failed)

@@ -67,7 +67,7 @@ func TestTheDriverOfTheSource(t *testing.T) {
 		"it stays here":                     {event: commit.Failed, told: sayAbort, answer: sayEnded, calls: []string{"back", "back", "told back"}},
 		"it stays here, never known there":  {event: commit.Failed, told: sayAbort, answer: sayUnknown, calls: []string{"back", "back", "told back"}},
 		"it has left, and is not there":     {event: commit.Ready, told: sayCommit, answer: sayUnknown, calls: []string{"end", "end"}, err: errForgotten},
-		"it is returned to the source":                  {event: commit.Ready, told: sayCommit, answer: sayReturned, calls: []string{"end"}, err: errReturned},
+		"it is returned to the source":      {event: commit.Ready, told: sayCommit, answer: sayReturned, calls: []string{"end"}, err: errReturned},
 		"the watcher was quicker":           {event: commit.Ready, overtaken: true, told: sayAbort, answer: sayEnded, calls: []string{"back", "back", "told back"}},
 		"the destination runs what is here": {event: commit.Failed, told: sayAbort, answer: sayRunning, calls: []string{"back"}, err: new(commit.ImpossibleError)},
 	} {

@@ -40,7 +40,7 @@ func (s *stage) round(number int) string {
 	return filepath.Join(s.dir, fmt.Sprintf("round-%d", number))
 }
 
-// settle removes everything, unless a job must yet be brought back from it.
+// settle removes everything, unless a job has yet to be restored from it.
 func (s *stage) settle(runDir string) error {
 	sessions, err := journal.List(runDir)
 	if err != nil || needed(sessions, s.dir) {
@@ -67,7 +67,7 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// removeStale removes what killed programs have left, unless a job must yet be brought back from
+// removeStale removes what killed programs have left, unless a job has yet to be restored from
 // it. Anybody may make directories in /dev/shm: only root's are touched.
 func removeStale(runDir, base string) {
 	dirs, err := filepath.Glob(filepath.Join(base, stagePrefix+"*"))

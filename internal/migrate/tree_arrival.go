@@ -190,7 +190,7 @@ func (d *treeArrival) listen(ctx context.Context, m wire.Message) (err error) {
 	return reach(ctx, "receive.listening")
 }
 
-// restore begins the restore of the last round. It goes on while messages are handled.
+// restore begins the restore of the last round. It runs while messages are handled.
 func (d *treeArrival) restore(ctx context.Context, m wire.Message) error {
 	var asked restoreMessage
 	if err := m.Decode(&asked); err != nil {

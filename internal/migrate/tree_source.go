@@ -290,7 +290,7 @@ func (s *treeSource) dumpRunning(ctx context.Context, dir string) error {
 	})
 }
 
-// noting is a hook that reports its steps, and the lock, from which on the job stands still.
+// noting is a hook that reports its steps, and the lock, from which on the job is paused.
 func (s *treeSource) noting(locks func()) *hooks.Hook {
 	hook := *s.hook
 	hook.Progress = func(_ *journal.Record, step string) {
@@ -320,8 +320,8 @@ func (s *treeSource) dumpOptions() checkpoint.Options {
 
 // What the command that moves the address of a job is told.
 const (
-	addressThere = "there" // the job stands still, and is about to be restored at the destination
-	addressBack  = "back"  // the job goes on here; its address may be here still
+	addressThere = "there" // the job is paused, and is about to be restored at the destination
+	addressBack  = "back"  // the job stays here; its address may be here still
 )
 
 // addressPatience is how long it may take to have the address back.
@@ -349,7 +349,7 @@ func (s *treeSource) moveAddress(ctx context.Context, where string) error {
 	})
 }
 
-// moveAddressBack brings the address back for a job that goes on here. The job does so even if that
+// moveAddressBack brings the address back for a job that stays here. The job does so even if that
 // fails.
 func (s *treeSource) moveAddressBack(ctx context.Context) {
 	if !s.addressMoved {
@@ -403,7 +403,7 @@ func (s *treeSource) decide(ctx context.Context, state commit.SourceState) error
 	return err
 }
 
-// hasEnded reports whether the job, which was to go on here, is not there any more.
+// hasEnded reports whether the job, which was to stay here, is not there any more.
 func (s *treeSource) hasEnded() bool {
 	session, err := s.hook.Held(s.record.ID)
 	if err != nil {

@@ -159,7 +159,7 @@ func (h *Holdings) add(more Holdings) {
 }
 
 // scan looks at the objects of a client: at those that were seen before, and at all after them.
-// Another call goes on where the last one ended.
+// Another call continues where the last one ended.
 func (c *contents) scan(a asker, of uint32, before seen, widestGap int) (err error) {
 	if c.regions == nil {
 		c.regions = make(map[region]bool)

@@ -26,7 +26,7 @@ type Source interface {
 	Get(i int, buffer []byte) (Chunk, error)
 }
 
-// Copy copies ranges of a process's memory to a sink. The process must stand still. Each
+// Copy copies ranges of a process's memory to a sink. The process must be stopped. Each
 // worker needs memory for one chunk, and for one more if it compresses.
 func Copy(ctx context.Context, from *proc.Process, ranges []proc.Range, to Sink, codec Codec) error {
 	pieces := cut(ranges)

@@ -42,7 +42,7 @@ func Mappings(pid int) ([]*procfs.ProcMap, error) {
 }
 
 // ReadAddressSpace reads the mappings of a process. The result is a consistent snapshot
-// only if the process stands still.
+// only if the process is stopped.
 func ReadAddressSpace(pid int) (AddressSpace, error) {
 	var space AddressSpace
 	mappings, err := Mappings(pid)

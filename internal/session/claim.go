@@ -19,7 +19,7 @@ import (
 // A dump claims its image directory before it touches anything: two dumps into one directory would
 // replace each other's files, and both jobs would be ended. The claim is a lock on the directory, which
 // holds across run directories and pid namespaces. It is on criu's own descriptor, and the watcher
-// shares it for as long as the job may be brought back from the files.
+// shares it for as long as the job may be restored from the files.
 
 // ImageClaim is the claim of one dump.
 type ImageClaim struct {

@@ -119,7 +119,7 @@ func MembersOfTree(root int) ([]journal.Member, error) {
 }
 
 // NewPartial makes the folder that criu writes into. It leaves alone what a killed dump has left there,
-// if that dump's job must yet be brought back from it.
+// if that dump's job has yet to be restored from it.
 func (env *Env) NewPartial(dir string) (string, error) {
 	env = env.Filled()
 	return image.NewPartial(dir, func(partial string) bool {

@@ -50,7 +50,7 @@ func RemovePages(s *journal.Record) error {
 	return errors.Join(errs...)
 }
 
-// neededBy names an open session that may bring its processes back from files in a directory. It
+// neededBy names an open session that may restore its processes from files in a directory. It
 // returns "" if there is none.
 func neededBy(runDir, dir string) (string, error) {
 	names, err := pages.Names(dir)

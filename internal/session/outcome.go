@@ -148,7 +148,7 @@ type Status struct {
 	// Outcome is empty while the session is open.
 	Outcome journal.Outcome `json:"outcome"`
 	Message string          `json:"message"`
-	// NotBack says that the last try to bring the job back has failed. Message says why.
+	// NotBack says that the last attempt to restore the job has failed. Message says why.
 	NotBack bool `json:"not_back"`
 	// Elsewhere says that the session is open and belongs to another pid namespace: it is left to the
 	// programs there.

@@ -77,7 +77,7 @@ func (s *Session) Note() {
 // StuckPrefix begins the message of a session whose job is not back yet.
 const StuckPrefix = "not recovered yet: "
 
-// NoteStuck notes why a job is not back yet, for everybody who waits for it or asks.
+// NoteStuck notes why a job is not back yet, foreverybody who waits for it or asks.
 func (s *Session) NoteStuck(err error) {
 	if s.Outcome == "" {
 		s.Stuck, s.Message = true, StuckPrefix+err.Error()
@@ -95,7 +95,7 @@ func (s *Session) Close(outcome journal.Outcome, message string) error {
 	if s.Ended.IsZero() { // else it is written once more
 		s.Ended = time.Now().UTC()
 	}
-	if outcome != journal.OutcomeStopped { // ancestors of a stopped job are right to stand still
+	if outcome != journal.OutcomeStopped { // ancestors of a stopped job are rightly stopped
 		continueAncestors(s.Ancestors)
 	}
 	if err := s.Save(); err != nil {

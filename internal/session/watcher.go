@@ -34,7 +34,7 @@ func FindWatcher() ([]string, error) {
 	return nil, fmt.Errorf("%s, which watches over a job during its dump, is neither in PATH nor beside %s nor in /usr/libexec/cucriu", name, self)
 }
 
-// StartWatcher starts the watcher and waits until it has hold of criu. From then on the job comes back,
+// StartWatcher starts the watcher and waits until it has hold of criu. From then on the job is restored,
 // whichever program is killed. The watcher keeps the files open, from descriptor journal.FirstWatcherFD
 // on.
 func (s *Session) StartWatcher(files ...*os.File) error {

@@ -39,7 +39,7 @@ type dump struct {
 }
 
 // preDump makes the GPU state of a tree part of its CPU state. An error makes criu abort the dump; by
-// then everything is undone, or the watcher goes on trying.
+// then everything is undone, or the watcher keeps trying.
 func (c *call) preDump(ctx context.Context) (err error) {
 	root, err := c.stage.root()
 	if err != nil {
@@ -119,7 +119,7 @@ func (d *dump) run(ctx context.Context) error {
 	return d.Session.DoStep(journal.StepDumping, func() error { return nil })
 }
 
-// begin takes hold of the tree: from here on the job comes back as it was, whichever program is killed.
+// begin takes hold of the tree: from here on the job is restored as it was, whichever program is killed.
 // The driver can say nothing of a frozen process, so what is paused is thawed first, and the journal
 // notes it before that.
 func (d *dump) begin(ctx context.Context) (err error) {
@@ -188,7 +188,7 @@ func (d *dump) refuseTaken() error {
 	return nil
 }
 
-// startSession writes the journal and starts the watcher. From here on the job comes back, whichever
+// startSession writes the journal and starts the watcher. From here on the job is restored, whichever
 // program is killed.
 func (d *dump) startSession() error {
 	imageDir, err := d.stage.imagePath()

@@ -26,7 +26,7 @@ type leftovers struct{ *dump }
 // releaseChildren takes from forked children what they inherited of the driver: criu cannot dump it,
 // and CUDA does not work in them. (So it does from other holders that do not use what they hold: see
 // [inspect.Holder.Judge].) Each open file becomes /dev/null, and each mapping inaccessible memory.
-// The whole tree stands still meanwhile. It is not undone: the children run on without what they could
+// The whole tree is stopped meanwhile. It is not undone: the children run on without what they could
 // not use.
 func (d leftovers) releaseChildren(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Config.Lock.Timeout)

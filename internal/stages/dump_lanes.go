@@ -27,7 +27,7 @@ import (
 //
 // From the drop on, the files are the only copy. So they are on disk before it (unless the
 // configuration says otherwise), and the journal says ahead that they will be needed. The watcher holds
-// them open, so a job comes back even if somebody removes the image of a dump that failed. The dropped
+// them open, so a job can be restored even if somebody removes the image of a dump that failed. The dropped
 // memory is inaccessible: if somebody restores the process without this program, the driver fails, and
 // does not take zeros for the state of the GPU.
 
@@ -62,7 +62,7 @@ func (l *lanes) checkpoint(ctx context.Context) error {
 	return l.Suspension.Checkpoint(ctx)
 }
 
-// stopCopies ends the copies and waits for their end, but not for ever: a copy that hangs in a write
+// stopCopies ends the copies and waits for their end, but not forever: a copy that hangs in a write
 // only reads the processes' memory.
 func (d *lanes) stopCopies() {
 	if d.stall == nil {

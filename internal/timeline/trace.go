@@ -148,7 +148,7 @@ func (e Event) validate() error {
 }
 
 // Write writes the timeline to a file. No other step depends on it, so it need not be on disk
-// before the job goes on.
+// before the job resumes.
 func (t Trace) Write(path string) error {
 	data, err := json.Marshal(t)
 	if err != nil {

@@ -170,7 +170,7 @@ func awaitCriuOf(ctx context.Context, s *session.Session) (*session.Session, err
 	return s.Env.TakeOn(locked, s.By), nil
 }
 
-// RefuseEnded ends the processes of a restore if it was decided meanwhile that they do not go on.
+// RefuseEnded ends the processes of a restore if it was decided meanwhile that they may not run.
 func RefuseEnded(ctx context.Context, s *session.Session) error {
 	if s.Hold == nil || s.Hold.Decision != journal.DecisionEnd {
 		return nil

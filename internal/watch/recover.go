@@ -68,8 +68,8 @@ func atWork(s *journal.Record, who string) error {
 	return &AtWorkError{fmt.Sprintf("%s is working on it (step %s): wait for it, then run cucriu recover again", who, s.Step)}
 }
 
-// RecoverFirst brings orphaned jobs back before another session begins: the job of that session may be
-// among them. What does not come back at once is left to cucriu recover.
+// RecoverFirst restores orphaned jobs before another session begins: the job of that session may be
+// among them. What cannot be restored at once is left to cucriu recover.
 func RecoverFirst(ctx context.Context, env *session.Env) {
 	if journal.IsForeign(env.Config.RunDir) {
 		return

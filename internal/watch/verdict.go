@@ -6,7 +6,7 @@ import (
 
 // verdict is what is to become of a dump's job once criu has ended.
 type verdict struct {
-	// kill says that no part of the job may run on. Otherwise the living processes are brought back.
+	// kill says that no part of the job may keep running. Otherwise the living processes are restored.
 	kill    bool
 	outcome journal.Outcome
 	message string

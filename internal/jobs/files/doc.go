@@ -1,7 +1,7 @@
 // Package files knows the files of a job that belong to a checkpoint: what its processes
 // have open or mapped for writing, and the directories that the job has for itself, such as
-// its /dev/shm. It saves them beside the image while the job stands still, and puts them
-// back before criu restores it. Otherwise a job that goes on from a checkpoint would meet
+// its /dev/shm. It saves them beside the image while the job is paused, and puts them
+// back before criu restores it. Otherwise a job that resumes from a checkpoint would meet
 // files that are newer than its memory, and criu would refuse those of another size.
 //
 // The checkpoint's directory gets a list, cucriu-files.json, and the content:

@@ -135,7 +135,7 @@ func undoInSteps(record UndoFile, step stepper) (left []Change, err error) {
 	return left, Forget(record)
 }
 
-// Forget removes a record: the job goes on with its files as they are.
+// Forget removes a record: the job keeps its files as they are.
 func Forget(record UndoFile) error {
 	err := os.Remove(record.Path)
 	if err == nil {

@@ -76,7 +76,7 @@ func Serve(ctx context.Context, hook *hooks.Hook, criu string, in io.Reader, out
 		err = errors.Join(err, hook.Judge(findings).Err(), files.Foresee(ctx, r.Root, r.Files))
 	case Recover:
 		if _, err = watch.Recover(ctx, hook); errors.As(err, new(*watch.AtWorkError)) {
-			err = nil // it brings the job back
+			err = nil // it restores the job
 		}
 	case Pause:
 		err = pause(ctx, hook, r.Root)
@@ -127,7 +127,7 @@ func dump(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answ
 }
 
 func restore(ctx context.Context, hook *hooks.Hook, criu string, r Request) (a Answer, err error) {
-	// A job that leads no session comes back in ours, which must be one of the sandbox: criu could not
+	// A job that leads no session is restored in ours, which must be one of the sandbox: criu could not
 	// dump the job again.
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // we lead one
 		return a, preflight.AsRefusal(fmt.Errorf("session for the job: %w", err))

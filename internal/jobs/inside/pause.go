@@ -26,7 +26,7 @@ type pausedRecord struct {
 	Stopped []proc.Ident `json:"stopped"`
 }
 
-// IsPaused reports whether the job of a sandbox stands still, or whether a pause of it was cut off.
+// IsPaused reports whether the job of a sandbox is paused, or whether a pause of it was cut off.
 func IsPaused(runDir string) (bool, error) {
 	_, err := os.Stat(filepath.Join(runDir, pausedName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -47,7 +47,7 @@ func (r pausedRecord) write(runDir string) error {
 	return durable.WriteJSON(filepath.Join(runDir, pausedName), r)
 }
 
-// pause lets all processes of the job stand still, and frees their GPUs. It makes a pause
+// pause stops all processes of the job, and frees their GPUs. It makes a pause
 // whole that was cut off.
 func pause(ctx context.Context, hook *hooks.Hook, root int) error {
 	runDir := hook.Config.RunDir
@@ -110,7 +110,7 @@ func suspended(hook *hooks.Hook) ([]int, error) {
 	return pids, nil
 }
 
-// stopTree stops what of the job runs still, until all of it stands still. Somebody else may have
+// stopTree stops what of the job runs still, until all of it is stopped. Somebody else may have
 // stopped processes before: those are not noted, and stay so.
 func (r *pausedRecord) stopTree(ctx context.Context, runDir string, root int) error {
 	for {
@@ -158,7 +158,7 @@ func runningIn(root int) (running []*proc.Process, err error) {
 	return running, nil
 }
 
-// unpause lets the job go on after a pause.
+// unpause resumes the job after a pause.
 func unpause(ctx context.Context, hook *hooks.Hook) error {
 	runDir := hook.Config.RunDir
 	pids, err := suspended(hook)

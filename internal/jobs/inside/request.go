@@ -73,7 +73,7 @@ type Answer struct {
 	Notes   []string       `json:"notes,omitempty"`
 	Error   string         `json:"error,omitempty"`
 	Trial   *image.Trial   `json:"trial,omitempty"`
-	// NotBack says that the job must still be brought back, for which its image may be needed.
+	// NotBack says that the job has yet to be restored, for which its image may be needed.
 	NotBack bool `json:"not_back,omitempty"`
 	// Refused says that the job was not touched.
 	Refused bool `json:"refused,omitempty"`

@@ -103,7 +103,7 @@ func onlyWithPrefix(host []cudackpt.GPU, prefix string) int {
 }
 
 // Renumber changes CUDA_VISIBLE_DEVICES to what is meant where only the given GPUs are visible.
-// A job that goes on elsewhere finds its GPUs by these numbers.
+// A job that resumes elsewhere finds its GPUs by these numbers.
 func (g GPUs) Renumber(env []string) []string {
 	if _, is := lookup(env, visibleDevices); !is || len(g.Visible) == 0 {
 		return env

@@ -145,7 +145,7 @@ const x32 = 0x40000000
 // without io_uring, and every other call is allowed. criu cannot dump an io_uring, and
 // libraries that can use one do without then.
 //
-// The call has the same number for every architecture whose programs an x86-64 or arm64
+// The call has the same number forevery architecture whose programs an x86-64 or arm64
 // kernel runs (x86-64, x32, i386; arm64, arm), so the filter need not look at it.
 func jobFilter() []unix.SockFilter {
 	const number = 0 // its offset in struct seccomp_data
@@ -160,9 +160,9 @@ func jobFilter() []unix.SockFilter {
 
 var errFilter = errors.New("seccomp filter")
 
-// setFilter puts the calling thread under a seccomp filter for ever, and with it what the
+// setFilter puts the calling thread permanently under a seccomp filter, and with it what the
 // thread executes and starts. Without CAP_SYS_ADMIN the kernel demands that set-user-id
-// programs gain nothing below it. With it they go on working: a job of root may run sudo.
+// programs gain nothing below it. They keep working with it: a job of root may run sudo.
 func setFilter(program []unix.SockFilter) error {
 	err := trySetFilter(program)
 	if errors.Is(err, unix.EACCES) {

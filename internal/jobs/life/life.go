@@ -27,7 +27,7 @@
 //	Ending     Exited                         Over       EndJob
 //	           ExitedWell                                Listen; then EndJob, or EndAsTold if a signal
 //	                                                     to leave comes: it may have caused the end
-//	any        Cancelled                      Over       Abandon: the job runs on
+//	any        Cancelled                      Over       Abandon: the job keeps running
 //
 // The steps of the requests, each after the success of the one before:
 //
@@ -68,8 +68,8 @@ type Op string
 // The requests. Those that it does not know are refused.
 const (
 	AskCheckpoint Op = "checkpoint" // make one now
-	AskPause      Op = "pause"      // free the GPUs, and stand still
-	AskResume     Op = "resume"     // go on after a pause
+	AskPause      Op = "pause"      // free the GPUs, and stop
+	AskResume     Op = "resume"     // resume after a pause
 	AskStop       Op = "stop"       // leave this host, as at a preemption
 	AskMove       Op = "move"       // end here with a last checkpoint, because the job moves to another host
 	AskPrune      Op = "prune"      // remove old checkpoints
@@ -85,7 +85,7 @@ type State struct {
 	Phase  Phase
 	Doing  Action // the action under way that takes time; "" is none
 	Asked  Op     // the request that waits for its answer; "" is none
-	Paused bool   // the job stands still
+	Paused bool   // the job is paused
 	Gone   bool   // the job's root process has ended, or is about to
 	Leave  bool   // somebody said that the job is to leave, or not to come
 	Hurry  bool   // and there is no time for anything any more
@@ -105,8 +105,8 @@ type Event struct {
 	Op      Op   // of Ask
 	OK      bool // Done: the action has succeeded; Ask: the request can be served
 	Gone    bool // Done, of Last: the job is ended, or about to
-	Paused  bool // Here, and Done of Pause: the job stands still
-	TooLong bool // Due: the job would stand still for longer than it may
+	Paused  bool // Here, and Done of Pause: the job is paused
+	TooLong bool // Due: the job would be paused for longer than it may
 	Fenced  bool // Tick: another host owns the job
 	Exiting bool // Tick: the root process is about to end
 	Late    bool // the time that is left is too short for a last checkpoint
@@ -200,7 +200,7 @@ const (
 	EndLeave     Action = "end: leave"    // kills what there is of the job; it resumes from its newest checkpoint
 	EndAsTold    Action = "end: as told"  // the job has ended because of a signal to leave
 	EndJob       Action = "end: job"      // with the job's status
-	Abandon      Action = "end: abandon"  // the job runs on
+	Abandon      Action = "end: abandon"  // the job keeps running
 )
 
 // Idle reports whether requests are served.
@@ -474,7 +474,7 @@ func (s State) schedule(was Action, ok bool) []Action {
 	return []Action{Show}
 }
 
-// goOn goes on once nothing is under way, after the actions for what has ended.
+// goOn continues once nothing is under way, after the actions for what has ended.
 func (s State) goOn(e Event, do []Action) (State, []Action) {
 	var more []Action
 	switch {

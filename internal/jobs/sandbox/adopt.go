@@ -18,7 +18,7 @@ import (
 	"cucriu/internal/self"
 )
 
-// An adopted job was started by somebody else, and runs in no sandbox of ours until it goes on from a
+// An adopted job was not started by cucriu, and runs in no sandbox of ours until it resumes from a
 // checkpoint. A keeper stands beside it as init does in a sandbox: it stays if the supervisor goes,
 // records how the job has ended, and ends the job when another host takes it over.
 
@@ -27,7 +27,7 @@ const CommandKeep = "sandbox-keep"
 
 const keeperName = "keeper.json" // who the keeper is; written by it
 
-// Adopt takes a job under care that runs outside of any sandbox. Its records are in dir, an empty
+// Adopt adopts a job that runs outside any sandbox. Its records are in dir, an empty
 // folder; runDir is for the hook. spec has the fence and the job's folder in the run directory.
 func Adopt(ctx context.Context, dir, runDir string, root proc.Ident, spec Spec) (*Sandbox, error) {
 	boot, err := proc.BootID()

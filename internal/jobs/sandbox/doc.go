@@ -1,7 +1,7 @@
 // Package sandbox makes the sandbox of a long job, and enters it. A sandbox is a pid, a mount and a
 // time namespace. The job runs in it, and criu dumps and restores it from inside, so that criu
 // finds no namespace to dump and no mount to restore. In a new sandbox all pids are free, and the
-// clocks go on from where they were at the dump.
+// clocks continue from where they were at the dump.
 //
 // Three processes make a sandbox:
 //
@@ -13,7 +13,7 @@
 // All of them have a session of their own. Whoever made the sandbox may end, and somebody else may
 // [Attach] to it. The end of init ends everything inside. init ends only when it is killed.
 //
-// A job that was started by somebody else runs in no sandbox until it goes on from a checkpoint: see
+// A job that was not started by cucriu runs in no sandbox until it resumes from a checkpoint: see
 // [Adopt].
 //
 // The package knows namespaces and processes. It knows nothing of checkpoints.

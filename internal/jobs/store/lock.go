@@ -148,7 +148,7 @@ func (s *Store) release() error {
 	return errors.Join(err, s.lock.Close())
 }
 
-// Abandon closes the store without giving it back: what belongs to its owner goes on on this host.
+// Abandon closes the store without giving it back: what belongs to its owner stays on this host.
 // On this host it can be opened again at once; another host needs [OpenOptions.Takeover].
 func (s *Store) Abandon() error {
 	s.mutex.Lock()

@@ -94,7 +94,7 @@ func readOwner(dir string) (Owner, error) {
 }
 
 // write replaces the record of the owner. On a full disk it writes over the old record, which
-// has its room: a job that is to come back needs the store.
+// has its room: a job that is to be restored needs the store.
 func (o Owner) write(dir string) error {
 	path := filepath.Join(dir, ownerName)
 	err := durable.WriteJSON(path, o)

@@ -7,7 +7,7 @@ type DestinationState string
 const (
 	Receiving DestinationState = "receiving" // whatever goes wrong, the copy is ended
 	Promised  DestinationState = "promised"  // the copy is complete, and held until the source or a person decides
-	Go        DestinationState = "go"        // the job goes on here
+	Go        DestinationState = "go"        // the job stays here
 	Dropped   DestinationState = "dropped"   // the copy here is ended
 )
 

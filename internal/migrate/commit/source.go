@@ -6,7 +6,7 @@ type SourceState string
 // The states of a source. Back and End are final.
 const (
 	Undecided SourceState = "undecided" // the job may be held, and is brought back unless End comes first
-	Back      SourceState = "back"      // the job goes on here
+	Back      SourceState = "back"      // the job stays here
 	End       SourceState = "end"       // the job goes on there, and the copy here is ended: the commit point
 )
 

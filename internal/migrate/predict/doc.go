@@ -1,7 +1,7 @@
-// Package predict knows how long a migration will make a job stand still, from how much there is
+// Package predict knows how long a migration will pause a job, from how much there is
 // to move and how fast that goes. It measures nothing, and touches nothing.
 //
-// Without pre-copy a job stands still once:
+// Without pre-copy a job is paused once:
 //
 //	checkpoint    the driver moves GPU memory into the processes' memory
 //	copy          this memory is copied out of the processes
@@ -12,8 +12,8 @@
 //	restore       the driver moves it onto the GPUs
 //	confirm       ready, commit: two round trips
 //
-// With pre-copy it stands still twice. First for a round that leaves it running: checkpoint, copy,
-// criu dump, fill in and restore on the source, without send, as that goes on while the job runs.
+// With pre-copy it is paused twice. First for a round that leaves it running: checkpoint, copy,
+// criu dump, fill in and restore on the source, without send, as that continues while the job runs.
 // Then for the final dump, with the same phases as above, and
 //
 //	compare       which memory is what it was in the round

@@ -36,7 +36,7 @@ type Timed struct {
 // Standstill is a time in which the job does not run.
 type Standstill []Timed
 
-// Sum returns how long the job stands still.
+// Sum returns how long the job is paused.
 func (s Standstill) Sum() time.Duration {
 	var sum time.Duration
 	for _, t := range s {
@@ -45,7 +45,7 @@ func (s Standstill) Sum() time.Duration {
 	return sum
 }
 
-// Prediction is how long a job will stand still.
+// Prediction is how long a job will be paused.
 type Prediction struct {
 	Direct Standstill // without pre-copy
 	Round  Standstill // with it: the round that leaves the job running
@@ -53,12 +53,12 @@ type Prediction struct {
 	Least  Standstill // and if everything has
 
 	// PaysFrom is the share of the job's memory that has to stay the same between the round and the
-	// final dump for pre-copy to pay: the job stands still for less time in all then. If it is 1 or
+	// final dump for pre-copy to pay: the job is paused for less time in all then. If it is 1 or
 	// more, pre-copy cannot pay.
 	PaysFrom float64
 }
 
-// Predict returns how long the job will stand still. All rates must be known.
+// Predict returns how long the job will be paused. All rates must be known.
 func Predict(job Job, rates Rates) Prediction {
 	final := []Phase{Checkpoint, Copy, CriuDump, Compare, Send, CriuRestore, FillIn, Restore, Confirm}
 	direct := slices.DeleteFunc(slices.Clone(final), func(phase Phase) bool { return phase == Compare })

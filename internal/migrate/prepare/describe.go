@@ -19,7 +19,7 @@ import (
 	"cucriu/internal/proc"
 )
 
-// Describe describes the job below root, which goes on running. criu is the path of the criu that
+// Describe describes the job below root, which keeps running. criu is the path of the criu that
 // is to dump it; empty for the system's. Describe touches nothing, and leaves Map empty.
 func Describe(ctx context.Context, hook *hooks.Hook, root int, criu string) (*Job, error) {
 	host := hook.Host()

@@ -14,7 +14,7 @@ type Judgement struct {
 	Host     string             `json:"host"`
 	Findings preflight.Findings `json:"findings"`
 	// Copies are the positions in [Job.Files] of those files that the destination asks for.
-	// A file that the job writes is to be sent when the job stands still.
+	// A file that the job writes is sent while the job is paused.
 	Copies []int `json:"copies,omitempty"`
 	// Makes are the positions in [Job.SocketDirectories] of those that the destination makes.
 	Makes []int `json:"makes,omitempty"`

@@ -12,7 +12,7 @@ import (
 	"cucriu/internal/proc"
 )
 
-// Later describes a job again, which stands still now, with what it has come to use since it was
+// Later describes a job again, which is paused now, with what it has come to use since it was
 // described: files, directories, and numbers. It returns nil if there is no such thing. What the job
 // uses no more stays in the description.
 func Later(hook *hooks.Hook, j *Job) (*Job, error) {
