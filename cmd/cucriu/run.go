@@ -168,14 +168,14 @@ func addLongFlags(cmd *cobra.Command, o *jobs.Options) (check func(args []string
 		}
 		o.Overhead = percent / 100
 		return nil
-	}}, "overhead", "make checkpoints as often as the job may be paused for this share of its time, such as 1%; --every applies until their cost is known")
+	}}, "overhead", "choose the interval so that checkpoints pause the job for this share of its time, such as 1%; --every applies until their cost is known")
 	flags.DurationVar(&o.MaxPause, "max-pause", 0, "skip a checkpoint that would probably pause the job for longer; 0 is no limit")
 	flags.StringVar(&o.Stage, "stage", "", "where an image is written while the job is paused: a directory, memory, or disk (in DIR); default: memory if it fits, else disk")
 	flags.StringArrayVar(&o.Settings, "setting", nil, "add a setting to the job's environment that may cost speed; may be repeated: "+settingNames(true))
 	flags.StringArrayVar(&o.NoSettings, "no-setting", nil, "leave out a setting that costs no speed; may be repeated: "+settingNames(false))
 	flags.IntVar(&o.Keep, "keep", 3, "how many checkpoints to keep")
 	sizeFlag(cmd, &o.MaxBytes, "max-bytes", "how much space the checkpoints may take in total, such as 500G; the newest verified one and pinned ones are kept")
-	choose(cmd, &o.Compress, "compress", "how GPU memory is compressed on its way to DIR, while the job runs: none, s2 (fast) or zstd (smaller)",
+	choose(cmd, &o.Compress, "compress", "compression of GPU memory in DIR, done while the job runs: none, s2 (fast) or zstd (smaller)",
 		word[pages.Codec]{"none", 0}, word[pages.Codec]{"s2", pages.S2}, word[pages.Codec]{"zstd", pages.Zstd})
 	choose(cmd, &o.Probe, "probe", "do trial restores of the first checkpoint, and of later ones when the job has new kinds of processes or files: beside the job, in a sandbox, without the GPUs: auto or off",
 		word[bool]{"auto", true}, word[bool]{"off", false})

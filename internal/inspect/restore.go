@@ -132,7 +132,7 @@ func PresentFindings(dir string) preflight.Findings {
 	case len(entries) == 0:
 		err = fmt.Errorf("image directory %s is empty", dir)
 	case !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "inventory.img" || e.Name() == image.ManifestName }):
-		err = fmt.Errorf("%s contains neither a criu image (inventory.img) nor a cucriu manifest", dir)
+		err = fmt.Errorf("neither a criu image (inventory.img) nor a cucriu manifest is in %s", dir)
 	default:
 		return nil
 	}

@@ -53,7 +53,7 @@ func TestMistakesAboutWhatToRestore(t *testing.T) {
 			mistake{"nothing", restore("nowhere"), refused, "open " + b.path("nowhere") + ": no such file or directory: name an image directory"},
 			mistake{"a file", restore("file"), refused, "not a directory: name an image directory"},
 			mistake{"an empty directory", restore("empty"), refused, b.path("empty") + " is empty: name an image directory"},
-			mistake{"a foreign directory", restore("foreign"), refused, " contains neither a criu image (inventory.img) nor a cucriu manifest"},
+			mistake{"a foreign directory", restore("foreign"), refused, "neither a criu image (inventory.img) nor a cucriu manifest is in "},
 			mistake{"a part of an image", restore(without("partial", "core-*.img")), refused, "copy the image again from its source"},
 			mistake{"no GPU state", restore(without("stateless", "cucriu-pages-*")), refused, "copy the image again from its source"},
 			mistake{"no tree", restore(without("treeless", "pstree.img")), refused, "copy the image again"},
