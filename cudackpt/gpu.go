@@ -161,7 +161,7 @@ func parseInformation(text []byte) (GPU, error) {
 		return GPU{}, errors.New("no Bus Location")
 	}
 	if gpu.Minor, err = strconv.Atoi(fields["Device Minor"]); err != nil || gpu.Minor < 0 {
-		return GPU{}, fmt.Errorf("%q is not a device minor number", fields["Device Minor"])
+		return GPU{}, fmt.Errorf("%q is not a valid Device Minor", fields["Device Minor"])
 	}
 	return gpu, nil
 }

@@ -13,7 +13,7 @@ import (
 func TestAStateIsMendedByWhatItsRemedySays(t *testing.T) {
 	for state, says := range map[cudackpt.State]string{
 		cudackpt.StateLocked:        "cucriu unlock -p 42 ",
-		cudackpt.StateCheckpointed:  "cucriu resume -p 42 --force ",
+		cudackpt.StateCheckpointed:  "cucriu resume -p 42 --force",
 		cudackpt.StateFailed:        "end it, and restore it from an image",
 		cudackpt.StateCheckpointing: "wait until that is over",
 		cudackpt.StateRestoring:     "wait until that is over",

@@ -250,10 +250,10 @@ func TestAPagemapThatIsNotUnderstoodIsRefused(t *testing.T) {
 		data []byte
 		want string
 	}{
-		{"cut off", whole[:len(whole)-1], "cut off"},
-		{"in its head", head[:len(head)-1], "cut off"},
-		{"without a head", head[:8], "cut off"},
-		{"of another kind", append([]byte{1, 2, 3, 4}, whole[4:]...), "does not begin"},
+		{"cut off", whole[:len(whole)-1], "truncated"},
+		{"in its head", head[:len(head)-1], "truncated"},
+		{"without a head", head[:8], "truncated"},
+		{"of another kind", append([]byte{1, 2, 3, 4}, whole[4:]...), "no pagemap header"},
 		{"without a number of pages", frame(1, 16*size, 4, present), "unknown part"},
 		{"with a new field", frame(1, 16*size, 2, 1, 6, 1), "unknown part"},
 		{"with a field twice", frame(1, 16*size, 2, 1, 2, 3), "unknown part"},

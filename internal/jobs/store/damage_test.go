@@ -106,5 +106,5 @@ func TestACheckpointThatWasExchangedIsNotTakenForTheOneThatWasListed(t *testing.
 	a, b := publish(t, s, 1, newMemory(1, 2)), publish(t, s, 2, newMemory(2, 2))
 	must(t, os.Rename(a.Dir, a.Dir+"0"))
 	must(t, os.Rename(b.Dir, a.Dir))
-	wantError(t, s.Check(t.Context(), a), "exchanged")
+	wantError(t, s.Check(t.Context(), a), "replaced")
 }
