@@ -97,7 +97,7 @@ func (o *Options) try(ctx context.Context, hook *hooks.Hook, dir string, recorde
 		trial = Probe(ctx, hook, dir, ProbeOptions{Command: o.ProbeCommand, Criu: o.Path, Recorded: recorded})
 	}
 	if trial.Outcome == image.TrialNone {
-		hook.Log.Warn("there was no trial restore, so it is not known whether the image can be restored", "why", trial.Why)
+		hook.Log.Warn("no conclusive trial restore: it is not known whether the image can be restored", "why", trial.Why)
 	}
 	return &trial
 }
