@@ -88,7 +88,7 @@ func drive(cmd *cobra.Command, do func(context.Context, *hooks.Hook) (checkpoint
 	p := newProgress()
 	hook.Progress = p.step
 	var result checkpoint.Result
-	err = atSignal(cmd, p.say, "undoing the dump as soon as criu reaches a point where that is possible", func() (err error) {
+	err = atSignal(cmd, p.say, "undoing the "+cmd.Name()+" as soon as criu reaches a point where that is possible", func() (err error) {
 		result, err = do(cmd.Context(), hook)
 		return err
 	})

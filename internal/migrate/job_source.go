@@ -188,7 +188,7 @@ func (s *jobSource) last(ctx context.Context) error {
 	}
 	newest, _, err := s.newest()
 	if err == nil && newest.Name != made.Checkpoint {
-		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why): it does not move", made.Checkpoint)
+		err = fmt.Errorf("checkpoint %s, in which the job ended, cannot be used (cucriu jobs verify says why), so the job is not moved", made.Checkpoint)
 	}
 	return err
 }
