@@ -219,7 +219,7 @@ func TestACheckpointOnRequest(t *testing.T) {
 		if n := len(a.checkpoints()); n != 2 {
 			t.Errorf("%d checkpoints", n)
 		}
-		a.cucriu(0, "checkpoint 000002 is whole", "jobs", "verify", "train")
+		a.cucriu(0, "checkpoint 000002 is intact", "jobs", "verify", "train")
 		a.cucriu(0, "removed: 000001", "jobs", "prune", "train", "--keep", "1") // through the supervisor
 		a.finish()
 	})
