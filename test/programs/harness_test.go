@@ -15,6 +15,12 @@ import (
 	"cucriu/internal/testenv"
 )
 
+// The harness's own programs go on after so many of their steps only when the dump is over.
+const (
+	waitsAt  = 2 * midRun
+	allSteps = 3 * midRun
+)
+
 // TestTheHarnessTellsOutcomesApart: it is proved on the simulated driver, with programs
 // whose outcome is known.
 func TestTheHarnessTellsOutcomesApart(t *testing.T) {
@@ -22,33 +28,36 @@ func TestTheHarnessTellsOutcomesApart(t *testing.T) {
 		t.Skip("needs the simulated driver")
 	}
 	bench := newBench(t)
-	counting := func(steps int, more ...string) []string {
+	counting := func(more ...string) []string {
 		script, err := filepath.Abs("testdata/counting.sh")
 		if err != nil {
 			t.Fatal(err)
 		}
 		work := testenv.Artefact(t, "make workload", "build", "workload", "cudawork")
-		return append([]string{"/bin/bash", script, strconv.Itoa(steps), work}, more...)
+		return append([]string{"/bin/bash", script, strconv.Itoa(waitsAt), strconv.Itoa(allSteps), mayEnd, work}, more...)
 	}
 	shell := func(script string) []string { return []string{"/bin/bash", "-c", script} }
-	steps := func(from, to int, what string) string {
+	some := func(from, to int, what string) string {
 		return fmt.Sprintf("for ((i = %d; i <= %d; i++)); do echo step $i %s; sleep 0.05; done; ", from, to, what)
+	}
+	steps := func(what string) string {
+		return some(1, waitsAt, what) + "until [[ -e " + mayEnd + " ]]; do sleep 0.05; done; " + some(waitsAt+1, allSteps, what)
 	}
 	for _, test := range []struct {
 		program
 		says string // a part of why
 	}{
-		{program{name: "works", command: counting(150), want: works}, ""},
-		{program{name: "works, and compares itself", command: counting(150), want: works, compares: true}, ""},
-		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps(1, 250, "same") + "echo done"), want: works}, ""},
-		{program{name: "works without CUDA", command: shell(steps(1, 250, "same") + "echo done"), want: works}, ""},
-		{program{name: "works under cucriu run", command: counting(150, "--io-uring"), want: works, underRun: true}, ""},
-		{program{name: "refused", command: counting(150, "--io-uring"), want: refused, finding: "io-uring"}, "io-uring"},
-		{program{name: "refused by the driver itself", command: counting(150, "--managed"), want: failed}, "801"},
-		{program{name: "ends after the restore", command: shell(steps(1, 250, "same")), want: lost}, "step 250 and is not done"},
-		{program{name: "computes something else", command: shell(steps(1, 250, "$$") + "echo done"), want: lost}, "undisturbed run"},
-		{program{name: "ends before the dump", command: shell(steps(1, 10, "same") + "exit 7"), want: lost}, "status 7"},
-		{program{name: "leaves a process", command: shell("sleep 600 & " + steps(1, 250, "same") + "echo done"), want: lost}, "are left"},
+		{program{name: "works", command: counting(), want: works}, ""},
+		{program{name: "works, and compares itself", command: counting(), want: works, compares: true}, ""},
+		{program{name: "works with a zombie", command: shell("sleep 0 & sleep 1; " + steps("same") + "echo done"), want: works}, ""},
+		{program{name: "works without CUDA", command: shell(steps("same") + "echo done"), want: works}, ""},
+		{program{name: "works under cucriu run", command: counting("--io-uring"), want: works, underRun: true}, ""},
+		{program{name: "refused", command: counting("--io-uring"), want: refused, finding: "io-uring"}, "io-uring"},
+		{program{name: "refused by the driver itself", command: counting("--managed"), want: failed}, "801"},
+		{program{name: "ends after the restore", command: shell(steps("same")), want: lost}, fmt.Sprintf("step %d and is not done", allSteps)},
+		{program{name: "computes something else", command: shell(steps("$$") + "echo done"), want: lost}, "undisturbed run"},
+		{program{name: "ends before the dump", command: shell(some(1, 10, "same") + "exit 7"), want: lost}, "status 7"},
+		{program{name: "leaves a process", command: shell("sleep 600 & " + steps("same") + "echo done"), want: lost}, "are left"},
 		{program{name: "lacks a library", command: shell("echo not installed: zmq; exit 77"), want: notInstalled}, "zmq"},
 		{program{name: "with a client", command: roleCommand(t, roleServer), client: roleCommand(t, roleClient), want: works}, ""},
 	} {
@@ -99,14 +108,22 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	for lines := bufio.NewScanner(connection); lines.Scan(); {
+	for lines, answered := bufio.NewScanner(connection), 0; lines.Scan(); answered++ {
 		time.Sleep(50 * time.Millisecond)
+		for answered == waitsAt && !exists(mayEnd) {
+			time.Sleep(50 * time.Millisecond)
+		}
 		if _, err := fmt.Fprintln(connection, lines.Text()); err != nil {
 			return err
 		}
 	}
 	fmt.Println("done")
 	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // ask sends each line to the server at once when the one before is answered. So it always waits
@@ -118,7 +135,7 @@ func ask(port string) error {
 	}
 	defer connection.Close()
 	answers := bufio.NewReader(connection)
-	for i := range 250 {
+	for i := range allSteps {
 		question := fmt.Sprintf("step %d\n", i)
 		if _, err := connection.Write([]byte(question)); err != nil {
 			return err
