@@ -133,7 +133,7 @@ func TestAnotherPIDNamespaceLeavesASessionAlone(t *testing.T) {
 				if out := inside(cucriu, "recover"); !strings.Contains(out, "nothing to recover") {
 					t.Fatalf("cucriu recover: %s", out)
 				}
-				if out := inside(cucriu, "status"); !strings.Contains(out, "of another pid namespace") {
+				if out := inside(cucriu, "status"); !strings.Contains(out, "in another pid namespace") {
 					t.Fatalf("cucriu status: %s", out)
 				}
 				if got := host.LastOutcome(); got != "" {
